@@ -1,0 +1,15 @@
+"""Compiled kernels: plain arrays in, plain arrays out, no policy.
+
+Submodules load when first touched, because importing numba takes longer than the rest of
+the package. Write ``from fedrecsk import _kernels`` and then ``_kernels.scores.pairs(...)``.
+"""
+
+import importlib
+
+_SUBMODULES = ("rfrec", "scores")
+
+
+def __getattr__(name):
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

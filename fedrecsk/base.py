@@ -1,0 +1,464 @@
+"""The contract that every recommender of the package keeps."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from numbers import Integral
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin, _fit_context
+from sklearn.callback import CallbackSupportMixin
+from sklearn.utils._param_validation import Interval, validate_parameter_constraints
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from fedrecsk import _kernels, metrics
+from fedrecsk.interactions import Ids, as_table, encode, id_array, id_columns
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from numpy.typing import ArrayLike, NDArray
+
+SCORES_PER_BATCH = 2**22
+
+
+class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
+    """Base class of all recommenders: parsing, prediction, recommendation.
+
+    A subclass gives `_fit`, and either fitted factors and biases under their usual names
+    (any may be missing) or its own `_score_pairs` and `_score_all`.
+    """
+
+    __metadata_request__fit = {"clients": True, "sample_weight": True}
+    __metadata_request__score = {"sample_weight": True}
+
+    # ------------------------------------------------------------------ what a model gives
+
+    @abstractmethod
+    def _fit(self, data, report):
+        """Learn from `data` (Interactions) and return a dict of fitted attributes.
+
+        `report` is the callbacks' context of this fit; see :class:`FitReport`.
+        """
+
+    def _n_tasks(self):
+        """How many steps `_fit` reports to callbacks at most; 0 for none."""
+        return 0
+
+    def _check_before_fit(self):
+        """Raise where parameters do not go together."""
+
+    def _response(self, scores):
+        """Turn scores of the linear part into estimated ratings; keeps their order."""
+        return scores
+
+    def _new_user_attributes(self, data):
+        """Per-user fitted attributes (a dict of arrays) for the users of `data` alone."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------- fit, score
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        clients: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
+        """Fit the model to interactions.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+            One row per interaction: column 0 is the user's id, column 1 the item's id
+            (integers, floats or strings). Later columns are ignored.
+        y : array-like of shape (n_samples,), default=None
+            Rating or preference of each row. Rating models require it; for ranking models
+            None means implicit feedback, every row a 1.
+        clients : array-like of shape (n_samples,), default=None
+            Id of the client that holds each row. None: each user is a client. Centralised
+            models ignore it.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative weights. Repeated (user, item) rows are merged by weighted mean with
+            summed weights; rows of weight zero count as absent.
+
+        Returns
+        -------
+        self : object
+            The fitted model.
+
+        Raises
+        ------
+        ValueError
+            If ids, ratings or weights are NaN, infinite or of mixed types, a user has rows
+            on two clients, or nothing is left to fit.
+        TypeError
+            If an id is neither a string nor a number, or X is sparse.
+        """
+        self._check_before_fit()
+        data = self._read(X, y, clients, sample_weight)
+        report = FitReport(self, X, y, sample_weight, data)
+        report.begin()
+        attributes = self._fit(data, report)
+        for name, value in (report.static | attributes).items():
+            setattr(self, name, value)
+        report.end()
+        return self
+
+    def _read(self, X, y=None, clients=None, sample_weight=None, *, reset=True, item_ids=None):
+        """Check the input of fit and its like, and encode it."""
+        X, y = self._checked(X, y, reset=reset)
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(
+                sample_weight,
+                X,
+                dtype=np.float64,
+                ensure_non_negative=True,
+                allow_all_zero_weights=True,
+            )
+        return encode(X, y, clients=clients, sample_weight=sample_weight, item_ids=item_ids)
+
+    def _checked(self, X, y=None, *, reset=False):
+        # A DataFrame is checked as one array and then read column by column, each with its type.
+        X = as_table(X)
+        options = {"dtype": None, "ensure_min_features": 2 if reset else 1, "reset": reset}
+        if y is None and not (reset and self.__sklearn_tags__().target_tags.required):
+            checked = validate_data(self, X, **options)
+        else:
+            checked, y = validate_data(self, X, y, y_numeric=True, **options)
+        return (X if hasattr(X, "columns") else checked), y
+
+    # ------------------------------------------------------------------ predict, recommend
+
+    def predict(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Estimate the rating or preference of (user, item) pairs.
+
+        An unknown user or item adds nothing to the score: what remains is the other's bias
+        and the global level.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features)
+            As many columns as fit saw; column 0 is the user's id, column 1 the item's.
+
+        Returns
+        -------
+        y_pred : ndarray of shape (n_samples,), dtype float64
+        """
+        check_is_fitted(self)
+        X, _ = self._checked(X)
+        users, items = id_columns(X)
+        return self._score_pairs(self._users.codes(users), self._items.codes(items))
+
+    def recommend(
+        self,
+        users: ArrayLike,
+        n_recommendations: int = 10,
+        *,
+        exclude_seen: bool = True,
+        candidates: ArrayLike | None = None,
+        interactions: ArrayLike | tuple | None = None,
+    ) -> tuple[NDArray, NDArray[np.float64]]:
+        """Recommend items to users, best first.
+
+        Parameters
+        ----------
+        users : array-like of shape (n_users,)
+            Ids. Users unknown to the model get what it knows without them.
+        n_recommendations : int, default=10
+        exclude_seen : bool, default=True
+            Leave out the items of the user's own interactions.
+        candidates : array-like of shape (n_candidates,), default=None
+            Ids of the items to choose from. None: all items seen in fit.
+        interactions : array-like or tuple (X, y), default=None
+            Interactions of users who were not in fit, as `fit` takes them; these users are
+            folded in for this call only. Rating models need the tuple.
+
+        Returns
+        -------
+        items : ndarray of shape (n_users, n_recommendations)
+            Ids; ties are resolved by the order of `item_ids_`.
+        scores : ndarray of shape (n_users, n_recommendations), dtype float64
+            What `predict` gives for these pairs.
+
+        Raises
+        ------
+        ValueError
+            If a user has fewer eligible items than `n_recommendations`, or a candidate is
+            unknown.
+        """
+        check_is_fitted(self)
+        if interactions is not None:
+            pair = interactions if isinstance(interactions, tuple) else (interactions, None)
+            served = copy.copy(self).fold_in(*pair)
+            return served.recommend(
+                users, n_recommendations, exclude_seen=exclude_seen, candidates=candidates
+            )
+        validate_parameter_constraints(
+            {
+                "n_recommendations": [Interval(Integral, 1, None, closed="left")],
+                "exclude_seen": ["boolean"],
+            },
+            {"n_recommendations": n_recommendations, "exclude_seen": exclude_seen},
+            caller_name="recommend",
+        )
+        codes = self._users.codes(id_array(users, "users"))
+        eligible = self._eligible(candidates)
+        if n_recommendations > len(eligible):
+            raise ValueError(
+                f"n_recommendations={n_recommendations} is more than the {len(eligible)} items to "
+                "choose from; ask for fewer."
+            )
+        best = np.empty((len(codes), n_recommendations), dtype=np.int64)
+        scores = np.empty(best.shape)
+        for batch in _batches(len(codes), self.n_items_):
+            board = self._score_all(codes[batch])
+            if exclude_seen:
+                rows, seen = self._seen_by(codes[batch])
+                board[rows, seen] = -np.inf
+            board = board[:, eligible]
+            left = np.isfinite(board).sum(axis=1)
+            if left.min() < n_recommendations:
+                user = np.asarray(users)[batch][left.argmin()]
+                raise ValueError(
+                    f"User {user!s} has only {left.min()} items left that are not seen, fewer than "
+                    f"n_recommendations={n_recommendations}; ask for fewer, widen candidates, or "
+                    "pass exclude_seen=False."
+                )
+            top = metrics.top_k(board, n_recommendations)
+            best[batch] = eligible[top]
+            scores[batch] = np.take_along_axis(board, top, axis=1)
+        return self.item_ids_[best], scores
+
+    def fold_in(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        clients: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
+        """Add users who were not in fit, without retraining.
+
+        Each new user's private parameters are found from its own interactions and the
+        fitted items, on the user's side. Nothing is uploaded.
+
+        Parameters
+        ----------
+        X, y, clients, sample_weight
+            As in `fit`. Rows of items unknown to the model are left out.
+
+        Returns
+        -------
+        self : object
+
+        Raises
+        ------
+        ValueError
+            If a user was already in fit.
+        """
+        check_is_fitted(self)
+        users, items = id_columns(self._checked(X, y)[0])
+        known = self._users.codes(users) >= 0
+        if known.any():
+            user = users[known.argmax()]
+            raise ValueError(
+                f"User {user!s} was already in fit; fold_in adds new users only. Drop its rows, or "
+                "fit again with them."
+            )
+        if not (self._items.codes(items) >= 0).any():
+            raise ValueError(
+                "No row of X has an item that the model knows, so there is nothing to learn from; "
+                "new users without known items can be served by predict and recommend directly."
+            )
+        data = self._read(X, y, clients, sample_weight, reset=False, item_ids=self._items)
+        for name, rows in self._new_user_attributes(data).items():
+            setattr(self, name, np.concatenate([getattr(self, name), rows]))
+        seen_indptr, seen_items = self._seen
+        self._seen = (
+            np.concatenate([seen_indptr, seen_indptr[-1] + data.indptr[1:]]),
+            np.concatenate([seen_items, data.items]),
+        )
+        self.user_ids_ = np.concatenate([self.user_ids_, data.user_ids.values])
+        self.n_users_ = len(self.user_ids_)
+        self._users = Ids(self.user_ids_, self._users.name)
+        return self
+
+    def _seen_by(self, users):
+        """Positions in `users` and item codes of all their interactions in fit."""
+        indptr, items = self._seen
+        lengths = np.where(users >= 0, indptr[users + 1] - indptr[users], 0)
+        rows = np.repeat(np.arange(len(users)), lengths)
+        starts = np.repeat(indptr[users] - np.r_[0, np.cumsum(lengths)[:-1]], lengths)
+        return rows, items[starts + np.arange(len(rows))]
+
+    def _eligible(self, candidates):
+        if candidates is None:
+            return np.arange(self.n_items_)
+        candidates = id_array(candidates, "candidates")
+        codes = self._items.codes(candidates)
+        if (codes < 0).any():
+            raise ValueError(
+                f"Candidate {candidates[codes.argmin()]!s} is not an item that fit saw; leave "
+                "unknown items out."
+            )
+        return np.unique(codes)
+
+    def _score_pairs(self, users, items):
+        """Score pairs of codes, -1 for unknown; shape (n,)."""
+        scores = _kernels.scores.pairs(users, items, *self._linear_part())
+        return self._response(scores)
+
+    def _score_all(self, users):
+        """Score every item for users (codes, -1 for unknown); shape (n, n_items)."""
+        offset, user_bias, item_bias, user_factors, item_factors = self._linear_part()
+        known = (users >= 0)[:, None]
+        scores = np.where(known, user_factors[users], 0) @ item_factors.T.astype(np.float64)
+        scores += item_bias + offset + np.where(known, user_bias[users][:, None], 0)
+        return self._response(scores)
+
+    def _linear_part(self):
+        n_users, n_items = self.n_users_, self.n_items_
+        return (
+            float(getattr(self, "global_bias_", 0.0)),
+            getattr(self, "user_bias_", np.zeros(n_users)),
+            getattr(self, "item_bias_", np.zeros(n_items)),
+            getattr(self, "user_factors_", np.zeros((n_users, 0))),
+            getattr(self, "item_factors_", np.zeros((n_items, 0))),
+        )
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        # Strings are welcome as ids. The tag `string` is left off because scikit-learn's
+        # checks take it to mean that any object is, and mixed ids are an error here.
+        tags.target_tags.required = False
+        return tags
+
+
+class RatingMixin(RegressorMixin):
+    """A model of ratings: y is required, and `score` is R^2."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        # Shrinkage is strong by design: with one rating a user and item there is no signal.
+        tags.regressor_tags.poor_score = True
+        return tags
+
+
+class RankingMixin:
+    """A model of preferences: y is optional, and `score` is NDCG@10."""
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> float:
+        """NDCG@10 over the full catalogue.
+
+        For each user of X, all items are ranked except those of its interactions in fit
+        that are not in X; the pairs under test are never excluded. Ties count by
+        expectation, items unknown to the model as never found.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features)
+        y : array-like of shape (n_samples,), default=None
+            Relevance; rows with y <= 0 are not relevant. None: every row is.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Multiplies each row's relevance.
+
+        Returns
+        -------
+        ndcg : float
+            Mean over the users that have a relevant row, in [0, 1].
+        """
+        check_is_fitted(self)
+        test = self._read(X, y, sample_weight=sample_weight, reset=False)
+        users = self._users.codes(test.user_ids.values)
+        items = self._items.codes(test.item_ids.values)[test.items]
+        gains = np.where(test.values > 0, test.weights, 0.0)
+        total, n_relevant = 0.0, 0
+        for batch in _batches(test.n_users, self.n_items_):
+            board = self._score_all(users[batch])
+            rows, seen = self._seen_by(users[batch])
+            indptr = test.indptr[batch.start : batch.stop + 1]
+            span = slice(indptr[0], indptr[-1])
+            test_rows = np.repeat(np.arange(len(board)), np.diff(indptr))
+            inside = items[span] >= 0
+            under_test = (test_rows[inside], items[span][inside])
+            kept = board[under_test]
+            board[rows, seen] = -np.inf
+            board[under_test] = kept
+            values = metrics.ndcg(board, test_rows, items[span], gains[span], k=10)
+            total += np.nansum(values)
+            n_relevant += np.isfinite(values).sum()
+        return float(total / n_relevant) if n_relevant else 0.0
+
+
+class FitReport:
+    """What a running fit tells scikit-learn's callbacks.
+
+    Parameters
+    ----------
+    estimator : Recommender
+    X, y, sample_weight
+        As given to fit.
+    data : Interactions
+    """
+
+    def __init__(self, estimator, X, y, sample_weight, data):
+        self.static = {
+            "user_ids_": data.user_ids.values,
+            "item_ids_": data.item_ids.values,
+            "n_users_": data.n_users,
+            "n_items_": data.n_items,
+            "_users": data.user_ids,
+            "_items": data.item_ids,
+            "_seen": (data.indptr, data.items),
+        }
+        self._estimator = estimator
+        # ScoringMonitor stays silent where y is None.
+        y = np.ones(len(X)) if y is None and hasattr(X, "__len__") else y
+        metadata = None if sample_weight is None else {"sample_weight": sample_weight}
+        self._arguments = {"X": X, "y": y, "metadata": metadata}
+        self._context = estimator._init_callback_context(max_subtasks=estimator._n_tasks())
+
+    def begin(self):
+        """The fit begins."""
+        self._context.call_on_fit_task_begin(estimator=self._estimator, **self._arguments)
+
+    def end(self):
+        """The fit has ended and the estimator is fitted."""
+        self._context.call_on_fit_task_end(
+            estimator=self._estimator,
+            **self._arguments,
+            reconstruction_attributes=lambda: {},
+        )
+
+    def step(self, name):
+        """Open a step of the fit; returns the function that closes it.
+
+        The closing function takes `attributes`, a function that makes the fitted attributes
+        of the moment, called only if some callback asks, and returns True to stop the fit.
+        """
+        context = self._context.subcontext(task_name=name)
+        context.call_on_fit_task_begin(estimator=self._estimator, **self._arguments)
+
+        def close(attributes):
+            return context.call_on_fit_task_end(
+                estimator=self._estimator,
+                **self._arguments,
+                reconstruction_attributes=lambda: self.static | attributes(),
+            )
+
+        return close
+
+
+def _batches(n_rows, n_columns):
+    size = max(1, SCORES_PER_BATCH // max(1, n_columns))
+    return [slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]

@@ -1,0 +1,6 @@
+"""The same contract without clients: comparators and centralised references."""
+
+from fedrecsk.centralized.bias_only import BiasOnly
+from fedrecsk.centralized.popularity import Popularity
+
+__all__ = ["BiasOnly", "Popularity"]

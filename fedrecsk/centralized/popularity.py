@@ -1,0 +1,51 @@
+"""Popularity: the same list for everybody."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedrecsk.base import RankingMixin, Recommender
+
+
+class Popularity(RankingMixin, Recommender):
+    """Rank items by how many users took them.
+
+    The comparator that a ranking model must beat. The preference of any user for an item is
+    estimated as the item's share: the weight of its interactions with y > 0, over the number
+    of users.
+
+    Attributes
+    ----------
+    item_popularity_ : ndarray of shape (n_items,), dtype float64
+        Share of the users that took the item (with unit weights).
+    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
+        Ids; items in the order of `item_popularity_`.
+    n_users_, n_items_ : int
+
+    Notes
+    -----
+    Centralised: `clients` is checked and otherwise ignored, and nothing crosses a wire.
+    Unknown users get the same list, unknown items preference 0.
+
+    Examples
+    --------
+    >>> from fedrecsk import Popularity
+    >>> X = [["ann", "alien"], ["ann", "brazil"], ["bob", "alien"], ["bob", "clue"]]
+    >>> items, scores = Popularity().fit(X).recommend(["ann", "zoe"], n_recommendations=1)
+    >>> items.tolist(), scores.tolist()
+    ([['clue'], ['alien']], [[0.5], [1.0]])
+    """
+
+    _parameter_constraints: dict = {}
+
+    def _fit(self, data, report):
+        taken = np.where(data.values > 0, data.weights, 0.0)
+        counts = np.bincount(data.items, taken, minlength=data.n_items)
+        return {"item_popularity_": counts / data.n_users}
+
+    def _new_user_attributes(self, data):
+        return {}
+
+    def _linear_part(self):
+        offset, user_bias, _, user_factors, item_factors = super()._linear_part()
+        return offset, user_bias, self.item_popularity_, user_factors, item_factors

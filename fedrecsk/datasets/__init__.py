@@ -1,0 +1,14 @@
+"""Ratings to learn from: read your own, fetch MovieLens, or generate some."""
+
+from fedrecsk.datasets._generate import make_ratings
+from fedrecsk.datasets._home import clear_data_home, get_data_home
+from fedrecsk.datasets._load import load_ratings
+from fedrecsk.datasets._movielens import fetch_movielens
+
+__all__ = [
+    "clear_data_home",
+    "fetch_movielens",
+    "get_data_home",
+    "load_ratings",
+    "make_ratings",
+]

@@ -1,0 +1,44 @@
+"""The shapes in which scikit-learn's data sets are returned."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from sklearn.utils import Bunch
+
+
+def check_pandas(caller: str):
+    """Return pandas, or say which extra brings it."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError(
+            f"{caller} with as_frame=True needs pandas: pip install 'fedrecsk[plot]'"
+        ) from error
+    return pandas
+
+
+def make_X(columns: Mapping[str, np.ndarray], caller: str, *, as_frame: bool):
+    """Put columns side by side: int64 if all are, else each with its own type."""
+    if as_frame:
+        return check_pandas(caller).DataFrame(dict(columns))
+    if all(values.dtype == np.int64 for values in columns.values()):
+        return np.column_stack(list(columns.values()))
+    X = np.empty((len(next(iter(columns.values()))), len(columns)), dtype=object)
+    for position, values in enumerate(columns.values()):
+        X[:, position] = values
+    return X
+
+
+def make_y(values: np.ndarray | None, caller: str, *, as_frame: bool):
+    """Return the ratings as an array, or as a Series named `rating`."""
+    if values is None or not as_frame:
+        return values
+    return check_pandas(caller).Series(values, name="rating")
+
+
+def make_bunch(X, y, feature_names: list[str], *, as_frame: bool, **more) -> Bunch:
+    """Return a Bunch with scikit-learn's keys; `frame` joins data and target."""
+    frame = None
+    if as_frame:
+        frame = X if y is None else X.assign(rating=y)
+    return Bunch(data=X, target=y, frame=frame, feature_names=feature_names, **more)

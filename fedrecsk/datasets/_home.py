@@ -1,0 +1,88 @@
+"""Where downloaded data sets live on this machine."""
+
+import os
+from pathlib import Path
+
+from sklearn.utils._param_validation import validate_params
+
+#: Every archive that fedrecsk may download; nothing else is ever deleted.
+ARCHIVES = ("ml-100k.zip", "ml-1m.zip", "ml-latest-small.zip")
+
+
+def resolve_data_home(data_home: str | os.PathLike | None = None) -> Path:
+    """Return the data folder without creating it: it may be read-only or not needed."""
+    if data_home is None:
+        # An empty variable counts as unset: Path("") would be the working directory.
+        data_home = os.environ.get("FEDRECSK_DATA") or Path("~", "fedrecsk_data")
+    return Path(data_home).expanduser()
+
+
+@validate_params({"data_home": [str, os.PathLike, None]}, prefer_skip_nested_validation=True)
+def get_data_home(data_home: str | os.PathLike | None = None) -> str:
+    """Return the path of the data folder, and create it if it is not there.
+
+    Parameters
+    ----------
+    data_home : str or path-like, default=None
+        The folder. With None it is the environment variable `FEDRECSK_DATA`,
+        and without that `~/fedrecsk_data`. A leading `~` is expanded.
+
+    Returns
+    -------
+    data_home : str
+        The path of a folder that exists.
+
+    See Also
+    --------
+    clear_data_home : Delete what fedrecsk has downloaded.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from fedrecsk.datasets import get_data_home
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = get_data_home(os.path.join(folder, "ratings"))
+    ...     os.path.isdir(path)
+    True
+    """
+    path = resolve_data_home(data_home)
+    path.mkdir(parents=True, exist_ok=True)
+    return str(path)
+
+
+@validate_params({"data_home": [str, os.PathLike, None]}, prefer_skip_nested_validation=True)
+def clear_data_home(data_home: str | os.PathLike | None = None) -> None:
+    """Delete the archives that fedrecsk has downloaded.
+
+    Unlike scikit-learn's function of this name, it deletes only those
+    archives (`ml-100k.zip`, `ml-1m.zip`, `ml-latest-small.zip`): the folder may
+    be a collection of your own. The folder goes too if nothing else is in it.
+    A folder that does not exist is left alone.
+
+    Parameters
+    ----------
+    data_home : str or path-like, default=None
+        The folder, found as :func:`get_data_home` finds it.
+
+    See Also
+    --------
+    get_data_home : The folder in question.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from fedrecsk.datasets import clear_data_home
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ["ml-100k.zip", "my_ratings.csv"]:
+    ...         pathlib.Path(folder, name).touch()
+    ...     clear_data_home(folder)
+    ...     [path.name for path in pathlib.Path(folder).iterdir()]
+    ['my_ratings.csv']
+    """
+    path = resolve_data_home(data_home)
+    if not path.is_dir():
+        return
+    for name in ARCHIVES:
+        (path / name).unlink(missing_ok=True)
+    if not any(path.iterdir()):
+        path.rmdir()

@@ -1,0 +1,337 @@
+"""From (X, y, clients, sample_weight) to encoded ids and a client-major CSR.
+
+Nothing else in the package parses X.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+from sklearn.utils import _safe_indexing
+from sklearn.utils.validation import check_consistent_length
+
+ROLES = ("user", "item")
+
+
+def as_table(X):
+    """Give a list of rows the dtype object when strings stand in it.
+
+    NumPy would turn ``[["alice", 7]]`` into strings throughout, and item 7 into "7".
+    """
+    if isinstance(X, list | tuple):
+        table = np.asarray(X)
+        return np.array(X, dtype=object) if table.dtype.kind in "US" else table
+    return X
+
+
+def id_columns(X):
+    """Read users (column 0) and items (column 1), each with a type of its own.
+
+    Parameters
+    ----------
+    X : ndarray or DataFrame of shape (n_samples, n_features >= 2)
+
+    Returns
+    -------
+    users, items : ndarray of shape (n_samples,)
+        Integers, floats or strings.
+    """
+    return tuple(
+        id_array(_safe_indexing(X, column, axis=1), f"{role} ids (column {column} of X)")
+        for column, role in enumerate(ROLES)
+    )
+
+
+def id_array(ids, name):
+    """Turn ids into a 1-d array of integers, floats or strings, or say what is wrong.
+
+    Parameters
+    ----------
+    ids : array-like of shape (n_ids,)
+    name : str
+        What the ids are, for the error messages.
+
+    Raises
+    ------
+    TypeError
+        If an id is neither a string nor a number.
+    ValueError
+        If strings and numbers are mixed, or an id is NaN or infinite.
+    """
+    if isinstance(ids, list | tuple):
+        ids = np.array(ids, dtype=object)
+    ids = np.atleast_1d(np.asarray(ids))
+    if ids.ndim != 1:
+        raise ValueError(f"{name} should be one-dimensional, got an array of shape {ids.shape}.")
+    if ids.dtype.kind not in "biufU":
+        ids = _from_objects(ids, name)
+    if ids.dtype.kind == "f" and not np.isfinite(ids).all():
+        raise ValueError(f"{name} contain NaN or infinity; drop or name these rows first.")
+    return ids
+
+
+def _from_objects(ids, name):
+    kinds = set(map(type, ids.tolist() if ids.dtype.kind != "O" else ids))
+    strange = [k for k in kinds if not issubclass(k, str | int | float | np.number | np.bool_)]
+    if strange:
+        raise TypeError(
+            f"{name}: argument must be a string or a number, not {strange[0].__name__!r}."
+        )
+    n_strings = sum(issubclass(kind, str) for kind in kinds)
+    if n_strings == len(kinds):
+        return ids.astype(str)
+    if n_strings:
+        names = sorted(kind.__name__ for kind in kinds)
+        raise ValueError(
+            f"{name} mix strings and numbers ({', '.join(names)}), so '1' and 1 would be two ids; "
+            "convert the column to one type, for example with .astype(str)."
+        )
+    return np.array(ids.tolist())
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The known ids in the order of their codes.
+
+    Parameters
+    ----------
+    values : ndarray of shape (n_ids,)
+        Distinct ids; the code of an id is its position here.
+    name : str
+        What they are, for error messages.
+    """
+
+    values: np.ndarray
+    name: str
+
+    def __len__(self):
+        return len(self.values)
+
+    def codes(self, ids):
+        """Code of each id, -1 where it is not known.
+
+        Parameters
+        ----------
+        ids : ndarray of shape (n,), as :func:`id_array` gives it
+
+        Returns
+        -------
+        codes : ndarray of shape (n,), dtype int64
+        """
+        known, asked = self.values, ids
+        if (known.dtype.kind == "U") != (asked.dtype.kind == "U"):
+            fitted, given = ("strings", "numbers")[:: 1 if known.dtype.kind == "U" else -1]
+            raise ValueError(
+                f"{self.name} were {fitted} in fit and are {given} here; "
+                "convert them to the type that fit saw."
+            )
+        if known.dtype.kind == "O" or asked.dtype.kind == "O":
+            known, asked = known.astype(object), asked.astype(object)
+        elif known.dtype.kind != "U":
+            asked = asked.astype(known.dtype)
+        order = None if _is_sorted(known) else np.argsort(known, kind="stable")
+        position = np.searchsorted(known, asked, sorter=order)
+        position = np.minimum(position, len(known) - 1)
+        codes = position if order is None else order[position]
+        return np.where(known[codes] == ids, codes, -1).astype(np.int64)
+
+
+def _is_sorted(values):
+    return bool(np.all(values[:-1] <= values[1:]))
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """Ratings by user, users by client: one CSR whose every client is a run of rows.
+
+    Attributes
+    ----------
+    user_ids : Ids
+        Users client by client, sorted within each client.
+    item_ids : Ids
+    client_ids : ndarray of shape (n_clients,)
+    client_indptr : ndarray of shape (n_clients + 1,), dtype int64
+        Users ``client_indptr[c]:client_indptr[c + 1]`` live on client c.
+    indptr : ndarray of shape (n_users + 1,), dtype int64
+        Ratings ``indptr[u]:indptr[u + 1]`` are user u's.
+    items : ndarray of shape (n_ratings,), dtype int32
+        Item codes, ascending within a user.
+    values : ndarray of shape (n_ratings,), dtype float64
+        The rating or preference.
+    weights : ndarray of shape (n_ratings,), dtype float64
+        The sample weight; positive.
+    """
+
+    user_ids: Ids
+    item_ids: Ids
+    client_ids: np.ndarray
+    client_indptr: np.ndarray
+    indptr: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def n_users(self):
+        return len(self.user_ids)
+
+    @property
+    def n_items(self):
+        return len(self.item_ids)
+
+    @property
+    def n_clients(self):
+        return len(self.client_ids)
+
+    @property
+    def users(self):
+        """User code of each rating, shape (n_ratings,)."""
+        return np.repeat(np.arange(self.n_users), np.diff(self.indptr))
+
+    @property
+    def rating_indptr(self):
+        """Ratings of client c: ``rating_indptr[c]:rating_indptr[c + 1]``."""
+        return self.indptr[self.client_indptr]
+
+    def take(self, mask):
+        """Keep the ratings where `mask` is true; users, items and clients all stay."""
+        kept = np.concatenate([[0], np.cumsum(mask)])
+        return replace(
+            self,
+            indptr=kept[self.indptr],
+            items=self.items[mask],
+            values=self.values[mask],
+            weights=self.weights[mask],
+        )
+
+    def fingerprint(self):
+        """Digest of everything, to recognise the same data again."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (
+            self.user_ids.values,
+            self.item_ids.values,
+            self.client_ids,
+            self.client_indptr,
+            self.indptr,
+            self.items,
+            self.values,
+            self.weights,
+        ):
+            if array.dtype == object:
+                array = array.astype(str)
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return digest.digest()
+
+
+def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None):
+    """Encode interactions, merge repeated ones and sort them client by client.
+
+    Rows of weight zero are dropped, then rows of one (user, item) pair become one: the
+    weighted mean of their y with the sum of their weights. The order of rows never matters.
+
+    Parameters
+    ----------
+    X : ndarray or DataFrame of shape (n_samples, n_features >= 2)
+    y : ndarray of shape (n_samples,) or None
+        None: every interaction counts as 1.
+    clients : array-like of shape (n_samples,) or None
+        The client that holds each row. None: each user is a client.
+    sample_weight : ndarray of shape (n_samples,) or None
+    item_ids : Ids or None
+        A catalogue to encode with, instead of the items of X; rows of other items are dropped.
+
+    Returns
+    -------
+    Interactions
+
+    Raises
+    ------
+    ValueError
+        If a user has rows on two clients, no row has a positive weight, or ids are bad.
+    TypeError
+        If an id is neither a string nor a number.
+    """
+    users, items = id_columns(X)
+    y = np.ones(len(users)) if y is None else np.asarray(y, dtype=np.float64)
+    weights = np.ones(len(users)) if sample_weight is None else sample_weight
+    if clients is not None:
+        clients = id_array(clients, "clients")
+        check_consistent_length(users, clients)
+
+    present = weights > 0
+    if not present.any():
+        raise ValueError(
+            "Sample weights must contain at least one non-zero number: rows of weight zero count "
+            "as absent, and none are left."
+        )
+    if item_ids is None:
+        item_ids = Ids(np.unique(items[present]), "item ids")
+    item_codes = item_ids.codes(items)
+    present &= item_codes >= 0
+
+    user_values, user_codes = np.unique(users, return_inverse=True)
+    if clients is None:
+        client_values, client_of_user = user_values, np.arange(len(user_values))
+    else:
+        client_values, client_codes = np.unique(clients, return_inverse=True)
+        client_of_user = _one_client_each(user_values, user_codes, client_values, client_codes)
+
+    # Users whose every row is gone vanish, and so do their clients.
+    kept_users = np.flatnonzero(np.bincount(user_codes[present], minlength=len(user_values)))
+    order = kept_users[np.argsort(client_of_user[kept_users], kind="stable")]
+    rank = np.full(len(user_values), -1)
+    rank[order] = np.arange(len(order))
+    kept_clients, users_per_client = np.unique(client_of_user[order], return_counts=True)
+
+    rows, cols, values, weights = _merge(
+        rank[user_codes[present]],
+        item_codes[present],
+        y[present],
+        weights[present],
+        n_items=len(item_ids),
+    )
+    return Interactions(
+        user_ids=Ids(user_values[order], "user ids"),
+        item_ids=item_ids,
+        client_ids=client_values[kept_clients],
+        client_indptr=_indptr(users_per_client),
+        indptr=_indptr(np.bincount(rows, minlength=len(order))),
+        items=cols.astype(np.int32),
+        values=values,
+        weights=weights,
+    )
+
+
+def _one_client_each(user_values, user_codes, client_values, client_codes):
+    first = np.empty(len(user_values), dtype=np.int64)
+    first[user_codes] = client_codes
+    strays = np.flatnonzero(first[user_codes] != client_codes)
+    if len(strays):
+        user = user_codes[strays[0]]
+        one, other = client_values[first[user]], client_values[client_codes[strays[0]]]
+        raise ValueError(
+            f"A user belongs to one client, but user {user_values[user]!s} has rows on clients "
+            f"{other!s} and {one!s}; give the user one client, or a separate id on each."
+        )
+    return first
+
+
+def _merge(users, items, values, weights, n_items):
+    pair = users * n_items + items
+    order = np.argsort(pair, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(pair[order]) > 0])
+    if len(starts) < len(pair):
+        # Equal pairs are ordered by value and weight, so that sums do not depend on row order.
+        order = np.lexsort((weights, values, pair))
+        total = np.add.reduceat(weights[order], starts)
+        mean = np.add.reduceat((weights * values)[order], starts) / total
+        order = order[starts]
+        return users[order], items[order], mean, total
+    return users[order], items[order], values[order], weights[order]
+
+
+def _indptr(counts):
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

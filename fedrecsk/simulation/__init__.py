@@ -1,0 +1,7 @@
+"""The simulated federation: blocks, participation, messages, transport and ledger."""
+
+from fedrecsk.simulation.federation import Federation
+from fedrecsk.simulation.ledger import Ledger
+from fedrecsk.simulation.messages import Dense, Message, Total, Upload
+
+__all__ = ["Dense", "Federation", "Ledger", "Message", "Total", "Upload"]

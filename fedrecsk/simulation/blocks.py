@@ -1,0 +1,163 @@
+"""Blocks of clients: the unit of work of the simulator, cut by the data alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+RATINGS_PER_BLOCK = 2**16
+MAX_BLOCKS = 64
+
+
+@dataclass(eq=False)
+class Block:
+    """The private data of some clients, which only their own code may read.
+
+    All indices but `clients`, `users` and `items` count within the block.
+
+    Attributes
+    ----------
+    clients : ndarray of shape (n_clients,)
+        The clients' codes in the federation.
+    users : ndarray of shape (n_users,)
+        The users' codes, client by client.
+    client_indptr : ndarray of shape (n_clients + 1,)
+        Users of each client.
+    indptr : ndarray of shape (n_users + 1,)
+        Ratings of each user.
+    items : ndarray of shape (n_ratings,), dtype int32
+    values, weights : ndarray of shape (n_ratings,), dtype float64
+    n_items : int
+        Size of the catalogue.
+    active, delivers : ndarray of shape (n_clients,), dtype bool, or None
+        Clients that update in the current round, and those whose upload arrives; set by the
+        loop. A client does not know of itself whether its upload will arrive: `delivers` is
+        here because the simulator adds uploads up where they are made.
+    """
+
+    clients: np.ndarray
+    users: np.ndarray
+    client_indptr: np.ndarray
+    indptr: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray
+    n_items: int
+    active: np.ndarray | None = None
+    delivers: np.ndarray | None = None
+
+    @property
+    def n_clients(self):
+        return len(self.clients)
+
+    @property
+    def n_users(self):
+        return len(self.users)
+
+    @property
+    def rating_indptr(self):
+        """Ratings of each client, shape (n_clients + 1,)."""
+        return self.indptr[self.client_indptr]
+
+    @cached_property
+    def _holdings(self):
+        # One-user clients hold each rated item once, so rows and ratings coincide.
+        if self.n_users == self.n_clients:
+            rows = np.arange(len(self.items), dtype=np.int32)
+            return self.indptr, self.items, rows
+        clients = np.repeat(np.arange(self.n_clients), np.diff(self.rating_indptr))
+        held, rows = np.unique(clients * self.n_items + self.items, return_inverse=True)
+        row_indptr = np.searchsorted(held, np.arange(self.n_clients + 1) * self.n_items)
+        return row_indptr, (held % self.n_items).astype(np.int32), rows.astype(np.int32)
+
+    @property
+    def row_indptr(self):
+        """Distinct items of each client, shape (n_clients + 1,)."""
+        return self._holdings[0]
+
+    @property
+    def row_items(self):
+        """Item code of each such row, ascending within a client, shape (n_rows,)."""
+        return self._holdings[1]
+
+    @property
+    def rows(self):
+        """Row of each rating, shape (n_ratings,)."""
+        return self._holdings[2]
+
+
+class ClientStates(list):
+    """The private states, one dict of arrays a block (None before a client's first round)."""
+
+    def __init__(self, blocks, states):
+        super().__init__(states)
+        self.blocks = blocks
+
+    def by_user(self, name):
+        """Collect the per-user array `name` of all blocks in the order of users' codes."""
+        users = np.concatenate([block.users for block in self.blocks])
+        rows = np.concatenate([state[name] for state in self])
+        collected = np.empty_like(rows)
+        collected[users] = rows
+        return collected
+
+
+def cut(data, groups=None, max_ratings=None):
+    """Cut the clients into blocks of at most about `max_ratings` ratings.
+
+    Parameters
+    ----------
+    data : Interactions
+    groups : ndarray of shape (n_clients,) or None
+        Clients of different groups never share a block. None: one group.
+    max_ratings : int or None
+        None: 65,536, or a 64th of the data where that is more.
+
+    Returns
+    -------
+    blocks : list of Block
+    """
+    if max_ratings is None:
+        max_ratings = max(RATINGS_PER_BLOCK, -(-len(data.items) // MAX_BLOCKS))
+    groups = np.zeros(data.n_clients, dtype=np.int64) if groups is None else groups
+    sizes = np.diff(data.rating_indptr)
+    order = np.argsort(groups, kind="stable")
+    blocks, start, filled = [], 0, 0
+    for k, client in enumerate(order):
+        full = filled and filled + sizes[client] > max_ratings
+        if k > start and (full or groups[client] != groups[order[start]]):
+            blocks.append(_block(data, order[start:k]))
+            start, filled = k, 0
+        filled += sizes[client]
+    blocks.append(_block(data, order[start:]))
+    return blocks
+
+
+def _block(data, clients):
+    users = _runs(data.client_indptr, clients)
+    ratings = _runs(data.indptr, users)
+    if len(ratings) and ratings[-1] - ratings[0] + 1 == len(ratings):
+        ratings = slice(ratings[0], ratings[-1] + 1)
+    return Block(
+        clients=clients,
+        users=users,
+        client_indptr=_local_indptr(data.client_indptr, clients),
+        indptr=_local_indptr(data.indptr, users),
+        items=data.items[ratings],
+        values=data.values[ratings],
+        weights=data.weights[ratings],
+        n_items=data.n_items,
+    )
+
+
+def _runs(indptr, rows):
+    """Concatenate ``range(indptr[r], indptr[r + 1])`` over `rows`."""
+    lengths = indptr[rows + 1] - indptr[rows]
+    shift = np.repeat(indptr[rows] - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
+    return np.arange(lengths.sum()) + shift
+
+
+def _local_indptr(indptr, rows):
+    return np.concatenate([[0], np.cumsum(indptr[rows + 1] - indptr[rows])]).astype(np.int64)

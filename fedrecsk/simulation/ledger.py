@@ -1,0 +1,108 @@
+"""The ledger: every byte and message that crossed, counted where it crossed."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+
+
+class Ledger:
+    """Communication of a fit, by round and by client.
+
+    Attributes
+    ----------
+    entries : list of dict
+        One entry a phase: the enrolment, each round, and the last broadcast, from which
+        clients predict. Keys: `phase` ("enrolment", "round" or "final"), `round`,
+        `participants` (clients that updated), `messages_down`, `messages_up` (arrived and
+        sound), `dropped` (clients cut off or uploads lost), `rejected` (uploads with NaN or
+        infinite values), `bytes_down`, `bytes_up` (sent, whether or not they arrived).
+    client_ids : ndarray of shape (n_clients,)
+    client_bytes_down, client_bytes_up : ndarray of shape (n_clients,), dtype int64
+        Bytes that each client received and sent.
+    """
+
+    def __init__(self, client_ids):
+        n_clients = len(client_ids)
+        self.client_ids = client_ids
+        self.entries = []
+        self.client_bytes_down = np.zeros(n_clients, dtype=np.int64)
+        self.client_bytes_up = np.zeros(n_clients, dtype=np.int64)
+
+    def open(self, phase, round=-1):
+        """Begin an entry, to which the counts that follow belong."""
+        self.entries.append(
+            {
+                "phase": phase,
+                "round": round,
+                "participants": 0,
+                "messages_down": 0,
+                "messages_up": 0,
+                "dropped": 0,
+                "rejected": 0,
+                "bytes_down": 0,
+                "bytes_up": 0,
+            }
+        )
+
+    def count(self, **counts):
+        """Add to the counts of the open entry."""
+        for name, count in counts.items():
+            self.entries[-1][name] += int(count)
+
+    def down(self, clients, nbytes):
+        """Each of `clients` (codes) received `nbytes`."""
+        self.client_bytes_down[clients] += nbytes
+        self.count(messages_down=len(clients), bytes_down=len(clients) * nbytes)
+
+    def up(self, clients, nbytes):
+        """Each of `clients` (codes) sent `nbytes`."""
+        self.client_bytes_up[clients] += nbytes
+        self.count(bytes_up=len(clients) * nbytes)
+
+    def copy(self):
+        """An independent copy."""
+        return copy.deepcopy(self)
+
+    @property
+    def bytes_down(self):
+        """All bytes from the server to clients."""
+        return int(self.client_bytes_down.sum())
+
+    @property
+    def bytes_up(self):
+        """All bytes from clients to the server."""
+        return int(self.client_bytes_up.sum())
+
+    def to_frame(self):
+        """The entries as a pandas DataFrame, one row a phase.
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed.
+        """
+        from sklearn.utils._optional_dependencies import check_pandas_support
+
+        return check_pandas_support("Ledger.to_frame").DataFrame(self.entries)
+
+    def __eq__(self, other):
+        return (
+            isinstance(other, Ledger)
+            and self.entries == other.entries
+            and np.array_equal(self.client_ids, other.client_ids)
+            and np.array_equal(self.client_bytes_down, other.client_bytes_down)
+            and np.array_equal(self.client_bytes_up, other.client_bytes_up)
+        )
+
+    __hash__ = None
+
+    def __repr__(self):
+        n_clients = len(self.client_ids)
+        return (
+            f"Ledger({sum(e['phase'] == 'round' for e in self.entries)} rounds, "
+            f"{n_clients} clients, {self.bytes_up / 1e6:.1f} MB up and "
+            f"{self.bytes_down / 1e6:.1f} MB down; a client {self.bytes_up / n_clients / 1e6:.2f} "
+            f"MB up and {self.bytes_down / n_clients / 1e6:.2f} MB down)"
+        )

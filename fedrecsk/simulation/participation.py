@@ -1,0 +1,89 @@
+"""Who takes part in a round, and whose message is lost."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Participation(NamedTuple):
+    """The clients' part in one round; boolean masks of shape (n_clients,).
+
+    Attributes
+    ----------
+    hears : receives the broadcast
+    active : runs its local update
+    delivers : its upload, if it sends one, arrives
+    dropped : was meant to take part in full and could not
+    """
+
+    hears: np.ndarray
+    active: np.ndarray
+    delivers: np.ndarray
+    dropped: np.ndarray
+
+
+def draw(n_clients, client_fraction, federation, key):
+    """Draw one round's participation.
+
+    Parameters
+    ----------
+    n_clients : int
+    client_fraction : float in (0, 1]
+        Share of the clients in a round's cohort.
+    federation : Federation
+        Gives `sampling`, `dropout` and `dropout_mode`.
+    key : Key
+        Of the round.
+
+    Returns
+    -------
+    Participation
+    """
+    everyone = np.arange(n_clients)
+    if client_fraction == 1:
+        cohort = np.ones(n_clients, dtype=bool)
+    elif federation.sampling == "rotating":
+        cohorts = rotation(n_clients, client_fraction, key)
+        cohort = cohorts == key.round % (cohorts.max() + 1)
+    else:
+        size = max(1, round(client_fraction * n_clients))
+        cohort = np.zeros(n_clients, dtype=bool)
+        cohort[np.argsort(key.hashed("cohort", everyone), kind="stable")[:size]] = True
+
+    dropped = cohort & (key.uniform("dropout", everyone) < federation.dropout)
+    connected = cohort & ~dropped
+    match federation.dropout_mode:
+        case "upload":
+            return Participation(cohort, cohort, connected, dropped)
+        case "stale":
+            return Participation(connected, cohort, connected, dropped)
+        case "offline":
+            return Participation(connected, connected, connected, dropped)
+
+
+def rotation(n_clients, client_fraction, key):
+    """Cohort number of each client: a shuffled list cut into about 1 / client_fraction parts."""
+    n_cohorts = min(n_clients, max(1, round(1 / client_fraction)))
+    rank = np.empty(n_clients, dtype=np.int64)
+    rank[np.argsort(key.at(-1).hashed("rotation", np.arange(n_clients)), kind="stable")] = (
+        np.arange(n_clients)
+    )
+    return rank * n_cohorts // n_clients
+
+
+def histories(n_clients, client_fraction, federation, key):
+    """Group clients that always hear, update and miss the same rounds.
+
+    Returns
+    -------
+    groups : ndarray of shape (n_clients,), dtype int64
+        Equal numbers mean equal histories, whatever uploads get lost on the way.
+    """
+    alike = federation.dropout == 0 or federation.dropout_mode == "upload"
+    if alike and client_fraction == 1:
+        return np.zeros(n_clients, dtype=np.int64)
+    if alike and federation.sampling == "rotating":
+        return rotation(n_clients, client_fraction, key)
+    return np.arange(n_clients)

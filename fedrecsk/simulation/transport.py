@@ -1,0 +1,111 @@
+"""The wire between clients and server: it validates, protects, meters and adds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedrecsk.privacy.local_dp import PrivacyReport
+from fedrecsk.simulation.ledger import Ledger
+from fedrecsk.simulation.messages import Total, Upload
+
+
+class Transport:
+    """Carries messages for one fit and keeps its ledger.
+
+    Parameters
+    ----------
+    federation : Federation
+    client_ids : ndarray of shape (n_clients,)
+    """
+
+    def __init__(self, federation, client_ids):
+        self.federation = federation
+        self.ledger = Ledger(client_ids)
+        self._uploads = np.zeros(len(client_ids), dtype=np.int64)
+        self._coordinates = np.zeros(len(client_ids), dtype=np.int64)
+
+    def down(self, message, hears):
+        """Send one message from the server to the clients that hear it (a mask)."""
+        if message is not None:
+            self.ledger.down(np.flatnonzero(hears), message.nbytes(self.federation.wire_dtype))
+
+    def up(self, blocks, parts, active, delivers, key):
+        """Bring the blocks' uploads to the server as one sum.
+
+        Parameters
+        ----------
+        blocks : list of Block
+        parts : list of Message or None
+            The sum over each block's clients that deliver and are sound; None where a block
+            sends nothing.
+        active, delivers : ndarray of shape (n_clients,), dtype bool
+            Clients that send, and those whose message arrives.
+        key : Key
+
+        Returns
+        -------
+        Upload or None
+            None if no message arrived.
+
+        Raises
+        ------
+        ValueError
+            If messages arrived and every one of them held NaN or infinite values.
+        """
+        sent = [(b, part) for b, part in zip(blocks, parts, strict=True) if part is not None]
+        if not sent:
+            return None
+        shapes = {name: np.shape(field.values) for name, field in sent[0][1].items()}
+        names = shapes.keys()
+        totals, n_sound, n_arrived = dict.fromkeys(names), 0, 0
+        for block, part in sent:
+            self._meter(block.clients[active[block.clients]], part)
+            arrived = delivers[block.clients]
+            sound = arrived if part.sound is None else arrived & part.sound
+            n_arrived += arrived.sum()
+            if not sound.any() or not _is_valid(part, shapes):
+                continue
+            n_sound += sound.sum()
+            for name in names:
+                values = np.asarray(part[name].values, dtype=np.float64)
+                totals[name] = values if totals[name] is None else totals[name] + values
+        self.ledger.count(messages_up=n_sound, rejected=n_arrived - n_sound)
+        if n_sound == 0:
+            if n_arrived:
+                raise ValueError(
+                    f"The clients diverged: all {n_arrived} uploads of round {key.round} held NaN "
+                    "or infinite values. Lower the learning rate, or scale the ratings."
+                )
+            return None
+        if self.federation.local_dp is not None:
+            for name in names:
+                self._perturb(sent[0][1][name], name, totals, n_sound, key)
+        return Upload(
+            int(n_sound), **{name: Total(total, int(n_sound)) for name, total in totals.items()}
+        )
+
+    def _meter(self, clients, part):
+        self.ledger.up(clients, part.nbytes(self.federation.wire_dtype))
+        self._uploads[clients] += 1
+        self._coordinates[clients] += sum(np.size(field.values) for field in part.values())
+
+    def _perturb(self, field, name, totals, n_clients, key):
+        mechanism = self.federation.local_dp
+        if field.clip != mechanism.clip:
+            raise RuntimeError(
+                f"Field {name!r} reached the wire without the clip of local_dp; a method must "
+                "clip every field it uploads."
+            )
+        noise = mechanism.summed_noise(n_clients, totals[name].shape, key.generator(name))
+        totals[name] = totals[name] + noise
+
+    def privacy_report(self):
+        """What the uploads so far cost in privacy."""
+        return PrivacyReport.of(self.federation.local_dp, self._uploads, self._coordinates)
+
+
+def _is_valid(part, shapes):
+    return part.keys() == shapes.keys() and all(
+        np.shape(field.values) == shapes[name] and np.isfinite(field.values).all()
+        for name, field in part.items()
+    )

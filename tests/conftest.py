@@ -1,0 +1,65 @@
+"""Shared by all tests."""
+
+import os
+from pathlib import Path
+
+# scikit-learn skips its array API check otherwise; it must be set before scipy is imported.
+os.environ.setdefault("SCIPY_ARRAY_API", "1")
+
+import numpy as np
+import pytest
+
+from fedrecsk.datasets import fetch_movielens
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def movielens(variant):
+    """MovieLens from FEDRECSK_DATA or from shared/data beside the repository, or skip."""
+    home = os.environ.get("FEDRECSK_DATA") or (SHARED_DATA if SHARED_DATA.is_dir() else None)
+    if home is None:
+        pytest.skip("needs MovieLens: set FEDRECSK_DATA to a folder that holds it")
+    return fetch_movielens(variant, data_home=home, download_if_missing=False, return_X_y=True)
+
+
+@pytest.fixture(scope="session")
+def ml100k():
+    """(X, y) of MovieLens-100k."""
+    return movielens("100k")
+
+
+@pytest.fixture(scope="session")
+def ml1m():
+    """(X, y) of MovieLens-1M."""
+    return movielens("1m")
+
+
+@pytest.fixture
+def toy():
+    """(X, y) of 12 users and 9 items with ids that are not codes, rows shuffled."""
+    return make_toy()
+
+
+def make_toy(n_users=12, n_items=9, density=0.6, seed=0):
+    """Random ratings 1..5; every user and item has at least one."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random((n_users, n_items)) < density
+    mask[np.arange(n_users), np.arange(n_users) % n_items] = True
+    mask[np.arange(n_items) % n_users, np.arange(n_items)] = True
+    users, items = np.nonzero(mask)
+    order = rng.permutation(len(users))
+    X = np.stack([100 + 7 * users, 1000 + 3 * items], axis=1)[order]
+    return X, rng.integers(1, 6, len(X)).astype(float)
+
+
+def rmse(model, X, y):
+    """Root mean squared error of `model` on (X, y)."""
+    return float(np.sqrt(np.mean((model.predict(X) - y) ** 2)))
+
+
+def split(X, y, seed, test_share=0.2):
+    """Random split: X_train, y_train, X_test, y_test."""
+    order = np.random.default_rng(seed).permutation(len(y))
+    n_test = int(test_share * len(y))
+    test, train = order[:n_test], order[n_test:]
+    return X[train], y[train], X[test], y[test]

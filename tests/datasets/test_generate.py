@@ -1,0 +1,230 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+from fedrecsk.datasets import _generate, make_ratings
+
+
+def gini(counts):
+    counts = np.sort(counts)
+    n = len(counts)
+    return (2 * np.arange(1, n + 1) - n - 1) @ counts / (n * counts.sum())
+
+
+def bias_only_and_factor_rmse(X, y, n_factors=10, ridge=16.0):
+    """Test errors of biases alone, and of biases plus ALS on their residuals."""
+    test = np.random.RandomState(0).random_sample(len(y)) < 0.2
+    users, items = X[:, 0], X[:, 1]
+    n_users, n_items = users.max() + 1, items.max() + 1
+    u, i, r = users[~test], items[~test], y[~test] - y[~test].mean()
+    user_bias, item_bias = np.zeros(n_users), np.zeros(n_items)
+    for _ in range(10):
+        item_bias = np.bincount(i, r - user_bias[u], n_items) / (np.bincount(i, None, n_items) + 2)
+        user_bias = np.bincount(u, r - item_bias[i], n_users) / (np.bincount(u, None, n_users) + 4)
+    r = r - user_bias[u] - item_bias[i]
+
+    residuals, seen = np.zeros((n_users, n_items)), np.zeros((n_users, n_items))
+    residuals[u, i], seen[u, i] = r, 1
+
+    def solve(residuals, seen, fixed):
+        outer = np.einsum("ij,ik->ijk", fixed, fixed).reshape(len(fixed), -1)
+        gram = (seen @ outer).reshape(-1, n_factors, n_factors) + ridge * np.eye(n_factors)
+        return np.linalg.solve(gram, (residuals @ fixed)[..., None])[..., 0]
+
+    item_factors = 0.1 * np.random.RandomState(0).standard_normal((n_items, n_factors))
+    for _ in range(15):
+        user_factors = solve(residuals, seen, item_factors)
+        item_factors = solve(residuals.T, seen.T, user_factors)
+
+    u, i = users[test], items[test]
+    error = y[test] - y[~test].mean() - user_bias[u] - item_bias[i]
+    taste = (user_factors[u] * item_factors[i]).sum(axis=1)
+    return np.sqrt(np.mean(error**2)), np.sqrt(np.mean((error - taste) ** 2))
+
+
+@st.composite
+def sizes(draw):
+    n_users, n_items = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    return n_users, n_items, draw(st.integers(n_users, n_users * n_items))
+
+
+@settings(deadline=None)
+@given(
+    sizes(),
+    st.integers(0, 3),
+    st.floats(0, 3),
+    st.floats(0, 10),
+    st.tuples(st.integers(-5, 5), st.integers(1, 10)),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
+def test_any_size(size, n_factors, noise, popularity, scale, timestamps, seed):
+    n_users, n_items, n_ratings = size
+    low, high = scale[0], scale[0] + scale[1]
+    X, y = make_ratings(
+        *size,
+        n_factors=n_factors,
+        noise=noise,
+        popularity=popularity,
+        rating_scale=(low, high),
+        timestamps=timestamps,
+        random_state=seed,
+    )
+    assert X.dtype == np.int64
+    assert y.dtype == np.float64
+    assert X.shape == (n_ratings, 2 + timestamps)
+    assert y.shape == (n_ratings,)
+    assert len(np.unique(X[:, :2], axis=0)) == n_ratings
+    assert_array_equal(np.unique(X[:, 0]), np.arange(n_users))
+    assert X[:, 1].min() >= 0
+    assert X[:, 1].max() < n_items
+    assert len(np.unique(X[:, 1])) == n_items or n_ratings < n_items
+    assert_array_equal(y, np.round(y))
+    assert low <= y.min()
+    assert y.max() <= high
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.integers(1, 30), st.data())
+def test_min_ratings_per_user(n_users, n_items, data):
+    minimum = data.draw(st.integers(1, n_items))
+    n_ratings = data.draw(st.integers(n_users * minimum, n_users * n_items))
+    X, _ = make_ratings(n_users, n_items, n_ratings, min_ratings_per_user=minimum, random_state=0)
+    assert len(X) == n_ratings
+    assert np.bincount(X[:, 0], minlength=n_users).min() >= minimum
+
+
+def test_same_seed_same_ratings():
+    first, second = (make_ratings(30, 40, 300, random_state=7) for _ in range(2))
+    other = make_ratings(30, 40, 300, random_state=8)
+    for a, b, c in zip(first, second, other, strict=True):
+        assert_array_equal(a, b)
+        assert not np.array_equal(a, c)
+
+
+def test_the_size_of_blocks_changes_nothing(monkeypatch):
+    whole = make_ratings(30, 40, 300, random_state=7)
+    monkeypatch.setattr(_generate, "_BLOCK", 7 * 40)
+    for a, b in zip(whole, make_ratings(30, 40, 300, random_state=7), strict=True):
+        assert_array_equal(a, b)
+
+
+def test_default_resembles_movielens_100k():
+    # On the right of each: what MovieLens-100k has.
+    X, y = make_ratings(random_state=0)
+    per_user, per_item = np.bincount(X[:, 0]), np.bincount(X[:, 1])
+    assert (len(per_user), len(per_item), len(y)) == (943, 1682, 100_000)
+    assert gini(per_item) == pytest.approx(0.629, abs=0.02)
+    assert gini(per_user) == pytest.approx(0.472, abs=0.02)
+    assert per_user.min() == 20
+    assert np.median(per_user) == pytest.approx(65, abs=8)
+    assert per_user.max() == pytest.approx(737, rel=0.2)
+    assert np.median(per_item) == pytest.approx(27, abs=6)
+    assert per_item.max() == pytest.approx(583, rel=0.15)
+    shares = np.bincount(y.astype(int), minlength=6)[1:] / len(y)
+    assert shares == pytest.approx([0.0611, 0.1137, 0.2715, 0.3417, 0.2120], abs=1e-3)
+    assert y.mean() == pytest.approx(3.530, abs=0.005)
+    assert (np.bincount(X[:, 0], y) / per_user).std() == pytest.approx(0.445, abs=0.04)
+    often = per_item >= 20
+    item_means = np.bincount(X[:, 1], y)[often] / per_item[often]
+    correlation = np.corrcoef(np.log(per_item[often]), item_means)[0, 1]
+    assert correlation == pytest.approx(0.47, abs=0.08)
+
+
+def test_default_is_as_hard_as_movielens_100k():
+    X, y = make_ratings(random_state=0)
+    bias_only, factors = bias_only_and_factor_rmse(X, y)
+    assert bias_only == pytest.approx(0.938, abs=0.015)
+    assert bias_only - factors == pytest.approx(0.024, abs=0.008)
+
+
+def test_factors_carry_the_taste():
+    X, y = make_ratings(n_factors=0, random_state=0)
+    bias_only, factors = bias_only_and_factor_rmse(X, y)
+    assert bias_only - factors < 0.002
+
+
+def test_noise_makes_it_harder():
+    errors = [
+        bias_only_and_factor_rmse(*make_ratings(200, 300, 12_000, noise=noise, random_state=0))[0]
+        for noise in (0, 0.8, 3)
+    ]
+    assert errors[0] + 0.1 < errors[1] < errors[2] - 0.1
+
+
+def test_popularity_is_the_skew():
+    skews = [
+        gini(np.bincount(make_ratings(200, 300, 12_000, popularity=p, random_state=0)[0][:, 1]))
+        for p in (0, 2, 5)
+    ]
+    assert skews[0] + 0.1 < skews[1] < skews[2] - 0.1
+
+
+def test_users_choose_what_they_like():
+    # Taste pulls items in; without that its mean over what was chosen would be zero.
+    rng = np.random.RandomState(0)
+    user_factors, item_factors = _generate._draw_taste(rng, 100, 200, 5)
+    n_per_user = np.full(100, 20)
+    items = _generate._choose_items(rng, n_per_user, np.zeros(200), user_factors, item_factors)
+    users = np.repeat(np.arange(100), n_per_user)
+    taste = user_factors @ item_factors.T
+    assert taste[users, items].mean() > taste.mean() + 0.1
+
+
+def test_timestamps_are_sessions_in_random_order():
+    X, y = make_ratings(random_state=0)
+    times = X[:, 2]
+    order = np.lexsort((times, X[:, 0]))
+    gaps = np.diff(times[order])[np.diff(X[order, 0]) == 0]
+    assert np.median(gaps) < 60
+    assert 0.01 < np.mean(gaps > 86_400) < 0.03
+    firsts = np.array([times[X[:, 0] == user].min() for user in range(943)])
+    assert firsts.min() >= np.datetime64("2020-01-01", "s").astype(int)
+    assert 150 < np.ptp(firsts) / 86_400 < 215
+    assert abs(np.corrcoef(np.arange(len(X)), times)[0, 1]) < 0.02
+    assert abs(np.corrcoef(times, y)[0, 1]) < 0.1
+
+
+def test_as_frame():
+    pd = pytest.importorskip("pandas")
+    X, y = make_ratings(20, 15, 80, random_state=0)
+    frame, series = make_ratings(20, 15, 80, random_state=0, as_frame=True)
+    assert isinstance(frame, pd.DataFrame)
+    assert list(frame.columns) == ["user", "item", "timestamp"]
+    assert series.name == "rating"
+    assert_array_equal(frame.to_numpy(), X)
+    assert_array_equal(series.to_numpy(), y)
+
+
+def test_missing_pandas_is_named_with_its_extra(without_pandas):
+    with pytest.raises(ImportError, match=r"pandas.*fedrecsk\[plot\]"):
+        make_ratings(20, 15, 80, as_frame=True)
+
+
+@pytest.mark.parametrize(
+    "parameters, message",
+    [
+        ({"n_users": 3, "n_items": 4, "n_ratings": 13}, "more than the n_users . n_items = 12"),
+        ({"n_users": 10, "n_items": 4, "n_ratings": 9}, "less than n_users . min_ratings_per_us"),
+        ({"min_ratings_per_user": 1683}, "more than the n_items=1682"),
+        ({"min_ratings_per_user": 107}, "= 943 . 107 = 100901"),
+        ({"min_ratings_per_user": 0}, "min_ratings_per_user"),
+        ({"n_users": 0}, "n_users"),
+        ({"n_factors": -1}, "n_factors"),
+        ({"noise": -0.1}, "noise"),
+        ({"noise": float("nan")}, "noise"),
+        ({"popularity": float("inf")}, "popularity"),
+        ({"rating_scale": (5, 1)}, "lowest first"),
+        ({"rating_scale": (1, 1)}, "lowest first"),
+        ({"rating_scale": (0.5, 5)}, "whole numbers"),
+        ({"rating_scale": (1, 2, 3)}, "whole numbers"),
+        ({"rating_scale": 5}, "rating_scale"),
+        ({"random_state": "seed"}, "random_state"),
+    ],
+)
+def test_bad_parameters_are_refused_before_any_work(parameters, message, monkeypatch):
+    monkeypatch.setattr(_generate, "check_random_state", None)
+    with pytest.raises(ValueError, match=message):
+        make_ratings(**parameters)

@@ -1,0 +1,463 @@
+"""The contract of every estimator. A new one joins by being listed in ``fedrecsk.__all__``."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import config_context
+from sklearn.base import clone, is_regressor
+from sklearn.callback import ProgressBar, ScoringMonitor
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
+from sklearn.model_selection import (
+    GridSearchCV,
+    HalvingGridSearchCV,
+    KFold,
+    cross_validate,
+)
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import fedrecsk
+from fedrecsk.base import Recommender
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.simulation import blocks
+from tests.conftest import make_toy
+
+LISTED = [getattr(fedrecsk, name) for name in fedrecsk.__all__]
+ESTIMATORS = [e for e in LISTED if isinstance(e, type) and issubclass(e, Recommender)]
+FEDERATED = [e for e in ESTIMATORS if issubclass(e, FederatedRecommender)]
+
+every_estimator = pytest.mark.parametrize("Estimator", ESTIMATORS)
+every_federated = pytest.mark.parametrize("Estimator", FEDERATED)
+
+
+def make(Estimator, **parameters):
+    """A quick and seeded instance."""
+    estimator = Estimator()
+    defaults = {"n_rounds": 6, "random_state": 0}
+    known = estimator.get_params()
+    return estimator.set_params(**{k: v for k, v in defaults.items() if k in known}, **parameters)
+
+
+def fitted_arrays(model):
+    """All fitted arrays and numbers, by name."""
+    return {
+        name: value
+        for name, value in vars(model).items()
+        if name.endswith("_") and isinstance(value, np.ndarray | float | int | list)
+    }
+
+
+def assert_same_fit(one, other):
+    arrays, others = fitted_arrays(one), fitted_arrays(other)
+    assert arrays.keys() == others.keys()
+    for name, value in arrays.items():
+        np.testing.assert_array_equal(value, others[name], err_msg=name)
+
+
+@parametrize_with_checks([Estimator() for Estimator in ESTIMATORS])
+def test_scikit_learn_compatible(estimator, check):
+    check(estimator)
+
+
+# ------------------------------------------------------------------------------ input
+
+
+@every_estimator
+def test_ids_of_any_kind_give_the_same_model(Estimator, toy):
+    X, y = toy
+    as_strings = np.char.add("id", X.astype(str))
+    frame = pd.DataFrame({"u": as_strings[:, 0], "i": X[:, 1], "when": np.arange(len(X)) / 2})
+    expected = make(Estimator).fit(X, y).predict(X)
+    for table in (X.astype(float), as_strings, frame, X.tolist()):
+        model = make(Estimator).fit(table, y)
+        assert model.predict(table) == pytest.approx(expected)
+
+
+@every_estimator
+def test_row_order_does_not_matter(Estimator, toy):
+    X, y = toy
+    order = np.random.default_rng(1).permutation(len(y))
+    assert_same_fit(make(Estimator).fit(X, y), make(Estimator).fit(X[order], y[order]))
+
+
+@every_estimator
+def test_a_repeated_row_is_a_weight(Estimator, toy):
+    X, y = toy
+    weight = np.ones(len(y))
+    weight[[0, 5]] = [2, 0]
+    repeated = np.delete(np.r_[np.arange(len(y)), 0], 5)
+    one = make(Estimator).fit(X, y, sample_weight=weight)
+    other = make(Estimator).fit(X[repeated], y[repeated])
+    assert one.predict(X) == pytest.approx(other.predict(X))
+
+
+@every_estimator
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda X, y: (np.where(X == X[0, 0], np.nan, X), y), "NaN"),
+        (lambda X, y: (np.where(X == X[0, 0], np.inf, X), y), "infinity"),
+        (lambda X, y: (X[:, :1], y), r"1 feature\(s\)"),
+        (lambda X, y: (X[:0], y[:0]), r"0 sample\(s\)"),
+        (lambda X, y: (X, np.where(y == y[0], np.nan, y)), "NaN"),
+        (lambda X, y: (X, np.where(y == y[0], np.inf, y)), "infinity"),
+        (lambda X, y: (X, y[:-1]), "inconsistent numbers of samples"),
+        (lambda X, y: (_mixed(X), y), "user ids .column 0 of X. mix strings and numbers"),
+    ],
+)
+def test_bad_input_is_named(Estimator, toy, change, message):
+    with pytest.raises(ValueError, match=message):
+        make(Estimator).fit(*change(*toy))
+
+
+def _mixed(X):
+    X = X.astype(object)
+    X[0, 0] = str(X[0, 0])
+    return X
+
+
+@every_estimator
+def test_bad_clients_are_named(Estimator, toy):
+    X, y = toy
+    clients = np.where(np.arange(len(y)) % 2, "east", "west")
+    with pytest.raises(ValueError, match="A user belongs to one client, but user"):
+        make(Estimator).fit(X, y, clients=clients)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        make(Estimator).fit(X, y, clients=clients[:-1])
+
+
+@every_estimator
+def test_a_failed_fit_loses_nothing(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="two clients|belongs to one client"):
+        model.fit(X, y, clients=np.arange(len(y)))
+    np.testing.assert_array_equal(model.predict(X), before)
+
+
+@every_estimator
+@pytest.mark.parametrize(
+    ("X", "y"),
+    [
+        ([[1, 1], [1, 2], [1, 3]], [1.0, 2.0, 3.0]),
+        ([[1, 7], [2, 7], [3, 7]], [1.0, 2.0, 3.0]),
+        ([[1, 7], [2, 8], [1, 8]], [3.0, 3.0, 3.0]),
+        ([[1, 7]], [3.0]),
+        ([[2**62, 7], [2**62 + 1, 8]], [1.0, 5.0]),
+    ],
+    ids=["one user", "one item", "constant ratings", "one row", "huge ids"],
+)
+def test_awkward_data_give_finite_predictions(Estimator, X, y):
+    model = make(Estimator).fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+    assert len(np.unique(model.user_ids_)) == len({row[0] for row in X})
+
+
+# ---------------------------------------------------------------- predict and recommend
+
+
+@every_estimator
+def test_unknown_ids_fall_back(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    users, items = X[0]
+    pairs = [[-1, items], [users, -1], [-1, -1]]
+    assert np.isfinite(model.predict(pairs)).all()
+    recommended, scores = model.recommend([-1, users], 3, exclude_seen=False)
+    assert recommended.shape == (2, 3) and np.isfinite(scores).all()
+
+
+@every_estimator
+def test_recommendations_are_the_best_predictions(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    users = np.unique(X[:, 0])[:4]
+    items, scores = model.recommend(users, n_recommendations=4, exclude_seen=False)
+    for user, its, values in zip(users, items, scores, strict=True):
+        predicted = model.predict([[user, item] for item in model.item_ids_])
+        assert values == pytest.approx(np.sort(predicted)[::-1][:4])
+        assert values == pytest.approx(model.predict([[user, item] for item in its]))
+        assert len(set(its)) == 4
+
+
+@every_estimator
+def test_recommendations_leave_out_what_was_seen(Estimator):
+    X, y = make_toy(density=0.3)
+    model = make(Estimator).fit(X, y)
+    for user in np.unique(X[:, 0]):
+        items, _ = model.recommend([user], n_recommendations=2)
+        assert not set(items[0]) & set(X[X[:, 0] == user, 1])
+
+
+@every_estimator
+def test_recommendations_stay_among_the_candidates(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    candidates = model.item_ids_[[5, 1, 3]]
+    items, _ = model.recommend(X[:3, 0], 3, candidates=candidates, exclude_seen=False)
+    assert all(sorted(row) == sorted(candidates) for row in items.tolist())
+
+
+@every_estimator
+def test_bad_requests_are_named(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    with pytest.raises(ValueError, match="more than the 9 items"):
+        model.recommend(X[:1, 0], 10)
+    with pytest.raises(ValueError, match=f"User {X[0, 0]} has only"):
+        model.recommend(X[:1, 0], 9)
+    with pytest.raises(ValueError, match="Candidate 5 is not an item"):
+        model.recommend(X[:1, 0], 1, candidates=[5])
+    with pytest.raises(ValueError, match="'n_recommendations' parameter"):
+        model.recommend(X[:1, 0], 0)
+    with pytest.raises(ValueError, match="user ids were numbers in fit and are strings here"):
+        model.recommend(["ann"], 1)
+
+
+@every_estimator
+def test_new_users_are_folded_in(Estimator, toy):
+    X, y = toy
+    newcomer = X[:, 0] == X[0, 0]
+    known = ~newcomer & np.isin(X[:, 1], X[newcomer, 1]) | ~newcomer
+    model = make(Estimator).fit(X[known], y[known])
+    rows, ratings = X[newcomer], y[newcomer]
+    served = model.recommend([X[0, 0]], 2, interactions=(rows, ratings))
+    assert not np.isin(X[0, 0], model.user_ids_)
+    before = model.predict(X[known])
+    model.fold_in(rows, ratings)
+    assert model.n_users_ == len(model.user_ids_) == len(np.unique(X[:, 0]))
+    np.testing.assert_array_equal(model.predict(X[known]), before)
+    for one, other in zip(model.recommend([X[0, 0]], 2), served, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not set(served[0][0]) & set(rows[:, 1])
+    with pytest.raises(ValueError, match="was already in fit"):
+        model.fold_in(rows, ratings)
+
+
+# ----------------------------------------------------------- scikit-learn's machinery
+
+
+@every_estimator
+def test_pickles_and_clones(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    assert clone(model).get_params().keys() == model.get_params().keys()
+    assert "<div" in model._repr_html_()
+
+
+@every_estimator
+def test_works_in_pipelines_and_searches(Estimator, toy):
+    X, y = toy
+    cv = KFold(3, shuffle=True, random_state=0)
+    scores = cross_validate(make_pipeline(make(Estimator)), X, y, cv=cv, error_score="raise")
+    assert np.isfinite(scores["test_score"]).all()
+    grid = {name: [value] for name, value in make(Estimator).get_params(deep=False).items()}
+    search = GridSearchCV(make(Estimator), grid, cv=cv, error_score="raise").fit(X, y)
+    assert search.best_estimator_.predict(X).shape == (len(y),)
+
+
+@every_estimator
+def test_clients_are_routed(Estimator, toy):
+    X, y = toy
+    clients = X[:, 0] % 3
+    with config_context(enable_metadata_routing=True):
+        search = GridSearchCV(make(Estimator), {}, cv=3, error_score="raise")
+        search.fit(X, y, clients=clients, sample_weight=np.ones(len(y)))
+    routed = make(Estimator).fit(X, y, clients=clients)
+    np.testing.assert_array_equal(search.predict(X), routed.predict(X))
+
+
+@every_estimator
+def test_scores_are_what_they_say(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    if is_regressor(model):
+        residual = np.sum((y - model.predict(X)) ** 2)
+        assert model.score(X, y) == pytest.approx(1 - residual / np.sum((y - y.mean()) ** 2))
+    else:
+        assert 0 <= model.score(X, y) <= 1
+        assert model.score(X) == model.score(X, np.ones(len(X)))
+
+
+class Recorder:
+    """A callback that keeps what it is told."""
+
+    def __init__(self):
+        self.begun, self.ended, self.predictions = [], [], []
+
+    def setup(self, estimator, context):
+        self.metadata = []
+
+    def teardown(self, estimator, context):
+        self.done = True
+
+    def on_fit_task_begin(self, estimator, context):
+        self.begun.append(context.task_name)
+
+    def on_fit_task_end(self, estimator, context, *, X, metadata, fitted_estimator):
+        self.ended.append(context.task_name)
+        self.metadata.append(metadata)
+        self.predictions.append(fitted_estimator.predict(X))
+
+
+@every_estimator
+def test_callbacks_see_and_do_not_disturb(Estimator, toy):
+    X, y = toy
+    recorder = Recorder()
+    watched = make(Estimator).set_callbacks(recorder)
+    watched.fit(X, y, clients=X[:, 0] % 4, sample_weight=np.ones(len(y)))
+    alone = make(Estimator).fit(X, y, clients=X[:, 0] % 4, sample_weight=np.ones(len(y)))
+    assert_same_fit(watched, alone)
+    assert recorder.done and sorted(recorder.begun) == sorted(recorder.ended)
+    assert all(metadata.keys() == {"sample_weight"} for metadata in recorder.metadata)
+    np.testing.assert_array_equal(recorder.predictions[-1], alone.predict(X))
+
+
+@every_estimator
+def test_scikit_learns_callbacks_work(Estimator, toy, capsys):
+    X, y = toy
+    scoring = "neg_mean_squared_error"
+    monitor = ScoringMonitor(scoring=scoring)
+    make(Estimator).set_callbacks(monitor, ProgressBar()).fit(X, y)
+    assert monitor.get_logs().data
+    monitor = ScoringMonitor(scoring=scoring)
+    search = GridSearchCV(make(Estimator), {}, cv=2, error_score="raise")
+    search.set_params(estimator=make(Estimator).set_callbacks(monitor))
+    search.set_callbacks(ProgressBar()).fit(X, y)
+
+
+# ------------------------------------------------------------------- federated methods
+
+
+@every_federated
+def test_any_n_jobs_gives_the_same_bits(Estimator, monkeypatch):
+    monkeypatch.setattr(blocks, "RATINGS_PER_BLOCK", 20)
+    X, y = make_toy(40, 15)
+    for clients in (None, X[:, 0] % 7):
+        fits = [make(Estimator, n_jobs=n).fit(X, y, clients=clients) for n in (None, 2, 3)]
+        assert_same_fit(fits[0], fits[1])
+        assert_same_fit(fits[0], fits[2])
+        assert fits[0].communication_ == fits[2].communication_
+
+
+@every_federated
+def test_every_round_is_a_task(Estimator, toy):
+    recorder = Recorder()
+    make(Estimator).set_callbacks(recorder).fit(*toy)
+    assert recorder.begun == ["fit"] + ["round"] * 6
+    assert recorder.ended == ["round"] * 6 + ["fit"]
+
+
+@every_federated
+def test_a_callback_can_stop_the_fit(Estimator, toy):
+    class Stop(Recorder):
+        def on_fit_task_end(self, estimator, context):
+            return context.task_id == 2
+
+    model = make(Estimator).set_callbacks(Stop()).fit(*toy)
+    assert model.n_rounds_ == 3
+    assert_same_fit(model, make(Estimator, n_rounds=3).fit(*toy))
+
+
+@every_federated
+@pytest.mark.parametrize("world", [{}, {"client_fraction": 0.5}, {"early_stopping": True}])
+def test_a_warm_start_goes_on_where_it_ended(Estimator, toy, world):
+    X, y = toy
+    world |= {"federation": fedrecsk.Federation(dropout=0.3)}
+    warm = make(Estimator, n_rounds=3, warm_start=True, **world).fit(X, y)
+    warm.set_params(n_rounds=8).fit(X, y)
+    cold = make(Estimator, n_rounds=8, **world).fit(X, y)
+    assert_same_fit(warm, cold)
+    assert warm.communication_ == cold.communication_
+    with pytest.raises(ValueError, match="n_rounds=2 must be larger"):
+        warm.set_params(n_rounds=2).fit(X, y)
+    warm.set_params(n_rounds=9).fit(X, y)
+    with pytest.raises(ValueError, match="have changed since"):
+        warm.fit(X, y + 1)
+
+
+@every_federated
+def test_pickles_carry_no_training_state_unless_asked(Estimator):
+    X, y = make_toy(60, 30)
+    cold = len(pickle.dumps(make(Estimator).fit(X, y)))
+    warm = len(pickle.dumps(make(Estimator, warm_start=True).fit(X, y)))
+    assert warm > 1.5 * cold
+
+
+@every_federated
+def test_halving_over_rounds(Estimator, toy):
+    X, y = toy
+    search = HalvingGridSearchCV(
+        make(Estimator),
+        {"federation": [None, fedrecsk.Federation(dropout=0.5)]},
+        resource="n_rounds",
+        max_resources=6,
+        min_resources=2,
+        cv=2,
+        scoring="neg_mean_squared_error",
+        random_state=0,
+        error_score="raise",
+    )
+    assert search.fit(X, y).best_estimator_.n_rounds_ <= 6
+
+
+@every_federated
+@pytest.mark.parametrize("name", ["n_rounds", "client_fraction", "validation_fraction"])
+@pytest.mark.parametrize("value", [0, -0.5])
+def test_bad_parameters_are_named(Estimator, toy, name, value):
+    with pytest.raises(ValueError, match=f"'{name}' parameter of {Estimator.__name__}"):
+        Estimator(**{name: value}).fit(*toy)
+
+
+@every_federated
+@pytest.mark.parametrize("dropout", [1, -0.1, "half"])
+def test_bad_worlds_are_named(Estimator, toy, dropout):
+    with pytest.raises(ValueError, match="'dropout' parameter of Federation"):
+        Estimator(federation=fedrecsk.Federation(dropout=dropout)).fit(*toy)
+
+
+@every_federated
+def test_the_world_can_be_searched(Estimator, toy):
+    grid = {"federation__dropout": [0.0, 0.5], "federation__dropout_mode": ["upload"]}
+    estimator = make(Estimator, federation=fedrecsk.Federation())
+    search = GridSearchCV(estimator, grid, cv=2, error_score="raise").fit(*toy)
+    assert len(search.cv_results_["params"]) == 2
+
+
+@every_federated
+@pytest.mark.parametrize("mode", ["upload", "stale", "offline"])
+@pytest.mark.parametrize("sampling", ["random", "rotating"])
+def test_any_world_gives_finite_predictions(Estimator, toy, mode, sampling):
+    X, y = toy
+    federation = fedrecsk.Federation(dropout=0.8, dropout_mode=mode, sampling=sampling)
+    model = make(Estimator, n_rounds=4, client_fraction=0.2, federation=federation).fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+    ledger = model.communication_
+    assert [e["phase"] for e in ledger.entries][1:-1] == ["round"] * 4
+    assert sum(e["bytes_up"] for e in ledger.entries) == ledger.client_bytes_up.sum()
+    assert sum(e["bytes_down"] for e in ledger.entries) == ledger.client_bytes_down.sum()
+
+
+@every_federated
+def test_early_stopping_keeps_the_best_round(Estimator):
+    X, y = make_toy(60, 20)
+    y = np.random.default_rng(0).normal(size=len(y))
+    model = make(
+        Estimator, n_rounds=60, early_stopping=True, n_iter_no_change=3, validation_fraction=0.3
+    ).fit(X, y)
+    losses = [row["validation_loss"] for row in model.history_]
+    assert model.best_round_ == int(np.argmin(losses))
+    assert model.n_rounds_ < 60
+    assert model.n_rounds_ == len(losses) == len(model.loss_curve_)
+
+
+@every_federated
+def test_early_stopping_needs_rows_to_spare(Estimator):
+    X = np.stack([np.arange(10), np.arange(10) % 3], axis=1)
+    with pytest.raises(ValueError, match="no row to hold out"):
+        make(Estimator, early_stopping=True).fit(X, np.arange(10.0))

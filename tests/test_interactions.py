@@ -1,0 +1,132 @@
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedrecsk.interactions import Ids, as_table, encode, id_array, id_columns
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 5), st.integers(0, 4), st.integers(1, 5), st.integers(0, 3)
+    ),
+    min_size=1,
+    max_size=40,
+).filter(lambda rows: any(weight for *_, weight in rows))
+
+
+def by_hand(rows):
+    """Weighted mean and summed weight of each (user, item), the naive way."""
+    merged = {}
+    for user, item, y, weight in rows:
+        if weight:
+            total, mass = merged.get((user, item), (0.0, 0.0))
+            merged[user, item] = (total + weight * y, mass + weight)
+    return {pair: (total / mass, mass) for pair, (total, mass) in merged.items()}
+
+
+def as_dict(data):
+    users = data.user_ids.values[data.users]
+    items = data.item_ids.values[data.items]
+    pairs = zip(users, items, data.values, data.weights, strict=True)
+    return {(u, i): (y, w) for u, i, y, w in pairs}
+
+
+@given(ROWS, st.randoms(use_true_random=False))
+def test_rows_are_merged_and_their_order_never_matters(rows, random):
+    shuffled = random.sample(rows, len(rows))
+    results = []
+    for table in (np.array(rows), np.array(shuffled)):
+        data = encode(table[:, :2], table[:, 2].astype(float), sample_weight=table[:, 3] * 1.0)
+        results.append(data)
+        merged, expected = as_dict(data), by_hand(rows)
+        assert merged.keys() == expected.keys()
+        for pair, (y, weight) in expected.items():
+            assert merged[pair] == pytest.approx((y, weight))
+    assert results[0].fingerprint() == results[1].fingerprint()
+
+
+@given(ROWS, st.lists(st.integers(0, 2), min_size=6, max_size=6))
+def test_every_client_is_one_run_of_users(rows, client_of_user):
+    table = np.array(rows)
+    clients = np.array(client_of_user)[table[:, 0]]
+    data = encode(table[:, :2], clients=clients, sample_weight=table[:, 3] * 1.0)
+    for c, client in enumerate(data.client_ids):
+        users = data.user_ids.values[data.client_indptr[c] : data.client_indptr[c + 1]]
+        assert len(users) and all(client_of_user[u] == client for u in users)
+        assert list(users) == sorted(users)
+    assert data.client_indptr[-1] == data.n_users
+    assert data.indptr[-1] == len(data.items)
+    assert np.all(np.diff(data.indptr) > 0)
+
+
+def test_take_keeps_the_catalogue():
+    X = [[1, 10], [1, 11], [2, 10], [3, 12]]
+    data = encode(np.array(X), np.array([1.0, 2.0, 3.0, 4.0]))
+    part = data.take(np.array([False, True, False, True]))
+    assert as_dict(part) == {(1, 11): (2.0, 1.0), (3, 12): (4.0, 1.0)}
+    assert part.n_users == 3 and part.n_items == 3 and np.diff(part.indptr).tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("ids", "kind"),
+    [
+        ([1, 2, 2], "i"),
+        ([1.5, 2, 3], "f"),
+        (["a", "b", "a"], "U"),
+        (np.array(["a", "bb"], dtype=object), "U"),
+        (pd.Series(["a", "b"]), "U"),
+        (pd.Series([1, 2], dtype="Int64"), "i"),
+        (np.array([1, 2**63], dtype=np.uint64), "u"),
+        ([2**70, 1], "O"),
+    ],
+)
+def test_ids_of_any_kind_find_themselves(ids, kind):
+    array = id_array(ids, "user ids")
+    assert array.dtype.kind == kind
+    known = Ids(np.unique(array), "user ids")
+    assert known.values[known.codes(array)].tolist() == list(ids)
+
+
+def test_ids_without_order_find_themselves():
+    known = Ids(np.array([7, 3, 5]), "user ids")
+    assert known.codes(np.array([5, 7, 4, 3])).tolist() == [2, 0, -1, 1]
+
+
+def test_numbers_match_across_types_and_only_exactly():
+    known = Ids(np.array([1, 2, 3]), "item ids")
+    assert known.codes(np.array([2.0, 2.5, 9.0])).tolist() == [1, -1, -1]
+    assert known.codes(np.array([2**64 - 1, 3], dtype=np.uint64)).tolist() == [-1, 2]
+
+
+def test_each_column_keeps_its_type():
+    users, items = id_columns(as_table([["ann", 7], ["bob", 8]]))
+    assert users.tolist() == ["ann", "bob"] and items.tolist() == [7, 8]
+    frame = pd.DataFrame({"u": [2**60 + 1, 2**60 + 2], "i": ["x", "y"], "t": [0.5, 1.5]})
+    users, items = id_columns(frame)
+    assert users.tolist() == [2**60 + 1, 2**60 + 2] and items.tolist() == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        (["1", 1], ValueError, "user ids mix strings and numbers"),
+        ([1.0, float("nan")], ValueError, "NaN or infinity"),
+        ([1, None], TypeError, "must be a string or a number, not 'NoneType'"),
+        ([b"a", b"b"], TypeError, "not 'bytes'"),
+        ([[1, 2]], ValueError, "one-dimensional"),
+    ],
+)
+def test_bad_ids_are_named(ids, error, message):
+    with pytest.raises(error, match=message):
+        id_array(ids, "user ids")
+
+
+def test_a_user_on_two_clients_is_named():
+    with pytest.raises(ValueError, match="user 5 has rows on clients (a and b|b and a)"):
+        encode(np.array([[5, 1], [5, 2], [6, 1]]), clients=["a", "b", "b"])
+
+
+def test_other_kind_of_id_than_in_fit_is_an_error():
+    with pytest.raises(ValueError, match="item ids were strings in fit and are numbers here"):
+        Ids(np.array(["1", "2"]), "item ids").codes(np.array([1, 2]))
