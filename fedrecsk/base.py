@@ -51,7 +51,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         """Raise where parameters do not go together."""
 
     def _response(self, scores):
-        """Turn scores of the linear part into estimated ratings; keeps their order."""
+        """Turn scores into estimated ratings; never reverses their order."""
         return scores
 
     def _new_user_attributes(self, data):
@@ -232,7 +232,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             top = metrics.top_k(board, n_recommendations)
             best[batch] = eligible[top]
             scores[batch] = np.take_along_axis(board, top, axis=1)
-        return self.item_ids_[best], scores
+        return self.item_ids_[best], self._response(scores)
 
     def fold_in(
         self,
@@ -314,12 +314,15 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         return self._response(scores)
 
     def _score_all(self, users):
-        """Score every item for users (codes, -1 for unknown); shape (n, n_items)."""
+        """Score every item for users (codes, -1 for unknown); shape (n, n_items).
+
+        These are the scores before `_response`, which may make ties of them.
+        """
         offset, user_bias, item_bias, user_factors, item_factors = self._linear_part()
         known = (users >= 0)[:, None]
         scores = np.where(known, user_factors[users], 0) @ item_factors.T.astype(np.float64)
         scores += item_bias + offset + np.where(known, user_bias[users][:, None], 0)
-        return self._response(scores)
+        return scores
 
     def _linear_part(self):
         n_users, n_items = self.n_users_, self.n_items_

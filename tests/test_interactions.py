@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from fedrecsk.interactions import Ids, as_table, encode, id_array, id_columns
 
 ROWS = st.lists(
-    st.tuples(
-        st.integers(0, 5), st.integers(0, 4), st.integers(1, 5), st.integers(0, 3)
-    ),
+    st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(1, 5), st.integers(0, 3)),
     min_size=1,
     max_size=40,
 ).filter(lambda rows: any(weight for *_, weight in rows))

@@ -2,13 +2,15 @@
 
 Vectors have `width` columns. With biases, column 0 of an item is its bias (met by a 1 on the
 user's side) and column 0 of a user is the user's bias (met by a 1 on the item's side).
+
+A step rule is the tuple (adam, rate, beta1, beta2, epsilon, debias): plain gradient descent at
+`rate` if not adam, else Adam, with the correction of its first moment in `rate` and that of
+its second in `debias`.
 """
 
 import numpy as np
 
 from fedrecsk._kernels._jit import kernel
-
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 @kernel
@@ -21,22 +23,28 @@ def link(score, sigmoid):
 
 
 @kernel
-def descend(x, gradient, mean, square, rate, adam, debias1, debias2):
-    """One step on the vector x, in place: Adam with moments `mean`, `square`, or plain."""
+def descend(x, gradient, mean, square, rule):
+    """One step of the rule on the vector x with its moments, in place."""
     # Constants of x's own type: a float64 among float32 would halve the vector width.
     real = x.dtype.type
-    rate = real(rate)
+    adam, rate = rule[0], real(rule[1])
     if adam:
-        keep1, keep2, tiny = real(BETA1), real(BETA2), real(EPSILON)
-        take1, take2 = real(1 - BETA1), real(1 - BETA2)
-        rate, debias2 = real(rate * debias1), real(debias2)
+        beta1, beta2, epsilon, debias = real(rule[2]), real(rule[3]), real(rule[4]), real(rule[5])
+        new1, new2 = real(1 - rule[2]), real(1 - rule[3])
         for f in range(len(x)):
-            mean[f] = keep1 * mean[f] + take1 * gradient[f]
-            square[f] = keep2 * square[f] + take2 * gradient[f] * gradient[f]
-            x[f] -= rate * mean[f] / (np.sqrt(square[f] * debias2) + tiny)
+            mean[f] = beta1 * mean[f] + new1 * gradient[f]
+            square[f] = beta2 * square[f] + new2 * gradient[f] * gradient[f]
+            x[f] -= rate * mean[f] / (np.sqrt(square[f] * debias) + epsilon)
     else:
         for f in range(len(x)):
             x[f] -= rate * gradient[f]
+
+
+@kernel
+def begin_with_pull(gradient, item, centre, pull):
+    """Begin an item's gradient with the pull towards the server's vector."""
+    for f in range(len(gradient)):
+        gradient[f] = pull * (item[f] - centre[f])
 
 
 @kernel
@@ -61,22 +69,20 @@ def local_step(
     biases,
     pull,
     reg_item,
+    reg_item_bias,
     reg_user,
-    rate,
-    adam,
-    debias1,
-    debias2,
+    reg_user_bias,
+    rule,
     senders,
-    shared,
     clip,
     sums,
     holders,
 ):
     """Step every active client's users and rated items, in place, and add up the uploads.
 
-    The objective of a client is sum_r w (r - link(offset + b_u + b_i + p.q))^2
-    + sum_r w |v_i|^2_reg_item + sum_u |x_u|^2_reg_user + pull / 2 |V - broadcast|^2, and all
-    its gradients are taken at the same point.
+    The objective of a client is sum_r w [(r - link(offset + b_u + b_i + p.q))^2
+    + reg_item |q_i|^2 + reg_item_bias b_i^2] + sum_u [reg_user |p_u|^2 + reg_user_bias b_u^2]
+    + pull / 2 |V - broadcast|^2, and all its gradients are taken at the same point.
 
     Parameters
     ----------
@@ -90,12 +96,13 @@ def local_step(
     users, user_mean, user_square : (n_users, width), vectors and their moments
     held, held_mean, held_square : (n_rows, width), the clients' own item vectors
     broadcast : (n_items, width), the server's item vectors
-    reg_item : (width,)
-    reg_user : (n_users, width)
     pull : float, lambda
-
-    The last five arguments are those of :func:`upload`, which does the adding alone; here it
-    is done while a client's vectors are still in the cache.
+    reg_item, reg_item_bias : (n_items,)
+    reg_user, reg_user_bias : (n_users,)
+    rule : tuple, see the module
+    senders, clip, sums, holders
+        As for :func:`upload`, which adds without a step; here a client's vectors are added
+        while they are still in the cache.
 
     Returns
     -------
@@ -112,8 +119,10 @@ def local_step(
     item_gradient = np.empty((largest, width), dtype=held.dtype)
     user_gradient = np.empty(width, dtype=held.dtype)
     partner = np.empty(width, dtype=held.dtype)
+    is_bias = np.zeros(width, dtype=held.dtype)
+    if biases:
+        is_bias[0] = 1
     sound = np.ones(len(active), dtype=np.bool_)
-    n_added = 0
     for c in range(len(active)):
         if not active[c]:
             continue
@@ -123,8 +132,8 @@ def local_step(
         alone = client_indptr[c + 1] - client_indptr[c] == 1
         if not alone:
             for local in range(n_rows):
-                begin_with_pull(item_gradient[local], held[first + local],
-                         broadcast[row_items[first + local]], pull)  # fmt: skip
+                centre = broadcast[row_items[first + local]]
+                begin_with_pull(item_gradient[local], held[first + local], centre, pull)
         for u in range(client_indptr[c], client_indptr[c + 1]):
             user = users[u]
             partner[:] = user
@@ -145,71 +154,54 @@ def local_step(
                 mass += weights[k]
                 g = real(-2 * weights[k] * error * slope)
                 slope_sum += g
-                shrink = real(2 * weights[k])
+                i = row_items[rows[k]]
+                shrink = real(2) * weights[k] * reg_item[i]
+                extra = real(2) * weights[k] * (reg_item_bias[i] - reg_item[i])
                 target = item_gradient[rows[k] - first]
                 if alone:
-                    begin_with_pull(target, item, broadcast[row_items[rows[k]]], pull)
+                    begin_with_pull(target, item, broadcast[i], pull)
                 for f in range(width):
                     user_gradient[f] += g * item[f]
-                    target[f] += g * partner[f] + shrink * reg_item[f] * item[f]
-            if biases:
-                user_gradient[0] = slope_sum
+                    target[f] += g * partner[f] + (shrink + extra * is_bias[f]) * item[f]
             for f in range(width):
-                user_gradient[f] += real(2) * reg_user[u, f] * user[f]
-            descend(
-                user, user_gradient, user_mean[u], user_square[u], rate, adam, debias1, debias2
-            )
+                user_gradient[f] += real(2) * reg_user[u] * user[f]
+            if biases:
+                user_gradient[0] = slope_sum + real(2) * reg_user_bias[u] * user[0]
+            descend(user, user_gradient, user_mean[u], user_square[u], rule)
         span = slice(first, first + n_rows)
         descend(
             held[span].ravel(),
             item_gradient[:n_rows].ravel(),
             held_mean[span].ravel(),
             held_square[span].ravel(),
-            rate,
-            adam,
-            debias1,
-            debias2,
+            rule,
         )
-        sound[c] = is_finite(held[span]) and is_finite(users[client_indptr[c]:client_indptr[c + 1]])
+        sound[c] = is_finite(held[span]) and is_finite(
+            users[client_indptr[c] : client_indptr[c + 1]]
+        )
         if sound[c] and senders[c]:
-            n_added += 1
             add_held(row_items[span], held[span], clip, sums, holders)
-    add_shared(n_added, holders, shared, clip, sums)
     return loss, mass, sound
 
 
 @kernel
-def begin_with_pull(gradient, item, centre, pull):
-    """Begin a gradient with the pull towards the server's vector."""
-    for f in range(len(gradient)):
-        gradient[f] = pull * (item[f] - centre[f])
-
-
-@kernel
-def follow(shared, shared_mean, shared_square, broadcast, pull, rate, adam, debias1, debias2):
+def follow(shared, shared_mean, shared_square, broadcast, pull, rule):
     """The same step for the vector that every client keeps of an item it has not rated."""
     gradient = shared.dtype.type(pull) * (shared - broadcast)
     descend(
-        shared.ravel(),
-        gradient.ravel(),
-        shared_mean.ravel(),
-        shared_square.ravel(),
-        rate,
-        adam,
-        debias1,
-        debias2,
+        shared.ravel(), gradient.ravel(), shared_mean.ravel(), shared_square.ravel(), rule
     )
 
 
 @kernel
-def upload(row_indptr, row_items, users, client_indptr, held, shared, senders, clip, sums, holders):
-    """Add up the clipped item matrices of the senders whose values are all finite.
+def upload(client_indptr, row_indptr, row_items, users, held, senders, clip, sums, holders):
+    """Add up the clipped own item vectors of the senders whose values are all finite.
 
     Parameters
     ----------
     senders : (n_clients,) bool
     clip : float, infinity for none
-    sums : (n_items, width), receives the sum of the clipped matrices
+    sums : (n_items, width), receives the sum of the held vectors
     holders : (n_items,), receives how many of the added clients hold each item
 
     Returns
@@ -218,14 +210,13 @@ def upload(row_indptr, row_items, users, client_indptr, held, shared, senders, c
         Clients whose own vectors are finite, senders or not.
     """
     sound = np.ones(len(senders), dtype=np.bool_)
-    n_added = 0
     for c in range(len(senders)):
         span = slice(row_indptr[c], row_indptr[c + 1])
-        sound[c] = is_finite(held[span]) and is_finite(users[client_indptr[c]:client_indptr[c + 1]])
+        sound[c] = is_finite(held[span]) and is_finite(
+            users[client_indptr[c] : client_indptr[c + 1]]
+        )
         if sound[c] and senders[c]:
-            n_added += 1
             add_held(row_items[span], held[span], clip, sums, holders)
-    add_shared(n_added, holders, shared, clip, sums)
     return sound
 
 
@@ -251,39 +242,27 @@ def add_held(items, vectors, clip, sums, holders):
 
 
 @kernel
-def add_shared(n_clients, holders, shared, clip, sums):
-    """Add the shared vectors, once for each of the clients that does not hold the item."""
-    clip = shared.dtype.type(clip)
-    for i in range(len(sums)):
-        others = n_clients - holders[i]
-        for f in range(sums.shape[1]):
-            sums[i, f] += others * min(max(shared[i, f], -clip), clip)
-
-
-@kernel
 def solve_users(
-    indptr, items, values, weights, users, item_vectors, offset, sigmoid, biases, reg_user, n_steps
+    indptr, items, values, weights, users, item_vectors, offset, sigmoid, biases, reg, n_steps
 ):
     """Fit every user's vector to its ratings with the items fixed, in place.
 
     Gauss-Newton steps, each halved until the user's objective falls; with the identity link
-    the first one is the ridge solution.
+    the first one is the ridge solution. `reg` has shape (n_users, width).
     """
     width = users.shape[1]
     partner = np.empty(width)
     for u in range(len(users)):
-        if indptr[u] == indptr[u + 1]:
-            continue
+        ratings = slice(indptr[u], indptr[u + 1])
+        data = items[ratings], values[ratings], weights[ratings]
         x = users[u].astype(np.float64)
-        current = user_loss(
-            u, x, indptr, items, values, weights, item_vectors, offset, sigmoid, biases, reg_user
-        )
+        current = user_loss(x, data, item_vectors, offset, sigmoid, biases, reg[u])
         for _ in range(n_steps):
             hessian = np.zeros((width, width))
             gradient = np.empty(width)
             for f in range(width):
-                hessian[f, f] = reg_user[u, f] + 1e-9
-                gradient[f] = reg_user[u, f] * x[f]
+                hessian[f, f] = reg[u, f] + 1e-9
+                gradient[f] = reg[u, f] * x[f]
             for k in range(indptr[u], indptr[u + 1]):
                 score = user_score(x, item_vectors[items[k]], offset, biases, partner)
                 estimate, slope = link(score, sigmoid)
@@ -291,23 +270,15 @@ def solve_users(
                 h = weights[k] * slope * slope
                 for f in range(width):
                     gradient[f] += g * partner[f]
-                    for e in range(f + 1):
+                    for e in range(width):
                         hessian[f, e] += h * partner[f] * partner[e]
-            for f in range(width):
-                for e in range(f):
-                    hessian[e, f] = hessian[f, e]
             step = np.linalg.solve(hessian, gradient)
-            length = 1.0
-            for _ in range(8):
-                trial = x - length * step
-                loss = user_loss(
-                    u, trial, indptr, items, values, weights, item_vectors, offset, sigmoid,
-                    biases, reg_user,
-                )  # fmt: skip
+            for halving in range(8):
+                trial = x - step / 2**halving
+                loss = user_loss(trial, data, item_vectors, offset, sigmoid, biases, reg[u])
                 if loss <= current:
                     x, current = trial, loss
                     break
-                length /= 2
         users[u] = x
 
 
@@ -326,15 +297,14 @@ def user_score(x, item, offset, biases, partner):
 
 
 @kernel
-def user_loss(
-    u, x, indptr, items, values, weights, item_vectors, offset, sigmoid, biases, reg_user
-):
-    """The user's regularised sum of squared errors at x."""
+def user_loss(x, data, item_vectors, offset, sigmoid, biases, reg):
+    """One user's regularised sum of squared errors at x."""
+    items, values, weights = data
     partner = np.empty(len(x))
     loss = 0.0
     for f in range(len(x)):
-        loss += reg_user[u, f] * x[f] * x[f]
-    for k in range(indptr[u], indptr[u + 1]):
+        loss += reg[f] * x[f] * x[f]
+    for k in range(len(items)):
         score = user_score(x, item_vectors[items[k]], offset, biases, partner)
         estimate = link(score, sigmoid)[0]
         loss += weights[k] * (values[k] - estimate) ** 2

@@ -1,0 +1,6 @@
+"""The federated methods, one file each."""
+
+from fedrecsk.federated.rfrec import RFRec
+from fedrecsk.federated.rfrecf import RFRecF
+
+__all__ = ["RFRec", "RFRecF"]

@@ -20,6 +20,7 @@ from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation import participation
 from fedrecsk.simulation.federation import Federation
 from fedrecsk.simulation.keys import Key
+from fedrecsk.simulation.messages import Message
 from fedrecsk.simulation.transport import Transport
 
 
@@ -32,10 +33,13 @@ class Catalogue(NamedTuple):
         Items on offer.
     n_clients : int
         Clients that have signed up.
+    rating_range : tuple of float
+        The ends of the form on which users rate. The simulator reads them off y.
     """
 
     n_items: int
     n_clients: int
+    rating_range: tuple
 
 
 class FederatedRecommender(Recommender):
@@ -70,11 +74,17 @@ class FederatedRecommender(Recommender):
 
     def _enrol(self, block):
         """Clients: what they tell before the first round. A Message, or None."""
-        return None
 
     def _init_server(self, catalogue, enrolment, key):
         """Server: its first state, from the catalogue and the summed enrolment."""
         raise NotImplementedError
+
+    def _announce(self, server):
+        """Server: what it tells every client once, in reply to enrolment. A Message; pure.
+
+        Its fields are part of the message that `_init_clients` gets.
+        """
+        return Message()
 
     def _model(self, server):
         """Server: the model as clients receive it. A Message; pure."""
@@ -85,7 +95,7 @@ class FederatedRecommender(Recommender):
         return self._model(server)
 
     def _init_clients(self, block, message, key):
-        """Clients: their private state, from the first broadcast they hear."""
+        """Clients: their private state, from the first broadcast and the announcement."""
         raise NotImplementedError
 
     def _client_update(self, block, state, message, key):
@@ -102,7 +112,10 @@ class FederatedRecommender(Recommender):
         raise NotImplementedError
 
     def _personalize(self, block, state, message, key):
-        """Clients: their step on the final model; pure. `state` is None for newcomers."""
+        """Clients: their step on the final model; pure.
+
+        `state` is None for newcomers, whose message has the announcement's fields too.
+        """
         return self._init_clients(block, message, key) if state is None else state
 
     def _attributes(self, server, states):
@@ -141,7 +154,10 @@ class FederatedRecommender(Recommender):
             Parallel(n_jobs=self.n_jobs, require="sharedmem") as parallel,
         ):
             if run.server is None:
-                run.server = self._enrolled(clients, run, parallel)
+                catalogue = Catalogue(
+                    data.n_items, data.n_clients, (data.values.min(), data.values.max())
+                )
+                run.server = self._enrolled(clients, run, catalogue, parallel)
             while run.n_rounds < self.n_rounds and not run.stopping.stopped:
                 close = report.step("round")
                 self._round(clients, run, parallel)
@@ -160,10 +176,11 @@ class FederatedRecommender(Recommender):
         run.ledger.open("round", run.n_rounds)
         run.ledger.count(participants=turn.active.sum(), dropped=turn.dropped.sum())
 
+        announced = self._announce(run.server)
         message = self._broadcast(run.server, key)
         run.transport.down(message, turn.hears)
         results = parallel(
-            delayed(_update)(clients, block, state, heard, message, turn, key)
+            delayed(_update)(clients, block, state, heard, message, announced, turn, key)
             for block, state, heard in zip(run.blocks, run.states, run.heard, strict=True)
         )
         states, uploads, run.heard = map(list, zip(*results, strict=True))
@@ -172,13 +189,14 @@ class FederatedRecommender(Recommender):
         run.server = self._aggregate(run.server, message, upload, key)
         run.record(turn)
 
-    def _enrolled(self, clients, run, parallel):
+    def _enrolled(self, clients, run, catalogue, parallel):
         everyone = np.ones(run.n_clients, dtype=bool)
         run.ledger.open("enrolment")
         parts = parallel(delayed(clients._enrol)(block) for block in run.blocks)
         enrolment = run.transport.up(run.blocks, parts, everyone, everyone, run.key)
-        catalogue = Catalogue(run.blocks[0].n_items, run.n_clients)
-        return self._init_server(catalogue, enrolment, run.key)
+        server = self._init_server(catalogue, enrolment, run.key)
+        run.transport.down(self._announce(server) or None, everyone)
+        return server
 
     def _validate(self, clients, run, held_out, report):
         attributes = self._finished(clients, run)
@@ -190,7 +208,7 @@ class FederatedRecommender(Recommender):
 
     def _finished(self, clients, run):
         """Fitted attributes as if the rounds ended here, leaving the run as it is."""
-        message = self._model(run.server)
+        message = Message(**self._announce(run.server), **self._model(run.server))
         states = [
             clients._personalize(block, state, message, run.key.at(run.n_rounds))
             for block, state in zip(run.blocks, run.states, strict=True)
@@ -214,9 +232,7 @@ class FederatedRecommender(Recommender):
 
     def _cut(self, data, federation, key):
         if self._shares_state or federation.dropout_mode == "stale":
-            groups = participation.histories(
-                data.n_clients, self.client_fraction, federation, key
-            )
+            groups = participation.histories(data.n_clients, self.client_fraction, federation, key)
             return _blocks.cut(data, groups)
         return _blocks.cut(data)
 
@@ -242,7 +258,7 @@ class FederatedRecommender(Recommender):
     def _new_user_attributes(self, data):
         clients = clone(self)
         blocks = _blocks.cut(data)
-        message = self._model(self._server)
+        message = Message(**self._announce(self._server), **self._model(self._server))
         with _get_threadpool_controller().limit(limits=1, user_api="blas"):
             states = [clients._personalize(block, None, message, Key(0)) for block in blocks]
         attributes = self._attributes(self._server, _blocks.ClientStates(blocks, states))
@@ -310,7 +326,7 @@ class Run:
         )
 
 
-def _update(clients, block, state, heard, message, turn, key):
+def _update(clients, block, state, heard, message, announced, turn, key):
     """One block's part in a round, on the clients' side."""
     block.active, block.delivers = turn.active[block.clients], turn.delivers[block.clients]
     if not block.active.any():
@@ -322,6 +338,6 @@ def _update(clients, block, state, heard, message, turn, key):
     if state is None:
         if heard is None:
             return None, None, None
-        state = clients._init_clients(block, heard, key)
+        state = clients._init_clients(block, Message(**announced, **heard), key)
     state, upload = clients._client_update(block, state, message, key)
     return state, upload, heard

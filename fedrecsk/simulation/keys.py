@@ -9,6 +9,7 @@ import zlib
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtri
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -44,6 +45,10 @@ class Key(NamedTuple):
     def uniform(self, purpose, index=0):
         """Uniform draws in [0, 1), one for each entry of `index`."""
         return (self.hashed(purpose, index) >> np.uint64(11)) * 2.0**-53
+
+    def normal(self, purpose, index=0):
+        """Standard normal draws, one for each entry of `index`."""
+        return ndtri(self.uniform(purpose, index) + 2.0**-54)
 
     def generator(self, purpose):
         """A NumPy generator of this key, for draws that the server makes as a whole."""

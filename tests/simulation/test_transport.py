@@ -32,9 +32,7 @@ def test_the_sum_is_over_what_arrives_and_is_sound(active, arrives, sound, max_r
     counted = delivers & sound
     values = np.arange(N_CLIENTS * 3.0).reshape(N_CLIENTS, 3)
     parts = [
-        Message(
-            x=Dense(values[b.clients[counted[b.clients]]].sum(axis=0)), sound=sound[b.clients]
-        )
+        Message(x=Dense(values[b.clients[counted[b.clients]]].sum(axis=0)), sound=sound[b.clients])
         if active[b.clients].any()
         else None
         for b in blocks
