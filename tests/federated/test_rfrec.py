@@ -1,0 +1,332 @@
+import numpy as np
+import pytest
+
+from fedrecsk import BiasOnly, Federation, RFRec, RFRecF
+from fedrecsk.interactions import encode
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.simulation import blocks, participation
+from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy, rmse, split
+from tests.reference import rfrec as reference
+
+BOTH = pytest.mark.parametrize("Estimator", [RFRec, RFRecF])
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    """Adam amplifies float32 rounding to 1e-2 within a few rounds."""
+    monkeypatch.setattr(RFRec, "_dtype", np.float64)
+
+
+def seed_of(model):
+    return Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
+
+
+def reference_fit(model, X, y, clients=None, sample_weight=None):
+    """Run the naive reference in the world of `model`; returns users, items and clients."""
+    data = encode(X, y, clients=clients, sample_weight=sample_weight)
+    low, high = model.rating_scale or (y.min(), y.max())
+    ratings = np.full((data.n_users, data.n_items), np.nan)
+    weights = np.zeros(ratings.shape)
+    ratings[data.users, data.items] = (data.values - low) / (high - low)
+    weights[data.users, data.items] = data.weights
+    world, key = model.federation or Federation(), seed_of(model)
+    private = world.local_dp is not None
+
+    mean = 0.5 if private else np.nansum(weights * np.nan_to_num(ratings)) / weights.sum()
+    level = (np.log(mean / (1 - mean)) if model.link == "sigmoid" else mean) * model.biases
+    width = model.n_factors + model.biases
+    items = key.generator("item vectors").standard_normal((data.n_items, width))
+    users = key.normal("user vectors", np.arange(data.n_users * width)).reshape(-1, width)
+    items, users = model.init_std * items, model.init_std * users
+    if model.biases:
+        items[:, 0] = users[:, 0] = 0
+
+    n_ratings = None if private else weights.sum(axis=0)
+    spans = [slice(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
+    everyone = [
+        reference.Client(model, ratings[s], weights[s], users[s], level, n_ratings) for s in spans
+    ]
+    server = reference.Server(model, items, [ratings[s] for s in spans])
+    turns = [
+        participation.draw(data.n_clients, model.client_fraction, world, key.at(t))[:3]
+        for t in range(model.n_rounds)
+    ]
+    clip = world.local_dp.clip if private else np.inf
+    if isinstance(model, RFRecF):
+        coins = [
+            int(key.at(t).uniform("coin") < model.aggregation_probability)
+            for t in range(model.n_rounds)
+        ]
+        reference.rfrecf(model, everyone, server, turns, coins, clip)
+    else:
+        reference.rfrec(model, everyone, server, turns, clip)
+    return np.concatenate([c.users for c in everyone]), server.items, everyone
+
+
+def assert_equals_reference(model, X, y, **fit_params):
+    model.fit(X, y, **fit_params)
+    users, items, everyone = reference_fit(model, X, y, **fit_params)
+    first = int(model.biases)
+    started = np.concatenate([np.full(len(c.users), c.items is not None) for c in everyone])
+    np.testing.assert_allclose(model.item_factors_, items[:, first:], atol=1e-9)
+    np.testing.assert_allclose(model.user_factors_[started], users[started, first:], atol=1e-9)
+    if model.biases:
+        np.testing.assert_allclose(model.item_bias_, items[:, 0], atol=1e-9)
+        np.testing.assert_allclose(model.user_bias_[started], users[started, 0], atol=1e-9)
+    return everyone
+
+
+def make(Estimator, **parameters):
+    return Estimator(
+        **{"n_factors": 3, "n_rounds": 25 if Estimator is RFRecF else 8, "random_state": 0}
+        | parameters
+    )
+
+
+METHODS = [
+    {},
+    {"optimizer": "gd", "learning_rate": 0.02},
+    {"link": "identity"},
+    {"link": "identity", "optimizer": "gd", "biases": False, "reg_item": 0.0, "reg_power": 0.0},
+    {"aggregation": "holders", "coupling": 1.3},
+    {"aggregation": "all", "reg_power": 1.0, "coupling": 0.7},
+    {"biases": False, "rating_scale": (0, 6)},
+]
+SIZES = pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
+
+
+@BOTH
+@SIZES
+@pytest.mark.parametrize("parameters", METHODS, ids=str)
+@pytest.mark.parametrize("n_clients", [None, 4], ids=["users", "groups"])
+def test_equals_the_naive_reference(
+    Estimator, parameters, n_clients, ratings_per_block, toy, monkeypatch
+):
+    monkeypatch.setattr(blocks, "RATINGS_PER_BLOCK", ratings_per_block)
+    X, y = toy
+    clients = None if n_clients is None else X[:, 0] % n_clients
+    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
+    assert_equals_reference(make(Estimator, **parameters), X, y, clients=clients)
+    assert_equals_reference(
+        make(Estimator, **parameters), X, y, clients=clients, sample_weight=weight
+    )
+
+
+WORLDS = [
+    {"federation": Federation(dropout=0.4)},
+    {"federation": Federation(dropout=0.9)},
+    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
+    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
+    {"client_fraction": 0.3},
+    {"client_fraction": 0.3, "federation": Federation(sampling="rotating")},
+    {"client_fraction": 0.5, "federation": Federation(sampling="rotating", dropout=0.3)},
+]
+
+
+@BOTH
+@pytest.mark.parametrize("world", WORLDS, ids=str)
+@pytest.mark.parametrize("aggregation", ["all", "holders"])
+def test_equals_the_naive_reference_in_any_world(Estimator, world, aggregation, toy):
+    X, y = toy
+    assert_equals_reference(make(Estimator, aggregation=aggregation, **world), X, y)
+    assert_equals_reference(
+        make(Estimator, aggregation=aggregation, **world), X, y, clients=X[:, 0] % 5
+    )
+
+
+@BOTH
+@SIZES
+def test_clipping_equals_the_naive_reference(Estimator, ratings_per_block, toy, monkeypatch):
+    monkeypatch.setattr(blocks, "RATINGS_PER_BLOCK", ratings_per_block)
+    monkeypatch.setattr(
+        LaplaceMechanism, "summed_noise", lambda self, n, shape, generator: np.zeros(shape)
+    )
+    world = Federation(local_dp=LaplaceMechanism(clip=0.05, scale=1.0), dropout=0.2)
+    model = make(Estimator, aggregation="all", rating_scale=(1, 5), federation=world)
+    assert_equals_reference(model, *toy)
+
+
+@BOTH
+@pytest.mark.parametrize("biases", [True, False])
+def test_local_prediction_uses_the_clients_own_matrix(Estimator, biases, toy):
+    X, y = toy
+    model = make(Estimator, predict_with="local", link="identity", biases=biases)
+    everyone = assert_equals_reference(model, X, y, clients=X[:, 0] % 4)
+    data = encode(X, y, clients=X[:, 0] % 4)
+    low, high = model.rating_scale_
+    for c, client in enumerate(everyone):
+        for local, u in enumerate(range(*data.client_indptr[c : c + 2])):
+            p, q = client.users[local], client.items
+            score = q @ p
+            if biases:
+                score = client.level + p[0] + q[:, 0] + q[:, 1:] @ p[1:]
+            pairs = [[model.user_ids_[u], item] for item in model.item_ids_]
+            expected = np.clip(low + (high - low) * score, low, high)
+            assert model.predict(pairs) == pytest.approx(expected)
+            items, scores = model.recommend([model.user_ids_[u]], 9, exclude_seen=False)
+            assert scores[0] == pytest.approx(np.sort(expected)[::-1])
+
+
+def test_the_ledger_counts_what_the_protocol_sends(toy):
+    X, y = toy
+    n, m, width, rounds = 12, 9, 4, 8
+    ledger = make(RFRec).fit(X, y).communication_
+    enrolment, *entries, final = ledger.entries
+    assert enrolment["bytes_up"] == n * 4 * (2 + m)
+    assert enrolment["bytes_down"] == n * 4 * (3 + m)
+    assert len(entries) == rounds
+    for entry in entries:
+        assert entry["bytes_up"] == entry["bytes_down"] == n * m * width * 4
+        assert entry["messages_up"] == entry["messages_down"] == n
+    assert final["bytes_down"] == n * m * width * 4 and final["bytes_up"] == 0
+    paper = make(RFRec, biases=False, reg_item=0.0).fit(X, y).communication_
+    assert paper.bytes_up == rounds * n * m * 3 * 4
+
+
+def test_lost_uploads_are_counted(toy):
+    model = make(RFRec, n_rounds=50, federation=Federation(dropout=0.5)).fit(*toy)
+    rounds = [e for e in model.communication_.entries if e["phase"] == "round"]
+    assert all(e["messages_up"] + e["dropped"] == 12 for e in rounds)
+    assert sum(e["dropped"] for e in rounds) == pytest.approx(300, abs=60)
+    assert all(e["bytes_up"] == 12 * 9 * 4 * 4 for e in rounds)
+
+
+def test_rfrecf_sends_only_when_the_coin_changes(toy):
+    model = make(RFRecF, n_rounds=400).fit(*toy)
+    key, p = seed_of(model), model.aggregation_probability
+    coins = [0] + [int(key.at(t).uniform("coin") < p) for t in range(400)]
+    changes = list(zip(coins[:-1], coins[1:], strict=True))
+    history = model.history_
+    assert [bool(row["bytes_up"]) for row in history] == [c == (0, 1) for c in changes]
+    sent_down = [bool(row["bytes_down"]) for row in history]
+    assert sent_down[1:] == [c == (1, 0) for c in changes[1:]] and sent_down[0]
+    assert sum(map(sum, zip(sent_down, [c == (0, 1) for c in changes], strict=True))) == (
+        pytest.approx(2 * p * (1 - p) * 400, abs=40)
+    )
+
+
+def test_the_privacy_report_has_both_epsilons(toy):
+    world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.04), dropout=0.3)
+    report = make(RFRec, federation=world, rating_scale=(1, 5)).fit(*toy).privacy_
+    assert report.mechanism == "laplace"
+    assert report.epsilon_per_coordinate == pytest.approx(10)
+    assert report.n_uploads == 8 and report.n_coordinates == 8 * 9 * 4
+    assert report.epsilon == pytest.approx(10 * 8 * 9 * 4)
+    plaintext = make(RFRec).fit(*toy).privacy_
+    assert plaintext.mechanism == "none" and plaintext.epsilon == float("inf")
+
+
+def test_nothing_is_enrolled_under_local_dp(toy):
+    world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.04))
+    model = make(RFRec, federation=world, rating_scale=(1, 5)).fit(*toy)
+    assert model.communication_.entries[0]["bytes_up"] == 0
+    assert model.global_bias_ == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"aggregation": "holders", "rating_scale": (1, 5)}, "aggregation='holders' needs"),
+        ({}, "rating scale must be public"),
+        ({"early_stopping": True, "rating_scale": (1, 5)}, "early_stopping uploads"),
+    ],
+)
+def test_what_local_dp_does_not_cover_is_refused(toy, parameters, message):
+    world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.04))
+    with pytest.raises(ValueError, match=message):
+        make(RFRec, federation=world, **parameters).fit(*toy)
+
+
+def test_a_clip_without_a_scale_is_refused(toy):
+    with pytest.raises(ValueError, match="a clip but no scale"):
+        make(RFRec, federation=Federation(local_dp=LaplaceMechanism(clip=0.2))).fit(*toy)
+
+
+@pytest.mark.parametrize("scale", [(5, 1), (1,), ("a", "b"), (1, 1)])
+def test_bad_scales_are_named(toy, scale):
+    with pytest.raises(ValueError, match="rating_scale must be"):
+        make(RFRec, rating_scale=scale).fit(*toy)
+
+
+def test_ratings_off_the_scale_are_named(toy):
+    X, y = toy
+    with pytest.raises(ValueError, match=r"rating 5, outside rating_scale=\(1, 4\)"):
+        make(RFRec, rating_scale=(1, 4)).fit(X, y)
+
+
+def test_diverging_clients_are_an_error(toy):
+    with pytest.raises(ValueError, match=r"clients diverged: all 12 uploads of round \d+"):
+        make(RFRec, optimizer="gd", learning_rate=50.0, link="identity", n_rounds=200).fit(*toy)
+
+
+def test_a_client_that_sends_nan_is_left_out(toy, monkeypatch):
+    """The others' sum, and the culprit's own predictions, stay finite."""
+    X, y = toy
+
+    class Broken(RFRec):
+        def _init_clients(self, block, message, key):
+            state = super()._init_clients(block, message, key)
+            state["users"][block.users == 0] = np.nan
+            return state
+
+    model = Broken(n_factors=3, n_rounds=8, random_state=0).fit(X, y)
+    rounds = [e for e in model.communication_.entries if e["phase"] == "round"]
+    assert [e["rejected"] for e in rounds] == [1] * 8
+    assert np.isfinite(model.predict(X)).all()
+    assert np.isfinite(model.item_factors_).all()
+
+
+def test_too_much_memory_is_refused_before_any_work():
+    n_users, n_items = 3000, 6000
+    rng = np.random.default_rng(0)
+    X = np.stack([rng.integers(0, n_users, 20_000), rng.integers(0, n_items, 20_000)], axis=1)
+    X[:n_items, 1] = np.arange(n_items)
+    world = Federation(dropout=0.1, dropout_mode="offline")
+    with pytest.raises(ValueError, match="clients of unequal history exactly would take"):
+        RFRec(federation=world).fit(X, rng.integers(1, 6, len(X)))
+
+
+@BOTH
+def test_new_users_get_the_vector_that_minimises_their_loss(Estimator):
+    X, y = make_toy(40, 12, seed=3)
+    mine = X[:, 0] == X[0, 0]
+    model = make(Estimator, n_rounds=40, link="identity").fit(X[~mine], y[~mine])
+    model.fold_in(X[mine], y[mine])
+    low, high = model.rating_scale_
+    items = np.searchsorted(model.item_ids_, X[mine, 1])
+    target = (y[mine] - low) / (high - low) - model.global_bias_ - model.item_bias_[items]
+    design = np.column_stack([np.ones(len(items)), model.item_factors_[items]])
+    penalty = np.diag(
+        [model.reg_bias] + [model.reg_user * len(items) ** model.reg_power] * model.n_factors
+    )
+    expected = np.linalg.solve(design.T @ design + penalty, design.T @ target)
+    assert np.r_[model.user_bias_[-1], model.user_factors_[-1]] == pytest.approx(expected)
+
+
+def test_more_rounds_fit_the_training_rows_better(toy):
+    curve = make(RFRec, n_rounds=30).fit(*toy).loss_curve_
+    assert len(curve) == 30 and curve[-1] < 0.6 * curve[0]
+
+
+class TestQuality:
+    """On MovieLens-100k, with the defaults; the full tables are in benchmarks/rfrec.py."""
+
+    @pytest.fixture(autouse=True)
+    def float32(self, monkeypatch):
+        monkeypatch.setattr(RFRec, "_dtype", np.float32)
+
+    @pytest.mark.parametrize(("Estimator", "bound"), [(RFRec, 0.912), (RFRecF, 0.915)])
+    def test_beats_the_papers_numbers(self, Estimator, bound, ml100k):
+        X_train, y_train, X_test, y_test = split(*ml100k, seed=0)
+        model = Estimator(random_state=0, n_jobs=2).fit(X_train, y_train)
+        assert rmse(model, X_test, y_test) < bound
+
+    @BOTH
+    def test_never_loses_to_biases_on_sparse_data(self, Estimator, ml100k):
+        X_train, y_train, X_test, y_test = split(*ml100k, seed=0)
+        rng = np.random.default_rng(0)
+        few = rng.permutation(len(y_train))[:12_000]
+        model = Estimator(random_state=0).fit(X_train[few], y_train[few])
+        biases = BiasOnly().fit(X_train[few], y_train[few])
+        assert rmse(model, X_test, y_test) <= rmse(biases, X_test, y_test)
