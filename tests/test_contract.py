@@ -37,9 +37,7 @@ def make(Estimator, **parameters):
     estimator = Estimator()
     defaults = {"n_rounds": 6, "random_state": 0}
     known = estimator.get_params()
-    return estimator.set_params(
-        **{k: v for k, v in defaults.items() if k in known} | parameters
-    )
+    return estimator.set_params(**{k: v for k, v in defaults.items() if k in known} | parameters)
 
 
 def fitted_arrays(model):

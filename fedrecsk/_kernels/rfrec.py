@@ -14,12 +14,15 @@ from fedrecsk._kernels._jit import kernel
 
 
 @kernel
-def link(score, sigmoid):
-    """Estimate and slope at `score`: the logistic function, or the identity."""
+def link(score, sigmoid, one):
+    """Estimate and slope at `score`: the logistic function, or the identity.
+
+    `one` is 1 in the type to compute in.
+    """
     if sigmoid:
-        estimate = 1.0 / (1.0 + np.exp(-score))
-        return estimate, estimate * (1.0 - estimate)
-    return score, 1.0
+        estimate = one / (one + np.exp(-score))
+        return estimate, estimate * (one - estimate)
+    return score, one
 
 
 @kernel
@@ -148,11 +151,11 @@ def local_step(
                 score = level
                 for f in range(width):
                     score += partner[f] * item[f]
-                estimate, slope = link(score, sigmoid)
+                estimate, slope = link(score, sigmoid, real(1))
                 error = values[k] - estimate
                 loss += weights[k] * error * error
                 mass += weights[k]
-                g = real(-2 * weights[k] * error * slope)
+                g = real(-2) * weights[k] * error * slope
                 slope_sum += g
                 i = row_items[rows[k]]
                 shrink = real(2) * weights[k] * reg_item[i]
@@ -188,9 +191,7 @@ def local_step(
 def follow(shared, shared_mean, shared_square, broadcast, pull, rule):
     """The same step for the vector that every client keeps of an item it has not rated."""
     gradient = shared.dtype.type(pull) * (shared - broadcast)
-    descend(
-        shared.ravel(), gradient.ravel(), shared_mean.ravel(), shared_square.ravel(), rule
-    )
+    descend(shared.ravel(), gradient.ravel(), shared_mean.ravel(), shared_square.ravel(), rule)
 
 
 @kernel
@@ -266,7 +267,7 @@ def solve_users(
                 gradient[f] = reg[u, f] * x[f]
             for k in range(indptr[u], indptr[u + 1]):
                 score = user_score(x, item_vectors[items[k]], offset, biases, partner)
-                estimate, slope = link(score, sigmoid)
+                estimate, slope = link(score, sigmoid, 1.0)
                 g = -weights[k] * (values[k] - estimate) * slope
                 h = weights[k] * slope * slope
                 for f in range(width):
@@ -307,6 +308,6 @@ def user_loss(x, data, item_vectors, offset, sigmoid, biases, reg):
         loss += reg[f] * x[f] * x[f]
     for k in range(len(items)):
         score = user_score(x, item_vectors[items[k]], offset, biases, partner)
-        estimate = link(score, sigmoid)[0]
+        estimate = link(score, sigmoid, 1.0)[0]
         loss += weights[k] * (values[k] - estimate) ** 2
     return loss

@@ -539,7 +539,7 @@ class RFRec(RatingMixin, FederatedRecommender):
         if nbytes > DENSE_LIMIT and len(blocks) > 64:
             raise ValueError(
                 f"Simulating {data.n_clients} clients of unequal history exactly would take "
-                f"{nbytes / 2**30:.1f} GiB, because each holds an item matrix that no other shares. "
+                f"{nbytes / 2**30:.1f} GiB: each holds an item matrix that no other shares. "
                 'Use dropout_mode="upload", client_fraction=1 or sampling="rotating", group users '
                 "into fewer clients, or take less data."
             )
