@@ -40,8 +40,9 @@ def main(argv=None):
             f"{name:>10}: RMSE {root_mean_squared_error(y[test], predicted):.4f}, "
             f"MAE {mean_absolute_error(y[test], predicted):.4f}"
         )
-    user = X[train][0, 0]
-    items, scores = model.recommend([user], n_recommendations=5)
+    users, n_rated = np.unique(X[train, 0], return_counts=True)
+    user, n_left = users[n_rated.argmin()], model.n_items_ - n_rated.min()
+    items, scores = model.recommend([user], n_recommendations=min(5, n_left))
     shown = ", ".join(f"{i} ({s:.2f})" for i, s in zip(items[0], scores[0], strict=True))
     print(f"For user {user}: {shown}.")
     print(f"Communication: {model.communication_}.")

@@ -105,12 +105,11 @@ def local_step(
     rule : tuple, see the module
     senders, clip, sums, holders
         As for :func:`upload`, which adds without a step; here a client's vectors are added
-        while they are still in the cache.
+        while they are still in the cache, finite or not.
 
     Returns
     -------
     loss, weight : sums of w (r - estimate)^2 and of w before the step
-    sound : (n_clients,) bool, as from :func:`upload`
     """
     width = users.shape[1]
     real = held.dtype.type
@@ -125,7 +124,6 @@ def local_step(
     is_bias = np.zeros(width, dtype=held.dtype)
     if biases:
         is_bias[0] = 1
-    sound = np.ones(len(active), dtype=np.bool_)
     for c in range(len(active)):
         if not active[c]:
             continue
@@ -179,12 +177,9 @@ def local_step(
             held_square[span].ravel(),
             rule,
         )
-        sound[c] = is_finite(held[span]) and is_finite(
-            users[client_indptr[c] : client_indptr[c + 1]]
-        )
-        if sound[c] and senders[c]:
+        if senders[c]:
             add_held(row_items[span], held[span], clip, sums, holders)
-    return loss, mass, sound
+    return loss, mass
 
 
 @kernel
@@ -195,36 +190,37 @@ def follow(shared, shared_mean, shared_square, broadcast, pull, rule):
 
 
 @kernel
-def upload(client_indptr, row_indptr, row_items, users, held, senders, clip, sums, holders):
-    """Add up the clipped own item vectors of the senders whose values are all finite.
+def upload(row_indptr, row_items, held, senders, clip, sums, holders):
+    """Add up the clipped own item vectors of the senders.
 
     Parameters
     ----------
     senders : (n_clients,) bool
     clip : float, infinity for none
     sums : (n_items, width), receives the sum of the held vectors
-    holders : (n_items,), receives how many of the added clients hold each item
-
-    Returns
-    -------
-    sound : (n_clients,) bool
-        Clients whose own vectors are finite, senders or not.
+    holders : (n_items,), receives how many of the senders hold each item
     """
-    sound = np.ones(len(senders), dtype=np.bool_)
     for c in range(len(senders)):
-        span = slice(row_indptr[c], row_indptr[c + 1])
-        sound[c] = is_finite(held[span]) and is_finite(
+        if senders[c]:
+            span = slice(row_indptr[c], row_indptr[c + 1])
+            add_held(row_items[span], held[span], clip, sums, holders)
+
+
+@kernel
+def sound_clients(row_indptr, held, client_indptr, users):
+    """Clients whose own vectors are all finite, (n_clients,) bool."""
+    sound = np.empty(len(row_indptr) - 1, dtype=np.bool_)
+    for c in range(len(sound)):
+        sound[c] = is_finite(held[row_indptr[c] : row_indptr[c + 1]]) and is_finite(
             users[client_indptr[c] : client_indptr[c + 1]]
         )
-        if sound[c] and senders[c]:
-            add_held(row_items[span], held[span], clip, sums, holders)
     return sound
 
 
 @kernel
 def is_finite(vectors):
     """Whether no entry is NaN or infinite."""
-    # A comparison: `reassoc` would fold x - x, NaN or not.
+    # A comparison, because `reassoc` folds x - x whether or not x is NaN.
     n_broken = 0
     flat = vectors.ravel()
     for f in range(len(flat)):

@@ -333,8 +333,8 @@ class RFRec(RatingMixin, FederatedRecommender):
             self.coupling,
             rule,
         )
-        sums, sound = self._step(block, state, broadcast, self.coupling, rule, block.delivers)
-        return state, self._upload(block, state, broadcast, sums, sound)
+        sums = self._step(block, state, broadcast, self.coupling, rule, block.delivers)
+        return state, self._upload(block, state, broadcast, sums)
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -432,9 +432,9 @@ class RFRec(RatingMixin, FederatedRecommender):
         )
 
     def _step(self, block, state, broadcast, pull, rule, senders):
-        """The clients' gradient step; returns the senders' summed vectors and who is sound."""
+        """The clients' gradient step; returns the senders' own vectors, added up and counted."""
         sums = self._empty_sums(block)
-        loss, weight, sound = _kernels.rfrec.local_step(
+        loss, weight = _kernels.rfrec.local_step(
             block.client_indptr,
             block.indptr,
             block.row_indptr,
@@ -464,10 +464,28 @@ class RFRec(RatingMixin, FederatedRecommender):
             *sums,
         )
         state["training_loss"] = np.array([loss, weight])
-        return sums, sound
+        return sums
 
-    def _upload(self, block, state, broadcast, sums, sound):
-        """The sum over the block's clients of clip(V_c), or of its change where rated."""
+    def _upload(self, block, state, broadcast, sums=None):
+        """The sum over the block's clients of clip(V_c), or of its change where rated.
+
+        `sums`, if the step has made them already, are made again without the clients at fault
+        if they are not finite.
+        """
+        sound = np.ones(block.n_clients, dtype=bool)
+        if sums is None or not np.isfinite(sums[0]).all():
+            sums = self._empty_sums(block)
+            sound = _kernels.rfrec.sound_clients(
+                block.row_indptr, state["held"], block.client_indptr, state["users"]
+            )
+            _kernels.rfrec.upload(
+                block.row_indptr,
+                block.row_items,
+                state["held"],
+                sound & block.delivers,
+                self._clip,
+                *sums,
+            )
         held, n_holders = (array.astype(np.float64) for array in sums)
         if self.aggregation == "all":
             n_senders = np.sum(sound & block.delivers)

@@ -7,7 +7,6 @@ from numbers import Real
 import numpy as np
 from sklearn.utils._param_validation import Interval
 
-from fedrecsk import _kernels
 from fedrecsk.federated.rfrec import RFRec
 
 
@@ -178,18 +177,7 @@ class RFRecF(RFRec):
             case 1, 0:
                 self._move_to_mean(block, state, message["item_vectors"].values)
             case 0, 1:
-                sums = self._empty_sums(block)
-                sound = _kernels.rfrec.upload(
-                    block.client_indptr,
-                    block.row_indptr,
-                    block.row_items,
-                    state["users"],
-                    state["held"],
-                    block.delivers,
-                    self._clip,
-                    *sums,
-                )
-                return state, self._upload(block, state, state["mean"], sums, sound)
+                return state, self._upload(block, state, state["mean"])
         return state, None
 
     # ------------------------------------------------------------------- its single lines

@@ -1,0 +1,196 @@
+"""RFRec and RFRecF in numbers: ``python -m benchmarks.rfrec quality|sparse|neighbours|speed``.
+
+Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. Every split is 80/20 at random, one
+user a client, drawn by ``numpy.random.default_rng(seed).permutation``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.metrics import mean_absolute_error, root_mean_squared_error
+
+from fedrecsk import BiasOnly, Federation, RFRec, RFRecF
+from fedrecsk.datasets import fetch_movielens
+
+# Liu et al., CIKM 2024: table 2, and table 3 for the lost uploads.
+PAPER = {
+    ("100k", "RFRec"): (0.7237, 0.9325),
+    ("100k", "RFRecF"): (0.7317, 0.9385),
+    ("1m", "RFRec"): (0.6937, 0.8831),
+    ("1m", "RFRecF"): (0.6906, 0.8840),
+    ("1m", "RFRec, 90 % of uploads lost"): (0.7117, 0.9001),
+    ("1m", "RFRecF, 90 % of uploads lost"): (0.7064, 0.9057),
+}
+LOST = Federation(dropout=0.9)
+
+
+def split(X, y, seed, share=0.2):
+    """Training and test part of (X, y)."""
+    order = np.random.default_rng(seed).permutation(len(y))
+    n_test = int(share * len(y))
+    test, train = order[:n_test], order[n_test:]
+    return X[train], y[train], X[test], y[test]
+
+
+def errors(model, X_train, y_train, X_test, y_test):
+    """(MAE, RMSE) on the test part after a fit on the training part."""
+    predicted = model.fit(X_train, y_train).predict(X_test)
+    return mean_absolute_error(y_test, predicted), root_mean_squared_error(y_test, predicted)
+
+
+def quality(options):
+    """Beside the paper's table 2 and its dropout figure."""
+    models = {
+        "bias-only": BiasOnly(),
+        "RFRec": RFRec(),
+        "RFRecF": RFRecF(),
+        "RFRec, 90 % of uploads lost": RFRec(federation=LOST),
+        "RFRecF, 90 % of uploads lost": RFRecF(federation=LOST),
+    }
+    print("| data | model | MAE | RMSE | +- | paper MAE / RMSE |\n|---|---|---|---|---|---|")
+    for name in options.data:
+        X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
+        for label, model in models.items():
+            runs = [
+                errors(_seeded(model, seed, options), *split(X, y, seed))
+                for seed in range(options.seeds)
+            ]
+            mae, rmse = np.mean(runs, axis=0)
+            paper = " / ".join(
+                "-" if v is None else f"{v:.4f}" for v in PAPER.get((name, label), ())
+            )
+            print(
+                f"| {name} | {label} | {mae:.4f} | {rmse:.4f} | {np.std(runs, axis=0)[1]:.4f} "
+                f"| {paper or '-'} |",
+                flush=True,
+            )
+
+
+def sparse(options):
+    """Few ratings a user, few rows, few users: RMSE beside the bias-only model's."""
+    print("| data | bias-only | RFRec | RFRecF |\n|---|---|---|---|")
+    for name in options.data:
+        X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
+        cuts = {
+            "at most 5 ratings a user": lambda X, rng: _first_of_each(X[:, 0], rng, 5),
+            "at most 10 ratings a user": lambda X, rng: _first_of_each(X[:, 0], rng, 10),
+            "at most 20 ratings a user": lambda X, rng: _first_of_each(X[:, 0], rng, 20),
+            "20 % of the rows": lambda X, rng: rng.random(len(X)) < 0.2,
+        }
+        for label, cut in cuts.items():
+            runs = []
+            for seed in range(options.seeds):
+                X_train, y_train, X_test, y_test = split(X, y, seed)
+                kept = cut(X_train, np.random.default_rng(seed))
+                part = X_train[kept], y_train[kept], X_test, y_test
+                runs.append(
+                    [
+                        errors(_seeded(model, seed, options), *part)[1]
+                        for model in (BiasOnly(), RFRec(), RFRecF())
+                    ]
+                )
+            row = " | ".join(f"{value:.4f}" for value in np.mean(runs, axis=0))
+            print(f"| {name}, {label} | {row} |", flush=True)
+
+
+def neighbours(options):
+    """Each default of RFRec halved and doubled, on a validation part cut from training."""
+    print("| data | parameter | halved | default | doubled |\n|---|---|---|---|---|")
+    names = ["coupling", "reg_user", "reg_item", "reg_bias", "learning_rate", "init_std"]
+    for name in options.data:
+        X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
+        X_train, y_train, _, _ = split(X, y, 0)
+        part = split(X_train, y_train, 1)
+        default = errors(_seeded(RFRec(), 0, options), *part)[1]
+        for parameter in [*names, "n_rounds"]:
+            value = getattr(RFRec(), parameter)
+            row = [
+                errors(_seeded(RFRec(**{parameter: type(value)(value * f)}), 0, options), *part)[1]
+                for f in (0.5, 2)
+            ]
+            print(
+                f"| {name} | {parameter}={value:g} | {row[0]:.4f} | {default:.4f} | {row[1]:.4f} |",
+                flush=True,
+            )
+
+
+def speed(options):
+    """Seconds a round beside implicit's Cholesky iteration, one thread, and peak memory."""
+    X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
+    for model in (RFRec(random_state=0), RFRecF(random_state=0)):
+        clone(model).set_params(n_rounds=3).fit(X[:10_000], y[:10_000])
+        for n_jobs in (1, 2):
+            seconds = _seconds_a_round(model.set_params(n_jobs=n_jobs), X, y)
+            print(f"{type(model).__name__}, d = 20, {n_jobs} threads: {seconds:.4f} s a round")
+    print(f"implicit ALS, d = 20, Cholesky, 1 thread: {_implicit_iteration(X):.4f} s an iteration")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"peak memory of this process, all of the above: {peak:.2f} GiB")
+
+
+def _seconds_a_round(model, X, y, n_short=5, n_long=45):
+    # The difference of two fits, best of three: setting up takes time of its own.
+    def seconds(n_rounds):
+        copy = clone(model).set_params(n_rounds=n_rounds)
+        start = time.perf_counter()
+        copy.fit(X, y)
+        return time.perf_counter() - start
+
+    best = {n: min(seconds(n) for _ in range(3)) for n in (n_short, n_long)}
+    return (best[n_long] - best[n_short]) / (n_long - n_short)
+
+
+def _implicit_iteration(X, n_short=1, n_long=6):
+    from implicit.cpu.als import AlternatingLeastSquares
+    from scipy.sparse import csr_array, csr_matrix
+    from threadpoolctl import threadpool_limits
+
+    users, items = (np.unique(column, return_inverse=True)[1] for column in X[:, :2].T)
+    matrix = csr_matrix(csr_array((np.ones(len(users), dtype=np.float32), (users, items))))
+
+    def seconds(iterations):
+        model = AlternatingLeastSquares(
+            factors=20, use_cg=False, num_threads=1, iterations=iterations, random_state=0
+        )
+        start = time.perf_counter()
+        model.fit(matrix, show_progress=False)
+        return time.perf_counter() - start
+
+    with threadpool_limits(1, "blas"):
+        best = {n: min(seconds(n) for _ in range(3)) for n in (n_short, n_long)}
+    return (best[n_long] - best[n_short]) / (n_long - n_short)
+
+
+def _seeded(model, seed, options):
+    known = model.get_params()
+    extra = {"random_state": seed, "n_jobs": options.n_jobs}
+    return clone(model).set_params(**{k: v for k, v in extra.items() if k in known})
+
+
+def _first_of_each(users, rng, n):
+    order = rng.permutation(len(users))
+    order = order[np.argsort(users[order], kind="stable")]
+    starts = np.flatnonzero(np.r_[True, np.diff(users[order]) != 0])
+    rank = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
+    return order[rank < n]
+
+
+def main(argv=None):
+    """Run one of the benchmarks."""
+    commands = {f.__name__: f for f in (quality, sparse, neighbours, speed)}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rfrec", description=__doc__)
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("--data", nargs="+", default=["100k", "1m"])
+    parser.add_argument("--data-home")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--n-jobs", type=int, default=1)
+    options = parser.parse_args(argv)
+    commands[options.command](options)
+
+
+if __name__ == "__main__":
+    main()

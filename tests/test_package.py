@@ -1,0 +1,40 @@
+import subprocess
+import sys
+
+import fedrecsk
+from fedrecsk.__main__ import main
+
+
+def run(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_import_is_light():
+    heavy = "{'numba', 'torch', 'matplotlib', 'implicit', 'pandas', 'rich'}"
+    # scikit-learn loads some of them itself where they are installed.
+    before = (
+        "import sys, sklearn.callback, sklearn.metrics, sklearn.utils; before = set(sys.modules)"
+    )
+    code = f"{before}; import fedrecsk, fedrecsk.datasets; "
+    assert run(code + f"print((set(sys.modules) - before) & {heavy})").strip() == "set()"
+
+
+def test_everything_public_is_there():
+    assert all(hasattr(fedrecsk, name) for name in fedrecsk.__all__)
+
+
+def test_the_main_job_runs_offline(capsys, tmp_path):
+    main(["--rounds", "5", "--n-jobs", "1"])
+    out = capsys.readouterr().out
+    for words in ("RFRec: RMSE", "For user", "MB up", "mechanism='none'"):
+        assert words in out
+
+
+def test_the_main_job_has_privacy_and_reads_files(capsys, tmp_path):
+    rows = [f"{u},{i},{1 + (u + i) % 5}" for u in range(30) for i in range(12)]
+    path = tmp_path / "ratings.csv"
+    path.write_text("user,item,rating\n" + "\n".join(rows))
+    main(["--data", str(path), "--rounds", "5", "--scale", "0.04"])
+    assert "epsilon_per_coordinate=10.0" in capsys.readouterr().out
