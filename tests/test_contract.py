@@ -336,7 +336,7 @@ def test_scikit_learns_callbacks_work(Estimator, toy, capsys):
 
 @every_federated
 def test_any_n_jobs_gives_the_same_bits(Estimator, monkeypatch):
-    monkeypatch.setattr(blocks, "RATINGS_PER_BLOCK", 20)
+    monkeypatch.setattr(blocks, "block_size", lambda data: 20)
     X, y = make_toy(40, 15)
     for clients in (None, X[:, 0] % 7):
         fits = [make(Estimator, n_jobs=n).fit(X, y, clients=clients) for n in (None, 2, 3)]

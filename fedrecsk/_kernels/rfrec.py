@@ -245,8 +245,8 @@ def solve_users(
 ):
     """Fit every user's vector to its ratings with the items fixed, in place.
 
-    Gauss-Newton steps, each halved until the user's objective falls; with the identity link
-    the first one is the ridge solution. `reg` has shape (n_users, width).
+    At most `n_steps` Gauss-Newton steps, each halved until the user's objective falls; with
+    the identity link the first one is the ridge solution. `reg` has shape (n_users, width).
     """
     width = users.shape[1]
     partner = np.empty(width)
@@ -271,6 +271,8 @@ def solve_users(
                     for e in range(width):
                         hessian[f, e] += h * partner[f] * partner[e]
             step = np.linalg.solve(hessian, gradient)
+            if np.max(np.abs(step)) < 1e-7:
+                break
             for halving in range(8):
                 trial = x - step / 2**halving
                 loss = user_loss(trial, data, item_vectors, offset, sigmoid, biases, reg[u])

@@ -64,7 +64,7 @@ class BiasOnly(RatingMixin, Recommender):
         "n_sweeps": [Interval(Integral, 1, None, closed="left")],
     }
 
-    def __init__(self, *, reg_user=15.0, reg_item=10.0, n_sweeps=10):
+    def __init__(self, *, reg_user: float = 15.0, reg_item: float = 10.0, n_sweeps: int = 10):
         self.reg_user = reg_user
         self.reg_item = reg_item
         self.n_sweeps = n_sweeps

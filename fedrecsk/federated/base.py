@@ -162,10 +162,10 @@ class FederatedRecommender(Recommender):
                 close = report.step("round")
                 self._round(clients, run, parallel)
                 if held_out is not None:
-                    self._validate(clients, run, held_out, report)
-                if close(lambda: self._finished(clients, run)):
+                    self._validate(clients, run, held_out, report, parallel)
+                if close(lambda: self._finished(clients, run, parallel)):
                     break
-            attributes = run.stopping.best or self._finished(clients, run)
+            attributes = run.stopping.best or self._finished(clients, run, parallel)
         self._run = run if self.warm_start else None
         return attributes | self._account(run)
 
@@ -198,21 +198,21 @@ class FederatedRecommender(Recommender):
         run.transport.down(self._announce(server) or None, everyone)
         return server
 
-    def _validate(self, clients, run, held_out, report):
-        attributes = self._finished(clients, run)
+    def _validate(self, clients, run, held_out, report, parallel):
+        attributes = self._finished(clients, run, parallel)
         model = copy.copy(self)
         vars(model).update(report.static | attributes)
         run.history[-1]["validation_loss"] = run.stopping.update(
             model, attributes, held_out, run, tol=self.tol, patience=self.n_iter_no_change
         )
 
-    def _finished(self, clients, run):
+    def _finished(self, clients, run, parallel):
         """Fitted attributes as if the rounds ended here, leaving the run as it is."""
         message = Message(**self._announce(run.server), **self._model(run.server))
-        states = [
-            clients._personalize(block, state, message, run.key.at(run.n_rounds))
+        states = parallel(
+            delayed(clients._personalize)(block, state, message, run.key.at(run.n_rounds))
             for block, state in zip(run.blocks, run.states, strict=True)
-        ]
+        )
         return self._attributes(run.server, _blocks.ClientStates(run.blocks, states)) | {
             "_server": run.server
         }

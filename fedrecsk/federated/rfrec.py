@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral, Real
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from scipy.special import expit, logit
@@ -13,6 +14,9 @@ from fedrecsk.base import RatingMixin
 from fedrecsk.federated import _own_items
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message
+
+if TYPE_CHECKING:
+    from fedrecsk.simulation.federation import Federation
 
 DENSE_LIMIT = 2 * 2**30
 SOLVER_STEPS = 10
@@ -200,34 +204,34 @@ class RFRec(RatingMixin, FederatedRecommender):
 
     def __init__(
         self,
-        n_factors=19,
+        n_factors: int = 19,
         *,
-        n_rounds=100,
-        coupling=0.1,
-        reg_user=0.04,
-        reg_item=0.04,
-        reg_bias=0.07,
-        reg_power=0.5,
-        learning_rate=0.1,
-        optimizer="adam",
-        beta_1=0.9,
-        beta_2=0.9,
-        epsilon=1e-8,
-        link="sigmoid",
-        biases=True,
-        aggregation="all",
-        predict_with="global",
-        rating_scale=None,
-        init_std=0.1,
-        client_fraction=1.0,
-        early_stopping=False,
-        validation_fraction=0.1,
-        n_iter_no_change=10,
-        tol=1e-4,
-        warm_start=False,
-        n_jobs=None,
-        random_state=None,
-        federation=None,
+        n_rounds: int = 100,
+        coupling: float = 0.1,
+        reg_user: float = 0.04,
+        reg_item: float = 0.04,
+        reg_bias: float = 0.07,
+        reg_power: float = 0.5,
+        learning_rate: float = 0.1,
+        optimizer: Literal["adam", "gd"] = "adam",
+        beta_1: float = 0.9,
+        beta_2: float = 0.9,
+        epsilon: float = 1e-8,
+        link: Literal["sigmoid", "identity"] = "sigmoid",
+        biases: bool = True,
+        aggregation: Literal["all", "holders"] = "all",
+        predict_with: Literal["global", "local"] = "global",
+        rating_scale: tuple[float, float] | None = None,
+        init_std: float = 0.1,
+        client_fraction: float = 1.0,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        tol: float = 1e-4,
+        warm_start: bool = False,
+        n_jobs: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        federation: Federation | None = None,
     ):
         self.n_factors = n_factors
         self.n_rounds = n_rounds
@@ -552,9 +556,10 @@ class RFRec(RatingMixin, FederatedRecommender):
                     f"y has the rating {data.values[outside][0]:g}, outside "
                     f"rating_scale=({low:g}, {high:g})."
                 )
-        vector = 3 * self._width * np.dtype(self._dtype).itemsize
-        nbytes = (len(data.items) + len(blocks) * data.n_items) * vector
-        if nbytes > DENSE_LIMIT and len(blocks) > 64:
+        n_vectors = len(blocks) * data.n_items
+        nbytes = n_vectors * 3 * self._width * np.dtype(self._dtype).itemsize
+        # Blocks of clients with equal histories never have many more vectors than ratings.
+        if nbytes > DENSE_LIMIT and n_vectors > 2 * (len(data.items) + data.n_items):
             raise ValueError(
                 f"Simulating {data.n_clients} clients of unequal history exactly would take "
                 f"{nbytes / 2**30:.1f} GiB: each holds an item matrix that no other shares. "

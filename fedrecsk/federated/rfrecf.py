@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from numbers import Real
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from sklearn.utils._param_validation import Interval
 
 from fedrecsk.federated.rfrec import RFRec
+
+if TYPE_CHECKING:
+    from fedrecsk.simulation.federation import Federation
 
 
 class RFRecF(RFRec):
@@ -100,35 +104,35 @@ class RFRecF(RFRec):
 
     def __init__(
         self,
-        n_factors=19,
+        n_factors: int = 19,
         *,
-        n_rounds=300,
-        aggregation_probability=0.3,
-        coupling=5.0,
-        reg_user=0.04,
-        reg_item=0.04,
-        reg_bias=0.07,
-        reg_power=0.5,
-        learning_rate=0.084,
-        optimizer="adam",
-        beta_1=0.5,
-        beta_2=0.999,
-        epsilon=0.02,
-        link="sigmoid",
-        biases=True,
-        aggregation="holders",
-        predict_with="global",
-        rating_scale=None,
-        init_std=0.1,
-        client_fraction=1.0,
-        early_stopping=False,
-        validation_fraction=0.1,
-        n_iter_no_change=10,
-        tol=1e-4,
-        warm_start=False,
-        n_jobs=None,
-        random_state=None,
-        federation=None,
+        n_rounds: int = 300,
+        aggregation_probability: float = 0.3,
+        coupling: float = 5.0,
+        reg_user: float = 0.04,
+        reg_item: float = 0.04,
+        reg_bias: float = 0.07,
+        reg_power: float = 0.5,
+        learning_rate: float = 0.084,
+        optimizer: Literal["adam", "gd"] = "adam",
+        beta_1: float = 0.5,
+        beta_2: float = 0.999,
+        epsilon: float = 0.02,
+        link: Literal["sigmoid", "identity"] = "sigmoid",
+        biases: bool = True,
+        aggregation: Literal["all", "holders"] = "holders",
+        predict_with: Literal["global", "local"] = "global",
+        rating_scale: tuple[float, float] | None = None,
+        init_std: float = 0.1,
+        client_fraction: float = 1.0,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        tol: float = 1e-4,
+        warm_start: bool = False,
+        n_jobs: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        federation: Federation | None = None,
     ):
         super().__init__(
             n_factors,

@@ -37,7 +37,7 @@ class LaplaceMechanism(BaseEstimator):
         "scale": [Interval(Real, 0, None, closed="neither")],
     }
 
-    def __init__(self, clip=None, scale=None):
+    def __init__(self, clip: float | None = None, scale: float | None = None):
         self.clip = clip
         self.scale = scale
 
@@ -50,7 +50,7 @@ class LaplaceMechanism(BaseEstimator):
         super()._validate_params()
 
     @property
-    def epsilon(self):
+    def epsilon(self) -> float:
         """Privacy loss of one coordinate of one upload."""
         return 2 * self.clip / self.scale
 

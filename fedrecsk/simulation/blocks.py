@@ -104,6 +104,14 @@ class ClientStates(list):
         return collected
 
 
+def block_size(data):
+    """Ratings in a block: 65,536, or more for large data and large catalogues.
+
+    At most 64 blocks, and an array of the catalogue's size in each never outweighs the ratings.
+    """
+    return max(RATINGS_PER_BLOCK, -(-len(data.items) // MAX_BLOCKS), data.n_items)
+
+
 def cut(data, groups=None, max_ratings=None):
     """Cut the clients into blocks of at most about `max_ratings` ratings.
 
@@ -113,14 +121,13 @@ def cut(data, groups=None, max_ratings=None):
     groups : ndarray of shape (n_clients,) or None
         Clients of different groups never share a block. None: one group.
     max_ratings : int or None
-        None: 65,536, or a 64th of the data where that is more.
+        None: :func:`block_size`.
 
     Returns
     -------
     blocks : list of Block
     """
-    if max_ratings is None:
-        max_ratings = max(RATINGS_PER_BLOCK, -(-len(data.items) // MAX_BLOCKS))
+    max_ratings = block_size(data) if max_ratings is None else max_ratings
     groups = np.zeros(data.n_clients, dtype=np.int64) if groups is None else groups
     sizes = np.diff(data.rating_indptr)
     order = np.argsort(groups, kind="stable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
+from typing import Literal
 
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval, StrOptions
@@ -60,15 +61,15 @@ class Federation(BaseEstimator):
     def __init__(
         self,
         *,
-        dropout=0.0,
-        dropout_mode="upload",
-        sampling="random",
-        local_dp=None,
-        compression=None,
-        secure_aggregation=None,
-        aggregator=None,
-        adversary=None,
-        wire_dtype="float32",
+        dropout: float = 0.0,
+        dropout_mode: Literal["upload", "stale", "offline"] = "upload",
+        sampling: Literal["random", "rotating"] = "random",
+        local_dp: LaplaceMechanism | None = None,
+        compression: None = None,
+        secure_aggregation: None = None,
+        aggregator: None = None,
+        adversary: None = None,
+        wire_dtype: Literal["float32", "float64"] = "float32",
     ):
         self.dropout = dropout
         self.dropout_mode = dropout_mode

@@ -66,12 +66,12 @@ class Ledger:
         return copy.deepcopy(self)
 
     @property
-    def bytes_down(self):
+    def bytes_down(self) -> int:
         """All bytes from the server to clients."""
         return int(self.client_bytes_down.sum())
 
     @property
-    def bytes_up(self):
+    def bytes_up(self) -> int:
         """All bytes from clients to the server."""
         return int(self.client_bytes_up.sum())
 

@@ -103,7 +103,7 @@ SIZES = pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one",
 def test_equals_the_naive_reference(
     Estimator, parameters, n_clients, ratings_per_block, toy, monkeypatch
 ):
-    monkeypatch.setattr(blocks, "RATINGS_PER_BLOCK", ratings_per_block)
+    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
     X, y = toy
     clients = None if n_clients is None else X[:, 0] % n_clients
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
@@ -138,7 +138,7 @@ def test_equals_the_naive_reference_in_any_world(Estimator, world, aggregation, 
 @BOTH
 @SIZES
 def test_clipping_equals_the_naive_reference(Estimator, ratings_per_block, toy, monkeypatch):
-    monkeypatch.setattr(blocks, "RATINGS_PER_BLOCK", ratings_per_block)
+    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
     monkeypatch.setattr(
         LaplaceMechanism, "summed_noise", lambda self, n, shape, generator: np.zeros(shape)
     )

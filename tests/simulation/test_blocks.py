@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrecsk.interactions import encode
-from fedrecsk.simulation.blocks import ClientStates, cut
+from fedrecsk.simulation.blocks import ClientStates, block_size, cut
 
 DATA = st.builds(
     lambda seed, n_users, n_clients: _random_data(seed, n_users, n_clients),
@@ -57,3 +57,13 @@ def test_states_are_collected_in_the_order_of_users():
     blocks = cut(data, np.arange(data.n_clients)[::-1])
     states = ClientStates(blocks, [{"x": block.users * 10.0} for block in blocks])
     assert states.by_user("x") == pytest.approx(np.arange(data.n_users) * 10.0)
+
+
+@pytest.mark.parametrize("n_items", [2, 90_000])
+def test_blocks_are_few_and_catalogues_never_outweigh_ratings(n_items):
+    rng = np.random.default_rng(0)
+    X = np.stack([rng.integers(0, 5000, 200_000), rng.integers(0, n_items, 200_000)], axis=1)
+    data = encode(X)
+    blocks = cut(data)
+    assert block_size(data) >= 2**16
+    assert len(blocks) <= 64 and (len(blocks) - 1) * data.n_items <= len(data.items)
