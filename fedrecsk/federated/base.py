@@ -178,7 +178,7 @@ class FederatedRecommender(Recommender):
 
         announced = self._announce(run.server)
         message = self._broadcast(run.server, key)
-        run.transport.down(message, turn.hears)
+        run.transport.down(run.blocks, message, turn.hears)
         results = parallel(
             delayed(_update)(clients, block, state, heard, message, announced, turn, key)
             for block, state, heard in zip(run.blocks, run.states, run.heard, strict=True)
@@ -195,7 +195,7 @@ class FederatedRecommender(Recommender):
         parts = parallel(delayed(clients._enrol)(block) for block in run.blocks)
         enrolment = run.transport.up(run.blocks, parts, everyone, everyone, run.key)
         server = self._init_server(catalogue, enrolment, run.key)
-        run.transport.down(self._announce(server) or None, everyone)
+        run.transport.down(run.blocks, self._announce(server), everyone)
         return server
 
     def _validate(self, clients, run, held_out, report, parallel):
@@ -220,7 +220,8 @@ class FederatedRecommender(Recommender):
     def _account(self, run):
         transport = copy.deepcopy(run.transport)
         transport.ledger.open("final", run.n_rounds)
-        transport.down(self._model(run.server), np.ones(run.n_clients, dtype=bool))
+        everyone = np.ones(run.n_clients, dtype=bool)
+        transport.down(run.blocks, self._model(run.server), everyone)
         best = {"best_round_": run.stopping.best_round} if self.early_stopping else {}
         return best | {
             "n_rounds_": run.n_rounds,

@@ -52,14 +52,14 @@ class Ledger:
             self.entries[-1][name] += int(count)
 
     def down(self, clients, nbytes):
-        """Each of `clients` (codes) received `nbytes`."""
+        """Each of `clients` (codes) received so many bytes, an array."""
         self.client_bytes_down[clients] += nbytes
-        self.count(messages_down=len(clients), bytes_down=len(clients) * nbytes)
+        self.count(messages_down=len(clients), bytes_down=nbytes.sum())
 
     def up(self, clients, nbytes):
-        """Each of `clients` (codes) sent `nbytes`."""
+        """Each of `clients` (codes) sent so many bytes, an array."""
         self.client_bytes_up[clients] += nbytes
-        self.count(bytes_up=len(clients) * nbytes)
+        self.count(bytes_up=nbytes.sum())
 
     def copy(self):
         """An independent copy."""

@@ -26,9 +26,33 @@ class Dense:
     dtype: str | None = None
     clip: float | None = None
 
-    def nbytes(self, wire_dtype):
-        """Bytes that one client puts on the wire or takes from it."""
-        return np.size(self.values) * np.dtype(self.dtype or wire_dtype).itemsize
+    def sizes(self, block):
+        """Coordinates that one client puts on the wire or takes from it."""
+        return np.full(block.n_clients, np.size(self.values))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Dense):
+    """A field of which every client receives or sends only the rows of its own items.
+
+    Parameters
+    ----------
+    values : ndarray of shape (n_items, ...)
+        Down: all rows, of which a client gets its own. Up: their sum by item over the
+        block's clients that deliver, zero where nobody holds the item.
+    dtype, clip
+        As in :class:`Dense`.
+
+    Notes
+    -----
+    Only the values are counted. That both sides know which rows they are has to cross once,
+    as a field of its own, in the enrolment.
+    """
+
+    def sizes(self, block):
+        """Coordinates that each client puts on the wire, shape (n_clients,)."""
+        n_rows = np.diff(block.row_indptr)
+        return n_rows * (np.size(self.values) // max(1, len(self.values)))
 
 
 class Message(dict):
@@ -39,16 +63,23 @@ class Message(dict):
     sound : ndarray of shape (n_clients of the block,), dtype bool, or None
         Uploads only: clients whose values are all finite. The sums leave the others out, as
         a server that checks what it receives would. None: all of them.
-    **fields : Dense
+    **fields : Dense or Rows
     """
 
     def __init__(self, *, sound=None, **fields):
         super().__init__(fields)
         self.sound = sound
 
-    def nbytes(self, wire_dtype):
-        """Bytes of the message for one client."""
-        return sum(field.nbytes(wire_dtype) for field in self.values())
+    def sizes(self, block):
+        """Coordinates of the message for each client of the block."""
+        return sum(field.sizes(block) for field in self.values())
+
+    def nbytes(self, block, wire_dtype):
+        """Bytes of the message for each client of the block."""
+        return sum(
+            field.sizes(block) * np.dtype(field.dtype or wire_dtype).itemsize
+            for field in self.values()
+        )
 
 
 @dataclass(frozen=True, eq=False)

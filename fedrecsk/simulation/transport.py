@@ -24,10 +24,12 @@ class Transport:
         self._uploads = np.zeros(len(client_ids), dtype=np.int64)
         self._coordinates = np.zeros(len(client_ids), dtype=np.int64)
 
-    def down(self, message, hears):
+    def down(self, blocks, message, hears):
         """Send one message from the server to the clients that hear it (a mask)."""
-        if message is not None:
-            self.ledger.down(np.flatnonzero(hears), message.nbytes(self.federation.wire_dtype))
+        for block in blocks if message else ():
+            mask = hears[block.clients]
+            nbytes = message.nbytes(block, self.federation.wire_dtype)
+            self.ledger.down(block.clients[mask], nbytes[mask])
 
     def up(self, blocks, parts, active, delivers, key):
         """Bring the blocks' uploads to the server as one sum.
@@ -59,7 +61,7 @@ class Transport:
         names = shapes.keys()
         totals, n_sound, n_arrived = dict.fromkeys(names), 0, 0
         for block, part in sent:
-            self._meter(block.clients[active[block.clients]], part)
+            self._meter(block, part, active[block.clients])
             arrived = delivers[block.clients]
             sound = arrived if part.sound is None else arrived & part.sound
             n_arrived += arrived.sum()
@@ -84,10 +86,11 @@ class Transport:
             int(n_sound), **{name: Total(total, int(n_sound)) for name, total in totals.items()}
         )
 
-    def _meter(self, clients, part):
-        self.ledger.up(clients, part.nbytes(self.federation.wire_dtype))
+    def _meter(self, block, part, senders):
+        clients = block.clients[senders]
+        self.ledger.up(clients, part.nbytes(block, self.federation.wire_dtype)[senders])
         self._uploads[clients] += 1
-        self._coordinates[clients] += sum(np.size(field.values) for field in part.values())
+        self._coordinates[clients] += part.sizes(block)[senders]
 
     def _perturb(self, field, name, totals, n_clients, key):
         mechanism = self.federation.local_dp

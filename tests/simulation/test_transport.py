@@ -8,7 +8,7 @@ from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.simulation.blocks import cut
 from fedrecsk.simulation.keys import Key
-from fedrecsk.simulation.messages import Dense, Message
+from fedrecsk.simulation.messages import Dense, Message, Rows
 from fedrecsk.simulation.transport import Transport
 
 N_CLIENTS = 7
@@ -71,9 +71,9 @@ def test_bytes_follow_the_wire_dtype_and_the_fields_own():
     transport, blocks = make(Federation(wire_dtype="float64"))
     everyone = np.ones(N_CLIENTS, dtype=bool)
     message = Message(x=Dense(np.ones((3, 2))), n=Dense(np.ones(5), dtype="uint8"))
-    transport.down(message, everyone)
+    transport.down(blocks, message, everyone)
     assert transport.ledger.bytes_down == N_CLIENTS * (6 * 8 + 5)
-    transport.down(None, everyone)
+    transport.down(blocks, None, everyone)
     assert transport.ledger.bytes_down == N_CLIENTS * (6 * 8 + 5)
 
 
@@ -98,11 +98,11 @@ def test_an_unclipped_field_never_leaves_under_local_dp():
 
 
 def test_the_ledger_adds_up_and_shows_itself():
-    transport, _ = make()
+    transport, blocks = make()
     hears = np.arange(N_CLIENTS) < 3
-    transport.down(Message(x=Dense(np.ones(10))), hears)
+    transport.down(blocks, Message(x=Dense(np.ones(10))), hears)
     transport.ledger.open("round", 1)
-    transport.down(Message(x=Dense(np.ones(10))), ~hears)
+    transport.down(blocks, Message(x=Dense(np.ones(10))), ~hears)
     ledger = transport.ledger
     assert sum(e["bytes_down"] for e in ledger.entries) == ledger.bytes_down == 7 * 40
     assert ledger.client_bytes_down.tolist() == [40] * 7
@@ -112,3 +112,18 @@ def test_the_ledger_adds_up_and_shows_itself():
     copied = ledger.copy()
     copied.count(dropped=1)
     assert copied != ledger and ledger == ledger.copy()
+
+
+def test_rows_cost_each_client_its_own_items():
+    X = np.array([[0, 5], [0, 6], [0, 7], [1, 5], [2, 6], [3, 6]])
+    data = encode(X, clients=np.array([0, 0, 0, 1, 2, 2]))
+    transport = Transport(Federation(), data.client_ids)
+    transport.ledger.open("round", 0)
+    blocks = cut(data, max_ratings=3)
+    everyone = np.ones(3, dtype=bool)
+    transport.down(blocks, Message(q=Rows(np.ones((3, 4)))), everyone)
+    assert transport.ledger.client_bytes_down.tolist() == [3 * 16, 16, 16]
+    parts = [Message(q=Rows(np.ones((3, 4)))) for _ in blocks]
+    transport.up(blocks, parts, everyone, everyone, Key(0, 0))
+    assert transport.ledger.client_bytes_up.tolist() == [3 * 16, 16, 16]
+    assert transport.privacy_report().n_coordinates == 12
