@@ -131,7 +131,7 @@ def typed(chunks: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([chunk.astype(object) for chunk in chunks])
 
 
-def ratings(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def numbers(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the chunk's texts as float64, and where they are no finite number."""
     try:
         values = chunk.astype(np.float64)

@@ -20,6 +20,9 @@ _ITEM_BIAS_PER_LOG_POPULARITY = 0.28
 _TASTE = 0.50
 _TASTE_DECAY = 0.4
 
+# Weight of the few stars in the log-popularity.
+_STARS = 1 / 18
+
 # Shape of the gamma distribution of users' activity: many rate little, few rate a lot.
 _ACTIVITY_SHAPE = 0.7
 
@@ -133,6 +136,7 @@ def make_ratings(
     See Also
     --------
     fetch_movielens : The real thing.
+    make_interactions : Implicit feedback, where taste decides what is chosen.
 
     Notes
     -----
@@ -167,19 +171,13 @@ def make_ratings(
     if as_frame:
         check_pandas("make_ratings")
     low, high = _check_scale(rating_scale)
-    minimum = _check_sizes(n_users, n_items, n_ratings, min_ratings_per_user)
+    minimum = _check_sizes(n_users, n_items, n_ratings, min_ratings_per_user, "ratings")
     rng = check_random_state(random_state)
 
-    log_popularity = popularity * rng.permutation(_popularity_curve(n_items))
+    log_popularity = popularity * rng.permutation(_popularity_curve(n_items, _STARS))
     user_factors, item_factors = _draw_taste(rng, n_users, n_items, n_factors)
     n_ratings_per_user = rng.permutation(_activity(n_users, n_items, n_ratings, minimum))
-
-    users = np.repeat(np.arange(n_users), n_ratings_per_user)
-    items = _choose_items(rng, n_ratings_per_user, log_popularity, user_factors, item_factors)
-    # From here on the order says nothing about what was chosen first.
-    order = rng.permutation(n_ratings)
-    users, items = users[order], items[order]
-    _rate_the_unrated(items, n_items)
+    users, items = _draw_pairs(rng, n_ratings_per_user, log_popularity, user_factors, item_factors)
 
     user_bias = _USER_BIAS * rng.standard_normal(n_users)
     item_bias = _ITEM_BIAS * rng.standard_normal(n_items)
@@ -190,7 +188,10 @@ def make_ratings(
 
     columns = {"user": users, "item": items}
     if timestamps:
-        columns["timestamp"] = _draw_timestamps(rng, users, n_users)
+        gaps = _draw_gaps(rng, n_ratings)
+        arrivals = _draw_arrivals(rng, n_users)
+        # Random within a user: the order of the rows must not betray the order in time.
+        columns["timestamp"] = _lay_out(users, rng.random_sample(n_ratings), arrivals, gaps)
     X = make_X(columns, "make_ratings", as_frame=as_frame)
     return X, make_y(_to_stars(opinion, low, high), "make_ratings", as_frame=as_frame)
 
@@ -204,38 +205,41 @@ def _check_scale(rating_scale) -> tuple[int, int]:
     return whole[0], whole[1]
 
 
-def _check_sizes(n_users, n_items, n_ratings, minimum) -> int:
-    """Return the least number of ratings per user, after checking that all fits."""
-    if n_ratings > n_users * n_items:
+def _check_sizes(n_users, n_items, n_rows, minimum, what: str) -> int:
+    """Return the least number of rows per user, after checking that all fits.
+
+    `what` a row is, "ratings" or "interactions", is part of the parameters' names.
+    """
+    if n_rows > n_users * n_items:
         raise ValueError(
-            f"n_ratings={n_ratings} is more than the n_users * n_items = {n_users * n_items} pairs "
-            "there are. Ask for fewer ratings, or more users or items."
+            f"n_{what}={n_rows} is more than the n_users * n_items = {n_users * n_items} pairs "
+            f"there are. Ask for fewer {what}, or more users or items."
         )
     if minimum is None:
-        minimum = min(20, max(1, n_ratings // n_users // 5))
+        minimum = min(20, max(1, n_rows // n_users // 5))
     if minimum > n_items:
         raise ValueError(
-            f"min_ratings_per_user={minimum} is more than the n_items={n_items} there are."
+            f"min_{what}_per_user={minimum} is more than the n_items={n_items} there are."
         )
-    if n_ratings < n_users * minimum:
+    if n_rows < n_users * minimum:
         raise ValueError(
-            f"n_ratings={n_ratings} is less than n_users * min_ratings_per_user = {n_users} * "
-            f"{minimum} = {n_users * minimum}. Ask for more ratings, or fewer users."
+            f"n_{what}={n_rows} is less than n_users * min_{what}_per_user = {n_users} * "
+            f"{minimum} = {n_users * minimum}. Ask for more {what}, or fewer users."
         )
     return minimum
 
 
-def _popularity_curve(n_items: int) -> np.ndarray:
+def _popularity_curve(n_items: int, stars: float) -> np.ndarray:
     """Log-popularity by rank, from about 0 to above 1: a straight line and a few stars."""
     # Quantiles rather than draws: a small catalogue is as skewed as a large one.
     quantiles = (np.arange(n_items) + 0.5) / n_items
-    return quantiles - np.log1p(-quantiles) / 18
+    return quantiles - stars * np.log1p(-quantiles)
 
 
-def _activity(n_users: int, n_items: int, n_ratings: int, minimum: int) -> np.ndarray:
-    """Share `n_ratings` out: `minimum` each, the rest by gamma quantiles."""
+def _activity(n_users: int, n_items: int, n_rows: int, minimum: int) -> np.ndarray:
+    """Share `n_rows` out: `minimum` each, the rest by gamma quantiles."""
     appetite = gammaincinv(_ACTIVITY_SHAPE, (np.arange(n_users) + 0.5) / n_users)
-    room, rest = n_items - minimum, n_ratings - minimum * n_users
+    room, rest = n_items - minimum, n_rows - minimum * n_users
 
     def extra(scale):
         return np.minimum(np.floor(scale * appetite), room).astype(np.int64)
@@ -251,11 +255,24 @@ def _activity(n_users: int, n_items: int, n_ratings: int, minimum: int) -> np.nd
     return minimum + counts
 
 
-def _draw_taste(rng, n_users, n_items, n_factors):
+def _draw_taste(rng, n_users, n_items, n_factors, deviation=_TASTE):
+    """Draw factors whose products have that standard deviation."""
     strength = np.arange(1, n_factors + 1) ** -_TASTE_DECAY
-    strength *= _TASTE / np.linalg.norm(strength) if n_factors else 1.0
+    strength *= deviation / np.linalg.norm(strength) if n_factors else 1.0
     user_factors = rng.standard_normal((n_users, n_factors))
     return user_factors, rng.standard_normal((n_items, n_factors)) * strength
+
+
+def _draw_pairs(rng, n_per_user, log_popularity, user_factors, item_factors):
+    """Return the user and the item of each row; all pairs differ."""
+    n_users, n_items = len(user_factors), len(item_factors)
+    users = np.repeat(np.arange(n_users), n_per_user)
+    items = _choose_items(rng, n_per_user, log_popularity, user_factors, item_factors)
+    # From here on the order says nothing about what was chosen first.
+    order = rng.permutation(len(users))
+    users, items = users[order], items[order]
+    _rate_the_unrated(items, n_items)
+    return users, items
 
 
 def _choose_items(rng, n_per_user, log_popularity, user_factors, item_factors) -> np.ndarray:
@@ -282,19 +299,28 @@ def _rate_the_unrated(items: np.ndarray, n_items: int) -> None:
     items[spare[: len(unrated)]] = unrated
 
 
-def _draw_timestamps(rng, users: np.ndarray, n_users: int) -> np.ndarray:
-    n = len(users)
-    gap = np.where(rng.random_sample(n) < _NEW_SESSION, _BETWEEN_SESSIONS, _WITHIN_SESSION)
-    gap = (gap * rng.standard_exponential(n)).astype(np.int64)
-    arrival = rng.randint(_ARRIVALS, size=n_users)
-    # Random within a user: the order of the rows must not betray the order in time.
-    grouped = np.lexsort((rng.random_sample(n), users))
-    begins = np.searchsorted(users[grouped], np.arange(n_users))
-    gap[begins] = 0
-    elapsed = np.cumsum(gap)
-    elapsed -= np.repeat(elapsed[begins], np.diff(np.append(begins, n)))
-    times = np.empty(n, dtype=np.int64)
-    times[grouped] = _FIRST_SECOND + arrival[users[grouped]] + elapsed
+def _draw_arrivals(rng, n_users: int) -> np.ndarray:
+    """Draw when each user joins, in seconds after the first second there is."""
+    return rng.randint(_ARRIVALS, size=n_users)
+
+
+def _draw_gaps(rng, n: int) -> np.ndarray:
+    """Draw the seconds between a row and its user's row before."""
+    gaps = np.where(rng.random_sample(n) < _NEW_SESSION, _BETWEEN_SESSIONS, _WITHIN_SESSION)
+    return (gaps * rng.standard_exponential(n)).astype(np.int64)
+
+
+def _lay_out(
+    users: np.ndarray, turns: np.ndarray, arrivals: np.ndarray, gaps: np.ndarray
+) -> np.ndarray:
+    """Return each row's time: a user's rows follow upon the arrival in order of `turns`."""
+    grouped = np.lexsort((turns, users))
+    begins = np.searchsorted(users[grouped], np.arange(len(arrivals)))
+    gaps[begins] = 0
+    elapsed = np.cumsum(gaps)
+    elapsed -= np.repeat(elapsed[begins], np.diff(np.append(begins, len(users))))
+    times = np.empty(len(users), dtype=np.int64)
+    times[grouped] = _FIRST_SECOND + arrivals[users[grouped]] + elapsed
     return times
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from sklearn.utils._param_validation import validate_params
 
-#: Every archive that fedrecsk may download; nothing else is ever deleted.
-ARCHIVES = ("ml-100k.zip", "ml-1m.zip", "ml-latest-small.zip")
+from fedrecsk.datasets._catalogue import PUBLISHED
 
 
 def resolve_data_home(data_home: str | os.PathLike | None = None) -> Path:
@@ -55,9 +54,9 @@ def clear_data_home(data_home: str | os.PathLike | None = None) -> None:
     """Delete the archives that fedrecsk has downloaded.
 
     Unlike scikit-learn's function of this name, it deletes only those
-    archives (`ml-100k.zip`, `ml-1m.zip`, `ml-latest-small.zip`): the folder may
-    be a collection of your own. The folder goes too if nothing else is in it.
-    A folder that does not exist is left alone.
+    archives (`ml-100k.zip`, `ml-1m.zip`, `ml-latest-small.zip`, `filmtrust.zip`,
+    `KuaiRec.zip`): the folder may be a collection of your own. The folder goes too
+    if nothing else is in it. A folder that does not exist is left alone.
 
     Parameters
     ----------
@@ -82,7 +81,7 @@ def clear_data_home(data_home: str | os.PathLike | None = None) -> None:
     path = resolve_data_home(data_home)
     if not path.is_dir():
         return
-    for name in ARCHIVES:
-        (path / name).unlink(missing_ok=True)
+    for spec in PUBLISHED.values():
+        (path / spec.archive).unlink(missing_ok=True)
     if not any(path.iterdir()):
         path.rmdir()

@@ -115,7 +115,7 @@ def load_ratings(
 
     See Also
     --------
-    fetch_movielens : MovieLens, downloaded.
+    fetch_movielens : MovieLens, downloaded; likewise `fetch_filmtrust`, `fetch_kuairec`.
     make_ratings : Ratings that resemble MovieLens, generated.
 
     Examples
@@ -167,8 +167,13 @@ def read_ratings(
     sep: str | None = None,
     columns: Mapping[str, str | int | None] | None = None,
     header: bool | str = "infer",
+    numbers: tuple[str, ...] = ("rating",),
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Read `source` into an array per role, and say which column each role came from."""
+    """Read `source` into an array per role, and say which column each role came from.
+
+    The roles in `numbers` become float64 and must be finite; the others take the type that
+    their texts suggest.
+    """
     lines = source.first_lines()
     if not lines:
         raise ValueError(f"{source.name} is empty: it must have at least one user and item.")
@@ -189,12 +194,14 @@ def read_ratings(
         parts = {role: [] for role in roles}
         while chunk := _next_chunk(body):
             for role, position in roles.items():
-                parts[role].append(_convert(role, position, *chunk, source.name))
+                parts[role].append(
+                    _convert(role, position, *chunk, source.name, is_number=role in numbers)
+                )
 
     if not parts["user"]:
         raise ValueError(f"{source.name} has a header and no rows after it.")
     fields = {
-        role: np.concatenate(chunks) if role == "rating" else _columns.typed(chunks)
+        role: np.concatenate(chunks) if role in numbers else _columns.typed(chunks)
         for role, chunks in parts.items()
     }
     taken_from = {
@@ -216,17 +223,20 @@ def _next_chunk(rows: Iterator[Row]) -> tuple[list[int], list[str]] | None:
 
 
 def _convert(
-    role: str, position: int, lines: list[int], fields: list[str], name: str
+    role: str, position: int, lines: list[int], fields: list[str], name: str, *, is_number: bool
 ) -> np.ndarray:
     width = len(fields) // len(lines)
     texts = np.char.strip(np.array(fields[position::width]))
-    if role == "rating":
-        values, bad = _columns.ratings(texts)
-        cure = "must be a finite number. Mend or delete the line, or pass columns={'rating': ...}."
+    if is_number:
+        values, bad = _columns.numbers(texts)
+        cure = "must be a finite number. Mend or delete the line, or"
     else:
         values, bad = texts, texts == ""
-        cure = f"is missing. Fill it in or delete the line, or pass columns={{{role!r}: ...}}."
+        cure = "is missing. Fill it in or delete the line, or"
     if bad.any():
         row = int(np.argmax(bad))
-        raise ValueError(f"{name}, line {lines[row]}: the {role} {str(texts[row])!r} {cure}")
+        raise ValueError(
+            f"{name}, line {lines[row]}: the {role} {str(texts[row])!r} {cure} pass "
+            f"columns={{{role!r}: ...}}."
+        )
     return values

@@ -1,90 +1,17 @@
-"""MovieLens: downloaded, checked and kept, or read from a copy already here."""
+"""MovieLens."""
 
-import hashlib
-import io
 import os
-import tempfile
-import zipfile
-from dataclasses import dataclass
 from numbers import Integral, Real
-from pathlib import Path
 
-import numpy as np
-from sklearn.datasets import fetch_file
 from sklearn.utils import Bunch
 from sklearn.utils._param_validation import Interval, StrOptions, validate_params
 
-from fedrecsk.datasets._bunch import check_pandas, make_bunch, make_X, make_y
-from fedrecsk.datasets._delimited import TextSource
-from fedrecsk.datasets._home import resolve_data_home
-from fedrecsk.datasets._load import read_ratings
-
-_BASE_URL = "https://files.grouplens.org/datasets/movielens/"
-
-_LICENCE = (
-    "Licence: GroupLens allows research use and forbids redistribution without permission; see "
-    "the README in the archive. Acknowledge it by citing F. M. Harper and J. A. Konstan, 'The "
-    "MovieLens Datasets: History and Context', ACM Transactions on Interactive Intelligent "
-    "Systems 5 (4), 2015, https://doi.org/10.1145/2827872."
-)
-
-
-@dataclass(frozen=True)
-class _Variant:
-    """One published data set and what is known about it beforehand."""
-
-    title: str
-    folder: str
-    member: str
-    sep: str
-    header: bool
-    md5: str | None = None
-    counts: tuple[int, int, int] | None = None  # users, items, ratings
-
-    @property
-    def archive(self) -> str:
-        return f"{self.folder}.zip"
-
-    def local_copies(self, home: Path) -> list[Path]:
-        """List where a copy may lie; the originals first, for they have timestamps."""
-        folder = home / self.folder
-        copies = [folder / self.member, home / self.archive]
-        copies += [folder / "ratings.csv", folder / "ratings.csv.gz"]
-        return list(dict.fromkeys(copies))
-
-
-_VARIANTS = {
-    "100k": _Variant(
-        "MovieLens 100K",
-        "ml-100k",
-        "u.data",
-        sep="\t",
-        header=False,
-        md5="0e33842e24a9c977be4e0107933c0723",
-        counts=(943, 1682, 100_000),
-    ),
-    "1m": _Variant(
-        "MovieLens 1M",
-        "ml-1m",
-        "ratings.dat",
-        sep="::",
-        header=False,
-        md5="c4d9eecfca2ab87c1945afe126590906",
-        counts=(6040, 3706, 1_000_209),
-    ),
-    # GroupLens replaces this one from time to time, so neither a checksum nor counts hold.
-    "latest-small": _Variant(
-        "MovieLens Latest Small", "ml-latest-small", "ratings.csv", sep=",", header=True
-    ),
-}
-
-# "100,000 ratings", says its page; the releases so far had 100,004 to 100,836.
-_LATEST_SMALL_ROWS = (50_000, 200_000)
+from fedrecsk.datasets._fetch import fetch
 
 
 @validate_params(
     {
-        "variant": [StrOptions(set(_VARIANTS))],
+        "variant": [StrOptions({"100k", "1m", "latest-small"})],
         "data_home": [str, os.PathLike, None],
         "download_if_missing": ["boolean"],
         "as_frame": ["boolean"],
@@ -210,111 +137,13 @@ def fetch_movielens(
         ...
     FileNotFoundError: MovieLens 100K was not found and download_if_missing is False...
     """
-    if as_frame:
-        check_pandas("fetch_movielens")
-    spec = _VARIANTS[variant]
-    home = resolve_data_home(data_home)
-    path = next((copy for copy in spec.local_copies(home) if copy.is_file()), None)
-    if path is None:
-        if not download_if_missing:
-            raise FileNotFoundError(
-                f"{spec.title} was not found and download_if_missing is False. "
-                + _what_to_do(spec, home)
-            )
-        path = _download(spec, home, n_retries, delay)
-
-    fields = _read(spec, path)
-    _check_content(spec, path, fields)
-    y = make_y(fields.pop("rating"), "fetch_movielens", as_frame=as_frame)
-    X = make_X(fields, "fetch_movielens", as_frame=as_frame)
-    if return_X_y:
-        return X, y
-    n_users, n_items = (len(np.unique(fields[role])) for role in ("user", "item"))
-    times = "with" if "timestamp" in fields else "without"
-    return make_bunch(
-        X,
-        y,
-        list(fields),
+    return fetch(
+        f"movielens-{variant}",
+        "fetch_movielens",
+        data_home=data_home,
+        download_if_missing=download_if_missing,
         as_frame=as_frame,
-        filename=str(path),
-        DESCR=f"{spec.title}: {len(X)} ratings of {n_items} films by {n_users} users, {times} "
-        f"timestamps, read from {path}.\n\n{_LICENCE}",
+        return_X_y=return_X_y,
+        n_retries=n_retries,
+        delay=delay,
     )
-
-
-def _what_to_do(spec: _Variant, home: Path) -> str:
-    looked = "\n".join(f"  {path}" for path in spec.local_copies(home))
-    return (
-        f"Looked for these files:\n{looked}\nSet data_home or the environment variable "
-        f"FEDRECSK_DATA to a folder that has one of them, or download "
-        f"{_BASE_URL}{spec.archive} by hand into {home}."
-    )
-
-
-def _download(spec: _Variant, home: Path, n_retries: int, delay: float) -> Path:
-    """Download the archive into `home` and return its path."""
-    home.mkdir(parents=True, exist_ok=True)
-    # In a folder of its own until it is checked: what lies in `home` is whole.
-    with tempfile.TemporaryDirectory(prefix=".download-", dir=home) as folder:
-        try:
-            fetched = fetch_file(
-                _BASE_URL + spec.archive, folder=folder, n_retries=n_retries, delay=delay
-            )
-        except OSError as error:
-            raise OSError(
-                f"{spec.title} could not be downloaded ({error}). " + _what_to_do(spec, home)
-            ) from error
-        _check_archive(spec, fetched, f"The download of {_BASE_URL}{spec.archive}")
-        return fetched.replace(home / spec.archive)
-
-
-def _check_archive(spec: _Variant, path: Path, what: str) -> None:
-    if spec.md5 is not None:
-        with path.open("rb") as file:
-            # GroupLens publishes MD5 sums: good against damage, which is their purpose.
-            md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        if md5 != spec.md5:
-            raise ValueError(
-                f"{what} has the MD5 checksum {md5} instead of {spec.md5}: it is damaged or "
-                "another file. Delete it if it is yours, and fetch it again."
-            )
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{what} is not a zip archive. Delete it if it is yours, and fetch again.")
-
-
-def _read(spec: _Variant, path: Path) -> dict[str, np.ndarray]:
-    if path.name == spec.archive:
-        _check_archive(spec, path, str(path))
-        member = f"{spec.folder}/{spec.member}"
-        with zipfile.ZipFile(path) as archive:
-            if member not in archive.namelist():
-                raise ValueError(f"{path} has no file {member}: it is another archive.")
-            content = archive.read(member)
-        source = TextSource(
-            f"{path}/{member}", lambda: io.BufferedReader(io.BytesIO(content)), "utf-8"
-        )
-        return read_ratings(source, sep=spec.sep, header=spec.header)[0]
-    source = TextSource(str(path), lambda: path.open("rb"))
-    if path.name == spec.member:
-        return read_ratings(source, sep=spec.sep, header=spec.header)[0]
-    return read_ratings(source)[0]
-
-
-def _check_content(spec: _Variant, path: Path, fields: dict[str, np.ndarray]) -> None:
-    wrong = f"{path} is not {spec.title}: "
-    if "rating" not in fields or any(fields[role].dtype != np.int64 for role in ("user", "item")):
-        raise ValueError(wrong + "it must have whole-numbered users and items, and ratings.")
-    stars = fields["rating"]
-    if spec.counts is not None:
-        counts = len(np.unique(fields["user"])), len(np.unique(fields["item"])), len(stars)
-        if counts != spec.counts:
-            raise ValueError(
-                wrong + f"it has (users, items, ratings) = {counts} instead of {spec.counts}. "
-                "Replace it by the original, or read your own file with load_ratings."
-            )
-        return
-    low, high = _LATEST_SMALL_ROWS
-    if not low <= len(stars) <= high:
-        raise ValueError(wrong + f"it has {len(stars)} ratings, not {low} to {high}.")
-    if not np.isin(stars, np.arange(0.5, 5.5, 0.5)).all():
-        raise ValueError(wrong + "its ratings are not half stars from 0.5 to 5.")

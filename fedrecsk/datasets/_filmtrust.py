@@ -1,0 +1,139 @@
+"""FilmTrust."""
+
+import os
+from numbers import Integral, Real
+
+from sklearn.utils import Bunch
+from sklearn.utils._param_validation import Interval, validate_params
+
+from fedrecsk.datasets._fetch import fetch
+
+
+@validate_params(
+    {
+        "data_home": [str, os.PathLike, None],
+        "download_if_missing": ["boolean"],
+        "as_frame": ["boolean"],
+        "return_X_y": ["boolean"],
+        "n_retries": [Interval(Integral, 0, None, closed="left")],
+        "delay": [Interval(Real, 0, None, closed="left")],
+    },
+    prefer_skip_nested_validation=True,
+)
+def fetch_filmtrust(
+    *,
+    data_home: str | os.PathLike | None = None,
+    download_if_missing: bool = True,
+    as_frame: bool = False,
+    return_X_y: bool = False,
+    n_retries: int = 3,
+    delay: float = 1.0,
+) -> Bunch | tuple:
+    """Load FilmTrust, downloading it if it is not here yet.
+
+    =================   =================
+    users               1,508
+    items               2,071 films
+    ratings             35,497
+    stars               0.5, 1, ... 4
+    timestamps          none
+    =================   =================
+
+    The ratings were crawled from the film site FilmTrust in June 2011. The archive is
+    kept in `data_home` and downloaded only if `data_home` has no copy:
+    `filmtrust/ratings.txt` or `filmtrust.zip`. Nothing is written when a copy is found.
+
+    Parameters
+    ----------
+    data_home : str or path-like, default=None
+        The folder with the data. With None it is the environment variable
+        `FEDRECSK_DATA`, and without that `~/fedrecsk_data`.
+
+    download_if_missing : bool, default=True
+        Whether to download what `data_home` lacks; otherwise that is an error.
+
+    as_frame : bool, default=False
+        Whether to return pandas objects. Needs pandas.
+
+    return_X_y : bool, default=False
+        Whether to return `(data, target)` instead of a Bunch.
+
+    n_retries : int, default=3
+        How often to try again after a failed download.
+
+    delay : float, default=1.0
+        Seconds to wait before each further try.
+
+    Returns
+    -------
+    data : :class:`~sklearn.utils.Bunch`
+        Dictionary-like object, with the attributes:
+
+        data : ndarray of shape (35497, 2) and dtype int64, or DataFrame
+            The columns user and item, in the file's order. Three pairs occur twice.
+        target : ndarray of shape (35497,) and dtype float64, or Series
+            The stars.
+        frame : DataFrame or None
+            Data and target side by side, with `as_frame=True`.
+        feature_names : list of str
+            The names of the columns of `data`.
+        filename : str
+            The file that was read.
+        DESCR : str
+            What the data are, their licence and whom to cite.
+
+    (data, target) : tuple if `return_X_y` is True
+        The two attributes above.
+
+    Raises
+    ------
+    OSError
+        If `data_home` has no copy and it is not, or cannot be, downloaded. The
+        message lists where a copy was looked for and what to do.
+    ValueError
+        If a file is not the published one: the SHA-256 of the archive, the numbers of
+        users, items and ratings, and the scale of stars are checked.
+    ImportError
+        If `as_frame` is True and pandas is missing.
+
+    See Also
+    --------
+    fetch_movielens : Larger data of the same kind, with timestamps.
+    load_ratings : Any other file.
+
+    Notes
+    -----
+    No licence is stated where LibRec [2]_ offers the file; take it as for research only.
+    Cite [1]_ when you use the data.
+
+    References
+    ----------
+    .. [1] G. Guo, J. Zhang and N. Yorke-Smith, "A Novel Bayesian Similarity Measure for
+       Recommender Systems", IJCAI 2013, pages 2619-2625.
+
+    .. [2] https://guoguibing.github.io/librec/datasets.html
+
+    Examples
+    --------
+    >>> from fedrecsk.datasets import fetch_filmtrust
+    >>> X, y = fetch_filmtrust(return_X_y=True)  # doctest: +SKIP
+    >>> X.shape  # doctest: +SKIP
+    (35497, 2)
+
+    Without a copy and without leave to download one:
+
+    >>> fetch_filmtrust(data_home="nowhere", download_if_missing=False)
+    Traceback (most recent call last):
+        ...
+    FileNotFoundError: FilmTrust was not found and download_if_missing is False...
+    """
+    return fetch(
+        "filmtrust",
+        "fetch_filmtrust",
+        data_home=data_home,
+        download_if_missing=download_if_missing,
+        as_frame=as_frame,
+        return_X_y=return_X_y,
+        n_retries=n_retries,
+        delay=delay,
+    )

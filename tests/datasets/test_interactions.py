@@ -1,0 +1,232 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from scipy import sparse
+
+from fedrecsk.datasets import _interactions, make_interactions
+
+FIRST_SECOND = np.datetime64("2020-01-01", "s").astype(int)
+
+
+def gini(counts):
+    counts = np.sort(counts)
+    n = len(counts)
+    return (2 * np.arange(1, n + 1) - n - 1) @ counts / (n * counts.sum())
+
+
+def last_fifth(X, turns):
+    """Mark the last fifth of each user's rows in order of `turns`."""
+    order = np.lexsort((turns, X[:, 0]))
+    n_per_user = np.bincount(X[:, 0])
+    rank = np.empty(len(X))
+    rank[order] = np.arange(len(X)) - np.repeat(np.cumsum(n_per_user) - n_per_user, n_per_user)
+    return rank >= np.round(0.8 * n_per_user[X[:, 0]])
+
+
+def precision_at_10(X, test, n_factors=20, n_sweeps=8):
+    """Return the precision of recommending by popularity, and by implicit ALS."""
+    users, items = X[:, 0], X[:, 1]
+    shape = users.max() + 1, items.max() + 1
+    train = sparse.csr_array((np.ones(sum(~test)), (users[~test], items[~test])), shape)
+    held_out = sparse.csr_array((np.ones(sum(test)), (users[test], items[test])), shape).toarray()
+
+    def solve(positives, fixed):
+        # A positive counts twice, everything else once.
+        gram = fixed.T @ fixed + 0.1 * np.eye(n_factors)
+        outer = (fixed[:, :, None] * fixed[:, None, :]).reshape(len(fixed), -1)
+        weights = gram + (positives @ outer).reshape(-1, n_factors, n_factors)
+        return np.linalg.solve(weights, 2 * (positives @ fixed)[:, :, None])[:, :, 0]
+
+    item_factors = 0.01 * np.random.RandomState(0).standard_normal((shape[1], n_factors))
+    for _ in range(n_sweeps):
+        user_factors = solve(train, item_factors)
+        item_factors = solve(train.T, user_factors)
+
+    def precision(scores):
+        scores = np.where(train.toarray() > 0, -np.inf, scores)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :10]
+        return np.take_along_axis(held_out, best, axis=1).mean()
+
+    return precision(train.sum(axis=0)), precision(user_factors @ item_factors.T)
+
+
+@st.composite
+def sizes(draw):
+    n_users, n_items = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    return n_users, n_items, draw(st.integers(n_users, n_users * n_items))
+
+
+@settings(deadline=None)
+@given(
+    sizes(),
+    st.integers(0, 3),
+    st.floats(0, 5),
+    st.floats(0, 10),
+    st.floats(0, 10),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
+def test_any_size(size, n_factors, taste, popularity, drift, timestamps, seed):
+    n_users, n_items, n_interactions = size
+    X = make_interactions(
+        *size,
+        n_factors=n_factors,
+        taste=taste,
+        popularity=popularity,
+        drift=drift if timestamps else 0.0,
+        timestamps=timestamps,
+        random_state=seed,
+    )
+    assert X.dtype == np.int64
+    assert X.shape == (n_interactions, 2 + timestamps)
+    assert len(np.unique(X[:, :2], axis=0)) == n_interactions
+    assert_array_equal(np.unique(X[:, 0]), np.arange(n_users))
+    assert X[:, 1].min() >= 0
+    assert X[:, 1].max() < n_items
+    assert len(np.unique(X[:, 1])) == n_items or n_interactions < n_items
+    if timestamps:
+        assert X[:, 2].min() >= FIRST_SECOND
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.integers(1, 30), st.data())
+def test_min_interactions_per_user(n_users, n_items, data):
+    minimum = data.draw(st.integers(1, n_items))
+    n = data.draw(st.integers(n_users * minimum, n_users * n_items))
+    X = make_interactions(n_users, n_items, n, min_interactions_per_user=minimum, random_state=0)
+    assert len(X) == n
+    assert np.bincount(X[:, 0], minlength=n_users).min() >= minimum
+
+
+def test_same_seed_same_interactions():
+    first, second = (make_interactions(30, 40, 300, random_state=7) for _ in range(2))
+    assert_array_equal(first, second)
+    assert not np.array_equal(first, make_interactions(30, 40, 300, random_state=8))
+
+
+def test_timestamps_change_nothing_else():
+    X = make_interactions(30, 40, 300, random_state=7)
+    without = make_interactions(30, 40, 300, timestamps=False, random_state=7)
+    assert_array_equal(X[:, :2], without)
+
+
+def test_default_resembles_movielens_100k():
+    # On the right of each: what MovieLens-100k has.
+    X = make_interactions(random_state=0)
+    per_user, per_item = np.bincount(X[:, 0]), np.bincount(X[:, 1])
+    assert (len(per_user), len(per_item), len(X)) == (943, 1682, 100_000)
+    assert gini(per_item) == pytest.approx(0.629, abs=0.025)
+    assert gini(per_user) == pytest.approx(0.472, abs=0.02)
+    assert per_user.min() == 20
+    assert np.median(per_user) == pytest.approx(65, abs=8)
+    assert per_user.max() == pytest.approx(737, rel=0.2)
+    assert np.median(per_item) == pytest.approx(27, abs=6)
+    assert per_item.max() == pytest.approx(583, rel=0.15)
+
+
+def test_default_ranks_as_movielens_100k_does():
+    X = make_interactions(random_state=0)
+    popular, als = precision_at_10(X, last_fifth(X, np.random.RandomState(0).random(len(X))))
+    assert popular == pytest.approx(0.193, abs=0.03)
+    assert als == pytest.approx(0.360, abs=0.03)
+
+
+def test_time_is_decoration_without_drift_and_matters_with_it():
+    popular, als = {}, {}
+    for drift in (0.0, 1.0, 2.0):
+        X = make_interactions(drift=drift, random_state=0)
+        popular[drift], als[drift] = precision_at_10(X, last_fifth(X, X[:, 2]))
+    assert popular[0.0] == pytest.approx(0.179, abs=0.02)
+    assert als[0.0] == pytest.approx(0.357, abs=0.02)
+    assert popular[0.0] - 0.05 > popular[1.0] > popular[2.0] + 0.02
+    assert als[0.0] - 0.05 > als[1.0] > als[2.0] + 0.05
+
+
+def test_drift_moves_popularity_between_users_and_within_them():
+    def change(X, early):
+        """Return how far the distributions of items differ between `early` and the rest."""
+        shares = [np.bincount(X[rows, 1], minlength=300) / sum(rows) for rows in (early, ~early)]
+        return abs(shares[0] - shares[1]).sum()
+
+    between, within = [], []
+    for drift in (0.0, 2.0):
+        X = make_interactions(300, 300, 20_000, drift=drift, random_state=0)
+        arrival = np.full(300, np.iinfo(np.int64).max)
+        np.minimum.at(arrival, X[:, 0], X[:, 2])
+        between.append(change(X, arrival[X[:, 0]] < np.median(arrival)))
+        within.append(change(X, ~last_fifth(X, X[:, 2])))
+    assert between[1] > 1.5 * between[0]
+    assert within[1] > 1.5 * within[0]
+
+
+def test_taste_is_what_a_factor_model_gains_by():
+    gains = []
+    for taste in (0.0, 1.0, 2.0):
+        X = make_interactions(taste=taste, random_state=0)
+        test = last_fifth(X, np.random.RandomState(0).random(len(X)))
+        popular, als = precision_at_10(X, test)
+        gains.append(als - popular)
+    assert gains[0] < 0 < gains[1] - 0.03 < gains[2] - 0.1
+
+
+def test_without_factors_there_is_no_taste():
+    X = make_interactions(300, 400, 20_000, n_factors=0, random_state=0)
+    popular, als = precision_at_10(X, last_fifth(X, np.random.RandomState(0).random(len(X))))
+    assert als < popular
+
+
+def test_popularity_is_the_skew():
+    skews = [
+        gini(np.bincount(make_interactions(200, 300, 12_000, popularity=p, random_state=0)[:, 1]))
+        for p in (0, 2, 5)
+    ]
+    assert skews[0] + 0.1 < skews[1] < skews[2] - 0.1
+
+
+def test_timestamps_are_sessions_in_random_order():
+    X = make_interactions(drift=1.0, random_state=0)
+    times = X[:, 2]
+    order = np.lexsort((times, X[:, 0]))
+    gaps = np.diff(times[order])[np.diff(X[order, 0]) == 0]
+    assert np.median(gaps) < 60
+    assert 0.01 < np.mean(gaps > 86_400) < 0.03
+    firsts = np.array([times[X[:, 0] == user].min() for user in range(943)])
+    assert firsts.min() >= FIRST_SECOND
+    assert 150 < np.ptp(firsts) / 86_400 < 215
+    assert abs(np.corrcoef(np.arange(len(X)), times)[0, 1]) < 0.02
+
+
+def test_as_frame():
+    pd = pytest.importorskip("pandas")
+    frame = make_interactions(20, 15, 80, random_state=0, as_frame=True)
+    assert isinstance(frame, pd.DataFrame)
+    assert list(frame.columns) == ["user", "item", "timestamp"]
+    assert_array_equal(frame.to_numpy(), make_interactions(20, 15, 80, random_state=0))
+
+
+def test_missing_pandas_is_named_with_its_extra(without_pandas):
+    with pytest.raises(ImportError, match=r"make_interactions.*pandas.*fedrecsk\[plot\]"):
+        make_interactions(20, 15, 80, as_frame=True)
+
+
+@pytest.mark.parametrize(
+    "parameters, message",
+    [
+        ({"n_users": 3, "n_items": 4, "n_interactions": 13}, "n_interactions=13 is more than"),
+        ({"n_users": 10, "n_items": 4, "n_interactions": 9}, "n_users . min_interactions_per_us"),
+        ({"min_interactions_per_user": 1683}, "min_interactions_per_user=1683 is more than"),
+        ({"drift": 1.0, "timestamps": False}, "drift=1.0 shows in the timestamps"),
+        ({"n_users": 0}, "n_users"),
+        ({"n_factors": -1}, "n_factors"),
+        ({"taste": -0.1}, "taste"),
+        ({"drift": float("nan")}, "drift"),
+        ({"popularity": float("inf")}, "popularity"),
+        ({"random_state": "seed"}, "random_state"),
+    ],
+)
+def test_bad_parameters_are_refused_before_any_work(parameters, message, monkeypatch):
+    monkeypatch.setattr(_interactions, "check_random_state", None)
+    with pytest.raises(ValueError, match=message):
+        make_interactions(**parameters)
