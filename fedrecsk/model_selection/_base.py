@@ -1,0 +1,226 @@
+"""What all splitters share: the CV object and the transformer around one split."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
+from sklearn.utils import _safe_indexing, check_random_state, metadata_routing
+from sklearn.utils.validation import check_consistent_length, indexable, validate_data
+
+from fedrecsk.preprocessing._rows import as_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Self
+
+    from numpy.typing import ArrayLike, NDArray
+
+
+class Splitter(TransformerMixin, BaseEstimator, ABC):
+    """Base class of the splitters.
+
+    A subclass gives `_splits`, which checks and computes what it can at once, and returns an
+    iterator of (train, test) arrays of row numbers.
+
+    There is no `transform`: a Pipeline refuses the splitter, as it should, for it would drop
+    rows of X and not of y.
+    """
+
+    # As in scikit-learn's BaseCrossValidator: no groups to route.
+    __metadata_request__split = {"groups": metadata_routing.UNUSED}
+
+    @abstractmethod
+    def _splits(self, X):
+        """Iterate over (train, test); X is an ndarray or DataFrame with columns of ids."""
+
+    def _parts(self, X):
+        """Name the parts of the first split; a dict of arrays of row numbers."""
+        return dict(zip(("train", "test"), next(self._splits(X)), strict=True))
+
+    def split(
+        self, X: ArrayLike, y: ArrayLike | None = None, groups: None = None
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Split into training and test rows.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+            Column 0 is the user's id, column 1 the item's id.
+        y : array-like of shape (n_samples,), default=None
+            Only its length is looked at.
+        groups : None
+            Ignored.
+
+        Returns
+        -------
+        splits : iterator of (train, test)
+            Ascending row numbers: ndarrays of shape (n_train,) and (n_test,), dtype int64.
+
+        Raises
+        ------
+        ValueError
+            Before the first split, if a parameter, an id or a timestamp is bad, or training
+            or test rows would be empty.
+        TypeError
+            If an id is neither a string nor a number, or X is sparse.
+        """
+        self._validate_params()
+        X, y = indexable(as_rows(X), y)
+        return self._splits(X)
+
+    @abstractmethod
+    def get_n_splits(
+        self, X: ArrayLike | None = None, y: ArrayLike | None = None, groups: None = None
+    ) -> int:
+        """Return the number of splits.
+
+        Parameters
+        ----------
+        X, y, groups
+            Ignored.
+
+        Returns
+        -------
+        n_splits : int
+        """
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
+        """Split X once, as the first split of `split` does.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+            Column 0 is the user's id, column 1 the item's id.
+        y : array-like of shape (n_samples,), default=None
+            Only its length is looked at.
+
+        Returns
+        -------
+        self : object
+            With the rows in `train_indices_`, `test_indices_` and `held_out_`.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As `split`.
+        """
+        X, y = indexable(as_rows(X), y)
+        parts = self._parts(X)
+        validate_data(self, X, skip_check_array=True)
+        vars(self).pop("validation_indices_", None)  # of an earlier fit
+        for name, rows in parts.items():
+            setattr(self, f"{name}_indices_", rows)
+        self.held_out_ = _safe_indexing(X, self.test_indices_)
+        return self
+
+    def fit_transform(self, X: ArrayLike, y: ArrayLike | None = None) -> ArrayLike:
+        """Split X once and return the training rows.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        y : array-like of shape (n_samples,), default=None
+            Only its length is looked at; :meth:`train_test_split` splits it too.
+
+        Returns
+        -------
+        X_train : ndarray or DataFrame of shape (n_train, n_features)
+            The rest is in `held_out_`.
+        """
+        return _safe_indexing(as_rows(X), self.fit(X, y).train_indices_)
+
+    def train_test_split(self, X: ArrayLike, *arrays: ArrayLike) -> list:
+        """Split X and what goes with it, like :func:`sklearn.model_selection.train_test_split`.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        *arrays : array-likes of shape (n_samples, ...)
+            y, clients, sample_weight, ...
+
+        Returns
+        -------
+        parts : list
+            ``[X_train, X_test]``, then the training and test rows of each array, each of the
+            type given; a validation part, where there is one, stands in the middle. Nothing is
+            stored in the splitter.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As `split`.
+        """
+        self._validate_params()
+        check_consistent_length(X, *arrays)
+        parts = self._parts(as_rows(X)).values()
+        return [_safe_indexing(array, rows) for array in (X, *arrays) for rows in parts]
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        return tags
+
+
+class Holdout(Splitter):
+    """A splitter that splits once."""
+
+    def get_n_splits(
+        self, X: ArrayLike | None = None, y: ArrayLike | None = None, groups: None = None
+    ) -> int:
+        """Return the number of splits, which is 1.
+
+        Parameters
+        ----------
+        X, y, groups
+            Ignored.
+
+        Returns
+        -------
+        n_splits : int
+        """
+        return 1
+
+
+class FoldSplitter(Splitter):
+    """A splitter with `n_splits` folds of test rows; a subclass gives `_folds`."""
+
+    @abstractmethod
+    def _folds(self, X, order):
+        """Fold of each row, -1 for rows that are never tested; row numbers in `order`."""
+
+    def _splits(self, X):
+        if not self.shuffle and self.random_state is not None:
+            raise ValueError(
+                f"random_state={self.random_state!r} has no effect since shuffle is False; set "
+                "shuffle=True, or leave random_state at None."
+            )
+        order = np.arange(X.shape[0])
+        if self.shuffle:
+            order = check_random_state(self.random_state).permutation(order)
+        folds = self._folds(X, order)
+        return (two_parts(folds == fold) for fold in range(self.n_splits))
+
+    def get_n_splits(
+        self, X: ArrayLike | None = None, y: ArrayLike | None = None, groups: None = None
+    ) -> int:
+        """Return the number of splits.
+
+        Parameters
+        ----------
+        X, y, groups
+            Ignored.
+
+        Returns
+        -------
+        n_splits : int
+        """
+        return self.n_splits
+
+
+def two_parts(held_out):
+    """Row numbers of the training and of the test rows."""
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)

@@ -1,0 +1,95 @@
+"""Leave the last interactions of each user out."""
+
+from __future__ import annotations
+
+from numbers import Integral
+
+import numpy as np
+from sklearn.utils._param_validation import Interval
+
+from fedrecsk.model_selection import _times
+from fedrecsk.model_selection._base import Holdout, two_parts
+from fedrecsk.model_selection._groups import by_group, last_of_group, n_held_out
+from fedrecsk.preprocessing._rows import coded_rows
+
+
+class LeaveLastOut(Holdout):
+    """Hold out the last interactions of each user, the usual "leave one out" of ranking papers.
+
+    What it guarantees:
+
+    - each user with more than `n_last` rows has exactly `n_last` rows under test, none of them
+      earlier than any of its training rows;
+    - every other user stays in training with all its rows;
+    - so every user is in training. Test items may be unknown to training.
+
+    Parameters
+    ----------
+    n_last : int, default=1
+        How many rows of each user to hold out.
+    timestamps : int or str, default=2
+        Where the time of each row stands: the position (2 or more) or, for a DataFrame, the
+        name of a column of X, with numbers or dates; or "row_order" if the rows of X are
+        in the order of time, at least within each user. Of rows of one user with equal
+        times, the later in X counts as the later.
+
+    Attributes
+    ----------
+    train_indices_, test_indices_ : ndarray of shape (n_train,) and (n_test,), dtype int64
+        Ascending row numbers of the split that `fit` made.
+    held_out_ : ndarray or DataFrame of shape (n_test, n_features)
+        The test rows of X.
+    n_features_in_ : int
+        Number of columns of X.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns, if they are strings.
+
+    See Also
+    --------
+    TemporalHoldout : A share of each user's rows, or of all rows, by time.
+
+    Notes
+    -----
+    It splits rows, so a (user, item) pair that is repeated may be in training and in test.
+
+    Examples
+    --------
+    >>> from fedrecsk.model_selection import LeaveLastOut
+    >>> X = [["ann", "alien", 3], ["ann", "brazil", 1], ["bob", "clue", 2]]
+    >>> for train, test in LeaveLastOut().split(X):
+    ...     print(train, test)
+    [1 2] [0]
+
+    As a transformer, and with y:
+
+    >>> splitter = LeaveLastOut()
+    >>> splitter.fit_transform(X)
+    array([['ann', 'brazil', 1],
+           ['bob', 'clue', 2]], dtype=object)
+    >>> splitter.held_out_
+    array([['ann', 'alien', 3]], dtype=object)
+    >>> X_train, X_test, y_train, y_test = splitter.train_test_split(X, [5, 4, 3])
+    >>> y_train, y_test
+    ([4, 3], [5])
+    """
+
+    _parameter_constraints: dict = {
+        "n_last": [Interval(Integral, 1, None, closed="left")],
+        "timestamps": _times.CONSTRAINT,
+    }
+
+    def __init__(self, n_last: int = 1, *, timestamps: int | str = 2) -> None:
+        self.n_last = n_last
+        self.timestamps = timestamps
+
+    def _splits(self, X):
+        times = _times.read_times(X, self.timestamps)
+        (users, n_users), _ = coded_rows(X)
+        rows, starts, counts = by_group(users, n_users, np.argsort(times, kind="stable"))
+        n_last = n_held_out(self.n_last, counts)
+        if not n_last.any():
+            raise ValueError(
+                f"No user has more than n_last={self.n_last} rows (the most is {counts.max()}), so "
+                "the test set would be empty; lower n_last, or give more interactions a user."
+            )
+        return iter([two_parts(last_of_group(rows, starts, counts, n_last))])

@@ -1,0 +1,254 @@
+"""Row filters: functions of (X, y, clients, sample_weight)."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sklearn.utils import _safe_indexing, column_or_1d
+from sklearn.utils._param_validation import Interval, validate_params
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length
+
+from fedrecsk.preprocessing._rows import coded_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+_DATA = {
+    "X": ["array-like", "sparse matrix"],  # refused with a better message than this gives
+    "y": ["array-like", None],
+    "clients": ["array-like", None],
+    "sample_weight": ["array-like", None],
+}
+
+
+@validate_params(
+    _DATA | {"k": [Interval(Integral, 1, None, closed="left")]},
+    prefer_skip_nested_validation=True,
+)
+def filter_k_core(
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    *,
+    clients: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    k: int = 5,
+) -> ArrayLike | tuple:
+    """Keep the k-core: users and items with at least k rows among the rows that stay.
+
+    Users and items with fewer rows are dropped, again and again, until none is left to drop.
+    What stays is the largest such set of rows, whatever the order of dropping.
+
+    Parameters
+    ----------
+    X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        Column 0 is the user's id, column 1 the item's.
+    y, clients, sample_weight : array-like of shape (n_samples,), default=None
+        What goes with the rows. Rows of weight zero count as absent, as they do in fit.
+    k : int, default=5
+        The least number of rows of a user and of an item. Repeated (user, item) rows count
+        each.
+
+    Returns
+    -------
+    X, y, clients, sample_weight
+        Those that were given, in this order and of the type given, with the rows that stay
+        in their order; X by itself if nothing else was given.
+
+    Raises
+    ------
+    ValueError
+        If no row would stay, lengths differ, or ids are bad.
+    TypeError
+        If an id is neither a string nor a number.
+
+    See Also
+    --------
+    filter_min_ratings : One pass, with a minimum for users and one for items.
+
+    Notes
+    -----
+    Each pass over the rows is linear; real ratings need about ten.
+
+    Examples
+    --------
+    >>> from fedrecsk.preprocessing import filter_k_core
+    >>> X = [["ann", "alien"], ["ann", "brazil"], ["bob", "alien"], ["bob", "brazil"],
+    ...      ["bob", "clue"], ["cat", "clue"]]
+    >>> X_core, y_core = filter_k_core(X, [5, 4, 3, 2, 1, 5], k=2)
+    >>> X_core
+    [['ann', 'alien'], ['ann', 'brazil'], ['bob', 'alien'], ['bob', 'brazil']]
+    >>> y_core
+    [5, 4, 3, 2]
+    """
+    data, kept, (users, n_users), (items, n_items) = _read(X, y, clients, sample_weight)
+    rows = np.flatnonzero(kept)
+    while len(rows):
+        users_left, items_left = users[rows], items[rows]
+        enough = (np.bincount(users_left, minlength=n_users) >= k)[users_left]
+        enough &= (np.bincount(items_left, minlength=n_items) >= k)[items_left]
+        if enough.all():
+            return _take(data, rows)
+        rows = rows[enough]
+    raise ValueError(
+        f"No row of X is in the {k}-core: there are no users and items that all have k={k} rows "
+        "among themselves. Lower k."
+    )
+
+
+@validate_params(
+    _DATA
+    | {
+        "min_user": [Interval(Integral, 0, None, closed="left")],
+        "min_item": [Interval(Integral, 0, None, closed="left")],
+    },
+    prefer_skip_nested_validation=True,
+)
+def filter_min_ratings(
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    *,
+    clients: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    min_user: int = 20,
+    min_item: int = 0,
+) -> ArrayLike | tuple:
+    """Drop the rows of users and items that have too few, in one pass.
+
+    Both counts are taken on the rows given. So with `min_item=0` every user that stays has at
+    least `min_user` rows, and the other way round; with both, some may end up below, which
+    :func:`filter_k_core` avoids.
+
+    Parameters
+    ----------
+    X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        Column 0 is the user's id, column 1 the item's.
+    y, clients, sample_weight : array-like of shape (n_samples,), default=None
+        What goes with the rows. Rows of weight zero count as absent, as they do in fit.
+    min_user : int, default=20
+        The least number of rows of a user. MovieLens was published with 20.
+    min_item : int, default=0
+        The least number of rows of an item.
+
+    Returns
+    -------
+    X, y, clients, sample_weight
+        Those that were given, in this order and of the type given, with the rows that stay
+        in their order; X by itself if nothing else was given.
+
+    Raises
+    ------
+    ValueError
+        If no row would stay, lengths differ, or ids are bad.
+    TypeError
+        If an id is neither a string nor a number.
+
+    Examples
+    --------
+    >>> from fedrecsk.preprocessing import filter_min_ratings
+    >>> X = [["ann", "alien"], ["ann", "brazil"], ["bob", "alien"]]
+    >>> filter_min_ratings(X, min_user=2)
+    [['ann', 'alien'], ['ann', 'brazil']]
+    """
+    data, kept, (users, n_users), (items, n_items) = _read(X, y, clients, sample_weight)
+    enough = kept & (np.bincount(users[kept], minlength=n_users) >= min_user)[users]
+    enough &= (np.bincount(items[kept], minlength=n_items) >= min_item)[items]
+    if not enough.any():
+        raise ValueError(
+            f"No row of X has a user with min_user={min_user} rows and an item with "
+            f"min_item={min_item}; lower them."
+        )
+    return _take(data, np.flatnonzero(enough))
+
+
+@validate_params(
+    _DATA | {"y": ["array-like"], "threshold": [Interval(Real, None, None, closed="neither")]},
+    prefer_skip_nested_validation=True,
+)
+def to_implicit(
+    X: ArrayLike,
+    y: ArrayLike,
+    *,
+    clients: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    threshold: float = 4.0,
+) -> tuple:
+    """Make implicit feedback of ratings: keep the rows at or above a threshold, with y = 1.
+
+    Users and items without such a row vanish.
+
+    Parameters
+    ----------
+    X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        Column 0 is the user's id, column 1 the item's.
+    y : array-like of shape (n_samples,)
+        Ratings, or what stands for them: a watch ratio, say.
+    clients, sample_weight : array-like of shape (n_samples,), default=None
+        What goes with the rows. Rows of weight zero count as absent, as they do in fit.
+    threshold : float, default=4.0
+        The least rating that counts as a preference.
+
+    Returns
+    -------
+    X : of the type given
+        The rows that stay, in their order.
+    y : ndarray of shape (n_kept,), dtype float64
+        Ones.
+    clients, sample_weight
+        Only those that were given.
+
+    Raises
+    ------
+    ValueError
+        If no row would stay, a rating is NaN, lengths differ, or ids are bad.
+    TypeError
+        If an id is neither a string nor a number.
+
+    See Also
+    --------
+    binarize : 0 and 1 for y, with every row kept.
+
+    Examples
+    --------
+    >>> from fedrecsk.preprocessing import to_implicit
+    >>> to_implicit([["ann", "alien"], ["ann", "brazil"]], [5, 3])
+    ([['ann', 'alien']], array([1.]))
+    """
+    data, kept, *_ = _read(X, y, clients, sample_weight)
+    preferred = kept & (ratings(y) >= threshold)
+    if not preferred.any():
+        raise ValueError(
+            f"No row of X has a rating of threshold={threshold} or more; the largest is "
+            f"{np.max(y)}. Lower the threshold."
+        )
+    rows = np.flatnonzero(preferred)
+    X, _, *others = _take(data, rows)
+    return X, np.ones(len(rows)), *others
+
+
+def ratings(y):
+    """Read y as finite numbers; shape (n,), dtype float64."""
+    y = column_or_1d(y, dtype=np.float64)
+    if not np.isfinite(y).all():
+        raise ValueError(
+            f"y contains NaN or infinity (first in row {np.isfinite(y).argmin()}); drop these "
+            "rows first."
+        )
+    return y
+
+
+def _read(X, y, clients, sample_weight):
+    """What was given, which rows count at all, and users and items as codes."""
+    users, items = coded_rows(X)
+    data = [values for values in (X, y, clients, sample_weight) if values is not None]
+    check_consistent_length(*data)
+    kept = np.ones(len(users[0]), dtype=bool)
+    if sample_weight is not None:
+        kept = _check_sample_weight(sample_weight, X, ensure_non_negative=True) > 0
+    return data, kept, users, items
+
+
+def _take(data, rows):
+    taken = tuple(_safe_indexing(values, rows) for values in data)
+    return taken if len(taken) > 1 else taken[0]

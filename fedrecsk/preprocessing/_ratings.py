@@ -1,0 +1,194 @@
+"""The scale of ratings."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin, _fit_context
+from sklearn.utils._param_validation import Interval, validate_params
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from fedrecsk.preprocessing._filters import ratings
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from numpy.typing import ArrayLike, NDArray
+
+
+@validate_params(
+    {"y": ["array-like"], "threshold": [Interval(Real, None, None, closed="neither")]},
+    prefer_skip_nested_validation=True,
+)
+def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
+    """Turn ratings into 1 (at or above the threshold) and 0, row by row.
+
+    Parameters
+    ----------
+    y : array-like of shape (n_samples,)
+    threshold : float, default=4.0
+        The least rating that counts as a preference. (In
+        :func:`sklearn.preprocessing.binarize` the threshold itself gives 0.)
+
+    Returns
+    -------
+    y : ndarray of shape (n_samples,), dtype float64
+
+    Raises
+    ------
+    ValueError
+        If a rating is NaN or infinite.
+
+    See Also
+    --------
+    to_implicit : Keep the preferred rows only.
+
+    Examples
+    --------
+    >>> from fedrecsk.preprocessing import binarize
+    >>> binarize([1, 4, 5])
+    array([0., 1., 1.])
+    """
+    return (ratings(y) >= threshold).astype(np.float64)
+
+
+class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Map the scale of ratings linearly to another, and predictions back into it.
+
+    For the `transformer` of :class:`sklearn.compose.TransformedTargetRegressor`: the model
+    learns ratings of `feature_range`, and its predictions return on the scale of the ratings,
+    cut off at its ends.
+
+    Parameters
+    ----------
+    rating_range : tuple (low, high), default=None
+        The ends of the scale, (1, 5) for instance. None: the least and the largest rating
+        that fit sees. In a federation that is knowledge about all clients, whereas a scale
+        that is known beforehand tells nothing.
+    feature_range : tuple (low, high), default=(0, 1)
+        Where the ends go.
+    clip : bool, default=True
+        Whether `inverse_transform` cuts off what lies beyond the scale of the ratings.
+
+    Attributes
+    ----------
+    rating_min_, rating_max_ : ndarray of shape (n_features_in_,), dtype float64
+        The ends of the scale.
+    n_features_in_ : int
+        Number of columns; 1 for a target.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns, if they have any.
+
+    Notes
+    -----
+    TransformedTargetRegressor hands y over as a column, of shape (n_samples, 1), and sees no X.
+    So a user's mean cannot be taken off here; models with user biases learn it.
+
+    Examples
+    --------
+    >>> from sklearn.compose import TransformedTargetRegressor
+    >>> from fedrecsk import BiasOnly
+    >>> from fedrecsk.preprocessing import RatingScaler
+    >>> X = [["ann", "alien"], ["ann", "brazil"], ["bob", "alien"], ["bob", "clue"]]
+    >>> model = TransformedTargetRegressor(BiasOnly(), transformer=RatingScaler((1, 5)))
+    >>> model.fit(X, [5, 4, 3, 2]).predict([["bob", "brazil"]]).round(2)
+    array([3.42])
+    """
+
+    _parameter_constraints: dict = {
+        "rating_range": [tuple, None],
+        "feature_range": [tuple],
+        "clip": ["boolean"],
+    }
+
+    def __init__(
+        self,
+        rating_range: tuple[float, float] | None = None,
+        *,
+        feature_range: tuple[float, float] = (0, 1),
+        clip: bool = True,
+    ) -> None:
+        self.rating_range = rating_range
+        self.feature_range = feature_range
+        self.clip = clip
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: None = None) -> Self:
+        """Find or check the scale.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Ratings; as a target, one column.
+        y : None
+            Ignored.
+
+        Returns
+        -------
+        self : object
+
+        Raises
+        ------
+        ValueError
+            If a range is not two numbers in ascending order, or a rating is NaN, infinite or
+            outside `rating_range`.
+        """
+        _check_range(self.feature_range, "feature_range")
+        if self.rating_range is not None:
+            _check_range(self.rating_range, "rating_range")
+        X = validate_data(self, X, dtype=np.float64)
+        low, high = X.min(axis=0), X.max(axis=0)
+        if self.rating_range is not None:
+            if low.min() < self.rating_range[0] or high.max() > self.rating_range[1]:
+                raise ValueError(
+                    f"The ratings go from {low.min():g} to {high.max():g}, beyond "
+                    f"rating_range={self.rating_range}; widen it, or leave it at None."
+                )
+            low, high = (np.full(X.shape[1], float(end)) for end in self.rating_range)
+        self.rating_min_, self.rating_max_ = low, high
+        return self
+
+    def transform(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Map ratings to `feature_range`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        X : ndarray of shape (n_samples, n_features), dtype float64
+            A column of equal ratings is mapped to the low end.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return self.feature_range[0] + (X - self.rating_min_) / self._step()
+
+    def inverse_transform(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Map values of `feature_range` back to ratings.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        X : ndarray of shape (n_samples, n_features), dtype float64
+            Within the scale of the ratings, if `clip`.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X = self.rating_min_ + (X - self.feature_range[0]) * self._step()
+        return np.clip(X, self.rating_min_, self.rating_max_) if self.clip else X
+
+    def _step(self):
+        width = self.rating_max_ - self.rating_min_
+        low, high = self.feature_range
+        return np.where(width > 0, width, 1.0) / (high - low)
+
+
+def _check_range(ends, name):
+    if len(ends) != 2 or not all(isinstance(end, Real) for end in ends) or not ends[0] < ends[1]:
+        raise ValueError(f"{name} should be two numbers in ascending order, got {ends!r}.")

@@ -1,0 +1,683 @@
+import datetime
+import itertools
+import pickle
+from collections import Counter, defaultdict
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
+from sklearn.model_selection import (
+    GridSearchCV,
+    HalvingGridSearchCV,
+    cross_val_predict,
+    cross_validate,
+)
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils import estimator_checks
+
+from fedrecsk import BiasOnly, Popularity, RFRec
+from fedrecsk.model_selection import (
+    LeaveLastOut,
+    TemporalHoldout,
+    UserHoldout,
+    UserKFold,
+    WarmStartKFold,
+)
+from tests.conftest import make_toy
+
+SPLITTERS = [
+    LeaveLastOut(),
+    LeaveLastOut(2, timestamps="row_order"),
+    UserHoldout(0.3, random_state=0),
+    UserHoldout(2, n_splits=3, random_state=0),
+    UserKFold(3),
+    UserKFold(2, shuffle=True, random_state=0),
+    WarmStartKFold(3),
+    WarmStartKFold(2, shuffle=True, random_state=0),
+    TemporalHoldout(),
+    TemporalHoldout(0.2, validation_size=0.2, per_user=True),
+]
+ORDER = ("train", "validation", "test")
+CLASSES = [LeaveLastOut, UserHoldout, UserKFold, WarmStartKFold, TemporalHoldout]
+
+every_splitter = pytest.mark.parametrize("splitter", SPLITTERS, ids=repr)
+every_class = pytest.mark.parametrize("Class", CLASSES)
+
+# Few users, items and times, so that single rows, repeated pairs and equal times abound.
+TABLES = st.lists(
+    st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 9)), min_size=1, max_size=40
+).map(np.array)
+SEEDS = st.one_of(st.none(), st.integers(0, 2**31))
+
+
+@pytest.fixture
+def timed():
+    """(X, y) of 12 users with the rows in random order and the time as column 2."""
+    X, y = make_toy()
+    return np.column_stack([X, np.random.default_rng(1).permutation(len(X))]), y
+
+
+def rows_of(ids):
+    """Row numbers of each id, the naive way."""
+    rows = defaultdict(list)
+    for row, name in enumerate(ids.tolist()):
+        rows[name].append(row)
+    return rows
+
+
+def splits_or_reason(splitter, X):
+    """The splits, or the message of the ValueError."""
+    try:
+        return list(splitter.split(X)), None
+    except ValueError as error:
+        return [], str(error)
+
+
+def assert_partition(X, *parts):
+    assert all(len(part) and (np.diff(part) > 0).all() for part in parts)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(X)))
+
+
+def assert_known(ids, train, test):
+    assert set(ids[test]) <= set(ids[train])
+
+
+# --------------------------------------------------------------------------- guarantees
+
+
+@given(TABLES, st.integers(1, 3), st.booleans())
+def test_leave_last_out_holds_out_the_last_rows_of_each_user(X, n_last, row_order):
+    splitter = LeaveLastOut(n_last, timestamps="row_order" if row_order else 2)
+    times = np.arange(len(X)) if row_order else X[:, 2]
+    expected = []
+    for rows in rows_of(X[:, 0]).values():
+        if len(rows) > n_last:
+            expected += sorted(rows, key=lambda row: (times[row], row))[-n_last:]
+    splits, reason = splits_or_reason(splitter, X)
+    if splits:
+        [(train, test)] = splits
+        assert test.tolist() == sorted(expected)
+        assert_partition(X, train, test)
+        assert set(X[train, 0]) == set(X[:, 0])
+    elif "all equal" in reason:
+        assert len(set(times)) == 1
+    else:
+        assert "lower n_last" in reason and not expected
+
+
+@given(TABLES, st.one_of(st.integers(1, 3), st.floats(0.05, 0.95)), st.integers(1, 3), SEEDS)
+def test_user_holdout_takes_its_share_of_each_user(X, test_size, n_splits, seed):
+    splitter = UserHoldout(test_size, n_splits=n_splits, random_state=seed)
+    shares = {}
+    for user, rows in rows_of(X[:, 0]).items():
+        if isinstance(test_size, int):
+            shares[user] = test_size if len(rows) > test_size else 0
+        else:
+            shares[user] = min(int(test_size * len(rows) + 0.5), len(rows) - 1)
+    splits, reason = splits_or_reason(splitter, X)
+    assert len(splits) == (n_splits if any(shares.values()) else 0)
+    assert bool(reason) != bool(splits)
+    for train, test in splits:
+        assert_partition(X, train, test)
+        assert Counter(X[test, 0].tolist()) == Counter(shares)
+        assert set(X[train, 0]) == set(X[:, 0])
+
+
+@given(TABLES, st.integers(2, 5), SEEDS)
+def test_user_kfold_tests_each_row_once_and_spreads_users(X, n_splits, seed):
+    splitter = UserKFold(n_splits, shuffle=seed is not None, random_state=seed)
+    users = rows_of(X[:, 0])
+    testable = [row for rows in users.values() if len(rows) > 1 for row in rows]
+    splits, reason = splits_or_reason(splitter, X)
+    assert len(splits) == (n_splits if len(testable) >= n_splits else 0)
+    assert bool(reason) != bool(splits)
+    for train, test in splits:
+        assert_partition(X, train, test)
+        assert set(X[train, 0]) == set(X[:, 0])
+    if splits:
+        tests = [test for _, test in splits]
+        assert sorted(np.concatenate(tests)) == sorted(testable)
+        assert np.ptp([len(test) for test in tests]) <= 1
+        for rows in users.values():
+            if len(rows) > 1:
+                assert np.ptp([np.isin(rows, test).sum() for test in tests]) <= 1
+
+
+@given(TABLES, st.integers(2, 5), SEEDS)
+def test_warm_start_kfold_tests_every_row_it_can(X, n_splits, seed):
+    check_warm_start(X, WarmStartKFold(n_splits, shuffle=seed is not None, random_state=seed))
+
+
+def check_warm_start(X, splitter):
+    """Assert what the docstring guarantees; return the sizes of the folds."""
+    counts = [Counter(X[:, side].tolist()) for side in (0, 1)]
+    testable = [
+        row for row, (user, item, *_) in enumerate(X) if min(counts[0][user], counts[1][item]) > 1
+    ]
+    splits, reason = splits_or_reason(splitter, X)
+    assert len(splits) == (splitter.n_splits if len(testable) >= splitter.n_splits else 0)
+    assert bool(reason) != bool(splits)
+    for train, test in splits:
+        assert_partition(X, train, test)
+        for side in (0, 1):
+            assert set(X[train, side]) == set(X[:, side])
+    if splits:
+        assert sorted(np.concatenate([test for _, test in splits])) == testable
+    return [len(test) for _, test in splits]
+
+
+@pytest.mark.parametrize("n_splits", [2, 3, 4, 5])
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 8])
+def test_warm_start_kfold_deals_rings(length, n_splits):
+    # User u has items u and u + 1, round three rings of this length: all rows are linked.
+    X = np.array(
+        [
+            (100 * ring + user, 100 * ring + (user + step) % length)
+            for ring in range(3)
+            for user in range(length)
+            for step in (0, 1)
+        ]
+    )
+    sizes = check_warm_start(X, WarmStartKFold(n_splits))
+    assert np.ptp(sizes) <= 1 + 2 * 3
+    check_warm_start(X, WarmStartKFold(n_splits, shuffle=True, random_state=0))
+
+
+@given(
+    TABLES,
+    st.one_of(st.integers(1, 5), st.floats(0.05, 0.45)),
+    st.one_of(st.none(), st.integers(1, 5), st.floats(0.05, 0.45)),
+    st.booleans(),
+)
+def test_temporal_holdout_cuts_at_the_nearest_change_of_time(X, test_size, validation_size, alone):
+    splitter = TemporalHoldout(test_size, validation_size=validation_size, per_user=alone)
+    sizes = {"test": test_size, "validation": validation_size}
+    sizes = {name: size for name, size in sizes.items() if size is not None}
+    expected = {"train": []} | {name: [] for name in sizes}
+    groups = rows_of(X[:, 0]).values() if alone else [range(len(X))]
+    for group in groups:
+        rows = sorted(group, key=lambda row: X[row, 2])
+        count = len(rows)
+        for name, size in sizes.items():
+            place = place_of_cut(X[rows, 2], size, count)
+            expected[name] += rows[place:]
+            rows = rows[:place]
+        expected["train"] += rows
+
+    parts, reason = parts_or_reason(splitter, X)
+    if reason:
+        assert parts is None
+        assert not all(expected[name] for name in sizes) or len(set(X[:, 2])) == 1
+        return
+    for name, rows in expected.items():
+        assert parts[name].tolist() == sorted(rows)
+    assert_partition(X, *parts.values())
+    if alone:
+        assert set(X[parts["train"], 0]) == set(X[:, 0])
+    for group in groups:
+        times = [X[np.intersect1d(parts.get(name, []), group).astype(int), 2] for name in ORDER]
+        times = [moments for moments in times if len(moments)]
+        assert all(one.max() < other.min() for one, other in itertools.pairwise(times))
+    second = "test" if validation_size is None else "validation"
+    [(train, held_out)] = splitter.split(X)
+    np.testing.assert_array_equal(train, parts["train"])
+    np.testing.assert_array_equal(held_out, parts[second])
+
+
+def place_of_cut(times, size, count):
+    """Where to cut ascending times, by trying every place where the time changes."""
+    if isinstance(size, int):
+        n_late = size if len(times) > size else 0
+    else:
+        n_late = min(int(size * count + 0.5), len(times) - 1)
+    places = [place for place in range(1, len(times)) if times[place - 1] != times[place]]
+    if not n_late or not places:
+        return len(times)
+    wish = len(times) - n_late
+    return min(places, key=lambda place: (abs(place - wish), -place))
+
+
+def parts_or_reason(splitter, X):
+    try:
+        fitted = clone(splitter).fit(X)
+    except ValueError as error:
+        return None, str(error)
+    return {
+        name: getattr(fitted, f"{name}_indices_")
+        for name in ORDER
+        if hasattr(fitted, f"{name}_indices_")
+    }, None
+
+
+def test_equal_times_are_not_parted():
+    X = [["ann", "a", 1], ["bob", "b", 2], ["ann", "c", 2], ["bob", "d", 2], ["ann", "e", 3]]
+    [(train, test)] = TemporalHoldout(2).split(X)
+    assert (train.tolist(), test.tolist()) == ([0, 1, 2, 3], [4])
+    [(train, test)] = TemporalHoldout(3).split(X)
+    assert (train.tolist(), test.tolist()) == ([0], [1, 2, 3, 4])
+
+
+def test_users_of_one_time_stay_in_training():
+    X = [["ann", "a", 5], ["ann", "b", 5], ["bob", "c", 1], ["bob", "d", 2]]
+    [(train, test)] = TemporalHoldout(0.5, per_user=True).split(X)
+    assert (train.tolist(), test.tolist()) == ([0, 1, 2], [3])
+
+
+def test_of_equal_times_the_later_row_is_the_last():
+    X = [["ann", "a", 1], ["ann", "b", 1], ["bob", "c", 0]]
+    [(_, test)] = LeaveLastOut().split(X)
+    assert test.tolist() == [1]
+
+
+# --------------------------------------------------------------------------------- input
+
+
+def views(X):
+    """The same interactions in many types of table and id."""
+    users, items, times = X.T
+    frame = pd.DataFrame({"who": users, "what": items, "when": times})
+    names = np.char.add("id", users.astype(str))
+    yield "int8", X.astype(np.int8)
+    yield "uint64", X.astype(np.uint64)
+    yield "beyond int64, unsigned", X.astype(np.uint64) + np.uint64(2**63)
+    yield "float", X.astype(float)
+    yield "huge", np.column_stack([users * 2**57, items - 2**62, times])
+    yield "fractions", np.column_stack([users / 3 + 2**20, items, times])
+    yield "strings", X.astype(str)
+    yield "objects", np.column_stack([names, items, times.astype(object)])
+    yield "lists", np.column_stack([names, items.astype(object), times]).tolist()
+    yield "frame", frame
+    yield "named frame", frame.assign(who=names).astype({"what": "category"})
+    yield "beyond int64", [[2**70 + user, item, time] for user, item, time in X.tolist()]
+    yield "dates", frame.assign(when=pd.Timestamp("2000-02-28") + pd.to_timedelta(times, "D"))
+
+
+@every_splitter
+def test_types_of_ids_and_tables_make_no_difference(splitter):
+    # One-digit and two-digit ids: as strings they sort otherwise.
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.integers(5, 15, 90), rng.integers(5, 15, 90), rng.integers(0, 60, 90)])
+    expected = list(splitter.split(X))
+    assert len(expected) == splitter.get_n_splits()
+    for name, view in views(X):
+        splits = list(splitter.split(view))
+        for split, other in zip(splits, expected, strict=True):
+            for rows, others in zip(split, other, strict=True):
+                np.testing.assert_array_equal(rows, others, err_msg=name)
+                assert rows.dtype == np.int64
+
+
+def test_times_are_numbers_or_dates():
+    days = [datetime.datetime(2020, 1, day, tzinfo=None) for day in (3, 1, 2)]
+    zoned = [
+        datetime.datetime(2020, 1, 1, hour, tzinfo=datetime.timezone(datetime.timedelta(hours=h)))
+        for hour, h in ((9, 0), (10, 5), (11, 4))
+    ]
+    columns = [
+        [3, 1, 2],
+        [0.3, -0.1, 0.2],
+        [True, False, False],
+        days,
+        [day.date() for day in days],
+        zoned,
+        pd.to_datetime(days),
+        pd.to_datetime(days).tz_localize("Asia/Tokyo"),
+        np.array(["3.5", "-1", "2e-1"]),
+        pd.array([3, 1, 2], dtype="Int64"),
+    ]
+    for column in columns:
+        frame = pd.DataFrame({"u": [1, 1, 1], "i": [1, 2, 3], "t": column})
+        for X in (frame, frame.astype({"t": object}), frame.to_numpy(dtype=object)):
+            [(_, test)] = LeaveLastOut().split(X)
+            assert test.tolist() == [0], column
+    X = pd.DataFrame({"t": [3, 1, 2], "u": [1, 1, 1]})[["u", "t"]].assign(when=[1, 2, 3], t2=0)
+    [(_, test)] = LeaveLastOut(timestamps="when").split(X)
+    assert test.tolist() == [2]
+
+
+@pytest.mark.parametrize("Class", [LeaveLastOut, TemporalHoldout])
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ([1, 1, 1], r"timestamps \(column 2 of X\) are all equal to 1"),
+        ([1.0, np.nan, 2.0], "missing or infinite in 1 rows, first in row 1"),
+        ([np.inf, 1.0, 2.0], "missing or infinite in 1 rows, first in row 0"),
+        ([1, None, 2], "missing or infinite in 1 rows, first in row 1"),
+        (pd.array([1, None, 2], dtype="Int64"), "missing or infinite in 1 rows, first in row 1"),
+        (pd.to_datetime(["2020-01-01", None, "2021-01-01"]), "missing or infinite in 1 rows"),
+        (["2020-01-01", "soon", "later"], "are strings: .*pandas.to_datetime"),
+        ([1j, 2j, 3j], "neither numbers nor dates; the first is .*1j"),
+    ],
+)
+def test_bad_times_are_named(Class, column, message):
+    X = pd.DataFrame({"u": [1, 1, 1], "i": [1, 2, 3], "t": column})
+    with pytest.raises(ValueError, match=message):
+        Class().split(X)
+    with pytest.raises(ValueError, match=message):
+        Class().split(X.to_numpy(dtype=object))
+
+
+def test_mixed_time_zones_are_an_error():
+    dates = [datetime.datetime(2020, 1, 1), datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)]
+    with pytest.raises(ValueError, match="neither numbers nor dates"):
+        LeaveLastOut().split([[1, 1, dates[0]], [1, 2, dates[1]]])
+
+
+@pytest.mark.parametrize("Class", [LeaveLastOut, TemporalHoldout])
+def test_a_missing_column_of_times_is_named(Class, timed):
+    X, _ = timed
+    frame = pd.DataFrame(X, columns=["u", "i", "t"])
+    with pytest.raises(ValueError, match="X has no timestamps: timestamps=2, .*'row_order'"):
+        Class().split(X[:, :2])
+    with pytest.raises(ValueError, match=r"'when' is not a column of X, which has \['u', 'i'"):
+        Class(timestamps="when").split(frame)
+    with pytest.raises(ValueError, match="'t' names a column, but X has no column names"):
+        Class(timestamps="t").split(X)
+    with pytest.raises(ValueError, match="'timestamps' parameter"):
+        Class(timestamps=1).split(X)
+    assert list(Class(timestamps="row_order").split(X[:, :2]))
+
+
+@every_splitter
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda X: X[:, :1], ValueError, "one row per interaction"),
+        (lambda X: X[:, 0], ValueError, "one row per interaction"),
+        (lambda X: X[:0], ValueError, "one row per interaction"),
+        (lambda X: None, ValueError, "one row per interaction"),
+        (lambda X: csr_array(X), TypeError, "X is a sparse matrix"),
+        (lambda X: np.where(X == X[0, 0], np.nan, X), ValueError, "user ids .* contain NaN"),
+        (lambda X: np.where(X == X[0, 1], np.nan, X), ValueError, "item ids .* contain NaN"),
+        (lambda X: [["a", *X[0, 1:]], *X[1:].tolist()], ValueError, "mix strings and numbers"),
+    ],
+)
+def test_bad_input_is_named_before_the_first_split(splitter, timed, change, error, message):
+    with pytest.raises(error, match=message):
+        splitter.split(change(timed[0]))
+
+
+@every_splitter
+def test_lengths_must_agree(splitter, timed):
+    X, y = timed
+    for call in (splitter.split, clone(splitter).fit, splitter.train_test_split):
+        with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+            call(X, y[:-1])
+
+
+@pytest.mark.parametrize(
+    ("splitter", "X", "message"),
+    [
+        (LeaveLastOut(2), [[1, 1, 1], [1, 2, 2]], r"more than n_last=2 rows \(the most is 2\)"),
+        (UserHoldout(0.1), [[1, 1], [1, 2]], "test_size=0.1 holds out no row"),
+        (UserHoldout(2), [[1, 1], [1, 2]], "test_size=2 holds out no row"),
+        (UserKFold(3), [[1, 1], [1, 2], [2, 1]], "Only 2 rows .* n_splits=3"),
+        (WarmStartKFold(2), [[1, 1], [1, 2], [2, 3]], "Only 0 rows .*filter_k_core"),
+        (TemporalHoldout(5), [[1, 1, 1], [1, 2, 2]], "test_size=5 leaves the test set empty: X"),
+        (
+            TemporalHoldout(0.3, validation_size=0.3),
+            [[1, 1, 1], [1, 2, 2], [1, 3, 2]],
+            "validation_size=0.3 leaves the validation set empty",
+        ),
+        (
+            TemporalHoldout(per_user=True),
+            [[1, 1, 1], [2, 2, 2]],
+            "the test set empty: no user has",
+        ),
+        (TemporalHoldout(0.5, validation_size=0.5), [[1, 1, 1]], "leave no training rows"),
+    ],
+    ids=repr,
+)
+def test_empty_sets_are_errors(splitter, X, message):
+    for call in (splitter.split, clone(splitter).fit, splitter.train_test_split):
+        with pytest.raises(ValueError, match=message):
+            call(X)
+
+
+@pytest.mark.parametrize(
+    ("splitter", "name"),
+    [
+        (LeaveLastOut(0), "n_last"),
+        (LeaveLastOut(1.5), "n_last"),
+        (UserHoldout(1.0), "test_size"),
+        (UserHoldout(0), "test_size"),
+        (UserHoldout(n_splits=0), "n_splits"),
+        (UserKFold(1), "n_splits"),
+        (UserKFold(shuffle="yes"), "shuffle"),
+        (WarmStartKFold(shuffle=True, random_state="x"), "random_state"),
+        (TemporalHoldout(1.5), "test_size"),
+        (TemporalHoldout(validation_size=0), "validation_size"),
+        (TemporalHoldout(per_user="yes"), "per_user"),
+    ],
+    ids=repr,
+)
+def test_bad_parameters_are_named(splitter, name, timed):
+    for call in (splitter.split, clone(splitter).fit, splitter.train_test_split):
+        with pytest.raises(ValueError, match=f"'{name}' parameter of {type(splitter).__name__}"):
+            call(timed[0])
+
+
+# -------------------------------------------------------------------------------- chance
+
+
+@pytest.mark.parametrize("Class", [UserKFold, WarmStartKFold])
+def test_a_seed_without_shuffling_is_an_error(Class, timed):
+    with pytest.raises(ValueError, match="random_state=3 has no effect"):
+        Class(random_state=3).split(timed[0])
+
+
+@pytest.mark.parametrize(
+    ("Class", "parameters"),
+    [(UserHoldout, {}), (UserKFold, {"shuffle": True}), (WarmStartKFold, {"shuffle": True})],
+)
+def test_random_state_is_scikit_learns(Class, parameters, timed):
+    X, _ = timed
+
+    def tests(splitter):
+        return [test.tolist() for _, test in splitter.split(X)]
+
+    assert tests(Class(random_state=5, **parameters)) == tests(Class(random_state=5, **parameters))
+    assert tests(Class(random_state=5, **parameters)) != tests(Class(random_state=6, **parameters))
+    stateful = Class(random_state=np.random.RandomState(0), **parameters)
+    assert tests(stateful) != tests(stateful)
+
+
+def test_repeated_holdouts_differ(timed):
+    first, second = (test.tolist() for _, test in UserHoldout(n_splits=2).split(timed[0]))
+    assert first != second
+
+
+def test_user_holdout_draws_every_row_alike():
+    X = np.column_stack([np.repeat([3, 1], [6, 2]), np.arange(8)])
+    tests = [test for _, test in UserHoldout(0.5, n_splits=4000, random_state=0).split(X)]
+    assert np.bincount(np.concatenate(tests)) / 4000 == pytest.approx(np.full(8, 0.5), abs=0.03)
+
+
+# ------------------------------------------------------------------------------ real data
+
+
+@every_splitter
+def test_movielens(splitter, ml100k):
+    X, _ = ml100k
+    for train, test in splitter.split(X):
+        assert len(np.intersect1d(train, test)) == 0
+        if not isinstance(splitter, TemporalHoldout) or splitter.per_user:
+            assert_known(X[:, 0], train, test)
+        if isinstance(splitter, WarmStartKFold):
+            assert_known(X[:, 1], train, test)
+
+
+def test_movielens_in_parts(ml100k):
+    X, _ = ml100k
+    splitter = TemporalHoldout(0.1, validation_size=0.1, per_user=True).fit(X)
+    parts = (splitter.train_indices_, splitter.validation_indices_, splitter.test_indices_)
+    assert_partition(X, *parts)
+    assert [len(part) / len(X) for part in parts] == pytest.approx([0.8, 0.1, 0.1], abs=0.005)
+    assert len(LeaveLastOut().fit(X).test_indices_) == 943
+    # 141 films have a single rating; every other row is tested.
+    tests = [test for _, test in WarmStartKFold(5, shuffle=True, random_state=0).split(X)]
+    assert sum(map(len, tests)) == 100_000 - 141
+    assert np.ptp(list(map(len, tests))) <= 1
+
+
+def test_no_temporal_split_is_pretended(ml1m):
+    for splitter in (LeaveLastOut(), TemporalHoldout()):
+        with pytest.raises(ValueError, match="X has no timestamps"):
+            splitter.split(ml1m[0])
+
+
+# --------------------------------------------------------------------------- transformer
+
+
+@every_splitter
+def test_a_splitter_is_a_transformer(splitter, timed):
+    X, y = timed
+    splitter = clone(splitter)
+    train, test = next(splitter.split(X))
+    assert splitter.fit_transform(X, y) is not None
+    np.testing.assert_array_equal(splitter.train_indices_, train)
+    np.testing.assert_array_equal(splitter.fit_transform(X), X[train])
+    np.testing.assert_array_equal(splitter.held_out_, X[splitter.test_indices_])
+    frame = pd.DataFrame(X, columns=["u", "i", "t"], index=np.arange(len(X)) + 7)
+    pd.testing.assert_frame_equal(splitter.fit_transform(frame), frame.iloc[train])
+    pd.testing.assert_frame_equal(splitter.held_out_, frame.iloc[splitter.test_indices_])
+    assert splitter.feature_names_in_.tolist() == ["u", "i", "t"]
+    assert splitter.n_features_in_ == 3
+    parts = [splitter.train_indices_, splitter.test_indices_]
+    if getattr(splitter, "validation_size", None) is None:
+        np.testing.assert_array_equal(splitter.test_indices_, test)
+    else:
+        parts.insert(1, splitter.validation_indices_)
+        np.testing.assert_array_equal(splitter.validation_indices_, test)
+
+    clients = [f"c{user}" for user in X[:, 0]]
+    pieces = clone(splitter).train_test_split(frame, y, clients)
+    assert len(pieces) == 3 * len(parts)
+    for i, rows in enumerate(parts):
+        pd.testing.assert_frame_equal(pieces[i], frame.iloc[rows])
+        np.testing.assert_array_equal(pieces[len(parts) + i], y[rows])
+        assert pieces[2 * len(parts) + i] == [clients[row] for row in rows]
+
+
+@every_splitter
+def test_pipelines_refuse_splitters(splitter, timed):
+    pipeline = make_pipeline(clone(splitter), BiasOnly())
+    with pytest.raises(TypeError, match="should be transformers and implement fit and transform"):
+        pipeline.fit(*timed)
+
+
+def test_a_new_fit_forgets_the_validation_part(timed):
+    splitter = TemporalHoldout(validation_size=0.2).fit(timed[0])
+    splitter.set_params(validation_size=None).fit(timed[0])
+    assert not hasattr(splitter, "validation_indices_")
+
+
+def test_a_failed_fit_loses_nothing(timed):
+    X, _ = timed
+    splitter = LeaveLastOut().fit(X)
+    before = splitter.test_indices_
+    with pytest.raises(ValueError, match="no timestamps"):
+        splitter.fit(X[:, :2])
+    assert splitter.test_indices_ is before and splitter.n_features_in_ == 3
+
+
+# ------------------------------------------------------------- scikit-learn's machinery
+
+
+@every_class
+@pytest.mark.parametrize(
+    "check",
+    [
+        estimator_checks.check_estimator_cloneable,
+        estimator_checks.check_estimator_repr,
+        estimator_checks.check_estimator_tags_renamed,
+        estimator_checks.check_valid_tag_types,
+        estimator_checks.check_mixin_order,
+        estimator_checks.check_no_attributes_set_in_init,
+        estimator_checks.check_get_params_invariance,
+        estimator_checks.check_set_params,
+        estimator_checks.check_parameters_default_constructible,
+        estimator_checks.check_param_validation,
+        estimator_checks.check_do_not_raise_errors_in_init_or_set_params,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_scikit_learn_compatible(Class, check):
+    # The checks that fit random X, or expect as many rows as they gave, make no sense here.
+    splitter = Class()
+    check(Class.__name__, splitter)
+
+
+@every_splitter
+def test_parameters_copies_and_repr(splitter, timed):
+    twin = clone(splitter)
+    assert twin.get_params() == splitter.get_params()
+    assert repr(twin) == repr(splitter) and "<div" in splitter._repr_html_()
+    again = pickle.loads(pickle.dumps(twin.fit(timed[0])))
+    np.testing.assert_array_equal(again.held_out_, twin.held_out_)
+    for name, value in splitter.get_params().items():
+        assert type(splitter)().set_params(**{name: value}).get_params()[name] == value
+
+
+@every_splitter
+@pytest.mark.parametrize("model", [RFRec(n_rounds=3, random_state=0), BiasOnly()], ids=repr)
+def test_grid_searches_take_splitters(splitter, model, timed):
+    X, y = timed
+    grid = {"n_rounds": [2, 3]} if isinstance(model, RFRec) else {"reg_user": [1.0, 10.0]}
+    frame = pd.DataFrame({"u": X[:, 0].astype(str), "i": X[:, 1], "t": X[:, 2]})
+    scoring = "neg_mean_squared_error"
+    scores = []
+    for table in (X, frame, X.tolist()):
+        search = GridSearchCV(model, grid, cv=splitter, scoring=scoring, error_score="raise")
+        search.fit(table, y)
+        assert search.n_splits_ == splitter.get_n_splits()
+        scores.append(search.cv_results_["mean_test_score"])
+    assert np.isfinite(scores).all()
+    assert scores[0] == pytest.approx(scores[1]) and scores[0] == pytest.approx(scores[2])
+
+
+@every_splitter
+def test_cross_validation_in_a_pipeline(splitter, timed):
+    X, y = timed
+    pipeline = make_pipeline(FunctionTransformer(), BiasOnly())
+    inside = cross_validate(pipeline, X, y, cv=splitter, scoring="neg_mean_squared_error")
+    bare = cross_validate(BiasOnly(), X, y, cv=splitter, scoring="neg_mean_squared_error")
+    assert len(inside["test_score"]) == splitter.get_n_splits(X, y)
+    np.testing.assert_array_equal(inside["test_score"], bare["test_score"])
+    implicit = cross_validate(Popularity(), X, cv=splitter, error_score="raise")
+    assert np.isfinite(implicit["test_score"]).all()
+
+
+@every_splitter
+def test_metadata_is_routed_past_splitters(splitter, timed):
+    X, y = timed
+    with config_context(enable_metadata_routing=True):
+        search = GridSearchCV(BiasOnly(), {}, cv=splitter, error_score="raise")
+        search.fit(X, y, clients=X[:, 0] % 3, sample_weight=np.ones(len(y)))
+    assert not splitter.get_metadata_routing().split.requests
+
+
+def test_halving_takes_splitters_that_repeat_themselves(timed):
+    parameters = {"resource": "n_rounds", "max_resources": 4, "min_resources": 2}
+    for splitter in (LeaveLastOut(), UserHoldout(random_state=0), UserKFold(2)):
+        search = HalvingGridSearchCV(
+            RFRec(), {"n_factors": [2, 3]}, cv=splitter, scoring="r2", **parameters
+        )
+        assert search.fit(*timed).best_estimator_.n_rounds_ <= 4
+    search = HalvingGridSearchCV(RFRec(), {"n_factors": [2, 3]}, cv=UserHoldout(), **parameters)
+    with pytest.raises(ValueError, match="must yield consistent folds"):
+        search.fit(*timed)
+
+
+def test_out_of_fold_predictions_where_every_row_is_tested(timed):
+    X, y = timed
+    assert cross_val_predict(BiasOnly(), X, y, cv=UserKFold(3)).shape == y.shape
+    with pytest.raises(ValueError, match="only works for partitions"):
+        cross_val_predict(BiasOnly(), X, y, cv=LeaveLastOut())

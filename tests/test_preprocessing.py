@@ -1,0 +1,323 @@
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.model_selection import GridSearchCV, cross_validate
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from fedrecsk import BiasOnly, Popularity, RFRec
+from fedrecsk.model_selection import UserKFold, WarmStartKFold
+from fedrecsk.preprocessing import (
+    IdEncoder,
+    RatingScaler,
+    binarize,
+    filter_k_core,
+    filter_min_ratings,
+    to_implicit,
+)
+
+PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=50)
+FILTERS = [filter_k_core, filter_min_ratings, to_implicit]
+every_filter = pytest.mark.parametrize("keep", FILTERS)
+
+
+@parametrize_with_checks([IdEncoder(), RatingScaler()])
+def test_scikit_learn_compatible(estimator, check):
+    check(estimator)
+
+
+# --------------------------------------------------------------------------- IdEncoder
+
+
+def test_codes_are_positions_among_the_ids():
+    encoder = IdEncoder().fit([["bob", 70], ["ann", 50], ["bob", 50]])
+    assert encoder.user_ids_.tolist() == ["ann", "bob"] and encoder.n_users_ == 2
+    assert encoder.item_ids_.tolist() == [50, 70] and encoder.n_items_ == 2
+    codes = encoder.transform([["ann", 70], ["cat", 50], ["bob", 51]])
+    assert codes.tolist() == [[0, 1], [-1, 0], [1, -1]] and codes.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    "X",
+    [
+        np.array([[3, 2**60 + 1], [1, 7], [3, 7]]),
+        np.array([[3, 2], [1, 7]], dtype=np.uint8),
+        [[0.5, 2], [1, 7], [0.5, 2]],
+        [["ann", 7], ["bob", 8]],
+        np.array([["ann", "alien"], ["bob", "brazil"]]),
+        pd.DataFrame({"u": ["ann", "bob"], "i": [7, 2**60 + 1], "t": [0.5, 1.5]}),
+        pd.DataFrame({"u": [1, 2], "i": [7, 8], "t": pd.to_datetime(["2020-01-01", "2021-01-01"])}),
+        [["ann", 7, "red"], ["bob", 8, "blue"]],
+        pd.DataFrame({"u": [2**60 + 1, 2**60], "i": [7, -(2**60) - 1], "t": [0.5, 1.5]}),
+        np.array([["1", "alien", "977"], ["2", "brazil", "978"]]),
+    ],
+    ids=[
+        "ints",
+        "bytes",
+        "floats",
+        "mixed",
+        "strings",
+        "frame",
+        "dates",
+        "context",
+        "huge",
+        "text",
+    ],
+)
+def test_ids_come_back(X):
+    encoder = IdEncoder()
+    codes = encoder.fit_transform(X)
+    table = X.to_numpy(dtype=object) if isinstance(X, pd.DataFrame) else np.array(X, dtype=object)
+    assert codes.shape == table.shape
+    assert np.unique(codes[:, 0].astype(int)).tolist() == list(range(encoder.n_users_))
+    assert np.unique(codes[:, 1].astype(int)).tolist() == list(range(encoder.n_items_))
+    assert codes[:, 2:].tolist() == table[:, 2:].tolist()
+    if isinstance(X, pd.DataFrame):
+        codes = pd.DataFrame(codes, columns=X.columns)
+    assert encoder.inverse_transform(codes).tolist() == table.tolist()
+
+
+def test_unknown_ids_are_named():
+    encoder = IdEncoder(handle_unknown="error").fit([["bob", 70], ["ann", 50]])
+    with pytest.raises(ValueError, match="User cat was not in fit"):
+        encoder.transform([["ann", 50], ["cat", 50]])
+    with pytest.raises(ValueError, match="Item 51 was not in fit"):
+        encoder.transform([["ann", 51]])
+    with pytest.raises(ValueError, match="user ids were strings in fit and are numbers here"):
+        encoder.transform([[1, 50]])
+    with pytest.raises(ValueError, match="-1 is not the code of any user: codes are 0 to 1"):
+        encoder.inverse_transform([[-1, 0]])
+    with pytest.raises(ValueError, match="0.5 is not the code of any item"):
+        encoder.inverse_transform([[0, 0.5]])
+
+
+@pytest.mark.parametrize("model", [RFRec(n_rounds=3, random_state=0), BiasOnly(), Popularity()])
+def test_an_encoder_in_a_pipeline_changes_nothing(model, toy):
+    X, y = toy
+    names = np.char.add("id", X.astype(str))
+    piped = make_pipeline(IdEncoder(), clone(model))
+    for cv in (UserKFold(3), WarmStartKFold(2)):
+        inside = cross_validate(piped, names, y, cv=cv, error_score="raise")
+        bare = cross_validate(clone(model), names, y, cv=cv, error_score="raise")
+        assert inside["test_score"] == pytest.approx(bare["test_score"])
+
+
+def test_encoders_name_their_columns_in_pandas():
+    frame = pd.DataFrame({"u": ["bob", "ann"], "i": [7, 8]}, index=[4, 5])
+    out = IdEncoder().set_output(transform="pandas").fit_transform(frame)
+    pd.testing.assert_frame_equal(out, pd.DataFrame({"u": [1, 0], "i": [0, 1]}, index=[4, 5]))
+
+
+# -------------------------------------------------------------------------- ratings
+
+
+@given(
+    st.lists(st.floats(-10, 10), min_size=1, max_size=20),
+    st.floats(-5, 5),
+    st.floats(0.1, 5),
+)
+def test_scaled_ratings_come_back(ratings, low, width):
+    column = np.array(ratings)[:, None]
+    scaler = RatingScaler(feature_range=(low, low + width))
+    scaled = scaler.fit_transform(column)
+    assert scaled.min() == pytest.approx(low)
+    assert scaled.max() == pytest.approx(low + width if np.ptp(ratings) else low)
+    assert scaler.inverse_transform(scaled) == pytest.approx(column)
+
+
+def test_the_scale_is_given_or_found():
+    column = [[2.0], [3.0], [4.0]]
+    assert RatingScaler().fit_transform(column).ravel().tolist() == [0, 0.5, 1]
+    assert RatingScaler((1, 5)).fit_transform(column).ravel().tolist() == [0.25, 0.5, 0.75]
+
+
+def test_predictions_are_cut_off_at_the_ends_of_the_scale():
+    scaler = RatingScaler((1, 5)).fit([[2.0], [3.0]])
+    assert scaler.inverse_transform([[-0.5], [0.5], [1.5]]).ravel().tolist() == [1, 3, 5]
+    scaler.set_params(clip=False)
+    assert scaler.inverse_transform([[-0.5], [0.5], [1.5]]).ravel().tolist() == [-1, 3, 7]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"rating_range": (5, 1)}, "rating_range should be two numbers in ascending order"),
+        ({"rating_range": (1, 2, 3)}, "rating_range should be two numbers"),
+        ({"feature_range": (0, "1")}, "feature_range should be two numbers"),
+        ({"rating_range": (1, 5)}, r"from 0.5 to 5, beyond rating_range=\(1, 5\)"),
+        ({"rating_range": [1, 5]}, "'rating_range' parameter of RatingScaler"),
+    ],
+)
+def test_bad_scales_are_named(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        RatingScaler(**parameters).fit([[0.5], [5.0]])
+
+
+@pytest.mark.parametrize("model", [RFRec(n_rounds=3, random_state=0), BiasOnly()], ids=repr)
+def test_models_learn_scaled_ratings(model, toy):
+    X, y = toy
+    scaled = TransformedTargetRegressor(clone(model), transformer=RatingScaler((1, 5)))
+    by_hand = clone(model).fit(X, (y - 1) / 4).predict(X)
+    predicted = scaled.fit(X, y).predict(X)
+    assert predicted == pytest.approx(np.clip(1 + 4 * by_hand, 1, 5))
+    search = GridSearchCV(
+        scaled,
+        {"transformer__feature_range": [(0, 1), (-1, 1)]},
+        cv=UserKFold(2),
+        error_score="raise",
+    )
+    assert np.isfinite(search.fit(X, y).cv_results_["mean_test_score"]).all()
+
+
+def test_binarize_keeps_every_row():
+    assert binarize([1, 4, 5, 3.5]).tolist() == [0, 1, 1, 0]
+    assert binarize(pd.Series([1, 2]), threshold=2).tolist() == [0, 1]
+    with pytest.raises(ValueError, match="NaN or infinity .first in row 1"):
+        binarize([1, np.nan])
+
+
+# --------------------------------------------------------------------------- filters
+
+
+@given(PAIRS, st.integers(1, 4), st.booleans())
+def test_the_k_core_is_the_largest(pairs, k, weighted):
+    X = np.array(pairs)
+    weights = (np.arange(len(X)) % 5 < 4) * 1.0 if weighted else np.ones(len(X))
+    kept = set(np.flatnonzero(weights))
+    # One row at a time, in another order than the function's.
+    while strays := [row for row in kept if min(degrees(X, row, kept)) < k]:
+        kept.remove(max(strays))
+    y = np.arange(len(X))
+    if not kept:
+        with pytest.raises(ValueError, match=f"No row of X is in the {k}-core"):
+            filter_k_core(X, y, sample_weight=weights, k=k)
+        return
+    core, y_core, _ = filter_k_core(X, y, sample_weight=weights, k=k)
+    assert y_core.tolist() == sorted(kept)
+    np.testing.assert_array_equal(core, X[y_core])
+
+
+def degrees(X, row, rows):
+    return [sum(X[other, side] == X[row, side] for other in rows) for side in (0, 1)]
+
+
+@given(PAIRS, st.integers(0, 5), st.integers(0, 5), st.booleans())
+def test_minima_are_counted_on_the_rows_given(pairs, min_user, min_item, weighted):
+    X = np.array(pairs)
+    weights = (np.arange(len(X)) % 5 < 4) * 1.0 if weighted else np.ones(len(X))
+    rows = np.flatnonzero(weights)
+    expected = []
+    for row in rows:
+        of_user, of_item = degrees(X, row, rows)
+        if of_user >= min_user and of_item >= min_item:
+            expected.append(row)
+    given = {"sample_weight": weights, "min_user": min_user, "min_item": min_item}
+    y = np.arange(len(X))
+    if expected:
+        assert filter_min_ratings(X, y, **given)[1].tolist() == expected
+    else:
+        with pytest.raises(ValueError, match=f"min_user={min_user}"):
+            filter_min_ratings(X, y, **given)
+
+
+def test_implicit_feedback_is_what_reaches_the_threshold():
+    X = [["ann", 1], ["ann", 2], ["bob", 1], ["cat", 3]]
+    y = [3.5, 4, 5, 5]
+    X_kept, y_kept = to_implicit(X, y)
+    assert X_kept == X[1:] and y_kept.tolist() == [1, 1, 1]
+    _, _, clients, weights = to_implicit(
+        X, y, clients=["a", "a", "b", "c"], sample_weight=[1, 2, 3, 0], threshold=4.5
+    )
+    assert clients == ["b"] and weights == [3]
+    with pytest.raises(ValueError, match="threshold=6.0 or more; the largest is 5"):
+        to_implicit(X, y, threshold=6.0)
+
+
+@pytest.mark.parametrize(
+    "keep", [filter_k_core, partial(filter_min_ratings, min_item=5), to_implicit]
+)
+def test_what_was_given_comes_back_in_its_type(keep, ml100k):
+    X, y = ml100k
+    frame = pd.DataFrame(X, columns=["u", "i", "t"], index=np.arange(len(X)) + 7)
+    series = pd.Series(y, index=frame.index)
+    clients, weights = X[:, 0] % 30, np.random.default_rng(0).random(len(X))
+    X_kept, y_kept, clients_kept, weights_kept = keep(
+        frame, series, clients=clients.tolist(), sample_weight=weights
+    )
+    rows = X_kept.index - 7
+    assert 0 < len(rows) < len(X)
+    pd.testing.assert_frame_equal(X_kept, frame.iloc[rows])
+    assert y_kept.tolist() == ([1] * len(rows) if keep is to_implicit else y[rows].tolist())
+    assert clients_kept == clients[rows].tolist()
+    np.testing.assert_array_equal(weights_kept, weights[rows])
+    as_strings = np.char.add("id", X.astype(str))
+    for table in (X, as_strings, X.tolist()):
+        kept, _ = keep(table, y)
+        assert isinstance(kept, type(table))
+        np.testing.assert_array_equal(kept, np.asarray(table)[rows])
+
+
+def test_one_thing_given_is_one_thing_returned():
+    X = np.array([[1, 1], [1, 2], [2, 1]])
+    assert filter_k_core(X, k=1).tolist() == X.tolist()
+    assert filter_min_ratings(X, min_user=2).tolist() == X[:2].tolist()
+
+
+def test_movielens_is_cut_to_size(ml100k):
+    X, y = ml100k
+    core = filter_k_core(X, k=10)
+    for side in (0, 1):
+        assert np.unique(core[:, side], return_counts=True)[1].min() >= 10
+    assert len(np.unique(core[:, 1])) == 1152
+    assert len(filter_min_ratings(X)) == len(X)
+    assert len(to_implicit(X, y)[0]) == 55_375
+
+
+@every_filter
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"X": [[1], [2]]}, ValueError, "one row per interaction"),
+        ({"X": csr_array(np.eye(2))}, TypeError, "X is a sparse matrix"),
+        ({"X": [["a", 1], [1, 2]]}, ValueError, "mix strings and numbers"),
+        ({"y": [1, 2, 3]}, ValueError, "inconsistent numbers of samples"),
+        ({"clients": [1]}, ValueError, "inconsistent numbers of samples"),
+        ({"sample_weight": [1, -1]}, ValueError, "[Nn]egative values"),
+        ({"sample_weight": [0, 0]}, ValueError, "non-zero number"),
+        ({"X": "ab"}, ValueError, "'X' parameter of"),
+    ],
+)
+def test_bad_input_is_named(keep, change, error, message):
+    given = {"X": [[1, 1], [2, 2]], "y": [5, 5]} | change
+    with pytest.raises(error, match=message):
+        keep(**given)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda X, y: filter_k_core(X, k=0), "k"),
+        (lambda X, y: filter_min_ratings(X, min_user=-1), "min_user"),
+        (lambda X, y: filter_min_ratings(X, min_item=1.5), "min_item"),
+        (lambda X, y: to_implicit(X, y, threshold="4"), "threshold"),
+        (lambda X, y: to_implicit(X, None), "y"),
+        (lambda X, y: binarize(y, threshold=None), "threshold"),
+        (lambda X, y: IdEncoder(handle_unknown="ignore").fit(X), "handle_unknown"),
+        (lambda X, y: RatingScaler(clip="yes").fit(X), "clip"),
+    ],
+)
+def test_bad_parameters_are_named(call, name, toy):
+    with pytest.raises(ValueError, match=f"The '{name}' parameter"):
+        call(*toy)
+
+
+def test_ratings_must_be_finite():
+    with pytest.raises(ValueError, match="NaN or infinity .first in row 1"):
+        to_implicit([[1, 1], [2, 2]], [5, np.nan])
