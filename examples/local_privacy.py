@@ -21,10 +21,8 @@ for scale in (0.04, 0.4):
 biases = BiasOnly().fit(X_train, y_train)
 print(f"bias-only: RMSE {root_mean_squared_error(y_test, biases.predict(X_test)):.4f}")
 for name, federation in worlds.items():
-    rate = 0.1 if federation is None else 0.03
-    model = RFRec(
-        learning_rate=rate, rating_scale=(1, 5), federation=federation, random_state=0
-    ).fit(X_train, y_train)
+    model = RFRec(rating_scale=(1, 5), federation=federation, random_state=0)
+    model.fit(X_train, y_train)
     rmse = root_mean_squared_error(y_test, model.predict(X_test))
     report = model.privacy_
     print(

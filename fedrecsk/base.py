@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin, _fit_context
 from sklearn.callback import CallbackSupportMixin
+from sklearn.utils import _safe_indexing
 from sklearn.utils._param_validation import Interval, validate_parameter_constraints
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_array,
+    check_is_fitted,
+    check_X_y,
+    validate_data,
+)
 
 from fedrecsk import _kernels, metrics
 from fedrecsk.interactions import Ids, as_table, encode, id_array, id_columns
@@ -75,7 +82,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         ----------
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
             One row per interaction: column 0 is the user's id, column 1 the item's id
-            (integers, floats or strings). Later columns are ignored.
+            (integers, floats or strings). Later columns are ignored, whatever is in them.
         y : array-like of shape (n_samples,), default=None
             Rating or preference of each row. Rating models require it; for ranking models
             None means implicit feedback, every row a 1.
@@ -111,6 +118,11 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
 
     def _read(self, X, y=None, clients=None, sample_weight=None, *, reset=True, item_ids=None):
         """Check the input of fit and its like, and encode it."""
+        if y is None and self.__sklearn_tags__().target_tags.required:
+            raise ValueError(
+                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
+                "is None."
+            )
         X, y = self._checked(X, y, reset=reset)
         if sample_weight is not None:
             sample_weight = _check_sample_weight(
@@ -123,14 +135,24 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         return encode(X, y, clients=clients, sample_weight=sample_weight, item_ids=item_ids)
 
     def _checked(self, X, y=None, *, reset=False):
-        # A DataFrame is checked as one array and then read column by column, each with its type.
         X = as_table(X)
-        options = {"dtype": None, "ensure_min_features": 2 if reset else 1, "reset": reset}
-        if y is None and not (reset and self.__sklearn_tags__().target_tags.required):
-            checked = validate_data(self, X, **options)
-        else:
-            checked, y = validate_data(self, X, y, y_numeric=True, **options)
-        return (X if hasattr(X, "columns") else checked), y
+        if y is not None and any(isinstance(one, str) for one in np.asarray(y).ravel()[:1]):
+            raise ValueError("y holds strings; ratings must be numbers.")
+        required = reset and self.__sklearn_tags__().target_tags.required
+        min_features = 2 if reset else 1
+        # Only the ids must be finite, and `id_columns` says which are not.
+        options = {"dtype": None, "ensure_all_finite": False, "ensure_min_features": min_features}
+        if hasattr(X, "columns"):
+            # A DataFrame is read column by column, each with its type; later ones are not read.
+            validate_data(self, X, skip_check_array=True, reset=reset)
+            table = _safe_indexing(X, list(range(min(2, X.shape[1]))), axis=1)
+            if y is None and not required:
+                check_array(table, input_name="X", estimator=self, **options)
+                return X, y
+            return X, check_X_y(table, y, y_numeric=True, estimator=self, **options)[1]
+        if y is None and not required:
+            return validate_data(self, X, reset=reset, **options), y
+        return validate_data(self, X, y, y_numeric=True, reset=reset, **options)
 
     # ------------------------------------------------------------------ predict, recommend
 
@@ -194,6 +216,8 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         check_is_fitted(self)
         if interactions is not None:
             pair = interactions if isinstance(interactions, tuple) else (interactions, None)
+            if len(pair) != 2:
+                raise ValueError(f"interactions must be X or (X, y), got {len(pair)} things.")
             served = copy.copy(self).fold_in(*pair)
             return served.recommend(
                 users, n_recommendations, exclude_seen=exclude_seen, candidates=candidates
@@ -206,8 +230,10 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             {"n_recommendations": n_recommendations, "exclude_seen": exclude_seen},
             caller_name="recommend",
         )
-        codes = self._users.codes(id_array(users, "users"))
+        users = id_array(users, "users")
+        codes = self._users.codes(users) if len(users) else np.empty(0, dtype=np.int64)
         eligible = self._eligible(candidates)
+        n_recommendations = int(n_recommendations)
         if n_recommendations > len(eligible):
             raise ValueError(
                 f"n_recommendations={n_recommendations} is more than the {len(eligible)} items to "
@@ -223,7 +249,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             board = board[:, eligible]
             left = np.isfinite(board).sum(axis=1)
             if left.min() < n_recommendations:
-                user = np.asarray(users)[batch][left.argmin()]
+                user = users[batch][left.argmin()]
                 raise ValueError(
                     f"User {user!s} has only {left.min()} items left that are not seen, fewer than "
                     f"n_recommendations={n_recommendations}; ask for fewer, widen candidates, or "
@@ -300,6 +326,8 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         if candidates is None:
             return np.arange(self.n_items_)
         candidates = id_array(candidates, "candidates")
+        if len(candidates) == 0:
+            raise ValueError("candidates is empty; pass None to choose from all items.")
         codes = self._items.codes(candidates)
         if (codes < 0).any():
             raise ValueError(
@@ -319,10 +347,17 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         These are the scores before `_response`, which may make ties of them.
         """
         offset, user_bias, item_bias, user_factors, item_factors = self._linear_part()
-        known = (users >= 0)[:, None]
-        scores = np.where(known, user_factors[users], 0) @ item_factors.T.astype(np.float64)
-        scores += item_bias + offset + np.where(known, user_bias[users][:, None], 0)
-        return scores
+        known = users >= 0
+        # One product with the biases as two more columns writes the board only once.
+        left = np.column_stack(
+            [
+                np.where(known[:, None], user_factors[users], 0).astype(np.float64),
+                np.where(known, user_bias[users], 0) + offset,
+                np.ones(len(users)),
+            ]
+        )
+        right = np.vstack([item_factors.T, np.ones(len(item_bias)), item_bias])
+        return left @ right
 
     def _linear_part(self):
         n_users, n_items = self.n_users_, self.n_items_
@@ -379,28 +414,15 @@ class RankingMixin:
         -------
         ndcg : float
             Mean over the users that have a relevant row, in [0, 1].
+
+        Raises
+        ------
+        ValueError
+            If no row is relevant.
         """
         check_is_fitted(self)
-        test = self._read(X, y, sample_weight=sample_weight, reset=False)
-        users = self._users.codes(test.user_ids.values)
-        items = self._items.codes(test.item_ids.values)[test.items]
-        gains = np.where(test.values > 0, test.weights, 0.0)
-        total, n_relevant = 0.0, 0
-        for batch in _batches(test.n_users, self.n_items_):
-            board = self._score_all(users[batch])
-            rows, seen = self._seen_by(users[batch])
-            indptr = test.indptr[batch.start : batch.stop + 1]
-            span = slice(indptr[0], indptr[-1])
-            test_rows = np.repeat(np.arange(len(board)), np.diff(indptr))
-            inside = items[span] >= 0
-            under_test = (test_rows[inside], items[span][inside])
-            kept = board[under_test]
-            board[rows, seen] = -np.inf
-            board[under_test] = kept
-            values = metrics.ndcg(board, test_rows, items[span], gains[span], k=10)
-            total += np.nansum(values)
-            n_relevant += np.isfinite(values).sum()
-        return float(total / n_relevant) if n_relevant else 0.0
+        X, y = self._checked(X, y)
+        return metrics.catalogue_ndcg(self, X, y, sample_weight)
 
 
 class FitReport:
@@ -416,8 +438,8 @@ class FitReport:
 
     def __init__(self, estimator, X, y, sample_weight, data):
         self.static = {
-            "user_ids_": data.user_ids.values,
-            "item_ids_": data.item_ids.values,
+            "user_ids_": data.user_ids.values.copy(),
+            "item_ids_": data.item_ids.values.copy(),
             "n_users_": data.n_users,
             "n_items_": data.n_items,
             "_users": data.user_ids,
@@ -440,7 +462,9 @@ class FitReport:
         self._context.call_on_fit_task_end(
             estimator=self._estimator,
             **self._arguments,
-            reconstruction_attributes=lambda: {},
+            reconstruction_attributes=lambda: copy.deepcopy(
+                {name: value for name, value in vars(self._estimator).items() if name[-1] == "_"}
+            ),
         )
 
     def step(self, name):

@@ -16,14 +16,12 @@ ROLES = ("user", "item")
 
 
 def as_table(X):
-    """Give a list of rows the dtype object when strings stand in it.
+    """Give a list of rows the dtype object, so that each column keeps a type of its own.
 
-    NumPy would turn ``[["alice", 7]]`` into strings throughout, and item 7 into "7".
+    NumPy would turn ``[["alice", 7]]`` into strings throughout, and a large item id beside a
+    float into another number.
     """
-    if isinstance(X, list | tuple):
-        table = np.asarray(X)
-        return np.array(X, dtype=object) if table.dtype.kind in "US" else table
-    return X
+    return np.array(X, dtype=object) if isinstance(X, list | tuple) else X
 
 
 def id_columns(X):
@@ -58,7 +56,8 @@ def id_array(ids, name):
     TypeError
         If an id is neither a string nor a number.
     ValueError
-        If strings and numbers are mixed, or an id is NaN or infinite.
+        If strings and numbers are mixed, or an id is NaN, infinite or a float too large to
+        be told from its neighbours.
     """
     if isinstance(ids, list | tuple):
         ids = np.array(ids, dtype=object)
@@ -67,20 +66,29 @@ def id_array(ids, name):
         raise ValueError(f"{name} should be one-dimensional, got an array of shape {ids.shape}.")
     if ids.dtype.kind not in "biufU":
         ids = _from_objects(ids, name)
-    if ids.dtype.kind == "f" and not np.isfinite(ids).all():
-        raise ValueError(f"{name} contain NaN or infinity; drop or name these rows first.")
+    if ids.dtype.kind == "f":
+        if not np.isfinite(ids).all():
+            raise ValueError(f"{name} contain NaN or infinity; drop or name these rows first.")
+        if len(ids) and np.abs(ids).max() >= 2**53:
+            raise ValueError(
+                f"{name} are floats of 2**53 or more, which stand for several integers each; give "
+                "them as integers or strings, for example in a DataFrame."
+            )
     return ids
 
 
 def _from_objects(ids, name):
-    kinds = set(map(type, ids.tolist() if ids.dtype.kind != "O" else ids))
+    objects = ids.tolist()
+    if any(one != one for one in objects if isinstance(one, float)):
+        raise ValueError(f"{name} contain NaN or infinity; drop or name these rows first.")
+    kinds = set(map(type, objects))
     strange = [k for k in kinds if not issubclass(k, str | int | float | np.number | np.bool_)]
     if strange:
         raise TypeError(
             f"{name}: argument must be a string or a number, not {strange[0].__name__!r}."
         )
     n_strings = sum(issubclass(kind, str) for kind in kinds)
-    if n_strings == len(kinds):
+    if kinds and n_strings == len(kinds):
         return ids.astype(str)
     if n_strings:
         names = sorted(kind.__name__ for kind in kinds)
@@ -88,7 +96,7 @@ def _from_objects(ids, name):
             f"{name} mix strings and numbers ({', '.join(names)}), so '1' and 1 would be two ids; "
             "convert the column to one type, for example with .astype(str)."
         )
-    return np.array(ids.tolist())
+    return np.array(objects)
 
 
 @dataclass(frozen=True)
@@ -131,11 +139,31 @@ class Ids:
             known, asked = known.astype(object), asked.astype(object)
         elif known.dtype.kind != "U":
             asked = asked.astype(known.dtype)
+        if known.dtype.kind in "iu" and _is_narrow(known):
+            table = np.full(int(known.max()) - int(known.min()) + 1, -1)
+            table[known - known.min()] = np.arange(len(known))
+            inside = (asked >= known.min()) & (asked <= known.max()) & (asked == ids)
+            return np.where(inside, table[np.where(inside, asked - known.min(), 0)], -1)
         order = None if _is_sorted(known) else np.argsort(known, kind="stable")
         position = np.searchsorted(known, asked, sorter=order)
         position = np.minimum(position, len(known) - 1)
         codes = position if order is None else order[position]
         return np.where(known[codes] == ids, codes, -1).astype(np.int64)
+
+
+def _is_narrow(integers):
+    """Whether a table over their range takes no more memory than a few such arrays."""
+    return int(integers.max()) - int(integers.min()) < 10 * len(integers) + 1000
+
+
+def unique_codes(ids):
+    """Sorted distinct ids and the position of each id among them; linear for narrow integers."""
+    if ids.dtype.kind not in "iu" or not _is_narrow(ids):
+        return np.unique(ids, return_inverse=True)
+    shifted = ids - ids.min()
+    present = np.zeros(int(shifted.max()) + 1, dtype=bool)
+    present[shifted] = True
+    return np.flatnonzero(present).astype(ids.dtype) + ids.min(), (np.cumsum(present) - 1)[shifted]
 
 
 def _is_sorted(values):
@@ -268,15 +296,15 @@ def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None):
             "as absent, and none are left."
         )
     if item_ids is None:
-        item_ids = Ids(np.unique(items[present]), "item ids")
+        item_ids = Ids(unique_codes(items[present])[0], "item ids")
     item_codes = item_ids.codes(items)
     present &= item_codes >= 0
 
-    user_values, user_codes = np.unique(users, return_inverse=True)
+    user_values, user_codes = unique_codes(users)
     if clients is None:
         client_values, client_of_user = user_values, np.arange(len(user_values))
     else:
-        client_values, client_codes = np.unique(clients, return_inverse=True)
+        client_values, client_codes = unique_codes(clients)
         client_of_user = _one_client_each(user_values, user_codes, client_values, client_codes)
 
     # Users whose every row is gone vanish, and so do their clients.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrecsk.interactions import Ids, as_table, encode, id_array, id_columns
+from fedrecsk.interactions import Ids, as_table, encode, id_array, id_columns, unique_codes
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(1, 5), st.integers(0, 3)),
@@ -100,6 +100,8 @@ def test_numbers_match_across_types_and_only_exactly():
 def test_each_column_keeps_its_type():
     users, items = id_columns(as_table([["ann", 7], ["bob", 8]]))
     assert users.tolist() == ["ann", "bob"] and items.tolist() == [7, 8]
+    users, items = id_columns(as_table([[2**60 + 1, 7, 0.5], [2**60 + 2, 8, 1.5]]))
+    assert users.tolist() == [2**60 + 1, 2**60 + 2]
     frame = pd.DataFrame({"u": [2**60 + 1, 2**60 + 2], "i": ["x", "y"], "t": [0.5, 1.5]})
     users, items = id_columns(frame)
     assert users.tolist() == [2**60 + 1, 2**60 + 2] and items.tolist() == ["x", "y"]
@@ -113,6 +115,7 @@ def test_each_column_keeps_its_type():
         ([1, None], TypeError, "must be a string or a number, not 'NoneType'"),
         ([b"a", b"b"], TypeError, "not 'bytes'"),
         ([[1, 2]], ValueError, "one-dimensional"),
+        ([2.0**53, 1.5], ValueError, r"floats of 2\*\*53 or more"),
     ],
 )
 def test_bad_ids_are_named(ids, error, message):
@@ -128,3 +131,25 @@ def test_a_user_on_two_clients_is_named():
 def test_other_kind_of_id_than_in_fit_is_an_error():
     with pytest.raises(ValueError, match="item ids were strings in fit and are numbers here"):
         Ids(np.array(["1", "2"]), "item ids").codes(np.array([1, 2]))
+
+
+@given(
+    st.lists(st.integers(-(2**62), 2**62), min_size=1)
+    | st.lists(st.integers(-30, 30), min_size=1)
+    | st.lists(st.integers(250, 255).map(np.uint8), min_size=1)
+)
+def test_unique_codes_are_numpys(ids):
+    values, codes = unique_codes(np.array(ids))
+    expected_values, expected_codes = np.unique(np.array(ids), return_inverse=True)
+    assert values.dtype == expected_values.dtype
+    assert values.tolist() == expected_values.tolist()
+    assert codes.tolist() == expected_codes.tolist()
+
+
+@given(
+    st.lists(st.integers(-50, 50), min_size=1, unique=True),
+    st.lists(st.integers(-60, 60) | st.floats(-60, 60), min_size=1),
+)
+def test_codes_are_positions(known, asked):
+    codes = Ids(np.array(known), "ids").codes(np.array(asked))
+    assert codes.tolist() == [known.index(one) if one in known else -1 for one in asked]

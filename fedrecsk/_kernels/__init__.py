@@ -6,7 +6,7 @@ the package. Write ``from fedrecsk import _kernels`` and then ``_kernels.scores.
 
 import importlib
 
-_SUBMODULES = ("rfrec", "scores")
+_SUBMODULES = ("ranking", "rfrec", "scores", "wmf")
 
 
 def __getattr__(name):

@@ -1,0 +1,42 @@
+"""Ranking metrics, scorers for scikit-learn's model selection, and what a model costs.
+
+Mean absolute error and root mean squared error of predicted ratings are scikit-learn's own:
+:func:`sklearn.metrics.mean_absolute_error` and :func:`sklearn.metrics.root_mean_squared_error`,
+as scorers ``"neg_mean_absolute_error"`` and ``"neg_root_mean_squared_error"``.
+"""
+
+from fedrecsk.metrics._costs import (
+    best_within,
+    bytes_down_scorer,
+    bytes_scorer,
+    bytes_up_scorer,
+    epsilon_scorer,
+    rounds_scorer,
+)
+from fedrecsk.metrics._evaluate import catalogue_ndcg as catalogue_ndcg
+from fedrecsk.metrics._evaluate import evaluate_ranking
+from fedrecsk.metrics._ranking import (
+    hit_rate_at_k,
+    ndcg_at_k,
+    precision_at_k,
+    recall_at_k,
+    reciprocal_rank_at_k,
+)
+from fedrecsk.metrics._scorers import make_ranking_scorer
+from fedrecsk.metrics._top_k import top_k as top_k
+
+__all__ = [
+    "best_within",
+    "bytes_down_scorer",
+    "bytes_scorer",
+    "bytes_up_scorer",
+    "epsilon_scorer",
+    "evaluate_ranking",
+    "hit_rate_at_k",
+    "make_ranking_scorer",
+    "ndcg_at_k",
+    "precision_at_k",
+    "recall_at_k",
+    "reciprocal_rank_at_k",
+    "rounds_scorer",
+]

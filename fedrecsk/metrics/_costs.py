@@ -1,0 +1,196 @@
+"""What a federated fit cost, as scorers, and the best candidate within a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sklearn.utils.metadata_routing import MetadataRequest
+
+from fedrecsk.metrics._recommender import unwrap
+from fedrecsk.metrics._scorers import RecommenderScorer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+
+def best_within(
+    budget: float, *, metric: str = "ndcg@10", cost: str = "bytes_up"
+) -> Callable[[Mapping[str, NDArray]], int]:
+    """Choose the best candidate of a search whose cost stays within a budget.
+
+    Pass it as `refit` of GridSearchCV or RandomizedSearchCV.
+
+    Parameters
+    ----------
+    budget : float
+        Most that a candidate may cost, in the unit of the cost scorer: for `bytes_up_scorer`
+        bytes a client, so that ``50e6`` is 50 MB.
+    metric : str, default="ndcg@10"
+        Name of the metric to maximise, as in the search's `scoring`.
+    cost : str, default="bytes_up"
+        Name of the cost scorer, as in the search's `scoring`.
+
+    Returns
+    -------
+    refit : callable
+        Takes `cv_results_` and returns the index of the candidate with the largest mean metric
+        over the folds among those whose mean cost is at most `budget`; of equals the cheapest.
+
+    Raises
+    ------
+    ValueError
+        By `best_within`, if the budget is negative or NaN. By the callable, if `metric` or `cost`
+        is not among the scores, a cost is positive (it should come from a cost scorer), or no
+        candidate is within the budget.
+
+    Examples
+    --------
+    >>> from sklearn.model_selection import GridSearchCV, KFold
+    >>> from fedrecsk import RFRec
+    >>> from fedrecsk.datasets import make_ratings
+    >>> from fedrecsk.metrics import best_within, bytes_up_scorer
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=1000, random_state=0)
+    >>> search = GridSearchCV(
+    ...     RFRec(n_rounds=3, random_state=0),
+    ...     {"n_factors": [2, 4, 64]},
+    ...     cv=KFold(2, shuffle=True, random_state=0),
+    ...     scoring={"rmse": "neg_root_mean_squared_error", "bytes_up": bytes_up_scorer},
+    ...     refit=best_within(10_000, metric="rmse"),
+    ... ).fit(X, y)
+    >>> search.best_params_["n_factors"] < 64
+    True
+    """
+    if not budget >= 0:
+        raise ValueError(f"budget must be a number of at least 0, got {budget!r}.")
+    return _BestWithin(budget, metric, cost)
+
+
+@dataclass(frozen=True)
+class _BestWithin:
+    # A class, not a closure, so that a fitted search can be pickled.
+    budget: float
+    metric: str
+    cost: str
+
+    def __call__(self, results):
+        values, costs = _means(results, self.metric), -_means(results, self.cost)
+        if (costs < 0).any():
+            raise ValueError(
+                f"{self.cost!r} is not a cost: it has positive scores. Cost scorers such as "
+                "bytes_up_scorer give costs with a minus."
+            )
+        within = np.flatnonzero((costs <= self.budget) & ~np.isnan(values))
+        if len(within) == 0:
+            scored = np.where(np.isnan(values), np.nan, costs)
+            if np.isnan(scored).all():
+                raise ValueError(f"No candidate has both {self.metric!r} and {self.cost!r}.")
+            cheapest = np.nanargmin(scored)
+            raise ValueError(
+                f"No candidate is within the budget of {self.budget:g}: the cheapest, "
+                f"{results['params'][cheapest]}, has a mean {self.cost!r} of "
+                f"{costs[cheapest]:g}. Raise the budget or widen the search."
+            )
+        return int(within[np.lexsort((costs[within], -values[within]))[0]])
+
+
+def _means(results, name):
+    key = f"mean_test_{name}"
+    if key not in results:
+        prefix = "mean_test_"
+        names = [k.removeprefix(prefix) for k in results if k.startswith(prefix)]
+        raise ValueError(f"The search has no score {name!r}; it has {', '.join(names)}.")
+    return np.asarray(results[key], dtype=np.float64)
+
+
+def _bytes_up(model):
+    ledger = _ledger(model)
+    return 0.0 if ledger is None else ledger.client_bytes_up.mean()
+
+
+def _bytes_down(model):
+    ledger = _ledger(model)
+    return 0.0 if ledger is None else ledger.client_bytes_down.mean()
+
+
+def _bytes(model):
+    return _bytes_up(model) + _bytes_down(model)
+
+
+def _rounds(model):
+    return 0 if _ledger(model) is None else model.n_rounds_
+
+
+def _epsilon(model):
+    # A centralised fit has everybody's data in the clear.
+    return float("inf") if _ledger(model) is None else model.privacy_.epsilon
+
+
+def _ledger(model):
+    ledger = getattr(model, "communication_", None)
+    if ledger is None and hasattr(model, "federation"):
+        raise ValueError(
+            f"{type(model).__name__} has no communication_ yet: costs are known when fit has "
+            "ended. While it runs, history_ grows by a row a round; do not monitor costs."
+        )
+    return ledger
+
+
+class CostScorer(RecommenderScorer):
+    """A cost of the fit, with a minus, since scikit-learn maximises.
+
+    Parameters
+    ----------
+    name : str
+        Name of the module's scorer.
+    cost : callable
+        Takes a fitted recommender, returns a number.
+    """
+
+    def __init__(self, name, cost):
+        super().__init__(cost)
+        self._name = name
+
+    def _score(self, method_caller, estimator, X, y_true=None):
+        _, model = unwrap(estimator)
+        return -float(self._score_func(model))
+
+    def _accept_sample_weight(self):
+        return False
+
+    def _get_metadata_request(self):
+        return MetadataRequest(owner=self)
+
+    def __repr__(self):
+        return self._name
+
+
+bytes_up_scorer = CostScorer("bytes_up_scorer", _bytes_up)
+"""Bytes that a client sent during fit, on average over clients, with a minus.
+
+From `communication_`: enrolment, rounds and all. 0 for a centralised model, which sends no
+messages (though it has to collect the data themselves).
+"""
+
+bytes_down_scorer = CostScorer("bytes_down_scorer", _bytes_down)
+"""Bytes that a client received during fit, on average over clients, with a minus.
+
+From `communication_`, with the last broadcast, from which clients predict. 0 for a
+centralised model.
+"""
+
+bytes_scorer = CostScorer("bytes_scorer", _bytes)
+"""Bytes that a client sent or received during fit, on average over clients, with a minus."""
+
+rounds_scorer = CostScorer("rounds_scorer", _rounds)
+"""Communication rounds that fit ran, with a minus. 0 for a centralised model."""
+
+epsilon_scorer = CostScorer("epsilon_scorer", _epsilon)
+"""Total privacy loss of the client that lost most, with a minus.
+
+From `privacy_`: epsilon over all coordinates and uploads of that client. Infinite without
+noise on the uploads, and for a centralised model, which sees all data in the clear.
+"""

@@ -1,0 +1,275 @@
+"""One ranking of held-out rows, many metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.utils._param_validation import Interval, validate_parameter_constraints
+
+from fedrecsk import _kernels
+from fedrecsk.metrics import _checks, _negatives
+from fedrecsk.metrics._held_out import check_rows, hold_out
+from fedrecsk.metrics._places import METRICS, Places
+from fedrecsk.metrics._recommender import adapt, unwrap
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import ArrayLike
+
+
+def evaluate_ranking(
+    estimator: object,
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    *,
+    metrics: str | Sequence[str] = ("ndcg", "hit_rate"),
+    k: int | Sequence[int] = 10,
+    n_negatives: int | None = None,
+    negatives: ArrayLike | Mapping[Any, ArrayLike] | None = None,
+    exclude_seen: bool = True,
+    relevant_above: float = 0.0,
+    random_state: int | np.random.RandomState | None = None,
+    sample_weight: ArrayLike | None = None,
+) -> dict[str, float]:
+    """Rank once, and take any number of metrics at any number of cutoffs.
+
+    For each user of X, candidates are ranked by the model's scores: the whole catalogue, or
+    the user's rows of X among negatives. Metrics are means over the users that have a
+    relevant row. Ties count in expectation, over random orders of the tied items.
+
+    Parameters
+    ----------
+    estimator : object
+        A fitted recommender (`predict`, `recommend` and `item_ids_`), or a Pipeline or search
+        object that ends in one. X goes through the pipeline's earlier steps.
+    X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        The rows under test; column 0 is the user's id, column 1 the item's id. They are never
+        left out as seen. Items that the model does not know are never found, but count as
+        relevant; users that it does not know are ranked by what it predicts for them.
+    y : array-like of shape (n_samples,), default=None
+        Rows with y above `relevant_above` are relevant. None: every row is.
+    metrics : {"ndcg", "hit_rate", "precision", "recall", "mrr"} or sequence of them, \
+            default=("ndcg", "hit_rate")
+        See :func:`ndcg_at_k`, :func:`hit_rate_at_k`, :func:`precision_at_k`,
+        :func:`recall_at_k` and :func:`reciprocal_rank_at_k`.
+    k : int or sequence of int, default=10
+        Cutoffs.
+    n_negatives : int, default=None
+        Rank each user's rows of X among so many items that the user has neither in X nor seen
+        in fit, drawn without replacement. None: among the whole catalogue.
+    negatives : mapping or table, default=None
+        Rank each user's rows of X among these: a mapping from user to items, or an array-like or
+        DataFrame whose rows are a user followed by one or more items (pairs, or a file of the
+        usual leave-one-out protocol). Each candidate is ranked once, also where it is given
+        twice or is itself under test, and also if the user has seen it in fit. Unknown items
+        and users that are not in X are passed over.
+    exclude_seen : bool, default=True
+        Leave out of the whole catalogue what the user has seen in fit.
+    relevant_above : float, default=0.0
+        Rows are relevant if y is larger; 3.5 makes fours and fives of a rating scale relevant.
+    random_state : int, RandomState instance or None, default=None
+        Draws the negatives; an int gives the same ones whenever X and the training rows are
+        the same, in whatever order their rows are.
+    sample_weight : array-like of shape (n_samples,), default=None
+        Multiplies each row's gain in NDCG. The other metrics do not weigh, but like NDCG
+        they take rows of weight zero as absent. Repeated (user, item) rows are merged, as `fit`
+        does.
+
+    Returns
+    -------
+    scores : dict of str to float
+        One entry for each metric and cutoff, ``"ndcg@10"`` for example.
+
+    Raises
+    ------
+    NotFittedError
+        If `estimator` is not fitted.
+    TypeError
+        If `estimator` is not a recommender.
+    ValueError
+        If a metric is unknown, k is below 1 or above the number of candidates, no row is
+        relevant, lengths differ, a score is NaN, both kinds of negatives are asked for, a user
+        has fewer than `n_negatives` items left or none in `negatives`, or what users have seen
+        is not known.
+
+    Warns
+    -----
+    UserWarning
+        If more than 1 % of the given negatives are seen in fit or under test.
+
+    Examples
+    --------
+    >>> from fedrecsk import Popularity
+    >>> from fedrecsk.metrics import evaluate_ranking
+    >>> X = [["ann", "alien"], ["ann", "brazil"], ["bob", "alien"], ["bob", "clue"]]
+    >>> model = Popularity().fit(X)
+    >>> evaluate_ranking(model, [["ann", "clue"], ["zoe", "brazil"]], k=[1, 2])
+    {'ndcg@1': 0.5, 'ndcg@2': 0.657..., 'hit_rate@1': 0.5, 'hit_rate@2': 0.75}
+    """
+    names, cutoffs = _checks.metric_names(metrics), _checks.cutoffs(k)
+    protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state)
+    places = protocol.rank(estimator, X, y, sample_weight, depth=max(cutoffs))
+    return {f"{m}@{k}": mean(m, places, k) for m in names for k in cutoffs}
+
+
+def catalogue_ndcg(model, X, y=None, sample_weight=None, *, k=10):
+    """NDCG at k of a recommender of this package over its catalogue, however small that is."""
+    adapted = adapt(model)
+    held_out = hold_out(adapted, *check_rows(X, y, sample_weight), relevant_above=0.0)
+    return mean("ndcg", rank_catalogue(adapted, held_out, k), k)
+
+
+def mean(metric, places, k):
+    """A metric by its name, averaged over users."""
+    return float(METRICS[metric](places, k).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Protocol:
+    """How held-out rows are ranked; the fields are :func:`evaluate_ranking`'s."""
+
+    n_negatives: int | None = None
+    negatives: object = None
+    exclude_seen: bool = True
+    relevant_above: float = 0.0
+    random_state: object = None
+
+    def __post_init__(self):
+        validate_parameter_constraints(
+            {
+                "n_negatives": [Interval(Integral, 1, None, closed="left"), None],
+                "exclude_seen": ["boolean"],
+                "relevant_above": [Interval(Real, None, None, closed="neither")],
+                "random_state": ["random_state"],
+            },
+            {name: value for name, value in vars(self).items() if name != "negatives"},
+            caller_name="evaluate_ranking",
+        )
+        if self.n_negatives is not None and self.negatives is not None:
+            raise ValueError("n_negatives draws negatives and negatives gives them; pass one.")
+
+    @property
+    def key(self):
+        """Equal for protocols that rank the same rows alike."""
+        state = self.random_state
+        return (
+            self.n_negatives,
+            id(self.negatives),
+            self.exclude_seen,
+            self.relevant_above,
+            state if state is None or isinstance(state, Integral) else id(state),
+        )
+
+    def rank(self, estimator, X, y=None, sample_weight=None, *, depth):
+        """Find the places of the relevant rows, told apart down to `depth`."""
+        transformers, recommender = unwrap(estimator)
+        X, y, sample_weight = check_rows(X, y, sample_weight)
+        given = None
+        if self.negatives is not None:
+            given = _negatives.transformed(*_negatives.read(self.negatives), X, transformers)
+        for transformer in transformers:
+            X = transformer.transform(X)
+        model = adapt(recommender)
+        held_out = hold_out(model, X, y, sample_weight, self.relevant_above)
+        self._check_depth(depth, len(model.item_ids), "items of the catalogue")
+        if self.n_negatives is not None or (given is None and self.exclude_seen):
+            _check_seen_is_known(model, recommender)
+        if given is None and self.n_negatives is None:
+            return rank_catalogue(model, held_out, depth, exclude_seen=self.exclude_seen)
+        if given is None:
+            negatives = _negatives.drawn(model, held_out, self.n_negatives, self.random_state)
+        else:
+            negatives = _negatives.given(model, held_out, *given)
+        n_candidates = np.diff(negatives[0]) + held_out.n_rows
+        user = held_out.user_ids.values[n_candidates.argmin()]
+        self._check_depth(depth, n_candidates.min(), f"candidates of user {user!s}")
+        return rank_among(model, held_out, negatives, depth)
+
+    @staticmethod
+    def _check_depth(k, n_candidates, what):
+        if k > n_candidates:
+            raise ValueError(f"k={k} is more than the {n_candidates} {what}; lower k.")
+
+
+def _check_seen_is_known(model, recommender):
+    if model.seen is None:
+        raise ValueError(
+            f"{type(recommender).__name__} does not tell what its users have seen (it has no "
+            "interactions_); pass exclude_seen=False, or negatives of your own."
+        )
+
+
+def rank_catalogue(model, held_out, depth, *, exclude_seen=True):
+    """Rank the whole catalogue for each user; places of the relevant rows."""
+    n_items = len(model.item_ids)
+
+    def scored(batch, indptr, rows):
+        board = model.board(held_out.users[batch], held_out.user_ids.values[batch])
+        if exclude_seen and model.seen is not None:
+            _kernels.ranking.exclude(
+                board, held_out.users[batch], *model.seen, indptr, held_out.items[rows]
+            )
+        return board.ravel(), np.arange(len(board) + 1) * n_items, held_out.items[rows]
+
+    return _rank(model, held_out, depth, np.full(held_out.n_users, n_items), scored)
+
+
+def rank_among(model, held_out, negatives, depth):
+    """Rank each user's rows among its negatives; places of the relevant rows."""
+    negative_indptr, negative_items = negatives
+    n_negatives = np.diff(negative_indptr)
+
+    def scored(batch, indptr, rows):
+        lengths = np.stack([np.diff(indptr), n_negatives[batch]], axis=1)
+        starts = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))])
+        # Each user's candidates: the rows under test, then the negatives.
+        own = np.repeat(np.tile([True, False], len(lengths)), lengths.ravel())
+        items = np.empty(starts[-1], dtype=np.int64)
+        items[own] = held_out.items[rows]
+        first, last = negative_indptr[batch.start], negative_indptr[batch.stop]
+        items[~own] = negative_items[first:last]
+        scores = np.full(len(items), -np.inf)
+        known = items >= 0
+        users = np.repeat(np.arange(len(lengths)), lengths.sum(axis=1))
+        scores[known] = model.pairs(
+            held_out.users[batch], held_out.user_ids.values[batch], users[known], items[known]
+        )
+        position = np.arange(indptr[-1]) - np.repeat(indptr[:-1], np.diff(indptr))
+        return scores, starts, position
+
+    return _rank(model, held_out, depth, n_negatives + held_out.n_rows, scored)
+
+
+def _rank(model, held_out, depth, n_candidates, scored):
+    """Rank batches of users with the candidates that `scored` gives, and join the places."""
+    ahead = np.empty(len(held_out.items), dtype=np.int64)
+    tied = np.empty_like(ahead)
+    for batch in _batches(model.n_scored(n_candidates), model.scores_per_batch):
+        indptr = held_out.indptr[batch.start : batch.stop + 1]
+        rows = slice(indptr[0], indptr[-1])
+        indptr = indptr - indptr[0]
+        scores, starts, positions = scored(batch, indptr, rows)
+        chosen = np.where(held_out.relevant[rows], positions, -1)
+        broken = _kernels.ranking.places(
+            scores, starts, indptr, chosen, depth, ahead[rows], tied[rows]
+        )
+        if broken >= 0:
+            user = held_out.user_ids.values[batch][broken]
+            raise ValueError(
+                f"The model's scores for user {user!s} contain NaN, so there is no ranking; did "
+                "the fit diverge?"
+            )
+    relevant = held_out.relevant
+    indptr = np.concatenate([[0], np.cumsum(relevant)])[held_out.indptr]
+    return Places(indptr, ahead[relevant], tied[relevant], held_out.weights[relevant], depth)
+
+
+def _batches(n_scores, scores_per_batch):
+    """Runs of users, each with about as many scores."""
+    part = np.cumsum(n_scores) // scores_per_batch
+    cuts = [0, *(np.flatnonzero(np.diff(part)) + 1), len(n_scores)]
+    return [slice(int(a), int(b)) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]

@@ -1,0 +1,111 @@
+"""The rows under test, in the codes of the recommender that is tested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.utils import check_array, column_or_1d
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length
+
+from fedrecsk.interactions import Ids, as_table, encode
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows under test of the users that have a relevant one.
+
+    Attributes
+    ----------
+    user_ids : Ids of n_users
+    item_ids : Ids
+        All items under test, whether or not the recommender knows them.
+    users : ndarray of shape (n_users,)
+        The recommender's codes, -1 for users it does not know.
+    indptr : ndarray of shape (n_users + 1,)
+        Rows of each user.
+    own_items : ndarray of shape (n_rows,)
+        Item of each row, a code of `item_ids`.
+    items : ndarray of shape (n_rows,)
+        Item of each row, the recommender's code or -1.
+    relevant : ndarray of shape (n_rows,), dtype bool
+    weights : ndarray of shape (n_rows,)
+    """
+
+    user_ids: Ids
+    item_ids: Ids
+    users: np.ndarray
+    indptr: np.ndarray
+    own_items: np.ndarray
+    items: np.ndarray
+    relevant: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def n_users(self):
+        return len(self.users)
+
+    @property
+    def n_rows(self):
+        """Rows of each user."""
+        return np.diff(self.indptr)
+
+
+def check_rows(X, y=None, sample_weight=None):
+    """Check what a scorer is given; X comes back as a table, the others as arrays or None.
+
+    Later columns of X may hold anything; its ids are checked where they are encoded.
+
+    Raises
+    ------
+    ValueError
+        If X has fewer than two columns or no rows, lengths differ, or y or a weight is NaN.
+    """
+    X = as_table(X)
+    checked = check_array(X, dtype=None, ensure_all_finite=False, ensure_min_features=2)
+    table = X if hasattr(X, "columns") else checked
+    if y is not None:
+        y = check_array(column_or_1d(y), ensure_2d=False, dtype=np.float64, input_name="y")
+        check_consistent_length(table, y)
+    if sample_weight is not None:
+        sample_weight = _check_sample_weight(
+            sample_weight, table, dtype=np.float64, ensure_non_negative=True
+        )
+    return table, y, sample_weight
+
+
+def hold_out(model, X, y, sample_weight, relevant_above):
+    """Encode the rows under test for `model`.
+
+    Raises
+    ------
+    ValueError
+        If no row is relevant.
+    """
+    test = encode(X, y, sample_weight=sample_weight)
+    relevant = test.values > relevant_above
+    kept = np.add.reduceat(relevant, test.indptr[:-1], dtype=np.int64) > 0
+    if not kept.any():
+        raise ValueError(
+            f"No row under test is relevant (y > {relevant_above:g}), so there is nothing to rank "
+            "for; check y, or change relevant_above."
+        )
+    user_ids, items = test.user_ids, test.items
+    indptr, rows = test.indptr, slice(None)
+    if not kept.all():
+        rows = np.repeat(kept, np.diff(test.indptr))
+        indptr = np.concatenate([[0], np.cumsum(np.diff(test.indptr)[kept])])
+        user_ids = Ids(user_ids.values[kept], user_ids.name)
+    users = np.full(len(user_ids), -1)
+    if model.user_ids is not None:
+        users = model.user_ids.codes(user_ids.values)
+    return HeldOut(
+        user_ids=user_ids,
+        item_ids=test.item_ids,
+        users=users,
+        indptr=indptr,
+        own_items=items[rows],
+        items=model.item_ids.codes(test.item_ids.values)[items[rows]],
+        relevant=relevant[rows],
+        weights=test.weights[rows],
+    )

@@ -1,0 +1,247 @@
+"""Ranking metrics of arrays of scores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import sparse
+from sklearn.utils import check_array
+
+from fedrecsk import _kernels
+from fedrecsk.metrics import _checks
+from fedrecsk.metrics._places import METRICS, Places
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+
+def ndcg_at_k(
+    y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
+) -> float | NDArray[np.float64]:
+    """Normalised discounted cumulative gain of the first k places.
+
+    The sum of gains, each divided by log2(1 + place) [1]_, over the same sum for the ideal
+    ranking. Ties count in expectation: items of equal score share the discounts of the
+    places they fill together.
+
+    Parameters
+    ----------
+    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
+        Relevance, which is the gain; 0 or less for candidates that are not relevant.
+    y_score : array-like of shape (n_users, n_candidates)
+        Scores of the candidates; -inf takes one out of the ranking. A relevant candidate
+        that is out is never found, but counts in the ideal.
+    k : int, default=10
+    average : {"macro"} or None, default="macro"
+        ``"macro"``: the mean over users that have a relevant candidate. None: each user's
+        value, NaN for a user without one.
+
+    Returns
+    -------
+    ndcg : float or ndarray of shape (n_users,), dtype float64
+        In [0, 1].
+
+    Raises
+    ------
+    ValueError
+        If shapes differ, a score is NaN, k is below 1 or above `n_candidates`, or no user
+        has a relevant candidate to average over.
+
+    References
+    ----------
+    .. [1] K. Jarvelin and J. Kekalainen, "Cumulated gain-based evaluation of IR
+       techniques", TOIS 20(4), 2002; linear gain.
+
+    Examples
+    --------
+    >>> from fedrecsk.metrics import ndcg_at_k
+    >>> ndcg_at_k([[0, 0, 1], [1, 0, 0]], [[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]], k=3)
+    0.75...
+    """
+    return _metric("ndcg", y_true, y_score, k, average)
+
+
+def hit_rate_at_k(
+    y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
+) -> float | NDArray[np.float64]:
+    """Share of users whose first k places hold a relevant item.
+
+    With ties it is the expected share, over random orders of the tied items.
+
+    Parameters
+    ----------
+    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
+        Candidates with a value above 0 are relevant.
+    y_score, k, average
+        As in :func:`ndcg_at_k`.
+
+    Returns
+    -------
+    hit_rate : float or ndarray of shape (n_users,), dtype float64
+        In [0, 1].
+
+    Raises
+    ------
+    ValueError
+        As in :func:`ndcg_at_k`.
+
+    Examples
+    --------
+    >>> from fedrecsk.metrics import hit_rate_at_k
+    >>> hit_rate_at_k([[0, 0, 1], [0, 0, 1]], [[3.0, 2.0, 1.0], [1.0, 2.0, 2.0]], k=1)
+    0.25
+    """
+    return _metric("hit_rate", y_true, y_score, k, average)
+
+
+def precision_at_k(
+    y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
+) -> float | NDArray[np.float64]:
+    """Share of relevant items among the first k places.
+
+    It divides by k even where a user has fewer relevant items. With ties it is the expected
+    share, over random orders of the tied items.
+
+    Parameters
+    ----------
+    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
+        Candidates with a value above 0 are relevant.
+    y_score, k, average
+        As in :func:`ndcg_at_k`.
+
+    Returns
+    -------
+    precision : float or ndarray of shape (n_users,), dtype float64
+        In [0, 1].
+
+    Raises
+    ------
+    ValueError
+        As in :func:`ndcg_at_k`.
+
+    Examples
+    --------
+    >>> from fedrecsk.metrics import precision_at_k
+    >>> precision_at_k([[1, 0, 1, 0]], [[4.0, 3.0, 2.0, 1.0]], k=2)
+    0.5
+    """
+    return _metric("precision", y_true, y_score, k, average)
+
+
+def recall_at_k(
+    y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
+) -> float | NDArray[np.float64]:
+    """Share of a user's relevant items that the first k places hold.
+
+    It divides by the number of relevant items, so that a user with more than k of them
+    cannot reach 1. With ties it is the expected share, over random orders of the tied items.
+
+    Parameters
+    ----------
+    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
+        Candidates with a value above 0 are relevant.
+    y_score, k, average
+        As in :func:`ndcg_at_k`.
+
+    Returns
+    -------
+    recall : float or ndarray of shape (n_users,), dtype float64
+        In [0, 1].
+
+    Raises
+    ------
+    ValueError
+        As in :func:`ndcg_at_k`.
+
+    Examples
+    --------
+    >>> from fedrecsk.metrics import recall_at_k
+    >>> recall_at_k([[1, 0, 1, 0]], [[4.0, 3.0, 2.0, 1.0]], k=2)
+    0.5
+    """
+    return _metric("recall", y_true, y_score, k, average)
+
+
+def reciprocal_rank_at_k(
+    y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
+) -> float | NDArray[np.float64]:
+    """Mean reciprocal rank: one over the place of the first relevant item, 0 beyond k.
+
+    With ties it is the expectation over random orders of the tied items.
+
+    Parameters
+    ----------
+    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
+        Candidates with a value above 0 are relevant.
+    y_score, k, average
+        As in :func:`ndcg_at_k`.
+
+    Returns
+    -------
+    reciprocal_rank : float or ndarray of shape (n_users,), dtype float64
+        In [0, 1].
+
+    Raises
+    ------
+    ValueError
+        As in :func:`ndcg_at_k`.
+
+    Examples
+    --------
+    >>> from fedrecsk.metrics import reciprocal_rank_at_k
+    >>> reciprocal_rank_at_k([[0, 1, 1, 0]], [[4.0, 3.0, 2.0, 1.0]], k=3)
+    0.5
+    """
+    return _metric("mrr", y_true, y_score, k, average)
+
+
+def _metric(name, y_true, y_score, k, average):
+    (k,) = _checks.cutoffs([k])
+    if average not in ("macro", None):
+        raise ValueError(f"average must be 'macro' or None, got {average!r}.")
+    relevant, scores = _matrices(y_true, y_score)
+    if k > scores.shape[1]:
+        raise ValueError(f"k={k} is more than the {scores.shape[1]} candidates; lower k.")
+    counts = np.diff(relevant.indptr)
+    judged = counts > 0
+    if average is not None and not judged.any():
+        raise ValueError("No user has a relevant candidate (y_true > 0), so there is no mean.")
+    values = np.full(len(scores), np.nan)
+    if judged.any():
+        places = _places(relevant, scores, k)
+        values[judged] = METRICS[name](places, k)
+    return values if average is None else float(np.nanmean(values))
+
+
+def _matrices(y_true, y_score):
+    scores = check_array(
+        y_score, dtype=[np.float64, np.float32], ensure_all_finite=False, input_name="y_score"
+    )
+    if np.isnan(scores).any():
+        row, column = np.argwhere(np.isnan(scores))[0]
+        raise ValueError(f"y_score is NaN for user {row}, candidate {column}; mend the model.")
+    y_true = check_array(y_true, accept_sparse="csr", dtype=np.float64, input_name="y_true")
+    if y_true.shape != scores.shape:
+        raise ValueError(f"y_true has shape {y_true.shape}, but y_score has {scores.shape}.")
+    relevant = sparse.csr_array(y_true)
+    relevant = relevant.multiply(relevant > 0).tocsr()
+    relevant.eliminate_zeros()
+    return relevant, np.ascontiguousarray(scores)
+
+
+def _places(relevant, scores, depth):
+    n_users, n_candidates = scores.shape
+    ahead = np.empty(relevant.nnz, dtype=np.int64)
+    tied = np.empty(relevant.nnz, dtype=np.int64)
+    indptr = relevant.indptr.astype(np.int64)
+    _kernels.ranking.places(
+        scores.ravel(),
+        np.arange(n_users + 1) * n_candidates,
+        indptr,
+        relevant.indices.astype(np.int64),
+        depth,
+        ahead,
+        tied,
+    )
+    return Places(np.unique(indptr), ahead, tied, relevant.data, depth)

@@ -1,0 +1,155 @@
+"""Ranking metrics as scikit-learn scorers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.metrics._scorer import _BaseScorer, _MultimetricScorer
+from sklearn.utils.metadata_routing import MetadataRequest
+
+from fedrecsk.metrics import _checks
+from fedrecsk.metrics._evaluate import Protocol, mean
+from fedrecsk.metrics._places import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import ArrayLike
+
+
+def make_ranking_scorer(
+    metric: str | Sequence[str] = "ndcg",
+    k: int | Sequence[int] = 10,
+    *,
+    n_negatives: int | None = None,
+    negatives: ArrayLike | Mapping[Any, ArrayLike] | None = None,
+    exclude_seen: bool = True,
+    relevant_above: float = 0.0,
+    random_state: int | np.random.RandomState | None = None,
+) -> RankingScorer | RankingScorers:
+    """Make a scorer for scikit-learn's model selection from ranking metrics.
+
+    Parameters
+    ----------
+    metric : {"ndcg", "hit_rate", "precision", "recall", "mrr"} or sequence of them, \
+            default="ndcg"
+    k : int or sequence of int, default=10
+        Cutoffs.
+    n_negatives, negatives, exclude_seen, relevant_above
+        As in :func:`evaluate_ranking`.
+    random_state : int, RandomState instance or None, default=None
+        As in :func:`evaluate_ranking`. Pass an int, so that all candidates of a search are
+        ranked among the same negatives.
+
+    Returns
+    -------
+    scorer : callable
+        ``scorer(estimator, X, y=None, *, sample_weight=None)``, for `scoring` of GridSearchCV,
+        cross_validate, ScoringMonitor and the like. One metric with one cutoff gives a float.
+        Several give a dict with keys like ``"ndcg@10"`` (of which `refit` then names one), from
+        one ranking. That scorer unpacks into a dict of scorers, ``{**scorer, "bytes_up":
+        bytes_up_scorer}``. In a dict, too, scorers that rank alike rank once for all.
+
+    Raises
+    ------
+    ValueError
+        If a metric is unknown, k is below 1, or both kinds of negatives are asked for.
+
+    See Also
+    --------
+    evaluate_ranking : The same for one fitted model; says what is ranked and how.
+    best_within : Choose the best candidate of a search within a budget.
+
+    Notes
+    -----
+    Inside a dict, an error while scoring follows `error_score`. A scorer of several metrics
+    that is passed as it is raises.
+
+    Examples
+    --------
+    >>> from sklearn.model_selection import cross_validate, KFold
+    >>> from fedrecsk import Popularity
+    >>> from fedrecsk.datasets import make_ratings
+    >>> from fedrecsk.metrics import bytes_up_scorer, make_ranking_scorer
+    >>> X, _ = make_ratings(random_state=0)
+    >>> ranking = make_ranking_scorer(["ndcg", "hit_rate"], n_negatives=20, random_state=0)
+    >>> scoring = {**ranking, "bytes_up": bytes_up_scorer}
+    >>> scores = cross_validate(Popularity(), X, cv=KFold(2, shuffle=True), scoring=scoring)
+    >>> sorted(scores)
+    ['fit_time', 'score_time', 'test_bytes_up', 'test_hit_rate@10', 'test_ndcg@10']
+    """
+    metrics, cutoffs = _checks.metric_names(metric, "metric"), _checks.cutoffs(k)
+    protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state)
+    if isinstance(metric, str) and np.ndim(k) == 0:
+        return RankingScorer(metric, cutoffs[0], protocol)
+    depth = max(cutoffs)
+    return RankingScorers(
+        {f"{m}@{k}": RankingScorer(m, k, protocol, depth) for m in metrics for k in cutoffs}
+    )
+
+
+class RecommenderScorer(_BaseScorer):
+    """What this package's scorers share; `_value` is the subclass's."""
+
+    def __init__(self, value):
+        # scikit-learn asks that every scorer of a dict names a method that the estimator has.
+        super().__init__(value, sign=1, kwargs={}, response_method="predict")
+
+    def __call__(
+        self,
+        estimator: object,
+        X: ArrayLike,
+        y_true: ArrayLike | None = None,
+        *,
+        sample_weight: ArrayLike | None = None,
+        **kwargs: Any,
+    ) -> float:
+        """Score a fitted estimator; the larger, the better."""
+        return super().__call__(estimator, X, y_true, sample_weight=sample_weight, **kwargs)
+
+
+class RankingScorer(RecommenderScorer):
+    """One ranking metric at one cutoff; see :func:`make_ranking_scorer`."""
+
+    def __init__(self, metric, k, protocol, depth=None):
+        super().__init__(METRICS[metric])
+        self._metric, self._k, self._protocol = metric, k, protocol
+        self._depth = k if depth is None else depth
+        self._metadata_request = MetadataRequest(owner=self)
+        self._metadata_request.score.add_request(param="sample_weight", alias=True)
+
+    def _score(self, method_caller, estimator, X, y_true=None, *, sample_weight=None):
+        # The caller is bound to the dict in which the scorers of one multimetric call share
+        # responses, or to None. Rankings are shared there too.
+        cache = method_caller.args[0]
+        key = (self._protocol.key, id(sample_weight))
+        places = None if cache is None else cache.get(key)
+        if places is None or places.depth < self._depth:
+            places = self._protocol.rank(estimator, X, y_true, sample_weight, depth=self._depth)
+            if cache is not None:
+                cache[key] = places
+        return mean(self._metric, places, self._k)
+
+    def _accept_sample_weight(self):
+        return True
+
+    def __repr__(self):
+        return f"make_ranking_scorer({self._metric!r}, k={self._k})"
+
+
+class RankingScorers(_MultimetricScorer):
+    """Several ranking metrics from one ranking; see :func:`make_ranking_scorer`."""
+
+    def __init__(self, scorers):
+        super().__init__(scorers=scorers, raise_exc=True)
+
+    def keys(self):
+        """Names of the metrics; with this, ``{**scorers}`` is a dict of scorers."""
+        return self._scorers.keys()
+
+    def __getitem__(self, name: str) -> RankingScorer:
+        return self._scorers[name]
+
+    def __repr__(self):
+        return f"make_ranking_scorer: {', '.join(self._scorers)}"

@@ -1,0 +1,183 @@
+"""Cost scorers and the choice within a budget."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.callback import ScoringMonitor
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import GridSearchCV, KFold, cross_validate
+from sklearn.pipeline import make_pipeline
+
+from fedrecsk import BiasOnly, Federation, RFRec
+from fedrecsk.metrics import (
+    best_within,
+    bytes_down_scorer,
+    bytes_scorer,
+    bytes_up_scorer,
+    epsilon_scorer,
+    make_ranking_scorer,
+    rounds_scorer,
+)
+from fedrecsk.privacy import LaplaceMechanism
+
+COSTS = {
+    "bytes_up": bytes_up_scorer,
+    "bytes_down": bytes_down_scorer,
+    "bytes": bytes_scorer,
+    "rounds": rounds_scorer,
+    "epsilon": epsilon_scorer,
+}
+every_cost = pytest.mark.parametrize("name", COSTS)
+
+
+def costs(model):
+    """What the model's own report says."""
+    ledger = model.communication_
+    n_clients = len(ledger.client_ids)
+    return {
+        "bytes_up": ledger.bytes_up / n_clients,
+        "bytes_down": ledger.bytes_down / n_clients,
+        "bytes": (ledger.bytes_up + ledger.bytes_down) / n_clients,
+        "rounds": model.n_rounds_,
+        "epsilon": model.privacy_.epsilon,
+    }
+
+
+def private():
+    world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.1))
+    return RFRec(
+        n_rounds=4,
+        federation=world,
+        aggregation="all",
+        rating_scale=(1, 5),
+        random_state=0,
+    )
+
+
+@every_cost
+def test_costs_are_the_models_own_report_with_a_minus(name, toy):
+    X, y = toy
+    for model in (
+        RFRec(n_rounds=3, random_state=0).fit(X, y),
+        RFRec(n_rounds=3, client_fraction=0.5, random_state=0).fit(X, y, clients=X[:, 0] % 4),
+        private().fit(X, y),
+    ):
+        expected = -costs(model)[name]
+        assert COSTS[name](model, X, y) == COSTS[name](model, X) == pytest.approx(expected)
+        if name != "epsilon":
+            assert expected < 0
+    assert COSTS["epsilon"](model, X) > -np.inf
+
+
+@every_cost
+def test_costs_look_through_pipelines_and_searches(name, toy):
+    X, y = toy
+    expected = COSTS[name](private().fit(X, y), X, y)
+    piped = make_pipeline("passthrough", private())
+    for model in (piped, GridSearchCV(piped, {}, cv=2)):
+        assert COSTS[name](model.fit(X, y), X, y) == expected
+
+
+@every_cost
+def test_a_centralised_model_sends_nothing_and_promises_nothing(name, toy):
+    X, y = toy
+    assert COSTS[name](BiasOnly().fit(X, y), X, y) == (-np.inf if name == "epsilon" else 0)
+
+
+@every_cost
+def test_bad_models_are_named(name, toy):
+    X, y = toy
+    with pytest.raises(NotFittedError):
+        COSTS[name](RFRec(), X, y)
+    with pytest.raises(TypeError, match="LinearRegression is not a recommender"):
+        COSTS[name](LinearRegression().fit(X, y), X, y)
+    monitor = ScoringMonitor(scoring=COSTS[name])
+    with pytest.raises(ValueError, match="RFRec has no communication_ yet"):
+        RFRec(n_rounds=2).set_callbacks(monitor).fit(X, y)
+
+
+def test_costs_and_rankings_share_a_dict(toy):
+    X, y = toy
+    scoring = {**make_ranking_scorer(["ndcg"], 2), "rmse": "neg_root_mean_squared_error", **COSTS}
+    cv = KFold(2, shuffle=True, random_state=0)
+    run = cross_validate(private(), X, y, cv=cv, scoring=scoring, return_estimator=True)
+    for name in COSTS:
+        expected = [-costs(model)[name] for model in run["estimator"]]
+        assert run[f"test_{name}"] == pytest.approx(expected)
+
+
+# ----------------------------------------------------------------------------- best_within
+
+
+def results(values, costs):
+    return {
+        "mean_test_ndcg@10": np.array(values),
+        "mean_test_bytes_up": -np.array(costs, dtype=float),
+        "params": [{"n": i} for i in range(len(values))],
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "costs", "best"),
+    [
+        ([0.1, 0.3, 0.2], [10, 30, 20], 2),
+        ([0.1, 0.3, 0.2], [10, 25, 20], 1),
+        ([0.3, 0.3, 0.2], [20, 10, 5], 1),
+        ([np.nan, 0.1, 0.3], [1, 2, np.nan], 1),
+        ([0.1, 0.9], [25, np.inf], 0),
+    ],
+)
+def test_the_best_that_the_budget_allows(values, costs, best):
+    index = best_within(25)(results(values, costs))
+    assert index == best and isinstance(index, int)
+
+
+@pytest.mark.parametrize(
+    ("values", "costs", "message"),
+    [
+        (
+            [0.1, 0.3],
+            [30, 40],
+            r"budget of 25: the cheapest, {'n': 0}, has a mean 'bytes_up' of 30",
+        ),
+        ([np.nan, 0.3], [1, 40], r"the cheapest, {'n': 1}, has a mean 'bytes_up' of 40"),
+        ([np.nan], [1], "No candidate has both"),
+        ([0.1], [-30], "'bytes_up' is not a cost"),
+    ],
+)
+def test_no_candidate_within_the_budget(values, costs, message):
+    with pytest.raises(ValueError, match=message):
+        best_within(25)(results(values, costs))
+
+
+def test_bad_budgets_and_names():
+    for budget in (-1, np.nan):
+        with pytest.raises(ValueError, match="budget must be a number of at least 0"):
+            best_within(budget)
+    with pytest.raises(ValueError, match="no score 'mrr@10'; it has ndcg@10, bytes_up"):
+        best_within(25, metric="mrr@10")(results([0.1], [1]))
+
+
+def test_one_search_answers_the_question(toy):
+    X, y = toy
+    scoring = {**make_ranking_scorer(["ndcg"], 3), "bytes_up": bytes_up_scorer}
+    search = GridSearchCV(
+        RFRec(random_state=0),
+        {"n_rounds": [1, 2, 3, 8]},
+        cv=KFold(2, shuffle=True, random_state=0),
+        scoring=scoring,
+        refit=False,
+    ).fit(X, y)
+    ndcg = search.cv_results_["mean_test_ndcg@3"]
+    cost = -search.cv_results_["mean_test_bytes_up"]
+    budget = cost[2]
+    chosen = clone(search).set_params(refit=best_within(budget, metric="ndcg@3")).fit(X, y)
+    assert ndcg[chosen.best_index_] == ndcg[cost <= budget].max()
+    assert chosen.best_estimator_.n_rounds_ == chosen.best_params_["n_rounds"] <= 3
+    assert pickle.loads(pickle.dumps(chosen)).best_index_ == chosen.best_index_
+    tight = clone(search).set_params(refit=best_within(1, metric="ndcg@3"))
+    with pytest.raises(ValueError, match=r"the cheapest, {'n_rounds': 1}"):
+        tight.fit(X, y)

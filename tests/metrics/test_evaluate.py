@@ -1,0 +1,362 @@
+"""evaluate_ranking against loops over users, and what it says of bad input."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from fedrecsk import BiasOnly, Popularity
+from fedrecsk.metrics import _evaluate, _recommender, evaluate_ranking
+from tests.conftest import SHARED_DATA, make_toy
+from tests.metrics.models import Given, Peer, score
+from tests.reference import ranking as reference
+
+METRICS = tuple(reference.METRICS)
+MODELS = [Given, Peer]
+every_model = pytest.mark.parametrize("Model", MODELS)
+
+
+@st.composite
+def splits(draw):
+    """Training pairs, test rows and test ratings; items 0..6, users 1..4."""
+    pairs = st.tuples(st.integers(1, 4), st.integers(0, 6))
+    train = draw(st.lists(pairs, min_size=1, max_size=12))
+    test = draw(st.lists(pairs, min_size=1, max_size=8, unique=True))
+    y = draw(st.lists(st.sampled_from([-1.0, 0.0, 2.0]), min_size=len(test), max_size=len(test)))
+    y[0] = 1.0
+    return np.array(train), np.array(test), np.array(y)
+
+
+def known_score(model):
+    """The score that `model` gives, by ids."""
+    users = set(model.user_ids_.tolist())
+    fallback = isinstance(model, Given)
+    return lambda user, item: score(user if user in users or not fallback else 0, item)
+
+
+@every_model
+@given(case=splits(), exclude_seen=st.booleans(), above=st.sampled_from([0.0, 1.5, -0.5]))
+@settings(deadline=None, max_examples=60)
+def test_the_whole_catalogue(Model, case, exclude_seen, above):
+    train, test, y = case
+    y[0] = 2.0
+    model = Model().fit(train)
+    k = min(3, len(model.item_ids_))
+    values = evaluate_ranking(
+        model, test, y, metrics=METRICS, k=[1, k], exclude_seen=exclude_seen, relevant_above=above
+    )
+    assert list(values) == list(dict.fromkeys(f"{m}@{n}" for m in METRICS for n in (1, k)))
+    for name, value in values.items():
+        metric, n = name.split("@")
+        expected = reference.evaluate(
+            metric,
+            int(n),
+            known_score(model),
+            set(model.item_ids_.tolist()),
+            test,
+            y,
+            seen=set(map(tuple, train.tolist())) if exclude_seen else (),
+            above=above,
+        )
+        assert value == pytest.approx(expected), name
+
+
+@pytest.mark.filterwarnings("ignore:.*given negatives are no negatives")
+@every_model
+@given(case=splits(), data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_given_negatives(Model, case, data):
+    train, test, y = case
+    model = Model().fit(train)
+    k = min(2, len(model.item_ids_))
+    users = set(test[:, 0].tolist())
+    items = st.lists(st.integers(0, 8), min_size=4, max_size=9)
+    lists = {user: data.draw(items) + [9, 10] for user in users}
+    pairs = np.array([(u, i) for u, items in lists.items() for i in items])
+    for negatives in (lists, pairs, pairs[::-1], pd.DataFrame(pairs)):
+        values = evaluate_ranking(model, test, y, metrics=METRICS, k=k, negatives=negatives)
+        for metric in METRICS:
+            expected = reference.evaluate(
+                metric,
+                k,
+                known_score(model),
+                set(model.item_ids_.tolist()),
+                test,
+                y,
+                negatives=lists,
+            )
+            assert values[f"{metric}@{k}"] == pytest.approx(expected), metric
+
+
+@every_model
+def test_drawn_negatives_are_new_items_and_equally_likely(Model, monkeypatch):
+    X, _ = make_toy(n_users=6, n_items=30, density=0.3)
+    train, test = X[:-12], X[-12:]
+    model = Model().fit(train)
+    seen, tested = set(map(tuple, train.tolist())), set(map(tuple, test.tolist()))
+    drawn = []
+    rank_among = _evaluate.rank_among
+
+    def spy(model, held_out, negatives, depth):
+        users = np.repeat(held_out.user_ids.values, np.diff(negatives[0]))
+        drawn.append(np.stack([users, model.item_ids.values[negatives[1]]], axis=1))
+        return rank_among(model, held_out, negatives, depth)
+
+    monkeypatch.setattr(_evaluate, "rank_among", spy)
+    for seed in range(300):
+        evaluate_ranking(model, test, k=3, n_negatives=4, random_state=seed)
+    n_users = len(np.unique(test[:, 0]))
+    for pairs in drawn:
+        as_set = set(map(tuple, pairs.tolist()))
+        assert len(as_set) == len(pairs) == 4 * n_users
+        assert not as_set & (seen | tested)
+    user = test[0, 0]
+    items = np.concatenate([pairs[pairs[:, 0] == user, 1] for pairs in drawn])
+    free = [i for i in model.item_ids_ if (user, i) not in seen | tested]
+    counts = np.array([np.sum(items == i) for i in free])
+    mean = 4 * 300 / len(free)
+    # Each count is binomial; five standard deviations either way.
+    assert np.all(np.abs(counts - mean) < 5 * np.sqrt(mean))
+
+
+@every_model
+def test_drawn_negatives_depend_on_the_seed_and_not_on_row_order(Model):
+    X, _ = make_toy(n_users=20, n_items=40, density=0.3)
+    train, test = X[:-60], X[-60:]
+    options = {"metrics": METRICS, "k": [1, 3], "n_negatives": 5}
+    model = Model().fit(train)
+    values = evaluate_ranking(model, test, random_state=3, **options)
+    assert values == evaluate_ranking(model, test[::-1], random_state=3, **options)
+    reordered = Model().fit(train[::-1])
+    assert values == evaluate_ranking(reordered, test, random_state=3, **options)
+    assert values != evaluate_ranking(model, test, random_state=4, **options)
+
+
+@every_model
+def test_batches_do_not_matter(Model, monkeypatch):
+    X, y = make_toy(n_users=20, n_items=40, density=0.3)
+    model = Model().fit(X[:-60])
+    for protocol in ({}, {"n_negatives": 5, "random_state": 0}):
+        options = protocol | {"metrics": METRICS, "k": [1, 3]}
+        values = evaluate_ranking(model, X[-60:], y[-60:], **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                getattr(_recommender, f"_{'Own' if Model is Given else 'Peer'}"),
+                "scores_per_batch",
+                90,
+            )
+            assert evaluate_ranking(model, X[-60:], y[-60:], **options) == pytest.approx(values)
+
+
+def test_own_rankings_are_those_of_recommend(toy):
+    X, y = toy
+    model = BiasOnly().fit(X, y)
+    users = np.unique(X[:, 0])
+    items, _ = model.recommend(users, 1, exclude_seen=False)
+    test = np.stack([users, items[:, 0]], axis=1)
+    assert evaluate_ranking(model, test, k=1, exclude_seen=False) == {
+        "ndcg@1": 1.0,
+        "hit_rate@1": 1.0,
+    }
+
+
+def test_pairs_under_test_are_not_excluded_and_other_seen_ones_are(toy):
+    X, _ = toy
+    model = Popularity().fit(X)
+    n_left = evaluate_ranking(model, X, metrics="recall", k=9)
+    assert n_left == {"recall@9": 1.0}
+    user = X[0, 0]
+    own = X[X[:, 0] == user, 1]
+    unseen = next(i for i in model.item_ids_ if i not in own)
+    n_unseen = model.n_items_ - len(own)
+    found = evaluate_ranking(model, [[user, unseen]], metrics="recall", k=n_unseen)
+    assert found == {f"recall@{n_unseen}": 1.0}
+
+
+def test_the_model_score_is_ndcg_at_10():
+    X, y = make_toy(30, 25, density=0.4)
+    model = Popularity().fit(X[:-80], y[:-80])
+    assert model.score(X[-80:]) == evaluate_ranking(model, X[-80:], metrics="ndcg")["ndcg@10"]
+    small, _ = make_toy()
+    assert 0 < Popularity().fit(small).score(small) <= 1
+
+
+def test_weights_are_gains_and_zero_is_absence():
+    X = np.array([[1, 10], [1, 11], [1, 12], [2, 11], [2, 10], [3, 12]])
+    model = Given().fit(np.array([[1, 20], *X, [2, 20], [3, 20]]))
+    weights = np.array([3.0, 1.0, 0.5, 2.0, 1.0, 0.0])
+    values = evaluate_ranking(model, X, metrics=METRICS, k=2, sample_weight=weights)
+    for metric in METRICS:
+        expected = reference.evaluate(
+            metric,
+            2,
+            score,
+            set(model.item_ids_.tolist()),
+            X[:-1],
+            seen=[(u, 20) for u in (1, 2, 3)],
+            weights=weights[:-1],
+        )
+        assert values[f"{metric}@2"] == pytest.approx(expected), metric
+
+
+def test_unknown_items_are_never_found_but_count():
+    model = Given().fit([[1, 10], [2, 11]])
+    values = evaluate_ranking(model, [[1, 11], [1, 99]], metrics=("recall", "ndcg"), k=2)
+    assert values["recall@2"] == 0.5
+    assert values["ndcg@2"] == pytest.approx(1 / (1 + 1 / np.log2(3)))
+
+
+@pytest.mark.parametrize("Model", [BiasOnly, Popularity])
+def test_ids_of_any_kind_give_the_same(Model):
+    X, y = make_toy(20, 15)
+    train, test = slice(None, -40), slice(-40, None)
+    strings = np.char.add("id", X.astype(str))
+    mixed = pd.DataFrame({"u": strings[:, 0], "i": X[:, 1], "when": np.nan})
+    options = {"metrics": METRICS, "k": [1, 4], "n_negatives": 3, "random_state": 0}
+    expected = evaluate_ranking(Model().fit(X[train], y[train]), X[test], y[test], **options)
+    for table in (X.astype(float), strings, mixed):
+        model = Model().fit(table[train], y[train])
+        assert evaluate_ranking(model, table[test], y[test], **options) == expected
+
+
+def test_pipelines_and_their_negatives_are_transformed():
+    X, y = make_toy(20, 15)
+    train, test = slice(None, -40), slice(-40, None)
+    negatives = {
+        user: np.setdiff1d(np.unique(X[:, 1]), X[X[:, 0] == user, 1]) for user in np.unique(X[:, 0])
+    }
+    shift = FunctionTransformer(lambda X: X + [1000, 5])
+    named = make_pipeline("passthrough", shift, BiasOnly()).fit(X[train], y[train])
+    direct = BiasOnly().fit(X[train], y[train])
+    for options in ({}, {"negatives": negatives}, {"n_negatives": 2, "random_state": 0}):
+        assert evaluate_ranking(named, X[test], y[test], k=2, **options) == evaluate_ranking(
+            direct, X[test], y[test], k=2, **options
+        )
+    frame = pd.DataFrame(X, columns=["u", "i"])
+    shifted = make_pipeline(FunctionTransformer(lambda X: X + [1000, 5]), BiasOnly())
+    shifted.fit(frame[train], y[train])
+    assert evaluate_ranking(
+        shifted, frame[test], y[test], k=2, negatives=negatives
+    ) == evaluate_ranking(direct, X[test], y[test], k=2, negatives=negatives)
+
+
+# --------------------------------------------------------------------------- bad input
+
+TRAIN = np.array([[1, 10], [1, 11], [2, 10], [2, 12], [3, 13]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k must be an integer of at least 1"),
+        ({"k": []}, "k is empty"),
+        ({"k": [1, 5]}, "k=5 is more than the 4 items of the catalogue"),
+        ({"k": 4, "n_negatives": 1}, r"k=4 is more than the 2 candidates of user 1"),
+        ({"k": 3, "negatives": {1: [13]}}, r"k=3 is more than the 2 candidates of user 1"),
+        ({"metrics": "auc"}, "Unknown metric 'auc'; choose from ndcg"),
+        ({"metrics": ()}, "metrics is empty"),
+        ({"n_negatives": 0}, "'n_negatives' parameter of evaluate_ranking"),
+        ({"n_negatives": 2}, "n_negatives=2, but user 1 has only 1 items"),
+        ({"n_negatives": 1, "negatives": {1: [10]}}, "pass one"),
+        ({"negatives": {2: [11]}}, "User 1 is under test but has no negatives"),
+        ({"negatives": {}}, "negatives"),
+        ({"negatives": [1, 2]}, "a mapping from user to items, or a table"),
+        ({"negatives": {"ann": [10]}}, "numbers in fit and are strings here"),
+        ({"exclude_seen": "yes"}, "'exclude_seen' parameter"),
+        ({"relevant_above": np.nan}, "'relevant_above' parameter"),
+        ({"relevant_above": 1.0}, r"No row under test is relevant \(y > 1\)"),
+        ({"y": [0.0]}, r"No row under test is relevant \(y > 0\)"),
+        ({"y": [1.0, 1.0]}, "inconsistent numbers of samples"),
+        ({"y": [np.nan]}, "y contains NaN"),
+        ({"sample_weight": [-1.0]}, "sample_weight"),
+        ({"X": [[1]]}, r"1 feature\(s\)"),
+        ({"X": np.empty((0, 2))}, r"0 sample\(s\)"),
+        ({"X": [[np.nan, 12]]}, "user ids .column 0 of X. contain NaN"),
+        ({"X": [["ann", 12]]}, "user ids were numbers in fit and are strings here"),
+    ],
+)
+def test_bad_input_is_named_before_any_work(options, message, monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("scores were asked for")
+
+    model = Given().fit(TRAIN)
+    monkeypatch.setattr(Given, "_score_all", refuse)
+    options = {"X": [[1, 12]], "k": 1} | options
+    with pytest.raises(ValueError, match=message):
+        evaluate_ranking(model, **options)
+
+
+def test_not_a_fitted_recommender():
+    with pytest.raises(NotFittedError):
+        evaluate_ranking(Popularity(), [[1, 2]])
+    with pytest.raises(NotFittedError):
+        evaluate_ranking(make_pipeline("passthrough", Popularity()), [[1, 2]])
+    line = LinearRegression().fit([[1, 2], [2, 3]], [1, 2])
+    with pytest.raises(TypeError, match="LinearRegression is not a recommender: it has no recomm"):
+        evaluate_ranking(line, [[1, 2]])
+
+
+def test_nan_scores_are_named():
+    model = Given().fit(TRAIN).set_params(offset=np.nan)
+    with pytest.raises(ValueError, match="scores for user 1 contain NaN"):
+        evaluate_ranking(model, [[1, 12]], k=1)
+
+
+def test_a_peer_that_forgets_what_users_saw_is_named():
+    model = Peer(remembers=False).fit(TRAIN)
+    for options in ({}, {"n_negatives": 1}):
+        with pytest.raises(ValueError, match="Peer does not tell what its users have seen"):
+            evaluate_ranking(model, [[1, 12]], k=1, **options)
+    assert evaluate_ranking(model, [[1, 12]], k=4, exclude_seen=False)["hit_rate@4"] == 1
+
+
+def test_many_rated_negatives_warn():
+    model = Given().fit(TRAIN)
+    with pytest.warns(UserWarning, match="2 of the 3 given negatives are no negatives"):
+        evaluate_ranking(model, [[1, 12]], k=1, negatives={1: [10, 12, 13]})
+
+
+# --------------------------------------------------------------------------- real data
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_usual_leave_one_out_file_as_it_is(ml1m):
+    files = Path(SHARED_DATA) / "ml-1m"
+    if not files.is_dir():
+        pytest.skip("needs the leave-one-out files of MovieLens-1M in shared/data")
+    X, y = ml1m
+    test = pd.read_csv(files / "leave_one_out_test.csv.gz")
+    negatives = pd.read_csv(files / "leave_one_out_negatives.csv.gz")
+    pair = X[:, 0] * 10_000 + X[:, 1]
+    train = ~np.isin(pair, test["user"].to_numpy() * 10_000 + test["item"].to_numpy())
+    model = Popularity().fit(X[train])
+    held_out = test[["user", "item"]].to_numpy()
+    values = evaluate_ranking(model, held_out, negatives=negatives)
+    # He et al. (WWW 2017) plot popularity at HR@10 0.45 and NDCG@10 0.25 on these files.
+    assert values["hit_rate@10"] == pytest.approx(0.45, abs=0.01)
+    assert values["ndcg@10"] == pytest.approx(0.25, abs=0.01)
+    with gzip.open(files / "leave_one_out_negatives.csv.gz", "rt") as lines:
+        table = np.loadtxt(lines, delimiter=",", skiprows=1, dtype=np.int64)
+    assert evaluate_ranking(model, held_out, negatives=table) == values
+
+
+def test_drawn_negatives_agree_with_given_ones(ml100k):
+    X, y = ml100k
+    order = np.random.default_rng(0).permutation(len(y))
+    model = Popularity().fit(X[order[2000:]])
+    test = X[order[:2000]]
+    values = [
+        evaluate_ranking(model, test, n_negatives=99, random_state=seed)["ndcg@10"]
+        for seed in range(3)
+    ]
+    full = evaluate_ranking(model, test)["ndcg@10"]
+    assert np.ptp(values) < 0.02
+    assert full < min(values) / 2
