@@ -1,4 +1,4 @@
-"""RFRec and RFRecF in numbers: ``python -m benchmarks.rfrec quality|sparse|neighbours|speed``.
+"""RFRec and RFRecF in numbers: ``python -m benchmarks.rfrec COMMAND``.
 
 Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. Every split is 80/20 at random, one
 user a client, drawn by ``numpy.random.default_rng(seed).permutation``.
@@ -16,6 +16,7 @@ from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from fedrecsk import BiasOnly, Federation, RFRec, RFRecF
 from fedrecsk.datasets import fetch_movielens
+from fedrecsk.privacy import LaplaceMechanism
 
 # Liu et al., CIKM 2024: table 2, and table 3 for the lost uploads.
 PAPER = {
@@ -119,6 +120,56 @@ def neighbours(options):
             )
 
 
+def participation(options):
+    """What clients that stay away do, on ML-100k: RMSE in worlds of one kind each."""
+    X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    part = split(X, y, 0)
+    print(f"bias-only: RMSE {errors(BiasOnly(), *part)[1]:.4f}")
+    worlds = {
+        "everybody": {},
+        "half of the uploads lost": {"federation": Federation(dropout=0.5)},
+        "half of the clients stale": {"federation": Federation(dropout=0.5, dropout_mode="stale")},
+        "half of the clients offline": {
+            "federation": Federation(dropout=0.5, dropout_mode="offline")
+        },
+        "random cohorts of half": {"client_fraction": 0.5},
+        "rotating cohorts of half": {
+            "client_fraction": 0.5,
+            "federation": Federation(sampling="rotating"),
+        },
+    }
+    for label, world in worlds.items():
+        for aggregation in ("all", "holders"):
+            model = _seeded(RFRec(aggregation=aggregation, **world), 0, options)
+            print(
+                f"RFRec, {label}, aggregation={aggregation!r}: RMSE {errors(model, *part)[1]:.4f}",
+                flush=True,
+            )
+
+
+def privacy(options):
+    """Local differential privacy: RMSE, and epsilon by coordinate and in total."""
+    for name in options.data:
+        X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
+        part = split(X, y, 0)
+        print(f"{name}, bias-only: RMSE {errors(BiasOnly(), *part)[1]:.4f}")
+        for scale in (0.04, 0.08, 0.4):
+            world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=scale))
+            for rate, n_rounds in ((0.1, 100), (0.03, 100), (0.03, 200)):
+                model = RFRec(
+                    learning_rate=rate, n_rounds=n_rounds, rating_scale=(1, 5), federation=world
+                )
+                model = _seeded(model, 0, options)
+                rmse = errors(model, *part)[1]
+                report = model.privacy_
+                print(
+                    f"{name}, noise {scale}, learning_rate={rate}, {n_rounds} rounds: RMSE "
+                    f"{rmse:.4f}, epsilon {report.epsilon_per_coordinate:g} a coordinate and "
+                    f"upload, {report.epsilon:.3g} in total",
+                    flush=True,
+                )
+
+
 def speed(options):
     """Seconds a round beside implicit's Cholesky iteration, one thread, and peak memory."""
     X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
@@ -181,7 +232,7 @@ def _first_of_each(users, rng, n):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, sparse, neighbours, speed)}
+    commands = {f.__name__: f for f in (quality, sparse, neighbours, participation, privacy, speed)}
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rfrec", description=__doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])

@@ -16,8 +16,13 @@ METHODS = {"rfrec": RFRec, "rfrecf": RFRecF}
 
 def main(argv=None):
     """Fit a federated recommender and print accuracy, recommendations, bytes and privacy."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.clip is not None and options.scale is None:
+        parser.error("--clip without --scale would add no noise; give --scale too")
     X, y = _load(options)
+    if y is None or len(y) < 10:
+        parser.error(f"{options.data} has too few rows with a rating; 10 are needed")
     train, test = _split(len(y), options.seed)
     print(f"Data: {options.data}, {len(y):,} ratings, 20 % held out at random.")
 
@@ -26,12 +31,12 @@ def main(argv=None):
     if options.rounds is not None:
         model.set_params(n_rounds=options.rounds)
     if options.scale is not None:
-        mechanism = LaplaceMechanism(clip=options.clip, scale=options.scale)
+        clip = 5 * options.scale if options.clip is None else options.clip
+        mechanism = LaplaceMechanism(clip=clip, scale=options.scale)
         model.set_params(
             federation=Federation(local_dp=mechanism),
             aggregation="all",
             rating_scale=(float(y.min()), float(y.max())),
-            learning_rate=0.03,
         )
     model.fit(X[train], y[train])
     for name, fitted in (("bias-only", biases), (type(model).__name__, model)):
@@ -42,9 +47,10 @@ def main(argv=None):
         )
     users, n_rated = np.unique(X[train, 0], return_counts=True)
     user, n_left = users[n_rated.argmin()], model.n_items_ - n_rated.min()
-    items, scores = model.recommend([user], n_recommendations=min(5, n_left))
-    shown = ", ".join(f"{i} ({s:.2f})" for i, s in zip(items[0], scores[0], strict=True))
-    print(f"For user {user}: {shown}.")
+    if n_left > 0:
+        items, scores = model.recommend([user], n_recommendations=min(5, n_left))
+        shown = ", ".join(f"{i} ({s:.2f})" for i, s in zip(items[0], scores[0], strict=True))
+        print(f"For user {user}: {shown}.")
     print(f"Communication: {model.communication_}.")
     print(f"Privacy: {model.privacy_}.")
 
@@ -59,7 +65,9 @@ def _parser():
     parser.add_argument("--data-home", help="folder with a copy of MovieLens")
     parser.add_argument("--method", choices=METHODS, default="rfrec")
     parser.add_argument("--rounds", type=int, help="rounds (default: the method's)")
-    parser.add_argument("--clip", type=float, default=0.2, help="local DP: bound on a coordinate")
+    parser.add_argument(
+        "--clip", type=float, help="local DP: bound on a coordinate (default: 5 times the scale)"
+    )
     parser.add_argument("--scale", type=float, help="local DP: scale of the Laplace noise")
     parser.add_argument("--n-jobs", type=int, default=-1, help="threads (default: all cores)")
     parser.add_argument("--seed", type=int, default=0)

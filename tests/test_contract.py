@@ -53,7 +53,10 @@ def assert_same_fit(one, other):
     arrays, others = fitted_arrays(one), fitted_arrays(other)
     assert arrays.keys() == others.keys()
     for name, value in arrays.items():
-        np.testing.assert_array_equal(value, others[name], err_msg=name)
+        if isinstance(value, list):
+            assert repr(value) == repr(others[name]), name
+        else:
+            np.testing.assert_array_equal(value, others[name], err_msg=name)
 
 
 @parametrize_with_checks([Estimator() for Estimator in ESTIMATORS])
@@ -105,6 +108,8 @@ def test_a_repeated_row_is_a_weight(Estimator, toy):
         (lambda X, y: (X, np.where(y == y[0], np.inf, y)), "infinity"),
         (lambda X, y: (X, y[:-1]), "inconsistent numbers of samples"),
         (lambda X, y: (_mixed(X), y), "user ids .column 0 of X. mix strings and numbers"),
+        (lambda X, y: (X.astype(object) * np.nan, y), "user ids .column 0 of X. contain NaN"),
+        (lambda X, y: (X, np.full(len(y), "good")), "y holds strings"),
     ],
 )
 def test_bad_input_is_named(Estimator, toy, change, message):
@@ -116,6 +121,14 @@ def _mixed(X):
     X = X.astype(object)
     X[0, 0] = str(X[0, 0])
     return X
+
+
+@every_estimator
+def test_columns_after_the_second_may_hold_anything(Estimator, toy):
+    X, y = toy
+    for when in (np.full(len(y), np.nan), pd.Timestamp("2026-01-01"), "noon"):
+        frame = pd.DataFrame({"u": X[:, 0], "i": X[:, 1], "when": when})
+        assert np.isfinite(make(Estimator).fit(frame, y).predict(frame)).all()
 
 
 @every_estimator
@@ -215,6 +228,12 @@ def test_bad_requests_are_named(Estimator, toy):
         model.recommend(X[:1, 0], 0)
     with pytest.raises(ValueError, match="user ids were numbers in fit and are strings here"):
         model.recommend(["ann"], 1)
+    with pytest.raises(ValueError, match="candidates is empty"):
+        model.recommend(X[:1, 0], 1, candidates=[])
+    with pytest.raises(ValueError, match="interactions must be X or"):
+        model.recommend(X[:1, 0], 1, interactions=(X, y, y))
+    items, scores = model.recommend([], 3)
+    assert items.shape == scores.shape == (0, 3)
 
 
 @every_estimator
@@ -235,6 +254,9 @@ def test_new_users_are_folded_in(Estimator, toy):
     assert not set(served[0][0]) & set(rows[:, 1])
     with pytest.raises(ValueError, match="was already in fit"):
         model.fold_in(rows, ratings)
+    if is_regressor(model):
+        with pytest.raises(ValueError, match="requires y"):
+            model.fold_in([[-7, X[0, 1]]])
 
 
 # ----------------------------------------------------------- scikit-learn's machinery
@@ -382,6 +404,48 @@ def test_a_warm_start_goes_on_where_it_ended(Estimator, toy, world):
 
 
 @every_federated
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n_factors": 1},
+        {"client_fraction": 0.5},
+        {"early_stopping": True},
+        {"federation__dropout": 0.5},
+        {"random_state": 1},
+    ],
+    ids=str,
+)
+def test_a_warm_start_with_other_parameters_is_refused(Estimator, toy, change):
+    model = make(Estimator, warm_start=True).fit(*toy)
+    before = model.predict(toy[0])
+    model.set_params(n_rounds=9, **change)
+    with pytest.raises(ValueError, match=f"{next(iter(change))} has changed"):
+        model.fit(*toy)
+    np.testing.assert_array_equal(model.predict(toy[0]), before)
+    back = {
+        name: make(Estimator, federation=fedrecsk.Federation()).get_params()[name]
+        for name in change
+    }
+    model.set_params(**back).fit(*toy)
+    assert_same_fit(model, make(Estimator, n_rounds=9).fit(*toy))
+
+
+@every_federated
+def test_writing_into_a_model_changes_no_running_fit(Estimator, toy):
+    class Vandal(Recorder):
+        def on_fit_task_end(self, estimator, context, *, fitted_estimator):
+            for value in fitted_arrays(fitted_estimator).values():
+                if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+                    value[:] = 7
+
+    X, y = toy
+    expected = make(Estimator).fit(X, y)
+    spoiled = make(Estimator, n_rounds=3, warm_start=True).set_callbacks(Vandal()).fit(X, y)
+    spoiled.item_factors_[:] = 7
+    assert_same_fit(spoiled.set_params(n_rounds=6).fit(X, y), expected)
+
+
+@every_federated
 def test_pickles_carry_no_training_state_unless_asked(Estimator):
     X, y = make_toy(60, 30)
     cold = len(pickle.dumps(make(Estimator).fit(X, y)))
@@ -451,9 +515,27 @@ def test_early_stopping_keeps_the_best_round(Estimator):
         Estimator, n_rounds=60, early_stopping=True, n_iter_no_change=3, validation_fraction=0.3
     ).fit(X, y)
     losses = [row["validation_loss"] for row in model.history_]
-    assert model.best_round_ == int(np.argmin(losses))
+    assert model.best_round_ == int(np.nanargmin(losses))
     assert model.n_rounds_ < 60
     assert model.n_rounds_ == len(losses) == len(model.loss_curve_)
+    rounds = make(Estimator, n_rounds=model.best_round_ + 1, early_stopping=True)
+    rounds.set_params(validation_fraction=0.3).fit(X, y)
+    np.testing.assert_array_equal(model.predict(X), rounds.predict(X))
+
+
+@every_federated
+def test_errors_are_measured_on_models_that_clients_have_heard(Estimator, toy):
+    """One more message goes up for each broadcast after the first, and none down."""
+    alone = make(Estimator, n_rounds=20).fit(*toy).communication_
+    watched = make(Estimator, n_rounds=20, early_stopping=True, n_iter_no_change=99).fit(*toy)
+    pairs = zip(alone.entries[2:], watched.communication_.entries[2:], strict=True)
+    for one, other in pairs:
+        heard = one["messages_down"] > 0
+        assert other["messages_up"] - one["messages_up"] == heard * 12
+        assert other["messages_down"] == one["messages_down"]
+    assert sum(row["bytes_up"] for row in watched.history_) == sum(
+        entry["bytes_up"] for entry in watched.communication_.entries if entry["phase"] == "round"
+    )
 
 
 @every_federated

@@ -46,8 +46,8 @@ class BiasOnly(RatingMixin, Recommender):
     References
     ----------
     .. [1] Y. Koren, "Factor in the neighbors: scalable and accurate collaborative
-       filtering", TKDD 4(1), 2010, section 2.1. Its shrinkage constants are the defaults of
-       Surprise's BaselineOnly, and ours.
+       filtering", TKDD 4(1), 2010, section 2.1. The default shrinkage is that of Surprise's
+       BaselineOnly.
 
     Examples
     --------

@@ -68,29 +68,29 @@ class EarlyStopping:
     _target: float = float("inf")
     _rounds_without_progress: int = 0
 
-    def update(self, model, attributes, held_out, run, *, tol, patience):
-        """Collect the round's validation errors and decide; returns the mean error.
+    def update(self, attributes, losses, run, hears, delivers, *, tol, patience):
+        """Collect the errors of the model just heard and decide; returns their mean.
 
-        Each client of the round uploads two numbers, its sum of squared errors and its sum
-        of weights; the server sees their totals only.
+        Each client that hears uploads two numbers, its sum of losses on held-out rows and its
+        sum of weights; the server sees totals only.
+
+        Parameters
+        ----------
+        attributes : dict
+            Fitted attributes of that model.
+        losses : ndarray of shape (n_clients, 2)
+            The two numbers of every client.
+        run : Run
+        hears, delivers : ndarray of shape (n_clients,), dtype bool
+            Clients that have heard the model, and those whose uploads arrive.
+        tol, patience : float, int
         """
-        predicted = model._score_pairs(held_out.users, held_out.items)
-        losses = held_out.weights * (held_out.values - predicted) ** 2
-        round_key = run.key.at(run.n_rounds - 1)
-        sums = np.stack([losses, held_out.weights], axis=1)
-        clients = np.repeat(np.arange(run.n_clients), np.diff(held_out.rating_indptr))
-        by_client = np.stack(
-            [np.bincount(clients, column, minlength=run.n_clients) for column in sums.T], axis=1
-        )
-        active = np.zeros(run.n_clients, dtype=bool)
-        delivers = np.zeros(run.n_clients, dtype=bool)
-        parts = []
-        for block in run.blocks:
-            active[block.clients] = block.active
-            delivers[block.clients] = block.delivers
-            total = by_client[block.clients[block.delivers]].sum(axis=0)
-            parts.append(Message(validation_loss=Dense(total)) if block.active.any() else None)
-        upload = run.transport.up(run.blocks, parts, active, delivers, round_key)
+        arrive = hears & delivers
+        parts = [
+            Message(validation_loss=Dense(losses[b.clients[arrive[b.clients]]].sum(axis=0)))
+            for b in run.blocks
+        ]
+        upload = run.transport.up(run.blocks, parts, hears, arrive, run.key.at(run.n_rounds))
         if upload is None or upload["validation_loss"].sum[1] == 0:
             return float("nan")
         total, weight = upload["validation_loss"].sum
@@ -103,3 +103,22 @@ class EarlyStopping:
             self._rounds_without_progress += 1
         self.stopped = self._rounds_without_progress >= patience
         return loss
+
+
+def losses_by_client(held_out, losses, weights):
+    """Each client's sum of losses on its held-out rows and sum of their weights.
+
+    Parameters
+    ----------
+    held_out : Interactions
+    losses, weights : ndarray of shape (n_ratings of held_out,)
+
+    Returns
+    -------
+    sums : ndarray of shape (n_clients, 2)
+    """
+    clients = np.repeat(np.arange(held_out.n_clients), np.diff(held_out.rating_indptr))
+    sums = [
+        np.bincount(clients, column, minlength=held_out.n_clients) for column in (losses, weights)
+    ]
+    return np.stack(sums, axis=1)

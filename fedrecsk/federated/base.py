@@ -15,7 +15,7 @@ from sklearn.utils._param_validation import Interval
 from sklearn.utils.parallel import _get_threadpool_controller
 
 from fedrecsk.base import Recommender
-from fedrecsk.federated._early_stopping import EarlyStopping, hold_out
+from fedrecsk.federated._early_stopping import EarlyStopping, hold_out, losses_by_client
 from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation import participation
 from fedrecsk.simulation.federation import Federation
@@ -122,10 +122,30 @@ class FederatedRecommender(Recommender):
         """Fitted attributes as a dict; pure. Names of per-user arrays begin with ``user_``."""
         raise NotImplementedError
 
+    def _validation_losses(self, held_out):
+        """Clients: loss and weight of each held-out row under the fitted model, for stopping.
+
+        The loss is multiplied by the weight already; the default is the squared error.
+        """
+        predicted = self._score_pairs(held_out.users, held_out.items)
+        return held_out.weights * (held_out.values - predicted) ** 2, held_out.weights
+
     # ------------------------------------------------------------------------ the machinery
 
     def _n_tasks(self):
         return self.n_rounds
+
+    def set_params(self, **params):
+        """Set parameters; ``federation__...`` of a federation that is None makes one.
+
+        Returns
+        -------
+        self : object
+        """
+        nested = any(name.startswith("federation__") for name in params)
+        if nested and self.federation is None and params.get("federation") is None:
+            params["federation"] = Federation()
+        return super().set_params(**params)
 
     def _check_before_fit(self):
         federation = self._world()
@@ -140,95 +160,122 @@ class FederatedRecommender(Recommender):
         return Federation() if self.federation is None else self.federation
 
     def _fit(self, data, report):
-        federation = self._world()
-        clients = clone(self)
-        run = self._resumed(data) or Run.new(self.random_state, data, federation)
+        run = self._resumed(data) or Run.new(self, data, self._world())
+        # Blocks update in place: a fit that fails half-way must not be continued.
+        self._run = None
+        clients = clone(self).set_params(random_state=None).set_callbacks()
         training, held_out = data, None
         if self.early_stopping:
             training, held_out = hold_out(data, self.validation_fraction, run.key)
-        blocks = self._cut(training, federation, run.key)
-        self._check_world(federation, training, blocks)
+        blocks = self._cut(training, run.federation, run.key)
+        self._check_world(run.federation, training, blocks)
         run.keep_blocks(blocks)
         with (
             _get_threadpool_controller().limit(limits=1, user_api="blas"),
-            Parallel(n_jobs=self.n_jobs, require="sharedmem") as parallel,
+            Parallel(self.n_jobs, require="sharedmem", return_as="generator") as parallel,
         ):
+            world = World(clients, run, held_out, report, parallel)
             if run.server is None:
                 catalogue = Catalogue(
                     data.n_items, data.n_clients, (data.values.min(), data.values.max())
                 )
-                run.server = self._enrolled(clients, run, catalogue, parallel)
+                run.server = self._enrolled(world, catalogue)
             while run.n_rounds < self.n_rounds and not run.stopping.stopped:
                 close = report.step("round")
-                self._round(clients, run, parallel)
-                if held_out is not None:
-                    self._validate(clients, run, held_out, report, parallel)
-                if close(lambda: self._finished(clients, run, parallel)):
+                self._round(world)
+                if close(lambda: self._finished(world)):
                     break
-            attributes = run.stopping.best or self._finished(clients, run, parallel)
+            attributes = self._ended(world)
         self._run = run if self.warm_start else None
-        return attributes | self._account(run)
+        return attributes
 
-    def _round(self, clients, run, parallel):
+    def _round(self, world):
         """One round of the protocol."""
+        run = world.run
         key = run.key.at(run.n_rounds)
         turn = participation.draw(run.n_clients, self.client_fraction, run.federation, key)
         run.ledger.open("round", run.n_rounds)
-        run.ledger.count(participants=turn.active.sum(), dropped=turn.dropped.sum())
 
         announced = self._announce(run.server)
         message = self._broadcast(run.server, key)
         run.transport.down(run.blocks, message, turn.hears)
-        results = parallel(
-            delayed(_update)(clients, block, state, heard, message, announced, turn, key)
+        if message and run.n_rounds and self.early_stopping:
+            self._validate(world, run.stopping, turn.hears, turn.delivers)
+            if run.stopping.stopped:
+                return
+
+        run.ledger.count(participants=turn.active.sum(), dropped=turn.dropped.sum())
+        results = world.parallel(
+            delayed(_update)(world.clients, block, state, heard, message, announced, turn, key)
             for block, state, heard in zip(run.blocks, run.states, run.heard, strict=True)
         )
-        states, uploads, run.heard = map(list, zip(*results, strict=True))
-        run.states = _blocks.ClientStates(run.blocks, states)
+        uploads = run.keep_states(results)
         upload = run.transport.up(run.blocks, uploads, turn.active, turn.delivers, key)
         run.server = self._aggregate(run.server, message, upload, key)
         run.record(turn)
+        if self.early_stopping:
+            run.history[-1]["validation_loss"] = float("nan")
 
-    def _enrolled(self, clients, run, catalogue, parallel):
+    def _validate(self, world, stopping, hears, delivers):
+        """Clients measure the model that they have just heard on their held-out rows."""
+        run, held_out = world.run, world.held_out
+        attributes = self._finished(world)
+        model = copy.copy(self)
+        vars(model).update(world.report.static | attributes)
+        losses = losses_by_client(held_out, *model._validation_losses(held_out))
+        run.history[-1]["validation_loss"] = stopping.update(
+            attributes,
+            losses,
+            run,
+            hears,
+            delivers,
+            tol=self.tol,
+            patience=self.n_iter_no_change,
+        )
+
+    def _enrolled(self, world, catalogue):
+        run = world.run
         everyone = np.ones(run.n_clients, dtype=bool)
         run.ledger.open("enrolment")
-        parts = parallel(delayed(clients._enrol)(block) for block in run.blocks)
+        parts = world.parallel(delayed(world.clients._enrol)(block) for block in run.blocks)
         enrolment = run.transport.up(run.blocks, parts, everyone, everyone, run.key)
         server = self._init_server(catalogue, enrolment, run.key)
         run.transport.down(run.blocks, self._announce(server), everyone)
         return server
 
-    def _validate(self, clients, run, held_out, report, parallel):
-        attributes = self._finished(clients, run, parallel)
-        model = copy.copy(self)
-        vars(model).update(report.static | attributes)
-        run.history[-1]["validation_loss"] = run.stopping.update(
-            model, attributes, held_out, run, tol=self.tol, patience=self.n_iter_no_change
-        )
-
-    def _finished(self, clients, run, parallel):
+    def _finished(self, world):
         """Fitted attributes as if the rounds ended here, leaving the run as it is."""
+        run = world.run
         message = Message(**self._announce(run.server), **self._model(run.server))
-        states = parallel(
-            delayed(clients._personalize)(block, state, message, run.key.at(run.n_rounds))
+        states = world.parallel(
+            delayed(world.clients._personalize)(block, state, message, run.key.at(run.n_rounds))
             for block, state in zip(run.blocks, run.states, strict=True)
         )
-        return self._attributes(run.server, _blocks.ClientStates(run.blocks, states)) | {
-            "_server": run.server
-        }
+        attributes = self._attributes(run.server, _blocks.ClientStates(run.blocks, states))
+        # Copies, so that whoever writes into a fitted array changes no running fit.
+        return copy.deepcopy(attributes | {"_server": run.server})
 
-    def _account(self, run):
-        transport = copy.deepcopy(run.transport)
-        transport.ledger.open("final", run.n_rounds)
+    def _ended(self, world):
+        """Everybody gets the final model: fitted attributes and the accounts."""
+        run = world.run
+        ended = copy.copy(run)
+        ended.transport = copy.deepcopy(run.transport)
+        ended.history = copy.deepcopy(run.history)
+        stopping = copy.copy(run.stopping)
+        ended.ledger.open("final", run.n_rounds)
         everyone = np.ones(run.n_clients, dtype=bool)
-        transport.down(run.blocks, self._model(run.server), everyone)
-        best = {"best_round_": run.stopping.best_round} if self.early_stopping else {}
-        return best | {
+        ended.transport.down(run.blocks, self._model(run.server), everyone)
+        attributes = None
+        if self.early_stopping:
+            if not stopping.stopped:
+                self._validate(world._replace(run=ended), stopping, everyone, everyone)
+            attributes = stopping.best | {"best_round_": stopping.best_round}
+        return (attributes or self._finished(world)) | {
             "n_rounds_": run.n_rounds,
-            "history_": copy.deepcopy(run.history),
-            "loss_curve_": [row["loss"] for row in run.history],
-            "communication_": transport.ledger,
-            "privacy_": transport.privacy_report(),
+            "history_": ended.history,
+            "loss_curve_": [row["loss"] for row in ended.history],
+            "communication_": ended.ledger,
+            "privacy_": ended.transport.privacy_report(),
         }
 
     def _cut(self, data, federation, key):
@@ -239,8 +286,6 @@ class FederatedRecommender(Recommender):
 
     def _resumed(self, data):
         run = getattr(self, "_run", None) if self.warm_start else None
-        # Blocks update in place: a fit that fails half-way must not be continued.
-        self._run = None
         if run is None:
             return None
         if run.fingerprint != data.fingerprint():
@@ -248,6 +293,14 @@ class FederatedRecommender(Recommender):
                 "warm_start continues the rounds of the last fit, but X, y, clients or "
                 "sample_weight have changed since; fit with warm_start=False, or use fold_in to "
                 "add users."
+            )
+        parameters = _parameters_of_a_run(self)
+        changed = [name for name, value in run.parameters.items() if parameters[name] != value]
+        if changed:
+            raise ValueError(
+                f"warm_start continues the rounds of the last fit, but {changed[0]} has changed "
+                f"from {run.parameters[changed[0]]!r} to {parameters[changed[0]]!r} since; set it "
+                "back or fit with warm_start=False."
             )
         if self.n_rounds < run.n_rounds:
             raise ValueError(
@@ -266,6 +319,26 @@ class FederatedRecommender(Recommender):
         return {name: rows for name, rows in attributes.items() if name.startswith("user_")}
 
 
+class World(NamedTuple):
+    """What the round loop works with.
+
+    Attributes
+    ----------
+    clients : FederatedRecommender
+        The bare copy of the estimator that clients run on: hyperparameters only.
+    run : Run
+    held_out : Interactions or None
+    report : FitReport
+    parallel : joblib.Parallel
+    """
+
+    clients: FederatedRecommender
+    run: Run
+    held_out: object
+    report: object
+    parallel: Parallel
+
+
 @dataclass(eq=False)
 class Run:
     """A fit in progress: all that warm_start needs to go on exactly where it ended."""
@@ -275,6 +348,7 @@ class Run:
     transport: Transport
     n_clients: int
     fingerprint: bytes
+    parameters: dict
     server: dict | None = None
     blocks: list = field(default_factory=list)
     states: list = field(default_factory=list)
@@ -283,12 +357,18 @@ class Run:
     stopping: EarlyStopping = field(default_factory=EarlyStopping)
 
     @classmethod
-    def new(cls, random_state, data, federation):
+    def new(cls, estimator, data, federation):
         """Before enrolment."""
-        seed = check_random_state(random_state).randint(2**31 - 1)
+        parameters = _parameters_of_a_run(estimator)
+        seed = check_random_state(estimator.random_state).randint(2**31 - 1)
         transport = Transport(clone(federation), data.client_ids)
         return cls(
-            Key(int(seed)), transport.federation, transport, data.n_clients, data.fingerprint()
+            Key(int(seed)),
+            transport.federation,
+            transport,
+            data.n_clients,
+            data.fingerprint(),
+            parameters,
         )
 
     @property
@@ -306,6 +386,15 @@ class Run:
             self.blocks = blocks
             self.states = [None] * len(blocks)
             self.heard = [None] * len(blocks)
+
+    def keep_states(self, results):
+        """Take the blocks' new states as they come, and pass on their uploads one by one."""
+        states, self.heard = [], []
+        for state, upload, heard in results:
+            states.append(state)
+            self.heard.append(heard)
+            yield upload
+        self.states = _blocks.ClientStates(self.blocks, states)
 
     def record(self, turn):
         """Add the round that just ended to the history."""
@@ -325,6 +414,19 @@ class Run:
                 "bytes_up": entry["bytes_up"],
             }
         )
+
+
+def _parameters_of_a_run(estimator):
+    """The parameters that must not change between the rounds of one run."""
+    free = {"n_rounds", "n_jobs", "warm_start", "n_iter_no_change", "tol", "federation"}
+    parameters = estimator.get_params() | {
+        f"federation__{name}": value for name, value in estimator._world().get_params().items()
+    }
+    return {
+        name: value
+        for name, value in parameters.items()
+        if name not in free and not hasattr(value, "get_params")
+    }
 
 
 def _update(clients, block, state, heard, message, announced, turn, key):

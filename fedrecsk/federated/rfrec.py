@@ -68,15 +68,17 @@ class RFRec(RatingMixin, FederatedRecommender):
         Whether to have a global level (fixed at the mean rating) and biases of users and
         items.
     aggregation : {"all", "holders"}, default="all"
-        The server's mean: over all clients, most of which have not rated a given item and
-        only followed earlier means ("all", the paper's), or over those that have
-        ("holders"; the server step of our notes). "holders" needs the number of holders of
-        each item and is refused under local differential privacy.
+        What the server's matrix becomes. "all", the paper's: the mean of all clients'
+        matrices, most of which have not rated a given item and only followed earlier means.
+        "holders", a larger server step: an item moves by the sum of its changes at the
+        clients that have rated it, over how many of these are expected among the clients
+        heard from (at least 1). It needs the number of holders of each item and is refused
+        under local differential privacy.
     predict_with : {"global", "local"}, default="global"
         Predict with the server's item matrix or with the client's own.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating form, known to everybody. None: the range of y, which is
-        refused under local differential privacy because it depends on the data.
+        The ends of the rating form, which everybody is taken to know. None: the range of y,
+        which is refused under local differential privacy because it depends on the data.
     init_std : float, default=0.1
         Standard deviation of the initial vectors, which the server sends.
     client_fraction : float in (0, 1], default=1.0
@@ -138,15 +140,21 @@ class RFRec(RatingMixin, FederatedRecommender):
 
     Notes
     -----
-    *What crosses the wire.* Up, once: each client's sum and number of ratings, its number of
-    ratings of each item (a dense vector, so that a secure sum hides which) and, with
-    ``aggregation="holders"``, which items it has rated. Down, once: the scale, the level and
-    the numbers of ratings of all items. Each round down: the item matrix. Up: the client's
-    whole item matrix (or, with "holders", its change, zero for items it has not rated). Only
-    sums over clients are used; alone, an upload of unrated items equals what the server
-    expects, so in plaintext it reveals what a client has rated. Under local differential
-    privacy nothing is enrolled: the level is the middle of the scale and items are not
-    penalised.
+    *What crosses the wire.* Up, once, from every client whatever the dropout: its sum and
+    number of ratings, its number of ratings of each item (a dense vector, so that a secure
+    sum hides which) and, with ``aggregation="holders"``, which items it has rated. Down,
+    once: the scale, the level and the numbers of ratings of all items. Each round down: the
+    item matrix. Up: the client's whole item matrix (or, with "holders", its change, zero for
+    items it has not rated). At the end, down: the final item matrix. Only sums over clients
+    are used; alone, an upload of unrated items equals what the server expects, so in
+    plaintext it reveals what a client has rated. Under local differential privacy nothing is
+    enrolled: the level is the middle of the scale and items are not penalised.
+
+    *Participation.* Lost uploads and clients without a connection ("stale") do little harm.
+    Clients that do nothing for some rounds do: with cohorts (``client_fraction`` below 1) or
+    dropout mode "offline", the mean over all clients includes outdated copies of unrated
+    items and the model ends worse than biases alone. Use ``aggregation="holders"`` there
+    (``python -m benchmarks.rfrec participation``).
 
     *What is ours.* The paper's literal method is ``RFRec(n_factors=20, coupling=10,
     reg_user=0.1, reg_item=0, reg_power=0, learning_rate=0.05, optimizer="gd",
@@ -549,15 +557,10 @@ class RFRec(RatingMixin, FederatedRecommender):
 
     def _check_world(self, federation, data, blocks):
         if self.rating_scale is not None:
-            low, high = self.rating_scale
-            outside = (data.values < low) | (data.values > high)
-            if outside.any():
-                raise ValueError(
-                    f"y has the rating {data.values[outside][0]:g}, outside "
-                    f"rating_scale=({low:g}, {high:g})."
-                )
+            _check_ratings(data.values, self.rating_scale)
         n_vectors = len(blocks) * data.n_items
-        nbytes = n_vectors * 3 * self._width * np.dtype(self._dtype).itemsize
+        copies = (3 if self.optimizer == "adam" else 1) + (self.predict_with == "local")
+        nbytes = n_vectors * copies * self._width * np.dtype(self._dtype).itemsize
         # Blocks of clients with equal histories never have many more vectors than ratings.
         if nbytes > DENSE_LIMIT and n_vectors > 2 * (len(data.items) + data.n_items):
             raise ValueError(
@@ -566,6 +569,10 @@ class RFRec(RatingMixin, FederatedRecommender):
                 'Use dropout_mode="upload", client_fraction=1 or sampling="rotating", group users '
                 "into fewer clients, or take less data."
             )
+
+    def _new_user_attributes(self, data):
+        _check_ratings(data.values, self.rating_scale_)
+        return super()._new_user_attributes(data)
 
     def _response(self, scores):
         low, high = self.rating_scale_
@@ -597,5 +604,15 @@ class RFRec(RatingMixin, FederatedRecommender):
 
 
 def _check_scale(scale):
-    if len(scale) != 2 or not all(isinstance(end, Real) for end in scale) or scale[0] >= scale[1]:
+    numbers = len(scale) == 2 and all(isinstance(end, Real) for end in scale)
+    if not (numbers and np.isfinite(scale).all() and scale[0] < scale[1]):
         raise ValueError(f"rating_scale must be (low, high) with low < high, got {scale!r}.")
+
+
+def _check_ratings(values, scale):
+    low, high = scale
+    outside = (values < low) | (values > high)
+    if outside.any():
+        raise ValueError(
+            f"y has the rating {values[outside][0]:g}, outside rating_scale=({low:g}, {high:g})."
+        )

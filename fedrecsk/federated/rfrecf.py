@@ -74,8 +74,10 @@ class RFRecF(RFRec):
 
     Notes
     -----
-    What crosses the wire is what crosses in RFRec, but only when the coin changes from 0 to 1
-    (up) or from 1 to 0 (down). Everybody knows the coin's seed, so it crosses no wire.
+    What crosses the wire is what crosses in RFRec, but in between the first broadcast and the
+    last only when the coin changes from 0 to 1 (up) or from 1 to 0 (down). Everybody knows
+    the coin's seed, so it crosses no wire. Early stopping judges a model when it is sent, so
+    `n_iter_no_change` counts broadcasts.
 
     Slips in the paper's algorithm 2: it averages before clients upload; they upload first
     here, and the coin before the first round counts as 0. Its plain mean over all clients

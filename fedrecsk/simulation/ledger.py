@@ -99,10 +99,14 @@ class Ledger:
     __hash__ = None
 
     def __repr__(self):
-        n_clients = len(self.client_ids)
+        n_clients, n_rounds = len(self.client_ids), sum(e["phase"] == "round" for e in self.entries)
         return (
-            f"Ledger({sum(e['phase'] == 'round' for e in self.entries)} rounds, "
-            f"{n_clients} clients, {self.bytes_up / 1e6:.1f} MB up and "
-            f"{self.bytes_down / 1e6:.1f} MB down; a client {self.bytes_up / n_clients / 1e6:.2f} "
-            f"MB up and {self.bytes_down / n_clients / 1e6:.2f} MB down)"
+            f"Ledger({n_rounds} rounds, {n_clients} clients, {_readable(self.bytes_up)} up and "
+            f"{_readable(self.bytes_down)} down; a client {_readable(self.bytes_up / n_clients)} "
+            f"up and {_readable(self.bytes_down / n_clients)} down)"
         )
+
+
+def _readable(nbytes):
+    power = max(0, min(4, int(np.log10(max(nbytes, 1)) // 3)))
+    return f"{nbytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedrecsk.privacy.local_dp import PrivacyReport
 from fedrecsk.simulation.ledger import Ledger
-from fedrecsk.simulation.messages import Total, Upload
+from fedrecsk.simulation.messages import Rows, Total, Upload
 
 
 class Transport:
@@ -37,9 +37,9 @@ class Transport:
         Parameters
         ----------
         blocks : list of Block
-        parts : list of Message or None
-            The sum over each block's clients that deliver and are sound; None where a block
-            sends nothing.
+        parts : iterable of Message or None
+            One a block, taken one at a time: the sum over its clients that deliver and are
+            sound; None where it sends nothing.
         active, delivers : ndarray of shape (n_clients,), dtype bool
             Clients that send, and those whose message arrives.
         key : Key
@@ -54,13 +54,13 @@ class Transport:
         ValueError
             If messages arrived and every one of them held NaN or infinite values.
         """
-        sent = [(b, part) for b, part in zip(blocks, parts, strict=True) if part is not None]
-        if not sent:
-            return None
-        shapes = {name: np.shape(field.values) for name, field in sent[0][1].items()}
-        names = shapes.keys()
-        totals, n_sound, n_arrived = dict.fromkeys(names), 0, 0
-        for block, part in sent:
+        shapes, fields, totals, n_sound, n_arrived = {}, None, {}, 0, 0
+        for block, part in zip(blocks, parts, strict=True):
+            if part is None:
+                continue
+            if fields is None:
+                fields = part
+                shapes = {name: np.shape(field.values) for name, field in part.items()}
             self._meter(block, part, active[block.clients])
             arrived = delivers[block.clients]
             sound = arrived if part.sound is None else arrived & part.sound
@@ -68,9 +68,9 @@ class Transport:
             if not sound.any() or not _is_valid(part, shapes):
                 continue
             n_sound += sound.sum()
-            for name in names:
-                values = np.asarray(part[name].values, dtype=np.float64)
-                totals[name] = values if totals[name] is None else totals[name] + values
+            for name, field in part.items():
+                values = np.asarray(field.values, dtype=np.float64)
+                totals[name] = totals[name] + values if name in totals else values
         self.ledger.count(messages_up=n_sound, rejected=n_arrived - n_sound)
         if n_sound == 0:
             if n_arrived:
@@ -80,8 +80,8 @@ class Transport:
                 )
             return None
         if self.federation.local_dp is not None:
-            for name in names:
-                self._perturb(sent[0][1][name], name, totals, n_sound, key)
+            for name, field in fields.items():
+                self._perturb(field, name, totals, n_sound, key)
         return Upload(
             int(n_sound), **{name: Total(total, int(n_sound)) for name, total in totals.items()}
         )
@@ -94,12 +94,14 @@ class Transport:
 
     def _perturb(self, field, name, totals, n_clients, key):
         mechanism = self.federation.local_dp
-        if field.clip != mechanism.clip:
+        if isinstance(field, Rows) or field.clip != mechanism.clip:
             raise RuntimeError(
-                f"Field {name!r} reached the wire without the clip of local_dp; a method must "
-                "clip every field it uploads."
+                f"Field {name!r} reached the wire as rows or without the clip of local_dp; a "
+                "method must send dense fields that its clients have clipped."
             )
-        noise = mechanism.summed_noise(n_clients, totals[name].shape, key.generator(name))
+        noise = mechanism.summed_noise(
+            n_clients, totals[name].shape, key.generator(f"noise of {name}")
+        )
         totals[name] = totals[name] + noise
 
     def privacy_report(self):
