@@ -1,0 +1,600 @@
+"""The `implicit` library's matrix factorisations under the package's contract.
+
+`implicit` is imported when a model is fitted, not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from numbers import Integral, Real
+from typing import TYPE_CHECKING
+
+import numpy as np
+from joblib import effective_n_jobs
+from scipy import sparse
+from scipy.special import expit
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.parallel import _get_threadpool_controller
+
+from fedrecsk.base import RankingMixin, Recommender
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from numpy.random import RandomState
+
+PAIRS_PER_STEP = 16
+
+
+class ImplicitRecommender(RankingMixin, Recommender):
+    """Base class of the adapters: one fit, and what is done about users nobody knows.
+
+    A subclass gives the library's model, what to read off it, and its newcomers.
+    """
+
+    _parameter_constraints: dict = {
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "regularization": [Interval(Real, 0, None, closed="left")],
+        "n_iterations": [Interval(Integral, 1, None, closed="left")],
+        "n_jobs": [Integral, None],
+        "random_state": ["random_state"],
+    }
+
+    # ------------------------------------------------------------------------- the method
+
+    @abstractmethod
+    def _library_model(self, n_threads, seed):
+        """The library's model, not fitted."""
+
+    @abstractmethod
+    def _factors(self, model):
+        """Fitted attributes of the library's model, copied: factors and biases by name."""
+
+    @abstractmethod
+    def _newcomers(self, likes):
+        """Per-user attributes of the rows of `likes`, with the items as they are."""
+
+    # ---------------------------------------------------------------------- the machinery
+
+    def _n_tasks(self):
+        return self.n_iterations
+
+    def _fit(self, data, report):
+        likes = _likes(data)
+        if not likes.nnz:
+            raise ValueError(
+                "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
+                "or shift y so that what is liked is above 0."
+            )
+        n_threads = effective_n_jobs(self.n_jobs)
+        seed = self.random_state
+        if not isinstance(seed, Integral):
+            seed = check_random_state(seed).randint(2**31 - 1)
+        n_done, close = 0, report.step("iteration")
+
+        def attributes():
+            return self._attributes(model, likes) | {"n_iterations_": n_done, "_seed": int(seed)}
+
+        def after_iteration(*_):
+            nonlocal n_done, close
+            n_done += 1
+            self._check_finite(model, n_done)
+            if close(attributes):
+                raise _Stop
+            if n_done < self.n_iterations:
+                close = report.step("iteration")
+
+        with _single_threaded_blas(), contextlib.suppress(_Stop):
+            model = self._library_model(n_threads, int(seed))
+            model.fit(likes, show_progress=False, callback=after_iteration)
+        return attributes()
+
+    def _attributes(self, model, likes):
+        attributes = self._factors(model)
+        users = {name: rows for name, rows in attributes.items() if name.startswith("user_")}
+        likers = np.diff(likes.indptr) > 0
+        mean = {name: rows[likers].mean(axis=0, dtype=float) for name, rows in users.items()}
+        _put(mean, users, ~likers)
+        popularity = np.bincount(likes.indices, minlength=likes.shape[1]) / likes.nnz
+        return attributes | {"_mean_user": mean, "_popularity": popularity}
+
+    def _new_user_attributes(self, data):
+        likes = _likes(data)
+        with _single_threaded_blas():
+            users = self._newcomers(likes)
+        _put(self._mean_user, users, np.diff(likes.indptr) == 0)
+        return users
+
+    def _check_finite(self, model, n_done):
+        if not (np.isfinite(model.user_factors).all() and np.isfinite(model.item_factors).all()):
+            raise ValueError(
+                f"{type(self).__name__} diverged: its factors are infinite or NaN after iteration "
+                f"{n_done}. Raise regularization, lower learning_rate where there is one, or scale "
+                "down y and sample_weight."
+            )
+
+    def _score_pairs(self, users, items):
+        scores = super()._score_pairs(users, items)
+        unknown = users < 0
+        scores[unknown] += self._mean_user.get("user_bias_", 0.0)
+        unknown &= items >= 0
+        factors = self.item_factors_[items[unknown]]
+        scores[unknown] += factors @ self._mean_user["user_factors_"]
+        return scores
+
+    def _score_all(self, users):
+        scores = super()._score_all(users)
+        mean = self._mean_user
+        scores[users < 0] += self.item_factors_ @ mean["user_factors_"] + mean.get("user_bias_", 0)
+        return scores
+
+
+class ImplicitALS(ImplicitRecommender):
+    """Alternating least squares on implicit feedback, by the `implicit` library.
+
+    Minimises over user vectors p_u and item vectors q_i::
+
+        sum over ALL u, i of c_ui (t_ui - p_u . q_i)^2
+          + regularization (sum_u |p_u|^2 + sum_i |q_i|^2)
+
+    where t_ui = 1 and c_ui = alpha * weight * y if user u has a row with item i and y > 0,
+    and t_ui = 0, c_ui = 1 otherwise.
+
+    Parameters
+    ----------
+    n_factors : int, default=64
+        Length of p_u and q_i (f; `factors` in implicit, by default 100).
+    regularization : float, default=0.01
+        Weight of the squared norms (lambda). Search it together with `alpha`: with
+        ``n_factors=20, alpha=2``, 10 ranks well on MovieLens-100k.
+    alpha : float, default=1.0
+        Confidence of a row with y = 1 and weight 1. The paper's is 1 + its own alpha; at 1
+        what is liked counts no more than what is not.
+    n_iterations : int, default=15
+        Sweeps over users, then items (`iterations` in implicit).
+    solver : {"cg", "cholesky"}, default="cg"
+        Three steps of conjugate gradients from the last sweep's vectors (`use_cg=True` in
+        implicit), or the exact and slower solution.
+    n_jobs : int or None, default=None
+        Threads; None means 1, -1 all (`num_threads` in implicit). The fitted model does not
+        depend on it.
+    random_state : int, RandomState instance or None, default=None
+        Seeds the initial vectors; an int gives the library's model of that `random_state`.
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        q_i.
+    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
+        Ids in the order of the vectors.
+    n_users_, n_items_ : int
+    n_iterations_ : int
+        Sweeps done; fewer than `n_iterations` if a callback stopped the fit.
+
+    Raises
+    ------
+    ValueError
+        By fit: if no y is positive; if the factors become infinite or NaN; if the exact
+        solver meets a singular system (then raise `regularization`).
+
+    See Also
+    --------
+    ImplicitBPR : Ranks a user's items above others.
+    ImplicitLMF : Models the probability that a user likes an item.
+
+    Notes
+    -----
+    Centralised: `clients` is checked and otherwise ignored, and nothing crosses a wire.
+
+    Rows with y <= 0 say no more than their absence, except that `recommend` leaves out their
+    items too. An item without y > 0 has the zero vector. A user without, known or not, has
+    the mean of the other users' vectors. An unknown item scores 0.
+
+    `fold_in` solves a new user's p_u exactly. For somebody who was in fit this is not quite
+    the fitted vector, which the last sweep over items came after.
+
+    References
+    ----------
+    .. [1] Y. Hu, Y. Koren, C. Volinsky, "Collaborative filtering for implicit feedback
+       datasets", ICDM 2008.
+    .. [2] G. Takacs, I. Pilaszy, D. Tikk, "Applications of the conjugate gradient method for
+       implicit feedback collaborative filtering", RecSys 2011 (``solver="cg"``).
+
+    Examples
+    --------
+    >>> from fedrecsk import ImplicitALS
+    >>> X = [["ann", "alien"], ["ann", "aliens"], ["bob", "alien"], ["bob", "aliens"],
+    ...      ["bob", "predator"], ["cat", "emma"], ["cat", "persuasion"]]
+    >>> model = ImplicitALS(n_factors=2, alpha=5, random_state=0).fit(X)
+    >>> model.recommend(["ann"], 1)[0].tolist()
+    [['predator']]
+    >>> model.recommend(["dan"], 1, interactions=[["dan", "emma"]])[0].tolist()
+    [['persuasion']]
+    """
+
+    _parameter_constraints: dict = {
+        **ImplicitRecommender._parameter_constraints,
+        "alpha": [Interval(Real, 0, None, closed="neither")],
+        "solver": [StrOptions({"cg", "cholesky"})],
+    }
+
+    def __init__(
+        self,
+        n_factors: int = 64,
+        *,
+        regularization: float = 0.01,
+        alpha: float = 1.0,
+        n_iterations: int = 15,
+        solver: Literal["cg", "cholesky"] = "cg",
+        n_jobs: int | None = None,
+        random_state: int | RandomState | None = None,
+    ):
+        self.n_factors = n_factors
+        self.regularization = regularization
+        self.alpha = alpha
+        self.n_iterations = n_iterations
+        self.solver = solver
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    def _library_model(self, n_threads, seed):
+        from implicit.cpu.als import AlternatingLeastSquares
+
+        return AlternatingLeastSquares(
+            factors=self.n_factors,
+            regularization=float(self.regularization),
+            alpha=float(self.alpha),
+            iterations=self.n_iterations,
+            use_cg=self.solver == "cg",
+            num_threads=n_threads,
+            random_state=seed,
+        )
+
+    def _factors(self, model):
+        return {
+            "user_factors_": model.user_factors.copy(),
+            "item_factors_": model.item_factors.copy(),
+        }
+
+    def _newcomers(self, likes):
+        model = self._library_model(effective_n_jobs(self.n_jobs), self._seed)
+        model.item_factors = self.item_factors_
+        model.factors = self.item_factors_.shape[1]
+        return {"user_factors_": model.recalculate_user(np.arange(likes.shape[0]), likes)}
+
+
+class ImplicitBPR(ImplicitRecommender):
+    """Bayesian personalised ranking, by the `implicit` library.
+
+    Maximises over user vectors p_u, item vectors q_i and item biases b_i the mean, over
+    pairs of an item i that user u likes and another j, of::
+
+        ln sigmoid(s_ui - s_uj),    s_ui = p_u . q_i + b_i
+
+    less ``regularization / 2`` times the squares of the parameters, by stochastic gradient
+    steps. An item is drawn as j as often as users like it.
+
+    Parameters
+    ----------
+    n_factors : int, default=64
+        Length of p_u and q_i, without the bias (`factors` in implicit, by default 100).
+    learning_rate : float, default=0.01
+        Step size (alpha).
+    regularization : float, default=0.01
+        Weight of the penalty in each step (lambda).
+    n_iterations : int, default=100
+        Epochs of as many steps as there are rows with y > 0 (`iterations` in implicit).
+    verify_negative_samples : bool, default=True
+        Skip the step where user u likes j too.
+    n_jobs : int or None, default=None
+        Threads; None means 1, -1 all (`num_threads` in implicit). With more than one the
+        steps of different threads race, and fits differ even with the same `random_state`.
+    random_state : int, RandomState instance or None, default=None
+        Seeds initial vectors and pairs; an int gives the library's model of that
+        `random_state`.
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        q_i.
+    item_bias_ : ndarray of shape (n_items,), dtype float32
+        b_i.
+    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
+        Ids in the order of the vectors.
+    n_users_, n_items_ : int
+    n_iterations_ : int
+        Epochs done; fewer than `n_iterations` if a callback stopped the fit.
+
+    Raises
+    ------
+    ValueError
+        By fit: if no y is positive; if the factors become infinite or NaN.
+
+    See Also
+    --------
+    ImplicitALS : Least squares; no learning rate, and usually the better ranking.
+
+    Notes
+    -----
+    Centralised: `clients` is checked and otherwise ignored, and nothing crosses a wire.
+
+    Only whether y > 0 matters: the library draws all such rows alike, so larger y and
+    `sample_weight` (unless it is 0) change nothing. `recommend` leaves out the items of rows
+    with y <= 0 too. An item without y > 0 has the zero vector and bias 0. A user without,
+    known or not, has the mean of the other users' vectors. An unknown item scores 0.
+
+    `fold_in` takes the steps that fit takes for a user of as many items, with the items held
+    fixed, j drawn by the popularity of fit, and 16 pairs a step instead of one. The result
+    depends on the user's own rows and `random_state` alone.
+
+    References
+    ----------
+    .. [1] S. Rendle, C. Freudenthaler, Z. Gantner, L. Schmidt-Thieme, "BPR: Bayesian
+       personalized ranking from implicit feedback", UAI 2009.
+
+    Examples
+    --------
+    >>> from fedrecsk import ImplicitBPR
+    >>> X = [["ann", "alien"], ["ann", "aliens"], ["bob", "alien"], ["bob", "aliens"],
+    ...      ["bob", "predator"], ["cat", "emma"], ["cat", "persuasion"]]
+    >>> model = ImplicitBPR(n_factors=2, learning_rate=0.1, random_state=0).fit(X)
+    >>> model.recommend(["ann"], 1)[0].tolist()
+    [['predator']]
+    >>> model.recommend(["dan"], 1, interactions=[["dan", "emma"]])[0].tolist()
+    [['persuasion']]
+    """
+
+    _parameter_constraints: dict = {
+        **ImplicitRecommender._parameter_constraints,
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "verify_negative_samples": ["boolean"],
+    }
+
+    def __init__(
+        self,
+        n_factors: int = 64,
+        *,
+        learning_rate: float = 0.01,
+        regularization: float = 0.01,
+        n_iterations: int = 100,
+        verify_negative_samples: bool = True,
+        n_jobs: int | None = None,
+        random_state: int | RandomState | None = None,
+    ):
+        self.n_factors = n_factors
+        self.learning_rate = learning_rate
+        self.regularization = regularization
+        self.n_iterations = n_iterations
+        self.verify_negative_samples = verify_negative_samples
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    def _library_model(self, n_threads, seed):
+        from implicit.cpu.bpr import BayesianPersonalizedRanking
+
+        return BayesianPersonalizedRanking(
+            factors=self.n_factors,
+            learning_rate=float(self.learning_rate),
+            regularization=float(self.regularization),
+            iterations=self.n_iterations,
+            verify_negative_samples=bool(self.verify_negative_samples),
+            num_threads=n_threads,
+            random_state=seed,
+        )
+
+    def _factors(self, model):
+        # The last column is the item's bias, and 1 for users.
+        return {
+            "user_factors_": model.user_factors[:, :-1].copy(),
+            "item_factors_": model.item_factors[:, :-1].copy(),
+            "item_bias_": model.item_factors[:, -1].copy(),
+        }
+
+    def _newcomers(self, likes):
+        factors = [self._newcomer(items) for items, _ in _rows(likes)]
+        return {"user_factors_": np.array(factors, dtype=np.float32)}
+
+    def _newcomer(self, items):
+        user = np.zeros(self.item_factors_.shape[1])
+        if not len(items):
+            return user
+        rng = np.random.default_rng(self._seed)
+        n_pairs = len(items) * self.n_iterations_
+        liked = rng.choice(items, n_pairs)
+        other = rng.choice(len(self._popularity), n_pairs, p=self._popularity)
+        if self.verify_negative_samples:
+            kept = ~np.isin(other, items)
+            liked, other = liked[kept], other[kept]
+        shrinkage = max(0.0, 1 - self.learning_rate * self.regularization)
+        for start in range(0, len(liked), PAIRS_PER_STEP):
+            i, j = (which[start : start + PAIRS_PER_STEP] for which in (liked, other))
+            apart = self.item_factors_[i] - self.item_factors_[j]
+            lead = apart @ user + self.item_bias_[i] - self.item_bias_[j]
+            user *= shrinkage ** len(i)
+            user += self.learning_rate * (expit(-lead) @ apart)
+        return user
+
+
+class ImplicitLMF(ImplicitRecommender):
+    """Logistic matrix factorisation, by the `implicit` library.
+
+    User u likes item i with probability sigmoid(s_ui), s_ui = p_u . q_i + b_u + b_i.
+    Maximises the log-likelihood::
+
+        sum over liked (u, i) of c_ui ln sigmoid(s_ui)
+          + sum over sampled (u, j) of ln(1 - sigmoid(s_uj))
+
+    with c_ui = weight * y, less ``regularization / 2`` times the squares of the parameters,
+    by AdaGrad on all users, then all items. In a user's step item j is sampled as often as
+    users like it, and in an item's step user u as often as u likes items.
+
+    Parameters
+    ----------
+    n_factors : int, default=30
+        Length of p_u and q_i, without the biases (`factors` in implicit).
+    learning_rate : float, default=1.0
+        AdaGrad's step size (gamma).
+    regularization : float, default=0.6
+        Weight of the penalty (lambda).
+    n_iterations : int, default=30
+        Steps of users, then of items (`iterations` in implicit).
+    neg_prop : int, default=30
+        Sampled items a liked one, but implicit 0.7 never samples more than
+        ``n_factors + 2`` in a step, however many are liked.
+    n_jobs : int or None, default=None
+        Threads; None means 1, -1 all (`num_threads` in implicit). Every thread samples on its
+        own, so the same `random_state` gives the same model for the same `n_jobs` only.
+    random_state : int, RandomState instance or None, default=None
+        Seeds initial vectors and samples; an int gives the library's model of that
+        `random_state`.
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        q_i.
+    user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
+        b_u and b_i, in log-odds.
+    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
+        Ids in the order of the vectors.
+    n_users_, n_items_ : int
+    n_iterations_ : int
+        Iterations done; fewer than `n_iterations` if a callback stopped the fit.
+
+    Raises
+    ------
+    ValueError
+        By fit: if no y is positive; if the factors become infinite or NaN.
+
+    See Also
+    --------
+    ImplicitALS : Least squares; no learning rate, and usually the better ranking.
+
+    Notes
+    -----
+    Centralised: `clients` is checked and otherwise ignored, and nothing crosses a wire.
+
+    `predict` gives s_ui, in log-odds, as the library does.
+
+    Rows with y <= 0 say no more than their absence, except that `recommend` leaves out their
+    items too. An item without y > 0 has the zero vector and bias 0. A user without, known or
+    not, has the mean of the other users' vectors and biases. An unknown item adds nothing to
+    the user's bias.
+
+    `fold_in` takes the user's half of fit's steps with the items held fixed, and the sampled
+    sum replaced by its expectation; nothing in it is random.
+
+    References
+    ----------
+    .. [1] C. C. Johnson, "Logistic matrix factorization for implicit feedback data", NIPS 2014
+       workshop on distributed machine learning and matrix computations.
+
+    Examples
+    --------
+    >>> from fedrecsk import ImplicitLMF
+    >>> X = [["ann", "alien"], ["ann", "aliens"], ["bob", "alien"], ["bob", "aliens"],
+    ...      ["bob", "predator"], ["cat", "emma"], ["cat", "persuasion"]]
+    >>> model = ImplicitLMF(n_factors=2, n_iterations=200, random_state=0).fit(X)
+    >>> model.recommend(["ann"], 1)[0].tolist()
+    [['predator']]
+    >>> model.recommend(["dan"], 1, interactions=[["dan", "emma"]])[0].tolist()
+    [['persuasion']]
+    """
+
+    _parameter_constraints: dict = {
+        **ImplicitRecommender._parameter_constraints,
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "neg_prop": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(
+        self,
+        n_factors: int = 30,
+        *,
+        learning_rate: float = 1.0,
+        regularization: float = 0.6,
+        n_iterations: int = 30,
+        neg_prop: int = 30,
+        n_jobs: int | None = None,
+        random_state: int | RandomState | None = None,
+    ):
+        self.n_factors = n_factors
+        self.learning_rate = learning_rate
+        self.regularization = regularization
+        self.n_iterations = n_iterations
+        self.neg_prop = neg_prop
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    def _library_model(self, n_threads, seed):
+        from implicit.cpu.lmf import LogisticMatrixFactorization
+
+        return LogisticMatrixFactorization(
+            factors=self.n_factors,
+            learning_rate=float(self.learning_rate),
+            regularization=float(self.regularization),
+            iterations=self.n_iterations,
+            neg_prop=int(self.neg_prop),
+            num_threads=n_threads,
+            random_state=seed,
+        )
+
+    def _factors(self, model):
+        # The last two columns are 1 and the bias for users, the bias and 1 for items.
+        return {
+            "user_factors_": model.user_factors[:, :-2].copy(),
+            "user_bias_": model.user_factors[:, -1].copy(),
+            "item_factors_": model.item_factors[:, :-2].copy(),
+            "item_bias_": model.item_factors[:, -2].copy(),
+        }
+
+    def _newcomers(self, likes):
+        items = np.column_stack([self.item_factors_, np.ones(self.n_items_)])
+        users = np.array([self._newcomer(items, *row) for row in _rows(likes)], dtype=np.float32)
+        return {"user_factors_": users[:, :-1], "user_bias_": users[:, -1]}
+
+    def _newcomer(self, vectors, items, confidences):
+        user, squares = np.zeros((2, vectors.shape[1]))
+        n_sampled = min(len(user) + 1, len(items) * self.neg_prop)
+        for _ in range(self.n_iterations_):
+            likely = expit(vectors @ user + self.item_bias_)
+            slopes = -n_sampled * self._popularity * likely
+            slopes[items] += confidences * (1 - likely[items])
+            gradient = slopes @ vectors - self.regularization * user
+            squares += gradient**2
+            user += self.learning_rate / np.sqrt(1e-6 + squares) * gradient
+        return user
+
+
+class _Stop(Exception):
+    """A callback asked the fit to stop."""
+
+
+def _likes(data):
+    """The rows with y > 0 as a matrix users x items of weight * y, as the library takes it."""
+    liked = data.take(data.values > 0)
+    confidences = (liked.weights * liked.values).astype(np.float32)
+    shape = (data.n_users, data.n_items)
+    return sparse.csr_matrix((confidences, liked.items, liked.indptr), shape=shape)
+
+
+def _rows(matrix):
+    """Columns and values of each row of a CSR matrix."""
+    cuts = matrix.indptr[1:-1]
+    return zip(np.split(matrix.indices, cuts), np.split(matrix.data, cuts), strict=True)
+
+
+def _put(mean, users, mask):
+    for name, rows in users.items():
+        rows[mask] = mean[name]
+
+
+def _single_threaded_blas():
+    return _get_threadpool_controller().limit(limits=1, user_api="blas")

@@ -1,0 +1,457 @@
+import warnings
+
+import implicit.utils
+import numpy as np
+import pytest
+from implicit.cpu.als import AlternatingLeastSquares
+from implicit.cpu.bpr import BayesianPersonalizedRanking
+from implicit.cpu.lmf import LogisticMatrixFactorization
+from scipy import sparse
+from sklearn.callback import ScoringMonitor
+from threadpoolctl import threadpool_limits
+
+from fedrecsk import ImplicitALS, ImplicitBPR, ImplicitLMF, Popularity
+from tests.conftest import make_toy
+from tests.reference import als as reference
+
+LIBRARY = {
+    ImplicitALS: AlternatingLeastSquares,
+    ImplicitBPR: BayesianPersonalizedRanking,
+    ImplicitLMF: LogisticMatrixFactorization,
+}
+
+every_adapter = pytest.mark.parametrize("Estimator", list(LIBRARY))
+
+
+def by_hand(X, y):
+    """The users x items matrix of y, ids sorted."""
+    users = np.unique(X[:, 0], return_inverse=True)[1]
+    items = np.unique(X[:, 1], return_inverse=True)[1]
+    return sparse.csr_matrix((y.astype(np.float32), (users, items)))
+
+
+def by_the_library(Estimator, matrix=None, **parameters):
+    """The library's own model, fitted if there is something to fit."""
+    with threadpool_limits(1, "blas"):
+        library = LIBRARY[Estimator](num_threads=1, **parameters)
+        if matrix is not None:
+            library.fit(matrix, show_progress=False)
+    return library
+
+
+def grid(model):
+    """All (user, item) pairs of a model, user by user."""
+    users = np.repeat(model.user_ids_, model.n_items_)
+    return np.stack([users, np.tile(model.item_ids_, model.n_users_)], axis=1)
+
+
+def all_scores(model):
+    return model.predict(grid(model)).reshape(model.n_users_, model.n_items_)
+
+
+def factors(model):
+    names = ("user_factors_", "item_factors_", "user_bias_", "item_bias_")
+    return {name: getattr(model, name) for name in names if hasattr(model, name)}
+
+
+def assert_same_factors(one, other):
+    assert factors(one).keys() == factors(other).keys()
+    for name, value in factors(one).items():
+        np.testing.assert_array_equal(value, getattr(other, name), err_msg=name)
+
+
+# ----------------------------------------------------------------- the library's own models
+
+
+@every_adapter
+@pytest.mark.parametrize("seed", [0, 3])
+def test_scores_and_lists_are_the_librarys(Estimator, seed):
+    X, y = make_toy(60, 40, density=0.2)
+    matrix = by_hand(X, y)
+    library = by_the_library(Estimator, matrix, factors=7, random_state=seed)
+    model = Estimator(n_factors=7, random_state=seed).fit(X, y)
+    expected = library.user_factors @ library.item_factors.T
+    assert all_scores(model) == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    items, scores = model.recommend(model.user_ids_, 5)
+    its, values = library.recommend(np.arange(60), matrix, N=5)
+    np.testing.assert_array_equal(items, model.item_ids_[its])
+    assert scores == pytest.approx(values, rel=1e-5, abs=1e-5)
+
+
+@every_adapter
+def test_names_and_defaults_are_the_librarys(Estimator):
+    library = by_the_library(Estimator)
+    renamed = {"n_iterations": "iterations"}
+    ours = Estimator().get_params()
+    for name in ours.keys() - {"n_factors", "n_jobs", "solver"}:
+        assert getattr(library, renamed.get(name, name)) == ours[name], name
+    assert ImplicitALS().solver == "cg" and by_the_library(ImplicitALS).use_cg
+
+
+@pytest.mark.parametrize("regularization", [0.5, 10.0])
+def test_als_is_the_papers(regularization):
+    X, y = make_toy(30, 20, density=0.3)
+    y[::5] = -1
+    strengths = 3 * np.maximum(by_hand(X, y).toarray().astype(float), 0)
+    assert strengths.any(axis=1).all()
+    rng = np.random.default_rng(0)
+    start = [rng.random((n, 4), dtype=np.float32).astype(float) * 0.01 for n in (30, 20)]
+    users, items = reference.als(strengths, *start, regularization, n_iterations=6)
+    parameters = {"alpha": 3, "regularization": regularization, "random_state": 0}
+    exact = ImplicitALS(4, solver="cholesky", n_iterations=6, **parameters).fit(X, y)
+    assert exact.user_factors_ == pytest.approx(users, rel=1e-3, abs=1e-4)
+    assert exact.item_factors_ == pytest.approx(items, rel=1e-3, abs=1e-4)
+    assert exact.user_factors_.dtype == exact.item_factors_.dtype == np.float32
+
+    converged = reference.als(strengths, users, items, regularization, n_iterations=200)
+    best = reference.loss(strengths, *converged, regularization)
+    approximate = ImplicitALS(4, n_iterations=200, **parameters).fit(X, y)
+    found = reference.loss(
+        strengths, approximate.user_factors_, approximate.item_factors_, regularization
+    )
+    assert found == pytest.approx(best, rel=1e-3)
+
+
+@every_adapter
+def test_fit_is_quiet_and_minds_the_blas_threads(Estimator, toy, capfd, monkeypatch):
+    monkeypatch.setattr(implicit.utils, "_checked_blas_config", False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Estimator(4).fit(*toy)
+    assert capfd.readouterr() == ("", "")
+
+
+# --------------------------------------------------------------------- what a row comes to
+
+
+@pytest.mark.parametrize("Estimator", [ImplicitALS, ImplicitLMF])
+def test_confidence_is_weight_times_y(Estimator, toy):
+    X, y = toy
+    expected = Estimator(4, random_state=0).fit(X, 2 * y)
+    weighted = Estimator(4, random_state=0).fit(X, y, sample_weight=np.full(len(y), 2.0))
+    assert_same_factors(weighted, expected)
+    assert_same_factors(Estimator(4, random_state=0).fit(np.r_[X, X], np.r_[y, y]), expected)
+    assert (all_scores(Estimator(4, random_state=0).fit(X, y)) != all_scores(expected)).any()
+
+
+def test_alpha_multiplies_the_confidence(toy):
+    X, y = toy
+    one, other = ImplicitALS(4, alpha=8, random_state=0), ImplicitALS(4, random_state=0)
+    assert_same_factors(one.fit(X, y), other.fit(X, 8 * y))
+
+
+def test_bpr_asks_only_whether_y_is_positive(toy):
+    X, y = toy
+    expected = ImplicitBPR(4, random_state=0).fit(X)
+    assert_same_factors(ImplicitBPR(4, random_state=0).fit(X, y, sample_weight=y), expected)
+
+
+@every_adapter
+def test_rows_that_are_not_positive_are_seen_and_not_liked(Estimator):
+    X, _ = make_toy(30, 12)
+    y = np.ones(len(X))
+    y[::4] = 0
+    y[X[:, 1] == X[0, 1]] = -2
+    matrix = by_hand(X, np.maximum(y, 0))
+    matrix.eliminate_zeros()
+    library = by_the_library(Estimator, matrix, factors=4, random_state=0)
+    model = Estimator(4, random_state=0).fit(X, y)
+    expected = library.user_factors @ library.item_factors.T
+    assert all_scores(model) == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    disliked = model.item_ids_ == X[0, 1]
+    assert not model.item_factors_[disliked].any()
+    user = X[y == 0][0, 0]
+    items, _ = model.recommend([user], 1)
+    assert not set(items[0]) & set(X[X[:, 0] == user, 1])
+
+
+@every_adapter
+@pytest.mark.parametrize("y", [0.0, -1.0])
+def test_nobody_likes_anything(Estimator, toy, y):
+    X, _ = toy
+    with pytest.raises(ValueError, match="No row of X has y > 0"):
+        Estimator().fit(X, np.full(len(X), y))
+
+
+@pytest.mark.parametrize(
+    ("model", "scale"),
+    [
+        (ImplicitALS(4), 1e30),
+        (ImplicitBPR(4, learning_rate=1e30), 1),
+        (ImplicitLMF(4), 5e37),
+    ],
+)
+def test_divergence_is_an_error(toy, model, scale):
+    X, y = toy
+    with pytest.raises(ValueError, match="diverged: its factors are infinite or NaN"):
+        model.fit(X, scale * y)
+    assert not hasattr(model, "user_factors_")
+
+
+def test_a_singular_system_is_an_error(toy):
+    with pytest.raises(ValueError, match="increasing the regularization"):
+        ImplicitALS(solver="cholesky", regularization=0).fit(*toy)
+
+
+# ------------------------------------------------------------------------- unknown users
+
+
+@every_adapter
+def test_a_stranger_gets_the_mean_of_all_users(Estimator, toy):
+    model = Estimator(4, random_state=0).fit(*toy)
+    mean = all_scores(model).mean(axis=0)
+    stranger = -1
+    predicted = model.predict([[stranger, item] for item in model.item_ids_])
+    assert predicted == pytest.approx(mean, rel=1e-5, abs=1e-6)
+    items, scores = model.recommend([stranger, model.user_ids_[0]], 3, exclude_seen=False)
+    assert scores[0] == pytest.approx(np.sort(mean)[::-1][:3], rel=1e-5, abs=1e-6)
+    assert len(np.unique(predicted)) == model.n_items_
+    level = np.mean(getattr(model, "user_bias_", [0.0]), dtype=float)
+    assert model.predict([[stranger, -1]]) == pytest.approx([level])
+
+
+@every_adapter
+def test_a_user_who_likes_nothing_is_like_a_stranger(Estimator, toy):
+    X, y = toy
+    sour, newcomer = X[0, 0], -5
+    y = np.where(X[:, 0] == sour, 0.0, y)
+    model = Estimator(4, random_state=0).fit(X, y)
+    model.fold_in([[newcomer, X[0, 1]]], [0.0])
+    for user in (sour, newcomer):
+        scores = [model.predict([[who, item] for item in model.item_ids_]) for who in (user, -1)]
+        assert scores[0] == pytest.approx(scores[1], rel=1e-5, abs=1e-6)
+    rest = model.user_ids_[(model.user_ids_ != sour) & (model.user_ids_ != newcomer)]
+    likers = [model.predict([[user, X[0, 1]]])[0] for user in rest]
+    assert model.predict([[sour, X[0, 1]]]) == pytest.approx([np.mean(likers)], rel=1e-5)
+
+
+# ------------------------------------------------------------------------------- fold_in
+
+
+def newcomers(toy):
+    """Training data and the rows of two users kept out of it."""
+    X, y = toy
+    out = np.isin(X[:, 0], np.unique(X[:, 0])[[2, 5]])
+    return (X[~out], y[~out]), (X[out], y[out])
+
+
+def test_als_solves_newcomers_exactly(toy):
+    training, (X, y) = newcomers(toy)
+    model = ImplicitALS(4, regularization=2, alpha=3, random_state=0).fit(*training)
+    n_users = model.n_users_
+    model.fold_in(X, y)
+    for user, found in zip(model.user_ids_[n_users:], model.user_factors_[n_users:], strict=True):
+        strengths = np.zeros(model.n_items_)
+        mine = X[:, 0] == user
+        strengths[np.searchsorted(model.item_ids_, X[mine, 1])] = 3 * y[mine]
+        confidences = np.where(strengths > 0, strengths, 1)
+        expected = reference.ridge(model.item_factors_, confidences, strengths > 0, 2)
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_lmf_maximises_the_expected_likelihood_of_newcomers(toy):
+    training, (X, y) = newcomers(toy)
+    model = ImplicitLMF(4, n_iterations=2000, regularization=2, random_state=0).fit(*training)
+    n_users, popularity = model.n_users_, np.unique(training[0][:, 1], return_counts=True)[1]
+    model.fold_in(X, y)
+    vectors = np.column_stack([model.item_factors_, np.ones(model.n_items_)])
+    for u in range(n_users, model.n_users_):
+        mine = X[:, 0] == model.user_ids_[u]
+        user = np.r_[model.user_factors_[u], model.user_bias_[u]]
+        likely = 1 / (1 + np.exp(-(vectors @ user + model.item_bias_)))
+        liked = np.searchsorted(model.item_ids_, X[mine, 1])
+        pull = (y[mine] * (1 - likely[liked])) @ vectors[liked]
+        push = 6 * (popularity / popularity.sum() * likely) @ vectors
+        assert pull - push == pytest.approx(2 * user, rel=1e-3, abs=1e-3)
+
+
+def test_lmf_samples_no_more_than_its_columns(toy):
+    training, new = newcomers(toy)
+    few, many = (
+        ImplicitLMF(4, neg_prop=n, random_state=0).fit(*training).fold_in(*new) for n in (6, 1000)
+    )
+    assert_same_factors(few, many)
+    fewer = ImplicitLMF(4, neg_prop=1, random_state=0).fit(*training).fold_in(*new)
+    assert (fewer.user_factors_ != few.user_factors_).any()
+
+
+@every_adapter
+def test_newcomers_do_not_depend_on_each_other(Estimator, toy):
+    training, (X, y) = newcomers(toy)
+    together = Estimator(4, random_state=0).fit(*training).fold_in(X, y)
+    alone = Estimator(4, random_state=0).fit(*training)
+    first = X[:, 0] == X[0, 0]
+    alone.fold_in(X[~first], y[~first]).fold_in(X[first], y[first])
+    pairs = grid(together)
+    assert together.predict(pairs) == pytest.approx(alone.predict(pairs), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("Estimator", [ImplicitALS, ImplicitLMF])
+def test_confidence_counts_in_fold_in(Estimator, toy):
+    training, (X, y) = newcomers(toy)
+    model = Estimator(4, random_state=0).fit(*training)
+    weight = np.full(len(X), 3.0)
+    one = model.recommend(X[:1, 0], 3, exclude_seen=False, interactions=(X, 3 * y))
+    model.fold_in(X, y, sample_weight=weight)
+    other = model.recommend(X[:1, 0], 3, exclude_seen=False)
+    np.testing.assert_array_equal(one[1], other[1])
+
+
+@every_adapter
+def test_fold_in_goes_by_the_fitted_factors(Estimator, toy):
+    training, (X, y) = newcomers(toy)
+    model = Estimator(4, random_state=0).fit(*training)
+    expected = model.recommend(X[:, 0], 2, interactions=(X, y))
+    model.set_params(n_factors=9)
+    for one, other in zip(model.recommend(X[:, 0], 2, interactions=(X, y)), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# -------------------------------------------------------------------------- real data
+
+
+def precision(model, X, users, **options):
+    """Share of each user's first ten that are in X."""
+    items, _ = model.recommend(users, 10, **options)
+    held_out = {user: set(X[X[:, 0] == user, 1]) for user in users}
+    hits = [held_out[u].intersection(row) for u, row in zip(users, items.tolist(), strict=True)]
+    return np.mean([len(hit) for hit in hits]) / 10
+
+
+@pytest.fixture(scope="module")
+def per_user_split(ml100k):
+    """Training and test rows: a fifth of each user's, at random."""
+    X, _ = ml100k
+    order = np.random.default_rng(0).permutation(len(X))
+    X = X[order][np.argsort(X[order, 0], kind="stable")]
+    _, first, counts = np.unique(X[:, 0], return_index=True, return_counts=True)
+    place = np.arange(len(X)) - np.repeat(first, counts)
+    test = place < np.repeat(counts // 5, counts)
+    return X[~test], X[test]
+
+
+TUNED = [
+    (ImplicitALS(20, alpha=2, regularization=10, random_state=0), 0.355, 0.33),
+    (ImplicitBPR(random_state=0), 0.215, 0.215),
+    (ImplicitLMF(regularization=2, random_state=0), 0.28, 0.25),
+]
+tuned = pytest.mark.parametrize(("model", "known", "new"), TUNED, ids=lambda x: type(x).__name__)
+
+
+@tuned
+def test_precision_on_movielens(per_user_split, model, known, new):
+    training, test = per_user_split
+    users = np.unique(test[:, 0])
+    assert precision(Popularity().fit(training), test, users) < 0.2
+    assert precision(model.fit(training), test, users) > known
+
+
+@tuned
+def test_precision_of_newcomers_on_movielens(per_user_split, model, known, new):
+    training, test = per_user_split
+    users = np.unique(test[:, 0])[::5]
+    out = np.isin(training[:, 0], users)
+    model.fit(training[~out])
+    assert precision(model, test, users, interactions=training[out]) > new
+
+
+# ------------------------------------------------------------ threads, seeds, callbacks
+
+
+def test_als_does_not_depend_on_threads():
+    X, y = make_toy(300, 60)
+    one = ImplicitALS(random_state=0).fit(X, y)
+    for n_jobs in (2, 3, -1):
+        assert_same_factors(ImplicitALS(n_jobs=n_jobs, random_state=0).fit(X, y), one)
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_lmf_is_reproducible_with_threads(n_jobs):
+    X, y = make_toy(300, 60)
+    one, other = (ImplicitLMF(n_jobs=n_jobs, random_state=0).fit(X, y) for _ in range(2))
+    assert_same_factors(one, other)
+
+
+@every_adapter
+def test_threads_reach_the_library(Estimator, toy, monkeypatch):
+    seen = []
+    model = Estimator(4, n_jobs=2)
+    make = model._library_model
+    monkeypatch.setattr(model, "_library_model", lambda *args: seen.append(make(*args)) or seen[-1])
+    model.fit(*toy)
+    assert seen[0].num_threads == 2
+    assert model.set_params(n_jobs=None).fit(*toy) and seen[1].num_threads == 1
+
+
+@every_adapter
+def test_any_kind_of_seed(Estimator, toy):
+    fits = [Estimator(4, random_state=np.random.RandomState(7)).fit(*toy) for _ in range(2)]
+    assert_same_factors(*fits)
+    other = Estimator(4, random_state=np.random.RandomState(8)).fit(*toy)
+    assert (other.user_factors_ != fits[0].user_factors_).any()
+    free = [Estimator(4).fit(*toy).user_factors_ for _ in range(2)]
+    assert (free[0] != free[1]).any()
+
+
+class Watch:
+    """A callback that stops the fit after `n` iterations, and remembers."""
+
+    def __init__(self, n=10**9):
+        self.n, self.begun, self.models = n, [], []
+
+    def setup(self, estimator, context):
+        pass
+
+    def teardown(self, estimator, context):
+        pass
+
+    def on_fit_task_begin(self, estimator, context):
+        self.begun.append(context.task_name)
+
+    def on_fit_task_end(self, estimator, context, *, fitted_estimator):
+        if context.task_name == "iteration":
+            self.models.append(fitted_estimator)
+        return len(self.models) == self.n
+
+
+@every_adapter
+def test_every_iteration_is_a_step_with_a_model(Estimator, toy):
+    watch = Watch()
+    Estimator(4, n_iterations=4, random_state=0).set_callbacks(watch).fit(*toy)
+    assert watch.begun == ["fit"] + ["iteration"] * 4
+    for n, model in enumerate(watch.models, start=1):
+        assert model.n_iterations_ == n
+        assert_same_factors(model, Estimator(4, n_iterations=n, random_state=0).fit(*toy))
+
+
+@every_adapter
+def test_a_callback_can_stop_the_fit(Estimator, toy):
+    watch = Watch(3)
+    model = Estimator(4, n_iterations=8, random_state=0).set_callbacks(watch).fit(*toy)
+    assert watch.begun == ["fit"] + ["iteration"] * 3
+    assert model.n_iterations_ == 3
+    expected = Estimator(4, n_iterations=3, random_state=0).fit(*toy)
+    assert_same_factors(model, expected)
+    newcomer = ([[-1, toy[0][0, 1]]], [1.0])
+    one, other = (m.recommend([-1], 3, interactions=newcomer)[1] for m in (model, expected))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_an_error_in_a_callback_is_not_swallowed(toy):
+    class Broken(Watch):
+        def on_fit_task_end(self, estimator, context):
+            raise RuntimeError("broken callback")
+
+    with pytest.raises(RuntimeError, match="broken callback"):
+        ImplicitALS(4).set_callbacks(Broken()).fit(*toy)
+
+
+@every_adapter
+def test_scoring_monitor_sees_every_iteration(Estimator, toy):
+    monitor = ScoringMonitor(scoring="neg_mean_squared_error")
+    model = Estimator(4, n_iterations=5, random_state=0).set_callbacks(monitor).fit(*toy)
+    logs = monitor.get_logs().data
+    values = [row["neg_mean_squared_error"] for row in logs if row["task_name"] == "iteration"]
+    X, y = toy
+    assert len(values) == 5
+    assert values[-1] == pytest.approx(-np.mean((model.predict(X) - y) ** 2))
