@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import sparse
 from sklearn.base import BaseEstimator, RegressorMixin, _fit_context
 from sklearn.callback import CallbackSupportMixin
 from sklearn.utils import _safe_indexing
@@ -184,13 +185,14 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         exclude_seen: bool = True,
         candidates: ArrayLike | None = None,
         interactions: ArrayLike | tuple | None = None,
+        exclude_interactions: ArrayLike | None = None,
     ) -> tuple[NDArray, NDArray[np.float64]]:
         """Recommend items to users, best first.
 
         Parameters
         ----------
-        users : array-like of shape (n_users,)
-            Ids. Users unknown to the model get what it knows without them.
+        users : array-like of shape (n_users,) or (n_users, n_columns)
+            Ids, or a table with the ids in column 0. Users unknown to the model get what it knows without them.
         n_recommendations : int, default=10
         exclude_seen : bool, default=True
             Leave out the items of the user's own interactions.
@@ -199,6 +201,9 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         interactions : array-like or tuple (X, y), default=None
             Interactions of users who were not in fit, as `fit` takes them; these users are
             folded in for this call only. Rating models need the tuple.
+        exclude_interactions : array-like of shape (n_pairs, 2), default=None
+            Further (user, item) pairs not to recommend, for example what the user has done
+            since fit. Users not asked for and unknown items do not matter.
 
         Returns
         -------
@@ -220,7 +225,11 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
                 raise ValueError(f"interactions must be X or (X, y), got {len(pair)} things.")
             served = copy.copy(self).fold_in(*pair)
             return served.recommend(
-                users, n_recommendations, exclude_seen=exclude_seen, candidates=candidates
+                users,
+                n_recommendations,
+                exclude_seen=exclude_seen,
+                candidates=candidates,
+                exclude_interactions=exclude_interactions,
             )
         validate_parameter_constraints(
             {
@@ -230,9 +239,12 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             {"n_recommendations": n_recommendations, "exclude_seen": exclude_seen},
             caller_name="recommend",
         )
+        if np.ndim(users) == 2:
+            users = _safe_indexing(as_table(users), 0, axis=1)
         users = id_array(users, "users")
         codes = self._users.codes(users) if len(users) else np.empty(0, dtype=np.int64)
         eligible = self._eligible(candidates)
+        barred_rows, barred_items = self._barred(users, exclude_interactions)
         n_recommendations = int(n_recommendations)
         if n_recommendations > len(eligible):
             raise ValueError(
@@ -246,6 +258,8 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             if exclude_seen:
                 rows, seen = self._seen_by(codes[batch])
                 board[rows, seen] = -np.inf
+            inside = (barred_rows >= batch.start) & (barred_rows < batch.stop)
+            board[barred_rows[inside] - batch.start, barred_items[inside]] = -np.inf
             board = board[:, eligible]
             left = np.isfinite(board).sum(axis=1)
             if left.min() < n_recommendations:
@@ -322,6 +336,19 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         starts = np.repeat(indptr[users] - np.r_[0, np.cumsum(lengths)[:-1]], lengths)
         return rows, items[starts + np.arange(len(rows))]
 
+    def _barred(self, users, pairs):
+        """Positions in `users` and item codes of the pairs that name them."""
+        if pairs is None or len(users) == 0:
+            return np.empty((2, 0), dtype=np.int64)
+        theirs, items = id_columns(as_table(pairs))
+        distinct, rows = np.unique(users, return_inverse=True)
+        owners, items = Ids(distinct, "users").codes(theirs), self._items.codes(items)
+        kept = (owners >= 0) & (items >= 0)
+        match = sparse.csr_array(
+            (np.ones(kept.sum()), (owners[kept], items[kept])), (len(distinct), self.n_items_)
+        )[rows]
+        return match.nonzero()
+
     def _eligible(self, candidates):
         if candidates is None:
             return np.arange(self.n_items_)
@@ -389,6 +416,11 @@ class RatingMixin(RegressorMixin):
 
 class RankingMixin:
     """A model of preferences: y is optional, and `score` is NDCG@10."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.estimator_type = "recommender"
+        return tags
 
     def score(
         self,

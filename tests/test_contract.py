@@ -215,6 +215,21 @@ def test_recommendations_stay_among_the_candidates(Estimator, toy):
 
 
 @every_estimator
+def test_further_interactions_can_be_left_out(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    users = [X[0, 0], -5, X[0, 0]]
+    pairs = [[X[0, 0], model.item_ids_[2]], [-5, model.item_ids_[0]], [-5, -1], [X[1, 0], 1003]]
+    items, _ = model.recommend(users, 8, exclude_seen=False, exclude_interactions=pairs)
+    everything = set(model.item_ids_)
+    assert [everything - set(row) for row in items] == [
+        {model.item_ids_[2]},
+        {model.item_ids_[0]},
+        {model.item_ids_[2]},
+    ]
+
+
+@every_estimator
 def test_bad_requests_are_named(Estimator, toy):
     X, y = toy
     model = make(Estimator).fit(X, y)
