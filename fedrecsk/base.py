@@ -192,7 +192,8 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         Parameters
         ----------
         users : array-like of shape (n_users,) or (n_users, n_columns)
-            Ids, or a table with the ids in column 0. Users unknown to the model get what it knows without them.
+            Ids, or a table with the ids in column 0. Users unknown to the model get what it
+            knows without them.
         n_recommendations : int, default=10
         exclude_seen : bool, default=True
             Leave out the items of the user's own interactions.

@@ -1,0 +1,459 @@
+"""LocALS, LocSGD and GlobSGD, which share their users' step and their wire."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, Popularity
+from fedrecsk.federated._wmf import FederatedWMF
+from fedrecsk.interactions import encode
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.simulation import blocks, participation
+from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy, split
+from tests.reference import wmf as reference
+
+METHODS = [LocALS, LocSGD, GlobSGD]
+every_method = pytest.mark.parametrize("Estimator", METHODS)
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    monkeypatch.setattr(FederatedWMF, "_dtype", np.float64)
+
+
+def make(Estimator, **parameters):
+    """Small, and with penalties that leave something of a small data set."""
+    defaults = {
+        "n_factors": 3,
+        "n_rounds": 4,
+        "alpha": 2.0,
+        "reg_user": 0.5,
+        "reg_item": 0.7,
+        "init_std": 0.5,
+        "random_state": 0,
+    }
+    if Estimator is not GlobSGD:
+        defaults["mu"] = 0.3
+    if Estimator is LocSGD:
+        defaults |= {"learning_rate": 0.05, "n_steps": 2}
+    if Estimator is GlobSGD:
+        auto = parameters.get("aggregation", "full") == "full"
+        defaults["learning_rate"] = "auto" if auto else 0.3
+    return Estimator(**defaults | parameters)
+
+
+def dense(data, alpha):
+    """Confidence and preference of every pair, and which pairs have a row."""
+    c, r = np.ones((2, data.n_users, data.n_items)) * [[[1.0]], [[0.0]]]
+    positive = data.values > 0
+    c[data.users, data.items] += np.where(positive, alpha * data.weights, 0)
+    r[data.users, data.items] = positive
+    rated = np.zeros(c.shape, dtype=bool)
+    rated[data.users, data.items] = True
+    return c, r, rated
+
+
+def key_of(model):
+    return Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
+
+
+def first_items(model, n_items):
+    shape = (n_items, model.n_factors)
+    return model.init_std * key_of(model).generator("item factors").standard_normal(shape)
+
+
+def assert_equals_reference(model, X, y=None, **fit_params):
+    model.fit(X, y, **fit_params)
+    data = encode(X, y, **fit_params)
+    c, r, rated = dense(data, model.alpha)
+    spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
+    clients = [
+        reference.Client(model, c[s], r[s], rated[s].any(axis=0), data.n_clients) for s in spans
+    ]
+    key, world = key_of(model), model.federation or Federation()
+    turns = [
+        participation.draw(data.n_clients, model.client_fraction, world, key.at(t))[:3]
+        for t in range(model.n_rounds)
+    ]
+    start = first_items(model, data.n_items)
+    items = reference.run(model, clients, [rated[s] for s in spans], start, turns)
+    np.testing.assert_allclose(model.item_factors_, items, atol=1e-9)
+    users = [reference.user_solve(c[u], r[u], items, model.reg_user) for u in range(len(c))]
+    np.testing.assert_allclose(model.user_factors_, users, atol=1e-9)
+    assert np.abs(items - start).max() > 1e-3
+
+
+def parameters_of(Estimator):
+    """Every combination of aggregation, preconditioner and local epochs."""
+    epochs = [{}] if Estimator is GlobSGD else [{"local_epochs": 1}, {"local_epochs": 2}]
+    for aggregation in ("full", "all", "holders"):
+        for preconditioner in (True, False) if aggregation == "full" else (False,):
+            for epoch in epochs:
+                yield {"aggregation": aggregation, "preconditioner": preconditioner} | epoch
+
+
+COMBINATIONS = [
+    pytest.param(Estimator, parameters, id=f"{Estimator.__name__}-{parameters}")
+    for Estimator in METHODS
+    for parameters in parameters_of(Estimator)
+]
+every_combination = pytest.mark.parametrize(("Estimator", "parameters"), COMBINATIONS)
+SIZES = pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
+
+
+@SIZES
+@every_combination
+@pytest.mark.parametrize("holders", ["users", "groups", "both"])
+def test_equals_the_naive_reference(
+    Estimator, parameters, holders, ratings_per_block, toy, monkeypatch
+):
+    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+    X, y = toy
+    users, groups = X[:, 0], X[:, 0] % 4
+    both = np.where(users < 140, groups, users)
+    clients = {"users": None, "groups": groups, "both": both}[holders]
+    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
+    assert_equals_reference(make(Estimator, **parameters), X, clients=clients)
+    assert_equals_reference(
+        make(Estimator, **parameters), X, y - 2, clients=clients, sample_weight=weight
+    )
+
+
+WORLDS = [
+    {"federation": Federation(dropout=0.4)},
+    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
+    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
+    {"client_fraction": 0.4},
+    {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
+]
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=str)
+@every_combination
+def test_equals_the_naive_reference_in_any_world(Estimator, parameters, world, toy):
+    X, _ = toy
+    assert_equals_reference(make(Estimator, **parameters, **world), X)
+    assert_equals_reference(make(Estimator, **parameters, **world), X, clients=X[:, 0] % 5)
+
+
+@pytest.mark.parametrize("local_epochs", [1, 2])
+@pytest.mark.parametrize("n_clients", [None, 4])
+def test_conjugate_gradients_equal_the_naive_reference(n_clients, local_epochs, toy):
+    """With more factors than steps, so that they are not exact."""
+    X, _ = toy
+    clients = None if n_clients is None else X[:, 0] % n_clients
+    parameters = {"n_factors": 6, "solver": "cg", "local_epochs": local_epochs}
+    assert_equals_reference(make(LocALS, **parameters), X, clients=clients)
+    assert_equals_reference(make(LocALS, client_fraction=0.5, **parameters), X, clients=clients)
+
+
+@every_combination
+def test_a_given_rate_is_used(Estimator, parameters, toy):
+    name = "learning_rate" if Estimator is GlobSGD else "server_learning_rate"
+    assert_equals_reference(make(Estimator, **parameters | {name: 0.4}), toy[0])
+
+
+@every_combination
+def test_what_is_downloaded_does_not_change_the_model(Estimator, parameters, toy):
+    own, whole = (make(Estimator, download=d, **parameters).fit(toy[0]) for d in ("own", "all"))
+    np.testing.assert_allclose(own.item_factors_, whole.item_factors_, atol=1e-12)
+
+
+@pytest.mark.parametrize("local_epochs", [1, 3])
+def test_one_client_without_a_tie_is_centralised_als(local_epochs, toy):
+    X, _ = toy
+    data = encode(X, clients=np.zeros(len(X)))
+    c, r, _ = dense(data, 2.0)
+    model = make(LocALS, mu=0.0, n_rounds=2, local_epochs=local_epochs)
+    model.fit(X, clients=np.zeros(len(X)))
+    items = first_items(model, data.n_items)
+    for _ in range(2 * local_epochs):
+        _, items = reference.centralised_sweep(c, r, items, model.reg_user, model.reg_item)
+    np.testing.assert_allclose(model.item_factors_, items, atol=1e-9)
+
+
+def test_the_full_gradient_is_the_centralised_one(toy):
+    X, _ = toy
+    data = encode(X)
+    c, r, _ = dense(data, 2.0)
+    model = make(GlobSGD, n_rounds=1, learning_rate=0.3).fit(X)
+    items = first_items(model, data.n_items)
+    users, _ = reference.centralised_sweep(c, r, items, model.reg_user, model.reg_item)
+    gradient = (c * (users @ items.T - r)).T @ users + model.reg_item * items
+    expected = items - model.learning_rate * gradient / data.n_clients
+    np.testing.assert_allclose(model.item_factors_, expected, atol=1e-12)
+
+
+def ledger_of(model, X, **fit_params):
+    return model.fit(X, **fit_params).communication_
+
+
+@every_method
+@pytest.mark.parametrize("n_clients", [None, 4])
+def test_the_ledger_counts_own_items_and_small_matrices(Estimator, n_clients, toy):
+    X, _ = toy
+    clients = X[:, 0] if n_clients is None else X[:, 0] % n_clients
+    d, n_rounds, n = 3, 4, len(np.unique(clients))
+    n_rows = len(np.unique(np.column_stack([clients, X[:, 1]]), axis=0))
+    down, up = (
+        n_rows * d + n * d * d,
+        {
+            "full": n_rows * d + n * d * d,
+            "all": n_rows * d,
+            "holders": n_rows * d + n_rows / 4,
+        },
+    )
+    for aggregation, values in up.items():
+        model = make(Estimator, aggregation=aggregation)
+        enrolment, *rounds, final = ledger_of(model, X, clients=clients).entries
+        assert enrolment["bytes_up"] == 4 * n_rows
+        assert enrolment["bytes_down"] == (0 if Estimator is GlobSGD else 4 * n)
+        assert [e["bytes_down"] for e in rounds] == [4 * down] * n_rounds
+        assert [e["bytes_up"] for e in rounds] == [4 * values] * n_rounds
+        assert final["bytes_down"] == 4 * down
+
+
+@every_method
+def test_the_ledger_counts_the_whole_matrix(Estimator, toy):
+    X, _ = toy
+    n, n_items, d = 12, 9, 3
+    for aggregation, extra in {"full": 4 * d * d, "all": 0, "holders": n_items}.items():
+        model = make(Estimator, aggregation=aggregation, download="all")
+        enrolment, *rounds, _ = ledger_of(model, X).entries
+        assert enrolment["bytes_up"] == n * n_items
+        assert {e["bytes_down"] for e in rounds} == {4 * n * n_items * d}
+        assert {e["bytes_up"] for e in rounds} == {n * (4 * n_items * d + extra)}
+
+
+@every_method
+@pytest.mark.parametrize("n_clients", [None, 4])
+def test_nothing_depends_on_rows_that_a_client_does_not_hold(Estimator, n_clients, toy):
+    """A block reads of the broadcast no more than the ledger says its clients got."""
+    X, _ = toy
+    clients = None if n_clients is None else X[:, 0] % n_clients
+    data = encode(X, clients=clients)
+    model = make(Estimator)
+    items = first_items(model, data.n_items)
+    everything = model._model({"item_factors": items})
+    for block in blocks.cut(data, max_ratings=1):
+        block.active = block.delivers = np.ones(block.n_clients, dtype=bool)
+        uploads = []
+        for hidden in (0.0, np.nan):
+            masked = np.full_like(items, hidden)
+            masked[block.row_items] = items[block.row_items]
+            message = dict(everything)
+            message["item_factors"] = type(everything["item_factors"])(masked)
+            state = model._preferences(block)
+            state = model._init_clients(block, message | reg_of(model), None)
+            uploads.append(model._client_update(block, state, message, None)[1])
+        for name in uploads[0]:
+            np.testing.assert_array_equal(uploads[0][name].values, uploads[1][name].values)
+
+
+def reg_of(model):
+    message = model._announce({"reg_item": 0.1})
+    return dict(message)
+
+
+def test_a_plaintext_upload_of_one_user_is_its_vector(toy):
+    """What the docstring warns of: rows are multiples of p_u, and A_c gives its length."""
+    X, _ = toy
+    model = make(LocALS, n_rounds=1)
+    data = encode(X)
+    items = first_items(model, data.n_items)
+    message = model._model({"item_factors": items})
+    block = blocks.cut(data, max_ratings=1)[0]
+    block.active = block.delivers = np.ones(1, dtype=bool)
+    state = model._init_clients(block, message | reg_of(model), None)
+    state, upload = model._client_update(block, state, message, None)
+    tie = model.mu + 0.1
+    outer = model.mu * np.linalg.inv(upload["others"].values) - tie * np.eye(3)
+    length = np.sqrt(np.trace(outer))
+    row = upload["rows"].values[block.items[0]]
+    guess = length * row / np.linalg.norm(row)
+    p = state["users"][0]
+    assert min(np.abs(guess - p).max(), np.abs(guess + p).max()) < 1e-8
+
+
+@every_method
+def test_new_users_get_the_exact_vector(Estimator):
+    X, _ = make_toy(40, 12, seed=3)
+    mine = X[:, 0] == X[0, 0]
+    model = make(Estimator).fit(X[~mine])
+    weight = np.arange(1.0, mine.sum() + 1)
+    model.fold_in(X[mine], sample_weight=weight)
+    c, r = np.ones(model.n_items_), np.zeros(model.n_items_)
+    items = np.searchsorted(model.item_ids_, X[mine, 1])
+    c[items], r[items] = 1 + model.alpha * weight, 1
+    expected = reference.user_solve(c, r, model.item_factors_, model.reg_user)
+    np.testing.assert_allclose(model.user_factors_[-1], expected, atol=1e-12)
+
+
+@every_method
+def test_the_size_of_y_does_not_enter(Estimator, toy):
+    X, y = toy
+    one, other = (make(Estimator).fit(X, values) for values in (y - 2, np.sign(y - 2)))
+    np.testing.assert_array_equal(one.item_factors_, other.item_factors_)
+
+
+@every_method
+def test_rows_that_are_no_positives_are_like_no_rows(Estimator, toy):
+    """In the full form, and with a given rate: "auto" counts them as held."""
+    X, y = toy
+    name = "learning_rate" if Estimator is GlobSGD else "server_learning_rate"
+    model = make(Estimator, aggregation="full", **{name: 0.3})
+    full, without = clone(model).fit(X, y - 2), clone(model).fit(X[y > 2])
+    np.testing.assert_array_equal(full.user_ids_, without.user_ids_)
+    np.testing.assert_array_equal(full.item_ids_, without.item_ids_)
+    np.testing.assert_allclose(full.item_factors_, without.item_factors_, atol=1e-9)
+
+
+def test_the_loss_curve_is_the_objective_over_all_pairs(toy):
+    X, _ = toy
+    data = encode(X)
+    c, r, _ = dense(data, 2.0)
+    for Estimator in METHODS:
+        model = make(Estimator, n_rounds=1).fit(X)
+        items = first_items(model, data.n_items)
+        users, _ = reference.centralised_sweep(c, r, items, model.reg_user, 1.0)
+        expected = np.sum(c * (r - users @ items.T) ** 2) / c.sum()
+        assert model.loss_curve_ == pytest.approx([expected])
+
+
+@every_method
+def test_the_validation_loss_is_the_objective_on_what_was_not_trained_on(Estimator, toy):
+    X, _ = toy
+    everything = encode(X)
+    mask = np.zeros(len(everything.items), dtype=bool)
+    mask[everything.indptr[:-1]] = True
+    held_out = everything.take(mask)
+    model = make(Estimator).fit(X)
+    losses, weights = model._validation_losses(held_out)
+    c, r, rated = dense(everything, 2.0)
+    trained = rated.copy()
+    trained[held_out.users, held_out.items] = False
+    errors = c * (r - model.user_factors_ @ model.item_factors_.T) ** 2
+    np.testing.assert_allclose(losses, np.where(trained, 0, errors).sum(axis=1))
+    np.testing.assert_allclose(weights, 3.0)
+
+
+def test_items_that_nobody_holds_in_a_round_stay_with_holders(toy):
+    X, _ = toy
+    model = make(LocALS, aggregation="holders", client_fraction=0.01, n_rounds=1).fit(X)
+    start = first_items(model, model.n_items_)
+    moved = np.abs(model.item_factors_ - start).max(axis=1) > 0
+    key = key_of(model).at(0)
+    active = participation.draw(12, 0.01, Federation(), key).active
+    user = model.user_ids_[active][0]
+    assert set(model.item_ids_[moved]) == set(X[X[:, 0] == user, 1])
+
+
+@every_method
+def test_a_client_that_sends_nan_is_left_out(Estimator, toy):
+    X, _ = toy
+
+    class Broken(Estimator):
+        def _init_clients(self, block, message, key):
+            state = super()._init_clients(block, message, key)
+            if 0 in block.users:
+                state["extra"][: block.indptr[1]] = np.nan
+            return state
+
+    model = Broken(n_factors=3, n_rounds=3, random_state=0).fit(X)
+    rounds = [e for e in model.communication_.entries if e["phase"] == "round"]
+    assert [e["rejected"] for e in rounds] == [1] * 3
+    assert np.isfinite(model.item_factors_).all()
+
+
+def test_diverging_clients_are_an_error(toy):
+    with pytest.raises(ValueError, match=r"clients diverged: all 12 uploads of round \d+"):
+        make(LocSGD, learning_rate=1e4, n_rounds=200, n_steps=50).fit(toy[0])
+
+
+@every_method
+def test_nobody_liking_anything_is_an_error(Estimator, toy):
+    X, y = toy
+    with pytest.raises(ValueError, match="No row of X has y > 0"):
+        make(Estimator).fit(X, -y)
+
+
+@every_method
+def test_local_dp_is_refused_with_the_reason(Estimator, toy):
+    world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.04))
+    with pytest.raises(ValueError, match=f"{Estimator.__name__} has no local_dp: which rows"):
+        make(Estimator, federation=world).fit(toy[0])
+
+
+@every_method
+def test_a_preconditioner_without_its_matrices_is_refused(Estimator, toy):
+    with pytest.raises(ValueError, match='needs the matrices that aggregation="full" uploads'):
+        make(Estimator, preconditioner=True, aggregation="all").fit(toy[0])
+
+
+def test_items_without_any_penalty_are_refused(toy):
+    with pytest.raises(ValueError, match="mu=0 with reg_item=0"):
+        make(LocALS, mu=0, reg_item=0).fit(toy[0])
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("alpha", -1), ("reg_user", 0), ("reg_item", -1), ("aggregation", "mean"), ("download", 1)],
+)
+def test_bad_parameters_are_named(Estimator, toy, name, value):
+    with pytest.raises(ValueError, match=f"'{name}' parameter of {Estimator.__name__}"):
+        make(Estimator, **{name: value}).fit(toy[0])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 40.0])
+@every_method
+def test_users_without_positives_get_zero(Estimator, alpha, toy):
+    X, y = toy
+    y = np.where(X[:, 0] == X[0, 0], 0.0, y)
+    model = make(Estimator, alpha=alpha, n_rounds=1).fit(X, y)
+    mine = model.user_ids_ == X[0, 0]
+    assert not model.user_factors_[mine].any() and model.user_factors_[~mine].any()
+
+
+def precision(model, train, test, k=10):
+    """Mean precision@k of the users that have test rows, their training items left out."""
+    users = np.intersect1d(train[:, 0], test[:, 0])
+    items, _ = model.recommend(users, k)
+    taken = set(map(tuple, test.tolist()))
+    return np.mean([(u, i) in taken for u, row in zip(users, items, strict=True) for i in row])
+
+
+class TestQuality:
+    """Precision@10 on MovieLens-100k; the full tables are in benchmarks/fedals.py."""
+
+    @pytest.fixture(autouse=True)
+    def float32(self, monkeypatch):
+        monkeypatch.setattr(FederatedWMF, "_dtype", np.float32)
+
+    @pytest.fixture
+    def parts(self, ml100k):
+        X, y = ml100k
+        train, _, test, _ = split(X[:, :2], y, seed=0)
+        return train, test
+
+    @pytest.mark.parametrize(
+        ("model", "bound"),
+        [
+            (LocALS(), 0.36),
+            (LocALS(solver="cg"), 0.36),
+            (LocALS(local_epochs=2), 0.36),
+            (LocALS(client_fraction=0.1), 0.323),
+            (GlobSGD(), 0.352),
+            (GlobSGD(preconditioner=True, n_rounds=10), 0.36),
+            (LocSGD(), 0.315),
+        ],
+        ids=str,
+    )
+    def test_reaches_its_number(self, model, bound, parts):
+        model = clone(model).set_params(random_state=0).fit(parts[0])
+        assert precision(model, *parts) > bound
+
+    def test_the_mean_over_holders_is_no_better_than_popularity(self, parts):
+        model = LocALS(aggregation="holders", random_state=0, n_rounds=30).fit(parts[0])
+        assert precision(model, *parts) < precision(Popularity().fit(parts[0]), *parts)

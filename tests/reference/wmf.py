@@ -1,0 +1,198 @@
+"""LocALS, LocSGD and GlobSGD as METHODS writes them: every client holds everything densely.
+
+Slow on purpose. A client has the confidences c and preferences r of its users, both
+(n_users, n_items), what it `holds`, and its own version of every item.
+"""
+
+import numpy as np
+
+
+def user_solve(c, r, items, reg):
+    """The exact vector of one user."""
+    matrix = reg * np.eye(items.shape[1])
+    right = np.zeros(items.shape[1])
+    for i in range(len(items)):
+        matrix += c[i] * np.outer(items[i], items[i])
+        right += c[i] * r[i] * items[i]
+    return np.linalg.solve(matrix, right)
+
+
+def user_steps(c, r, items, reg, start, n_steps=3):
+    """Steps of conjugate gradients towards it, each the best in the span of the gradients."""
+    matrix = reg * np.eye(items.shape[1]) + (items.T * c) @ items
+    gradient = (c * r) @ items - matrix @ start
+    span = np.array([np.linalg.matrix_power(matrix, k) @ gradient for k in range(n_steps)]).T
+    basis = np.linalg.qr(span)[0]
+    return start + basis @ np.linalg.solve(basis.T @ matrix @ basis, basis.T @ gradient)
+
+
+class Client:
+    """One client's data, and its part in each of the three methods."""
+
+    def __init__(self, model, c, r, holds, n_clients):
+        self.model, self.c, self.r, self.holds = model, c, r, holds
+        self.reg_item = model.reg_item / n_clients
+        self.users = np.zeros((len(c), model.n_factors))
+        self.received = None
+
+    def hear(self, items):
+        self.received = items.copy()
+
+    def solve_users(self, items):
+        for u in range(len(self.users)):
+            mine = self.c[u], self.r[u], items, self.model.reg_user
+            inexact = getattr(self.model, "solver", "exact") == "cg"
+            self.users[u] = user_steps(*mine, self.users[u]) if inexact else user_solve(*mine)
+
+    def solve_items(self):
+        """Every item's exact vector; those not held follow only in the full form."""
+        model, d = self.model, self.model.n_factors
+        items = self.received.copy()
+        for i in range(len(items)):
+            if not self.holds[i] and model.aggregation != "full":
+                continue
+            matrix = (model.mu + self.reg_item) * np.eye(d)
+            right = model.mu * self.received[i]
+            for u, p in enumerate(self.users):
+                matrix += self.c[u, i] * np.outer(p, p)
+                right = right + self.c[u, i] * self.r[u, i] * p
+            items[i] = np.linalg.solve(matrix, right)
+        return items
+
+    def descend(self, items, rated):
+        """Sweeps over the client's pairs, one user after the other.
+
+        `follow` takes the steps of an item without rows as a map of what was received.
+        """
+        model, eye = self.model, np.eye(self.model.n_factors)
+        for _ in range(model.n_steps):
+            for u, p in enumerate(self.users):
+                for i in range(len(items)):
+                    if not rated[u, i] and model.aggregation != "full":
+                        continue
+                    q = items[i].copy()
+                    gradient = self.c[u, i] * (p @ q - self.r[u, i]) * p
+                    gradient = gradient + self.reg_item * q + model.mu * (q - self.received[i])
+                    items[i] = q - model.learning_rate * gradient
+                step = np.outer(p, p) @ self.follow + self.reg_item * self.follow
+                step += model.mu * (self.follow - eye)
+                self.follow = self.follow - model.learning_rate * step
+        return items
+
+    def local_items(self, rated):
+        """The client's version of every item after a round."""
+        items, self.follow = self.received.copy(), np.eye(self.model.n_factors)
+        for _ in range(self.model.local_epochs):
+            self.solve_users(items)
+            if hasattr(self.model, "n_steps"):
+                items = self.descend(items, rated)
+            else:
+                items = self.solve_items()
+        return items
+
+    def gradient(self, rated):
+        """Half the gradient of the client's loss in every item, at the items received."""
+        self.solve_users(self.received)
+        gradient = np.zeros_like(self.received)
+        for u, p in enumerate(self.users):
+            for i, q in enumerate(self.received):
+                if rated[u, i] or self.model.aggregation == "full":
+                    gradient[i] += self.c[u, i] * (p @ q - self.r[u, i]) * p
+        return gradient
+
+    def background(self):
+        """How the client's version of an item it does not hold depends on the server's."""
+        model = self.model
+        if not hasattr(model, "n_steps"):
+            tie = (model.mu + self.reg_item) * np.eye(model.n_factors)
+            matrix = tie + self.users.T @ self.users
+            return model.mu * np.linalg.inv(matrix)
+        return self.follow
+
+
+def is_global(model):
+    return not hasattr(model, "local_epochs")
+
+
+def run(model, clients, rated, items, turns):
+    """All rounds; `turns` has (hears, active, delivers), a mask each. Returns the items."""
+    eye = np.eye(items.shape[1])
+    n_clients = len(clients)
+    holds = np.array([client.holds for client in clients])
+    preconditioned = model.preconditioner is True or (
+        model.preconditioner == "auto" and model.aggregation == "full"
+    )
+    rate = getattr(model, "server_learning_rate", model.__dict__.get("learning_rate"))
+    for hears, active, delivers in turns:
+        arrived, versions = [], []
+        for c, client in enumerate(clients):
+            if hears[c]:
+                client.hear(items)
+            if not active[c] or client.received is None:
+                continue
+            result = client.gradient(rated[c]) if is_global(model) else client.local_items(rated[c])
+            if delivers[c]:
+                arrived.append(client)
+                versions.append((result, client.received))
+        if not arrived:
+            continue
+        step = automatic_step(model, arrived, holds, preconditioned) if rate == "auto" else rate
+        n_holders = np.maximum(np.sum([client.holds for client in arrived], axis=0), 1)[:, None]
+        by = n_holders if model.aggregation == "holders" else len(arrived)
+        if is_global(model):
+            gradients = [
+                gradient + catch_up(model, cl, items - old)
+                for (gradient, old), cl in zip(versions, arrived, strict=True)
+            ]
+            change = -np.sum(gradients, axis=0) / by - model.reg_item / n_clients * items
+            hessian = np.mean([cl.users.T @ cl.users for cl in arrived], axis=0)
+            hessian = hessian + model.reg_item / n_clients * eye
+            if preconditioned:
+                change = np.linalg.solve(hessian, change.T).T
+        elif model.aggregation == "full":
+            change = (
+                np.mean(
+                    [
+                        version + (items - old) @ cl.background().T
+                        for (version, old), cl in zip(versions, arrived, strict=True)
+                    ],
+                    axis=0,
+                )
+                - items
+            )
+            if preconditioned:
+                missing = eye - np.mean([cl.background() for cl in arrived], axis=0)
+                change = np.linalg.solve(missing, change.T).T
+        else:
+            change = np.sum([version - old for version, old in versions], axis=0) / by
+        items = items + step * change
+    return items
+
+
+def automatic_step(model, arrived, holds, preconditioned):
+    """The server's step on each item, from what it may know."""
+    share = holds.mean(axis=0)[:, None]
+    heard = min(1.0, 2 * len(arrived) / len(holds))
+    if is_global(model):
+        if preconditioned:
+            return heard / (1 + model.alpha * share)
+        if model.aggregation != "full":
+            return 3.0
+        steepest = np.linalg.eigvalsh(np.mean([c.users.T @ c.users for c in arrived], axis=0))[-1]
+        return 1 / ((1 + model.alpha * share) * steepest + model.reg_item / len(holds))
+    if not preconditioned:
+        return 1.0
+    lean = np.trace(np.mean([c.background() for c in arrived], axis=0)) / model.n_factors
+    return heard / (1 + model.alpha * share * lean / 2)
+
+
+def catch_up(model, client, moved):
+    """What the full form adds to a gradient at items that the server has moved since."""
+    return moved @ client.users.T @ client.users if model.aggregation == "full" else 0
+
+
+def centralised_sweep(c, r, items, reg_user, reg_item):
+    """One sweep of centralised ALS: users, then items."""
+    users = np.array([user_solve(c[u], r[u], items, reg_user) for u in range(len(c))])
+    items = np.array([user_solve(c[:, i], r[:, i], users, reg_item) for i in range(len(items))])
+    return users, items
