@@ -1,9 +1,10 @@
 """Follow a fit round by round with scikit-learn's callbacks, and stop it early.
 
-Runs offline. ``ProgressBar`` needs ``pip install 'fedrecsk[progress]'``.
+Runs offline. For a progress bar, ``pip install 'fedrecsk[progress]'`` and add
+``sklearn.callback.ProgressBar()`` to the callbacks.
 """
 
-from sklearn.callback import ProgressBar, ScoringMonitor
+from sklearn.callback import ScoringMonitor
 
 from fedrecsk import RFRec
 from fedrecsk.datasets import make_ratings
@@ -12,7 +13,7 @@ X, y = make_ratings(n_users=300, n_items=200, n_ratings=12_000, random_state=0)
 
 scoring = "neg_root_mean_squared_error"
 monitor = ScoringMonitor(scoring=scoring)
-RFRec(n_rounds=30, random_state=0).set_callbacks(monitor, ProgressBar()).fit(X, y)
+RFRec(n_rounds=30, random_state=0).set_callbacks(monitor).fit(X, y)
 rounds = [row for row in monitor.get_logs().data if row["task_name"] == "round"]
 for row in rounds[::10]:
     print(f"round {row['task_id']}: training RMSE {-row[scoring]:.4f}")
