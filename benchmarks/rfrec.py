@@ -125,19 +125,17 @@ def participation(options):
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     part = split(X, y, 0)
     print(f"bias-only: RMSE {errors(BiasOnly(), *part)[1]:.4f}")
-    worlds = {
-        "everybody": {},
-        "half of the uploads lost": {"federation": Federation(dropout=0.5)},
-        "half of the clients stale": {"federation": Federation(dropout=0.5, dropout_mode="stale")},
-        "half of the clients offline": {
-            "federation": Federation(dropout=0.5, dropout_mode="offline")
-        },
-        "random cohorts of half": {"client_fraction": 0.5},
-        "rotating cohorts of half": {
-            "client_fraction": 0.5,
-            "federation": Federation(sampling="rotating"),
-        },
-    }
+    worlds = {"everybody": {}}
+    for mode in ("upload", "stale", "offline"):
+        world = Federation(dropout=0.5, dropout_mode=mode)
+        worlds[f"half of the clients dropped ({mode})"] = {"federation": world}
+    for share in (0.5, 0.1):
+        for sampling in ("random", "rotating"):
+            world = Federation(sampling=sampling)
+            worlds[f"{sampling} cohorts of {share:g}"] = {
+                "client_fraction": share,
+                "federation": world,
+            }
     for label, world in worlds.items():
         for aggregation in ("all", "holders"):
             model = _seeded(RFRec(aggregation=aggregation, **world), 0, options)
