@@ -14,7 +14,7 @@ from fedrecsk.model_selection import UserKFold
 X = make_interactions(n_users=500, n_items=400, n_interactions=20_000, random_state=0)
 ranking = make_ranking_scorer(["ndcg", "hit_rate"], k=10)
 search = GridSearchCV(
-    LocALS(n_rounds=5, random_state=0),
+    LocALS(random_state=0),
     {"n_factors": [4, 8, 16, 32], "n_rounds": [3, 10]},
     cv=UserKFold(3, shuffle=True, random_state=0),
     scoring={**ranking, "bytes_up": bytes_up_scorer},

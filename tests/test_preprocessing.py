@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedrecsk import BiasOnly, Popularity, RFRec
+from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserKFold, WarmStartKFold
 from fedrecsk.preprocessing import (
     IdEncoder,
@@ -321,3 +322,15 @@ def test_bad_parameters_are_named(call, name, toy):
 def test_ratings_must_be_finite():
     with pytest.raises(ValueError, match="NaN or infinity .first in row 1"):
         to_implicit([[1, 1], [2, 2]], [5, np.nan])
+
+
+def test_a_pipeline_with_codes_ranks_as_the_bare_model_does():
+    """Two unknown users, and two unknown items of one user, stay apart."""
+    train = [["ann", 1], ["ann", 2], ["bob", 1], ["bob", 3], ["cat", 4]]
+    test = [["ann", 3], ["ann", 8], ["ann", 9], ["dan", 1], ["eve", 4], ["eve", 8]]
+    bare = Popularity().fit(train)
+    piped = make_pipeline(IdEncoder(), Popularity()).fit(train)
+    options = {"metrics": ["ndcg", "recall", "hit_rate", "mrr"], "k": 2}
+    expected = pytest.approx(evaluate_ranking(bare, test, **options))
+    assert evaluate_ranking(piped, test, **options) == expected
+    assert piped.score(test) == pytest.approx(bare.score(test))

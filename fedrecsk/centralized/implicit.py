@@ -62,7 +62,9 @@ class ImplicitRecommender(RankingMixin, Recommender):
         return self.n_iterations
 
     def _fit(self, data, report):
-        likes = _likes(data)
+        # The library's draws go by row, so rows are in the order of ids, whatever the clients.
+        order = np.argsort(data.user_ids.values, kind="stable")
+        likes = _likes(data)[order]
         if not likes.nnz:
             raise ValueError(
                 "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
@@ -75,7 +77,10 @@ class ImplicitRecommender(RankingMixin, Recommender):
         n_done, close = 0, report.step("iteration")
 
         def attributes():
-            return self._attributes(model, likes) | {"n_iterations_": n_done, "_seed": int(seed)}
+            fitted = self._attributes(model, likes)
+            for name in [name for name in fitted if name.startswith("user_")]:
+                fitted[name] = fitted[name][np.argsort(order)]
+            return fitted | {"n_iterations_": n_done, "_seed": int(seed)}
 
         def after_iteration(*_):
             nonlocal n_done, close

@@ -47,6 +47,14 @@ def best_within(
         is not among the scores, a cost is positive (it should come from a cost scorer), or no
         candidate is within the budget.
 
+    Notes
+    -----
+    scikit-learn leaves `best_score_` and `score` of a search with a callable `refit` undefined:
+    read ``cv_results_["mean_test_..."][best_index_]``, and score with
+    ``evaluate_ranking(search, X_test)``. An error here ends the search with its results lost;
+    when unsure of the budget, search with ``refit=False`` and call ``best_within(...)`` on
+    `cv_results_` afterwards.
+
     Examples
     --------
     >>> from sklearn.model_selection import GridSearchCV, KFold
@@ -154,7 +162,7 @@ class CostScorer(RecommenderScorer):
         super().__init__(cost)
         self._name = name
 
-    def _score(self, method_caller, estimator, X, y_true=None):
+    def _score(self, method_caller, estimator, X, y_true=None, *, sample_weight=None):
         _, model = unwrap(estimator)
         return -float(self._score_func(model))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.utils._param_validation import Interval, validate_parameter_constraints
+from sklearn.utils.validation import _check_feature_names
 
 from fedrecsk import _kernels
 from fedrecsk.metrics import _checks, _negatives
@@ -173,6 +174,8 @@ class Protocol:
             given = _negatives.transformed(*_negatives.read(self.negatives), X, transformers)
         for transformer in transformers:
             X = transformer.transform(X)
+        if hasattr(X, "columns"):
+            _check_feature_names(recommender, X, reset=False)
         model = adapt(recommender)
         held_out = hold_out(model, X, y, sample_weight, self.relevant_above)
         self._check_depth(depth, len(model.item_ids), "items of the catalogue")

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.utils import _safe_indexing, check_random_state
 
 from fedrecsk import _kernels
-from fedrecsk.interactions import id_array, id_columns
+from fedrecsk.interactions import as_table, id_array, id_columns
 
 # A file of negatives that others made may hold a few rated items; more than this is a mistake.
 TOLERATED_SHARE_RATED = 0.01
@@ -61,7 +61,7 @@ def read(negatives):
         users = np.repeat(id_array(list(negatives), "users of negatives"), list(map(len, lists)))
         items = np.concatenate(lists) if lists else np.array([])
     else:
-        table = negatives if hasattr(negatives, "columns") else np.asarray(negatives)
+        table = negatives if hasattr(negatives, "columns") else np.asarray(as_table(negatives))
         if table.ndim != 2 or table.shape[1] < 2:
             raise ValueError(
                 "negatives must be a mapping from user to items, or a table whose rows are a user "

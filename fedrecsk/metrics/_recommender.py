@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from scipy import sparse
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
@@ -39,6 +40,9 @@ def unwrap(estimator):
             inner = inner.steps[-1][1]
         elif hasattr(inner, "best_estimator_"):
             inner = inner.best_estimator_
+        elif isinstance(inner, TransformedTargetRegressor):
+            # Its transformer rescales ratings, which leaves their order alone.
+            inner = inner.regressor_
         else:
             break
     missing = [name for name in ("recommend", "predict", "item_ids_") if not hasattr(inner, name)]

@@ -28,9 +28,10 @@ class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     Parameters
     ----------
     handle_unknown : {"use_encoded_value", "error"}, default="use_encoded_value"
-        What `transform` does with an id that fit did not see: code it as -1, which every
-        recommender of this package takes as one more unknown id, or raise. Test folds have
-        unknown ids more often than not.
+        What `transform` does with ids that fit did not see: code them as -1, -2, ... in
+        ascending order, which every recommender of this package takes as unknown ids, or
+        raise. The codes tell unknown ids apart within one call only. Test folds have unknown
+        ids more often than not.
 
     Attributes
     ----------
@@ -111,11 +112,13 @@ class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         codes = []
         for role, ids, known in zip(ROLES, id_columns(X), self._ids(), strict=True):
             codes.append(known.codes(ids))
-            if self.handle_unknown == "error" and codes[-1].min() < 0:
+            unknown = codes[-1] < 0
+            if self.handle_unknown == "error" and unknown.any():
                 raise ValueError(
-                    f"{role.capitalize()} {ids[codes[-1].argmin()]!s} was not in fit; drop its "
+                    f"{role.capitalize()} {ids[unknown.argmax()]!s} was not in fit; drop its "
                     "rows, or use handle_unknown='use_encoded_value'."
                 )
+            codes[-1][unknown] = -1 - np.unique(ids[unknown], return_inverse=True)[1]
         return _with_ids(array, codes)
 
     def inverse_transform(self, X: ArrayLike) -> NDArray:

@@ -455,3 +455,11 @@ def test_scoring_monitor_sees_every_iteration(Estimator, toy):
     X, y = toy
     assert len(values) == 5
     assert values[-1] == pytest.approx(-np.mean((model.predict(X) - y) ** 2))
+
+
+@pytest.mark.parametrize("Estimator", [ImplicitALS, ImplicitBPR, ImplicitLMF])
+def test_clients_change_nothing(Estimator):
+    X, y = make_toy(30, 12)
+    alone = Estimator(n_factors=4, random_state=0).fit(X, y)
+    grouped = Estimator(n_factors=4, random_state=0).fit(X, y, clients=X[:, 0] % 3)
+    np.testing.assert_array_equal(grouped.predict(X), alone.predict(X))

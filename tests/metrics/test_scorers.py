@@ -3,10 +3,12 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.callback import ScoringMonitor
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import (
@@ -224,3 +226,29 @@ def test_reprs_say_what_they_are():
     assert repr(make_ranking_scorer("mrr", 5)) == "make_ranking_scorer('mrr', k=5)"
     assert repr(several()) == "make_ranking_scorer: ndcg@2, ndcg@5, mrr@2, mrr@5"
     assert repr(bytes_up_scorer) == "bytes_up_scorer"
+
+
+def test_a_rescaled_recommender_is_looked_through(toy):
+    X, y = toy
+    rescaled = TransformedTargetRegressor(RFRec(n_rounds=3, random_state=0), transformer=None)
+    rescaled.fit(X, y)
+    bare = RFRec(n_rounds=3, random_state=0).fit(X, y)
+    scorer = make_ranking_scorer(exclude_seen=False, k=3)
+    assert scorer(rescaled, X, y) == pytest.approx(scorer(bare, X, y))
+    cost = bytes_up_scorer(rescaled, X, y, sample_weight=np.ones(len(y)))
+    assert cost == bytes_up_scorer(bare, X) < 0
+
+
+def test_swapped_columns_are_refused(toy):
+    X, y = toy
+    frame = pd.DataFrame(X, columns=["user", "item"])
+    model = RFRec(n_rounds=3, random_state=0).fit(frame, y)
+    with pytest.raises(ValueError, match="feature names"):
+        evaluate_ranking(model, frame[["item", "user"]], y, k=3)
+
+
+def test_negatives_keep_each_columns_type():
+    X = [["ann", 1], ["ann", 2], ["bob", 1], ["bob", 3], ["cat", 4]]
+    model = Popularity().fit(X)
+    as_rows = evaluate_ranking(model, [["ann", 3]], negatives=[["ann", 4]], k=1)
+    assert as_rows == evaluate_ranking(model, [["ann", 3]], negatives={"ann": [4]}, k=1)
