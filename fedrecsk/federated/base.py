@@ -269,7 +269,7 @@ class FederatedRecommender(Recommender):
         if self.early_stopping:
             if not stopping.stopped:
                 self._validate(world._replace(run=ended), stopping, everyone, everyone)
-            attributes = stopping.best | {"best_round_": stopping.best_round}
+            attributes = copy.deepcopy(stopping.best) | {"best_round_": stopping.best_round}
         return (attributes or self._finished(world)) | {
             "n_rounds_": run.n_rounds,
             "history_": ended.history,
