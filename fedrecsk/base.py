@@ -62,9 +62,9 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         """Turn scores into estimated ratings; never reverses their order."""
         return scores
 
+    @abstractmethod
     def _new_user_attributes(self, data):
         """Per-user fitted attributes (a dict of arrays) for the users of `data` alone."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------------- fit, score
 

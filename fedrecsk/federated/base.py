@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import NamedTuple
@@ -75,9 +76,9 @@ class FederatedRecommender(Recommender):
     def _enrol(self, block):
         """Clients: what they tell before the first round. A Message, or None."""
 
+    @abstractmethod
     def _init_server(self, catalogue, enrolment, key):
         """Server: its first state, from the catalogue and the summed enrolment."""
-        raise NotImplementedError
 
     def _announce(self, server):
         """Server: what it tells every client once, in reply to enrolment. A Message; pure.
@@ -86,18 +87,19 @@ class FederatedRecommender(Recommender):
         """
         return Message()
 
+    @abstractmethod
     def _model(self, server):
         """Server: the model as clients receive it. A Message; pure."""
-        raise NotImplementedError
 
     def _broadcast(self, server, key):
         """Server: what this round sends down. A Message, or None; pure."""
         return self._model(server)
 
+    @abstractmethod
     def _init_clients(self, block, message, key):
         """Clients: their private state, from the first broadcast and the announcement."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _client_update(self, block, state, message, key):
         """Clients: one local update. Returns the state and a Message or None.
 
@@ -105,11 +107,10 @@ class FederatedRecommender(Recommender):
         ``block.active`` must be left as they are. ``state["training_loss"]``, if set to a sum
         of losses and a sum of weights, is read by the simulator alone, for `loss_curve_`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _aggregate(self, server, message, upload, key):
         """Server: its step on the round's Upload (None if none came). Returns its state."""
-        raise NotImplementedError
 
     def _personalize(self, block, state, message, key):
         """Clients: their step on the final model; pure.
@@ -118,9 +119,9 @@ class FederatedRecommender(Recommender):
         """
         return self._init_clients(block, message, key) if state is None else state
 
+    @abstractmethod
     def _attributes(self, server, states):
         """Fitted attributes as a dict; pure. Names of per-user arrays begin with ``user_``."""
-        raise NotImplementedError
 
     def _validation_losses(self, held_out):
         """Clients: loss and weight of each held-out row under the fitted model, for stopping.

@@ -15,8 +15,6 @@ from fedrecsk.simulation.messages import Message
 if TYPE_CHECKING:
     from fedrecsk.simulation.federation import Federation
 
-RATE = 1.0
-
 
 class GlobSGD(FederatedWMF):
     """Federated matrix factorisation with gradient steps on the server.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 
 
@@ -60,10 +58,6 @@ class Ledger:
         """Each of `clients` (codes) sent so many bytes, an array."""
         self.client_bytes_up[clients] += nbytes
         self.count(bytes_up=nbytes.sum())
-
-    def copy(self):
-        """An independent copy."""
-        return copy.deepcopy(self)
 
     @property
     def bytes_down(self) -> int:

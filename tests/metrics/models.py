@@ -23,6 +23,9 @@ class Given(RankingMixin, Recommender):
     def _fit(self, data, report):
         return {}
 
+    def _new_user_attributes(self, data):
+        return {}
+
     def _score_all(self, users):
         table = [
             [score(self.user_ids_[u] if u >= 0 else 0, i) for i in self.item_ids_] for u in users
