@@ -206,12 +206,14 @@ class FederatedRecommender(Recommender):
                 return
 
         run.ledger.count(participants=turn.active.sum(), dropped=turn.dropped.sum())
+        busy = np.unique(run.block_of_client[turn.active]).tolist()
+        arguments = (message, announced, turn, key)
         results = world.parallel(
-            delayed(_update)(world.clients, block, state, heard, message, announced, turn, key)
-            for block, state, heard in zip(run.blocks, run.states, run.heard, strict=True)
+            delayed(_update)(world.clients, *run.part(b), *arguments) for b in busy
         )
-        uploads = run.keep_states(results)
-        upload = run.transport.up(run.blocks, uploads, turn.active, turn.delivers, key)
+        uploads = run.keep_states(busy, results)
+        blocks = [run.blocks[b] for b in busy]
+        upload = run.transport.up(blocks, uploads, turn.active, turn.delivers, key)
         run.server = self._aggregate(run.server, message, upload, key)
         run.record(turn)
         if self.early_stopping:
@@ -354,6 +356,7 @@ class Run:
     blocks: list = field(default_factory=list)
     states: list = field(default_factory=list)
     heard: list = field(default_factory=list)
+    block_of_client: np.ndarray | None = None
     history: list = field(default_factory=list)
     stopping: EarlyStopping = field(default_factory=EarlyStopping)
 
@@ -385,17 +388,21 @@ class Run:
         """Take up the blocks; a resumed run goes on with its own."""
         if not self.blocks:
             self.blocks = blocks
-            self.states = [None] * len(blocks)
+            self.states = _blocks.ClientStates(blocks, [None] * len(blocks))
             self.heard = [None] * len(blocks)
+            self.block_of_client = np.empty(self.n_clients, dtype=np.int64)
+            for b, block in enumerate(blocks):
+                self.block_of_client[block.clients] = b
 
-    def keep_states(self, results):
-        """Take the blocks' new states as they come, and pass on their uploads one by one."""
-        states, self.heard = [], []
-        for state, upload, heard in results:
-            states.append(state)
-            self.heard.append(heard)
+    def part(self, b):
+        """A block, its state, and the last broadcast that it heard."""
+        return self.blocks[b], self.states[b], self.heard[b]
+
+    def keep_states(self, busy, results):
+        """Take the busy blocks' new states as they come, and pass on their uploads."""
+        for b, (state, upload, heard) in zip(busy, results, strict=True):
+            self.states[b], self.heard[b] = state, heard
             yield upload
-        self.states = _blocks.ClientStates(self.blocks, states)
 
     def record(self, turn):
         """Add the round that just ended to the history."""
@@ -433,8 +440,6 @@ def _parameters_of_a_run(estimator):
 def _update(clients, block, state, heard, message, announced, turn, key):
     """One block's part in a round, on the clients' side."""
     block.active, block.delivers = turn.active[block.clients], turn.delivers[block.clients]
-    if not block.active.any():
-        return state, None, heard
     if turn.hears[block.clients].any():
         heard = message or heard
     else:

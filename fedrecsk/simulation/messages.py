@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# An item's number on the wire, as int32.
+INDEX_BYTES = 4
+
 
 @dataclass(frozen=True, eq=False)
 class Dense:
@@ -20,39 +23,53 @@ class Dense:
         federation's `wire_dtype`.
     clip : float or None
         Every client has clipped each of its coordinates to [-clip, clip] before the sum.
+    center : ndarray or None
+        Up: what a client that changed nothing would send; what it has learned is the
+        difference. None: zero.
     """
 
     values: np.ndarray
     dtype: str | None = None
     clip: float | None = None
+    center: np.ndarray | None = None
 
     def sizes(self, block):
-        """Coordinates that one client puts on the wire or takes from it."""
+        """Coordinates that each client puts on the wire or takes from it, shape (n_clients,)."""
         return np.full(block.n_clients, np.size(self.values))
+
+    def nbytes(self, block, wire_dtype):
+        """Bytes of the field for each client, shape (n_clients,)."""
+        return self.sizes(block) * np.dtype(self.dtype or wire_dtype).itemsize
 
 
 @dataclass(frozen=True, eq=False)
 class Rows(Dense):
-    """A field of which every client receives or sends only the rows of its own items.
+    """A field of which every client receives or sends the rows of some items only.
 
     Parameters
     ----------
     values : ndarray of shape (n_items, ...)
         Down: all rows, of which a client gets its own. Up: their sum by item over the
-        block's clients that deliver, zero where nobody holds the item.
-    dtype, clip
+        block's clients that deliver, zero where nobody sends the item.
+    dtype, clip, center
         As in :class:`Dense`.
-
-    Notes
-    -----
-    Only the values are counted. That both sides know which rows they are has to cross once,
-    as a field of its own, in the enrolment.
+    n_rows : ndarray of shape (n_clients of the block,) or None
+        How many rows each client sends, each along with the item's number. None: those of the
+        items it holds. Which these are has to cross once, as a field of its own, in the
+        enrolment.
     """
+
+    n_rows: np.ndarray | None = None
 
     def sizes(self, block):
         """Coordinates that each client puts on the wire, shape (n_clients,)."""
-        n_rows = np.diff(block.row_indptr)
+        n_rows = np.diff(block.row_indptr) if self.n_rows is None else self.n_rows
         return n_rows * (np.size(self.values) // max(1, len(self.values)))
+
+    def nbytes(self, block, wire_dtype):
+        """Bytes of the field for each client, the items' numbers included."""
+        numbers = 0 if self.n_rows is None else self.n_rows * INDEX_BYTES
+        return super().nbytes(block, wire_dtype) + numbers
 
 
 class Message(dict):
@@ -76,10 +93,7 @@ class Message(dict):
 
     def nbytes(self, block, wire_dtype):
         """Bytes of the message for each client of the block."""
-        return sum(
-            field.sizes(block) * np.dtype(field.dtype or wire_dtype).itemsize
-            for field in self.values()
-        )
+        return sum(field.nbytes(block, wire_dtype) for field in self.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +102,7 @@ class Total:
 
     Parameters
     ----------
-    sum : ndarray, dtype float64
+    sum : ndarray, dtype float64, or int64 if the clients sent integers
     n_clients : int
         How many clients the sum is over.
     """

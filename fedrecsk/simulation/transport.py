@@ -69,7 +69,7 @@ class Transport:
                 continue
             n_sound += sound.sum()
             for name, field in part.items():
-                values = np.asarray(field.values, dtype=np.float64)
+                values = _wide(field.values)
                 totals[name] = totals[name] + values if name in totals else values
         self.ledger.count(messages_up=n_sound, rejected=n_arrived - n_sound)
         if n_sound == 0:
@@ -107,6 +107,12 @@ class Transport:
     def privacy_report(self):
         """What the uploads so far cost in privacy."""
         return PrivacyReport.of(self.federation.local_dp, self._uploads, self._coordinates)
+
+
+def _wide(values):
+    """As the server adds: integers exactly, everything else in float64."""
+    values = np.asarray(values)
+    return values.astype(np.int64 if values.dtype.kind in "iub" else np.float64)
 
 
 def _is_valid(part, shapes):
