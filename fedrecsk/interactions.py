@@ -219,6 +219,11 @@ class Interactions:
         return np.repeat(np.arange(self.n_users), np.diff(self.indptr))
 
     @property
+    def clients(self):
+        """Client code of each rating, shape (n_ratings,)."""
+        return np.repeat(np.arange(self.n_clients), np.diff(self.rating_indptr))
+
+    @property
     def rating_indptr(self):
         """Ratings of client c: ``rating_indptr[c]:rating_indptr[c + 1]``."""
         return self.indptr[self.client_indptr]

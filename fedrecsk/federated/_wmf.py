@@ -128,10 +128,15 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
         kind = Dense if self.download == "all" else Rows
         fields = {"rows": kind(rows)}
         if self.aggregation == "full":
-            fields["others"] = Dense(square)
+            fields["others"] = Dense(square, center=self._idle_matrix)
         if self.aggregation == "holders":
             fields["n_holders"] = kind(n_holders, dtype="uint8")
         return Message(sound=sound, **fields)
+
+    @property
+    def _idle_matrix(self):
+        """The matrix of a client that leaves the items it does not hold as they are."""
+        return np.eye(self.n_factors)
 
     def _loss(self, block, loss, mass):
         """Loss and weight of a round's active clients, over all pairs of user and item."""

@@ -91,6 +91,13 @@ class FederatedRecommender(Recommender):
     def _model(self, server):
         """Server: the model as clients receive it. A Message; pure."""
 
+    def _news(self, server):
+        """Server: what a client needs that knows the last model already. A Message; pure.
+
+        None: the whole model.
+        """
+        return None
+
     def _broadcast(self, server, key):
         """Server: what this round sends down. A Message, or None; pure."""
         return self._model(server)
@@ -165,10 +172,13 @@ class FederatedRecommender(Recommender):
         # Blocks update in place: a fit that fails half-way must not be continued.
         self._run = None
         clients = clone(self).set_params(random_state=None).set_callbacks()
-        training, held_out = data, None
+        training, held_out = run.trained_on(data), None
         if self.early_stopping:
-            training, held_out = hold_out(data, self.validation_fraction, run.key)
+            training, held_out = hold_out(training, self.validation_fraction, run.key)
         blocks = self._cut(training, run.federation, run.key)
+        if run.federation.aggregator is not None:
+            cohort = participation.cohort_size(data.n_clients, self.client_fraction)
+            run.federation.aggregator._check_clients(training, cohort)
         self._check_world(run.federation, training, blocks)
         run.keep_blocks(blocks)
         with (
@@ -199,7 +209,7 @@ class FederatedRecommender(Recommender):
 
         announced = self._announce(run.server)
         message = self._broadcast(run.server, key)
-        run.transport.down(run.blocks, message, turn.hears)
+        run.transport.down(run.blocks, message, turn.hears, self._news(run.server))
         if message and run.n_rounds and self.early_stopping:
             self._validate(world, run.stopping, turn.hears, turn.delivers)
             if run.stopping.stopped:
@@ -213,7 +223,7 @@ class FederatedRecommender(Recommender):
         )
         uploads = run.keep_states(busy, results)
         blocks = [run.blocks[b] for b in busy]
-        upload = run.transport.up(blocks, uploads, turn.active, turn.delivers, key)
+        upload = run.transport.up(blocks, uploads, turn.active, turn.delivers, key, learned=True)
         run.server = self._aggregate(run.server, message, upload, key)
         run.record(turn)
         if self.early_stopping:
@@ -243,7 +253,7 @@ class FederatedRecommender(Recommender):
         parts = world.parallel(delayed(world.clients._enrol)(block) for block in run.blocks)
         enrolment = run.transport.up(run.blocks, parts, everyone, everyone, run.key)
         server = self._init_server(catalogue, enrolment, run.key)
-        run.transport.down(run.blocks, self._announce(server), everyone)
+        run.transport.announce(run.blocks, self._announce(server))
         return server
 
     def _finished(self, world):
@@ -267,13 +277,17 @@ class FederatedRecommender(Recommender):
         stopping = copy.copy(run.stopping)
         ended.ledger.open("final", run.n_rounds)
         everyone = np.ones(run.n_clients, dtype=bool)
-        ended.transport.down(run.blocks, self._model(run.server), everyone)
+        ended.transport.down(run.blocks, self._model(run.server), everyone, self._news(run.server))
         attributes = None
         if self.early_stopping:
             if not stopping.stopped:
                 self._validate(world._replace(run=ended), stopping, everyone, everyone)
             attributes = copy.deepcopy(stopping.best) | {"best_round_": stopping.best_round}
-        return (attributes or self._finished(world)) | {
+        attributes = attributes or self._finished(world)
+        if run.intrusion is not None:
+            controlled = run.transport.ledger.client_ids[run.intrusion.controlled]
+            attributes["compromised_clients_"] = controlled
+        return attributes | {
             "n_rounds_": run.n_rounds,
             "history_": ended.history,
             "loss_curve_": [row["loss"] for row in ended.history],
@@ -282,6 +296,8 @@ class FederatedRecommender(Recommender):
         }
 
     def _cut(self, data, federation, key):
+        if federation.one_by_one:
+            return _blocks.cut(data, np.arange(data.n_clients))
         if self._shares_state or federation.dropout_mode == "stale":
             groups = participation.histories(data.n_clients, self.client_fraction, federation, key)
             return _blocks.cut(data, groups)
@@ -365,15 +381,28 @@ class Run:
         """Before enrolment."""
         parameters = _parameters_of_a_run(estimator)
         seed = check_random_state(estimator.random_state).randint(2**31 - 1)
-        transport = Transport(clone(federation), data.client_ids)
+        key, federation = Key(int(seed)), clone(federation)
+        intrusion = None
+        if federation.adversary is not None:
+            rates = estimator.__sklearn_tags__().target_tags.required
+            intrusion = federation.adversary.enter(data, rates, key)
+        transport = Transport(federation, data.client_ids, intrusion)
         return cls(
-            Key(int(seed)),
+            key,
             transport.federation,
             transport,
             data.n_clients,
             data.fingerprint(),
             parameters,
         )
+
+    @property
+    def intrusion(self):
+        return self.transport.intrusion
+
+    def trained_on(self, data):
+        """What clients train on, some of them perhaps not on what their users did."""
+        return data if self.intrusion is None else self.intrusion.data
 
     @property
     def ledger(self):

@@ -190,6 +190,8 @@ class GlobSGD(FederatedWMF):
 
     # ------------------------------------------------------------------- its single lines
 
+    _idle_matrix = None
+
     def _rate(self, server, upload):
         if self.learning_rate != "auto":
             return self.learning_rate

@@ -504,9 +504,10 @@ class RFRec(RatingMixin, FederatedRecommender):
             n_senders = np.sum(sound & block.delivers)
             shared = np.clip(state["shared"], -self._clip, self._clip)
             total = held + (n_senders - n_holders)[:, None] * shared
+            field = Dense(total, clip=self._clip, center=broadcast)
         else:
-            total = held - n_holders[:, None] * broadcast
-        return Message(item_vectors=Dense(total, clip=self._clip), sound=sound)
+            field = Dense(held - n_holders[:, None] * broadcast, clip=self._clip)
+        return Message(item_vectors=field, sound=sound)
 
     def _empty_sums(self, block):
         shape = (block.n_items, self._width)

@@ -15,6 +15,7 @@ from fedrecsk.metrics._costs import (
 )
 from fedrecsk.metrics._evaluate import catalogue_ndcg as catalogue_ndcg
 from fedrecsk.metrics._evaluate import evaluate_ranking
+from fedrecsk.metrics._exposure import exposure
 from fedrecsk.metrics._ranking import (
     hit_rate_at_k,
     ndcg_at_k,
@@ -32,6 +33,7 @@ __all__ = [
     "bytes_up_scorer",
     "epsilon_scorer",
     "evaluate_ranking",
+    "exposure",
     "hit_rate_at_k",
     "make_ranking_scorer",
     "ndcg_at_k",

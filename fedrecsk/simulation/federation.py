@@ -8,9 +8,11 @@ from typing import Literal
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval, StrOptions
 
+from fedrecsk.aggregation import Aggregator
+from fedrecsk.attacks import Adversary
 from fedrecsk.privacy.local_dp import LaplaceMechanism
 
-_LATER = ("compression", "secure_aggregation", "aggregator", "adversary")
+_LATER = ("compression", "secure_aggregation")
 
 
 class Federation(BaseEstimator):
@@ -35,7 +37,12 @@ class Federation(BaseEstimator):
     wire_dtype : {"float32", "float64"}, default="float32"
         Type in which real numbers are counted on the wire. It does not change what is
         computed.
-    compression, secure_aggregation, aggregator, adversary : None, default=None
+    aggregator : Aggregator or None, default=None
+        How the server adds up uploads that it does not trust, see
+        :mod:`fedrecsk.aggregation`. None: it adds up all of them.
+    adversary : Adversary or None, default=None
+        Poisoned clients, see :mod:`fedrecsk.attacks`.
+    compression, secure_aggregation : None, default=None
         Reserved; anything but None is refused until there is something to give.
 
     Examples
@@ -54,8 +61,8 @@ class Federation(BaseEstimator):
         "wire_dtype": [StrOptions({"float32", "float64"})],
         "compression": "no_validation",
         "secure_aggregation": "no_validation",
-        "aggregator": "no_validation",
-        "adversary": "no_validation",
+        "aggregator": [Aggregator, None],
+        "adversary": [Adversary, None],
     }
 
     def __init__(
@@ -67,8 +74,8 @@ class Federation(BaseEstimator):
         local_dp: LaplaceMechanism | None = None,
         compression: None = None,
         secure_aggregation: None = None,
-        aggregator: None = None,
-        adversary: None = None,
+        aggregator: Aggregator | None = None,
+        adversary: Adversary | None = None,
         wire_dtype: Literal["float32", "float64"] = "float32",
     ):
         self.dropout = dropout
@@ -89,5 +96,11 @@ class Federation(BaseEstimator):
                     f"Federation({name}=...) is not available in this version of fedrecsk; "
                     f"leave {name}=None."
                 )
-        if self.local_dp is not None:
-            self.local_dp._validate_params()
+        for part in (self.local_dp, self.aggregator, self.adversary):
+            if part is not None:
+                part._validate_params()
+
+    @property
+    def one_by_one(self):
+        """Whether somebody looks at the clients' uploads before they are added up."""
+        return self.aggregator is not None or self.adversary is not None

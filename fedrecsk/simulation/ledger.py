@@ -15,7 +15,13 @@ class Ledger:
         clients predict. Keys: `phase` ("enrolment", "round" or "final"), `round`,
         `participants` (clients that updated), `messages_down`, `messages_up` (arrived and
         sound), `dropped` (clients cut off or uploads lost), `rejected` (uploads with NaN or
-        infinite values), `bytes_down`, `bytes_up` (sent, whether or not they arrived).
+        infinite values), `bytes_down`, `bytes_up` (sent, whether or not they arrived), and
+        readings of what the same clients would have received: `bytes_down_whole`, if each
+        got the whole model; `bytes_down_missed`, if each got the news of all rounds since it
+        was last heard from; `bytes_down_latest`, the news of the last round alone, which
+        is enough for clients that also follow the rounds that they take no part in.
+        `bytes_down` takes for each client the smaller of the first two. A method without
+        news of its own sends the whole model, and the four are equal.
     client_ids : ndarray of shape (n_clients,)
     client_bytes_down, client_bytes_up : ndarray of shape (n_clients,), dtype int64
         Bytes that each client received and sent.
@@ -41,6 +47,9 @@ class Ledger:
                 "rejected": 0,
                 "bytes_down": 0,
                 "bytes_up": 0,
+                "bytes_down_whole": 0,
+                "bytes_down_missed": 0,
+                "bytes_down_latest": 0,
             }
         )
 
@@ -49,10 +58,19 @@ class Ledger:
         for name, count in counts.items():
             self.entries[-1][name] += int(count)
 
-    def down(self, clients, nbytes):
-        """Each of `clients` (codes) received so many bytes, an array."""
+    def down(self, clients, whole, missed=None, latest=None):
+        """What each of `clients` (codes) received: arrays of bytes, one for each reading."""
+        missed = whole if missed is None else missed
+        latest = whole if latest is None else latest
+        nbytes = np.minimum(whole, missed)
         self.client_bytes_down[clients] += nbytes
-        self.count(messages_down=len(clients), bytes_down=nbytes.sum())
+        self.count(
+            messages_down=len(clients),
+            bytes_down=nbytes.sum(),
+            bytes_down_whole=whole.sum(),
+            bytes_down_missed=missed.sum(),
+            bytes_down_latest=latest.sum(),
+        )
 
     def up(self, clients, nbytes):
         """Each of `clients` (codes) sent so many bytes, an array."""

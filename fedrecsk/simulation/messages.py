@@ -37,6 +37,15 @@ class Dense:
         """Coordinates that each client puts on the wire or takes from it, shape (n_clients,)."""
         return np.full(block.n_clients, np.size(self.values))
 
+    def rows_of(self, block):
+        """The rows that a one-client block puts on the wire."""
+        return slice(None)
+
+    @property
+    def is_count(self):
+        """Whether it counts things instead of saying what was learned."""
+        return self.dtype is not None and np.dtype(self.dtype).kind == "u"
+
     def nbytes(self, block, wire_dtype):
         """Bytes of the field for each client, shape (n_clients,)."""
         return self.sizes(block) * np.dtype(self.dtype or wire_dtype).itemsize
@@ -65,6 +74,12 @@ class Rows(Dense):
         """Coordinates that each client puts on the wire, shape (n_clients,)."""
         n_rows = np.diff(block.row_indptr) if self.n_rows is None else self.n_rows
         return n_rows * (np.size(self.values) // max(1, len(self.values)))
+
+    def rows_of(self, block):
+        """The rows that a one-client block puts on the wire."""
+        if self.n_rows is None:
+            return block.row_items
+        return np.flatnonzero(self.values.reshape(len(self.values), -1).any(axis=1))
 
     def nbytes(self, block, wire_dtype):
         """Bytes of the field for each client, the items' numbers included."""

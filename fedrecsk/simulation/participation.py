@@ -48,7 +48,7 @@ def draw(n_clients, client_fraction, federation, key):
         cohorts = rotation(n_clients, client_fraction, key)
         cohort = cohorts == key.round % (cohorts.max() + 1)
     else:
-        size = max(1, round(client_fraction * n_clients))
+        size = cohort_size(n_clients, client_fraction)
         cohort = np.zeros(n_clients, dtype=bool)
         cohort[np.argsort(key.hashed("cohort", everyone), kind="stable")[:size]] = True
 
@@ -61,6 +61,11 @@ def draw(n_clients, client_fraction, federation, key):
             return Participation(connected, cohort, connected, dropped)
         case "offline":
             return Participation(connected, connected, connected, dropped)
+
+
+def cohort_size(n_clients, client_fraction):
+    """Clients in a round's cohort; rotating cohorts differ from it by a few."""
+    return max(1, round(client_fraction * n_clients))
 
 
 def rotation(n_clients, client_fraction, key):

@@ -457,3 +457,25 @@ class TestQuality:
     def test_the_mean_over_holders_is_no_better_than_popularity(self, parts):
         model = LocALS(aggregation="holders", random_state=0, n_rounds=30).fit(parts[0])
         assert precision(model, *parts) < precision(Popularity().fit(parts[0]), *parts)
+
+
+@every_method
+def test_bad_rows_are_named_and_empty_ones_ignored(Estimator, toy):
+    X, _ = toy
+    weight = np.ones(len(X))
+    weight[3] = -1
+    with pytest.raises(ValueError, match="Negative values in data passed to `sample_weight`"):
+        make(Estimator).fit(X, sample_weight=weight)
+    gone = X[0, 0]
+    weight = (X[:, 0] != gone).astype(float)
+    model = make(Estimator).fit(X, sample_weight=weight)
+    assert gone not in model.user_ids_
+    items, _ = model.recommend([gone], 3)
+    assert len(set(items[0].tolist())) == 3
+
+
+@pytest.mark.parametrize("local_epochs", [1, 2])
+def test_a_single_user_without_a_tie_still_fits(local_epochs, toy):
+    X = toy[0][toy[0][:, 0] == toy[0][0, 0]]
+    model = make(LocALS, mu=0.0, local_epochs=local_epochs).fit(X)
+    assert np.isfinite(model.predict(X)).all()

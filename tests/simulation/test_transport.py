@@ -129,3 +129,32 @@ def test_rows_cost_each_client_its_own_items():
     transport.up(blocks, parts, everyone, everyone, Key(0, 0))
     assert transport.ledger.client_bytes_up.tolist() == [3 * 16, 16, 16]
     assert transport.privacy_report().n_coordinates == 12
+
+
+def test_news_cost_what_each_client_missed_or_the_whole_model_if_that_is_less():
+    transport, blocks = make()
+    whole, news = Message(x=Dense(np.ones(10))), Message(x=Dense(np.ones(3)))
+    first, late = np.arange(N_CLIENTS) < 4, np.arange(N_CLIENTS) == 0
+    readings = []
+    for hears, new in [(first, None), (late, news), (~first, news), (first, news), (late, news)]:
+        transport.ledger.open("round")
+        transport.down(blocks, whole, hears, new)
+        entry = transport.ledger.entries[-1]
+        readings.append([entry[f"bytes_down{x}"] for x in ("", "_whole", "_missed", "_latest")])
+    assert readings == [
+        [4 * 40, 4 * 40, 4 * 40, 4 * 40],
+        [12, 40, 12, 12],
+        [3 * 40, 3 * 40, 3 * 40, 3 * 12],
+        [24 + 3 * 36, 4 * 40, 24 + 3 * 36, 4 * 12],
+        [12, 40, 12, 12],
+    ]
+    sums = transport.ledger.client_bytes_down.tolist()
+    assert sums == [40 + 12 + 24 + 12, 76, 76, 76, 40, 40, 40]
+
+
+def test_an_announcement_is_no_model():
+    transport, blocks = make()
+    transport.announce(blocks, Message(x=Dense(np.ones(2))))
+    news = Message(x=Dense(np.ones(1)))
+    transport.down(blocks, Message(x=Dense(np.ones(10))), np.arange(N_CLIENTS) < 1, news)
+    assert transport.ledger.client_bytes_down.tolist() == [48] + [8] * 6

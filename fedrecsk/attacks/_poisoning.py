@@ -1,0 +1,345 @@
+"""Poisoning: clients that lie in what they upload, or in the data that they train on."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Real
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils._param_validation import Interval
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+
+@dataclass(frozen=True, eq=False)
+class Intrusion:
+    """An adversary that has entered a fit.
+
+    Attributes
+    ----------
+    controlled : ndarray of shape (n_clients,), dtype bool
+        The clients that are its own.
+    data : Interactions
+        What the clients train on.
+    forge : callable
+        ``forge(upload, generator)`` turns the upload of one of its clients, a dict of
+        Update, into what that client sends instead.
+    """
+
+    controlled: np.ndarray
+    data: object
+    forge: Callable
+
+
+class Adversary(BaseEstimator, ABC):
+    """Base class: what ``Federation(adversary=...)`` takes.
+
+    An adversary controls some clients for the whole fit. They enrol and answer questions
+    about held-out rows like everybody else; what they send in the rounds, or the data they
+    train on, is forged. ``compromised_clients_`` of the fitted model has their ids.
+
+    Parameters
+    ----------
+    fraction : float in (0, 1), default=0.1
+        Share of the clients that it controls, drawn with the fit's `random_state`; at least
+        one.
+    clients : array-like of shape (n_controlled,), default=None
+        Their ids, instead of a share of all.
+    """
+
+    _parameter_constraints: dict = {
+        "fraction": [Interval(Real, 0, 1, closed="neither")],
+        "clients": ["array-like", None],
+    }
+
+    def __init__(self, fraction: float = 0.1, *, clients: ArrayLike | None = None):
+        self.fraction = fraction
+        self.clients = clients
+
+    def enter(self, data, rates, key):
+        """Take over clients of one fit.
+
+        Parameters
+        ----------
+        data : Interactions
+        rates : bool
+            Whether users rate, instead of doing or not doing something with an item.
+        key : Key
+            Of the fit.
+
+        Returns
+        -------
+        Intrusion
+
+        Raises
+        ------
+        ValueError
+            If a client is unknown, or none is left that is honest.
+        """
+        controlled = self._controlled(data.client_ids, key)
+        poisoned = self._poisoned(data, controlled, rates, key)
+        return Intrusion(controlled, poisoned, partial(self._forged, data))
+
+    def _controlled(self, client_ids, key):
+        n_clients = len(client_ids)
+        controlled = np.zeros(n_clients, dtype=bool)
+        if self.clients is None:
+            order = np.argsort(key.at(-1).hashed("adversary", np.arange(n_clients)), kind="stable")
+            controlled[order[: max(1, round(self.fraction * n_clients))]] = True
+        else:
+            theirs = np.asarray(self.clients)
+            unknown = ~np.isin(theirs, client_ids)
+            if unknown.any():
+                raise ValueError(
+                    f"{type(self).__name__}(clients=...) names {theirs[unknown][0]!s}, which is no "
+                    "client of this fit; take ids from the user column, or from `clients` if fit "
+                    "gets them."
+                )
+            controlled = np.isin(client_ids, theirs)
+        if controlled.all():
+            raise ValueError(
+                f"{type(self).__name__} would control all {n_clients} clients, and nobody honest "
+                "would be left; lower fraction or name fewer clients."
+            )
+        return controlled
+
+    def _poisoned(self, data, controlled, rates, key):
+        """What the clients train on."""
+        return data
+
+    def _forged(self, data, upload, generator):
+        """What a controlled client sends instead of `upload`."""
+        return upload
+
+
+class RandomUpload(Adversary):
+    """Uploads of pure noise: every number is drawn from N(0, strength^2).
+
+    Parameters
+    ----------
+    fraction, clients
+        As in :class:`Adversary`.
+    strength : float, default=1.0
+        Standard deviation, in the units of the uploads.
+
+    Examples
+    --------
+    >>> from fedrecsk import Federation, LocALS
+    >>> from fedrecsk.attacks import RandomUpload
+    >>> from fedrecsk.datasets import make_interactions
+    >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
+    >>> world = Federation(adversary=RandomUpload(clients=[3, 5]))
+    >>> LocALS(n_factors=4, federation=world, random_state=0).fit(X).compromised_clients_
+    array([3, 5])
+    """
+
+    _parameter_constraints: dict = Adversary._parameter_constraints | {
+        "strength": [Interval(Real, 0, None, closed="neither")],
+    }
+
+    def __init__(
+        self, fraction: float = 0.1, *, strength: float = 1.0, clients: ArrayLike | None = None
+    ):
+        super().__init__(fraction, clients=clients)
+        self.strength = strength
+
+    def _forged(self, data, upload, generator):
+        return _changed(
+            upload, lambda change: self.strength * generator.standard_normal(change.shape)
+        )
+
+
+class SignFlip(Adversary):
+    """Uploads of -scale times what the client has honestly learned.
+
+    Parameters
+    ----------
+    fraction, clients
+        As in :class:`Adversary`.
+    scale : float, default=5.0
+
+    Examples
+    --------
+    >>> from fedrecsk.attacks import SignFlip
+    >>> SignFlip(fraction=0.2, scale=1.0)
+    SignFlip(fraction=0.2, scale=1.0)
+    """
+
+    _parameter_constraints: dict = Adversary._parameter_constraints | {
+        "scale": [Interval(Real, 0, None, closed="neither")],
+    }
+
+    def __init__(
+        self, fraction: float = 0.1, *, scale: float = 5.0, clients: ArrayLike | None = None
+    ):
+        super().__init__(fraction, clients=clients)
+        self.scale = scale
+
+    def _forged(self, data, upload, generator):
+        return _changed(upload, lambda change: -self.scale * change)
+
+
+class RandomDirection(Adversary):
+    """Uploads in a random direction, as long as the honest ones: clipping cannot tell.
+
+    Parameters
+    ----------
+    fraction, clients
+        As in :class:`Adversary`.
+
+    Examples
+    --------
+    >>> from fedrecsk.attacks import RandomDirection
+    >>> RandomDirection(fraction=0.2)
+    RandomDirection(fraction=0.2)
+    """
+
+    def _forged(self, data, upload, generator):
+        def turned(change):
+            direction = generator.standard_normal(change.shape)
+            return direction * (np.linalg.norm(change) / (np.linalg.norm(direction) or 1))
+
+        return _changed(upload, turned)
+
+
+class LabelFlip(Adversary):
+    """Honest training on the opposite of what the users think.
+
+    Where users rate, ratings are mirrored on their scale. Otherwise a user's items are
+    replaced by as many that it has nothing to do with.
+
+    Parameters
+    ----------
+    fraction, clients
+        As in :class:`Adversary`.
+
+    Examples
+    --------
+    >>> from fedrecsk.attacks import LabelFlip
+    >>> LabelFlip(fraction=0.3)
+    LabelFlip(fraction=0.3)
+    """
+
+    def _poisoned(self, data, controlled, rates, key):
+        theirs = np.repeat(controlled, np.diff(data.rating_indptr))
+        if rates:
+            mirrored = data.values.min() + data.values.max() - data.values
+            return replace(data, values=np.where(theirs, mirrored, data.values))
+        users, items = data.users, data.items.astype(np.int64)
+        kept = ~theirs
+        for u in np.unique(users[theirs]):
+            rows = slice(data.indptr[u], data.indptr[u + 1])
+            others = np.setdiff1d(np.arange(data.n_items), data.items[rows])
+            draws = key.at(-1).hashed("flipped labels", u * data.n_items + others)
+            new = others[np.argsort(draws, kind="stable")][: rows.stop - rows.start]
+            span = slice(rows.start, rows.start + len(new))
+            items[span] = new
+            kept[span] = True
+        return _of_rows(data, users[kept], items[kept], data.values[kept], data.weights[kept])
+
+
+class Promotion(Adversary):
+    """Every controlled user loves one item, and what it says of that item is scaled up.
+
+    Parameters
+    ----------
+    fraction, clients
+        As in :class:`Adversary`.
+    item : id
+        The item to promote. It must be in X.
+    scale : float, default=10.0
+        Factor on what the client has learned about the item, where its upload has a row for
+        every item; 1: it lies in its data only.
+
+    See Also
+    --------
+    fedrecsk.metrics.exposure : How many users the item reaches.
+
+    Examples
+    --------
+    >>> from fedrecsk import Federation, LocALS
+    >>> from fedrecsk.attacks import Promotion
+    >>> from fedrecsk.datasets import make_interactions
+    >>> from fedrecsk.metrics import exposure
+    >>> X = make_interactions(n_users=90, n_items=80, n_interactions=900, random_state=0)
+    >>> honest = LocALS(4, random_state=0).fit(X)
+    >>> world = Federation(adversary=Promotion(0.3, item=37))
+    >>> model = LocALS(4, random_state=0, federation=world).fit(X)
+    >>> exposure(model, 37) > exposure(honest, 37) + 0.2
+    True
+    """
+
+    _parameter_constraints: dict = Adversary._parameter_constraints | {
+        "item": "no_validation",
+        "scale": [Interval(Real, 0, None, closed="neither")],
+    }
+
+    def __init__(
+        self,
+        fraction: float = 0.1,
+        *,
+        item: object = None,
+        scale: float = 10.0,
+        clients: ArrayLike | None = None,
+    ):
+        super().__init__(fraction, clients=clients)
+        self.item = item
+        self.scale = scale
+
+    def _target(self, data):
+        matches = np.flatnonzero(data.item_ids.values == self.item)
+        if len(matches) == 0:
+            raise ValueError(
+                f"Promotion(item={self.item!r}) is not among the items of X; name an item that "
+                "somebody has a row of."
+            )
+        return int(matches[0])
+
+    def _poisoned(self, data, controlled, rates, key):
+        target = self._target(data)
+        users = np.repeat(controlled, np.diff(data.client_indptr)).nonzero()[0]
+        rows_users, rows_items = data.users, data.items
+        kept = ~((rows_items == target) & np.isin(rows_users, users))
+        best, weight = np.full(len(users), data.values.max()), np.ones(len(users))
+        return _of_rows(
+            data,
+            np.r_[rows_users[kept], users],
+            np.r_[rows_items[kept], np.full(len(users), target)],
+            np.r_[data.values[kept], best],
+            np.r_[data.weights[kept], weight],
+        )
+
+    def _forged(self, data, upload, generator):
+        target, every_item = self._target(data), np.arange(data.n_items)
+
+        def louder(update):
+            if isinstance(update.rows, slice) and len(update.change) != data.n_items:
+                return update
+            theirs = every_item[update.rows] == target
+            factor = np.where(theirs, self.scale, 1.0)
+            return update._replace(change=(update.change.T * factor).T)
+
+        return {name: louder(update) for name, update in upload.items()}
+
+
+def _changed(upload, change):
+    return {name: update._replace(change=change(update.change)) for name, update in upload.items()}
+
+
+def _of_rows(data, users, items, values, weights):
+    """The same users, items and clients with other rows."""
+    order = np.lexsort((items, users))
+    counts = np.bincount(users, minlength=data.n_users)
+    return replace(
+        data,
+        indptr=np.concatenate([[0], np.cumsum(counts)]),
+        items=items[order].astype(data.items.dtype),
+        values=values[order],
+        weights=weights[order],
+    )

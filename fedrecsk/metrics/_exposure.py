@@ -1,0 +1,58 @@
+"""How far an item reaches: the measure of promotion attacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedrecsk.interactions import id_array
+from fedrecsk.metrics._recommender import unwrap
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+
+def exposure(model, item, users: ArrayLike | None = None, *, k: int = 10) -> float:
+    """Share of users to whom an item is recommended among the first k.
+
+    Users who have the item already are left out of the count.
+
+    Parameters
+    ----------
+    model : fitted recommender
+    item : id
+    users : array-like of shape (n_users,), default=None
+        Whom to ask for, for example the honest ones. None: all users of fit.
+    k : int, default=10
+        Length of the list.
+
+    Returns
+    -------
+    exposure : float
+        In [0, 1].
+
+    Raises
+    ------
+    ValueError
+        If the item is unknown to the model, or all these users have it already.
+
+    Examples
+    --------
+    >>> from fedrecsk import Popularity
+    >>> from fedrecsk.metrics import exposure
+    >>> X = [[1, "a"], [2, "a"], [2, "b"], [3, "c"]]
+    >>> exposure(Popularity().fit(X), "a", k=1)
+    1.0
+    """
+    _, model = unwrap(model)
+    (code,) = model._items.codes(id_array([item], "item"))
+    if code < 0:
+        raise ValueError(f"Item {item!r} is unknown to the model; name one of its item_ids_.")
+    users = id_array(model.user_ids_ if users is None else users, "users")
+    rows, seen = model._seen_by(model._users.codes(users))
+    without = np.delete(users, rows[seen == code])
+    if len(without) == 0:
+        raise ValueError(f"All {len(users)} users have item {item!r} already; ask for others.")
+    items, _ = model.recommend(without, k)
+    return float((items == item).any(axis=1).mean())

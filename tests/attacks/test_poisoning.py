@@ -1,0 +1,196 @@
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, RFRec, RFRecF
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import LabelFlip, Promotion, RandomDirection, RandomUpload, SignFlip
+from fedrecsk.interactions import encode
+from fedrecsk.metrics import exposure
+from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy
+
+METHODS = [RFRec, RFRecF, LocALS, LocSGD, GlobSGD]
+every_method = pytest.mark.parametrize("Estimator", METHODS)
+ATTACKS = [RandomUpload(), SignFlip(), RandomDirection(), LabelFlip(), Promotion(item=1003)]
+every_attack = pytest.mark.parametrize("adversary", ATTACKS, ids=str)
+
+
+@every_method
+@every_attack
+def test_every_attack_changes_every_method_and_is_reproducible(Estimator, adversary, toy):
+    X, y = toy
+    # RFRecF uploads only where its coin changes.
+    model = Estimator(n_rounds=6, random_state=0, federation=Federation())
+    honest = clone(model).fit(X, y)
+    model.set_params(federation__adversary=clone(adversary).set_params(fraction=0.25))
+    attacked, again = clone(model).fit(X, y), clone(model).set_params(n_jobs=2).fit(X, y)
+    assert not hasattr(honest, "compromised_clients_")
+    assert len(attacked.compromised_clients_) == 3
+    assert np.abs(attacked.item_factors_ - honest.item_factors_).max() > 1e-6
+    np.testing.assert_array_equal(attacked.item_factors_, again.item_factors_)
+    np.testing.assert_array_equal(attacked.user_factors_, again.user_factors_)
+
+
+@every_attack
+def test_warm_start_goes_on_with_the_same_attackers(adversary, toy):
+    X, _ = toy
+    model = LocALS(n_rounds=2, random_state=0, warm_start=True)
+    model.set_params(federation=Federation(adversary=adversary)).fit(X)
+    continued = model.set_params(n_rounds=5).fit(X)
+    whole = clone(model).set_params(warm_start=False).fit(X)
+    np.testing.assert_array_equal(continued.item_factors_, whole.item_factors_)
+    np.testing.assert_array_equal(continued.compromised_clients_, whole.compromised_clients_)
+
+
+def gradients(X, world, **parameters):
+    """Item vectors after one step of size 1 without penalties: minus the summed upload."""
+    model = GlobSGD(
+        3,
+        n_rounds=1,
+        reg_item=0.0,
+        learning_rate=1.0,
+        aggregation="all",
+        init_std=1.0,
+        random_state=0,
+        federation=world,
+        **parameters,
+    )
+    model._dtype = np.float64
+    return model.fit(X)
+
+
+def test_a_sign_flip_sends_minus_what_was_learned(toy, monkeypatch):
+    monkeypatch.setattr(GlobSGD, "_dtype", np.float64)
+    X, _ = toy
+    alone = {}
+    for client in np.unique(X[:, 0]):
+        others = np.setdiff1d(X[:, 0], [client])
+        silent = gradients(X, Federation(adversary=SignFlip(clients=others, scale=1e-300)))
+        alone[client] = silent.item_factors_
+    start = gradients(X, Federation(adversary=SignFlip(clients=others, scale=1e-300)))
+    start = (start.item_factors_ - alone[client]) + first_items(X)
+    steps = {client: items - start for client, items in alone.items()}
+    bad = X[0, 0]
+    attacked = gradients(X, Federation(adversary=SignFlip(clients=[bad], scale=4.0)))
+    expected = start + sum(steps.values()) - 5 * steps[bad]
+    np.testing.assert_allclose(attacked.item_factors_, expected, atol=1e-12)
+
+
+def first_items(X):
+    key = Key(int(np.random.RandomState(0).randint(2**31 - 1)))
+    n_items = len(np.unique(X[:, 1]))
+    return key.generator("item factors").standard_normal((n_items, 3))
+
+
+def test_random_uploads_grow_with_their_strength_and_clipping_bounds_them(toy):
+    X, _ = toy
+    moved = {}
+    for guard in (None, NormClipping(0.01)):
+        for strength in (1.0, 1000.0):
+            world = Federation(adversary=RandomUpload(strength=strength), aggregator=guard)
+            model = gradients(X, world)
+            moved[guard is None, strength] = np.abs(model.item_factors_ - first_items(X)).max()
+    assert moved[True, 1000.0] > 50 * moved[True, 1.0]
+    assert moved[False, 1000.0] <= 0.01 + 1e-6
+
+
+def test_a_random_direction_is_as_long_as_the_honest_one():
+    from fedrecsk.aggregation import Update
+
+    change = np.random.default_rng(0).standard_normal((5, 3))
+    forged = (
+        RandomDirection()
+        ._forged(None, {"x": Update(slice(None), change)}, np.random.default_rng(1))["x"]
+        .change
+    )
+    assert np.linalg.norm(forged) == pytest.approx(np.linalg.norm(change))
+    assert abs((forged * change).sum()) < 0.9 * (change**2).sum()
+
+
+def trained_on(adversary, X, y, rates):
+    data = encode(X, y)
+    return data, adversary.enter(data, rates, Key(0)).data
+
+
+def test_flipped_ratings_are_mirrored(toy):
+    X, y = toy
+    bad = X[0, 0]
+    data, poisoned = trained_on(LabelFlip(clients=[bad]), X, y, rates=True)
+    theirs = data.user_ids.values[data.users] == bad
+    np.testing.assert_array_equal(poisoned.values[theirs], 6 - data.values[theirs])
+    np.testing.assert_array_equal(poisoned.values[~theirs], data.values[~theirs])
+    np.testing.assert_array_equal(poisoned.items, data.items)
+
+
+def test_flipped_preferences_are_other_items(toy):
+    X, _ = toy
+    for bad in np.unique(X[:, 0]):
+        data, poisoned = trained_on(LabelFlip(clients=[bad]), X, None, rates=False)
+        for u, user in enumerate(data.user_ids.values):
+            before, after = (
+                set(d.items[d.indptr[u] : d.indptr[u + 1]].tolist()) for d in (data, poisoned)
+            )
+            if user == bad:
+                assert not before & after
+                assert len(after) == min(len(before), data.n_items - len(before))
+            else:
+                assert before == after
+        assert poisoned.indptr[-1] == len(poisoned.items) == len(poisoned.values)
+
+
+def test_promoters_all_love_the_item_once(toy):
+    X, y = toy
+    target = X[0, 1]
+    bad = np.unique(X[:, 0])[:4]
+    data, poisoned = trained_on(Promotion(item=target, clients=bad), X, y, rates=True)
+    code = data.item_ids.codes(np.array([target]))[0]
+    for u, user in enumerate(data.user_ids.values):
+        rows = slice(poisoned.indptr[u], poisoned.indptr[u + 1])
+        assert (np.diff(poisoned.items[rows]) > 0).all()
+        of_target = poisoned.values[rows][poisoned.items[rows] == code]
+        if user in bad:
+            assert of_target.tolist() == [5.0]
+
+
+def test_promotion_raises_exposure_and_clipping_cannot_tell_loud_from_honest_data():
+    X, _ = make_toy(n_users=80, n_items=30, density=0.2)
+    items, counts = np.unique(X[:, 1], return_counts=True)
+    cold = items[counts.argmin()]
+    honest = LocALS(4, reg_user=2.0, random_state=0).fit(X)
+    world = Federation(adversary=Promotion(0.3, item=cold))
+    attacked = LocALS(4, reg_user=2.0, random_state=0, federation=world).fit(X)
+    good = np.setdiff1d(X[:, 0], attacked.compromised_clients_)
+    assert exposure(attacked, cold, good) > exposure(honest, cold, good)
+
+
+def test_exposure_counts_users_without_the_item(toy):
+    X, _ = toy
+    model = LocALS(2, random_state=0).fit(X)
+    item = X[0, 1]
+    without = np.setdiff1d(X[:, 0], X[X[:, 1] == item, 0])
+    items, _ = model.recommend(without, 1)
+    assert exposure(model, item, k=1) == (items == item).mean()
+    with pytest.raises(ValueError, match="Item 5 is unknown"):
+        exposure(model, 5)
+    with pytest.raises(ValueError, match="have item .* already"):
+        exposure(model, item, X[X[:, 1] == item, 0])
+
+
+@pytest.mark.parametrize(
+    ("adversary", "message"),
+    [
+        (RandomUpload(1.0), r"'fraction' parameter of RandomUpload must be"),
+        (RandomUpload(0), r"'fraction' parameter of RandomUpload must be"),
+        (RandomUpload(strength=-1), "'strength' parameter"),
+        (SignFlip(clients=[1, 2]), "names 1, which is no client of this fit"),
+        (SignFlip(clients=100 + 7 * np.arange(12)), "would control all 12 clients"),
+        (SignFlip(0.99), "would control all 12 clients"),
+        (Promotion(item=7), "item=7.*not among the items of X"),
+        (Promotion(), "item=None.*not among the items of X"),
+    ],
+)
+def test_bad_input_is_named(adversary, message, toy):
+    X, _ = toy
+    with pytest.raises(ValueError, match=message):
+        LocALS(federation=Federation(adversary=adversary)).fit(X)
