@@ -197,6 +197,11 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
                 "reveals the items it holds, and noise cannot hide that. Use RFRec under local "
                 "differential privacy."
             )
+        if self._world().secure_aggregation is not None and self.download == "own":
+            raise ValueError(
+                f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
+                'rows of some items only do not add up encrypted; set download="all".'
+            )
         if self.preconditioner is True and self.aggregation != "full":
             raise ValueError(
                 f'preconditioner=True needs the matrices that aggregation="full" uploads, but '

@@ -209,7 +209,7 @@ class FederatedRecommender(Recommender):
 
         announced = self._announce(run.server)
         message = self._broadcast(run.server, key)
-        run.transport.down(run.blocks, message, turn.hears, self._news(run.server))
+        message = run.transport.down(run.blocks, message, turn.hears, self._news(run.server), key)
         if message and run.n_rounds and self.early_stopping:
             self._validate(world, run.stopping, turn.hears, turn.delivers)
             if run.stopping.stopped:
@@ -287,6 +287,8 @@ class FederatedRecommender(Recommender):
         if run.intrusion is not None:
             controlled = run.transport.ledger.client_ids[run.intrusion.controlled]
             attributes["compromised_clients_"] = controlled
+        if run.transport.channel is not None:
+            attributes["encryption_"] = run.transport.channel.report()
         return attributes | {
             "n_rounds_": run.n_rounds,
             "history_": ended.history,

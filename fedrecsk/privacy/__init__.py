@@ -1,5 +1,24 @@
 """Mechanisms that protect what clients send, and the accounting of what they promise."""
 
+from fedrecsk.privacy._secure_sum import (
+    Ciphertext,
+    Keys,
+    SecureAggregation,
+    SecureSum,
+    secure_sum,
+)
+from fedrecsk.privacy.ckks import CKKS
 from fedrecsk.privacy.local_dp import LaplaceMechanism, PrivacyReport
+from fedrecsk.privacy.paillier import Paillier
 
-__all__ = ["LaplaceMechanism", "PrivacyReport"]
+__all__ = [
+    "CKKS",
+    "Ciphertext",
+    "Keys",
+    "LaplaceMechanism",
+    "Paillier",
+    "PrivacyReport",
+    "SecureAggregation",
+    "SecureSum",
+    "secure_sum",
+]

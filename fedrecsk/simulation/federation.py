@@ -10,9 +10,8 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk.aggregation import Aggregator
 from fedrecsk.attacks import Adversary
-from fedrecsk.privacy.local_dp import LaplaceMechanism
-
-_LATER = ("compression", "secure_aggregation")
+from fedrecsk.compression import Compressor
+from fedrecsk.privacy import LaplaceMechanism, SecureAggregation
 
 
 class Federation(BaseEstimator):
@@ -42,8 +41,17 @@ class Federation(BaseEstimator):
         :mod:`fedrecsk.aggregation`. None: it adds up all of them.
     adversary : Adversary or None, default=None
         Poisoned clients, see :mod:`fedrecsk.attacks`.
-    compression, secure_aggregation : None, default=None
-        Reserved; anything but None is refused until there is something to give.
+    compression : Compressor or None, default=None
+        Top-K, low rank or quantisation of matrices of real numbers, see
+        :mod:`fedrecsk.compression`. Up, each client compresses what it has learned in a
+        round. Down, the server compresses by how much its model differs from what clients
+        know, so that what one message lacks comes in a later one; clients are taken to follow
+        every round. Rows of some items only are compressed on their way up alone.
+    secure_aggregation : SecureAggregation or None, default=None
+        Homomorphic encryption of all uploads: the server adds ciphertexts and learns
+        nothing; the clients, who hold the key, decrypt the sum and take the server's step. See
+        :class:`fedrecsk.privacy.CKKS`, :class:`fedrecsk.privacy.Paillier`, and
+        ``encryption_`` of the fitted model.
 
     Examples
     --------
@@ -59,8 +67,8 @@ class Federation(BaseEstimator):
         "sampling": [StrOptions({"random", "rotating"})],
         "local_dp": [LaplaceMechanism, None],
         "wire_dtype": [StrOptions({"float32", "float64"})],
-        "compression": "no_validation",
-        "secure_aggregation": "no_validation",
+        "compression": [Compressor, None],
+        "secure_aggregation": [SecureAggregation, None],
         "aggregator": [Aggregator, None],
         "adversary": [Adversary, None],
     }
@@ -72,8 +80,8 @@ class Federation(BaseEstimator):
         dropout_mode: Literal["upload", "stale", "offline"] = "upload",
         sampling: Literal["random", "rotating"] = "random",
         local_dp: LaplaceMechanism | None = None,
-        compression: None = None,
-        secure_aggregation: None = None,
+        compression: Compressor | None = None,
+        secure_aggregation: SecureAggregation | None = None,
         aggregator: Aggregator | None = None,
         adversary: Adversary | None = None,
         wire_dtype: Literal["float32", "float64"] = "float32",
@@ -90,17 +98,37 @@ class Federation(BaseEstimator):
 
     def _validate_params(self):
         super()._validate_params()
-        for name in _LATER:
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"Federation({name}=...) is not available in this version of fedrecsk; "
-                    f"leave {name}=None."
-                )
-        for part in (self.local_dp, self.aggregator, self.adversary):
+        if self.secure_aggregation is not None:
+            self._check_secure_sums()
+        for part in self._parts:
             if part is not None:
                 part._validate_params()
 
+    def _check_secure_sums(self):
+        if self.aggregator is not None:
+            raise ValueError(
+                "secure_aggregation shows the server nothing but sums, but "
+                f"{type(self.aggregator).__name__} looks at single uploads; set aggregator=None, "
+                "or secure_aggregation=None."
+            )
+        if self.compression is not None:
+            raise ValueError(
+                f"Ciphertexts add up value by value, which {type(self.compression).__name__} "
+                "undoes; set compression=None under secure_aggregation. CoLR is a method whose "
+                "small uploads do add up."
+            )
+
+    @property
+    def _parts(self):
+        return (
+            self.local_dp,
+            self.compression,
+            self.secure_aggregation,
+            self.aggregator,
+            self.adversary,
+        )
+
     @property
     def one_by_one(self):
-        """Whether somebody looks at the clients' uploads before they are added up."""
-        return self.aggregator is not None or self.adversary is not None
+        """Whether something is done to the clients' uploads before they are added up."""
+        return any(part is not None for part in self._parts[1:])

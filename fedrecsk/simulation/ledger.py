@@ -21,7 +21,10 @@ class Ledger:
         was last heard from; `bytes_down_latest`, the news of the last round alone, which
         is enough for clients that also follow the rounds that they take no part in.
         `bytes_down` takes for each client the smaller of the first two. A method without
-        news of its own sends the whole model, and the four are equal.
+        news of its own sends the whole model, and the four are equal. `payload_down` (of the
+        latest news) and `payload_up` are what papers count: the numbers that were learned,
+        compressed perhaps, in plaintext, without counts, numbers of items and what comes
+        before the rounds. `encrypted`: uploads that were really encrypted.
     client_ids : ndarray of shape (n_clients,)
     client_bytes_down, client_bytes_up : ndarray of shape (n_clients,), dtype int64
         Bytes that each client received and sent.
@@ -50,6 +53,9 @@ class Ledger:
                 "bytes_down_whole": 0,
                 "bytes_down_missed": 0,
                 "bytes_down_latest": 0,
+                "payload_down": 0,
+                "payload_up": 0,
+                "encrypted": 0,
             }
         )
 
@@ -58,7 +64,7 @@ class Ledger:
         for name, count in counts.items():
             self.entries[-1][name] += int(count)
 
-    def down(self, clients, whole, missed=None, latest=None):
+    def down(self, clients, whole, missed=None, latest=None, payload=None):
         """What each of `clients` (codes) received: arrays of bytes, one for each reading."""
         missed = whole if missed is None else missed
         latest = whole if latest is None else latest
@@ -70,12 +76,14 @@ class Ledger:
             bytes_down_whole=whole.sum(),
             bytes_down_missed=missed.sum(),
             bytes_down_latest=latest.sum(),
+            payload_down=0 if payload is None else payload.sum(),
         )
 
-    def up(self, clients, nbytes):
-        """Each of `clients` (codes) sent so many bytes, an array."""
+    def up(self, clients, nbytes, payload=None):
+        """Each of `clients` (codes) sent so many bytes, an array; `payload` is part of them."""
         self.client_bytes_up[clients] += nbytes
-        self.count(bytes_up=nbytes.sum())
+        payload = 0 if payload is None else payload.sum()
+        self.count(bytes_up=nbytes.sum(), payload_up=payload)
 
     @property
     def bytes_down(self) -> int:

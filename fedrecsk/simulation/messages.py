@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedrecsk.compression import Compressed
+
 # An item's number on the wire, as int32.
 INDEX_BYTES = 4
 
@@ -26,12 +28,15 @@ class Dense:
     center : ndarray or None
         Up: what a client that changed nothing would send; what it has learned is the
         difference. None: zero.
+    packed : Compressed or None
+        How it crosses instead of as it is.
     """
 
     values: np.ndarray
     dtype: str | None = None
     clip: float | None = None
     center: np.ndarray | None = None
+    packed: Compressed | None = None
 
     def sizes(self, block):
         """Coordinates that each client puts on the wire or takes from it, shape (n_clients,)."""
@@ -48,7 +53,17 @@ class Dense:
 
     def nbytes(self, block, wire_dtype):
         """Bytes of the field for each client, shape (n_clients,)."""
-        return self.sizes(block) * np.dtype(self.dtype or wire_dtype).itemsize
+        itemsize = np.dtype(self.dtype or wire_dtype).itemsize
+        if self.packed is not None:
+            return np.full(block.n_clients, self.packed.nbytes(itemsize))
+        return self.sizes(block) * itemsize
+
+    def payload_nbytes(self, block, wire_dtype):
+        """Those bytes that say what was learned, as papers count, shape (n_clients,)."""
+        itemsize = np.dtype(self.dtype or wire_dtype).itemsize
+        if self.packed is not None:
+            return np.full(block.n_clients, self.packed.payload_nbytes(itemsize))
+        return self.sizes(block) * (0 if self.is_count else itemsize)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +124,10 @@ class Message(dict):
     def nbytes(self, block, wire_dtype):
         """Bytes of the message for each client of the block."""
         return sum(field.nbytes(block, wire_dtype) for field in self.values())
+
+    def payload_nbytes(self, block, wire_dtype):
+        """Those of them that say what was learned."""
+        return sum(field.payload_nbytes(block, wire_dtype) for field in self.values())
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,13 +1,21 @@
-"""The wire between clients and server: it validates, protects, meters and adds."""
+"""The wire between clients and server: it validates, protects, meters and adds.
+
+What clients have learned goes through an adversary, local noise, compression and encryption on
+their side, and through the server's aggregator on the other.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from fedrecsk.aggregation import Update, plain_sum
+from fedrecsk.aggregation import plain_sum
 from fedrecsk.privacy.local_dp import PrivacyReport
+from fedrecsk.simulation._singles import Single, wide
+from fedrecsk.simulation.encryption import SecureChannel
 from fedrecsk.simulation.ledger import Ledger
-from fedrecsk.simulation.messages import Dense, Rows, Total, Upload
+from fedrecsk.simulation.messages import Dense, Message, Rows, Total, Upload
 
 
 class Transport:
@@ -24,41 +32,105 @@ class Transport:
         self.federation = federation
         self.intrusion = intrusion
         self.ledger = Ledger(client_ids)
-        # News since each client last heard the server; before that only the whole will do.
-        self._missed = np.full(len(client_ids), np.inf)
+        scheme = federation.secure_aggregation
+        self.channel = None if scheme is None else SecureChannel(scheme)
+        # News since each client last heard the server; inf where only the whole will do.
+        self._missed = np.full(len(client_ids), np.inf if scheme is None else 0.0)
+        self._known = {}
+        self._n_summed = 0
         self._uploads = np.zeros(len(client_ids), dtype=np.int64)
         self._coordinates = np.zeros(len(client_ids), dtype=np.int64)
 
-    def down(self, blocks, message, hears, news=None):
+    # ------------------------------------------------------------------------------ down
+
+    def down(self, blocks, message, hears, news=None, key=None):
         """Send the model to the clients that hear it (a mask).
 
-        `news` is what those need instead who know the last model already; None: all of it.
+        Parameters
+        ----------
+        blocks : list of Block
+        message : Message or None
+        hears : ndarray of shape (n_clients,), dtype bool
+        news : Message or None
+            What those need instead who know the last model already; None: all of it.
+        key : Key or None
+            For compression. None: the model crosses as it is.
+
+        Returns
+        -------
+        message : Message or None
+            As it arrives.
         """
         if not message:
-            return
+            return message
+        if self._compresses_down and key is not None:
+            message, news = self._compressed(message, news, key)
+        everyone = np.ones_like(hears)
         whole = self._sizes(blocks, message, hears)
-        latest = whole if news is None else self._sizes(blocks, news, np.ones_like(hears))
-        self._missed += np.inf if news is None else latest
+        payload = self._sizes(blocks, news or message, hears, "payload_nbytes")
+        if self.channel is not None and self._n_summed:
+            # The server has nothing but encrypted sums to give.
+            latest = np.full(len(hears), self.channel.nbytes(self._n_summed))
+        else:
+            latest = whole if news is None else self._sizes(blocks, news, everyone)
+        if self.channel is not None:
+            self._missed += latest if self._n_summed else self._sizes(blocks, message, everyone)
+            whole = self._missed.astype(np.int64)
+        else:
+            self._missed += np.inf if news is None else latest
         missed = np.where(np.isinf(self._missed), whole, self._missed).astype(np.int64)
         self._missed[hears] = 0
-        self.ledger.down(hears.nonzero()[0], whole[hears], missed[hears], latest[hears])
+        self.ledger.down(
+            hears.nonzero()[0], whole[hears], missed[hears], latest[hears], payload[hears]
+        )
+        return message
 
     def announce(self, blocks, message):
         """Tell every client something once."""
-        if message:
-            everyone = np.arange(len(self._missed))
-            self.ledger.down(everyone, self._sizes(blocks, message, everyone >= 0))
+        if not message:
+            return
+        everyone = np.ones(len(self._missed), dtype=bool)
+        sizes = self._sizes(blocks, message, everyone)
+        if self.channel is not None:
+            n_values = sum(np.size(field.values) for field in message.values())
+            sizes = np.full(len(sizes), self.channel.nbytes(n_values))
+        self.ledger.down(everyone.nonzero()[0], sizes)
 
-    def _sizes(self, blocks, message, who):
+    @property
+    def _compresses_down(self):
+        return self.federation.compression is not None and self.federation.compression.down
+
+    def _compressed(self, message, news, key):
+        """The model as clients have it after one more compressed change."""
+        heard, changes = {}, {}
+        for name, field in message.items():
+            values = np.asarray(field.values)
+            matrix = values.ndim == 2 and values.dtype.kind == "f" and not isinstance(field, Rows)
+            if matrix and name in self._known:
+                generator = key.generator(f"compression of {name}")
+                packed = self.federation.compression.compress(values - self._known[name], generator)
+                self._known[name] = self._known[name] + packed.values
+                changes[name] = replace(field, packed=packed)
+                heard[name] = replace(field, values=self._known[name])
+                continue
+            if matrix:
+                self._known[name] = values.copy()
+            heard[name] = changes[name] = field
+        first = not any(field.packed for field in changes.values())
+        return Message(**heard), news if first else Message(**changes)
+
+    def _sizes(self, blocks, message, who, measure="nbytes"):
         """Bytes of the message for each client of the mask `who`, shape (n_clients,)."""
         wire_dtype = self.federation.wire_dtype
         if all(type(field) is Dense for field in message.values()):
-            return np.full(len(who), message.nbytes(blocks[0], wire_dtype)[0])
+            return np.full(len(who), getattr(message, measure)(blocks[0], wire_dtype)[0])
         sizes = np.zeros(len(who), dtype=np.int64)
         for block in blocks:
             if who[block.clients].any():
-                sizes[block.clients] = message.nbytes(block, wire_dtype)
+                sizes[block.clients] = getattr(message, measure)(block, wire_dtype)
         return sizes
+
+    # -------------------------------------------------------------------------------- up
 
     def up(self, blocks, parts, active, delivers, key, *, learned=False):
         """Bring the blocks' uploads to the server as one sum.
@@ -74,8 +146,8 @@ class Transport:
         key : Key
         learned : bool
             Whether the parts are what clients have learned in a round. These alone are what
-            adversaries forge and aggregators guard; the blocks must have one client each if
-            there are any.
+            adversaries forge, compressors shorten, aggregators guard and audits encrypt; the
+            blocks must have one client each if there are any.
 
         Returns
         -------
@@ -87,7 +159,8 @@ class Transport:
         ValueError
             If messages arrived and every one of them held NaN or infinite values.
         """
-        shapes, fields, totals, uploads, n_sound, n_arrived = {}, None, {}, [], 0, 0
+        fields, shapes, totals, singles = None, {}, {}, {}
+        n_sound, n_arrived = 0, 0
         one_by_one = learned and self.federation.one_by_one
         for block, part in zip(blocks, parts, strict=True):
             if part is None:
@@ -95,18 +168,20 @@ class Transport:
             if fields is None:
                 fields = part
                 shapes = {name: np.shape(field.values) for name, field in part.items()}
-            self._meter(block, part, active[block.clients])
+            valid = _is_valid(part, shapes)
+            single = self._single(block, part, key) if one_by_one and valid else None
+            self._meter(block, part, single, active[block.clients], learned)
             arrived = delivers[block.clients]
             sound = arrived if part.sound is None else arrived & part.sound
             n_arrived += arrived.sum()
-            if not sound.any() or not _is_valid(part, shapes):
+            if not sound.any() or not valid:
                 continue
             n_sound += sound.sum()
             if one_by_one:
-                uploads.append(self._received(block, part, totals, key))
+                singles[int(block.clients[0])] = single
                 continue
             for name, field in part.items():
-                _add(totals, name, _wide(field.values))
+                _add(totals, name, wide(field.values))
         self.ledger.count(messages_up=n_sound, rejected=n_arrived - n_sound)
         if n_sound == 0:
             if n_arrived:
@@ -116,15 +191,9 @@ class Transport:
                 )
             return None
         if one_by_one:
-            learned_shapes = {name: shapes[name] for name in uploads[0]}
-            guard = self.federation.aggregator
-            combine = plain_sum if guard is None else guard.combine
-            sums = combine(uploads, learned_shapes)
-            if sums is None:
+            totals = self._combined(singles, fields, shapes, key)
+            if totals is None:
                 return None
-            for name, values in sums.items():
-                integers = np.asarray(fields[name].values).dtype.kind == "i"
-                _add(totals, name, _wide(np.rint(values).astype(int) if integers else values))
         elif self.federation.local_dp is not None:
             for name, field in fields.items():
                 totals[name] = totals[name] + self._noise(field, name, n_sound, key)
@@ -132,36 +201,84 @@ class Transport:
             int(n_sound), **{name: Total(total, int(n_sound)) for name, total in totals.items()}
         )
 
-    def _meter(self, block, part, senders):
+    def _single(self, block, part, key):
+        """What one client sends, after all that happens to it on the client's side."""
+        client = int(block.clients[0])
+        wire_dtype = self.federation.wire_dtype
+        single = Single.of(block, part, wire_dtype)
+        if self.intrusion is not None and self.intrusion.controlled[client]:
+            generator = key.generator(f"forged by {client}")
+            single = replace(single, updates=self.intrusion.forge(single.updates, generator))
+        elif self.federation.local_dp is not None:
+            single = single.noised(
+                lambda name: self._noise(part[name], name, 1, key, f" from {client}")
+            )
+        compressor = self.federation.compression
+        if compressor is not None and compressor.up:
+            generator = key.generator(f"compression by {client}")
+            single = single.compressed(compressor, generator, np.dtype(wire_dtype).itemsize)
+        return single
+
+    def _combined(self, singles, fields, shapes, key):
+        """The sum of single uploads as the server makes it; None if it makes none."""
+        totals = {}
+        for single in singles.values():
+            for name, values in single.rest.items():
+                _add(totals, name, values)
+        updates = [single.updates for single in singles.values()]
+        guard = self.federation.aggregator
+        combine = plain_sum if guard is None else guard.combine
+        sums = combine(updates, {name: shapes[name] for name in updates[0]})
+        if sums is None:
+            return None
+        for name, values in sums.items():
+            integers = np.asarray(fields[name].values).dtype.kind == "i"
+            _add(totals, name, wide(np.rint(values).astype(int) if integers else values))
+        if self.channel is not None:
+            totals = self._audited(singles, totals, shapes, key)
+        return totals
+
+    def _audited(self, singles, totals, shapes, key):
+        """Encrypt the audited clients' uploads; take the decrypted sum if that is all of them.
+
+        A sample is only checked, so that the noise of ciphertexts, which no seed can
+        repeat, stays out of the model.
+        """
+        chosen = self.channel.audited(np.array(list(singles)), key)
+        vectors = [single.whole(shapes) for client, single in singles.items() if client in chosen]
+        decrypted = self.channel.sum(vectors)
+        self.ledger.count(encrypted=len(vectors))
+        if self.channel.scheme.audit != "all":
+            return totals
+        ends = np.cumsum([np.prod(shape, dtype=np.int64) for shape in shapes.values()])
+        parts = np.split(decrypted, ends[:-1])
+        return {
+            name: part.reshape(shape)
+            if totals[name].dtype.kind == "f"
+            else np.rint(part.reshape(shape)).astype(np.int64)
+            for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        }
+
+    def _meter(self, block, part, single, senders, learned):
         clients = block.clients[senders]
-        self.ledger.up(clients, part.nbytes(block, self.federation.wire_dtype)[senders])
+        wire_dtype = self.federation.wire_dtype
+        if self.channel is not None:
+            n_values = _aligned_size(part)
+            nbytes = np.full(block.n_clients, self.channel.nbytes(n_values))
+            if learned:
+                self._n_summed = n_values
+        elif single is not None:
+            nbytes = np.array([single.nbytes])
+        else:
+            nbytes = part.nbytes(block, wire_dtype)
+        payload = None
+        if single is not None:
+            payload = np.array([single.payload])[senders]
+        elif learned:
+            payload = part.payload_nbytes(block, wire_dtype)[senders]
+        self.ledger.up(clients, nbytes[senders], payload)
         self._uploads[clients] += 1
         self._coordinates[clients] += part.sizes(block)[senders]
-
-    def _received(self, block, part, totals, key):
-        """What one client sends, as changes; adds what is known or counted to `totals`."""
-        client = block.clients[0]
-        upload = {}
-        for name, field in part.items():
-            values = _wide(field.values)
-            if field.is_count:
-                _add(totals, name, values)
-                continue
-            rows = field.rows_of(block)
-            if field.center is None:
-                upload[name] = Update(rows, values[rows])
-            else:
-                known = np.zeros_like(values)
-                known[rows] = field.center[rows]
-                _add(totals, name, known)
-                upload[name] = Update(rows, values[rows] - known[rows])
-        if self.intrusion is not None and self.intrusion.controlled[client]:
-            return self.intrusion.forge(upload, key.generator(f"forged by {client}"))
-        if self.federation.local_dp is not None:
-            for name, field in part.items():
-                noise = self._noise(field, name, 1, key, f" from {client}")
-                upload[name] = upload[name]._replace(change=upload[name].change + noise)
-        return upload
 
     def _noise(self, field, name, n_clients, key, whose=""):
         mechanism = self.federation.local_dp
@@ -173,6 +290,8 @@ class Transport:
         generator = key.generator(f"noise of {name}{whose}")
         return mechanism.summed_noise(n_clients, np.shape(field.values), generator)
 
+    # -------------------------------------------------------------------------- accounts
+
     def privacy_report(self):
         """What the uploads so far cost in privacy."""
         return PrivacyReport.of(self.federation.local_dp, self._uploads, self._coordinates)
@@ -182,14 +301,19 @@ def _add(totals, name, values):
     totals[name] = totals[name] + values if name in totals else values
 
 
-def _wide(values):
-    """As the server adds: integers exactly, everything else in float64."""
-    values = np.asarray(values)
-    return values.astype(np.int64 if values.dtype.kind in "iub" else np.float64)
-
-
 def _is_valid(part, shapes):
     return part.keys() == shapes.keys() and all(
         np.shape(field.values) == shapes[name] and np.isfinite(field.values).all()
         for name, field in part.items()
     )
+
+
+def _aligned_size(part):
+    """Values in the vector that every client encrypts; they must be the same for all."""
+    for name, field in part.items():
+        if isinstance(field, Rows):
+            raise RuntimeError(
+                f"Field {name!r} has rows of some items only, which do not add up under "
+                "encryption; a method must send dense fields to a secure sum."
+            )
+    return sum(np.size(field.values) for field in part.values())

@@ -56,7 +56,6 @@ def gradients(X, world, **parameters):
         federation=world,
         **parameters,
     )
-    model._dtype = np.float64
     return model.fit(X)
 
 

@@ -43,9 +43,3 @@ def test_plaintext_promises_nothing():
 def test_bad_parameters_are_named(parameters, message):
     with pytest.raises(ValueError, match=message):
         Federation(local_dp=LaplaceMechanism(**parameters))._validate_params()
-
-
-@pytest.mark.parametrize("name", ["compression", "secure_aggregation"])
-def test_what_is_not_there_yet_is_refused(name):
-    with pytest.raises(ValueError, match=f"{name}=.*not available in this version"):
-        Federation(**{name: "x"})._validate_params()

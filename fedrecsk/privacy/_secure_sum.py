@@ -1,0 +1,354 @@
+"""What CKKS and Paillier have in common: clients encrypt, a server adds, clients decrypt."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from numbers import Integral
+from typing import NamedTuple
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils._param_validation import Interval, StrOptions
+
+
+@dataclass(frozen=True)
+class Ciphertext:
+    """An encrypted vector as it crosses the wire.
+
+    Attributes
+    ----------
+    blocks : tuple of bytes
+        Serialised ciphertexts, each of which holds some of the values.
+    n_values : int
+        Length of the vector.
+    n_clients : int
+        How many clients' vectors it is the sum of.
+    key_id : str
+        Names the keys that it was encrypted under; says nothing about them.
+    """
+
+    blocks: tuple[bytes, ...]
+    n_values: int
+    n_clients: int
+    key_id: str
+
+    @property
+    def nbytes(self):
+        """Bytes of the blocks."""
+        return sum(map(len, self.blocks))
+
+
+class Keys(NamedTuple):
+    """The two sides of a secure sum.
+
+    Attributes
+    ----------
+    server : Party
+        Adds. It was made from serialised public material alone.
+    clients : Party
+        Encrypts and decrypts. All clients hold the same secret key.
+    """
+
+    server: Party
+    clients: Party
+
+
+class Party(ABC):
+    """Somebody who takes part in a secure sum, with the keys that it holds.
+
+    Parameters
+    ----------
+    scheme : SecureAggregation
+    n_clients : int
+        Most vectors that go into one sum.
+    key_id : str
+    """
+
+    def __init__(self, scheme, n_clients, key_id):
+        self.scheme = scheme
+        self.n_clients = n_clients
+        self.key_id = key_id
+
+    def encrypt(self, values):
+        """Encrypt one client's vector.
+
+        Parameters
+        ----------
+        values : array-like of shape (n_values,)
+            Finite numbers, computed with in float64.
+
+        Returns
+        -------
+        Ciphertext
+
+        Raises
+        ------
+        ValueError
+            If a value is not finite, or so large that a sum over `n_clients` might overflow.
+        """
+        values = np.asarray(values, dtype=np.float64)
+        if values.ndim != 1:
+            raise ValueError(f"encrypt takes a vector, but got an array of shape {values.shape}.")
+        if not np.isfinite(values).all():
+            position = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise ValueError(f"Value {position} of the vector is {values[position]}, not finite.")
+        largest = float(np.max(np.abs(values), initial=0.0))
+        limit = self.scheme.max_value(self.n_clients)
+        if largest > limit:
+            raise ValueError(
+                f"A value of size {largest:.6g} may overflow: in a sum over {self.n_clients} "
+                f"clients each value must be at most {limit:.6g} in size for {self.scheme}. "
+                f"{self.scheme._cure(largest, self.n_clients)}"
+            )
+        width = self.scheme.values_per_block
+        starts = range(0, len(values), width)
+        blocks = tuple(self._encrypt_block(values[start : start + width]) for start in starts)
+        return Ciphertext(blocks, len(values), 1, self.key_id)
+
+    def sum(self, ciphertexts):
+        """Add up encrypted vectors, without seeing what is in them.
+
+        Parameters
+        ----------
+        ciphertexts : iterable of Ciphertext
+            Taken one at a time; at least one.
+
+        Returns
+        -------
+        Ciphertext
+
+        Raises
+        ------
+        ValueError
+            If they were encrypted under other keys, differ in length, or are more than the
+            keys leave room for.
+        """
+        totals, n_values, n_clients = None, None, 0
+        for ciphertext in ciphertexts:
+            self._check_key(ciphertext)
+            loaded = [self._load_block(block) for block in ciphertext.blocks]
+            if totals is None:
+                totals, n_values = loaded, ciphertext.n_values
+            elif ciphertext.n_values != n_values:
+                raise ValueError(
+                    f"Cannot add encrypted vectors of {n_values} and {ciphertext.n_values} values."
+                )
+            else:
+                totals = [self._add(a, b) for a, b in zip(totals, loaded, strict=True)]
+            n_clients += ciphertext.n_clients
+        if totals is None:
+            raise ValueError("There is nothing to add: a sum needs at least one ciphertext.")
+        if n_clients > self.n_clients:
+            raise ValueError(
+                f"A sum over {n_clients} clients may overflow: these keys were made for at most "
+                f"{self.n_clients}. Call generate_keys(n_clients={n_clients})."
+            )
+        blocks = tuple(self._save_block(total) for total in totals)
+        return Ciphertext(blocks, n_values, n_clients, self.key_id)
+
+    def add(self, first, second):
+        """The sum of two ciphertexts."""
+        return self.sum((first, second))
+
+    def decrypt(self, ciphertext):
+        """Decrypt a vector or a sum of vectors.
+
+        Returns
+        -------
+        values : ndarray of shape (n_values,), dtype float64
+
+        Raises
+        ------
+        ValueError
+            If this party holds no secret key, or another one than that of the ciphertext.
+        """
+        self._check_secret("decrypt")
+        self._check_key(ciphertext)
+        width = self.scheme.values_per_block
+        values = np.empty(ciphertext.n_values)
+        for k, block in enumerate(ciphertext.blocks):
+            part = values[k * width : (k + 1) * width]
+            part[:] = self._decrypt_block(block, len(part), ciphertext.n_clients)
+        return values
+
+    @property
+    @abstractmethod
+    def holds_secret_key(self):
+        """Whether this party can decrypt."""
+
+    def _check_secret(self, action):
+        if not self.holds_secret_key:
+            raise ValueError(
+                f"This side holds no secret key and cannot {action}. The server only adds; "
+                "clients encrypt and decrypt (keys.clients)."
+            )
+
+    def _check_key(self, ciphertext):
+        if ciphertext.key_id != self.key_id:
+            raise ValueError(
+                f"The ciphertext belongs to the keys {ciphertext.key_id!r}, but this side holds "
+                f"{self.key_id!r}. Use the two sides of one call of generate_keys."
+            )
+
+    @abstractmethod
+    def _encrypt_block(self, values):
+        """At most `values_per_block` values: bytes."""
+
+    @abstractmethod
+    def _load_block(self, block):
+        """From bytes to what `_add` adds."""
+
+    @abstractmethod
+    def _add(self, first, second):
+        """The sum of two loaded blocks; may reuse the first."""
+
+    @abstractmethod
+    def _save_block(self, total):
+        """From what `_add` returns to bytes."""
+
+    @abstractmethod
+    def _decrypt_block(self, block, n_values, n_clients):
+        """From bytes to the block's values."""
+
+
+class SecureAggregation(BaseEstimator, ABC):
+    """Base class: what ``Federation(secure_aggregation=...)`` takes."""
+
+    _parameter_constraints: dict = {
+        "audit": [Interval(Integral, 1, None, closed="left"), StrOptions({"all"})],
+    }
+    # Modules of the extra that the scheme imports.
+    _extra: tuple[str, ...]
+
+    def _validate_params(self):
+        super()._validate_params()
+        self._check_parameters()
+        for module in self._extra:
+            self._import(module)
+
+    @abstractmethod
+    def _check_parameters(self):
+        """Raise on parameters that do not go together."""
+
+    def _import(self, module):
+        try:
+            return importlib.import_module(module)
+        except ImportError as error:
+            raise ImportError(
+                f"{type(self).__name__} needs {module}, which is not installed; it is in the "
+                "extra: pip install 'fedrecsk[privacy]'."
+            ) from error
+
+    @abstractmethod
+    def generate_keys(self, n_clients=1):
+        """Make fresh keys from the operating system's randomness.
+
+        Parameters
+        ----------
+        n_clients : int, default=1
+            Most vectors that will go into one sum; it decides how large values may be.
+
+        Returns
+        -------
+        Keys
+        """
+
+    @property
+    @abstractmethod
+    def values_per_block(self):
+        """How many values share one ciphertext."""
+
+    @abstractmethod
+    def max_value(self, n_clients=1):
+        """Largest size of a value that a client may send into a sum over `n_clients`."""
+
+    @abstractmethod
+    def precision(self, n_clients=1, max_abs=1.0):
+        """Bound on the absolute error of a decrypted sum.
+
+        Parameters
+        ----------
+        n_clients : int, default=1
+            How many vectors are added.
+        max_abs : float, default=1.0
+            Size of the largest value in any of them.
+
+        Returns
+        -------
+        float
+        """
+
+    @abstractmethod
+    def ciphertext_bytes(self, n_values):
+        """Bytes of an encrypted vector of `n_values` on the wire, for ledgers."""
+
+    @abstractmethod
+    def _cure(self, largest, n_clients):
+        """What to change so that a value fits, as a sentence."""
+
+    def _n_blocks(self, n_values):
+        return -(-int(n_values) // self.values_per_block)
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """A sum that was really encrypted, added and decrypted, and what it took.
+
+    Attributes
+    ----------
+    values : ndarray of shape (n_values,), dtype float64
+        The decrypted sum.
+    error : float
+        Largest absolute difference to the sum in plaintext.
+    n_clients : int
+    upload_bytes : int
+        Ciphertext of all clients together.
+    sum_bytes : int
+        Ciphertext of the sum, which every client receives back.
+    client_seconds : float
+        One client's encryption, the mean over them, and one decryption of the sum.
+    server_seconds : float
+        Loading, adding and saving.
+    """
+
+    values: np.ndarray
+    error: float
+    n_clients: int
+    upload_bytes: int
+    sum_bytes: int
+    client_seconds: float
+    server_seconds: float
+
+
+def secure_sum(keys, vectors):
+    """Run one secure sum from end to end.
+
+    Parameters
+    ----------
+    keys : Keys
+    vectors : sequence of array-like of shape (n_values,)
+        One a client.
+
+    Returns
+    -------
+    SecureSum
+    """
+    start = time.perf_counter()
+    uploads = [keys.clients.encrypt(vector) for vector in vectors]
+    encrypted = time.perf_counter()
+    total = keys.server.sum(uploads)
+    added = time.perf_counter()
+    values = keys.clients.decrypt(total)
+    decrypted = time.perf_counter()
+    return SecureSum(
+        values=values,
+        error=float(np.max(np.abs(values - np.sum(vectors, axis=0)), initial=0.0)),
+        n_clients=len(uploads),
+        upload_bytes=sum(upload.nbytes for upload in uploads),
+        sum_bytes=total.nbytes,
+        client_seconds=(encrypted - start) / len(uploads) + decrypted - added,
+        server_seconds=added - encrypted,
+    )

@@ -1,0 +1,193 @@
+"""Paillier: exact sums of encrypted fixed-point vectors."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from numbers import Integral
+from typing import Literal
+
+import numpy as np
+from sklearn.utils._param_validation import Interval
+
+from fedrecsk.privacy._secure_sum import Keys, Party, SecureAggregation
+
+# NIST SP 800-57 part 1, table 2: a modulus of 3072 bits is 128-bit security; 2048 is 112.
+_SAFE_KEY_BITS = 3072
+_SLOT_BITS = 64
+_SLOT_BYTES = _SLOT_BITS // 8
+
+
+class Paillier(SecureAggregation):
+    """Secure sums under Paillier through phe and gmpy2 (Paillier, EUROCRYPT 1999).
+
+    Values become whole numbers of 2 ** -fraction_bits; their sums are exact. Needs the extra
+    ``fedrecsk[privacy]``.
+
+    Parameters
+    ----------
+    key_bits : int, default=3072
+        Bits of the modulus n, a multiple of 64. 3072 are 128-bit security.
+    fraction_bits : int, default=40
+        Bits after the binary point.
+    packing : bool, default=True
+        Whether a plaintext holds many values in slots of 64 bits, 47 at 3072 bits and 31 at
+        2048, instead of one. All clients must then send the same positions, as dense fields
+        do; a Top-K upload has no fixed positions.
+    allow_weak : bool, default=False
+        Whether to accept moduli of fewer than 3072 bits, such as the 2048 bits (112-bit
+        security) that papers use.
+    audit : int or "all", default=2
+        How many clients a round are really encrypted; the others' bytes are counted.
+
+    Notes
+    -----
+    A slot of 64 bits holds the sum over clients of value + offset, with an offset of
+    2 ** 63 / n_clients: no slot is ever negative, none reaches into its neighbour, and the
+    offsets are taken off after decryption. That bounds the values, see :meth:`max_value`.
+
+    What crosses the wire: two moduli's length of ciphertext for each plaintext. phe's own
+    numbers carry a power of 16 in the clear, which tells the size of a value; here the
+    exponent is fixed, so that nothing does.
+
+    Examples
+    --------
+    >>> from fedrecsk.privacy import Paillier
+    >>> scheme = Paillier(key_bits=512, allow_weak=True)  # quick, and not secure
+    >>> keys = scheme.generate_keys(n_clients=2)
+    >>> total = keys.server.add(
+    ...     keys.clients.encrypt([1.5, -2.0]), keys.clients.encrypt([0.25, 1.0])
+    ... )
+    >>> keys.clients.decrypt(total)
+    array([ 1.75, -1.  ])
+    """
+
+    _parameter_constraints: dict = {
+        **SecureAggregation._parameter_constraints,
+        "key_bits": [Interval(Integral, 128, None, closed="left")],
+        "fraction_bits": [Interval(Integral, 0, 60, closed="both")],
+        "packing": ["boolean"],
+        "allow_weak": ["boolean"],
+    }
+    _extra = ("phe", "gmpy2")
+
+    def __init__(
+        self,
+        key_bits: int = 3072,
+        fraction_bits: int = 40,
+        *,
+        packing: bool = True,
+        allow_weak: bool = False,
+        audit: int | Literal["all"] = 2,
+    ):
+        self.key_bits = key_bits
+        self.fraction_bits = fraction_bits
+        self.packing = packing
+        self.allow_weak = allow_weak
+        self.audit = audit
+
+    def _check_parameters(self):
+        if self.key_bits % 64:
+            raise ValueError(f"key_bits={self.key_bits} must be a multiple of 64.")
+        if self.key_bits < _SAFE_KEY_BITS and not self.allow_weak:
+            raise ValueError(
+                f"key_bits={self.key_bits} is weaker than 128-bit security, which takes "
+                f"{_SAFE_KEY_BITS} bits. Use key_bits={_SAFE_KEY_BITS}, or say allow_weak=True."
+            )
+
+    @property
+    def values_per_block(self):
+        """How many values share one ciphertext."""
+        return (self.key_bits - 1) // _SLOT_BITS if self.packing else 1
+
+    def max_value(self, n_clients=1):
+        """Largest size of a value that a client may send into a sum over `n_clients`."""
+        return _largest(n_clients) / 2.0**self.fraction_bits
+
+    def precision(self, n_clients=1, max_abs=1.0):
+        """Bound on the absolute error of a decrypted sum: half a unit for each client.
+
+        Beyond it there is only the rounding of float64, of the values that come in and of
+        the sum that goes out.
+        """
+        return n_clients * (0.5 / 2.0**self.fraction_bits + max_abs * 2.0**-52)
+
+    def ciphertext_bytes(self, n_values):
+        """Bytes of an encrypted vector of `n_values` on the wire, exactly."""
+        return self._n_blocks(n_values) * (2 * self.key_bits // 8)
+
+    def generate_keys(self, n_clients=1):
+        """Make a fresh key pair: the clients hold all of it, the server the modulus only.
+
+        Parameters
+        ----------
+        n_clients : int, default=1
+            Most vectors that will go into one sum; it decides how large values may be.
+
+        Returns
+        -------
+        Keys
+        """
+        self._validate_params()
+        phe = self._import("phe.paillier")
+        _, private = phe.generate_paillier_keypair(n_length=self.key_bits)
+        public = phe.PaillierPublicKey(private.public_key.n)
+        key_id = hashlib.sha256(str(public.n).encode()).hexdigest()[:16]
+        server = _PaillierParty(self, n_clients, key_id, public, None)
+        return Keys(server, _PaillierParty(self, n_clients, key_id, public, private))
+
+    def _cure(self, largest, n_clients):
+        fits = self.fraction_bits
+        while fits > 0 and largest > _largest(n_clients) / 2.0**fits:
+            fits -= 1
+        return f"Scale the values down, or lower fraction_bits to at most {fits}."
+
+
+def _offset(n_clients):
+    """What makes every slot of a client non-negative."""
+    # At least 2, so that a signed 64-bit number holds every value.
+    return 2 ** (_SLOT_BITS - 1) // max(n_clients, 2)
+
+
+def _largest(n_clients):
+    """The largest double that stays below the offset when rounded to a whole number."""
+    offset = _offset(n_clients)
+    return min(offset - 1, math.nextafter(offset, 0))
+
+
+class _PaillierParty(Party):
+    """A side of the sum with phe's keys; `private` is None on the server."""
+
+    def __init__(self, scheme, n_clients, key_id, public, private):
+        super().__init__(scheme, n_clients, key_id)
+        self._public = public
+        self._private = private
+        self._number = scheme._import("phe.paillier").EncryptedNumber
+
+    @property
+    def holds_secret_key(self):
+        return self._private is not None
+
+    def _encrypt_block(self, values):
+        fixed = np.rint(values * 2.0**self.scheme.fraction_bits).astype(np.int64)
+        slots = fixed.astype("<u8") + np.uint64(_offset(self.n_clients))
+        plaintext = int.from_bytes(slots.tobytes(), "little")
+        return self._to_bytes(self._public.raw_encrypt(plaintext))
+
+    def _load_block(self, block):
+        return self._number(self._public, int.from_bytes(block, "little"), exponent=0)
+
+    def _add(self, first, second):
+        return first + second
+
+    def _save_block(self, total):
+        return self._to_bytes(total.ciphertext(be_secure=False))
+
+    def _decrypt_block(self, block, n_values, n_clients):
+        plaintext = self._private.raw_decrypt(int.from_bytes(block, "little"))
+        slots = np.frombuffer(plaintext.to_bytes(_SLOT_BYTES * n_values, "little"), "<u8")
+        fixed = slots - np.uint64(n_clients * _offset(self.n_clients))
+        return fixed.view(np.int64) / 2.0**self.scheme.fraction_bits
+
+    def _to_bytes(self, ciphertext):
+        return ciphertext.to_bytes(2 * self.scheme.key_bits // 8, "little")

@@ -1,0 +1,198 @@
+"""How long training would take on a real network, from what the ledger has counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_MIB = 2.0**20
+_MBIT = 1e6 / 8
+
+
+@dataclass(frozen=True)
+class NetworkProfile:
+    """Speeds of the clients' network and devices.
+
+    A round takes S_down / B_down + S_up / B_up for one client's bytes, and R_comp T_sim +
+    C_comp + T_server for the work (CoLR, section 5.2, after Wang et al., "A field guide to
+    federated optimization", 2021). The defaults are those papers' constants.
+
+    Parameters
+    ----------
+    download : float, default=0.75 * 2**20
+        Bytes a second from the server to a client (B_down).
+    upload : float, default=0.25 * 2**20
+        Bytes a second from a client to the server (B_up).
+    slowdown : float, default=7
+        How many times longer a client's device takes than the simulating machine (R_comp).
+    overhead : float, default=10
+        Seconds that a client's device takes in each round before it computes (C_comp).
+
+    Examples
+    --------
+    >>> from fedrecsk.simulation.network import NetworkProfile
+    >>> NetworkProfile().communication_seconds(bytes_down=2**20, bytes_up=2**20)
+    5.333333333333333
+    """
+
+    download: float = 0.75 * _MIB
+    upload: float = 0.25 * _MIB
+    slowdown: float = 7.0
+    overhead: float = 10.0
+
+    def __post_init__(self):
+        for name in ("download", "upload"):
+            if not getattr(self, name) > 0:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} must be a positive number of bytes a second."
+                )
+        for name in ("slowdown", "overhead"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative.")
+
+    def communication_seconds(self, bytes_down, bytes_up):
+        """S_down / B_down + S_up / B_up, for bytes of one client."""
+        return bytes_down / self.download + bytes_up / self.upload
+
+    def computation_seconds(self, client_seconds=0.0, server_seconds=0.0):
+        """R_comp T_sim + C_comp + T_server, for seconds measured in a simulation."""
+        return self.slowdown * client_seconds + self.overhead + server_seconds
+
+
+PROFILES = {
+    # CoLR's constants: phones, seen from 2021.
+    "paper": NetworkProfile(),
+    # The preset "4g" of sitespeed.io's throttle: 9 Mbit/s both ways. Phones all the same.
+    "4g": NetworkProfile(9 * _MBIT, 9 * _MBIT),
+    # What the FCC calls broadband since 2024: 100 Mbit/s down, 20 up. Computers.
+    "broadband": NetworkProfile(100 * _MBIT, 20 * _MBIT, slowdown=1.0, overhead=0.0),
+    # 10-gigabit Ethernet between silos' servers.
+    "data_center": NetworkProfile(1e4 * _MBIT, 1e4 * _MBIT, slowdown=1.0, overhead=0.0),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingTime:
+    """An estimate of how long a training would take.
+
+    Attributes
+    ----------
+    communication_seconds : float
+    computation_seconds : float
+    round_seconds : ndarray of shape (n_rounds,)
+        Of each round; what comes before the first and after the last is in the totals only.
+    """
+
+    communication_seconds: float
+    computation_seconds: float
+    round_seconds: np.ndarray
+
+    @property
+    def seconds(self):
+        """All of it."""
+        return self.communication_seconds + self.computation_seconds
+
+    @property
+    def minutes(self):
+        """All of it, in minutes."""
+        return self.seconds / 60
+
+
+def estimate_training_time(
+    model,
+    profile="paper",
+    *,
+    client_seconds=0.0,
+    server_seconds=0.0,
+    down="bytes_down",
+    up="bytes_up",
+    rounds_only=False,
+):
+    """How long a fit would have taken on a network.
+
+    Clients of a round work at the same time, so a round costs what one of them costs: the mean
+    client's bytes, which differ between clients only if a method sends some items' rows.
+
+    Parameters
+    ----------
+    model : fitted federated estimator or Ledger
+    profile : NetworkProfile or {"paper", "4g", "broadband", "data_center"}, default="paper"
+    client_seconds : float, default=0.0
+        Seconds of one client's work in one round on this machine, the slowest client's.
+    server_seconds : float, default=0.0
+        Seconds of the server's work in one round.
+    down, up : str, default="bytes_down", "bytes_up"
+        The ledger's columns to read, which differ in what they count; a paper's reading may
+        be narrower than all bytes.
+    rounds_only : bool, default=False
+        Leave out what comes before the first round and after the last, as papers do.
+
+    Returns
+    -------
+    TrainingTime
+
+    Raises
+    ------
+    ValueError
+        If the profile or a column is not known.
+
+    Examples
+    --------
+    >>> from fedrecsk import RFRec
+    >>> from fedrecsk.datasets import make_ratings
+    >>> from fedrecsk.simulation.network import estimate_training_time
+    >>> X, y = make_ratings(n_users=20, n_items=30, n_ratings=200, random_state=0)
+    >>> model = RFRec(n_factors=4, n_rounds=5, random_state=0).fit(X, y)
+    >>> time = estimate_training_time(model, "4g")
+    >>> len(time.round_seconds)
+    5
+    >>> time.computation_seconds
+    50.0
+    """
+    profile = _checked(profile)
+    ledger = getattr(model, "communication_", model)
+    entries = [entry for entry in ledger.entries if entry["phase"] == "round" or not rounds_only]
+    for column in (down, up):
+        if entries and column not in entries[0]:
+            raise ValueError(
+                f"The ledger has no column {column!r}; it has "
+                f"{sorted(name for name in entries[0] if '_down' in name or '_up' in name)}."
+            )
+    communication = np.array(
+        [
+            profile.communication_seconds(*_bytes_of_one(entry, len(ledger.client_ids), down, up))
+            for entry in entries
+        ]
+    )
+    computation = np.array(
+        [
+            profile.computation_seconds(client_seconds, server_seconds)
+            if entry["participants"] > 0
+            else 0.0
+            for entry in entries
+        ]
+    )
+    rounds = np.array([entry["phase"] == "round" for entry in entries], dtype=bool)
+    return TrainingTime(
+        communication_seconds=float(communication.sum()),
+        computation_seconds=float(computation.sum()),
+        round_seconds=(communication + computation)[rounds],
+    )
+
+
+def _checked(profile):
+    if isinstance(profile, NetworkProfile):
+        return profile
+    if profile not in PROFILES:
+        raise ValueError(
+            f"profile={profile!r} is not known; use a NetworkProfile or one of {sorted(PROFILES)}."
+        )
+    return PROFILES[profile]
+
+
+def _bytes_of_one(entry, n_clients, down, up):
+    """Bytes down and up of one client of a ledger's entry."""
+    # Before the rounds all clients send; in a round those that take part do.
+    senders = entry["participants"] if entry["phase"] == "round" else n_clients
+    return entry[down] / max(entry["messages_down"], 1), entry[up] / max(senders, 1)

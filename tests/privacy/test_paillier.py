@@ -1,0 +1,157 @@
+import sys
+
+import numpy as np
+import pytest
+
+from fedrecsk.privacy import Paillier, secure_sum
+
+REASON = "needs the extra: pip install 'fedrecsk[privacy]'"
+pytest.importorskip("phe", reason=REASON)
+pytest.importorskip("gmpy2", reason=REASON)
+
+
+def small(**parameters):
+    """Keys of 512 bits, which are quick."""
+    return Paillier(512, allow_weak=True, **parameters)
+
+
+@pytest.fixture(scope="module")
+def keys():
+    return small().generate_keys(n_clients=60)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("n_clients", [1, 3, 60])
+def test_sums_of_fixed_point_numbers_are_exact(packing, n_clients):
+    scheme = small(packing=packing, fraction_bits=20)
+    rng = np.random.default_rng(0)
+    vectors = rng.integers(-(2**28), 2**28, (n_clients, 10)) / 2.0**20
+    result = secure_sum(scheme.generate_keys(n_clients), vectors)
+    assert result.error == 0
+
+
+@pytest.mark.parametrize("fraction_bits", [0, 10, 40, 52])
+def test_other_sums_are_as_precise_as_stated(fraction_bits):
+    scheme = small(fraction_bits=fraction_bits)
+    vectors = np.random.default_rng(0).normal(size=(60, 20))
+    result = secure_sum(scheme.generate_keys(60), vectors)
+    bound = scheme.precision(60, np.abs(vectors).max())
+    assert 0 < result.error <= bound
+
+
+@pytest.mark.parametrize("n_clients", [1, 2, 3, 60, 6040])
+@pytest.mark.parametrize("fraction_bits", [0, 40, 60])
+def test_the_largest_values_do_not_reach_their_neighbours(n_clients, fraction_bits):
+    scheme = small(fraction_bits=fraction_bits)
+    limit = scheme.max_value(n_clients)
+    vector = np.array([limit, -limit, 0.0, limit, -limit, -limit, 0.0, limit])
+    keys = scheme.generate_keys(n_clients)
+    one = keys.clients.encrypt(vector)
+    np.testing.assert_array_equal(keys.clients.decrypt(one), vector)
+    n_added = min(n_clients, 60)
+    total = keys.clients.decrypt(keys.server.sum([one] * n_added))
+    np.testing.assert_allclose(total, n_added * vector, rtol=1e-15)
+
+
+def test_the_slots_carry_their_full_sum():
+    # As large as sums over 6040 clients get, without encrypting so many.
+    scheme = small()
+    keys = scheme.generate_keys(n_clients=6040)
+    limit = scheme.max_value(6040)
+    total = keys.server.sum([keys.clients.encrypt([limit, -limit, limit])] * 6040)
+    expected = 6040 * limit * np.array([1, -1, 1])
+    np.testing.assert_allclose(keys.clients.decrypt(total), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("n_values", [0, 1, 6, 7, 8, 20])
+@pytest.mark.parametrize("packing", [True, False])
+def test_any_length_comes_back(n_values, packing):
+    scheme = small(packing=packing)
+    values = np.arange(n_values) - 3.0
+    keys = scheme.generate_keys()
+    ciphertext = keys.clients.encrypt(values)
+    assert len(ciphertext.blocks) == (-(-n_values // 7) if packing else n_values)
+    assert ciphertext.nbytes == scheme.ciphertext_bytes(n_values)
+    np.testing.assert_array_equal(keys.clients.decrypt(ciphertext), values)
+
+
+def test_phe_agrees_on_what_is_inside(keys):
+    ciphertext = keys.clients.encrypt([1.0, -1.0])
+    plaintext = keys.clients._private.raw_decrypt(int.from_bytes(ciphertext.blocks[0], "little"))
+    offset = 2**63 // 60
+    assert plaintext == (offset + 2**40) + (offset - 2**40) * 2**64
+
+
+def test_nothing_but_the_ciphertext_tells_the_size_of_a_value(keys):
+    sizes = {len(keys.clients.encrypt([v]).blocks[0]) for v in (0.0, 1e-9, 1.0, -1000.0)}
+    assert sizes == {2 * 512 // 8}
+
+
+def test_the_server_cannot_decrypt_and_has_no_factors(keys):
+    with pytest.raises(ValueError, match="holds no secret key and cannot decrypt"):
+        keys.server.decrypt(keys.clients.encrypt([1.0]))
+    assert keys.server._private is None
+    assert not hasattr(keys.server._public, "p")
+
+
+def test_other_keys_are_refused(keys):
+    ciphertext = small().generate_keys(60).clients.encrypt([1.0])
+    with pytest.raises(ValueError, match="belongs to the keys"):
+        keys.clients.decrypt(ciphertext)
+    with pytest.raises(ValueError, match="belongs to the keys"):
+        keys.server.sum([ciphertext])
+
+
+def test_equal_vectors_have_different_ciphertexts(keys):
+    assert keys.clients.encrypt([1.0]).blocks != keys.clients.encrypt([1.0]).blocks
+
+
+def test_a_value_that_may_overflow_is_refused_with_its_cure(keys):
+    limit = small().max_value(60)
+    assert limit == pytest.approx(2**23 / 60)
+    with pytest.raises(ValueError, match=r"size 1e\+06 may overflow.*fraction_bits to at most 37"):
+        keys.clients.encrypt([-1e6])
+    assert small(fraction_bits=37).max_value(60) > 1e6 > small(fraction_bits=38).max_value(60)
+
+
+def test_more_clients_than_the_slots_have_room_for_are_refused():
+    keys = small().generate_keys(n_clients=2)
+    with pytest.raises(ValueError, match="made for at most 2"):
+        keys.server.sum(keys.clients.encrypt([1.0]) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"key_bits": 2048}, "weaker than 128-bit security.*allow_weak=True"),
+        ({"key_bits": 3000}, "multiple of 64"),
+        ({"key_bits": 64, "allow_weak": True}, "'key_bits' parameter"),
+        ({"fraction_bits": 61}, "'fraction_bits' parameter"),
+        ({"packing": "yes"}, "'packing' parameter"),
+        ({"audit": 0}, "'audit' parameter"),
+    ],
+)
+def test_bad_parameters_are_named(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        Paillier(**parameters).generate_keys()
+
+
+@pytest.mark.parametrize(("key_bits", "n_packed"), [(2048, 31), (3072, 47)])
+def test_sizes_of_real_keys(key_bits, n_packed):
+    scheme = Paillier(key_bits, allow_weak=True)
+    assert scheme.values_per_block == n_packed
+    assert scheme.ciphertext_bytes(3706) == -(-3706 // n_packed) * key_bits // 4
+
+
+def test_real_keys_work():
+    keys = Paillier().generate_keys(n_clients=2)
+    total = keys.server.add(keys.clients.encrypt([1.5, -2.0]), keys.clients.encrypt([1.0, 4.0]))
+    np.testing.assert_array_equal(keys.clients.decrypt(total), [2.5, 2.0])
+    assert keys.server._public.n.bit_length() == 3072
+
+
+@pytest.mark.parametrize("module", ["phe", "gmpy2"])
+def test_a_missing_extra_names_itself(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"Paillier needs {module}.*fedrecsk\[privacy\]"):
+        Paillier().generate_keys()
