@@ -6,7 +6,7 @@ the package. Write ``from fedrecsk import _kernels`` and then ``_kernels.scores.
 
 import importlib
 
-_SUBMODULES = ("ranking", "rfrec", "scores", "wmf")
+_SUBMODULES = ("fedmf", "hamming", "lightfr", "ranking", "rfrec", "scores", "sgd", "wmf")
 
 
 def __getattr__(name):

@@ -1,5 +1,6 @@
-"""What dishonest clients can do to a model."""
+"""What dishonest clients can do to a model, and what a curious server learns about clients."""
 
+from fedrecsk.attacks._leakage import LeakReport, measure_leak
 from fedrecsk.attacks._poisoning import (
     Adversary,
     LabelFlip,
@@ -12,8 +13,10 @@ from fedrecsk.attacks._poisoning import (
 __all__ = [
     "Adversary",
     "LabelFlip",
+    "LeakReport",
     "Promotion",
     "RandomDirection",
     "RandomUpload",
     "SignFlip",
+    "measure_leak",
 ]
