@@ -324,31 +324,43 @@ class SecureSum:
 
 
 def secure_sum(keys, vectors):
-    """Run one secure sum from end to end.
+    """Run one secure sum from end to end, one client after the other.
 
     Parameters
     ----------
     keys : Keys
-    vectors : sequence of array-like of shape (n_values,)
-        One a client.
+    vectors : iterable of array-like of shape (n_values,)
+        One a client; at least one.
 
     Returns
     -------
     SecureSum
     """
+    encrypting, on_clients, upload_bytes, in_plaintext = [], [], 0, 0
+
+    def uploads():
+        nonlocal upload_bytes, in_plaintext
+        for vector in vectors:
+            begun = time.perf_counter()
+            upload = keys.clients.encrypt(vector)
+            encrypting.append(time.perf_counter() - begun)
+            upload_bytes += upload.nbytes
+            # Wider than float64 where there is such a type, so as to judge what adds exactly.
+            in_plaintext = in_plaintext + np.asarray(vector, dtype=np.longdouble)
+            on_clients.append(time.perf_counter() - begun)
+            yield upload
+
     start = time.perf_counter()
-    uploads = [keys.clients.encrypt(vector) for vector in vectors]
-    encrypted = time.perf_counter()
-    total = keys.server.sum(uploads)
+    total = keys.server.sum(uploads())
     added = time.perf_counter()
     values = keys.clients.decrypt(total)
     decrypted = time.perf_counter()
     return SecureSum(
         values=values,
-        error=float(np.max(np.abs(values - np.sum(vectors, axis=0)), initial=0.0)),
-        n_clients=len(uploads),
-        upload_bytes=sum(upload.nbytes for upload in uploads),
+        error=float(np.max(np.abs(values - in_plaintext), initial=0.0)),
+        n_clients=total.n_clients,
+        upload_bytes=upload_bytes,
         sum_bytes=total.nbytes,
-        client_seconds=(encrypted - start) / len(uploads) + decrypted - added,
-        server_seconds=added - encrypted,
+        client_seconds=float(np.mean(encrypting)) + decrypted - added,
+        server_seconds=added - start - sum(on_clients),
     )

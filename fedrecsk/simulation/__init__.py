@@ -3,5 +3,16 @@
 from fedrecsk.simulation.federation import Federation
 from fedrecsk.simulation.ledger import Ledger
 from fedrecsk.simulation.messages import Dense, Message, Rows, Total, Upload
+from fedrecsk.simulation.network import NetworkProfile, estimate_training_time
 
-__all__ = ["Dense", "Federation", "Ledger", "Message", "Rows", "Total", "Upload"]
+__all__ = [
+    "Dense",
+    "Federation",
+    "Ledger",
+    "Message",
+    "NetworkProfile",
+    "Rows",
+    "Total",
+    "Upload",
+    "estimate_training_time",
+]

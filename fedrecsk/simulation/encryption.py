@@ -76,8 +76,14 @@ class SecureChannel:
         order = np.argsort(key.hashed("audit", clients), kind="stable")
         return set(clients[order[: self.scheme.audit]].tolist())
 
-    def sum(self, vectors):
+    def sum(self, vectors, n_clients):
         """Add up clients' vectors under encryption, and check the result.
+
+        Parameters
+        ----------
+        vectors : list of ndarray of shape (n_values,)
+        n_clients : int
+            How many the round's sum is over, encrypted or not; values must leave room for it.
 
         Returns
         -------
@@ -90,9 +96,9 @@ class SecureChannel:
         RuntimeError
             If the decrypted sum is further from the sum in plaintext than the scheme says.
         """
-        if len(vectors) > self._n_keys:
-            self._keys = self.scheme.generate_keys(n_clients=len(vectors))
-            self._n_keys = len(vectors)
+        if n_clients > self._n_keys:
+            self._keys = self.scheme.generate_keys(n_clients=n_clients)
+            self._n_keys = n_clients
         result = secure_sum(self._keys, vectors)
         largest = max(float(np.max(np.abs(vector), initial=0.0)) for vector in vectors)
         precision = self.scheme.precision(len(vectors), largest)

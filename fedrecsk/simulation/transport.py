@@ -246,7 +246,7 @@ class Transport:
         """
         chosen = self.channel.audited(np.array(list(singles)), key)
         vectors = [single.whole(shapes) for client, single in singles.items() if client in chosen]
-        decrypted = self.channel.sum(vectors)
+        decrypted = self.channel.sum(vectors, len(singles))
         self.ledger.count(encrypted=len(vectors))
         if self.channel.scheme.audit != "all":
             return totals

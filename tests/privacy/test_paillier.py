@@ -63,6 +63,18 @@ def test_the_slots_carry_their_full_sum():
     np.testing.assert_allclose(keys.clients.decrypt(total), expected, rtol=1e-12)
 
 
+def test_a_sum_over_many_clients_is_judged_in_more_than_float64():
+    scheme = small(fraction_bits=54)
+    vectors = [np.array([0.1, -0.2])] * 2000
+    result = secure_sum(scheme.generate_keys(2000), iter(vectors))
+    assert result.n_clients == 2000
+    bound = scheme.precision(2000, 0.2)
+    if np.finfo(np.longdouble).nmant > 52:
+        assert result.error <= bound
+    # Here float64 itself is less exact than the sum under encryption.
+    assert np.abs(np.sum(vectors, axis=0) - result.values).max() > bound
+
+
 @pytest.mark.parametrize("n_values", [0, 1, 6, 7, 8, 20])
 @pytest.mark.parametrize("packing", [True, False])
 def test_any_length_comes_back(n_values, packing):
