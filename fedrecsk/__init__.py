@@ -2,20 +2,34 @@
 
 from fedrecsk._version import __version__
 from fedrecsk.centralized import BiasOnly, ImplicitALS, ImplicitBPR, ImplicitLMF, Popularity
-from fedrecsk.federated import GlobSGD, LocALS, LocSGD, RFRec, RFRecF
+from fedrecsk.federated import (
+    CoLR,
+    FedMF,
+    GlobSGD,
+    LightFR,
+    LocALS,
+    LocSGD,
+    RFRec,
+    RFRecF,
+    SCoLR,
+)
 from fedrecsk.simulation import Federation
 
 __all__ = [
     "BiasOnly",
+    "CoLR",
+    "FedMF",
     "Federation",
     "GlobSGD",
     "ImplicitALS",
     "ImplicitBPR",
     "ImplicitLMF",
+    "LightFR",
     "LocALS",
     "LocSGD",
     "Popularity",
     "RFRec",
     "RFRecF",
+    "SCoLR",
     "__version__",
 ]

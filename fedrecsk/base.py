@@ -247,22 +247,23 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         eligible = self._eligible(candidates)
         barred_rows, barred_items = self._barred(users, exclude_interactions)
         n_recommendations = int(n_recommendations)
-        if n_recommendations > len(eligible):
+        n_eligible = self.n_items_ if eligible is None else len(eligible)
+        if n_recommendations > n_eligible:
             raise ValueError(
-                f"n_recommendations={n_recommendations} is more than the {len(eligible)} items to "
+                f"n_recommendations={n_recommendations} is more than the {n_eligible} items to "
                 "choose from; ask for fewer."
             )
         best = np.empty((len(codes), n_recommendations), dtype=np.int64)
         scores = np.empty(best.shape)
         for batch in _batches(len(codes), self.n_items_):
-            board = self._score_all(codes[batch])
-            if exclude_seen:
-                rows, seen = self._seen_by(codes[batch])
-                board[rows, seen] = -np.inf
             inside = (barred_rows >= batch.start) & (barred_rows < batch.stop)
-            board[barred_rows[inside] - batch.start, barred_items[inside]] = -np.inf
-            board = board[:, eligible]
-            left = np.isfinite(board).sum(axis=1)
+            barred = barred_rows[inside] - batch.start, barred_items[inside]
+            if exclude_seen:
+                barred = np.concatenate([barred, self._seen_by(codes[batch])], axis=1)
+            best[batch], scores[batch] = self._best_items(
+                codes[batch], n_recommendations, eligible, barred
+            )
+            left = np.isfinite(scores[batch]).sum(axis=1)
             if left.min() < n_recommendations:
                 user = users[batch][left.argmin()]
                 raise ValueError(
@@ -270,9 +271,6 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
                     f"n_recommendations={n_recommendations}; ask for fewer, widen candidates, or "
                     "pass exclude_seen=False."
                 )
-            top = metrics.top_k(board, n_recommendations)
-            best[batch] = eligible[top]
-            scores[batch] = np.take_along_axis(board, top, axis=1)
         return self.item_ids_[best], self._response(scores)
 
     def fold_in(
@@ -334,7 +332,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         indptr, items = self._seen
         lengths = np.where(users >= 0, indptr[users + 1] - indptr[users], 0)
         rows = np.repeat(np.arange(len(users)), lengths)
-        starts = np.repeat(indptr[users] - np.r_[0, np.cumsum(lengths)[:-1]], lengths)
+        starts = np.repeat(indptr[users] - (np.cumsum(lengths) - lengths), lengths)
         return rows, items[starts + np.arange(len(rows))]
 
     def _barred(self, users, pairs):
@@ -352,7 +350,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
 
     def _eligible(self, candidates):
         if candidates is None:
-            return np.arange(self.n_items_)
+            return None
         candidates = id_array(candidates, "candidates")
         if len(candidates) == 0:
             raise ValueError("candidates is empty; pass None to choose from all items.")
@@ -363,6 +361,22 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
                 "unknown items out."
             )
         return np.unique(codes)
+
+    def _best_items(self, users, n, eligible, barred):
+        """Find the n best items of each user (codes, -1 for unknown).
+
+        `eligible` holds the item codes to choose from in ascending order (None: all), `barred`
+        positions in `users` and item codes not to recommend. Returns item codes and scores, best
+        first, ties by item code; the last places of a user with too few items score -inf.
+        """
+        board = self._score_all(users)
+        board[barred[0], barred[1]] = -np.inf
+        board[~np.isfinite(board)] = -np.inf
+        if eligible is not None:
+            board = board[:, eligible]
+        top = metrics.top_k(board, n)
+        items = top if eligible is None else eligible[top]
+        return items, np.take_along_axis(board, top, axis=1)
 
     def _score_pairs(self, users, items):
         """Score pairs of codes, -1 for unknown; shape (n,)."""

@@ -5,6 +5,8 @@ from pathlib import Path
 
 # scikit-learn skips its array API check otherwise; it must be set before scipy is imported.
 os.environ.setdefault("SCIPY_ARRAY_API", "1")
+# Examples show their plots, which would wait for somebody to close them.
+os.environ.setdefault("MPLBACKEND", "Agg")
 
 import numpy as np
 import pytest

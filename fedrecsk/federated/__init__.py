@@ -1,9 +1,23 @@
 """The federated methods, one file each."""
 
+from fedrecsk.federated.colr import CoLR
+from fedrecsk.federated.fedmf import FedMF
 from fedrecsk.federated.globsgd import GlobSGD
+from fedrecsk.federated.lightfr import LightFR
 from fedrecsk.federated.locals import LocALS
 from fedrecsk.federated.locsgd import LocSGD
 from fedrecsk.federated.rfrec import RFRec
 from fedrecsk.federated.rfrecf import RFRecF
+from fedrecsk.federated.scolr import SCoLR
 
-__all__ = ["GlobSGD", "LocALS", "LocSGD", "RFRec", "RFRecF"]
+__all__ = [
+    "CoLR",
+    "FedMF",
+    "GlobSGD",
+    "LightFR",
+    "LocALS",
+    "LocSGD",
+    "RFRec",
+    "RFRecF",
+    "SCoLR",
+]

@@ -316,7 +316,11 @@ class FederatedRecommender(Recommender):
                 "add users."
             )
         parameters = _parameters_of_a_run(self)
-        changed = [name for name, value in run.parameters.items() if parameters[name] != value]
+        changed = [
+            name
+            for name, value in run.parameters.items()
+            if not np.array_equal(parameters[name], value)
+        ]
         if changed:
             raise ValueError(
                 f"warm_start continues the rounds of the last fit, but {changed[0]} has changed "

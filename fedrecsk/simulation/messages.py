@@ -28,6 +28,10 @@ class Dense:
     center : ndarray or None
         Up: what a client that changed nothing would send; what it has learned is the
         difference. None: zero.
+    learned : bool
+        Whether it says what was learned, instead of counting or weighing things.
+    n_coordinates : ndarray of shape (n_clients of the block,) or None
+        How many coordinates each client puts on the wire, if not all of them.
     packed : Compressed or None
         How it crosses instead of as it is.
     """
@@ -36,10 +40,14 @@ class Dense:
     dtype: str | None = None
     clip: float | None = None
     center: np.ndarray | None = None
+    learned: bool = True
+    n_coordinates: np.ndarray | None = None
     packed: Compressed | None = None
 
     def sizes(self, block):
         """Coordinates that each client puts on the wire or takes from it, shape (n_clients,)."""
+        if self.n_coordinates is not None:
+            return self.n_coordinates
         return np.full(block.n_clients, np.size(self.values))
 
     def rows_of(self, block):
@@ -47,9 +55,15 @@ class Dense:
         return slice(None)
 
     @property
+    def is_uniform(self):
+        """Whether every client puts as much of it on the wire as any other."""
+        return self.n_coordinates is None
+
+    @property
     def is_count(self):
-        """Whether it counts things instead of saying what was learned."""
-        return self.dtype is not None and np.dtype(self.dtype).kind == "u"
+        """Whether it counts or weighs things instead of saying what was learned."""
+        unsigned = self.dtype is not None and np.dtype(self.dtype).kind == "u"
+        return unsigned or not self.learned
 
     def nbytes(self, block, wire_dtype):
         """Bytes of the field for each client, shape (n_clients,)."""
@@ -64,6 +78,15 @@ class Dense:
         if self.packed is not None:
             return np.full(block.n_clients, self.packed.payload_nbytes(itemsize))
         return self.sizes(block) * (0 if self.is_count else itemsize)
+
+
+@dataclass(frozen=True, eq=False)
+class Derived(Dense):
+    """A field that the receiver computes from what it has: nothing crosses."""
+
+    def sizes(self, block):
+        """No coordinates, shape (n_clients,)."""
+        return np.zeros(block.n_clients, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +107,7 @@ class Rows(Dense):
     """
 
     n_rows: np.ndarray | None = None
+    is_uniform = False
 
     def sizes(self, block):
         """Coordinates that each client puts on the wire, shape (n_clients,)."""

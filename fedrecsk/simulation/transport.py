@@ -15,7 +15,7 @@ from fedrecsk.privacy.local_dp import PrivacyReport
 from fedrecsk.simulation._singles import Single, wide
 from fedrecsk.simulation.encryption import SecureChannel
 from fedrecsk.simulation.ledger import Ledger
-from fedrecsk.simulation.messages import Dense, Message, Rows, Total, Upload
+from fedrecsk.simulation.messages import Message, Rows, Total, Upload
 
 
 class Transport:
@@ -122,7 +122,7 @@ class Transport:
     def _sizes(self, blocks, message, who, measure="nbytes"):
         """Bytes of the message for each client of the mask `who`, shape (n_clients,)."""
         wire_dtype = self.federation.wire_dtype
-        if all(type(field) is Dense for field in message.values()):
+        if all(field.is_uniform for field in message.values()):
             return np.full(len(who), getattr(message, measure)(blocks[0], wire_dtype)[0])
         sizes = np.zeros(len(who), dtype=np.int64)
         for block in blocks:

@@ -1,0 +1,330 @@
+"""LightFR in numbers: ``python -m benchmarks.lightfr quality|choices|cold|speed|search|privacy``.
+
+Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. All ratings are positives. A test row is
+ranked among 99 items that its user has not rated; HR@10 and NDCG@10 are means over test rows, ties
+in expectation. ML-1M: the last row of each user, among the negatives of the usual file.
+ML-100k: each user's rows in order of time, the first 80 % for training, the next 10 % for
+validation, the last 10 % for the test, negatives drawn with a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from sklearn.base import clone
+
+from fedrecsk import ImplicitALS, ImplicitBPR, Popularity
+from fedrecsk.datasets import fetch_movielens
+from fedrecsk.federated.lightfr import LightFR
+
+DEFAULT = LightFR()
+# What METHODS calls recommended: the paper's codes and server, fresh negatives, a memory.
+SAMPLED = LightFR(
+    aggregation="gradient",
+    user_bits=1,
+    positive_target=1.0,
+    negative_target=0.4,
+    reg_user=0.003,
+    reg_item=0.01,
+    n_sweeps=1,
+)
+LITERAL = LightFR(
+    aggregation="gradient",
+    user_bits=1,
+    targets="ratings",
+    n_negatives=0,
+    memory=1,
+    reg_user=0.5,
+    reg_item=0.5,
+    n_sweeps=1,
+)
+MODELS = {
+    "LightFR": DEFAULT,
+    "LightFR, n_bits=128": clone(DEFAULT).set_params(n_bits=128),
+    "LightFR, user_bits=1": clone(DEFAULT).set_params(user_bits=1, positive_target=1.0),
+    "LightFR, sampled negatives": SAMPLED,
+    "LightFR, votes": clone(SAMPLED).set_params(aggregation="parameter", reg_item=0.0),
+    "LightFR, ratings alone": clone(LITERAL).set_params(reg_user=0.01, reg_item=0.01),
+    "LightFR, the paper's literal settings": LITERAL,
+    "LightFR, random item codes": clone(DEFAULT).set_params(train_items=False),
+}
+N_NEGATIVES, K = 99, 10
+
+
+# ------------------------------------------------------------------------------------ data
+
+
+def leave_one_out(options):
+    """ML-1M: training rows and ratings, test rows, and their negatives."""
+    import pandas as pd
+
+    X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
+    home = Path(options.data_home or os.environ["FEDRECSK_DATA"]) / "ml-1m"
+    test = pd.read_csv(home / "leave_one_out_test.csv.gz")[["user", "item"]].to_numpy()
+    negatives = pd.read_csv(home / "leave_one_out_negatives.csv.gz").to_numpy()
+    order = np.argsort(negatives[:, 0])[np.argsort(np.argsort(test[:, 0]))]
+    kept = ~np.isin(_pair(X), _pair(test))
+    return X[kept, :2], y[kept], test, negatives[order, 1:]
+
+
+def chronological(options):
+    """ML-100k: training rows and ratings, validation rows and test rows."""
+    X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    X = X[:, :3].astype(np.int64)
+    order = np.lexsort((X[:, 1], X[:, 2], X[:, 0]))
+    X, y = X[order], y[order]
+    sizes = np.unique(X[:, 0], return_counts=True)[1]
+    share = (np.arange(len(X)) - np.repeat(np.cumsum(sizes) - sizes, sizes)) / np.repeat(
+        sizes, sizes
+    )
+    first, last = share < 0.8, share >= 0.9
+    return X[first, :2], y[first], X[~first & ~last, :2], X[last, :2]
+
+
+def last_but_one(X, y, seed=0):
+    """Hold out one random row of each user for validation."""
+    order = np.random.default_rng(seed).permutation(len(X))
+    held_out = np.zeros(len(X), dtype=bool)
+    held_out[order[np.unique(X[order, 0], return_index=True)[1]]] = True
+    return X[~held_out], y[~held_out], X[held_out]
+
+
+def drawn_negatives(seen, rows, seed=0):
+    """99 items for each row that its user has no row of in `seen`, without replacement."""
+    users, u = np.unique(seen[:, 0], return_inverse=True)
+    items, i = np.unique(seen[:, 1], return_inverse=True)
+    taken = np.zeros((len(users), len(items)), dtype=bool)
+    taken[u, i] = True
+    keys = np.random.default_rng(seed).random((len(rows), len(items)), dtype=np.float32)
+    keys[taken[np.searchsorted(users, rows[:, 0])]] = 2
+    return items[np.argpartition(keys, N_NEGATIVES, axis=1)[:, :N_NEGATIVES]]
+
+
+def _pair(X):
+    return X[:, 0].astype(np.int64) * 100_000 + X[:, 1].astype(np.int64)
+
+
+def hits(model, rows, negatives):
+    """HR@10 and NDCG@10 of rows, each ranked among its negatives."""
+    users = np.repeat(rows[:, 0], N_NEGATIVES + 1)
+    items = np.column_stack([rows[:, 1], negatives]).ravel()
+    scores = model.predict(np.column_stack([users, items])).reshape(len(rows), -1)
+    ahead = (scores[:, 1:] > scores[:, :1]).sum(axis=1)
+    tied = (scores[:, 1:] == scores[:, :1]).sum(axis=1) + 1
+    gains = np.r_[1 / np.log2(np.arange(K) + 2), np.zeros(N_NEGATIVES + 1)]
+    sums = np.r_[0, np.cumsum(gains)]
+    found = np.r_[np.ones(K), np.zeros(N_NEGATIVES + 1)]
+    counts = np.r_[0, np.cumsum(found)]
+    ndcg = (sums[ahead + tied] - sums[ahead]) / tied
+    return np.mean((counts[ahead + tied] - counts[ahead]) / tied), np.mean(ndcg)
+
+
+def _fit(model, X, y, seed, options):
+    parameters = {"random_state": seed, "n_jobs": options.n_jobs}
+    known = model.get_params()
+    model = clone(model).set_params(**{k: v for k, v in parameters.items() if k in known})
+    return model.fit(X, y if getattr(model, "targets", "implicit") == "ratings" else None)
+
+
+def _row(label, scores):
+    mean, deviation = np.mean(scores, axis=0), np.std(scores, axis=0)
+    print(
+        f"| {label} | {mean[0]:.3f} ± {deviation[0]:.3f} | {mean[1]:.3f} ± {deviation[1]:.3f} |",
+        flush=True,
+    )
+
+
+# -------------------------------------------------------------------------------- commands
+
+
+def quality(options):
+    """HR@10 and NDCG@10 of every setting beside the baselines, on test rows."""
+    for name in options.data:
+        if name == "1m":
+            X, y, test, negatives = leave_one_out(options)
+            inner, _, validation = last_but_one(X, y)
+            everything = np.concatenate([X, test])
+        else:
+            X, y, validation, test = chronological(options)
+            inner, everything = X, np.concatenate([X, validation, test])
+            negatives = drawn_negatives(everything, test)
+        drawn = drawn_negatives(everything, validation, seed=1)
+        print(f"\n| {name} | HR@10 | NDCG@10 |\n|---|---|---|", flush=True)
+        _row("popularity", [hits(Popularity().fit(X), test, negatives)])
+        for label, candidates in baselines().items():
+            best = max(
+                candidates, key=lambda m: hits(_fit(m, inner, None, 0, options), validation, drawn)
+            )
+            scores = [
+                hits(_fit(best, X, None, s, options), test, negatives) for s in range(options.seeds)
+            ]
+            _row(f"{label}: {best}".replace("\n", " "), scores)
+        for label, model in MODELS.items():
+            if options.only and label not in options.only:
+                continue
+            scores = [
+                hits(_fit(model, X, y, s, options), test, negatives) for s in range(options.seeds)
+            ]
+            _row(label, scores)
+
+
+def baselines():
+    """implicit's models with the settings that validation rows choose among."""
+    return {
+        "implicit ALS": [
+            ImplicitALS(64, regularization=reg, alpha=alpha)
+            for reg, alpha in ((30.0, 1.0), (30.0, 4.0), (100.0, 4.0))
+        ],
+        "implicit BPR": [ImplicitBPR(64, learning_rate=r) for r in (0.03, 0.1)],
+    }
+
+
+def choices(options):
+    """Neighbours of the defaults on validation rows, 20 rounds."""
+    grid = [{}] + [
+        {name: value}
+        for name, values in {
+            "alpha": (2.0, 10.0),
+            "positive_target": (0.6, 0.7),
+            "negative_target": (0.45,),
+            "user_bits": (1, 2, 3, 5),
+            "n_sweeps": (1, None),
+            "client_fraction": (0.1, 1.0),
+            "reg_item": (0.001,),
+            "shrinkage": (0.0, 2000.0),
+            "n_bits": (32, 128),
+        }.items()
+        for value in values
+    ]
+    for name in options.data:
+        if name == "1m":
+            X, y, _, _ = leave_one_out(options)
+            X, y, validation = last_but_one(X, y)
+            negatives = drawn_negatives(np.concatenate([X, validation]), validation)
+        else:
+            X, y, validation, test = chronological(options)
+            negatives = drawn_negatives(np.concatenate([X, validation, test]), validation)
+        print(f"\n| {name}, LightFR with | HR@10 | NDCG@10 |\n|---|---|---|")
+        for changed in grid:
+            model = clone(DEFAULT).set_params(n_rounds=20, **changed)
+            scores = [
+                hits(_fit(model, X, y, s, options), validation, negatives)
+                for s in range(options.seeds)
+            ]
+            _row(changed or "defaults", scores)
+
+
+def cold(options):
+    """ML-100k: a fifth of the users, or of the items, added after the fit."""
+    X, y, validation, test = chronological(options)
+    negatives = drawn_negatives(np.concatenate([X, validation, test]), test)
+    print("| rows of | added after the fit | trained with all |\n|---|---|---|")
+    for column, what in enumerate(("users", "items")):
+        ids = np.unique(X[:, column])
+        new = np.random.default_rng(0).permutation(ids)[: len(ids) // 5]
+        added = np.isin(X[:, column], new)
+        model = _fit(DEFAULT, X[~added], None, 0, options)
+        (model.fold_in if column == 0 else model.fold_in_items)(X[added])
+        full = _fit(DEFAULT, X, None, 0, options)
+        popular = Popularity().fit(X)
+        mine = np.isin(test[:, column], new)
+        scores = [hits(m, test[mine], negatives[mine])[0] for m in (model, full, popular)]
+        print(f"| new {what} | {scores[0]:.3f} | {scores[1]:.3f} | popularity {scores[2]:.3f} |")
+
+
+def speed(options):
+    """Seconds a round on MovieLens-1M, by threads."""
+    X, _ = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
+    X = X[:, :2]
+    models = {"LightFR": DEFAULT, "4 sampled negatives": SAMPLED}
+    print("| setting | threads | s a round, wall | CPU |\n|---|---|---|---|")
+    for label, model in models.items():
+        clone(model).set_params(n_rounds=1).fit(X[:5000])
+        for n_jobs in (1, 2):
+            best = {}
+            for _ in range(3):
+                for n_rounds in (2, 8):
+                    wall, cpu = time.perf_counter(), time.process_time()
+                    clone(model).set_params(n_rounds=n_rounds, n_jobs=n_jobs, random_state=0).fit(X)
+                    taken = time.perf_counter() - wall, time.process_time() - cpu
+                    best[n_rounds] = np.minimum(taken, best.get(n_rounds, np.inf))
+            wall, cpu = (best[8] - best[2]) / 6
+            print(f"| {label} | {n_jobs} | {wall:.3f} | {cpu:.3f} |", flush=True)
+
+
+def search(options):
+    """One user's ten best of 105,096 items: the call, the kernel, and a float32 product."""
+    from threadpoolctl import threadpool_limits
+
+    from fedrecsk import _kernels
+
+    n_items, rng = 105_096, np.random.default_rng(0)
+    items = np.arange(n_items)
+    X = np.column_stack([rng.integers(0, 7375, n_items), items])
+    vectors = rng.normal(size=(n_items, 32)).astype(np.float32)
+    user = rng.normal(size=32).astype(np.float32)
+
+    def product():
+        scores = vectors @ user
+        top = np.argpartition(-scores, 10)[:10]
+        return top[np.argsort(-scores[top])]
+
+    timed = {}
+    models = {}
+    for bits in (1, 4):
+        model = LightFR(user_bits=bits, n_rounds=1, train_items=False, random_state=0).fit(X)
+        models[bits] = model
+        found, distances = np.empty((2, 10), dtype=np.int64)
+        arguments = model.user_codes_[0], model.item_codes_, np.empty(0, dtype=np.int64)
+        timed[f"kernel, user_bits={bits}"] = lambda a=arguments, f=found, d=distances: (
+            _kernels.hamming.nearest(*a, f, d)
+        )
+        timed[f"recommend, user_bits={bits}"] = lambda m=model: m.recommend(m.user_ids_[:1])
+    timed["float32 product, d=32, and partial sort"] = product
+    best = dict.fromkeys(timed, np.inf)
+    with threadpool_limits(1, "blas"):
+        for _ in range(300):
+            for label, call in timed.items():
+                start = time.perf_counter()
+                call()
+                best[label] = min(best[label], time.perf_counter() - start)
+    base = best["float32 product, d=32, and partial sort"]
+    for label, seconds in best.items():
+        print(f"{label}: {1e6 * seconds:.0f} us, {base / seconds:.1f} times as fast as float32")
+    report = models[1].size_report()
+    print(report, report["item_factors_float32"] / report["item_codes"], "times smaller")
+
+
+def privacy(options):
+    """How many of 200 clients' codes and ratings one plaintext upload gives away."""
+    from tests.federated.test_lightfr import recovered
+
+    X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    few = np.isin(X[:, 0], np.unique(X[:, 0])[:200])
+    n_exact, n_mirrored, n_ratings, n_rows = recovered(X[few, :2], y[few])
+    print(
+        f"{n_exact} of 200 clients read exactly, {n_mirrored} as their mirror image; "
+        f"{n_ratings} of {n_rows} ratings right"
+    )
+
+
+def main(argv=None):
+    """Run one of the benchmarks."""
+    commands = {f.__name__: f for f in (quality, choices, cold, speed, search, privacy)}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lightfr", description=__doc__)
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
+    parser.add_argument("--data-home")
+    parser.add_argument("--only", nargs="+", default=[], choices=MODELS)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--n-jobs", type=int, default=1)
+    options = parser.parse_args(argv)
+    commands[options.command](options)
+
+
+if __name__ == "__main__":
+    main()

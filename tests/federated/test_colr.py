@@ -1,0 +1,420 @@
+"""FedMF, CoLR and SCoLR, which share their visits and their wire."""
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from sklearn.base import clone
+
+from fedrecsk import CoLR, Federation, FedMF, Popularity, SCoLR, _kernels
+from fedrecsk.federated import fedmf
+from fedrecsk.interactions import encode
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.simulation import blocks, participation
+from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy
+from tests.reference import colr as reference
+
+METHODS = [FedMF, CoLR, SCoLR]
+every_method = pytest.mark.parametrize("Estimator", METHODS)
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    monkeypatch.setattr(FedMF, "_dtype", np.float64)
+
+
+def make(Estimator, **parameters):
+    """Small, every client in every round, and with batches that end inside a client's data."""
+    defaults = {
+        "n_factors": 5,
+        "n_rounds": 3,
+        "n_negatives": 2,
+        "batch_size": 7,
+        "weight_decay": 0.01,
+        "init_std": 0.5,
+        "client_fraction": 1.0,
+        "random_state": 0,
+    }
+    if Estimator is not FedMF:
+        defaults["rank"] = 3
+    return Estimator(**defaults | parameters)
+
+
+def key_of(model):
+    return Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
+
+
+def first_items(model, n_items):
+    shape = (n_items, model.n_factors)
+    return model.init_std * key_of(model).generator("item factors").standard_normal(shape)
+
+
+def rows_of_basis(model, key, n_clients):
+    """Which rows of B each client trains in a round, drawn as the docstring says."""
+    if not isinstance(model, SCoLR):
+        rank = getattr(model, "rank", model.n_factors)
+        return [np.arange(rank)] * n_clients
+    if model.local_rank == "uniform":
+        sizes = 1 + np.floor(key.uniform("local rank", np.arange(n_clients)) * model.rank)
+    else:
+        given = np.atleast_2d(
+            np.broadcast_to(model.local_rank, np.shape(model.local_rank) or n_clients)
+        )
+        sizes = given[key.round % len(given)]
+    draws = key.uniform("rows of B", np.arange(n_clients * model.rank)).reshape(n_clients, -1)
+    return [np.argsort(d)[: int(n)] for d, n in zip(draws, sizes, strict=True)]
+
+
+def basis_of(model, key):
+    return np.eye(model.n_factors) if type(model) is FedMF else model._basis(key)
+
+
+def clients_of(model, data):
+    targets = np.full((data.n_users, data.n_items), np.nan)
+    weights = np.zeros(targets.shape)
+    level = np.average(data.values, weights=data.weights)
+    values = data.values > 0 if model.loss == "bce" else data.values - level
+    targets[data.users, data.items] = values
+    weights[data.users, data.items] = data.weights
+    coordinates = np.arange(data.n_users * model.n_factors).reshape(data.n_users, -1)
+    users = model.init_std * key_of(model).normal("user factors", coordinates)
+    spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
+    return [reference.Client(model, targets[s], weights[s], users[s]) for s in spans]
+
+
+def assert_equals_reference(model, X, y=None, **fit_params):
+    model.fit(X, y, **fit_params)
+    data = encode(X, y, **fit_params)
+    clients, n = clients_of(model, data), data.n_clients
+    key, world = key_of(model), model.federation or Federation()
+    keys = [key.at(t) for t in range(model.n_rounds)]
+    turns = [participation.draw(n, model.client_fraction, world, k)[:3] for k in keys]
+    draws = [
+        (basis_of(model, k), rows_of_basis(model, k, n), k.hashed("visit", np.arange(n)))
+        for k in keys
+    ]
+    start = first_items(model, data.n_items)
+    items = reference.run(model, clients, start, turns, draws)
+    np.testing.assert_allclose(model.item_factors_, items, atol=1e-9)
+    seed = Key(0).hashed("personal")
+    n_epochs = {False: fedmf.EPOCHS_OF_THE_NEW, True: model.local_epochs}
+    users = np.concatenate([c.personal_vectors(items, n_epochs, seed) for c in clients])
+    np.testing.assert_allclose(model.user_factors_, users, atol=1e-9)
+    assert np.abs(items - start).max() > 1e-3
+
+
+COMBINATIONS = [
+    (FedMF, {}),
+    (FedMF, {"aggregation": "data_size", "local_epochs": 1}),
+    (FedMF, {"loss": "squared", "learning_rate": 0.1}),
+    (FedMF, {"n_negatives": 0}),
+    (CoLR, {}),
+    (CoLR, {"rank": 5, "aggregation": "data_size"}),
+    (CoLR, {"rank_exponent": 0.5}),
+    (CoLR, {"rank": 1, "loss": "squared", "learning_rate": 0.1}),
+    (SCoLR, {}),
+    (SCoLR, {"aggregation": "visits", "local_epochs": 1}),
+    (SCoLR, {"aggregation": "data_size", "local_rank": 2}),
+    (SCoLR, {"aggregation": "entries"}),
+]
+every_combination = pytest.mark.parametrize(
+    ("Estimator", "parameters"), COMBINATIONS, ids=[f"{E.__name__}-{p}" for E, p in COMBINATIONS]
+)
+SIZES = pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
+
+
+@SIZES
+@every_combination
+@pytest.mark.parametrize("holders", ["users", "groups", "both"])
+def test_equals_the_naive_reference(
+    Estimator, parameters, holders, ratings_per_block, toy, monkeypatch
+):
+    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+    X, y = toy
+    users, groups = X[:, 0], X[:, 0] % 4
+    both = np.where(users < 140, groups, users)
+    clients = {"users": None, "groups": groups, "both": both}[holders]
+    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
+    model = make(Estimator, **parameters)
+    assert_equals_reference(clone(model), X, y, clients=clients)
+    assert_equals_reference(clone(model), X, y - 2, clients=clients, sample_weight=weight)
+
+
+WORLDS = [
+    {"federation": Federation(dropout=0.4)},
+    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
+    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
+    {"client_fraction": 0.2},
+    {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
+]
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=str)
+@every_combination
+def test_equals_the_naive_reference_in_any_world(Estimator, parameters, world, toy):
+    X, y = toy
+    assert_equals_reference(make(Estimator, **parameters, **world), X, y)
+    assert_equals_reference(make(Estimator, **parameters, **world), X, y, clients=X[:, 0] % 5)
+
+
+def test_given_local_ranks_change_from_round_to_round(toy):
+    X, _ = toy
+    n = len(np.unique(X[:, 0]))
+    given = np.random.default_rng(0).integers(1, 4, (2, n))
+    assert_equals_reference(make(SCoLR, local_rank=given.tolist()), X)
+    assert_equals_reference(make(SCoLR, local_rank=given[0].tolist()), X)
+    fixed, changing = (make(SCoLR, local_rank=g.tolist()).fit(X) for g in (given[0], given))
+    assert np.abs(fixed.item_factors_ - changing.item_factors_).max() > 1e-3
+
+
+# ----------------------------------------------------------------- what the page claims
+
+
+@every_method
+def test_a_basis_of_full_rank_is_fedmf(Estimator, toy):
+    X, _ = toy
+    parameters = {} if Estimator is FedMF else {"rank": 5}
+    if Estimator is SCoLR:
+        parameters["local_rank"] = 5
+    model = make(Estimator, **parameters).fit(X)
+    np.testing.assert_allclose(model.item_factors_, make(FedMF).fit(X).item_factors_, atol=1e-12)
+
+
+def test_the_basis_has_orthogonal_rows_of_the_same_length_and_is_new_each_round():
+    model = CoLR(3, n_factors=12)
+    basis, other = (model._basis(Key(0, t)) for t in (0, 1))
+    np.testing.assert_allclose(basis @ basis.T, 4 * np.eye(3), atol=1e-12)
+    assert np.abs(basis - other).min() > 1e-6
+
+
+def test_a_round_moves_the_items_within_the_span_of_its_basis(toy):
+    X, _ = toy
+    model = make(CoLR, rank=2, n_rounds=1).fit(X)
+    change = model.item_factors_ - first_items(model, model.n_items_)
+    basis = model._basis(key_of(model).at(0))
+    inside = change @ basis.T @ np.linalg.inv(basis @ basis.T) @ basis
+    np.testing.assert_allclose(change, inside, atol=1e-12)
+    assert np.linalg.matrix_rank(change) == 2
+
+
+def test_negatives_are_uniform_over_what_the_user_has_not_rated():
+    seen = np.array([0, 1, 4, 9], dtype=np.int32)
+    unseen = np.setdiff1d(np.arange(12), seen)
+    ranks = np.arange(len(unseen))
+    indptr = np.array([0, len(seen)])
+    users = np.zeros(len(unseen), dtype=np.int64)
+    np.testing.assert_array_equal(_kernels.fedmf.unseen_items(ranks, users, indptr, seen), unseen)
+    stream = np.array([7], dtype=np.uint64)
+    draws = np.array([_kernels.fedmf.below(8, stream) for _ in range(16000)])
+    counts = np.bincount(draws, minlength=8)
+    # Chi-squared with 7 degrees of freedom; .999 quantile.
+    assert ((counts - 2000) ** 2 / 2000).sum() < 24.3
+    later = np.bincount(8 * draws[:-1] + draws[1:], minlength=64)
+    assert ((later - 250) ** 2 / 250).sum() < 103.4
+
+
+def test_nobody_trains_on_an_item_as_positive_and_negative():
+    X, _ = make_toy(6, 30, density=0.3, seed=1)
+    data = encode(X)
+    block = blocks.cut(data)[0]
+    n = 3 * len(block.items)
+    examples = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n), np.empty(n)
+    feedback = np.ones(len(block.items)), np.ones(len(block.items))
+    drawn = _kernels.fedmf.draw_examples(
+        0, 6, block.indptr, block.items, feedback, 30, 2, np.array([1], np.uint64), examples
+    )
+    assert drawn == n
+    rated = set(zip(data.users.tolist(), data.items.tolist(), strict=True))
+    users, items, targets, _ = examples
+    for u, i, target in zip(users.tolist(), items.tolist(), targets, strict=True):
+        assert ((u, i) in rated) == (target == 1)
+
+
+def sent(model, X, **fit_params):
+    ledger = model.fit(X, **fit_params).communication_
+    return [(e["bytes_down"], e["bytes_up"]) for e in ledger.entries if e["phase"] == "round"]
+
+
+def test_the_ledger_counts_items_down_and_updates_with_visits_up(toy):
+    X, _ = toy
+    n, m, d, r = len(np.unique(X[:, 0])), len(np.unique(X[:, 1])), 5, 3
+    assert sent(make(FedMF), X) == [(4 * n * m * d, n * (4 * m * d + m))] * 3
+    down = [4 * n * (m * d + r * d)] + 2 * [4 * n * (m * r + r * d)]
+    assert sent(make(CoLR), X) == [(bytes_down, n * (4 * m * r + m)) for bytes_down in down]
+    assert sent(make(CoLR, aggregation="data_size"), X)[0][1] == n * (4 * m * r + 4)
+    squared = make(FedMF, loss="squared").fit(X, X[:, 1] * 1.0).communication_.entries[0]
+    assert (squared["bytes_down"], squared["bytes_up"]) == (4 * n, 8 * n)
+
+
+def test_the_ledger_reads_the_downlink_three_ways(toy):
+    X, _ = toy
+    n, m, d, r = len(np.unique(X[:, 0])), len(np.unique(X[:, 1])), 5, 3
+    model = make(CoLR, n_rounds=9, client_fraction=1 / 3).fit(X)
+    entries = [e for e in model.communication_.entries if e["phase"] == "round"]
+    assert {e["bytes_down_whole"] for e in entries} == {n // 3 * 4 * (m * d + r * d)}
+    assert {e["bytes_down_latest"] for e in entries[1:]} == {n // 3 * 4 * (m * r + r * d)}
+    assert {e["payload_down"] for e in entries[1:]} == {n // 3 * 4 * m * r}
+    assert {e["payload_up"] for e in entries} == {n // 3 * 4 * m * r}
+    assert sum(e["bytes_down_missed"] for e in entries) > sum(e["bytes_down"] for e in entries)
+
+
+@pytest.mark.parametrize("aggregation", ["visits", "entries", "data_size"])
+def test_the_ledger_counts_each_clients_own_rank(aggregation, toy):
+    X, _ = toy
+    n, m = len(np.unique(X[:, 0])), len(np.unique(X[:, 1]))
+    model = make(SCoLR, aggregation=aggregation)
+    key = key_of(model)
+    for t, (_, up) in enumerate(sent(model, X)):
+        total = sum(map(len, rows_of_basis(model, key.at(t), n)))
+        weights = {"visits": n * m, "entries": total * m, "data_size": 4 * n}[aggregation]
+        assert up == 4 * total * m + weights + n * model.rank
+
+
+def test_local_ranks_are_uniform_and_new_each_round():
+    model, data = SCoLR(8), encode(np.stack([np.arange(4000), np.zeros(4000, int)], axis=1))
+    block = blocks.cut(data)[0]
+    one, other = (np.diff(model._ranks(block, Key(0, t))[0]) for t in (0, 1))
+    counts = np.bincount(one, minlength=9)
+    assert counts[0] == 0
+    # Chi-squared with 7 degrees of freedom; .999 quantile.
+    assert ((counts[1:] - 500) ** 2 / 500).sum() < 24.3
+    assert 0.08 < np.mean(one == other) < 0.17
+
+
+@every_method
+def test_predict_gives_chances_or_ratings(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X)
+    chance = model.predict(X)
+    users = np.searchsorted(model.user_ids_, X[:, 0])
+    items = np.searchsorted(model.item_ids_, X[:, 1])
+    scores = np.sum(model.user_factors_[users] * model.item_factors_[items], axis=1)
+    np.testing.assert_allclose(chance, expit(scores))
+    assert model.predict([[-1, X[0, 1]]]) == pytest.approx(0.5)
+    model = make(Estimator, loss="squared", learning_rate=0.1).fit(X, y)
+    assert model.predict([[-1, X[0, 1]]]) == pytest.approx(y.mean())
+    assert model.global_bias_ == pytest.approx(y.mean())
+
+
+def test_ratings_are_learned(toy):
+    X, y = toy
+    model = make(FedMF, loss="squared", learning_rate=0.1, n_rounds=300, init_std=0.1).fit(X, y)
+    assert np.mean((model.predict(X) - y) ** 2) < 0.5 * y.var()
+    assert model.loss_curve_[-1] < 0.5 * model.loss_curve_[0]
+
+
+@every_method
+def test_the_scale_of_the_weights_does_not_matter(Estimator, toy):
+    X, _ = toy
+    weight = np.random.default_rng(0).integers(1, 4, len(X)).astype(float)
+    one, other = (make(Estimator).fit(X, sample_weight=c * weight) for c in (1, 64))
+    np.testing.assert_allclose(one.item_factors_, other.item_factors_, atol=1e-12)
+
+
+@every_method
+def test_new_users_are_served_as_if_alone(Estimator):
+    X, _ = make_toy(40, 12, seed=3)
+    new = np.isin(X[:, 0], np.unique(X[:, 0])[:3])
+    model = make(Estimator).fit(X[~new])
+    together = clone(model).fit(X[~new]).fold_in(X[new]).user_factors_[-3:]
+    for user, vector in zip(np.unique(X[new, 0]), together, strict=True):
+        alone = clone(model).fit(X[~new]).fold_in(X[X[:, 0] == user])
+        np.testing.assert_array_equal(alone.user_factors_[-1], vector)
+
+
+@every_method
+def test_clients_of_no_round_get_a_vector_that_fits_them(Estimator):
+    X, _ = make_toy(60, 15, density=0.4, seed=2)
+    model = make(
+        Estimator, client_fraction=0.5, n_rounds=30, federation=Federation(sampling="rotating")
+    )
+    key = key_of(model)
+    model.set_params(client_fraction=0.02, n_rounds=20, federation=Federation(sampling="rotating"))
+    cohorts = participation.rotation(60, 0.02, key)
+    idle = np.unique(X[:, 0])[cohorts >= 20]
+    model.fit(X)
+    mine = np.isin(X[:, 0], idle)
+    grid = np.stack(np.meshgrid(idle, model.item_ids_, indexing="ij"), axis=-1).reshape(-1, 2)
+    assert len(idle)
+    assert model.predict(X[mine]).mean() > model.predict(grid).mean() + 0.1
+
+
+@every_method
+def test_early_stopping_measures_cross_entropy_on_held_out_rows(Estimator, toy):
+    X, _ = toy
+    everything = encode(X)
+    mask = np.zeros(len(everything.items), dtype=bool)
+    mask[everything.indptr[:-1]] = True
+    held_out = everything.take(mask)
+    model = make(Estimator).fit(X)
+    losses, weights = model._validation_losses(held_out)
+    full = np.diff(everything.indptr)[held_out.users] == everything.n_items
+    np.testing.assert_array_equal(weights, np.where(full, 1, 3))
+    chance = model._score_pairs(held_out.users, held_out.items)
+    assert (losses >= -np.log(chance) - 1e-12).all()
+    np.testing.assert_allclose(losses[full], -np.log(chance[full]))
+    stopped = make(Estimator, early_stopping=True, n_rounds=40, n_iter_no_change=2).fit(X)
+    assert stopped.n_rounds_ < 40
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (CoLR(6, n_factors=5), "rank=6 is more than n_factors=5"),
+        (SCoLR(6, n_factors=5), "rank=6 is more than n_factors=5"),
+        (CoLR(0), "'rank' parameter of CoLR must be an int in the range"),
+        (SCoLR(4, local_rank=0), "'local_rank' parameter of SCoLR"),
+        (SCoLR(4, local_rank=5), "local_rank must be between 1 and rank=4, got 5 to 5"),
+        (SCoLR(4, local_rank=[1, 2]), "local_rank has shape .2,., but there are 12 clients"),
+        (SCoLR(4, local_rank=[1.5] * 12), "local_rank must hold integers"),
+        (SCoLR(4, local_rank=[0] * 12), "local_rank must be between 1 and rank=4, got 0 to 0"),
+        (FedMF(n_negatives=9), "n_negatives=9 is more than the 8 items"),
+        (
+            FedMF(federation=Federation(local_dp=LaplaceMechanism(clip=1.0, scale=1.0))),
+            "FedMF has no local_dp",
+        ),
+    ],
+)
+def test_bad_input_is_named(model, message):
+    X, _ = make_toy(density=0.0)
+    with pytest.raises(ValueError, match=message):
+        model.fit(X)
+
+
+@every_method
+def test_nobody_likes_anything(Estimator, toy):
+    X, y = toy
+    with pytest.raises(ValueError, match="No row of X has y > 0"):
+        make(Estimator).fit(X, -y)
+
+
+@every_method
+def test_a_user_that_has_rated_everything_is_served(Estimator):
+    X = np.array([[u, i] for u in range(4) for i in range(3)])
+    assert np.isfinite(make(Estimator).fit(X).predict(X)).all()
+
+
+@every_method
+def test_divergence_is_said(Estimator, toy):
+    with pytest.raises(ValueError, match="clients diverged"):
+        make(Estimator, loss="squared", learning_rate=1e6, n_rounds=60).fit(*toy)
+
+
+# -------------------------------------------------------------------------------- quality
+
+
+@every_method
+def test_the_defaults_beat_popularity_on_few_users(Estimator, ml100k, monkeypatch):
+    monkeypatch.setattr(FedMF, "_dtype", np.float32)
+    rng = np.random.default_rng(0)
+    X = ml100k[0][rng.permutation(len(ml100k[0])), :2]
+    X = X[np.isin(X[:, 0], rng.permutation(np.unique(X[:, 0]))[:300])]
+    _, first = np.unique(X[:, 0], return_index=True)
+    held_out = np.zeros(len(X), dtype=bool)
+    held_out[first] = True
+    model = Estimator(random_state=0).fit(X[~held_out])
+    popularity = Popularity().fit(X[~held_out])
+    assert model.score(X[held_out]) > popularity.score(X[held_out]) + 0.01

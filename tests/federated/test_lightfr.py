@@ -1,0 +1,506 @@
+"""LightFR: equal to its reference bit for bit, searched as it says, and honest about its wire."""
+
+import copy
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+# The package loads kernels lazily by a list of names; these may not be in it yet.
+from fedrecsk import Federation, Popularity
+from fedrecsk.base import Recommender
+from fedrecsk.federated.lightfr import LightFR, n_words, pack_codes, unpack_codes
+from fedrecsk.interactions import encode
+from fedrecsk.metrics import evaluate_ranking
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.simulation import blocks, participation
+from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy
+from tests.reference import lightfr as reference
+
+
+def make(**parameters):
+    """Small enough for the reference."""
+    defaults = {"n_bits": 6, "n_rounds": 3, "n_negatives": 2, "random_state": 0}
+    return LightFR(**defaults | {"user_bits": 2, "client_fraction": 1.0} | parameters)
+
+
+def key_of(model):
+    return Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
+
+
+def first_codes(model, data):
+    """Items' and users' first codes, unpacked."""
+    server = model._init_server(Catalogue(data), None, key_of(model))
+    block = blocks.cut(data, max_ratings=10**9)[0]
+    message = model._announce(server) | model._model(server)
+    users = model._init_clients(block, message, key_of(model).at(0))["codes"]
+    ordered = np.empty_like(users)
+    ordered[block.users] = users
+    return unpack_codes(server["item_codes"], model.n_bits), vectors(ordered, model.n_bits)
+
+
+class Catalogue:
+    def __init__(self, data):
+        self.n_items, self.n_clients = data.n_items, data.n_clients
+        self.rating_range = data.values.min(), data.values.max()
+
+
+def vectors(planes, n_bits):
+    """Users' odd integers from their planes."""
+    signs = unpack_codes(planes, n_bits).astype(int)
+    return sum(2**p * signs[:, p] for p in range(signs.shape[1]))
+
+
+def assert_equals_reference(model, X, y=None, **fit_params):
+    model.fit(X, y, **fit_params)
+    data = encode(X, y, **fit_params)
+    values, weights = np.zeros((2, data.n_users, data.n_items))
+    values[data.users, data.items] = data.values
+    weights[data.users, data.items] = data.weights
+    clients = [list(range(*data.client_indptr[c : c + 2])) for c in range(data.n_clients)]
+    items, users = first_codes(model, data)
+    scale = model.rating_scale or (data.values.min(), data.values.max())
+    naive = reference.LightFR(model, clients, values, weights, scale, items, users)
+    key, world = key_of(model), model.federation or Federation()
+    for t in range(model.n_rounds):
+        turn = participation.draw(data.n_clients, model.client_fraction, world, key.at(t))
+        naive.round(turn, key.at(t))
+    np.testing.assert_array_equal(model.item_factors_, naive.items)
+    np.testing.assert_array_equal(model.user_factors_, naive.final_users(key.at(model.n_rounds)))
+    assert (model.item_factors_ != items).any() == model.train_items
+
+
+METHODS = {
+    "full": {},
+    "full, one bit": {"user_bits": 1, "positive_target": 1.0},
+    "full, balanced": {"reg_user": 0.002, "reg_item": 0.003, "negative_target": 0.45},
+    "full, bits balanced": {"reg_user": 0.002, "reg_item": 0.003, "balance": "bits"},
+    "full, one sweep": {"n_sweeps": 1, "n_bits": 3},
+    "full, shrunk": {"n_sweeps": None, "shrinkage": 4.5},
+    "gradient": {"aggregation": "gradient", "user_bits": 1, "negative_target": 0.4},
+    "gradient, no memory": {"aggregation": "gradient", "user_bits": 1, "memory": 1},
+    "gradient, several bits": {"aggregation": "gradient", "reg_user": 0.01, "n_sweeps": 2},
+    "gradient, bits balanced": {"aggregation": "gradient", "reg_user": 0.001, "balance": "bits"},
+    "parameter": {"aggregation": "parameter", "user_bits": 1, "reg_item": 0.01},
+    "parameter, several bits": {"aggregation": "parameter", "memory": 1},
+    "parameter, bits balanced": {"aggregation": "parameter", "reg_item": 0.01, "balance": "bits"},
+    "ratings": {"targets": "ratings", "rating_scale": (0, 6)},
+    "ratings, literal": {
+        "aggregation": "gradient",
+        "targets": "ratings",
+        "user_bits": 1,
+        "n_negatives": 0,
+        "memory": 1,
+        "reg_user": 0.02,
+        "reg_item": 0.02,
+        "n_sweeps": 1,
+    },
+    "items stay": {"train_items": False},
+}
+every_method = pytest.mark.parametrize("parameters", METHODS.values(), ids=METHODS)
+SIZES = pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
+
+
+@SIZES
+@every_method
+@pytest.mark.parametrize("holders", ["users", "groups", "both"])
+def test_equals_the_naive_reference(parameters, holders, ratings_per_block, monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+    X, y = make_toy(9, 7)
+    groups = X[:, 0] % 4
+    both = np.where(X[:, 0] < 140, groups, X[:, 0])
+    clients = {"users": None, "groups": groups, "both": both}[holders]
+    assert_equals_reference(make(**parameters), X, y, clients=clients)
+    weight = np.random.default_rng(3).integers(1, 4, len(y)) / 3
+    shifted = y - (0 if parameters.get("targets") == "ratings" else 2)
+    assert_equals_reference(make(**parameters), X, shifted, clients=clients, sample_weight=weight)
+
+
+WORLDS = [
+    {"federation": Federation(dropout=0.4)},
+    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
+    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
+    {"client_fraction": 0.4},
+    {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
+]
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=str)
+@every_method
+def test_equals_the_naive_reference_in_any_world(parameters, world):
+    X, y = make_toy(9, 7)
+    model = make(**parameters, **world, n_rounds=4)
+    assert_equals_reference(model, X, y)
+    assert_equals_reference(clone(model), X, y, clients=X[:, 0] % 5)
+
+
+def test_threads_and_blocks_do_not_change_a_bit(monkeypatch):
+    X, y = make_toy(40, 15)
+    fits = []
+    for size, n_jobs in ((10**6, None), (20, 2), (1, 3)):
+        monkeypatch.setattr(blocks, "block_size", lambda data, size=size: size)
+        for parameters in ({}, {"aggregation": "gradient"}, {"aggregation": "parameter"}):
+            model = make(n_jobs=n_jobs, client_fraction=0.6, **parameters).fit(X, y)
+            fits.append((model.item_codes_, model.user_codes_))
+    for one, other in zip(fits[:3] * 2, fits[3:], strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+# ----------------------------------------------------------------------------- the codes
+
+
+@pytest.mark.parametrize("n_bits", [1, 2, 63, 64, 65, 200])
+def test_codes_are_packed_and_unpacked(n_bits):
+    signs = np.where(np.random.default_rng(0).random((5, n_bits)) < 0.5, -1, 1)
+    codes = pack_codes(signs)
+    assert codes.dtype == np.uint64 and codes.shape == (5, n_words(n_bits))
+    np.testing.assert_array_equal(unpack_codes(codes, n_bits), signs)
+    with pytest.raises(ValueError, match="pass the n_bits that"):
+        unpack_codes(codes, n_bits + 64)
+
+
+def test_codes_of_another_length_are_named():
+    codes = pack_codes(np.ones((2, 40)))
+    with pytest.raises(ValueError, match="bit set after the first n_bits=20"):
+        unpack_codes(codes, 20)
+    with pytest.raises(ValueError, match="Codes of n_bits=40 are uint64 arrays"):
+        unpack_codes(codes.astype(float), 40)
+
+
+@pytest.mark.parametrize("n_bits", [1, 20, 64, 100])
+@pytest.mark.parametrize("user_bits", [1, 3])
+def test_predictions_are_similarities(n_bits, user_bits):
+    X, y = make_toy()
+    model = make(n_bits=n_bits, user_bits=user_bits).fit(X, y)
+    dots = model.user_factors_ @ model.item_factors_.T.astype(int)
+    expected = 0.5 + dots / (2 * n_bits * (2**user_bits - 1))
+    users, items = (a.ravel() for a in np.meshgrid(range(12), range(9), indexing="ij"))
+    pairs = np.column_stack([model.user_ids_[users], model.item_ids_[items]])
+    np.testing.assert_allclose(model.predict(pairs).reshape(12, 9), expected)
+    assert model.predict([[-1, X[0, 1]], [X[0, 0], -1]]).tolist() == [0.5, 0.5]
+    rated = make(n_bits=n_bits, user_bits=user_bits, targets="ratings").fit(X, y)
+    dots = rated.user_factors_ @ rated.item_factors_.T.astype(int)
+    expected = 1 + 4 * (0.5 + dots / (2 * n_bits * (2**user_bits - 1)))
+    np.testing.assert_allclose(rated.predict(pairs).reshape(12, 9), expected)
+
+
+@pytest.mark.parametrize("n_bits", [3, 64, 130])
+@pytest.mark.parametrize("user_bits", [1, 4])
+@pytest.mark.parametrize("asked", ["all", "candidates", "barred", "unknown user"])
+def test_the_packed_search_finds_what_the_scores_say(n_bits, user_bits, asked):
+    """With many ties, over several of the search's blocks, against the base class's way."""
+    rng = np.random.default_rng(1)
+    X = np.column_stack([rng.integers(0, 6, 1500), np.arange(1500)])
+    model = make(n_bits=n_bits, user_bits=user_bits, n_rounds=1).fit(X)
+    naive = copy.copy(model)
+    naive._best_items = lambda *arguments: Recommender._best_items(model, *arguments)
+    users, options = np.arange(6), {}
+    if asked == "candidates":
+        options["candidates"] = rng.permutation(1500)[:700]
+    if asked == "barred":
+        options["exclude_interactions"] = np.column_stack(
+            [rng.integers(0, 6, 900), rng.integers(0, 1500, 900)]
+        )
+    if asked == "unknown user":
+        users = np.append(users, -1)
+    for exclude_seen in (True, False):
+        for n in (1, 10, 300):
+            one, other = (
+                m.recommend(users, n, exclude_seen=exclude_seen, **options) for m in (model, naive)
+            )
+            np.testing.assert_array_equal(one[0], other[0])
+            np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_sizes_are_those_of_the_arrays():
+    X, y = make_toy()
+    report = make(n_bits=64, user_bits=1).fit(X, y).size_report()
+    assert report["item_codes"] == 9 * 8 and report["user_code"] == 8
+    assert report["item_factors_float32"] == 32 * report["item_codes"]
+    assert report["download"] == 9 * 8 and report["download_float32"] == 32 * 9 * 8
+
+
+# ------------------------------------------------------------------------------ the wire
+
+
+def test_the_ledger_counts_codes_down_and_integers_up():
+    X, y = make_toy()
+    n_rows, n, f = len(X), 12, 20
+    up = {
+        "full": n_rows * (8 * (f + 1) + 4) + n * (8 * (f * f + f) + 4),
+        "gradient": n_rows * (8 * f + 4),
+        "parameter": n_rows * (8 + 4),
+    }
+    for aggregation, nbytes in up.items():
+        model = make(n_bits=f, aggregation=aggregation, n_negatives=0).fit(X, y)
+        enrolment, *rounds, final = model.communication_.entries
+        assert enrolment["bytes_up"] == enrolment["bytes_down"] == 0
+        assert {e["bytes_down"] for e in (*rounds, final)} == {n * 9 * 8}
+        assert {e["bytes_up"] for e in rounds} == {nbytes}
+    model = make(n_bits=f, aggregation="gradient", upload="all").fit(X, y)
+    assert {row["bytes_up"] for row in model.history_} == {n * 9 * f * 8}
+
+
+def test_negatives_are_visited_and_counted_once():
+    X, y = make_toy(12, 40, density=0.1)
+    model = make(n_bits=8, aggregation="gradient", n_negatives=3, n_rounds=20).fit(X, y)
+    sizes = np.array([row["bytes_up"] for row in model.history_]) / (8 * 8 + 4)
+    assert (sizes > len(X)).all() and (sizes <= len(X) * 4).all() and len(set(sizes)) > 1
+
+
+def recovered(X, y):
+    """What a curious server reads off one plaintext upload of each client.
+
+    It knows the item codes it has sent and the client's upload. The opposite code with all ratings
+    mirrored on the scale would send the same, so it takes the one with more ratings above
+    the middle. Returns how many clients it reads exactly, how many mirrored, and how many
+    ratings it has right, of how many.
+    """
+    model = LightFR(
+        aggregation="gradient", user_bits=1, targets="ratings", n_negatives=0, random_state=0
+    )
+    data = encode(X, y)
+    scale = data.values.min(), data.values.max()
+    server = model._init_server(Catalogue(data), None, key_of(model))
+    message = model._announce(server) | model._model(server)
+    f, n_exact, n_mirrored, n_ratings = model.n_bits, 0, 0, 0
+    signs = unpack_codes(server["item_codes"], f).astype(np.int64)
+    for block in blocks.cut(data, max_ratings=1):
+        block.active = block.delivers = np.ones(1, dtype=bool)
+        state = model._init_clients(block, message, key_of(model).at(0))
+        state, upload = model._client_update(block, state, message, key_of(model).at(0))
+        deltas = upload["rows"].values
+        items = np.flatnonzero(deltas.any(axis=1))
+        # Without its own bit's part an item's row is a multiple of the code.
+        rows = deltas[items] - 2**20 * signs[items]
+        b = np.sign(rows[np.abs(rows).max(axis=1).argmax()])
+        pulls = (rows * b).mean(axis=1) / 2**20 + signs[items] @ b
+        code = b if pulls.mean() > 0 else -b
+        share = (1 + pulls * np.sign(code @ b) / f) / 2
+        ratings = np.rint(scale[0] + share * (scale[1] - scale[0]))
+        true = vectors(state["codes"], f)[0]
+        truth = np.zeros(data.n_items)
+        truth[block.items] = block.values
+        right = np.array_equal(ratings, truth[items])
+        mirror = np.array_equal(sum(scale) - ratings, truth[items])
+        n_exact += right and np.array_equal(code, true)
+        n_mirrored += mirror and np.array_equal(code, -true)
+        n_ratings += np.sum(ratings == truth[items])
+    return n_exact, n_mirrored, n_ratings, len(data.items)
+
+
+def test_a_plaintext_upload_gives_codes_and_ratings_away():
+    """What the docstring warns of; the paper claims the opposite."""
+    X, y = make_toy(30, 40, density=0.3)
+    n_exact, n_mirrored, n_ratings, n_rows = recovered(X, np.where(y == 2, 5, y))
+    assert n_exact + n_mirrored == 30
+    assert n_exact > 20 and n_ratings > 0.8 * n_rows
+
+
+def test_the_full_form_sends_a_users_vector():
+    X, y = make_toy()
+    model = make()
+    data = encode(X, y)
+    server = model._init_server(Catalogue(data), None, key_of(model))
+    message = model._model(server)
+    block = blocks.cut(data, max_ratings=1)[0]
+    block.active = block.delivers = np.ones(1, dtype=bool)
+    state = model._init_clients(block, message, key_of(model).at(0))
+    state, upload = model._client_update(block, state, message, key_of(model).at(0))
+    np.testing.assert_array_equal(upload["total"].values, vectors(state["codes"], 6)[0])
+
+
+# ---------------------------------------------------------------------------- cold start
+
+
+def test_new_users_are_fitted_without_balance():
+    X, y = make_toy(12, 9, seed=3)
+    mine = X[:, 0] == X[0, 0]
+    model = make(reg_user=0.5, n_sweeps=None).fit(X[~mine], y[~mine])
+    model.fold_in(X[mine], y[mine])
+    naive = reference.LightFR(
+        clone(model).set_params(reg_user=0.0),
+        [[0]],
+        np.ones((1, model.n_items_)),
+        np.isin(model.item_ids_, X[mine, 1])[None].astype(float),
+        (1, 5),
+        model.item_factors_,
+        first_codes(model, encode(X[mine], y[mine]))[1] * 0 + folded_start(model),
+    )
+    naive.fit_user(0, naive.items, naive.crowd, Key(0), balanced=False)
+    np.testing.assert_array_equal(model.user_factors_[-1], naive.users[0])
+
+
+def folded_start(model):
+    """The first code of the first user that is folded in."""
+    from fedrecsk.federated.lightfr import _random_codes
+
+    planes = _random_codes(Key(0), "user codes", np.array([0]), model.user_bits, model.n_bits)
+    return vectors(planes, model.n_bits)
+
+
+@pytest.mark.parametrize("aggregation", ["full", "gradient", "parameter"])
+def test_new_items_are_folded_in(aggregation):
+    X, y = make_toy(40, 20, density=0.4, seed=2)
+    new = np.isin(X[:, 1], np.unique(X[:, 1])[:3])
+    model = make(n_bits=32, aggregation=aggregation, n_rounds=10).fit(X[~new], y[~new])
+    old, users = model.item_codes_.copy(), model.user_codes_.copy()
+    before = model.predict(X[~new])
+    model.fold_in_items(X[new], y[new])
+    assert model.n_items_ == len(model.item_ids_) == len(model.item_codes_) == 20
+    np.testing.assert_array_equal(model.item_codes_[:17], old)
+    np.testing.assert_array_equal(model.user_codes_, users)
+    np.testing.assert_array_equal(model.predict(X[~new]), before)
+    added = model.item_ids_[17:]
+    everyone = np.unique(X[:, 0])
+    liked = {tuple(pair) for pair in X[new].tolist()}
+    rated, others = [], []
+    for user in everyone:
+        for item in added:
+            (rated if (user, item) in liked else others).append([user, item])
+    margin = 0.0 if aggregation == "parameter" else 0.01
+    assert model.predict(rated).mean() > model.predict(others).mean() + margin
+    items, _ = model.recommend(everyone, 4)
+    seen = set(map(tuple, X.tolist()))
+    assert not any((u, i) in seen for u, row in zip(everyone, items, strict=True) for i in row)
+    stranger = [[-5, added[0]], [-5, X[~new][0, 1]]]
+    assert np.isfinite(model.fold_in(stranger).predict(stranger)).all()
+
+
+def test_a_twin_of_an_item_gets_about_its_code():
+    X, _ = make_toy(60, 20, density=0.4, seed=2)
+    model = make(n_bits=64, user_bits=4, n_rounds=20).fit(X)
+    item = model.item_ids_[4]
+    twin = X[X[:, 1] == item].copy()
+    twin[:, 1] = 5
+    model.fold_in_items(twin)
+    signs = model.item_factors_.astype(int)
+    agreement = signs[:-1] @ signs[-1]
+    assert agreement.argmax() == 4 and agreement[4] > 32
+
+
+def test_bad_new_items_are_named():
+    X, y = make_toy()
+    model = make().fit(X, y)
+    with pytest.raises(ValueError, match=f"Item {X[0, 1]} was already in fit"):
+        model.fold_in_items(X[:1])
+    with pytest.raises(ValueError, match="No row of X has a user that the model knows"):
+        model.fold_in_items([[-4, 5]])
+    with pytest.raises(ValueError, match='targets="ratings" needs y'):
+        make(targets="ratings").fit(X, y).fold_in_items([[X[0, 0], 5]])
+
+
+# -------------------------------------------------------------------------------- input
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"n_bits": 0}, "'n_bits' parameter of LightFR"),
+        ({"user_bits": 0}, "'user_bits' parameter of LightFR"),
+        ({"init": np.ones((9, 5))}, r"init has shape \(9, 5\), but with n_bits=6"),
+        ({"init": np.ones((8, 6))}, "init has 8 rows, but X has 9 items"),
+        ({"init": np.full((9, 6), np.nan)}, "init contains NaN"),
+        ({"rating_scale": (5, 1)}, "rating_scale must be"),
+        ({"targets": "ratings", "rating_scale": (1, 4)}, r"y has the rating 5, outside"),
+        ({"aggregation": "parameter", "upload": "all"}, 'use upload="visited"'),
+        ({"federation": Federation(local_dp=LaplaceMechanism(0.2, 0.04))}, "no local_dp"),
+    ],
+)
+def test_bad_parameters_are_named(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        make(**parameters).fit(*make_toy())
+
+
+def test_ratings_without_a_scale_are_named():
+    X, y = make_toy()
+    with pytest.raises(ValueError, match="All ratings are 3, which is no scale"):
+        make(targets="ratings").fit(X, np.full(len(X), 3.0))
+    scaled = make(targets="ratings", rating_scale=(1, 5)).fit(X, np.full(len(X), 3.0))
+    assert np.isfinite(scaled.predict(X)).all()
+
+
+def test_nobody_liking_anything_is_an_error():
+    X, y = make_toy()
+    with pytest.raises(ValueError, match="No row of X has y > 0"):
+        make().fit(X, -y)
+
+
+def test_sums_that_may_overflow_are_refused():
+    X, y = make_toy()
+    for aggregation in ("full", "gradient"):
+        with pytest.raises(ValueError, match="may not fit into 64-bit integers"):
+            make(aggregation=aggregation).fit(X, y, sample_weight=np.full(len(y), 1e12))
+
+
+def test_one_bit_and_users_with_everything():
+    X = np.array([[u, i] for u in range(4) for i in range(3)])
+    for aggregation in ("full", "gradient", "parameter"):
+        model = make(n_bits=1, aggregation=aggregation).fit(X)
+        assert set(np.unique(model.item_factors_)) <= {-1, 1}
+        assert np.isfinite(model.predict(X)).all()
+        with pytest.raises(ValueError, match="more than the 3 items"):
+            model.recommend([0], 4, exclude_seen=False)
+
+
+def test_items_that_nobody_likes_get_a_code():
+    X, y = make_toy()
+    y = np.where(X[:, 1] == X[0, 1], 0.0, 1.0)
+    model = make(n_bits=16).fit(X, y)
+    unliked = model.predict(X[y == 0]).mean()
+    assert unliked < model.predict(X[y > 0]).mean()
+
+
+def test_init_gives_the_first_codes():
+    X, y = make_toy()
+    init = np.random.default_rng(0).normal(size=(9, 6))
+    model = make(init=init, train_items=False).fit(X, y)
+    np.testing.assert_array_equal(model.item_factors_, np.where(init > 0, 1, -1))
+
+
+def chronological(X, y, when):
+    """Training rows, and each user's last row for the test."""
+    order = np.lexsort((X[:, 1], when, X[:, 0]))
+    X, y = X[order], y[order]
+    last = np.append(np.diff(X[:, 0]) != 0, True)
+    return X[~last], y[~last], X[last]
+
+
+class TestQuality:
+    """HR@10 among 99 drawn negatives on MovieLens-100k; the tables are in benchmarks/lightfr.py."""
+
+    @pytest.fixture
+    def parts(self, ml100k):
+        X, y = ml100k
+        return chronological(X[:, :2].astype(int), y, X[:, 3 if X.shape[1] > 3 else 2])
+
+    def hit_rate(self, model, test):
+        scores = evaluate_ranking(model, test, n_negatives=99, random_state=0, metrics="hit_rate")
+        return scores["hit_rate@10"]
+
+    def test_reaches_its_number_and_beats_popularity(self, parts):
+        X, y, test = parts
+        popular = self.hit_rate(Popularity().fit(X), test)
+        ours = self.hit_rate(LightFR(n_rounds=20, random_state=0).fit(X), test)
+        assert ours > popular + 0.08
+        frozen = LightFR(n_rounds=5, random_state=0, train_items=False).fit(X)
+        assert self.hit_rate(frozen, test) < popular
+
+    def test_the_papers_balance_learns_nothing(self, parts):
+        X, y, test = parts
+        literal = LightFR(
+            aggregation="gradient",
+            user_bits=1,
+            targets="ratings",
+            n_negatives=0,
+            memory=1,
+            reg_user=0.5,
+            reg_item=0.5,
+            shrinkage=0.0,
+            n_sweeps=1,
+            n_rounds=10,
+            random_state=0,
+        ).fit(X, y)
+        assert self.hit_rate(literal, test) < 0.2
