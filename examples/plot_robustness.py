@@ -1,0 +1,34 @@
+"""What if clients drop out, and what if some of them lie?
+
+Left: a share of the clients loses its upload, each round anew. Right: a tenth of them attacks. Runs
+offline; needs ``pip install 'fedrecsk[plot]'``.
+"""
+
+import matplotlib.pyplot as plt
+
+from fedrecsk import GlobSGD, LocALS
+from fedrecsk.attacks import RandomUpload, SignFlip
+from fedrecsk.datasets import make_interactions
+from fedrecsk.plotting import RobustnessDisplay
+
+X = make_interactions(n_users=150, n_items=120, n_interactions=4500, random_state=0)
+models = {
+    "LocALS": LocALS(n_factors=8, random_state=0),
+    "GlobSGD": GlobSGD(n_factors=8, n_rounds=15, random_state=0),
+}
+_, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
+RobustnessDisplay.from_estimator(
+    models, X, param_range=(0.0, 0.5, 0.9), compare_params={"cv": 3}, ax=left
+)
+display = RobustnessDisplay.from_estimator(
+    models,
+    X,
+    param_name="federation__adversary",
+    param_range={"nobody": None, "noise": RandomUpload(strength=1.0), "sign flip": SignFlip()},
+    compare_params={"cv": 3},
+    ax=right,
+)
+for name, (attacks, ndcg, _) in display.curves.items():
+    shown = zip(attacks, ndcg, strict=True)
+    print(name, ", ".join(f"{attack}: NDCG@10 {value:.3f}" for attack, value in shown))
+plt.show()

@@ -1,0 +1,519 @@
+"""Recommenders side by side: accuracy, ranking and cost on the same folds."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import warnings
+from collections.abc import Mapping
+from numbers import Integral
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.exceptions import FitFailedWarning, NotFittedError
+from sklearn.metrics import (
+    get_scorer,
+    make_scorer,
+    mean_absolute_error,
+    root_mean_squared_error,
+)
+from sklearn.metrics._scorer import _BaseScorer, _MultimetricScorer
+from sklearn.model_selection import check_cv, cross_validate
+from sklearn.utils import get_tags
+from sklearn.utils._param_validation import StrOptions, validate_params
+from sklearn.utils.metadata_routing import get_routing_for_object
+from sklearn.utils.parallel import Parallel, delayed
+from sklearn.utils.validation import check_consistent_length
+
+from fedrecsk.metrics import (
+    bytes_down_scorer,
+    bytes_up_scorer,
+    epsilon_scorer,
+    make_ranking_scorer,
+    rounds_scorer,
+)
+from fedrecsk.metrics._recommender import unwrap
+from fedrecsk.metrics._scorers import RankingScorers, RecommenderScorer
+from fedrecsk.model_selection._user_kfold import UserKFold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import ArrayLike
+    from sklearn.base import BaseEstimator
+
+TIMES = ("fit_seconds", "score_seconds")
+COSTS = {
+    "mb_up": (bytes_up_scorer, 1e6),
+    "mb_down": (bytes_down_scorer, 1e6),
+    "rounds": (rounds_scorer, 1),
+    "epsilon": (epsilon_scorer, 1),
+}
+# Metadata goes through scikit-learn's routing, which alone reaches into a Pipeline.
+_ROUTING = {"enable_metadata_routing": True}
+
+
+@validate_params(
+    {
+        "y": ["array-like", None],
+        "cv": ["cv_object"],
+        "scoring": [str, list, tuple, dict, callable, None],
+        "clients": ["array-like", None],
+        "sample_weight": ["array-like", None],
+        "n_jobs": [Integral, None],
+        "return_estimator": ["boolean"],
+        "error_score": [StrOptions({"raise"}), "nan"],
+    },
+    prefer_skip_nested_validation=False,
+)
+def compare(
+    estimators: Mapping[str, BaseEstimator] | Sequence[BaseEstimator],
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    *,
+    cv: int | Iterable | None = None,
+    scoring: str | Sequence[str] | Mapping[str, str | Callable] | Callable | None = None,
+    clients: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    n_jobs: int | None = None,
+    return_estimator: bool = False,
+    error_score: str | float = np.nan,
+) -> Comparison:
+    """Cross-validate recommenders on the same folds, and put quality and cost in one table.
+
+    Rating and ranking models, federated and centralised, of this package or of another, may
+    stand side by side. What has no meaning for an estimator is NaN in its rows.
+
+    Parameters
+    ----------
+    estimators : dict of str to estimator, or list of estimators
+        Recommenders that follow scikit-learn's conventions, also inside a Pipeline or a search.
+        In a list, names are those of the classes, numbered where a class comes up twice. They
+        are cloned, and not changed.
+    X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        One row per interaction: column 0 is the user's id, column 1 the item's id.
+    y : array-like of shape (n_samples,), default=None
+        Rating or preference of each row. Rating models require it.
+    cv : int, splitter or iterable of (train, test), default=None
+        An int: so many folds of :class:`UserKFold`, shuffled with seed 0. None: 5 of them, so
+        that a fifth of each user's rows is under test, and each row once.
+    scoring : str, list of str, callable or dict of str to str or callable, default=None
+        As in :func:`sklearn.model_selection.cross_validate`. None: "rmse" and "mae" if there
+        is a y, which are errors (the smaller, the better), and "ndcg@10" and "hit_rate@10"
+        over the full catalogue, with y > 0 as relevant. All else is as the scorer gives it
+        (the larger, the better). Scorers that compare predictions with y (scikit-learn's own,
+        and those of :func:`sklearn.metrics.make_scorer`) are for rating models alone.
+    clients : array-like of shape (n_samples,), default=None
+        Id of the client that holds each row. It goes to each `fit` that takes it.
+    sample_weight : array-like of shape (n_samples,), default=None
+        Goes to each `fit` and to the scorers that take it. An estimator that takes none fails.
+    n_jobs : int, default=None
+        How many fits (of an estimator on a fold) run at once. None: 1, unless joblib's
+        context says otherwise. -1: all processors.
+    return_estimator : bool, default=False
+        Whether to keep the fitted estimators.
+    error_score : "raise" or NaN, default=np.nan
+        NaN: a fit or a score that fails leaves NaN and says why in the column `error`.
+        "raise": the error ends the comparison.
+
+    Returns
+    -------
+    comparison : Comparison
+        Its `per_fold` and `summary` are DataFrames, or lists of dicts where pandas is missing.
+
+    Raises
+    ------
+    ValueError
+        If no estimator is given, a name of a score is that of another column, lengths
+        differ, or every fit fails.
+    TypeError
+        If `estimators` is neither a dict nor a list, or one of them is a class or has no
+        `fit`.
+
+    Warns
+    -----
+    FitFailedWarning
+        If some fits failed.
+    UserWarning
+        If some scores failed.
+
+    See Also
+    --------
+    sklearn.model_selection.cross_validate : What it is built on.
+    fedrecsk.plotting.CostDisplay : Accuracy against megabytes, from the result.
+
+    Notes
+    -----
+    A rating model is one that scikit-learn calls a regressor, or whose tags say that it
+    requires y. Ranking scores are for all; a rating model ranks by what it predicts.
+
+    Whole users are held out by ``cv=list(GroupKFold().split(X, y, groups=X[:, 0]))``.
+
+    Seconds are wall-clock time. Fits that run at once slow one another down, and the first fit
+    after installation compiles; take times with ``n_jobs=1``, the second time.
+
+    Examples
+    --------
+    >>> from fedrecsk import BiasOnly, Popularity, RFRec
+    >>> from fedrecsk.datasets import make_ratings
+    >>> from fedrecsk.model_selection import compare
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=1000, random_state=0)
+    >>> models = {"RFRec": RFRec(n_rounds=3, random_state=0), "popularity": Popularity()}
+    >>> comparison = compare(models, X, y, cv=3)
+    >>> comparison.summary[["estimator", "mean_rounds"]]
+        estimator  mean_rounds
+    0       RFRec          3.0
+    1  popularity          NaN
+    >>> comparison.per_fold["error"].unique().tolist()
+    ['']
+    """
+    estimators = _named(estimators)
+    metadata = {"clients": clients, "sample_weight": sample_weight}
+    metadata = {name: value for name, value in metadata.items() if value is not None}
+    check_consistent_length(X, y, *metadata.values())
+    scorers = _scorers(scoring, y)
+    folds = list(_splitter(cv).split(X, y))
+
+    outcomes = Parallel(n_jobs=n_jobs)(
+        delayed(_fit_and_score)(
+            name,
+            estimator,
+            X,
+            y,
+            fold,
+            folds[fold],
+            scorers,
+            metadata,
+            error_score,
+            return_estimator,
+        )
+        for name, estimator in estimators.items()
+        for fold in range(len(folds))
+    )
+    _warn_or_raise(outcomes)
+    columns = [*scorers, *TIMES, *COSTS]
+    blank = dict.fromkeys(columns, float("nan"))
+    rows = [
+        {"estimator": one.name, "fold": one.fold, **(blank | one.values), "error": one.error}
+        for one in outcomes
+    ]
+    fitted = {name: [o.estimator for o in outcomes if o.name == name] for name in estimators}
+    return Comparison(rows, columns, fitted if return_estimator else None)
+
+
+class Comparison:
+    """What :func:`compare` returns; shown as a table of means and spreads.
+
+    Attributes
+    ----------
+    per_fold : DataFrame or list of dict
+        A row an estimator and fold. `estimator`, `fold`; a column a score; `fit_seconds`,
+        `score_seconds`; for federated models `mb_up` and `mb_down` (megabytes, 1e6 bytes, that
+        a client sent and received during fit, on average over clients), `rounds` and `epsilon`
+        (total privacy loss of the client that lost most, infinite without noise); `error`,
+        which is empty if all went well. NaN: does not apply, or failed.
+    summary : DataFrame or list of dict
+        A row an estimator: `estimator`, `n_folds`, `n_failed` (folds with an error), and for
+        each number ``mean_...`` and ``std_...`` over the folds that have it (the population's
+        standard deviation, as in scikit-learn's searches).
+    estimators : dict of str to list, or None
+        The fitted estimators by name and fold, None for a failed fit, if asked for.
+    """
+
+    def __init__(self, rows, columns, estimators=None):
+        self._rows = rows
+        self._columns = columns
+        self._summary = _summary(rows, columns)
+        self.per_fold = _frame(rows)
+        self.summary = _frame(self._summary)
+        self.estimators = estimators
+
+    def __repr__(self):
+        n_folds = self._summary[0]["n_folds"]
+        shown = [
+            column
+            for column in self._columns
+            if column != "score_seconds"
+            and not all(np.isnan(row[f"mean_{column}"]) for row in self._summary)
+        ]
+        table = [["", *shown]]
+        for row in self._summary:
+            cells = (_cell(row, column, with_spread=n_folds > 1) for column in shown)
+            table.append([row["estimator"], *cells])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+            for line in table
+        ]
+        folds = "1 fold" if n_folds == 1 else f"{n_folds} folds, mean ± standard deviation"
+        lines.insert(0, f"{len(self._summary)} recommenders on {folds}")
+        errors = {}
+        for row in self._rows:
+            if row["error"]:
+                errors.setdefault((row["estimator"], row["error"]), []).append(str(row["fold"]))
+        for (name, error), of in errors.items():
+            lines.append(f"{name}, fold{'s' * (len(of) > 1)} {', '.join(of)}: {error}")
+        return "\n".join(line.rstrip() for line in lines)
+
+
+# -------------------------------------------------------------------------------- arguments
+
+
+def _named(estimators):
+    if isinstance(estimators, Mapping):
+        named = dict(estimators)
+    elif isinstance(estimators, list | tuple):
+        classes = [type(estimator).__name__ for estimator in estimators]
+        named = {}
+        for i, (name, estimator) in enumerate(zip(classes, estimators, strict=True)):
+            number = f"-{classes[: i + 1].count(name)}" if classes.count(name) > 1 else ""
+            named[name + number] = estimator
+    else:
+        raise TypeError(
+            "estimators must be a dict of names to estimators, or a list of estimators, got "
+            f"{type(estimators).__name__}; put a single one in a list."
+        )
+    if not named:
+        raise ValueError("estimators is empty; give at least one.")
+    for name, estimator in named.items():
+        if isinstance(estimator, type):
+            raise TypeError(f"{name!r} is a class; pass an instance, {estimator.__name__}().")
+        if not hasattr(estimator, "fit"):
+            raise TypeError(f"{name!r} is not an estimator: {estimator!r} has no fit.")
+    return named
+
+
+def _splitter(cv):
+    if cv is None or isinstance(cv, Integral):
+        return UserKFold(5 if cv is None else cv, shuffle=True, random_state=0)
+    return check_cv(cv)
+
+
+def _scorers(scoring, y):
+    if scoring is None:
+        scoring = make_ranking_scorer(["ndcg", "hit_rate"], k=10)
+        if y is not None:
+            errors = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
+            scoring = {name: make_scorer(error) for name, error in errors.items()} | {**scoring}
+    if isinstance(scoring, str):
+        scoring = [scoring]
+    if isinstance(scoring, list | tuple):
+        if not all(isinstance(name, str) for name in scoring):
+            raise ValueError("A list of scores holds names; give scorers in a dict, with names.")
+        scoring = {name: name for name in scoring}
+    elif isinstance(scoring, Mapping | RankingScorers):
+        scoring = {**scoring}
+    else:
+        scoring = {"score": scoring}
+    taken = {"estimator", "fold", "error", *TIMES, *COSTS}.intersection(scoring)
+    if taken:
+        raise ValueError(
+            f"scoring has {min(taken)!r}, which is a column of every comparison; rename it, or "
+            "leave it out: times and costs are always there."
+        )
+    return {name: get_scorer(scorer) for name, scorer in scoring.items()}
+
+
+def _scorers_for(estimator, scorers):
+    if _rates(estimator):
+        return scorers
+    return {name: scorer for name, scorer in scorers.items() if not _compares_with_y(scorer)}
+
+
+def _rates(estimator):
+    tags = get_tags(estimator)
+    return tags.estimator_type == "regressor" or tags.target_tags.required
+
+
+def _compares_with_y(scorer):
+    return isinstance(scorer, _BaseScorer) and not isinstance(scorer, RecommenderScorer)
+
+
+# ------------------------------------------------------------------------------ one fold
+
+
+class Outcome(NamedTuple):
+    """What became of an estimator on a fold.
+
+    Attributes
+    ----------
+    name, fold : str, int
+    values : dict of str to float
+        By column; without those that do not apply.
+    error : str
+        Empty if all went well.
+    fitted : bool
+        Whether fit succeeded; if not, there are no values.
+    estimator : object or None
+        The fitted estimator, if asked for.
+    """
+
+    name: str
+    fold: int
+    values: dict
+    error: str
+    fitted: bool
+    estimator: object = None
+
+
+class _Scores(_MultimetricScorer):
+    """All scores of a fitted model; what fails is NaN and remembered in `errors`."""
+
+    def __init__(self, scorers, raise_exc):
+        super().__init__(scorers=scorers, raise_exc=raise_exc)
+        self.errors = {}
+
+    def __call__(self, estimator, *args, **kwargs):
+        scores = super().__call__(estimator, *args, **kwargs)
+        # scikit-learn gives the traceback of a scorer that failed in place of its score.
+        tracebacks = {name: text for name, text in scores.items() if isinstance(text, str)}
+        self.errors = {name: text.splitlines()[-1] for name, text in tracebacks.items()}
+        return scores | dict.fromkeys(tracebacks, float("nan"))
+
+
+def _fit_and_score(
+    name, estimator, X, y, fold, split, scorers, metadata, error_score, return_estimator
+):
+    raises = error_score == "raise"
+    try:
+        scorers = _scorers_for(estimator, scorers)
+        with config_context(**_ROUTING if metadata else {}):
+            if metadata:
+                estimator, params = _asking(estimator, metadata)
+                scorers = _weighing(scorers)
+            scores = _Scores(scorers, raises)
+            result = cross_validate(
+                estimator,
+                X,
+                y,
+                cv=[split],
+                scoring=scores,
+                params=params if metadata else None,
+                return_estimator=True,
+                error_score="raise",
+            )
+        (fitted,) = result["estimator"]
+        costs = _costs(fitted)
+    except Exception as error:  # whatever an estimator raises is its row's, not the table's
+        if raises:
+            raise
+        return Outcome(name, fold, {}, f"{type(error).__name__}: {error}", fitted=False)
+    values = {score: float(result[f"test_{score}"][0]) for score in scorers}
+    values["fit_seconds"], values["score_seconds"] = result["fit_time"][0], result["score_time"][0]
+    error = "; ".join(f"{score}: {message}" for score, message in scores.errors.items())
+    return Outcome(name, fold, values | costs, error, True, fitted if return_estimator else None)
+
+
+def _asking(estimator, metadata):
+    """The estimator, made to ask for the metadata that its fit takes, and that metadata."""
+    wanted = get_routing_for_object(estimator).consumes("fit", metadata)
+    if hasattr(estimator, "set_fit_request"):
+        asked = estimator.get_metadata_routing().fit.requests
+        unset = {name for name in metadata if name in asked and asked[name] is None}
+        estimator = clone(estimator).set_fit_request(**dict.fromkeys(unset, True))
+        wanted |= unset
+    if "sample_weight" in metadata and "sample_weight" not in wanted:
+        raise TypeError(
+            f"{type(estimator).__name__}.fit takes no sample_weight; compare without weights, or "
+            "without it."
+        )
+    return estimator, {name: metadata[name] for name in wanted}
+
+
+def _weighing(scorers):
+    """The scorers; those that take weights ask for them, unless told whether to."""
+    asking = {}
+    for name, scorer in scorers.items():
+        if _compares_with_y(scorer) and scorer._accept_sample_weight():
+            requests = scorer.get_metadata_routing().score.requests
+            if requests.get("sample_weight") is None:
+                scorer = copy.deepcopy(scorer).set_score_request(sample_weight=True)
+        asking[name] = scorer
+    return asking
+
+
+def _costs(estimator):
+    try:
+        _, model = unwrap(estimator)
+    except (TypeError, NotFittedError):
+        return {}
+    if not hasattr(model, "communication_"):
+        return {}
+    return {name: -scorer(model, None) / unit for name, (scorer, unit) in COSTS.items()}
+
+
+# ------------------------------------------------------------------------------- results
+
+
+def _warn_or_raise(outcomes):
+    unfitted = [one for one in outcomes if not one.fitted]
+    unscored = [one for one in outcomes if one.fitted and one.error]
+    if len(unfitted) == len(outcomes):
+        raise ValueError(
+            f"All {len(outcomes)} fits failed; error_score='raise' shows where.\n"
+            f"{_listed(unfitted)}"
+        )
+    if unfitted:
+        message = (
+            f"{len(unfitted)} of {len(outcomes)} fits failed, and their rows hold NaN; "
+            f"error_score='raise' shows where.\n{_listed(unfitted)}"
+        )
+        warnings.warn(message, FitFailedWarning, stacklevel=4)
+    if unscored:
+        message = (
+            f"Scores failed in {len(unscored)} of {len(outcomes)} rows, and are NaN; "
+            f"error_score='raise' shows where.\n{_listed(unscored)}"
+        )
+        warnings.warn(message, UserWarning, stacklevel=4)
+
+
+def _listed(outcomes):
+    return "\n".join(f"{one.name}, fold {one.fold}: {one.error}" for one in outcomes)
+
+
+def _summary(rows, columns):
+    summary = []
+    for name in dict.fromkeys(row["estimator"] for row in rows):
+        own = [row for row in rows if row["estimator"] == name]
+        line = {
+            "estimator": name,
+            "n_folds": len(own),
+            "n_failed": sum(bool(row["error"]) for row in own),
+        }
+        for column in columns:
+            line[f"mean_{column}"], line[f"std_{column}"] = _mean_and_std(
+                np.array([row[column] for row in own])
+            )
+        summary.append(line)
+    return summary
+
+
+def _mean_and_std(values):
+    values = values[~np.isnan(values)]
+    if len(values) == 0:
+        return float("nan"), float("nan")
+    if np.isfinite(values).all():
+        return float(values.mean()), float(values.std())
+    # Infinite epsilons: equal, as a rule, and then without spread.
+    return float(values.mean()), 0.0 if (values == values[0]).all() else float("nan")
+
+
+def _frame(rows):
+    if importlib.util.find_spec("pandas") is None:
+        return rows
+    import pandas as pd
+
+    return pd.DataFrame(rows)
+
+
+def _cell(row, column, *, with_spread):
+    mean, spread = row[f"mean_{column}"], row[f"std_{column}"]
+    if np.isnan(mean):
+        return ""
+    if column not in COSTS:
+        return f"{mean:.3f} ± {spread:.3f}" if with_spread else f"{mean:.3f}"
+    # Costs span orders of magnitude, so that digits count and not decimals.
+    cell = f"{mean:.4g}" if mean < 1e4 else f"{mean:.0f}"
+    return f"{cell} ± {spread:.1g}" if with_spread and spread > 5e-4 * mean else cell

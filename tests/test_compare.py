@@ -1,0 +1,465 @@
+import importlib.util
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import config_context
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.dummy import DummyRegressor
+from sklearn.exceptions import FitFailedWarning
+from sklearn.metrics import make_scorer, root_mean_squared_error
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_validate
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from fedrecsk import BiasOnly, Federation, ImplicitALS, LocALS, Popularity, RFRec
+from fedrecsk.metrics import bytes_up_scorer, make_ranking_scorer, rounds_scorer
+from fedrecsk.model_selection import UserKFold, compare
+from fedrecsk.privacy import LaplaceMechanism
+from tests.conftest import make_toy
+from tests.metrics.models import Peer
+
+COSTS = ["mb_up", "mb_down", "rounds", "epsilon"]
+TIMES = ["fit_seconds", "score_seconds"]
+
+
+@pytest.fixture
+def ratings():
+    """Enough items for a cutoff at 10."""
+    return make_toy(n_users=14, n_items=16, density=0.6)
+
+
+def rfrec(**params):
+    return RFRec(**({"n_factors": 3, "n_rounds": 3, "random_state": 0} | params))
+
+
+def locals_(**params):
+    return LocALS(**({"n_factors": 3, "n_rounds": 2, "random_state": 0} | params))
+
+
+class RatingPeer(RegressorMixin, BaseEstimator):
+    """Another library's rating model, which fails where a user is missing from training."""
+
+    def __init__(self, needs_user=None):
+        self.needs_user = needs_user
+
+    def fit(self, X, y, sample_weight=None):
+        X = np.asarray(X)
+        if self.needs_user is not None and self.needs_user not in X[:, 0]:
+            raise RuntimeError(f"no user {self.needs_user}")
+        self.item_ids_ = np.unique(X[:, 1])
+        self.mean_ = float(np.average(y, weights=sample_weight))
+        self.n_rows_ = len(X)
+        self.rows_ = X
+        return self
+
+    def predict(self, X):
+        return np.full(len(X), self.mean_)
+
+    def recommend(self, users, n_recommendations=10):
+        raise AssertionError("scorers rank by predict")
+
+
+class Untagged:
+    """A fit and parameters, but no base class of scikit-learn's."""
+
+    def get_params(self, deep=True):
+        return {}
+
+    def fit(self, X, y=None):
+        return self
+
+
+# --------------------------------------------------------------------------- what is in it
+
+
+def test_it_is_cross_validate_on_the_same_folds(ratings):
+    X, y = ratings
+    cv = UserKFold(3, shuffle=True, random_state=1)
+    table = compare([rfrec()], X, y, cv=cv).per_fold
+    ranking = make_ranking_scorer(["ndcg", "hit_rate"])
+    scoring = {"rmse": make_scorer(root_mean_squared_error), **ranking, "up": bytes_up_scorer}
+    expected = cross_validate(rfrec(), X, y, cv=cv, scoring=scoring)
+    assert table["fold"].tolist() == [0, 1, 2]
+    for column in ("rmse", "ndcg@10", "hit_rate@10"):
+        np.testing.assert_array_equal(table[column], expected[f"test_{column}"])
+    np.testing.assert_allclose(table["mb_up"], -expected["test_up"] / 1e6)
+    assert (table["fit_seconds"] > 0).all()
+
+
+def test_every_estimator_sees_the_same_folds(ratings):
+    X, y = ratings
+    both = compare({"a": RatingPeer(), "b": RatingPeer()}, X, y, scoring={}, return_estimator=True)
+    for one, other in zip(both.estimators["a"], both.estimators["b"], strict=True):
+        np.testing.assert_array_equal(one.rows_, other.rows_)
+    default = UserKFold(5, shuffle=True, random_state=0).split(X)
+    for model, (train, _) in zip(both.estimators["a"], default, strict=True):
+        np.testing.assert_array_equal(model.rows_, X[train])
+
+
+def test_an_int_is_folds_within_users(ratings):
+    X, y = ratings
+    table = compare([rfrec()], X, y, cv=2, scoring={})
+    explicit = compare([rfrec()], X, y, cv=UserKFold(2, shuffle=True, random_state=0), scoring={})
+    assert len(table.per_fold) == 2
+    pd.testing.assert_frame_equal(
+        table.per_fold.drop(columns=TIMES), explicit.per_fold.drop(columns=TIMES)
+    )
+
+
+def test_folds_may_be_given_as_indices(ratings):
+    X, y = ratings
+    folds = GroupKFold(3).split(X, y, groups=X[:, 0])
+    result = compare([RatingPeer()], X, y, cv=folds, scoring={}, return_estimator=True)
+    assert [len(np.unique(m.rows_[:, 0])) for m in result.estimators["RatingPeer"]] in (
+        [9, 9, 10],
+        [9, 10, 9],
+        [10, 9, 9],
+    )
+
+
+def test_rating_and_ranking_models_stand_side_by_side(ratings):
+    X, y = ratings
+    models = {"rating": rfrec(), "ranking": locals_(), "popular": Popularity(), "bias": BiasOnly()}
+    result = compare(models, X, y, cv=2)
+    table = result.per_fold.set_index("estimator")
+    assert (table["error"] == "").all()
+    assert table.loc[["rating", "bias"], ["rmse", "mae"]].notna().all(axis=None)
+    assert table.loc[["ranking", "popular"], ["rmse", "mae"]].isna().all(axis=None)
+    assert table[["ndcg@10", "hit_rate@10", *TIMES]].notna().all(axis=None)
+    assert table.loc[["rating", "ranking"], COSTS].notna().all(axis=None)
+    assert table.loc[["popular", "bias"], COSTS].isna().all(axis=None)
+    assert table.loc["rating", "rounds"].tolist() == [3, 3]
+
+
+def test_costs_are_those_of_the_ledger_and_the_privacy_report(ratings):
+    X, y = ratings
+    noisy = rfrec(
+        rating_scale=(1, 5), federation=Federation(local_dp=LaplaceMechanism(clip=1, scale=2))
+    )
+    result = compare({"clear": rfrec(), "noisy": noisy}, X, y, cv=2, return_estimator=True)
+    for row in result.per_fold.to_dict("records"):
+        model = result.estimators[row["estimator"]][row["fold"]]
+        ledger = model.communication_
+        assert row["mb_up"] == pytest.approx(ledger.bytes_up / 14 / 1e6)
+        assert row["mb_down"] == pytest.approx(ledger.bytes_down / 14 / 1e6)
+        assert row["epsilon"] == model.privacy_.epsilon
+    summary = result.summary.set_index("estimator")
+    assert np.isinf(summary.loc["clear", "mean_epsilon"])
+    assert summary.loc["clear", "std_epsilon"] == 0
+    assert np.isfinite(summary.loc["noisy", "mean_epsilon"])
+
+
+def test_the_summary_has_mean_and_population_spread(ratings):
+    X, y = ratings
+    result = compare({"RFRec": rfrec(), "popular": Popularity()}, X, y, cv=4)
+    (own,) = result.summary[result.summary["estimator"] == "RFRec"].to_dict("records")
+    values = result.per_fold.query("estimator == 'RFRec'")["rmse"]
+    assert own["mean_rmse"] == pytest.approx(values.mean())
+    assert own["std_rmse"] == pytest.approx(values.std(ddof=0))
+    assert (own["n_folds"], own["n_failed"]) == (4, 0)
+    assert result.summary["estimator"].tolist() == ["RFRec", "popular"]
+
+
+def test_without_y_only_ranking_is_scored(ratings):
+    X, _ = ratings
+    result = compare([locals_(), Popularity()], X, cv=2)
+    assert "rmse" not in result.per_fold
+    assert result.per_fold["ndcg@10"].notna().all()
+    with pytest.warns(FitFailedWarning, match="RFRec estimator requires y"):
+        result = compare([rfrec(), Popularity()], X, cv=2)
+    assert result.summary["n_failed"].tolist() == [2, 0]
+
+
+def test_scoring_is_that_of_scikit_learn(ratings):
+    X, y = ratings
+    models = [rfrec(), Popularity()]
+    by_name = compare(models, X, y, cv=2, scoring=["neg_mean_absolute_error", "r2"]).per_fold
+    assert (by_name["neg_mean_absolute_error"][:2] < 0).all()
+    assert by_name[["neg_mean_absolute_error", "r2"]][2:].isna().all(axis=None)
+    one = compare(models, X, y, cv=2, scoring="neg_mean_absolute_error").per_fold
+    assert one["neg_mean_absolute_error"][:2].tolist() == (
+        by_name["neg_mean_absolute_error"][:2].tolist()
+    )
+    ranking = compare(models, X, y, cv=2, scoring=make_ranking_scorer(["mrr", "ndcg"], k=3))
+    assert ranking.per_fold[["mrr@3", "ndcg@3"]].notna().all(axis=None)
+    size = compare(models, X, y, cv=2, scoring=lambda estimator, X, y: len(X)).per_fold["score"]
+    assert size[:2].sum() == len(X) == size[2:].sum()
+
+
+# --------------------------------------------------------------------------- what may fail
+
+
+def test_a_fold_that_fails_is_a_row_that_says_so(ratings):
+    X, y = ratings
+    user = X[0, 0]
+    folds = list(GroupKFold(3).split(X, y, groups=X[:, 0]))
+    (bad,) = (i for i, (train, _) in enumerate(folds) if user not in X[train, 0])
+    models = {"fragile": RatingPeer(needs_user=user), "RFRec": rfrec()}
+    with pytest.warns(FitFailedWarning, match=f"1 of 6 fits failed.*\n.*fold {bad}") as warned:
+        result = compare(models, X, y, cv=folds, scoring={"rmse": make_scorer(_rmse)})
+    assert warned[0].filename == __file__
+    table = result.per_fold
+    message = f"RuntimeError: no user {user}"
+    failed = (table["estimator"] == "fragile") & (table["fold"] == bad)
+    assert table.loc[failed, "error"].tolist() == [message]
+    assert table.loc[failed, ["rmse", *TIMES, *COSTS]].isna().all(axis=None)
+    assert (table.loc[~failed, "error"] == "").all()
+    assert table.loc[~failed, "rmse"].notna().all()
+    summary = result.summary.set_index("estimator")
+    assert summary["n_failed"].to_dict() == {"fragile": 1, "RFRec": 0}
+    kept = table.loc[~failed].query("estimator == 'fragile'")["rmse"]
+    assert summary.loc["fragile", "mean_rmse"] == pytest.approx(kept.mean())
+    assert f"fragile, fold {bad}: {message}" in repr(result)
+
+
+def _rmse(y, predicted):
+    return float(np.sqrt(np.mean((y - predicted) ** 2)))
+
+
+def test_a_failed_fit_has_no_fitted_estimator(ratings):
+    X, y = ratings
+    with pytest.warns(FitFailedWarning, match="2 of 4"):
+        result = compare([rfrec(n_rounds=0), rfrec()], X, y, cv=2, return_estimator=True)
+    assert result.estimators["RFRec-1"] == [None, None]
+    assert all(model.n_rounds_ == 3 for model in result.estimators["RFRec-2"])
+    assert "RFRec-1, folds 0, 1: " in repr(result)
+
+
+def test_errors_can_be_raised(ratings):
+    X, y = ratings
+    with pytest.raises(ValueError, match="n_rounds"):
+        compare([rfrec(n_rounds=0), rfrec()], X, y, error_score="raise")
+    with pytest.raises(ValueError, match="k=500"):
+        compare([rfrec()], X, y, scoring=make_ranking_scorer(k=500), error_score="raise")
+
+
+def test_a_score_that_fails_leaves_the_others(ratings):
+    X, y = ratings
+    scoring = {"rmse": make_scorer(_rmse), "deep": make_ranking_scorer(k=500)}
+    with pytest.warns(UserWarning, match="Scores failed in 2 of 2 rows"):
+        table = compare([rfrec()], X, y, cv=2, scoring=scoring).per_fold
+    assert table["deep"].isna().all()
+    assert table[["rmse", "mb_up", "fit_seconds"]].notna().all(axis=None)
+    assert table["error"].str.startswith("deep: ValueError: k=500 is more than the").all()
+
+
+def test_if_all_fits_fail_it_raises(ratings):
+    X, y = ratings
+    with pytest.raises(ValueError, match="All 2 fits failed.*\nRFRec, fold 0: .*n_rounds"):
+        compare([rfrec(n_rounds=0)], X, y, cv=2)
+
+
+def test_what_is_no_recommender_still_has_what_it_can_have(ratings):
+    X, y = ratings
+    with pytest.warns(UserWarning, match="is not a recommender"):
+        table = compare([DummyRegressor()], X, y, cv=2).per_fold
+    assert table[["rmse", "mae", "fit_seconds"]].notna().all(axis=None)
+    assert table[["ndcg@10", *COSTS]].isna().all(axis=None)
+
+
+def test_what_scikit_learn_cannot_clone_is_a_row_too(ratings):
+    X, y = ratings
+    with pytest.warns(FitFailedWarning, match="__sklearn_tags__"):
+        result = compare([Untagged(), Popularity()], X, y, cv=2)
+    assert result.summary["n_failed"].tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("estimators", "error", "message"),
+    [
+        ([], ValueError, "empty"),
+        ({}, ValueError, "empty"),
+        (Popularity(), TypeError, "put a single one in a list"),
+        ([Popularity], TypeError, r"pass an instance, Popularity\(\)"),
+        ({"word": "popular"}, TypeError, "'word' is not an estimator"),
+    ],
+)
+def test_bad_estimators_are_named(estimators, error, message, ratings):
+    with pytest.raises(error, match=message):
+        compare(estimators, *ratings)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "message"),
+    [
+        ({"rounds": rounds_scorer}, "'rounds', which is a column of every comparison"),
+        ({"estimator": rounds_scorer}, "'estimator', which is a column"),
+        ([rounds_scorer], "give scorers in a dict"),
+        ("ndgc", "ndgc"),
+        (7, "scoring"),
+    ],
+)
+def test_bad_scoring_is_named(scoring, message, ratings):
+    with pytest.raises(ValueError, match=message):
+        compare([Popularity()], *ratings, scoring=scoring)
+
+
+def test_lengths_must_agree(ratings):
+    X, y = ratings
+    for bad in ({"clients": X[1:, 0]}, {"sample_weight": y[1:]}):
+        with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+            compare([Popularity()], X, y, **bad)
+
+
+# ----------------------------------------------------------------------- whom it works on
+
+
+def test_peers_pipelines_and_searches(ratings):
+    X, y = ratings
+    search = GridSearchCV(rfrec(), {"n_rounds": [1, 2]}, cv=UserKFold(2))
+    models = {
+        "peer": Peer(),
+        "rating peer": RatingPeer(),
+        "pipeline": make_pipeline(FunctionTransformer(), rfrec()),
+        "alone": rfrec(),
+        "search": search,
+    }
+    scoring = {
+        "rmse": make_scorer(_rmse),
+        **make_ranking_scorer(["ndcg", "hit_rate"], exclude_seen=False),
+    }
+    table = compare(models, X, y, cv=2, scoring=scoring).per_fold.set_index("estimator")
+    assert (table["error"] == "").all()
+    assert table.loc["peer", "rmse"].isna().all()
+    assert table.drop("peer")["rmse"].notna().all()
+    assert table["ndcg@10"].notna().all()
+    assert table.loc["pipeline", "mb_up"].tolist() == table.loc["alone", "mb_up"].tolist()
+    assert table.loc["pipeline", "rmse"].tolist() == table.loc["alone", "rmse"].tolist()
+    assert table.loc["search", "rounds"].isin([1, 2]).all()
+    assert table.loc[["peer", "rating peer"], COSTS].isna().all(axis=None)
+
+
+def test_names_come_from_classes_or_are_given(ratings):
+    X, y = ratings
+    listed = compare([rfrec(), Popularity(), rfrec()], X, y, cv=2, scoring={})
+    assert listed.summary["estimator"].tolist() == ["RFRec-1", "Popularity", "RFRec-2"]
+
+
+def test_the_estimators_given_are_left_alone(ratings):
+    model = rfrec()
+    before = set(vars(model))
+    compare([model], *ratings, cv=2, sample_weight=np.ones(len(ratings[1])))
+    assert set(vars(model)) == before
+
+
+def test_tables_of_strings_and_frames(ratings):
+    X, y = ratings
+    frame = pd.DataFrame({"u": X[:, 0].astype(str), "i": X[:, 1], "when": np.arange(len(X))})
+    expected = compare([rfrec()], X, y, cv=2).per_fold["mae"]
+    clients = pd.Series(X[:, 0])
+    got = compare([rfrec()], frame, pd.Series(y), cv=2, clients=clients).per_fold["mae"]
+    assert got.tolist() == pytest.approx(expected.tolist())
+
+
+# ------------------------------------------------------------------------------- metadata
+
+
+def test_clients_reach_those_that_take_them(ratings):
+    X, y = ratings
+    silos = X[:, 0] % 3
+    models = {
+        "alone": rfrec(),
+        "pipeline": make_pipeline(FunctionTransformer(), rfrec()),
+        "peer": RatingPeer(),
+    }
+    result = compare(models, X, y, cv=2, scoring={}, clients=silos, return_estimator=True)
+    assert (result.per_fold["error"] == "").all()
+    assert len(result.estimators["alone"][0].communication_.client_ids) == 3
+    assert len(result.estimators["pipeline"][0][-1].communication_.client_ids) == 3
+
+
+def test_weights_reach_fit_and_scores(ratings):
+    X, y = ratings
+    weight = np.random.default_rng(0).integers(1, 4, len(y)).astype(float)
+    train, test = next(UserKFold(2, shuffle=True, random_state=0).split(X))
+    model = rfrec().fit(X[train], y[train], sample_weight=weight[train])
+    expected = root_mean_squared_error(y[test], model.predict(X[test]), sample_weight=weight[test])
+    mean = np.average(y[train], weights=weight[train])
+    models = {
+        "alone": rfrec(),
+        "pipeline": make_pipeline(FunctionTransformer(), rfrec()),
+        "unasked": RatingPeer(),
+    }
+    scoring = {"rmse": make_scorer(root_mean_squared_error)}
+    folds = [(train, test)]
+    result = compare(
+        models, X, y, cv=folds, scoring=scoring, sample_weight=weight, return_estimator=True
+    )
+    table = result.per_fold.set_index("estimator")
+    assert table.loc["alone", "rmse"] == table.loc["pipeline", "rmse"] == pytest.approx(expected)
+    assert result.estimators["unasked"][0].mean_ == pytest.approx(mean)
+
+
+def test_scores_told_not_to_weigh_do_not(ratings):
+    X, y = ratings
+    weight = np.random.default_rng(0).integers(1, 4, len(y)).astype(float)
+    with config_context(enable_metadata_routing=True):
+        scorer = make_scorer(root_mean_squared_error).set_score_request(sample_weight=False)
+    (train, test), *_ = folds = list(UserKFold(2).split(X))
+    model = rfrec().fit(X[train], y[train], sample_weight=weight[train])
+    expected = root_mean_squared_error(y[test], model.predict(X[test]))
+    table = compare([rfrec()], X, y, cv=folds, scoring={"e": scorer}, sample_weight=weight).per_fold
+    assert table["e"][0] == pytest.approx(expected)
+
+
+def test_what_takes_no_weights_is_not_compared_without(ratings):
+    X, y = ratings
+    with pytest.warns(FitFailedWarning, match="Peer.fit takes no sample_weight"):
+        result = compare([Peer(), Popularity()], X, y, cv=2, sample_weight=np.ones(len(y)))
+    assert result.summary["n_failed"].tolist() == [2, 0]
+
+
+# ---------------------------------------------------------------------------------- forms
+
+
+def test_it_is_the_same_for_any_number_of_jobs(ratings):
+    X, y = ratings
+    one, two = (
+        compare([rfrec(), Popularity(), BiasOnly()], X, y, cv=2, n_jobs=n).per_fold
+        for n in (None, 2)
+    )
+    pd.testing.assert_frame_equal(one.drop(columns=TIMES), two.drop(columns=TIMES))
+
+
+def test_without_pandas_tables_are_lists_of_dicts(ratings, monkeypatch):
+    X, y = ratings
+    expected = compare([rfrec()], X, y, cv=2)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "pandas" else find_spec(name)
+    )
+    result = compare([rfrec()], X, y, cv=2)
+    assert [row["rmse"] for row in result.per_fold] == expected.per_fold["rmse"].tolist()
+    assert result.summary[0]["mean_mb_up"] == expected.summary["mean_mb_up"][0]
+
+
+def test_it_prints_what_applies(ratings):
+    X, y = ratings
+    shown = repr(compare({"RFRec": rfrec(), "popular": Popularity()}, X, y, cv=2))
+    title, header, first, second = shown.splitlines()
+    assert title == "2 recommenders on 2 folds, mean ± standard deviation"
+    assert header.split()[:2] == ["rmse", "mae"] and "score_seconds" not in header
+    assert first.startswith("RFRec") and "±" in first and first.endswith("inf")
+    assert len(second.split()) == 1 + 3 * 3  # two rankings and a time, as a ± b
+    central = repr(compare([Popularity()], X, cv=[(np.arange(80), np.arange(80, len(X)))]))
+    assert "1 recommenders on 1 fold" in central
+    assert not any(word in central for word in ("±", "rmse", "mb_up", "epsilon"))
+
+
+def test_quality_and_cost_on_movielens(ml100k):
+    X, y = ml100k
+    models = {
+        "RFRec": RFRec(random_state=0),
+        "LocALS": LocALS(random_state=0),
+        "implicit ALS": ImplicitALS(regularization=10, alpha=2, random_state=0),
+        "popularity": Popularity(),
+        "biases": BiasOnly(),
+    }
+    result = compare(models, X, y, cv=2)
+    assert (result.per_fold["error"] == "").all()
+    mean = result.summary.set_index("estimator")
+    assert mean.loc["RFRec", "mean_rmse"] < mean.loc["biases", "mean_rmse"]
+    for model in ("LocALS", "implicit ALS"):
+        assert mean.loc[model, "mean_ndcg@10"] > mean.loc["popularity", "mean_ndcg@10"]
+    assert mean.loc["LocALS", "mean_mb_up"] < mean.loc["RFRec", "mean_mb_up"]

@@ -1,0 +1,428 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra [plot]")
+pytest.importorskip("pandas", reason="needs pandas, of the extra [plot]")
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt  # noqa: E402
+import pandas as pd  # noqa: E402
+from sklearn.dummy import DummyRegressor  # noqa: E402
+from sklearn.exceptions import FitFailedWarning, NotFittedError  # noqa: E402
+from sklearn.metrics import make_scorer, root_mean_squared_error  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import FunctionTransformer  # noqa: E402
+
+from fedrecsk import Federation, LocALS, Popularity, RFRec  # noqa: E402
+from fedrecsk.attacks import RandomUpload  # noqa: E402
+from fedrecsk.metrics import evaluate_ranking  # noqa: E402
+from fedrecsk.model_selection import compare  # noqa: E402
+from fedrecsk.plotting import (  # noqa: E402
+    ConvergenceDisplay,
+    CostDisplay,
+    PrivacyDisplay,
+    RobustnessDisplay,
+)
+from fedrecsk.privacy import LaplaceMechanism  # noqa: E402
+from tests.conftest import make_toy  # noqa: E402
+
+RATINGS = make_toy(n_users=14, n_items=16, density=0.6)
+NAN = float("nan")
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    models = {
+        "RFRec": RFRec(n_factors=3, n_rounds=4, random_state=0),
+        "LocALS": LocALS(n_factors=3, n_rounds=2, random_state=0),
+        "popular": Popularity(),
+        "no recommender": DummyRegressor(),
+    }
+    scoring = {
+        "rmse": make_scorer(root_mean_squared_error),
+        "ndcg@10": lambda model, X, y: ndcg(model, X) if hasattr(model, "recommend") else NAN,
+    }
+    return compare(models, *RATINGS, cv=3, scoring=scoring, return_estimator=True)
+
+
+def ndcg(model, X):
+    return evaluate_ranking(model, X, metrics="ndcg")["ndcg@10"]
+
+
+def legend(display):
+    return [text.get_text() for text in display.ax_.get_legend().get_texts()]
+
+
+def point(bar):
+    """Where the marker of an error bar is."""
+    return bar[0].get_xdata().item(), bar[0].get_ydata().item()
+
+
+# ------------------------------------------------------------------------ all of them
+
+
+ROWS = [
+    {"estimator": name, "dropout": x, "epsilon": 1 + x, "mb": 2 + x, "ndcg@10": y}
+    for name in ("a", "b")
+    for x, y in ((0.0, 0.4), (0.5, 0.3), (0.5, 0.2))
+]
+DRAW = {
+    "cost": lambda **kw: CostDisplay.from_results(ROWS, **kw),
+    "convergence": lambda **kw: ConvergenceDisplay.from_results({"a": [3, 2], "b": [2, 1]}, **kw),
+    "robustness": lambda **kw: RobustnessDisplay.from_results(ROWS, **kw),
+    "attack": lambda **kw: RobustnessDisplay.from_results(ROWS, x="estimator", **kw),
+    "privacy": lambda **kw: PrivacyDisplay.from_results(ROWS, **kw),
+}
+every_display = pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
+
+
+@every_display
+def test_it_draws_where_it_is_told(draw):
+    figure, (left, right) = plt.subplots(1, 2)
+    display = draw(ax=right)
+    assert display.ax_ is right and display.figure_ is figure
+    assert plt.get_fignums() == [figure.number]
+    assert not left.has_data() and right.has_data()
+    figure.canvas.draw()
+
+
+@every_display
+def test_it_draws_a_figure_of_its_own_and_again(draw):
+    display = draw()
+    first = display.ax_
+    assert legend(display)[:2] == ["a", "b"]
+    assert first.get_xlabel() and first.get_ylabel()
+    display.figure_.canvas.draw()
+    box = first.get_legend().get_window_extent()
+    assert box.x0 >= first.get_window_extent().x1  # beside the axes
+    assert box.x1 <= display.figure_.bbox.x1 + 1
+    assert display.plot() is display
+    assert display.ax_ is not first and len(plt.get_fignums()) == 2
+
+
+@every_display
+def test_matplotlib_is_asked_for_by_name(draw, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"Display.plot needs matplotlib: .*'fedrecsk\[plot\]'"):
+        draw()
+
+
+@every_display
+def test_two_methods_do_not_look_alike(draw):
+    display = draw()
+    drawn = getattr(display, "points_", None) or display.lines_
+    lines = [one[0] if isinstance(one, tuple) else one for one in drawn]
+    assert len({line.get_color() for line in lines}) == 2
+    assert len({line.get_marker() for line in lines}) == 2
+
+
+def test_a_second_display_on_the_same_axes_takes_other_colours():
+    display = ConvergenceDisplay.from_results({"a": [3, 2]})
+    other = ConvergenceDisplay.from_results({"b": [2, 1]}, ax=display.ax_)
+    assert legend(other) == ["a", "b"]
+    assert display.lines_[0].get_color() != other.lines_[0].get_color()
+
+
+def test_matplotlib_is_not_imported_before():
+    code = "import sys, fedrecsk.plotting; print('matplotlib' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def test_missing_matplotlib_is_told_before_anything_is_fitted(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    for cls in (CostDisplay, RobustnessDisplay, PrivacyDisplay):
+        with pytest.raises(ImportError, match=f"{cls.__name__}.from_estimator needs matplotlib"):
+            cls.from_estimator("never looked at", None, param_name="x", param_range=[1])
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda rows: CostDisplay.from_results(rows, score="rmse"), "no column 'rmse'; it has"),
+        (lambda rows: CostDisplay.from_results(rows, cost="mb_up"), "no column 'mb_up'"),
+        (
+            lambda rows: CostDisplay.from_results([row | {"mb": np.inf} for row in rows]),
+            "'mb' is infinite",
+        ),
+        (lambda rows: RobustnessDisplay.from_results(rows, x="attack"), "no column 'attack'"),
+        (lambda rows: PrivacyDisplay.from_results(rows, x="eps"), "no column 'eps'"),
+        (lambda rows: RobustnessDisplay.from_results([]), "at least one row"),
+        (lambda rows: CostDisplay.from_results("ab"), "table with at least one row"),
+        (
+            lambda rows: RobustnessDisplay.from_results([row | {"ndcg@10": NAN} for row in rows]),
+            "Nothing to draw: no row of the results has 'ndcg@10'",
+        ),
+        (
+            lambda rows: CostDisplay.from_results([row | {"ndcg@10": NAN} for row in rows]),
+            "no row of the results has 'ndcg@10'",
+        ),
+        (
+            lambda rows: PrivacyDisplay.from_results([row | {"epsilon": NAN} for row in rows]),
+            "no row of the results has 'epsilon'",
+        ),
+        (
+            lambda rows: PrivacyDisplay.from_results([row | {"epsilon": 0.0} for row in rows]),
+            "'epsilon' must be positive",
+        ),
+        (lambda rows: ConvergenceDisplay.from_results({}), "Nothing to draw"),
+        (lambda rows: ConvergenceDisplay.from_results({"a": []}), "a has no rounds"),
+    ],
+)
+def test_bad_results_are_named(draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw(ROWS)
+
+
+# ------------------------------------------------------------------------------- cost
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=12),
+    st.booleans(),
+)
+def test_the_front_is_what_nothing_beats(pairs, greater):
+    costs, scores = map(np.array, zip(*pairs, strict=True))
+    names = [str(i) for i in range(len(pairs))]
+    display = CostDisplay(names=names, costs=costs, scores=scores, greater_is_better=greater)
+    gain = scores if greater else -scores
+
+    def beaten(i):
+        return any(
+            costs[j] <= costs[i]
+            and gain[j] >= gain[i]
+            and (costs[j], gain[j]) != (costs[i], gain[i])
+            for j in range(len(pairs))
+        )
+
+    unbeaten = {(costs[i], scores[i]) for i in range(len(pairs)) if not beaten(i)}
+    front = [(costs[int(name)], scores[int(name)]) for name in display.pareto_]
+    assert set(front) == unbeaten and len(front) == len(unbeaten)
+    assert [cost for cost, _ in front] == sorted(cost for cost, _ in front)
+
+
+def test_points_are_means_of_the_folds_and_bars_their_spread(comparison):
+    display = CostDisplay.from_results(comparison, score="ndcg@10")
+    table = comparison.per_fold.assign(mb=lambda t: t["mb_up"] + t["mb_down"])
+    mean = table.groupby("estimator")[["mb", "ndcg@10"]].mean()
+    spread = table.groupby("estimator")["ndcg@10"].std(ddof=0)
+    assert display.names == ["RFRec", "LocALS", "popular"]
+    for name, bar in zip(["RFRec", "LocALS"], display.points_, strict=True):
+        assert point(bar) == pytest.approx(tuple(mean.loc[name]))
+    np.testing.assert_allclose(display.score_stds, spread[display.names])
+    (line,) = display.baselines_
+    assert line.get_ydata()[0] == pytest.approx(mean.loc["popular", "ndcg@10"])
+    assert "popular (centralised)" in legend(display)
+    assert display.ax_.get_xlabel() == "MB that a client sends and receives"
+    assert display.ax_.get_ylabel() == "NDCG@10"
+
+
+def test_errors_are_better_small(comparison):
+    rows = [
+        {"estimator": "good", "rmse": 0.9, "mb_up": 2.0},
+        {"estimator": "bad", "rmse": 1.1, "mb_up": 3.0},
+        {"estimator": "cheap", "rmse": 1.0, "mb_up": 1.0},
+    ]
+    display = CostDisplay.from_results(rows, score="rmse", cost="mb_up")
+    assert display.pareto_ == ["cheap", "good"]
+    np.testing.assert_array_equal(display.front_.get_xydata(), [[1.0, 1.0], [2.0, 0.9]])
+    assert legend(display) == ["good", "bad", "cheap", "Pareto front"]
+    turned = CostDisplay.from_results(rows, score="rmse", cost="mb_up", greater_is_better=True)
+    assert turned.pareto_ == ["cheap", "bad"]
+    # Ranking models have no RMSE, and are left out.
+    assert CostDisplay.from_results(comparison, score="rmse").names == [
+        "RFRec",
+        "no recommender",
+    ]
+
+
+def test_wide_costs_go_on_a_logarithmic_axis():
+    for costs, scale in ((([1, 5]), "linear"), ([0.01, 5], "log"), ([0.0, 5], "linear")):
+        display = CostDisplay(names=["a", "b"], costs=costs, scores=[1, 2]).plot()
+        assert display.ax_.get_xscale() == scale
+
+
+def test_points_and_front_can_be_styled():
+    display = CostDisplay(names=["a", "b"], costs=[1, 2], scores=[1, 2], score_name="r2")
+    display.plot(marker="*", front_kw={"color": "red"})
+    assert {bar[0].get_marker() for bar in display.points_} == {"*"}
+    assert display.front_.get_color() == "red"
+    assert display.ax_.get_ylabel() == "r2"
+
+
+def test_a_family_of_one_estimator():
+    model = LocALS(n_rounds=2, random_state=0)
+    display = CostDisplay.from_estimator(
+        model,
+        *RATINGS,
+        param_name="n_factors",
+        param_range=[2, 4],
+        cost="mb_up",
+        compare_params={"cv": 2},
+    )
+    assert display.names == ["n_factors=2", "n_factors=4"]
+    small, large = display.costs
+    expected = compare([model.set_params(n_factors=4)], *RATINGS, cv=2).summary["mean_mb_up"][0]
+    assert small < large == pytest.approx(expected)
+
+
+# ------------------------------------------------------------------------- convergence
+
+
+def test_curves_are_the_history(comparison):
+    model = RFRec(n_factors=3, n_rounds=4, random_state=0).fit(*RATINGS)
+    display = ConvergenceDisplay.from_estimator(model)
+    (line,) = display.lines_
+    np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3, 4])
+    np.testing.assert_array_equal(line.get_ydata(), model.loss_curve_)
+    assert legend(display) == ["RFRec"] and display.bands_ == []
+    assert display.ax_.get_ylabel() == "Training loss"
+    sent = ConvergenceDisplay.from_results({"RFRec": model.history_}, score="bytes_up")
+    assert sent.lines_[0].get_ydata().tolist() == [row["bytes_up"] for row in model.history_]
+
+
+def test_folds_are_averaged_and_centralised_models_left_out(comparison):
+    display = ConvergenceDisplay.from_results(comparison)
+    assert legend(display) == ["RFRec", "LocALS"]
+    curves = [model.loss_curve_ for model in comparison.estimators["LocALS"]]
+    np.testing.assert_allclose(display.lines_[1].get_ydata(), np.mean(curves, axis=0))
+    _, _, std = display.curves["LocALS"]
+    np.testing.assert_allclose(std, np.std(curves, axis=0))
+    assert len(display.bands_) == 2
+
+
+def test_rounds_without_a_number_are_passed_over():
+    display = ConvergenceDisplay.from_results({"a": [[3, NAN, 1], [5, NAN]]}, score="RMSE")
+    x, mean, std = display.curves["a"]
+    assert (x.tolist(), mean.tolist(), std.tolist()) == ([1, 3], [4, 1], [1, 0])
+    assert display.ax_.get_ylabel() == "RMSE"
+
+
+def test_validation_loss_of_a_model_in_a_pipeline():
+    inner = RFRec(n_factors=3, n_rounds=4, early_stopping=True, random_state=0)
+    model = make_pipeline(FunctionTransformer(), inner).fit(*RATINGS)
+    display = ConvergenceDisplay.from_estimator(model, score="validation_loss", name="mine")
+    expected = [row["validation_loss"] for row in model[-1].history_]
+    np.testing.assert_array_equal(display.lines_[0].get_ydata(), expected)
+    assert legend(display) == ["mine"]
+
+
+def test_what_does_not_converge_is_named(comparison):
+    with pytest.raises(TypeError, match="popular has no history_: Popularity does not learn in"):
+        ConvergenceDisplay.from_results({"popular": Popularity().fit(RATINGS[0])})
+    with pytest.raises(NotFittedError):
+        ConvergenceDisplay.from_estimator(RFRec())
+    with pytest.raises(ValueError, match="no column 'validation_loss'"):
+        ConvergenceDisplay.from_results(comparison, score="validation_loss")
+    with pytest.raises(ValueError, match="return_estimator=True"):
+        ConvergenceDisplay.from_results(compare([Popularity()], *RATINGS, cv=2))
+
+
+# -------------------------------------------------------------------------- robustness
+
+
+def test_a_line_over_dropout():
+    frame = pd.DataFrame(ROWS).iloc[::-1]
+    display = RobustnessDisplay.from_results(frame)
+    line = display.lines_[0]
+    np.testing.assert_array_equal(line.get_xdata(), [0.0, 0.5])
+    np.testing.assert_allclose(line.get_ydata(), [0.4, 0.25])
+    np.testing.assert_allclose(display.curves["a"][2], [0, 0.05])
+    assert len(display.bands_) == 2
+    assert display.ax_.get_xlabel() == "Dropout rate"
+
+
+def test_points_side_by_side_for_attacks():
+    rows = [
+        {"who": who, "attack": attack, "rmse": value}
+        for who, value in (("a", 1.0), ("b", 2.0))
+        for attack in ("nobody", "noise", None)
+        if (who, attack) != ("a", None)
+    ]
+    display = RobustnessDisplay.from_results(pd.DataFrame(rows), x="attack", score="rmse", by="who")
+    assert [text.get_text() for text in display.ax_.get_xticklabels()] == [
+        "nobody",
+        "noise",
+        "none",
+    ]
+    a, b = (bar[0].get_xdata().astype(float) for bar in display.lines_)
+    np.testing.assert_array_equal(np.round(a), [0, 1])
+    np.testing.assert_array_equal(np.round(b), [0, 1, 2])
+    assert not set(a) & set(b)
+
+
+def test_dropout_of_several_estimators_from_fits():
+    models = {
+        name: LocALS(n_factors=d, n_rounds=2, random_state=0)
+        for name, d in zip("ab", (2, 3), strict=True)
+    }
+    display = RobustnessDisplay.from_estimator(
+        models, RATINGS[0], param_range=[0.0, 0.5], compare_params={"cv": 2}
+    )
+    assert list(display.curves) == ["a", "b"]
+    lossy = LocALS(n_factors=2, n_rounds=2, random_state=0, federation=Federation(dropout=0.5))
+    expected = compare([lossy], RATINGS[0], cv=2).summary["mean_ndcg@10"][0]
+    assert display.curves["a"][1][1] == pytest.approx(expected)
+    assert models["a"].federation is None
+
+
+def test_attacks_from_fits_and_one_that_fails():
+    with pytest.warns(FitFailedWarning, match="LocALS with federation__adversary=broken, fold 0"):
+        display = RobustnessDisplay.from_estimator(
+            LocALS(n_factors=2, n_rounds=2, random_state=0),
+            RATINGS[0],
+            param_name="federation__adversary",
+            param_range={"nobody": None, "noise": RandomUpload(), "broken": "no adversary"},
+            compare_params={"cv": 2},
+        )
+    assert display.curves["LocALS"][0] == ["nobody", "noise"]
+    assert display.ax_.get_xlabel() == "Attack"
+
+
+# ----------------------------------------------------------------------------- privacy
+
+
+def test_no_noise_is_a_line_across():
+    rows = [
+        {"estimator": name, "epsilon": epsilon, "rmse": value}
+        for name, epsilon, value in (
+            ("a", 10.0, 1.0),
+            ("a", 0.1, 2.0),
+            ("a", np.inf, 0.9),
+            ("b", np.inf, 0.8),
+            ("central", NAN, 0.7),
+        )
+    ]
+    display = PrivacyDisplay.from_results(rows, score="rmse")
+    (line,) = display.lines_
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([0.1, 10.0], [2.0, 1.0])
+    assert [base.get_ydata()[0] for base in display.baselines_] == [0.9, 0.8]
+    assert display.baselines_[0].get_color() == line.get_color()
+    assert legend(display) == ["a", "a, no noise", "b, no noise"]
+    assert display.ax_.get_xscale() == "log"
+
+
+def test_privacy_from_fits():
+    mechanisms = {"none": None} | {str(s): LaplaceMechanism(clip=1, scale=s) for s in (1, 10)}
+    model = RFRec(n_factors=2, n_rounds=2, rating_scale=(1, 5), random_state=0)
+    display = PrivacyDisplay.from_estimator(
+        model, *RATINGS, param_range=mechanisms, score="rmse", compare_params={"cv": 2}
+    )
+    noisy = model.set_params(federation__local_dp=mechanisms["1"])
+    expected = compare([noisy], *RATINGS, cv=2).summary
+    epsilon, rmse, _ = display.curves["RFRec"]
+    assert epsilon[2] == np.inf and epsilon[0] == pytest.approx(epsilon[1] / 10)
+    assert epsilon[1] == pytest.approx(expected["mean_epsilon"][0])
+    assert rmse[1] == pytest.approx(expected["mean_rmse"][0])
+    assert len(display.baselines_) == 1
