@@ -1,7 +1,16 @@
 """Federated recommendation as scikit-learn estimators whose fit simulates the protocol."""
 
 from fedrecsk._version import __version__
-from fedrecsk.centralized import BiasOnly, ImplicitALS, ImplicitBPR, ImplicitLMF, Popularity
+from fedrecsk.centralized import (
+    PMF,
+    BiasedMF,
+    BiasOnly,
+    ImplicitALS,
+    ImplicitBPR,
+    ImplicitLMF,
+    Popularity,
+    SVDpp,
+)
 from fedrecsk.federated import (
     CoLR,
     FedMF,
@@ -16,7 +25,9 @@ from fedrecsk.federated import (
 from fedrecsk.simulation import Federation
 
 __all__ = [
+    "PMF",
     "BiasOnly",
+    "BiasedMF",
     "CoLR",
     "FedMF",
     "Federation",
@@ -31,5 +42,6 @@ __all__ = [
     "RFRec",
     "RFRecF",
     "SCoLR",
+    "SVDpp",
     "__version__",
 ]

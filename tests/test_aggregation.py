@@ -102,9 +102,7 @@ def test_noise_of_local_privacy_comes_before_the_guard():
     for bound in (1e-9, 1e9):
         world = Federation(local_dp=noisy, aggregator=NormClipping(bound))
         model = RFRec(rating_scale=(1, 5), random_state=0, federation=world)
-        items[bound] = [
-            clone(model).set_params(n_rounds=n).fit(X, y).item_factors_ for n in (1, 3)
-        ]
+        items[bound] = [clone(model).set_params(n_rounds=n).fit(X, y).item_factors_ for n in (1, 3)]
     np.testing.assert_allclose(*items[1e-9], atol=1e-6)
     assert np.abs(np.subtract(*items[1e9])).max() > 0.01
 

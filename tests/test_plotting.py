@@ -37,6 +37,7 @@ NAN = float("nan")
 
 @pytest.fixture(autouse=True)
 def close_figures():
+    plt.close("all")
     yield
     plt.close("all")
 

@@ -1,7 +1,19 @@
 """The same contract without clients: comparators and centralised references."""
 
 from fedrecsk.centralized.bias_only import BiasOnly
+from fedrecsk.centralized.biased_mf import BiasedMF
 from fedrecsk.centralized.implicit import ImplicitALS, ImplicitBPR, ImplicitLMF
+from fedrecsk.centralized.pmf import PMF
 from fedrecsk.centralized.popularity import Popularity
+from fedrecsk.centralized.svdpp import SVDpp
 
-__all__ = ["BiasOnly", "ImplicitALS", "ImplicitBPR", "ImplicitLMF", "Popularity"]
+__all__ = [
+    "PMF",
+    "BiasOnly",
+    "BiasedMF",
+    "ImplicitALS",
+    "ImplicitBPR",
+    "ImplicitLMF",
+    "Popularity",
+    "SVDpp",
+]

@@ -1,0 +1,370 @@
+"""Stochastic gradient descent for rating factorisations: epochs, early stopping, warm starts."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import NamedTuple
+
+import numpy as np
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval
+
+from fedrecsk import _kernels
+from fedrecsk.base import RatingMixin, Recommender
+from fedrecsk.simulation.keys import Key
+
+DTYPE = np.float32
+
+
+class GradientDescent(RatingMixin, Recommender):
+    """Base class of rating factorisations fitted by stochastic gradient descent.
+
+    Inside, ratings are centred and divided by their standard deviation, so that the
+    hyperparameters mean the same on every scale. Fitted attributes are in rating units again:
+    names that end in ``bias_`` are multiplied by the deviation, those that end in
+    ``factors_`` by its root.
+    """
+
+    _parameter_constraints: dict = {
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "n_epochs": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "learning_rate_decay": [Interval(Real, 0, 1, closed="right")],
+        "reg": [Interval(Real, 0, None, closed="left")],
+        "shrinkage": [Interval(Real, 0, None, closed="left")],
+        "init_std": [Interval(Real, 0, None, closed="left")],
+        "early_stopping": ["boolean"],
+        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
+        "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "warm_start": ["boolean"],
+        "random_state": ["random_state"],
+    }
+
+    # ------------------------------------------------------------------------- the method
+
+    @abstractmethod
+    def _start(self, rows, key):
+        """The parameters before the first epoch: a dict of arrays of DTYPE."""
+
+    @abstractmethod
+    def _arranged(self, rows, key):
+        """What `_epoch` passes over: arrays of the ratings and the strengths of decay."""
+
+    @abstractmethod
+    def _epoch(self, arranged, state, rate):
+        """One pass over the ratings, changing `state`; the sum of weighted squared errors."""
+
+    @abstractmethod
+    def _parameters(self, rows, state):
+        """Fitted attributes by name, on the inner scale, users in the order of their ids."""
+
+    def _center(self, rows):
+        """What is subtracted from all ratings."""
+        return rows.mean
+
+    # ------------------------------------------------------------------------ the machinery
+
+    def _n_tasks(self):
+        return self.n_epochs
+
+    def _fit(self, data, report):
+        run = self._resumed(data) or Run.new(self, data)
+        # Epochs update in place: a fit that fails half-way must not be continued.
+        self._run = None
+        rows, held_out = Rows.of(data), None
+        if self.early_stopping:
+            rows, held_out = hold_out(rows, self.validation_fraction, run.key)
+        arranged = self._arranged(rows, run.key)
+        if run.state is None:
+            run.state = self._start(rows, run.key)
+            if self.early_stopping:
+                self._validate(run, rows, held_out)
+        while run.n_epochs < self.n_epochs and not run.stopped:
+            close = report.step("epoch")
+            rate = DTYPE(self.learning_rate * self.learning_rate_decay**run.n_epochs)
+            loss = self._epoch(arranged, run.state, rate) * rows.scale**2 / len(rows.values)
+            run.loss_curve.append(float(loss))
+            self._check_finite(run)
+            if self.early_stopping:
+                self._validate(run, rows, held_out)
+            if close(lambda: self._finished(run, rows)):
+                break
+        attributes = self._finished(run, rows)
+        self._run = run if self.warm_start else None
+        return attributes
+
+    def _check_finite(self, run):
+        arrays = run.state.values()
+        if not all(np.isfinite(array).all() for array in (run.loss_curve[-1], *arrays)):
+            raise ValueError(
+                f"{type(self).__name__} diverged: its parameters are infinite or NaN after epoch "
+                f"{run.n_epochs}. Lower learning_rate or init_std."
+            )
+
+    def _validate(self, run, rows, held_out):
+        """Measure the model of the moment on the held-out rows; remember it if it is the best."""
+        model = copy.copy(self)
+        vars(model).update(self._fitted(rows, run.state))
+        model.n_users_, model.n_items_ = rows.n_users, rows.n_items
+        users = np.argsort(rows.rank_of_user)[held_out.users]
+        predicted = model._score_pairs(users, held_out.items)
+        loss = float(np.average((held_out.values - predicted) ** 2, weights=held_out.weights))
+        run.validation_curve.append(loss)
+        if loss < run.best_loss:
+            run.best = copy.deepcopy(run.state)
+            run.best_loss, run.best_epoch = loss, run.n_epochs
+        if loss < run.target - self.tol:
+            run.target, run.n_without_progress = loss, 0
+        else:
+            run.n_without_progress += 1
+        run.stopped = run.n_without_progress >= self.n_iter_no_change
+
+    def _finished(self, run, rows):
+        """Fitted attributes as if the epochs ended here; copies."""
+        attributes = self._fitted(rows, run.state if run.best is None else run.best)
+        attributes |= {"n_epochs_": run.n_epochs, "loss_curve_": list(run.loss_curve)}
+        if self.early_stopping:
+            attributes["best_epoch_"] = run.best_epoch
+            attributes["validation_curve_"] = list(run.validation_curve)
+        return attributes
+
+    def _fitted(self, rows, state):
+        center, scale = self._center(rows), rows.scale
+        fitted = {
+            "global_bias_": center,
+            "rating_range_": rows.range,
+            "_scale": scale,
+        }
+        for name, value in self._parameters(rows, state).items():
+            factor = np.sqrt(scale) if name.endswith("factors_") else scale
+            # A new array, so that whoever writes into the model changes no running fit.
+            value = (value * factor).astype(value.dtype)
+            fitted[name] = value[rows.rank_of_user] if name.startswith("user_") else value
+        return fitted
+
+    def _response(self, scores):
+        return np.clip(scores, *self.rating_range_)
+
+    def _resumed(self, data):
+        run = getattr(self, "_run", None) if self.warm_start else None
+        if run is None:
+            return None
+        if run.fingerprint != data.fingerprint():
+            raise ValueError(
+                "warm_start continues the epochs of the last fit, but X, y, clients or "
+                "sample_weight have changed since; fit with warm_start=False, or use fold_in to "
+                "add users."
+            )
+        parameters = _parameters_of_a_run(self)
+        changed = [name for name, value in run.parameters.items() if parameters[name] != value]
+        if changed:
+            raise ValueError(
+                f"warm_start continues the epochs of the last fit, but {changed[0]} has changed "
+                f"from {run.parameters[changed[0]]!r} to {parameters[changed[0]]!r} since; set it "
+                "back or fit with warm_start=False."
+            )
+        if self.n_epochs < run.n_epochs:
+            raise ValueError(
+                f"n_epochs={self.n_epochs} must be larger or equal to the {run.n_epochs} epochs "
+                "already run when warm_start=True."
+            )
+        return run
+
+
+@dataclass(eq=False)
+class Run:
+    """A fit in progress: all that warm_start needs to go on exactly where it ended."""
+
+    key: Key
+    fingerprint: bytes | None
+    parameters: dict
+    state: dict | None = None
+    loss_curve: list = field(default_factory=list)
+    validation_curve: list = field(default_factory=list)
+    best: dict | None = None
+    best_loss: float = float("inf")
+    best_epoch: int = -1
+    target: float = float("inf")
+    n_without_progress: int = 0
+    stopped: bool = False
+
+    @classmethod
+    def new(cls, estimator, data):
+        """Before the first epoch."""
+        parameters = _parameters_of_a_run(estimator)
+        seed = check_random_state(estimator.random_state).randint(2**31 - 1)
+        return cls(Key(int(seed)), data.fingerprint() if estimator.warm_start else None, parameters)
+
+    @property
+    def n_epochs(self):
+        """Epochs run so far."""
+        return len(self.loss_curve)
+
+
+def _parameters_of_a_run(estimator):
+    """The parameters that must not change between the epochs of one run."""
+    free = {"n_epochs", "warm_start", "n_iter_no_change", "tol"}
+    return {k: v for k, v in estimator.get_params(deep=False).items() if k not in free}
+
+
+class Rows(NamedTuple):
+    """Ratings with users in the order of their ids, whatever clients they live on.
+
+    Attributes
+    ----------
+    users : ndarray of shape (n,), dtype int32, ascending
+    items : ndarray of shape (n,), dtype int32, ascending within a user
+    values, weights : ndarray of shape (n,), dtype float64
+    n_users, n_items : int
+    rank_of_user : ndarray of shape (n_users,)
+        Place in this order of the user with each code.
+    mean, scale : float
+        Weighted mean and standard deviation (1 where all ratings are equal).
+    range : tuple of float
+        Least and greatest rating.
+    """
+
+    users: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray
+    n_users: int
+    n_items: int
+    rank_of_user: np.ndarray
+    mean: float
+    scale: float
+    range: tuple
+
+    @classmethod
+    def of(cls, data):
+        """The rows of Interactions."""
+        rank = np.empty(data.n_users, dtype=np.int64)
+        rank[np.argsort(data.user_ids.values, kind="stable")] = np.arange(data.n_users)
+        users = rank[data.users].astype(np.int32)
+        order = np.argsort(_narrowed(users), kind="stable")
+        values, weights = data.values[order], data.weights[order]
+        mean = float(np.average(values, weights=weights))
+        scale = float(np.sqrt(np.average((values - mean) ** 2, weights=weights)))
+        return cls(
+            users[order],
+            data.items[order],
+            values,
+            weights,
+            data.n_users,
+            data.n_items,
+            rank,
+            mean,
+            # Below this a deviation is rounding.
+            scale if scale > 1e-12 * max(1.0, abs(mean)) else 1.0,
+            (float(values.min()), float(values.max())),
+        )
+
+    def take(self, which):
+        """Some of the rows, in the order given; all else stays."""
+        return self._replace(
+            users=self.users[which],
+            items=self.items[which],
+            values=self.values[which],
+            weights=self.weights[which],
+        )
+
+    @property
+    def indptr(self):
+        """Ratings ``indptr[u]:indptr[u + 1]`` are user u's, while rows are by user."""
+        counts = np.bincount(self.users, minlength=self.n_users)
+        return np.concatenate([[0], np.cumsum(counts)])
+
+    def targets(self, center):
+        """(rating - center) / scale, of DTYPE."""
+        return ((self.values - center) / self.scale).astype(DTYPE)
+
+    def relative_weights(self):
+        """Weights divided by their mean, of DTYPE: the learning rate is that of a mean row."""
+        return (self.weights / self.weights.mean()).astype(DTYPE)
+
+    def decays(self, reg, shrinkage, learning_rate):
+        """Each user's and item's strength of decay per rating: reg + shrinkage / its weight.
+
+        Over a user's ratings this sums to the gradient of ``(reg n_u + shrinkage) |p_u|^2 / 2``.
+        Bounded so that no step takes a parameter past 0.
+        """
+        x = learning_rate * float(self.weights.max() / self.weights.mean())
+        most = (1 + 2 * x) / x
+        strengths = []
+        for codes, n in ((self.users, self.n_users), (self.items, self.n_items)):
+            mass = np.bincount(codes, self.weights, minlength=n)
+            share = np.divide(shrinkage, mass, out=np.zeros(n), where=mass > 0)
+            strengths.append(np.minimum(reg + share, most).astype(DTYPE))
+        return strengths
+
+
+def hold_out(rows, fraction, key):
+    """Training and held-out rows; which ones depends on the data and the key alone.
+
+    Raises
+    ------
+    ValueError
+        If there are not rows enough for both.
+    """
+    mask = key.uniform("held-out row", np.arange(len(rows.values))) < fraction
+    if not mask.any() or mask.all():
+        raise ValueError(
+            f"early_stopping has no rows for training and validation among {len(rows.values)}; "
+            "change validation_fraction or use early_stopping=False."
+        )
+    return rows.take(~mask), rows.take(mask)
+
+
+def vectors(n, n_factors, std, generator):
+    """Normal vectors of DTYPE, in rows as wide as the kernels want, 0 beyond `n_factors`."""
+    lanes = _kernels.sgd.LANES
+    rows = np.zeros((n, -(-n_factors // lanes) * lanes), dtype=DTYPE)
+    rows[:, :n_factors] = std * generator.normal(size=(n, n_factors))
+    return rows
+
+
+def shuffled(rows, key):
+    """The rows in random order within random groups of 64 users.
+
+    Neighbours have different users and can be computed at once, and a group's vectors stay in
+    the processor's nearest cache.
+    """
+    generator = key.generator("order of ratings")
+    order = generator.permutation(len(rows.values))
+    group = generator.permutation(rows.n_users) // 64
+    return rows.take(order[np.argsort(_narrowed(group)[rows.users[order]], kind="stable")])
+
+
+def _narrowed(codes):
+    # NumPy sorts 16-bit integers by radix, an order of magnitude faster than longer ones.
+    return codes.astype(np.uint16) if len(codes) and codes.max() < 2**16 else codes
+
+
+def ridge_by_user(data, residuals, design, prior):
+    """Each user's weighted ridge regression of its residuals on its rows of `design`.
+
+    Minimises ``sum_k w_k (residual_k - theta . design_k)^2 + theta' diag(prior_u) theta``.
+
+    Parameters
+    ----------
+    data : Interactions
+    residuals : ndarray of shape (n_ratings,)
+    design : function from item codes to an ndarray of shape (n, n_coefficients)
+    prior : function from a user's total weight to an ndarray of shape (n_coefficients,)
+
+    Returns
+    -------
+    theta : ndarray of shape (n_users, n_coefficients), dtype float64
+    """
+    theta = []
+    for first, last in zip(data.indptr[:-1], data.indptr[1:], strict=True):
+        weights, rows = data.weights[first:last], design(data.items[first:last])
+        gram = (rows.T * weights) @ rows + np.diag(prior(weights.sum()))
+        right = rows.T @ (weights * residuals[first:last])
+        # The least-norm solution where nothing is regularised and ratings are few.
+        theta.append(np.linalg.lstsq(gram, right, rcond=None)[0])
+    return np.array(theta)

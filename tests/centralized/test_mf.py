@@ -1,0 +1,384 @@
+import numpy as np
+import pytest
+
+from fedrecsk.centralized import PMF, BiasedMF, BiasOnly, SVDpp, _sgd
+from fedrecsk.interactions import encode
+from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy, rmse, split
+from tests.reference import mf as reference
+
+every_method = pytest.mark.parametrize("Estimator", [PMF, BiasedMF, SVDpp])
+
+PENALTIES = ("reg", "shrinkage", "reg_bias", "shrinkage_bias", "reg_implicit", "prior_mean")
+
+
+def arrays(model):
+    return {name: value for name, value in vars(model).items() if isinstance(value, np.ndarray)}
+
+
+def assert_same_model(one, other):
+    assert arrays(one).keys() == arrays(other).keys()
+    for name, value in arrays(one).items():
+        np.testing.assert_array_equal(value, arrays(other)[name], err_msg=name)
+    for name in ("global_bias_", "loss_curve_", "n_epochs_"):
+        assert getattr(one, name) == getattr(other, name), name
+
+
+def weighted_toy(seed=0):
+    X, y = make_toy(12, 9, seed=seed)
+    return X, y, np.random.default_rng(seed).choice([0.3, 1.0, 2.0, 50.0], len(y))
+
+
+def by_the_reference(model, X, y, weights):
+    """Epochs of the naive loops from the model's own start: their state and losses."""
+    rows = _sgd.Rows.of(encode(X, y, sample_weight=weights))
+    key = Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
+    state = {name: value.copy() for name, value in model._start(rows, key).items()}
+    given = {name: value for name, value in model.get_params().items() if name in PENALTIES}
+    order = []
+    if isinstance(model, SVDpp):
+        order = [key.generator("order of users").permutation(rows.n_users)]
+        epoch = reference.svdpp_epoch
+    else:
+        rows = _sgd.shuffled(rows, key)
+        epoch = reference.pmf_epoch if isinstance(model, PMF) else reference.biased_mf_epoch
+    targets = (rows.values - model._center(rows)) / rows.scale
+    ratings = list(zip(rows.users, rows.items, targets, rows.weights, strict=True))
+    losses = []
+    for t in range(model.n_epochs):
+        rate = model.learning_rate * model.learning_rate_decay**t
+        loss = epoch(
+            ratings,
+            *order,
+            *state.values(),
+            rate=rate,
+            learning_rate=model.learning_rate,
+            **given,
+        )
+        losses.append(loss / len(ratings) * rows.scale**2)
+    return rows, state, losses
+
+
+# ------------------------------------------------------------------------- the papers' lines
+
+
+@every_method
+@pytest.mark.parametrize("n_factors", [2, 8, 11])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_equals_the_naive_reference(Estimator, n_factors, weighted, monkeypatch):
+    monkeypatch.setattr(_sgd, "DTYPE", np.float64)
+    X, y, weights = weighted_toy()
+    weights = weights if weighted else np.ones(len(y))
+    model = Estimator(n_factors, n_epochs=5, learning_rate=0.1, init_std=0.3, random_state=3)
+    model.fit(X, y, sample_weight=weights)
+    rows, state, losses = by_the_reference(model, X, y, weights)
+    assert model.loss_curve_ == pytest.approx(losses, rel=1e-9)
+    users = state["P"]
+    if Estimator is SVDpp:
+        users = users.copy()
+        for u in range(rows.n_users):
+            rated = rows.items[rows.users == u]
+            users[u] += state["Y"][rated].sum(axis=0) / np.sqrt(len(rated))
+        expected = np.sqrt(rows.scale) * state["Y"][:, :n_factors]
+        assert model.implicit_factors_ == pytest.approx(expected, rel=1e-9)
+    biases = [state.get(name, np.zeros(100)) for name in ("user_bias", "item_bias")]
+    predicted = [
+        reference.predict(
+            model.global_bias_,
+            rows.scale,
+            users[u],
+            state["Q"][i],
+            user_bias=biases[0][u],
+            item_bias=biases[1][i],
+        )
+        for u, i in zip(rows.users, rows.items, strict=True)
+    ]
+    pairs = np.stack([model.user_ids_[rows.users], model.item_ids_[rows.items]], axis=1)
+    assert model.predict(pairs) == pytest.approx(np.clip(predicted, 1, 5), rel=1e-9)
+
+
+@every_method
+def test_float32_is_near_float64(Estimator, toy, monkeypatch):
+    single = Estimator(4, random_state=0).fit(*toy)
+    assert single.item_factors_.dtype == np.float32
+    monkeypatch.setattr(_sgd, "DTYPE", np.float64)
+    double = Estimator(4, random_state=0).fit(*toy)
+    assert double.item_factors_.dtype == np.float64
+    assert single.predict(toy[0]) == pytest.approx(double.predict(toy[0]), abs=1e-3)
+
+
+def test_the_literal_decay_of_implicit_vectors_is_the_papers(monkeypatch):
+    """One user with one rating: all decays at once are one per rating, to first order."""
+    monkeypatch.setattr(_sgd, "DTYPE", np.float64)
+    X, y = [["ann", "emma"], ["bob", "alien"]], [1.0, 5.0]
+    parameters = {"n_epochs": 1, "init_std": 0.5, "random_state": 0, "learning_rate": 1e-4}
+    free = SVDpp(3, reg_implicit=0, **parameters).fit(X, y)
+    literal = SVDpp(3, reg=0.1, reg_implicit=0.1, **parameters).fit(X, y)
+    pulled = (literal.implicit_factors_ - free.implicit_factors_) / free.implicit_factors_
+    assert pulled == pytest.approx(np.full((2, 3), -1e-4 * 0.1), rel=1e-2)
+
+
+# ---------------------------------------------------------------------- what fit promises
+
+
+@every_method
+def test_a_seed_fixes_the_model(Estimator, toy):
+    X, y = toy
+    one = Estimator(4, random_state=5).fit(X, y)
+    assert_same_model(one, Estimator(4, random_state=5).fit(X[::-1], y[::-1]))
+    assert_same_model(one, Estimator(4, random_state=np.random.RandomState(5)).fit(X, y))
+    assert (one.item_factors_ != Estimator(4, random_state=6).fit(X, y).item_factors_).any()
+
+
+@every_method
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_clients_do_not_matter(Estimator, toy, early_stopping):
+    X, y = toy
+    options = {"early_stopping": early_stopping, "random_state": 0}
+    plain = Estimator(4, **options).fit(X, y)
+    by_client = Estimator(4, **options).fit(X, y, clients=X[:, 0] % 4)
+    assert (plain.user_ids_ != by_client.user_ids_).any()
+    np.testing.assert_array_equal(plain.item_factors_, by_client.item_factors_)
+    np.testing.assert_array_equal(plain.predict(X), by_client.predict(X))
+
+
+@every_method
+def test_a_weight_is_a_repetition(Estimator):
+    X, y, _ = weighted_toy()
+    times = np.random.default_rng(1).integers(0, 4, len(y))
+    weighted = Estimator(4, random_state=0).fit(X, y, sample_weight=times)
+    repeated = Estimator(4, random_state=0).fit(np.repeat(X, times, axis=0), np.repeat(y, times))
+    assert_same_model(weighted, repeated)
+
+
+@every_method
+def test_ratings_on_another_scale_give_the_same_model(Estimator, toy):
+    X, y = toy
+    stars = Estimator(4, random_state=0).fit(X, y).predict(X)
+    percent = Estimator(4, random_state=0).fit(X, 100 * y - 300).predict(X)
+    assert percent == pytest.approx(100 * stars - 300, abs=0.1)
+
+
+@every_method
+def test_equal_ratings_are_predicted(Estimator, toy):
+    X, y = toy
+    model = Estimator(4, random_state=0).fit(X, np.full(len(y), 4.0))
+    np.testing.assert_array_equal(model.predict(X), 4.0)
+
+
+@every_method
+def test_no_weight_is_too_heavy(Estimator):
+    X, y, weights = weighted_toy()
+    weights[3] = 1e9
+    model = Estimator(4, random_state=0).fit(X, y, sample_weight=weights)
+    assert model.predict(X[3:4]) == pytest.approx(y[3:4], abs=0.3)
+
+
+@every_method
+def test_loss_decreases_and_predictions_stay_in_range(Estimator):
+    X, y = make_toy(60, 40)
+    model = Estimator(random_state=0, reg=0, shrinkage=0, n_epochs=200, init_std=0.3).fit(X, y)
+    assert model.loss_curve_[-1] < 0.5 * model.loss_curve_[0]
+    pairs = np.stack(np.meshgrid(model.user_ids_, model.item_ids_), axis=-1).reshape(-1, 2)
+    predicted = model.predict(pairs)
+    assert model.rating_range_ == (1, 5)
+    assert predicted.min() == 1 and predicted.max() == 5
+
+
+@every_method
+def test_divergence_is_named(Estimator, toy):
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(ValueError, match="diverged: .* Lower learning_rate"),
+    ):
+        Estimator(4, init_std=1e10, random_state=0).fit(*toy)
+
+
+# ------------------------------------------------------------ early stopping, warm starts
+
+
+@every_method
+def test_early_stopping_keeps_the_best_epoch(Estimator):
+    X, y = make_toy(60, 20)
+    y = np.random.default_rng(0).normal(size=len(y))
+    options = {"early_stopping": True, "validation_fraction": 0.3, "random_state": 0}
+    options |= {"init_std": 0.3, "reg": 0, "shrinkage": 0}
+    model = Estimator(n_epochs=200, n_iter_no_change=3, **options).fit(X, y)
+    curve = model.validation_curve_
+    assert model.n_epochs_ < 200
+    assert len(curve) == model.n_epochs_ + 1 == len(model.loss_curve_) + 1
+    assert model.best_epoch_ == int(np.argmin(curve))
+    until = Estimator(n_epochs=max(1, model.best_epoch_), **options).fit(X, y)
+    np.testing.assert_array_equal(model.predict(X), until.predict(X))
+
+
+@every_method
+def test_the_validation_curve_is_the_error_on_rows_nobody_learned(Estimator):
+    X, y, weights = weighted_toy()
+    options = {"early_stopping": True, "random_state": 2, "n_epochs": 1, "tol": 0}
+    model = Estimator(4, **options).fit(X, y, sample_weight=weights)
+    rows = _sgd.Rows.of(encode(X, y, sample_weight=weights))
+    key = Key(int(np.random.RandomState(2).randint(2**31 - 1)))
+    training, held_out = _sgd.hold_out(rows, 0.1, key)
+    assert len(training.values) + len(held_out.values) == len(y)
+    pairs = np.stack([model.user_ids_[held_out.users], model.item_ids_[held_out.items]], axis=1)
+    squares = (model.predict(pairs) - held_out.values) ** 2
+    error = np.average(squares, weights=held_out.weights)
+    assert min(model.validation_curve_) == pytest.approx(error)
+
+
+@every_method
+def test_early_stopping_needs_rows(Estimator):
+    with pytest.raises(ValueError, match="no rows for training and validation among 1"):
+        Estimator(4, early_stopping=True).fit([["ann", "emma"]], [3.0])
+
+
+@every_method
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_a_warm_start_goes_on_where_it_ended(Estimator, toy, early_stopping):
+    X, y = toy
+    options = {"early_stopping": early_stopping, "random_state": 0}
+    warm = Estimator(4, n_epochs=2, warm_start=True, **options).fit(X, y)
+    warm.item_factors_[:] = 7
+    warm.set_params(n_epochs=5).fit(X, y)
+    assert_same_model(warm, Estimator(4, n_epochs=5, **options).fit(X, y))
+    with pytest.raises(ValueError, match="n_epochs=2 must be larger"):
+        warm.set_params(n_epochs=2).fit(X, y)
+    with pytest.raises(ValueError, match="X, y, clients or sample_weight have changed"):
+        warm.set_params(n_epochs=6).fit(X, y + 1)
+    with pytest.raises(ValueError, match="reg has changed from"):
+        warm.set_params(reg=9).fit(X, y)
+
+
+@every_method
+def test_every_epoch_is_a_task_and_can_stop_the_fit(Estimator, toy):
+    class Watch:
+        def __init__(self):
+            self.ended, self.predictions = [], []
+
+        def setup(self, estimator, context):
+            pass
+
+        def teardown(self, estimator, context):
+            pass
+
+        def on_fit_task_begin(self, estimator, context):
+            pass
+
+        def on_fit_task_end(self, estimator, context, *, X, fitted_estimator):
+            self.ended.append(context.task_name)
+            self.predictions.append(fitted_estimator.predict(X))
+            fitted_estimator.item_factors_[:] = 7
+            return len(self.ended) == 3
+
+    watch = Watch()
+    stopped = Estimator(4, random_state=0).set_callbacks(watch).fit(*toy)
+    assert watch.ended == ["epoch"] * 3 + ["fit"]
+    alone = Estimator(4, random_state=0, n_epochs=3).fit(*toy)
+    np.testing.assert_array_equal(watch.predictions[2], alone.predict(toy[0]))
+    assert stopped.n_epochs_ == 3
+
+
+# --------------------------------------------------------------------- who is not in fit
+
+
+@every_method
+def test_unknown_users_and_items(Estimator, toy):
+    X, y = toy
+    model = Estimator(4, random_state=0).fit(X, y)
+    neither = model.predict([[-1, -1]])
+    assert neither == pytest.approx(model.global_bias_)
+    items, scores = model.recommend([-1], 9)
+    pairs = np.stack([np.full(9, -1), items[0]], axis=1)
+    assert scores[0] == pytest.approx(model.predict(pairs))
+    levels = [y[X[:, 1] == item].mean() for item in items[0]]
+    assert np.corrcoef(levels, scores[0])[0, 1] > 0.8
+
+
+@every_method
+def test_fold_in_minimises_the_objective_in_the_new_users_parameters(Estimator, monkeypatch):
+    monkeypatch.setattr(_sgd, "DTYPE", np.float64)
+    X, y = make_toy(40, 15)
+    weights = np.random.default_rng(0).choice([1.0, 2.0], len(y))
+    old = X[:, 0] != X[0, 0]
+    model = Estimator(3, random_state=0).fit(X[old], y[old], sample_weight=weights[old])
+    new_X, new_y, w = X[~old], y[~old], weights[~old]
+    model.fold_in(new_X, new_y, sample_weight=w)
+    scale, n = model._scale, w.sum()
+    Q = model.item_factors_[np.searchsorted(model.item_ids_, new_X[:, 1])]
+    item_bias = getattr(model, "item_bias_", np.zeros(15))
+    levels = item_bias[np.searchsorted(model.item_ids_, new_X[:, 1])] + model.global_bias_
+    implicit, mean = np.zeros(3), np.zeros(3)
+    if Estimator is SVDpp:
+        Y = model.implicit_factors_[np.searchsorted(model.item_ids_, new_X[:, 1])]
+        implicit = Y.sum(axis=0) / np.sqrt(len(Y))
+    if Estimator is PMF:
+        mean[0] = np.sqrt(scale)
+
+    def objective(p, bias):
+        errors = new_y - levels - bias - Q @ (p + implicit)
+        penalty = (model.reg * n + model.shrinkage) * scale * np.sum((p - mean) ** 2)
+        if Estimator is not PMF:
+            penalty += (model.reg_bias * n + model.shrinkage_bias) * bias**2
+        return np.sum(w * errors**2) + penalty
+
+    p = model.user_factors_[-1] - implicit
+    bias = model.user_bias_[-1] if Estimator is not PMF else 0.0
+    best = objective(p, bias)
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        nudge = 1e-3 * rng.normal(size=4)
+        assert objective(p + nudge[:3], bias + nudge[3] * (Estimator is not PMF)) > best
+
+
+def test_prior_means_need_two_coordinates(toy):
+    with pytest.raises(ValueError, match="prior_mean needs a coordinate for users and another"):
+        PMF(1).fit(*toy)
+    assert PMF(1, prior_mean=0).fit(*toy).item_factors_.shape == (9, 1)
+
+
+# ----------------------------------------------------------------------------- real data
+
+
+def test_targets_on_movielens_100k(ml100k):
+    train_X, train_y, test_X, test_y = split(*ml100k, seed=0)
+    for model, target in ((PMF(), 0.928), (BiasedMF(), 0.920), (SVDpp(), 0.910)):
+        model.set_params(random_state=0).fit(train_X, train_y)
+        assert rmse(model, test_X, test_y) <= target, model
+
+
+def test_plain_pmf_learns_centred_or_not(ml100k):
+    train_X, train_y, test_X, test_y = split(*ml100k, seed=0)
+    plain = PMF(prior_mean=0, shrinkage=0, reg=0.1, init_std=0.1, random_state=0)
+    for center in (True, False):
+        model = plain.set_params(center=center).fit(train_X, train_y)
+        assert (model.global_bias_ == 0) == (not center)
+        assert rmse(model, test_X, test_y) < 0.94
+
+
+@every_method
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("most", [5, 20])
+def test_never_worse_than_biases_on_sparse_data(Estimator, early_stopping, most, ml100k):
+    train_X, train_y, test_X, test_y = split(*ml100k, seed=0)
+    users = np.unique(train_X[:, 0], return_inverse=True)[1]
+    counts = np.zeros(users.max() + 1, dtype=int)
+    kept = np.zeros(len(users), dtype=bool)
+    for k, u in enumerate(users):
+        kept[k] = counts[u] < most
+        counts[u] += 1
+    train_X, train_y = train_X[kept], train_y[kept]
+    model = Estimator(early_stopping=early_stopping, random_state=0).fit(train_X, train_y)
+    biases = BiasOnly().fit(train_X, train_y)
+    assert rmse(model, test_X, test_y) <= rmse(biases, test_X, test_y)
+
+
+def test_early_stopping_gets_past_the_slow_start(ml1m):
+    X, y = ml1m
+    some = np.isin(X[:, 0], np.unique(X[:, 0])[::4])
+    train_X, train_y, test_X, test_y = split(X[some], y[some], seed=0)
+    biases = rmse(BiasOnly().fit(train_X, train_y), test_X, test_y)
+    for Estimator in (PMF, BiasedMF, SVDpp):
+        model = Estimator(early_stopping=True, random_state=0).fit(train_X, train_y)
+        assert model.best_epoch_ > 20
+        assert rmse(model, test_X, test_y) < biases - 0.02
