@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 from sklearn.base import clone
 
-from fedrecsk import ImplicitALS, ImplicitBPR, Popularity
+from fedrecsk import ImplicitALS, ImplicitBPR, LightFR, Popularity
 from fedrecsk.datasets import fetch_movielens
-from fedrecsk.federated.lightfr import LightFR
 
 DEFAULT = LightFR()
 # What METHODS calls recommended: the paper's codes and server, fresh negatives, a memory.

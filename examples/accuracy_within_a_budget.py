@@ -1,4 +1,6 @@
-"""One grid search for the best NDCG@10 that a client can have for 20 kB of uploads.
+"""How accurate can a model be within a budget of bytes?
+
+One grid search for the best NDCG@10 that a client can have for 20 kB of uploads.
 
 Communication is a metric among others: scorers of bytes stand beside ranking metrics, and
 `best_within` picks the winner. Runs offline.

@@ -1,4 +1,6 @@
-"""Federated and centralised ALS on one split: what does keeping the data at home cost?
+"""What does keeping the data at home cost?
+
+Federated and centralised ALS on one split.
 
 Runs offline on generated interactions.
 """

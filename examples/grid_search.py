@@ -1,4 +1,6 @@
-"""Search hyperparameters and the federation's parameters with scikit-learn's GridSearchCV.
+"""How do I search hyperparameters and the federation's parameters?
+
+With scikit-learn's GridSearchCV.
 
 Which is worse for RFRec, losing half of the uploads or half of the clients? Runs offline.
 """

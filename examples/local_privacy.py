@@ -1,4 +1,6 @@
-"""What local differential privacy costs in accuracy, and what it promises in total.
+"""What does local differential privacy cost?
+
+Its price in accuracy, and what it promises in total.
 
 Runs offline. Many clients are what averages the noise away, so the data are wide.
 """

@@ -16,7 +16,7 @@ models = {
     "LocALS": LocALS(n_factors=8, random_state=0),
     "GlobSGD": GlobSGD(n_factors=8, n_rounds=15, random_state=0),
 }
-_, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
+_, (left, right) = plt.subplots(1, 2, figsize=(8, 4), layout="constrained", sharey=True)
 RobustnessDisplay.from_estimator(
     models, X, param_range=(0.0, 0.5, 0.9), compare_params={"cv": 3}, ax=left
 )

@@ -1,4 +1,6 @@
-"""What a tenth of dishonest clients does to a model, and what guards it.
+"""What do dishonest clients do to a model?
+
+What a tenth of them does, and what guards it.
 
 Runs offline. Accuracy is that of the honest users; exposure is the share of them who get a promoted
 item among their ten.

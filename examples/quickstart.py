@@ -1,4 +1,6 @@
-"""Fit a federated recommender, and see what it recommends and what it costs.
+"""How do I fit a federated recommender?
+
+And what does it recommend, and what does it cost?
 
 Runs offline on generated ratings: ``python examples/quickstart.py``.
 """

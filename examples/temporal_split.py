@@ -1,4 +1,6 @@
-"""A random split flatters a recommender whose world changes: compare with a split in time.
+"""Does a random split flatter a recommender?
+
+It does where the world changes: compare with a split in time.
 
 The generated interactions drift: items rise and fall. Runs offline.
 """

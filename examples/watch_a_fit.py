@@ -1,4 +1,6 @@
-"""Follow a fit round by round with scikit-learn's callbacks, and stop it early.
+"""How do I follow a fit, and stop it early?
+
+Round by round, with scikit-learn's callbacks.
 
 Runs offline. For a progress bar, ``pip install 'fedrecsk[progress]'`` and add
 ``sklearn.callback.ProgressBar()`` to the callbacks.

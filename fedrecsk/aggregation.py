@@ -13,6 +13,8 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval, StrOptions
 
+__all__ = ["Aggregator", "CoordinateMedian", "Krum", "NormClipping", "TrimmedMean"]
+
 
 class Update(NamedTuple):
     """One field of one client's upload, as it crosses the wire.

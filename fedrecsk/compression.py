@@ -17,6 +17,8 @@ from scipy import linalg
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval, StrOptions
 
+__all__ = ["Compressed", "Compressor", "LowRank", "Quantization", "TopK"]
+
 # A position in an array on the wire, as int32; a scale, as float32.
 _INDEX_BYTES = 4
 _SCALE_BYTES = 4

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+__all__ = ["PROFILES", "NetworkProfile", "TrainingTime", "estimate_training_time"]
+
 _MIB = 2.0**20
 _MBIT = 1e6 / 8
 

@@ -1,0 +1,52 @@
+"""Results of long runs, kept in a folder so that a run can be stopped and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+class Results:
+    """One JSON line a finished cell.
+
+    Parameters
+    ----------
+    folder : str or Path
+    name : str
+        Of the run; the file is ``<folder>/<name>.jsonl``.
+    """
+
+    def __init__(self, folder, name):
+        self.path = Path(folder) / f"{name}.jsonl"
+        self._cells = {}
+        if self.path.exists():
+            for line in self.path.read_text().splitlines():
+                cell = json.loads(line)
+                self._cells[tuple(cell["key"])] = cell
+
+    def get(self, key, settings):
+        """The scores of a cell, or None if it has not been run.
+
+        Raises
+        ------
+        SystemExit
+            If it was run with other settings.
+        """
+        cell = self._cells.get(key)
+        if cell is None:
+            return None
+        if cell["settings"] != settings:
+            raise SystemExit(
+                f"{self.path} has {' / '.join(map(str, key))} with other settings:\n"
+                f"  then: {cell['settings']}\n  now:  {settings}\n"
+                "Name another folder with --results, or delete the file to run all of it again."
+            )
+        return cell["scores"]
+
+    def put(self, key, settings, scores):
+        """Keep the scores of a cell, at once and for good."""
+        cell = {"key": list(key), "settings": settings, "scores": scores}
+        self._cells[key] = cell
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(cell) + "\n")

@@ -1,0 +1,522 @@
+"""The papers' tables beside ours: ``python -m benchmarks.reproduce rfrec|lightfr|colr|fedals``.
+
+Every row has the paper's number, ours as mean and spread over seeds, the difference, and where
+it does not reproduce a line that says why. ``--quick`` runs a tenth of the rounds, one seed, to
+see that it works. Finished cells are kept in the folder ``--results`` and not run again; stop with
+Ctrl-C, and start the same command to go on. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.metrics import mean_absolute_error, root_mean_squared_error
+
+from benchmarks import fedals as _fedals
+from benchmarks import rfrec as _rfrec
+from benchmarks._results import Results
+from fedrecsk import (
+    PMF,
+    BiasOnly,
+    CoLR,
+    Federation,
+    FedMF,
+    GlobSGD,
+    ImplicitALS,
+    ImplicitBPR,
+    LightFR,
+    LocALS,
+    LocSGD,
+    Popularity,
+    RFRec,
+    RFRecF,
+    SCoLR,
+    SVDpp,
+)
+from fedrecsk.compression import LowRank, TopK
+from fedrecsk.datasets import fetch_movielens
+from fedrecsk.metrics import evaluate_ranking
+from fedrecsk.privacy import LaplaceMechanism
+
+# How far below the paper a score may be before a row counts as not reproduced.
+TOLERANCE = 0.01
+ABSENT = "data absent"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table.
+
+    Parameters
+    ----------
+    label : str
+    model : estimator or None
+        None: not in fedrecsk.
+    paper : dict of {str: float}
+        By metric; the keys are what is measured. NaN where the paper has a figure only.
+    data : str
+    protocol : callable
+        ``protocol(model, data, seed, options)`` returns a dict of scores.
+    why : str
+        Why it does not reproduce, if it does not.
+    """
+
+    label: str
+    model: object
+    paper: dict
+    data: str
+    protocol: Callable
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one protocol."""
+
+    name: str
+    protocol: str
+    rows: list = field(default_factory=list)
+
+
+# ------------------------------------------------------------------------------- protocols
+
+
+def rating_errors(model, data, seed, options):
+    """MAE and RMSE on a fifth of the rows, drawn at random."""
+    X, y = fetch_movielens(data, data_home=options.data_home, return_X_y=True)
+    X_train, X_test, y_train, y_test = _rfrec.split(X[:, :2], y, seed)
+    model.fit(X_train, y_train)
+    predicted = model.predict(X_test)
+    return {
+        "MAE": mean_absolute_error(y_test, predicted),
+        "RMSE": root_mean_squared_error(y_test, predicted),
+        "rounds": float(getattr(model, "n_rounds_", 0)),
+    }
+
+
+def leave_one_out(model, data, seed, options):
+    """HR@10 and NDCG@10 of each user's last row among the 99 negatives of the usual file."""
+    train, ratings, test, negatives = _leave_one_out_files(options)
+    rates = (
+        model.__sklearn_tags__().target_tags.required or getattr(model, "targets", "") == "ratings"
+    )
+    model.fit(train, ratings if rates else None)
+    scores = evaluate_ranking(model, test, metrics=("hit_rate", "ndcg"), k=10, negatives=negatives)
+    return {"HR@10": scores["hit_rate@10"], "NDCG@10": scores["ndcg@10"]}
+
+
+def full_ranking(model, data, seed, options):
+    """Precision@10 over the full catalogue, a fifth of each user's rows held out."""
+    X, _ = fetch_movielens(data, data_home=options.data_home, return_X_y=True)
+    train, test = _fedals.split(X[:, :2], seed)
+    return {"precision@10": _fedals.precision(model.fit(train), train, test)}
+
+
+def _leave_one_out_files(options):
+    import pandas as pd
+
+    X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
+    folder = Path(options.data_home or os.environ["FEDRECSK_DATA"]) / "ml-1m"
+    test = pd.read_csv(folder / "leave_one_out_test.csv.gz")[["user", "item"]].to_numpy()
+    negatives = pd.read_csv(folder / "leave_one_out_negatives.csv.gz")
+    pairs, held_out = (part[:, 0] * 10_000 + part[:, 1] for part in (X, test))
+    training = ~np.isin(pairs, held_out)
+    return X[training, :2], y[training], test, negatives
+
+
+# ---------------------------------------------------------------------------------- tables
+
+NOT_HERE = "not in fedrecsk yet"
+LITERAL_GD = (
+    "the paper's text: gradient descent, linear link, no biases; it diverges or stays above biases "
+    "alone, and the authors' code does something else"
+)
+UNKNOWN_PROTOCOL = (
+    "the paper's numbers fit no single number of negatives; ours are with 99, all ratings positive"
+)
+
+
+def rfrec_tables():
+    """Liu et al., CIKM 2024."""
+    main = [
+        ("PMF", PMF(), (0.7341, 0.9318), (0.6878, 0.8762)),
+        ("SVD++", SVDpp(), (0.7289, 0.9273), (0.6924, 0.8863)),
+        ("FCF", None, (0.7602, 0.9614), (0.7014, 0.8874)),
+        ("FedRec", None, (0.7549, 0.9832), (0.7289, 0.9161)),
+        ("FedFast", None, (0.7545, 0.9403), (0.7056, 0.8860)),
+        ("SemiDFEGL", None, (0.7583, 0.9645), (0.7130, 0.8937)),
+        ("FedNCF", None, (0.7562, 0.9612), (0.7090, 0.8966)),
+        ("RFRec", RFRec(), (0.7237, 0.9325), (0.6937, 0.8831)),
+        ("RFRecF", RFRecF(), (0.7317, 0.9385), (0.6906, 0.8840)),
+        ("biases alone", BiasOnly(), (np.nan, np.nan), (np.nan, np.nan)),
+    ]
+    rows = [
+        Row(label, model, dict(zip(("MAE", "RMSE"), paper, strict=True)), data, rating_errors)
+        for label, model, *papers in main
+        for data, paper in zip(("100k", "1m"), papers, strict=True)
+    ]
+    for data in ("KuaiRec", "Jester"):
+        rows.append(Row("all methods", None, {"RMSE": np.nan}, data, rating_errors, ABSENT))
+    dropout = [
+        Row(
+            f"{label}, dropout {share:.0%}",
+            Estimator(federation=Federation(dropout=share)),
+            dict(zip(("MAE", "RMSE"), paper, strict=True)),
+            "1m",
+            rating_errors,
+        )
+        for label, Estimator, papers in (
+            (
+                "RFRec",
+                RFRec,
+                [
+                    (0.6937, 0.8831),
+                    (0.6958, 0.8870),
+                    (0.7083, 0.8956),
+                    (0.7090, 0.8966),
+                    (0.7117, 0.9001),
+                ],
+            ),
+            (
+                "RFRecF",
+                RFRecF,
+                [
+                    (0.6906, 0.8840),
+                    (0.6974, 0.8891),
+                    (0.7017, 0.9005),
+                    (0.7038, 0.9048),
+                    (0.7064, 0.9057),
+                ],
+            ),
+        )
+        for share, paper in zip((0.0, 0.2, 0.5, 0.8, 0.9), papers, strict=True)
+    ]
+    ablation = [
+        Row(f"{label}, {what}", Estimator(**changed), {"RMSE": np.nan}, "100k", rating_errors)
+        for label, Estimator in (("RFRec", RFRec), ("RFRecF", RFRecF))
+        for what, changed in (
+            ("whole", {}),
+            ("w/o regulariser", {"coupling": 0.0}),
+            ("w/o penalty", {"reg_user": 0.0, "reg_item": 0.0, "reg_bias": 0.0}),
+        )
+    ]
+    privacy = [
+        Row(
+            f"RFRec, clip {clip}, scale {scale} (epsilon {2 * clip / scale:g} each)",
+            RFRec(
+                rating_scale=(1, 5),
+                federation=Federation(local_dp=LaplaceMechanism(clip=clip, scale=scale)),
+            ),
+            {"RMSE": np.nan},
+            "1m",
+            rating_errors,
+        )
+        for clip in (0.1, 0.2, 0.4)
+        for scale in (0.02, 0.04, 0.08)
+    ]
+    literal = [
+        Row(
+            f"RFRec as printed, alpha {rate}, lambda {coupling}",
+            RFRec(
+                learning_rate=rate,
+                coupling=float(coupling),
+                optimizer="gd",
+                link="linear",
+                biases=False,
+                reg_item=0.0,
+                reg_power=0.0,
+                n_factors=20,
+            ),
+            {"RMSE": paper},
+            "1m",
+            rating_errors,
+            LITERAL_GD,
+        )
+        for rate, papers in ((0.05, (0.8957, 0.8846)), (0.0125, (0.8895, 0.8870)))
+        for coupling, paper in zip((5, 10), papers, strict=True)
+    ]
+    stop = [
+        Row(
+            f"{label}, early stopping",
+            Estimator(n_rounds=1000, early_stopping=True),
+            {"rounds": np.nan, "RMSE": np.nan},
+            "100k",
+            rating_errors,
+        )
+        for label, Estimator in (("RFRec", RFRec), ("RFRecF", RFRecF))
+    ]
+    split = "80/20 random, one user a client, defaults"
+    return [
+        Table("Table 2: accuracy", split, rows),
+        Table("Table 3: dropped devices (uploads lost)", split, dropout),
+        Table("Table 4: the printed algorithm", split, literal),
+        Table("Figure 2: rounds to the stop criterion", split, stop),
+        Table("Figure 3: ablation", split, ablation),
+        Table("Figure 4: privacy budget", split, privacy),
+    ]
+
+
+def lightfr_tables():
+    """Zhang et al., TOIS 2022."""
+    sampled = LightFR(
+        aggregation="gradient",
+        user_bits=1,
+        positive_target=1.0,
+        negative_target=0.4,
+        reg_user=0.003,
+        reg_item=0.01,
+        n_sweeps=1,
+    )
+    literal = clone(sampled).set_params(
+        targets="ratings", n_negatives=0, memory=1, reg_user=0.5, reg_item=0.5
+    )
+    main = [
+        ("PMF", PMF(), 0.5124, 0.2768),
+        ("SVD++", SVDpp(), 0.5291, 0.2826),
+        ("DDL", None, 0.5101, 0.2743),
+        ("NCF", None, 0.5342, 0.2901),
+        ("FCF", None, 0.4945, 0.2625),
+        ("FedMF", FedMF(**PAPERS_FEDERATION), 0.4836, 0.2534),
+        ("FedRec", None, 0.4893, 0.2612),
+        ("MetaMF", None, 0.4994, 0.2691),
+        ("PrivRec", None, 0.4989, 0.2688),
+        ("LightFR", LightFR(), 0.5014, 0.2709),
+        ("LightFR, sampled negatives", sampled, 0.5014, 0.2709),
+        ("LightFR, the text's settings", literal, 0.5014, 0.2709),
+        ("implicit ALS", ImplicitALS(), np.nan, np.nan),
+        ("implicit BPR", ImplicitBPR(), np.nan, np.nan),
+        ("popularity", Popularity(), np.nan, np.nan),
+    ]
+    ablation = [
+        ("random item codes", LightFR(train_items=False), 0.2419, 0.1043),
+        (
+            "parameter aggregation",
+            clone(sampled).set_params(aggregation="parameter", reg_item=0.0),
+            0.4942,
+            0.2618,
+        ),
+        ("gradient aggregation", sampled, 0.5014, 0.2709),
+    ]
+    sweeps = [
+        ("Figure 4: code length", "n_bits", (8, 16, 32, 64, 128)),
+        ("Figure 6: ratio of clients", "client_fraction", (0.2, 0.4, 0.6, 0.8, 1.0)),
+    ]
+    tables = [
+        Table("Table 4: accuracy", LOO, [_ranked(*row) for row in main]),
+        Table("Table 6: ablation", LOO, [_ranked(*row) for row in ablation]),
+    ]
+    for name, parameter, values in sweeps:
+        rows = [
+            _ranked(f"{parameter}={v}", LightFR(**{parameter: v}), np.nan, np.nan) for v in values
+        ]
+        tables.append(Table(name, LOO, rows))
+    rows = [
+        _ranked(f"lambda={v}", clone(sampled).set_params(reg_user=v, reg_item=v), np.nan, np.nan)
+        for v in (0.0, 0.003, 0.01, 0.03, 0.2, 0.6, 1.0)
+    ]
+    tables.append(Table("Figure 5: lambda", LOO, rows))
+    absent = [
+        Row("all methods", None, {"HR@10": np.nan}, data, leave_one_out, ABSENT)
+        for data in ("FilmTrust", "Douban-Movie", "Ciao")
+    ]
+    return [*tables, Table("Tables 4 and 6, other data", LOO, absent)]
+
+
+LOO = "ML-1M leave-one-out, the given 99 negatives, all ratings positive"
+PAPERS_FEDERATION = {
+    "n_rounds": 1000,
+    "client_fraction": 0.01,
+    "federation": Federation(sampling="rotating"),
+}
+
+
+def _ranked(label, model, hit_rate, ndcg):
+    paper = {"HR@10": hit_rate, "NDCG@10": ndcg}
+    why = NOT_HERE if model is None else UNKNOWN_PROTOCOL
+    return Row(label, model, paper, "1m", leave_one_out, why)
+
+
+def colr_tables():
+    """Nguyen et al., WWW 2024."""
+    world = PAPERS_FEDERATION
+
+    def compressed(compressor):
+        federation = Federation(sampling="rotating", compression=compressor)
+        return FedMF(64, **world | {"federation": federation})
+
+    nothing = {"HR@10": np.nan, "NDCG@10": np.nan}
+    full = [Row("FedMF, d = 64", FedMF(64, **world), nothing, "1m", leave_one_out)]
+    full += [
+        Row(f"FedMF, d = {d}", FedMF(d, **world), nothing, "1m", leave_one_out)
+        for d in (1, 2, 4, 8, 16, 32)
+    ]
+    ranks = [
+        Row(f"CoLR, rank {r}", CoLR(64, rank=r, **world), nothing, "1m", leave_one_out)
+        for r in (1, 2, 4, 8, 16, 32)
+    ]
+    equal = [
+        Row(f"SVD, rank {r}", compressed(LowRank(r)), nothing, "1m", leave_one_out)
+        for r in (1, 4, 16)
+    ]
+    equal += [
+        Row(f"Top-K, {r}/64", compressed(TopK(r / 64)), nothing, "1m", leave_one_out)
+        for r in (1, 4, 16)
+    ]
+    table_4 = {
+        2: (0.5784, 0.3258),
+        4: (0.5987, 0.3389),
+        8: (0.6102, 0.3477),
+        16: (0.6206, 0.3563),
+        32: (0.6329, 0.3634),
+        64: (0.6386, 0.3704),
+    }
+    subsampled = [
+        Row(
+            f"SCoLR, local rank 1-{r}",
+            SCoLR(64, rank=r, **world),
+            dict(zip(("HR@10", "NDCG@10"), paper, strict=True)),
+            "1m",
+            leave_one_out,
+        )
+        for r, paper in table_4.items()
+    ]
+    pinterest = [Row("all methods", None, {"HR@10": np.nan}, "Pinterest", leave_one_out, ABSENT)]
+    protocol = f"{LOO}; 1000 rounds of 60 clients in turn"
+    return [
+        Table("Figure 3: FedMF by width, CoLR by rank", protocol, full + ranks),
+        Table("Figure 4: SVD and Top-K at CoLR's payload", protocol, equal),
+        Table("Table 4: SCoLR", protocol, subsampled),
+        Table("All of it on Pinterest", protocol, pinterest),
+        Table("Tables 2 and 3: python -m benchmarks.encryption network|table3", "", []),
+    ]
+
+
+def fedals_tables():
+    """Hurley et al., EuroMLSys 2024: slides, without numbers."""
+    models = {
+        "LocALS": LocALS(),
+        'LocALS as on the slides ("holders")': LocALS(aggregation="holders", preconditioner=False),
+        "LocALS, 10 % of the clients": LocALS(client_fraction=0.1),
+        "GlobSGD": GlobSGD(),
+        "LocSGD": LocSGD(),
+        "implicit ALS": ImplicitALS(20),
+        "popularity": Popularity(),
+    }
+    rows = [
+        Row(label, model, {"precision@10": np.nan}, data, full_ranking)
+        for data in ("100k", "1m")
+        for label, model in models.items()
+    ]
+    protocol = "all ratings positive, 80/20 of each user's rows, full catalogue, 20 factors"
+    return [
+        Table("Accuracy (the slides give no numbers)", protocol, rows),
+        Table("Robustness: python -m benchmarks.robustness", "", []),
+    ]
+
+
+PAPERS = {
+    "rfrec": rfrec_tables,
+    "lightfr": lightfr_tables,
+    "colr": colr_tables,
+    "fedals": fedals_tables,
+}
+
+
+# ----------------------------------------------------------------------------------- a run
+
+
+def run(name, options):
+    """Run what has not been run, then print the tables."""
+    results = Results(options.results, f"{name}-quick" if options.quick else name)
+    tables = PAPERS[name]()
+    seeds = range(1 if options.quick else options.seeds)
+    cells = [
+        (table, row, seed)
+        for table in tables
+        for row in table.rows
+        if row.model is not None
+        for seed in seeds
+    ]
+    for n, (table, row, seed) in enumerate(cells, 1):
+        model = _prepared(row.model, seed, options)
+        key, settings = (table.name, row.label, row.data, seed), " ".join(repr(model).split())
+        if results.get(key, settings) is not None:
+            continue
+        _say(f"[{n}/{len(cells)}] {row.label}, {row.data}, seed {seed}")
+        start = time.perf_counter()
+        try:
+            scores = row.protocol(model, row.data, seed, options)
+        except ValueError as error:
+            if "diverged" not in str(error):
+                raise
+            scores = dict.fromkeys(row.paper, float("nan"))
+        _say(f" {time.perf_counter() - start:.1f} s\n")
+        results.put(key, settings, {name: float(value) for name, value in scores.items()})
+    for table in tables:
+        print(f"\n### {table.name}\n")
+        if table.rows:
+            print_table(table, seeds, results, options)
+
+
+def _prepared(model, seed, options):
+    model = clone(model)
+    if "random_state" in model.get_params():
+        model.set_params(random_state=seed)
+    if options.quick and "n_rounds" in model.get_params():
+        model.set_params(n_rounds=max(1, model.n_rounds // 10))
+    return model
+
+
+def print_table(table, seeds, results, options):
+    """Paper, ours, difference, and why."""
+    print(f"Protocol: {table.protocol}.\n")
+    print("| data | method | metric | paper | ours | spread | difference | |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in table.rows:
+        for metric, paper in row.paper.items():
+            told = "" if np.isnan(paper) else f"{paper:.4f}"
+            begin = f"| {row.data} | {row.label} | {metric} | {told} |"
+            if row.model is None:
+                print(f"{begin} | | | {row.why or NOT_HERE} |")
+                continue
+            settings = [" ".join(repr(_prepared(row.model, s, options)).split()) for s in seeds]
+            ours = [
+                results.get((table.name, row.label, row.data, s), text)[metric]
+                for s, text in zip(seeds, settings, strict=True)
+            ]
+            mean, spread = np.mean(ours), np.std(ours)
+            if np.isnan(mean):
+                print(f"{begin} diverges | | | {row.why} |")
+                continue
+            worse = (mean - paper) * (1 if metric in ("MAE", "RMSE") else -1)
+            note = row.why or "see docs/methods" if worse > TOLERANCE else ""
+            difference = "" if np.isnan(paper) else f"{mean - paper:+.4f}"
+            print(f"{begin} {mean:.4f} | {spread:.4f} | {difference} | {note} |")
+
+
+def _say(text):
+    print(text, end="", file=sys.stderr, flush=True)
+
+
+def main(argv=None):
+    """Reproduce one paper."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduce", description=__doc__)
+    parser.add_argument("paper", choices=PAPERS)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--results", default="results")
+    parser.add_argument("--data-home")
+    options = parser.parse_args(argv)
+    run(options.paper, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Configuration of the documentation site: `sphinx-build -W --keep-going -b html docs out`."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from docutils.parsers.rst.states import Inliner
+
+import fedrecsk
+from fedrecsk.base import Recommender
+from fedrecsk.federated.base import FederatedRecommender
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+project = "fedrecsk"
+author = "The fedrecsk developers"
+copyright = author
+version = release = fedrecsk.__version__
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["_build"]
+templates_path = ["_templates"]
+myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+html_theme = "pydata_sphinx_theme"
+html_title = "fedrecsk"
+html_static_path = ["_static"]
+html_css_files = ["fedrecsk.css"]
+html_show_sourcelink = False
+html_sidebars = {"getting_started": [], "add_a_method": [], "datasets": []}
+html_theme_options = {
+    "navbar_align": "left",
+    "header_links_before_dropdown": 6,
+    "show_toc_level": 2,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+python_maximum_signature_line_length = 88
+default_role = "literal"
+autodoc_typehints = "none"
+autosummary_generate = True
+numpydoc_show_class_members = False
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "auto_examples",
+    # All of them run; the default runs only files named plot_*.py.
+    "filename_pattern": r"\.py$",
+    "within_subsection_order": "_gallery.order",
+    "download_all_examples": False,
+    "show_signature": False,
+    "notebook_extensions": set(),
+    "thumbnail_size": (480, 320),
+    "min_reported_time": 3600,
+    "abort_on_example_error": True,
+    "remove_config_comments": True,
+}
+
+# ------------------------------------------------------------- tables of the API reference
+
+# What method authors need beyond what the packages export.
+FOR_AUTHORS = {
+    "fedrecsk.base": ["Recommender", "RatingMixin", "RankingMixin"],
+    "fedrecsk.federated.base": ["FederatedRecommender", "Catalogue"],
+    "fedrecsk.simulation.blocks": ["Block", "ClientStates"],
+    "fedrecsk.simulation.keys": ["Key"],
+}
+# Their members are exported by the package itself, or are not for users.
+NOT_LISTED = {
+    "fedrecsk.federated",
+    "fedrecsk.centralized",
+    "fedrecsk.base",
+    "fedrecsk.interactions",
+}
+
+
+def public_modules():
+    """Names of the modules that users import from, `simulation.network` included."""
+    names = [f"fedrecsk.{module.name}" for module in pkgutil.iter_modules(fedrecsk.__path__)]
+    names = [name for name in names if not name.startswith("fedrecsk._")]
+    return sorted({*names, "fedrecsk.simulation.network"} - NOT_LISTED)
+
+
+def public_names(module):
+    """`__all__`, or what a module without one defines."""
+    own = [
+        name
+        for name, thing in vars(module).items()
+        if not name.startswith("_") and getattr(thing, "__module__", None) == module.__name__
+    ]
+    # Sphinx wants one page a thing, and the package's own comes first.
+    elsewhere = {"__version__"} if module is fedrecsk else set(fedrecsk.__all__)
+    return [name for name in getattr(module, "__all__", own) if name not in elsewhere]
+
+
+def table(module, names, title, underline="-"):
+    """A section with an autosummary table; empty for no names."""
+    if not names:
+        return ""
+    rows = "\n".join(f"   {name}" for name in names)
+    return (
+        f"{title}\n{underline * len(title)}\n\n.. currentmodule:: {module}\n\n"
+        f".. autosummary::\n   :toctree: objects\n   :nosignatures:\n\n{rows}\n\n"
+    )
+
+
+def summary_of(name):
+    """The first sentence of a module's docstring."""
+    text = inspect.getdoc(importlib.import_module(name))
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def page_of(name):
+    """The page of one module."""
+    module = importlib.import_module(name)
+    names = public_names(module)
+    summary, _, rest = inspect.getdoc(module).partition("\n")
+    page = f"{name}\n{'=' * len(name)}\n\n.. module:: {name}\n\n{summary}\n{rest}\n\n"
+    if module is not fedrecsk:
+        return page + table(name, names, "Contents")
+
+    def section(one):
+        thing = getattr(fedrecsk, one)
+        if inspect.isclass(thing) and issubclass(thing, FederatedRecommender):
+            return "Federated methods"
+        if inspect.isclass(thing) and issubclass(thing, Recommender):
+            return "Centralised models"
+        return "Around them"
+
+    titles = ("Federated methods", "Centralised models", "Around them")
+    return page + "".join(table(name, [n for n in names if section(n) == t], t) for t in titles)
+
+
+def write_tables():
+    """Write api/generated from the modules, so that new names join by themselves."""
+    folder = HERE / "api" / "generated"
+    # Pages of names that are no more would be left over.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    names = ["fedrecsk", *public_modules()]
+    for name in names:
+        (folder / f"{name}.rst").write_text(page_of(name))
+    lines = [f"[`{name}`](generated/{name}.rst)\n: {summary_of(name)}\n\n" for name in names]
+    (folder / "modules.txt").write_text("".join(lines))
+    title = "For authors of methods"
+    text = f"{title}\n{'=' * len(title)}\n\nWhat :doc:`/add_a_method` builds on.\n\n"
+    for module, names in FOR_AUTHORS.items():
+        text += table(module, names, module)
+    (folder / "for_authors.rst").write_text(text)
+
+
+write_tables()
+
+
+def skip_foreign(app, what, name, thing, skip, options):
+    """Leave scikit-learn's methods and set_fit_request to scikit-learn's documentation."""
+    theirs = not (getattr(thing, "__module__", None) or "fedrecsk").startswith("fedrecsk")
+    return True if theirs or (name.startswith("set_") and name.endswith("_request")) else skip
+
+
+def escape_types(app, what, name, thing, options, lines):
+    """Keep ``shape (n_items_,)`` in what numpydoc made from being read as a link."""
+    for number, line in enumerate(lines):
+        if re.match(r"\s*\*\*.*\*\* : ", line):
+            lines[number] = re.sub(r"(?<=\w)_(?=[,)\s])", r"\\_", line)
+
+
+def title_example(app, docname, source):
+    """Make the question that an example's docstring begins with the title of its page."""
+    label = f".. _sphx_glr_{docname.replace('/', '_')}.py:"
+    if label in source[0]:
+        head, body = source[0].split(label, 1)
+        first, _, rest = body.lstrip().partition("\n")
+        question, mark, more = first.partition("?")
+        title = question + mark
+        source[0] = f"{head}{label}\n\n{title}\n{'=' * len(title)}\n\n{more.strip()}\n{rest}"
+
+
+def bar(inliner, match, lineno):
+    """A bar is one of a norm, as in |p_u|^2; docutils would read the name of a substitution."""
+    end = match.end("start")
+    return match.string[:end], [], match.string[end:], []
+
+
+Inliner.dispatch["|"] = bar
+
+
+def unlink_addresses(app, doctree):
+    """NDCG@10 is no e-mail address, though docutils takes it for one."""
+    for link in list(doctree.findall(nodes.reference)):
+        if link.get("refuri", "").startswith("mailto:"):
+            link.replace_self(link.children)
+
+
+def setup(app):
+    """Sphinx calls this."""
+    app.connect("doctree-read", unlink_addresses)
+    app.connect("source-read", title_example)
+    # After numpydoc, which has priority 500.
+    app.connect("autodoc-process-docstring", escape_types, priority=600)
+    app.connect("autodoc-skip-member", skip_foreign)

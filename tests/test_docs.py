@@ -1,0 +1,155 @@
+"""The worked method of docs/add_a_method.md, and what the documentation site takes in."""
+
+import importlib.util
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from fedrecsk import BiasOnly, Federation
+from fedrecsk.compression import TopK
+from fedrecsk.datasets import make_ratings
+from fedrecsk.privacy import LaplaceMechanism, Paillier
+from fedrecsk.simulation import blocks
+from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy, rmse, split
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
+
+
+def _worked_method():
+    name = "fedrecsk_worked_method"
+    path = next(path for path in EXAMPLES if path.stem == "add_a_method")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    # Pickling looks the class up by its module's name.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module.FederatedRidge
+
+
+FederatedRidge = _worked_method()
+
+
+def make(**parameters):
+    return FederatedRidge(**{"n_factors": 3, "n_rounds": 5, "random_state": 0} | parameters)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_begins_with_its_question_which_titles_its_page(path):
+    first = path.read_text().splitlines()[0]
+    assert first.startswith('"""')
+    assert "?" in first
+
+
+# ------------------------------------------------------------------------ the worked method
+
+
+@parametrize_with_checks([FederatedRidge(n_rounds=3)])
+def test_the_worked_method_is_scikit_learn_compatible(estimator, check):
+    check(estimator)
+
+
+def naive(X, y, weight, clients, model, lost):
+    """The method's lines with explicit loops; `lost` holds (round, client) pairs."""
+    users, u = np.unique(X[:, 0], return_inverse=True)
+    items, i = np.unique(X[:, 1], return_inverse=True)
+    seed = int(np.random.RandomState(model.random_state).randint(2**31 - 1))
+    Q = 0.1 * Key(seed).generator("items").standard_normal((len(items), 1 + model.n_factors))
+    P = np.zeros((len(users), 1 + model.n_factors))
+    level = np.average(y, weights=weight)
+    client_names = np.unique(clients)
+    per_item = np.bincount(i, weight) / len(client_names)
+
+    def solve(user):
+        mine = u == user
+        Z = np.hstack([np.ones((mine.sum(), 1)), Q[i[mine], 1:]])
+        W = np.diag(weight[mine])
+        target = y[mine] - level - Q[i[mine], 0]
+        ridge = model.reg * weight[mine].sum() * np.eye(Z.shape[1])
+        P[user] = np.linalg.inv(Z.T @ W @ Z + ridge) @ Z.T @ W @ target
+        return W @ (Z @ P[user] - target)
+
+    for round in range(model.n_rounds):
+        total, n_heard = np.zeros_like(Q), 0
+        for code, client in enumerate(client_names):
+            heard = (round, code) not in lost
+            n_heard += heard
+            for user in np.unique(u[clients == client]):
+                errors = solve(user)
+                if heard:
+                    for item, error in zip(i[u == user], errors, strict=True):
+                        total[item] += error * np.append(1, P[user, 1:])
+        if n_heard:
+            step = total / n_heard / per_item[:, None] + model.reg * Q
+            Q = Q - model.learning_rate * step
+    for user in range(len(users)):
+        solve(user)
+    return level + P[u, 0] + Q[i, 0] + (P[u, 1:] * Q[i, 1:]).sum(axis=1)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("n_clients", [12, 3], ids=["users", "silos"])
+@pytest.mark.parametrize("size", [10**6, 15, 1], ids=["one block", "some", "one client each"])
+def test_the_worked_method_equals_a_loop_over_clients(size, n_clients, dropout, monkeypatch):
+    X, y = make_toy()
+    weight = np.random.default_rng(2).uniform(0.5, 2, len(y))
+    clients = np.unique(X[:, 0], return_inverse=True)[1] % n_clients
+    lost = set()
+    spy = FederatedRidge._client_update
+
+    def update(self, block, state, message, key):
+        lost.update((key.round, int(c)) for c in block.clients[~block.delivers])
+        return spy(self, block, state, message, key)
+
+    monkeypatch.setattr(FederatedRidge, "_client_update", update)
+    monkeypatch.setattr(blocks, "block_size", lambda data: size)
+    model = make(federation=Federation(dropout=dropout))
+    model.fit(X, y, clients=clients, sample_weight=weight)
+    assert bool(lost) == (dropout > 0)
+    expected = naive(X, y, weight, clients, model, lost)
+    assert model.predict(X) == pytest.approx(expected, abs=1e-10)
+
+
+def test_the_worked_method_is_the_same_for_any_n_jobs_and_after_pickling(monkeypatch):
+    X, y = make_toy()
+    monkeypatch.setattr(blocks, "block_size", lambda data: 15)
+    one, two = (make(client_fraction=0.5, n_jobs=n).fit(X, y) for n in (1, 2))
+    np.testing.assert_array_equal(one.item_factors_, two.item_factors_)
+    np.testing.assert_array_equal(one.user_factors_, two.user_factors_)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(one)).predict(X), one.predict(X))
+
+
+def test_the_worked_method_goes_on_where_it_stopped():
+    X, y = make_toy()
+    going_on = make(n_rounds=2, warm_start=True).fit(X, y).set_params(n_rounds=5).fit(X, y)
+    np.testing.assert_array_equal(going_on.item_factors_, make().fit(X, y).item_factors_)
+
+
+def test_the_worked_method_sends_what_the_page_says():
+    X, y = make_toy()
+    ledger = make().fit(X, y).communication_
+    matrix = 4 * 9 * (1 + 3)
+    assert ledger.bytes_up == 12 * (4 * (2 + 9) + 5 * matrix)
+    assert ledger.bytes_down == 12 * (4 + 6 * matrix)
+
+
+def test_the_worked_method_beats_biases():
+    X, y = make_ratings(n_users=600, n_items=300, n_ratings=40_000, random_state=1)
+    X_train, y_train, X_test, y_test = split(X, y, seed=0)
+    model = FederatedRidge(n_rounds=15, random_state=0).fit(X_train, y_train)
+    assert rmse(model, X_test, y_test) < rmse(BiasOnly().fit(X_train, y_train), X_test, y_test)
+
+
+def test_the_worked_method_runs_in_other_worlds():
+    X, y = make_toy()
+    plain = make(n_rounds=2).fit(X, y)
+    secure = make(n_rounds=2, federation=Federation(secure_aggregation=Paillier(audit=1)))
+    assert secure.fit(X, y).predict(X) == pytest.approx(plain.predict(X))
+    small = make(n_rounds=2, federation=Federation(compression=TopK(0.25))).fit(X, y)
+    assert small.communication_.bytes_up < plain.communication_.bytes_up
+    with pytest.raises(RuntimeError, match="clip"):
+        make(federation=Federation(local_dp=LaplaceMechanism(clip=1, scale=1))).fit(X, y)
