@@ -92,7 +92,7 @@ class Table:
 def rating_errors(model, data, seed, options):
     """MAE and RMSE on a fifth of the rows, drawn at random."""
     X, y = fetch_movielens(data, data_home=options.data_home, return_X_y=True)
-    X_train, X_test, y_train, y_test = _rfrec.split(X[:, :2], y, seed)
+    X_train, y_train, X_test, y_test = _rfrec.split(X[:, :2], y, seed)
     model.fit(X_train, y_train)
     predicted = model.predict(X_test)
     return {
@@ -229,7 +229,7 @@ def rfrec_tables():
                 learning_rate=rate,
                 coupling=float(coupling),
                 optimizer="gd",
-                link="linear",
+                link="identity",
                 biases=False,
                 reg_item=0.0,
                 reg_power=0.0,
@@ -359,7 +359,7 @@ def colr_tables():
         for d in (1, 2, 4, 8, 16, 32)
     ]
     ranks = [
-        Row(f"CoLR, rank {r}", CoLR(64, rank=r, **world), nothing, "1m", leave_one_out)
+        Row(f"CoLR, rank {r}", CoLR(rank=r, **world), nothing, "1m", leave_one_out)
         for r in (1, 2, 4, 8, 16, 32)
     ]
     equal = [
@@ -381,7 +381,7 @@ def colr_tables():
     subsampled = [
         Row(
             f"SCoLR, local rank 1-{r}",
-            SCoLR(64, rank=r, **world),
+            SCoLR(rank=r, **world),
             dict(zip(("HR@10", "NDCG@10"), paper, strict=True)),
             "1m",
             leave_one_out,

@@ -145,8 +145,10 @@ def sampled(model, message, announced, upload, n_items):
     positive = along > 0
     if 2 * positive.sum() > len(items):
         positive, direction = ~positive, -direction
-    vector = direction if rows.shape[1] == model.n_factors else None
-    return Guess(vector, items[positive])
+    if "basis" in message:
+        # Rows lie along B p, which says of p what the rows of B span.
+        direction = np.linalg.pinv(message["basis"].values) @ direction
+    return Guess(direction, items[positive])
 
 
 # ---------------------------------------------------------------------------------- LightFR
