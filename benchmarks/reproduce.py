@@ -313,7 +313,7 @@ def rfrec_tables():
 
 
 def lightfr_tables():
-    """Zhang et al., TOIS 2022."""
+    """Zhang et al., TOIS 2023."""
     sampled = LightFR(
         aggregation="gradient",
         user_bits=1,

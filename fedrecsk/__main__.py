@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
@@ -20,7 +21,16 @@ def main(argv=None):
     options = parser.parse_args(argv)
     if options.clip is not None and options.scale is None:
         parser.error("--clip without --scale would add no noise; give --scale too")
-    X, y = _load(options)
+    if options.rounds is not None and options.rounds < 1:
+        parser.error(f"--rounds {options.rounds}: at least 1 round is needed")
+    for name in ("clip", "scale"):
+        number = getattr(options, name)
+        if number is not None and not number > 0:
+            parser.error(f"--{name} {number:g} must be positive")
+    try:
+        X, y = _load(options)
+    except (OSError, ValueError) as error:
+        parser.error(f"--data {options.data}: {error}")
     if y is None or len(y) < 10:
         parser.error(f"{options.data} has too few rows with a rating; 10 are needed")
     train, test = _split(len(y), options.seed)
@@ -79,6 +89,10 @@ def _load(options):
         return make_ratings(random_state=options.seed)
     if options.data in ("100k", "1m", "latest-small"):
         return fetch_movielens(options.data, data_home=options.data_home, return_X_y=True)
+    if not Path(options.data).exists():
+        raise FileNotFoundError(
+            "no such file, nor one of generated, 100k, 1m and latest-small (MovieLens)"
+        )
     return load_ratings(options.data, return_X_y=True)
 
 

@@ -306,7 +306,8 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         if known.any():
             user = users[known.argmax()]
             raise ValueError(
-                f"User {user!s} was already in fit; fold_in adds new users only. Drop its rows, or "
+                f"User {user!s} is already known; fold_in and recommend(interactions=...) add new "
+                "users only. Drop its rows, or "
                 "fit again with them."
             )
         if not (self._items.codes(items) >= 0).any():

@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import sparse
 from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import check_consistent_length
 
@@ -20,7 +21,17 @@ def as_table(X):
 
     NumPy would turn ``[["alice", 7]]`` into strings throughout, and a large item id beside a
     float into another number.
+
+    Raises
+    ------
+    TypeError
+        If X is sparse.
     """
+    if sparse.issparse(X):
+        raise TypeError(
+            "Sparse data was passed for X, which has one row per interaction. For a matrix M of "
+            "users by items: M = M.tocoo(), X = np.column_stack([M.row, M.col]), y = M.data."
+        )
     return np.array(X, dtype=object) if isinstance(X, list | tuple) else X
 
 

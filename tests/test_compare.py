@@ -330,6 +330,19 @@ def test_peers_pipelines_and_searches(ratings):
     assert table.loc[["peer", "rating peer"], COSTS].isna().all(axis=None)
 
 
+def test_scores_go_by_the_names_of_their_columns(ratings):
+    X, y = ratings
+    names = ["rmse", "mae", "ndcg@10", "hit_rate@10"]
+    chosen = compare([BiasOnly()], X, y, cv=2, scoring=names).summary
+    default = compare([BiasOnly()], X, y, cv=2).summary
+    for name in names:
+        columns = [column for column in default.columns if name in str(column)]
+        assert columns
+        for column in columns:
+            assert (chosen[column] == default[column]).all()
+    assert "recall@3" in str(compare([BiasOnly()], X, y, cv=2, scoring="recall@3"))
+
+
 def test_names_come_from_classes_or_are_given(ratings):
     X, y = ratings
     listed = compare([rfrec(), Popularity(), rfrec()], X, y, cv=2, scoring={})

@@ -1,7 +1,12 @@
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+from scipy import sparse
+
 import fedrecsk
+from fedrecsk import BiasOnly
 from fedrecsk.__main__ import main
 
 
@@ -38,3 +43,24 @@ def test_the_main_job_has_privacy_and_reads_files(capsys, tmp_path):
     path.write_text("user,item,rating\n" + "\n".join(rows))
     main(["--data", str(path), "--rounds", "5", "--scale", "0.04"])
     assert "epsilon_per_coordinate=10.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "nosuch.csv"], "no such file, nor one of generated, 100k"),
+        (["--rounds", "0"], "at least 1 round"),
+        (["--scale", "0"], "--scale 0 must be positive"),
+        (["--clip", "-1", "--scale", "1"], "--clip -1 must be positive"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_a_matrix_is_told_from_a_table():
+    matrix = sparse.csr_array(np.eye(3))
+    with pytest.raises(TypeError, match="one row per interaction.*tocoo"):
+        BiasOnly().fit(matrix, np.ones(3))

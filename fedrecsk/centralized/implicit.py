@@ -152,8 +152,9 @@ class ImplicitALS(ImplicitRecommender):
     n_factors : int, default=64
         Length of p_u and q_i (f; `factors` in implicit, by default 100).
     regularization : float, default=0.01
-        Weight of the squared norms (lambda). Search it together with `alpha`: with
-        ``n_factors=20, alpha=2``, 10 ranks well on MovieLens-100k.
+        Weight of the squared norms (lambda). The default is implicit's own and far too
+        small for most data: as a comparator, search it from 1 to 100 together with `alpha`.
+        With ``n_factors=20, alpha=2``, 10 ranks well on MovieLens-100k.
     alpha : float, default=1.0
         Confidence of a row with y = 1 and weight 1. The paper's is 1 + its own alpha; at 1
         what is liked counts no more than what is not.

@@ -100,7 +100,8 @@ def compare(
         An int: so many folds of :class:`UserKFold`, shuffled with seed 0. None: 5 of them, so
         that a fifth of each user's rows is under test, and each row once.
     scoring : str, list of str, callable or dict of str to str or callable, default=None
-        As in :func:`sklearn.model_selection.cross_validate`. None: "rmse" and "mae" if there
+        As in :func:`sklearn.model_selection.cross_validate`, or by the names of the columns
+        here: "rmse", "mae", "ndcg@5", "hit_rate@20" and so on. None: "rmse" and "mae" if there
         is a y, which are errors (the smaller, the better), and "ndcg@10" and "hit_rate@10"
         over the full catalogue, with y > 0 as relevant. All else is as the scorer gives it
         (the larger, the better). Scorers that compare predictions with y (scikit-learn's own,
@@ -291,18 +292,20 @@ def _splitter(cv):
     return check_cv(cv)
 
 
+ERRORS = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
+
+
 def _scorers(scoring, y):
     if scoring is None:
-        scoring = make_ranking_scorer(["ndcg", "hit_rate"], k=10)
+        scoring = ["ndcg@10", "hit_rate@10"]
         if y is not None:
-            errors = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
-            scoring = {name: make_scorer(error) for name, error in errors.items()} | {**scoring}
+            scoring = [*ERRORS, *scoring]
     if isinstance(scoring, str):
         scoring = [scoring]
     if isinstance(scoring, list | tuple):
         if not all(isinstance(name, str) for name in scoring):
             raise ValueError("A list of scores holds names; give scorers in a dict, with names.")
-        scoring = {name: name for name in scoring}
+        scoring = {name: _scorer_of(name) for name in scoring}
     elif isinstance(scoring, Mapping | RankingScorers):
         scoring = {**scoring}
     else:
@@ -314,6 +317,14 @@ def _scorers(scoring, y):
             "leave it out: times and costs are always there."
         )
     return {name: get_scorer(scorer) for name, scorer in scoring.items()}
+
+
+def _scorer_of(name):
+    """The scorer of one of our columns, or the name for scikit-learn to know."""
+    if name in ERRORS:
+        return make_scorer(ERRORS[name])
+    metric, _, k = name.partition("@")
+    return make_ranking_scorer(metric, k=int(k)) if k.isdigit() else name
 
 
 def _scorers_for(estimator, scorers):
