@@ -87,8 +87,8 @@ def whole_matrices(model):
     if model.federation.secure_aggregation is None:
         return
     if isinstance(model, LightFR):
-        # Its integers are multiples of 2^-20 already.
-        model.set_params(federation__secure_aggregation=CKKS(scale_bits=8))
+        # Its integers are too large for the smaller modulus.
+        model.set_params(federation__secure_aggregation=CKKS(8192, (60, 60, 60)))
     for name in ("download", "upload"):
         if name in model.get_params():
             model.set_params(**{name: "all"})

@@ -452,8 +452,8 @@ def colr_tables():
     protocol = f"{LOO}; 1000 rounds of 60 clients in turn"
     return [
         Table("Figure 3: FedMF by width, CoLR by rank", protocol, full + ranks),
-        Table("Figure 4: SVD and Top-K at CoLR's payload", protocol, equal),
         Table("Table 4: SCoLR", protocol, subsampled),
+        Table("Figure 4: SVD and Top-K at CoLR's payload", protocol, equal),
         Table("All of it on Pinterest", protocol, pinterest),
         Table("Tables 2 and 3: python -m benchmarks.encryption network|table3", "", []),
     ]

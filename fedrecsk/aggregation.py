@@ -43,8 +43,12 @@ def plain_sum(uploads, shapes):
     Returns
     -------
     sums : dict of {str: ndarray}
+        Of dtype int64 where all changes are integers, otherwise float64.
     """
-    sums = {name: np.zeros(shape) for name, shape in shapes.items()}
+    sums = {}
+    for name, shape in shapes.items():
+        dtypes = [upload[name].change.dtype for upload in uploads]
+        sums[name] = np.zeros(shape, dtype=np.result_type(np.int64, *dtypes))
     for upload in uploads:
         for name, update in upload.items():
             sums[name][update.rows] += update.change

@@ -112,6 +112,10 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         report = FitReport(self, X, y, sample_weight, data)
         report.begin()
         attributes = self._fit(data, report)
+        # What an earlier fit left and this one has not.
+        for name in [name for name in vars(self) if name[-1] == "_" and name[0] != "_"]:
+            if name not in ("n_features_in_", "feature_names_in_"):
+                delattr(self, name)
         for name, value in (report.static | attributes).items():
             setattr(self, name, value)
         report.end()

@@ -164,7 +164,8 @@ def _largest(sizes, k):
 class LowRank(Compressor):
     """Send the best approximation of a matrix by one of low rank, as two factors.
 
-    The "SVD" of CoLR's comparison. An array that is not a matrix is sent as it is.
+    The "SVD" of CoLR's comparison. An array that is not a matrix, or that has fewer numbers than
+    the factors would, is sent as it is.
 
     Parameters
     ----------
@@ -210,6 +211,8 @@ class LowRank(Compressor):
                 f"rank={self.rank} is above the width of a matrix of shape {values.shape}; use a "
                 f"rank of at most {width}."
             )
+        if self.rank * (n_rows + width) >= values.size:
+            return _untouched(values)
         matrix = values.astype(np.float64)
         _, basis = linalg.eigh(matrix.T @ matrix, subset_by_index=[width - self.rank, width - 1])
         received = (matrix @ basis) @ basis.T

@@ -29,8 +29,9 @@ def as_table(X):
     """
     if sparse.issparse(X):
         raise TypeError(
-            "Sparse data was passed for X, which has one row per interaction. For a matrix M of "
-            "users by items: M = M.tocoo(), X = np.column_stack([M.row, M.col]), y = M.data."
+            "Sparse data was passed: X is a sparse matrix, but should have one row per interaction. "
+            "For a matrix M of users by items: M = M.tocoo(), X = np.column_stack([M.row, M.col]), "
+            "y = M.data."
         )
     return np.array(X, dtype=object) if isinstance(X, list | tuple) else X
 

@@ -267,7 +267,7 @@ def test_new_users_are_folded_in(Estimator, toy):
     for one, other in zip(model.recommend([X[0, 0]], 2), served, strict=True):
         np.testing.assert_array_equal(one, other)
     assert not set(served[0][0]) & set(rows[:, 1])
-    with pytest.raises(ValueError, match="was already in fit"):
+    with pytest.raises(ValueError, match="is already known"):
         model.fold_in(rows, ratings)
     if is_regressor(model):
         with pytest.raises(ValueError, match="requires y"):

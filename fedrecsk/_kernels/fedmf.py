@@ -155,15 +155,15 @@ def is_finite(rows, n):
     return total == 0.0
 
 
-# -------------------------------------------------------------------------------- FedMF
+# ------------------------------------------------------------------------------- a visit
 
 
 @kernel
-def batch_full(batch, examples, slopes, counts, gradients, rows, users, config):
-    """One batch on full item rows; returns its summed loss. Items of frozen rows stay."""
+def batch_step(batch, examples, slopes, counts, gradients, rows, users, config):
+    """One batch; returns its summed loss. The first `n_moving` coordinates of items move."""
     whose, slots, target, weight = examples
     n_in_batch, n_of_user = counts
-    learning_rate, weight_decay, squared, frozen = config
+    rate_user, rate_item, n_moving, weight_decay, squared = config
     d = rows.shape[1]
     loss = 0.0
     for e in batch:
@@ -179,21 +179,21 @@ def batch_full(batch, examples, slopes, counts, gradients, rows, users, config):
         n_in_batch[s] += 1
         for f in range(d):
             gradients[u, f] += slope * rows[s, f]
-    if not frozen:
-        keep = rows.dtype.type(1.0 - 2.0 * learning_rate * weight_decay)
+    if n_moving > 0:
+        keep = rows.dtype.type(1.0 - 2.0 * rate_item * weight_decay)
         for e in batch:
             u, s = whose[e], slots[e]
             # Counts turn negative once the row has decayed.
             if n_in_batch[s] > 0:
                 n_in_batch[s] = -n_in_batch[s]
-                for f in range(d):
+                for f in range(n_moving):
                     rows[s, f] *= keep
-            step = rows.dtype.type(learning_rate * slopes[e] / n_in_batch[s])
-            for f in range(d):
+            step = rows.dtype.type(rate_item * slopes[e] / n_in_batch[s])
+            for f in range(n_moving):
                 rows[s, f] += step * users[u, f]
     for e in batch:
         n_in_batch[slots[e]] = 0
-        move_user(whose[e], n_of_user, gradients, users, learning_rate, weight_decay)
+        move_user(whose[e], n_of_user, gradients, users, rate_user, weight_decay)
     return loss
 
 
@@ -211,17 +211,44 @@ def move_user(u, n_of_user, gradients, users, learning_rate, weight_decay):
 
 
 @kernel
-def visit_full(layout, feedback, turn, config, broadcast, users, scale, sums, n_visits):
-    """A round of FedMF on the active clients of a block.
+def those_first(own, n):
+    """The numbers below n, the `own` ones first."""
+    order, k = np.empty(n, np.int64), len(own)
+    order[:k] = own
+    rest = np.ones(n, np.bool_)
+    for f in own:
+        rest[f] = False
+    for f in range(n):
+        if rest[f]:
+            order[k] = f
+            k += 1
+    return order
 
-    Adds up the senders' item updates in `sums` (n_items, d) and how many clients visited each
-    item in `n_visits` (n_items,). Returns the sum of losses, each before its batch's step,
-    the number of examples, and whether each client's upload was finite.
+
+@kernel
+def visit(layout, feedback, turn, config, broadcast, moving, users, scale, sums, n_visits):
+    """A round on the active clients of a block.
+
+    Parameters
+    ----------
+    layout, feedback, turn, config, broadcast, users, scale : see above
+    moving : (rate_item, length, column_indptr, columns)
+        The coordinates of q that each client moves, the learning rate along them, and by what
+        their changes are divided. FedMF moves all. In CoLR all vectors are in coordinates of
+        which the first `rank` are those along the rows of B, which are `length` long.
+    sums : (n_items, n_columns), receives the senders' summed changes over `length`
+    n_visits : (n_items, 1) or (n_items, n_columns)
+        Receives how many of them visited the item, or moved the coordinate.
+
+    Returns
+    -------
+    loss, n_seen : sum of losses, each before its batch's step, and number of examples
+    sound : (n_clients,) bool, whether what the client sends is finite
     """
     client_indptr, indptr, items = layout
     active, senders, seeds = turn
     n_negatives, local_epochs, batch_size, learning_rate, weight_decay, squared = config
-    steps = (learning_rate, weight_decay, squared, False)
+    rate_item, length, column_indptr, columns = moving
     n_items, d = broadcast.shape
     size, n_users = room(layout, active, n_negatives)
     examples = empty_examples(size, users.dtype)
@@ -230,6 +257,7 @@ def visit_full(layout, feedback, turn, config, broadcast, users, scale, sums, n_
     counts = np.zeros(n_items, np.int32), np.zeros(n_users, np.int32)
     gradients = np.zeros((n_users, d), users.dtype)
     rows = np.empty((min(n_items, size), d), users.dtype)
+    mine = np.empty((n_users, d), users.dtype)
     stream = np.empty(1, np.uint64)
     sound = np.ones(len(active), np.bool_)
     loss, n_seen = 0.0, 0
@@ -237,31 +265,47 @@ def visit_full(layout, feedback, turn, config, broadcast, users, scale, sums, n_
         if not active[c]:
             continue
         first, last = client_indptr[c], client_indptr[c + 1]
-        mine = users[first:last]
+        own = columns[column_indptr[c] : column_indptr[c + 1]]
+        # What moves is in front.
+        place = those_first(own, d)
+        steps = (learning_rate, rate_item, len(own), weight_decay, squared)
         stream[0] = seeds[c]
         n = draw_examples(
             first, last, indptr, items, feedback, n_items, n_negatives, stream, examples
         )
         n_visited = take_slots(n, examples[1], slot_of, visited)
         for s in range(n_visited):
-            rows[s] = broadcast[visited[s]]
+            for f in range(d):
+                rows[s, f] = broadcast[visited[s], place[f]]
+        for u in range(first, last):
+            for f in range(d):
+                mine[u - first, f] = users[u, place[f]]
         for e in range(n):
             order[e] = e
         for _ in range(local_epochs):
             shuffle(order, n, stream)
             for start in range(0, n, batch_size):
                 batch = order[start : min(start + batch_size, n)]
-                loss += batch_full(batch, examples, slopes, counts, gradients, rows, mine, steps)
+                loss += batch_step(batch, examples, slopes, counts, gradients, rows, mine, steps)
             n_seen += n
+        for u in range(first, last):
+            for f in range(d):
+                users[u, place[f]] = mine[u - first, f]
         sound[c] = is_finite(rows, n_visited) and is_finite(mine, last - first)
         sent = senders[c] and sound[c]
+        factor = users.dtype.type(scale[c] / length)
         for s in range(n_visited):
             item = visited[s]
             slot_of[item] = -1
-            if sent:
-                n_visits[item] += 1
-                for f in range(d):
-                    sums[item, f] += scale[c] * (rows[s, f] - broadcast[item, f])
+            if not sent:
+                continue
+            for k in range(len(own)):
+                sums[item, own[k]] += factor * (rows[s, k] - broadcast[item, own[k]])
+            if n_visits.shape[1] == 1:
+                n_visits[item, 0] += 1
+            else:
+                for k in own:
+                    n_visits[item, k] += 1
     return loss, n_seen, sound
 
 
@@ -274,7 +318,7 @@ def fit_users(layout, feedback, whom, seed, config, broadcast, users):
     """
     _, indptr, items = layout
     n_negatives, local_epochs, batch_size, learning_rate, weight_decay, squared = config
-    steps = (learning_rate, weight_decay, squared, True)
+    steps = (learning_rate, 0.0, 0, weight_decay, squared)
     n_items, d = broadcast.shape
     size = 0
     for u in whom:
@@ -296,146 +340,4 @@ def fit_users(layout, feedback, whom, seed, config, broadcast, users):
             shuffle(order, n, stream)
             for start in range(0, n, batch_size):
                 batch = order[start : min(start + batch_size, n)]
-                batch_full(batch, examples, slopes, counts, gradients, broadcast, mine, steps)
-
-
-# --------------------------------------------------------------------------------- CoLR
-
-
-@kernel
-def batch_low_rank(batch, examples, slopes, counts, buffers, basis, rows, users, config):
-    """One batch on the coefficients A of q = Q + A B; returns its summed loss.
-
-    q itself is never formed: p.q = p.Q + (B p).a, and what a batch moves of a row is a
-    multiple of B p and, by the decay, of B q = B Q + (B B') a. The rows of B are orthogonal.
-    """
-    whose, slots, target, weight = examples
-    n_in_batch, n_of_user = counts
-    gradients, folded, projected = buffers
-    B, squares, broadcast, visited, fixed = basis
-    rate_user, rate_item, weight_decay, squared = config
-    r, d = B.shape
-    number = users.dtype.type
-    loss = 0.0
-    for e in batch:
-        u, s = whose[e], slots[e]
-        if n_of_user[u] == 0:
-            for k in range(r):
-                along = number(0)
-                for f in range(d):
-                    along += B[k, f] * users[u, f]
-                projected[u, k] = along
-        n_of_user[u] += 1
-        n_in_batch[s] += 1
-        item = visited[s]
-        score = number(0)
-        for f in range(d):
-            score += users[u, f] * broadcast[item, f]
-        for k in range(r):
-            score += projected[u, k] * rows[s, k]
-        one, slope = loss_and_slope(score, target[e], squared)
-        loss += weight[e] * one
-        slope = number(weight[e] * slope)
-        slopes[e] = slope
-        for f in range(d):
-            gradients[u, f] += slope * broadcast[item, f]
-        for k in range(r):
-            folded[u, k] += slope * rows[s, k]
-    decay = number(2.0 * rate_item * weight_decay)
-    for e in batch:
-        u, s = whose[e], slots[e]
-        # Counts turn negative once the row has decayed.
-        if n_in_batch[s] > 0:
-            n_in_batch[s] = -n_in_batch[s]
-            for k in range(r):
-                rows[s, k] -= decay * (fixed[s, k] + squares[k] * rows[s, k])
-        step = number(rate_item * slopes[e] / n_in_batch[s])
-        for k in range(r):
-            rows[s, k] += step * projected[u, k]
-    for e in batch:
-        u = whose[e]
-        n_in_batch[slots[e]] = 0
-        if n_of_user[u] > 0:
-            for k in range(r):
-                for f in range(d):
-                    gradients[u, f] += folded[u, k] * B[k, f]
-                folded[u, k] = 0
-            move_user(u, n_of_user, gradients, users, rate_user, weight_decay)
-    return loss
-
-
-@kernel
-def visit_low_rank(
-    layout, feedback, turn, config, broadcast, low_rank, users, scale, sums, n_visits
-):
-    """A round of CoLR or SCoLR on the active clients of a block.
-
-    ``low_rank = (B, squares, fixed, rank_indptr, ranks, rate_item)``: B (r, d), the squared
-    lengths of its rows, Q B' (n_items, r), the rows of B that each client trains, and the
-    learning rate of A. `sums` (n_items, r) adds up the senders' A. `n_visits` is
-    (n_items, 1), how many of them visited the item, or (n_items, r), how many trained the
-    entry. Returns as :func:`visit_full` does.
-    """
-    client_indptr, indptr, items = layout
-    active, senders, seeds = turn
-    n_negatives, local_epochs, batch_size, learning_rate, weight_decay, squared = config
-    B, squares, fixed, rank_indptr, ranks, rate_item = low_rank
-    steps = (learning_rate, rate_item, weight_decay, squared)
-    n_items, d = broadcast.shape
-    size, n_users = room(layout, active, n_negatives)
-    examples = empty_examples(size, users.dtype)
-    order, slopes = np.empty(size, np.int32), np.empty(size, users.dtype)
-    slot_of, visited = np.full(n_items, -1, np.int32), np.empty(n_items, np.int32)
-    counts = np.zeros(n_items, np.int32), np.zeros(n_users, np.int32)
-    gradients = np.zeros((n_users, d), users.dtype)
-    stream = np.empty(1, np.uint64)
-    sound = np.ones(len(active), np.bool_)
-    loss, n_seen = 0.0, 0
-    for c in range(len(active)):
-        if not active[c]:
-            continue
-        first, last = client_indptr[c], client_indptr[c + 1]
-        mine = users[first:last]
-        own = ranks[rank_indptr[c] : rank_indptr[c + 1]]
-        r = len(own)
-        stream[0] = seeds[c]
-        n = draw_examples(
-            first, last, indptr, items, feedback, n_items, n_negatives, stream, examples
-        )
-        n_visited = take_slots(n, examples[1], slot_of, visited)
-        rows = np.zeros((n_visited, r), users.dtype)
-        own_fixed = np.empty((n_visited, r), users.dtype)
-        for s in range(n_visited):
-            for k in range(r):
-                own_fixed[s, k] = fixed[visited[s], own[k]]
-        buffers = (
-            gradients,
-            np.zeros((last - first, r), users.dtype),
-            np.empty((last - first, r), users.dtype),
-        )
-        basis = (B[own], squares[own], broadcast, visited, own_fixed)
-        for e in range(n):
-            order[e] = e
-        for _ in range(local_epochs):
-            shuffle(order, n, stream)
-            for start in range(0, n, batch_size):
-                batch = order[start : min(start + batch_size, n)]
-                loss += batch_low_rank(
-                    batch, examples, slopes, counts, buffers, basis, rows, mine, steps
-                )
-            n_seen += n
-        sound[c] = is_finite(rows, n_visited) and is_finite(mine, last - first)
-        sent = senders[c] and sound[c]
-        for s in range(n_visited):
-            item = visited[s]
-            slot_of[item] = -1
-            if not sent:
-                continue
-            for k in range(r):
-                sums[item, own[k]] += scale[c] * rows[s, k]
-            if n_visits.shape[1] == 1:
-                n_visits[item, 0] += 1
-            else:
-                for k in range(r):
-                    n_visits[item, own[k]] += 1
-    return loss, n_seen, sound
+                batch_step(batch, examples, slopes, counts, gradients, broadcast, mine, steps)

@@ -483,16 +483,3 @@ def column_sums(codes, n_bits):
         for k in range(n_bits):
             sums[k] += d[0, k]
     return sums
-
-
-@kernel
-def products(codes, n_bits):
-    """D D' of codes as +1 and -1, shape (n_bits, n_bits) int64."""
-    d = np.empty((1, n_bits), dtype=np.int64)
-    gram = np.zeros((n_bits, n_bits), dtype=np.int64)
-    for i in range(len(codes)):
-        unpack(codes[i : i + 1], d)
-        for k in range(n_bits):
-            for other in range(n_bits):
-                gram[k, other] += d[0, k] * d[0, other]
-    return gram

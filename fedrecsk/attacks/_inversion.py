@@ -141,14 +141,15 @@ def sampled(model, message, announced, upload, n_items):
     rows, items = _sent(upload["updates"], n_items)
     direction = _direction(rows)
     along = rows @ direction
-    # Most visited items are sampled negatives.
+    # Most visited items are sampled negatives, if there are any.
+    has_negatives = model.loss == "bce" and model.n_negatives > 0
     positive = along > 0
-    if 2 * positive.sum() > len(items):
+    if (2 * positive.sum() > len(items)) == has_negatives:
         positive, direction = ~positive, -direction
     if "basis" in message:
         # Rows lie along B p, which says of p what the rows of B span.
         direction = np.linalg.pinv(message["basis"].values) @ direction
-    return Guess(direction, items[positive])
+    return Guess(direction, items[positive] if has_negatives else items)
 
 
 # ---------------------------------------------------------------------------------- LightFR
@@ -290,13 +291,6 @@ def private_vector(model, state):
     planes = np.unpackbits(state["codes"][0].view(np.uint8), bitorder="little", axis=-1)
     planes = 2.0 * planes[..., : model.n_bits] - 1
     return planes if planes.ndim == 1 else 2.0 ** np.arange(len(planes)) @ planes
-
-
-def sees_values(model):
-    """Whether the method trains on ratings instead of preferences."""
-    if hasattr(model, "targets"):
-        return model.targets == "ratings"
-    return model.__sklearn_tags__().target_tags.required
 
 
 INVERSIONS = {

@@ -82,7 +82,8 @@ def measure_leak(
     Raises
     ------
     ValueError
-        If no inversion is known for the method.
+        If no inversion is known for the method, it uploads nothing in these rounds, or
+        `max_clients` is below 1.
 
     Notes
     -----
@@ -104,11 +105,18 @@ def measure_leak(
     >>> report.vectors, report.interactions
     (1.0, 1.0)
     """
+    if max_clients is not None and max_clients < 1:
+        raise ValueError(f"max_clients={max_clients} must be at least 1, or None for all.")
     name, invert = _inversion.of(estimator)
     model, record = _tapped(estimator, n_rounds)
     model.fit(X, y)
     data = encode(X, y)
-    rates = bool(data.values.min() != data.values.max()) and _inversion.sees_values(model)
+    rates = bool(data.values.min() != data.values.max()) and model._sees_ratings
+    if not record.broadcasts:
+        raise ValueError(
+            f"{type(estimator).__name__} uploaded nothing in n_rounds={n_rounds}, so there is "
+            "nothing to invert; read more rounds."
+        )
     clients = np.arange(data.n_clients)[:max_clients]
     vectors, directions, both, equal, claimed = 0, 0, 0, 0, 0
     for client in clients:
@@ -198,7 +206,9 @@ def _tapped(estimator, n_rounds):
                 )
             return super()._aggregate(server, message, upload, key)
 
-    model = clone(estimator).set_params(n_rounds=n_rounds, client_fraction=1.0)
+    model = clone(estimator).set_params(
+        n_rounds=n_rounds, client_fraction=1.0, early_stopping=False, warm_start=False
+    )
     tapped = Tapped(**model.get_params(deep=False))
     federation = clone(tapped._world()).set_params(dropout=0.0)
     if federation.secure_aggregation is None:

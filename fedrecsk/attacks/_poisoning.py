@@ -13,6 +13,8 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval
 
+from fedrecsk.interactions import Ids, id_array
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
@@ -93,15 +95,21 @@ class Adversary(BaseEstimator, ABC):
             order = np.argsort(key.at(-1).hashed("adversary", np.arange(n_clients)), kind="stable")
             controlled[order[: max(1, round(self.fraction * n_clients))]] = True
         else:
-            theirs = np.asarray(self.clients)
-            unknown = ~np.isin(theirs, client_ids)
-            if unknown.any():
+            theirs = id_array(self.clients, "clients of the adversary")
+            codes = Ids(client_ids, "clients").codes(theirs)
+            if len(codes) == 0:
                 raise ValueError(
-                    f"{type(self).__name__}(clients=...) names {theirs[unknown][0]!s}, which is no "
+                    f"{type(self).__name__}(clients=[]) controls nobody; name a client, or set "
+                    "adversary=None."
+                )
+            unknown = theirs[codes < 0]
+            if len(unknown):
+                raise ValueError(
+                    f"{type(self).__name__}(clients=...) names {unknown[0]!s}, which is no "
                     "client of this fit; take ids from the user column, or from `clients` if fit "
                     "gets them."
                 )
-            controlled = np.isin(client_ids, theirs)
+            controlled[codes] = True
         if controlled.all():
             raise ValueError(
                 f"{type(self).__name__} would control all {n_clients} clients, and nobody honest "
@@ -212,7 +220,7 @@ class LabelFlip(Adversary):
     """Honest training on the opposite of what the users think.
 
     Where users rate, ratings are mirrored on their scale. Otherwise a user's items are
-    replaced by as many that it has nothing to do with.
+    replaced by as many that it has nothing to do with; a user that has all items keeps them.
 
     Parameters
     ----------
@@ -236,6 +244,9 @@ class LabelFlip(Adversary):
         for u in np.unique(users[theirs]):
             rows = slice(data.indptr[u], data.indptr[u + 1])
             others = np.setdiff1d(np.arange(data.n_items), data.items[rows])
+            if len(others) == 0:
+                kept[rows] = True
+                continue
             draws = key.at(-1).hashed("flipped labels", u * data.n_items + others)
             new = others[np.argsort(draws, kind="stable")][: rows.stop - rows.start]
             span = slice(rows.start, rows.start + len(new))
@@ -293,7 +304,9 @@ class Promotion(Adversary):
         self.scale = scale
 
     def _target(self, data):
-        matches = np.flatnonzero(data.item_ids.values == self.item)
+        matches = (
+            np.flatnonzero(data.item_ids.values == self.item) if np.isscalar(self.item) else ()
+        )
         if len(matches) == 0:
             raise ValueError(
                 f"Promotion(item={self.item!r}) is not among the items of X; name an item that "

@@ -1,5 +1,6 @@
 """The federated methods, one file each."""
 
+from fedrecsk.federated._codes import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR
 from fedrecsk.federated.fedmf import FedMF
 from fedrecsk.federated.globsgd import GlobSGD
@@ -20,4 +21,6 @@ __all__ = [
     "RFRec",
     "RFRecF",
     "SCoLR",
+    "pack_codes",
+    "unpack_codes",
 ]

@@ -57,7 +57,7 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
         items = server["item_factors"]
         if self.download == "all":
             return Message(item_factors=Dense(items))
-        return Message(item_factors=Rows(items), gram=Dense(self._gram(items)))
+        return Message(item_factors=Rows(items), gram=Dense(self._gram(items), compressible=False))
 
     def _init_clients(self, block, message, key):
         state = self._preferences(block)
@@ -128,7 +128,7 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
         kind = Dense if self.download == "all" else Rows
         fields = {"rows": kind(rows)}
         if self.aggregation == "full":
-            fields["others"] = Dense(square, center=self._idle_matrix)
+            fields["others"] = Dense(square, center=self._idle_matrix, compressible=False)
         if self.aggregation == "holders":
             fields["n_holders"] = kind(n_holders, dtype="uint8")
         return Message(sound=sound, **fields)

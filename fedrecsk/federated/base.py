@@ -140,6 +140,11 @@ class FederatedRecommender(Recommender):
 
     # ------------------------------------------------------------------------ the machinery
 
+    @property
+    def _sees_ratings(self):
+        """Whether it trains on how much users like an item, not on whether."""
+        return self.__sklearn_tags__().target_tags.required
+
     def _n_tasks(self):
         return self.n_rounds
 
@@ -272,7 +277,8 @@ class FederatedRecommender(Recommender):
         """Everybody gets the final model: fitted attributes and the accounts."""
         run = world.run
         ended = copy.copy(run)
-        ended.transport = copy.deepcopy(run.transport)
+        shared = {id(run.intrusion): run.intrusion}
+        ended.transport = copy.deepcopy(run.transport, shared)
         ended.history = copy.deepcopy(run.history)
         stopping = copy.copy(run.stopping)
         ended.ledger.open("final", run.n_rounds)
@@ -315,17 +321,14 @@ class FederatedRecommender(Recommender):
                 "sample_weight have changed since; fit with warm_start=False, or use fold_in to "
                 "add users."
             )
-        parameters = _parameters_of_a_run(self)
-        changed = [
-            name
-            for name, value in run.parameters.items()
-            if not np.array_equal(parameters[name], value)
-        ]
+        before, now = run.parameters, _parameters_of_a_run(self)
+        changed = [n for n in before | now if not np.array_equal(before.get(n), now.get(n))]
         if changed:
+            name = min(changed)
             raise ValueError(
-                f"warm_start continues the rounds of the last fit, but {changed[0]} has changed "
-                f"from {run.parameters[changed[0]]!r} to {parameters[changed[0]]!r} since; set it "
-                "back or fit with warm_start=False."
+                f"warm_start continues the rounds of the last fit, but {name} has changed from "
+                f"{before.get(name)!r} to {now.get(name)!r} since; set it back or fit with "
+                "warm_start=False."
             )
         if self.n_rounds < run.n_rounds:
             raise ValueError(
@@ -390,7 +393,7 @@ class Run:
         key, federation = Key(int(seed)), clone(federation)
         intrusion = None
         if federation.adversary is not None:
-            rates = estimator.__sklearn_tags__().target_tags.required
+            rates = estimator._sees_ratings
             intrusion = federation.adversary.enter(data, rates, key)
         transport = Transport(federation, data.client_ids, intrusion)
         return cls(
@@ -466,9 +469,9 @@ def _parameters_of_a_run(estimator):
         f"federation__{name}": value for name, value in estimator._world().get_params().items()
     }
     return {
-        name: value
+        name: type(value).__name__ if hasattr(value, "get_params") else value
         for name, value in parameters.items()
-        if name not in free and not hasattr(value, "get_params")
+        if name not in free
     }
 
 

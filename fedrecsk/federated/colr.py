@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from sklearn.utils._param_validation import Interval
 
-from fedrecsk import _kernels
 from fedrecsk.federated.fedmf import FedMF
-from fedrecsk.simulation.messages import Dense, Message
+from fedrecsk.simulation.messages import Dense, Derived, Message
 
 if TYPE_CHECKING:
     from fedrecsk.simulation.federation import Federation
@@ -74,8 +73,8 @@ class CoLR(FedMF):
     with 1 it does so on average over B. In between is best on validation data: larger steps are
     noisier, since what lies outside the span must wait for other rounds.
 
-    *Simulation.* q is never formed: p.q = p.Q + (B p).A, and a batch moves a row of A by a multiple
-    of B p. This is exact.
+    *Simulation.* A client's vectors are turned to coordinates of which the first are those along
+    B's rows; to train A is to train these coordinates of q. This is exact.
 
     References
     ----------
@@ -152,8 +151,13 @@ class CoLR(FedMF):
     # ---------------------------------------------------------------------- the algorithm
 
     def _broadcast(self, server, key):
-        basis = self._basis(key)
-        return Message(**self._model(server), basis=Dense(basis, learned=False))
+        directions = self._directions(key)
+        basis = self._length * directions[: self.rank]
+        return Message(
+            **self._model(server),
+            basis=Dense(basis.astype(self._dtype), learned=False),
+            directions=Derived(directions, learned=False),
+        )
 
     def _news(self, server):
         if "update" not in server:
@@ -162,51 +166,48 @@ class CoLR(FedMF):
         return Message(update=Dense(server["update"]), basis=basis)
 
     def _client_update(self, block, state, message, key):
-        items, basis = message["item_factors"].values, message["basis"].values
-        ranks = self._ranks(block, key)
-        scale = self._scales(block)
-        sums, n_visits = self._empty_sums(block)
-        *loss, sound = _kernels.fedmf.visit_low_rank(
-            *self._visit(block, state, key),
-            items,
-            (basis, (basis**2).sum(axis=1), items @ basis.T, *ranks, self._rate_of_coefficients),
-            state["users"],
-            scale,
-            sums,
-            n_visits,
-        )
-        state["training_loss"] = np.array(loss)
-        state["trained"] |= self._users_of(block, block.active)
-        return state, self._upload(block, scale, sound, sums, n_visits, ranks)
+        # In coordinates of which the first are those along B, to train A is to train these.
+        directions = message["directions"].values
+        if "turned" not in message:
+            # Every client would compute the same.
+            turned = message["item_factors"].values @ directions.T
+            message["turned"] = Derived(turned, learned=False)
+        who, users = np.repeat(block.active, np.diff(block.client_indptr)), state["users"]
+        # Who has diverged is found when its upload arrives.
+        with np.errstate(over="ignore", invalid="ignore"):
+            users[who] = users[who] @ directions.T
+            turned = Message(item_factors=message["turned"])
+            state, upload = super()._client_update(block, state, turned, key)
+            users[who] = users[who] @ directions
+        return state, upload
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
             return server
-        update, basis = self._mean_update(upload), message["basis"].values
+        update, basis = self._mean_update(upload).astype(self._dtype), message["basis"].values
         items = (server["item_factors"] + update @ basis).astype(self._dtype)
         return server | {"item_factors": items, "update": update, "basis": basis}
 
     # ------------------------------------------------------------------- its single lines
 
-    def _basis(self, key):
-        """B of the round, (rank, n_factors): orthogonal rows of length sqrt(d / r)."""
+    def _directions(self, key):
+        """Orthonormal rows, (n_factors, n_factors): B's, and any that complete them."""
         normal = key.generator("basis").standard_normal((self.n_factors, self.rank))
-        rows = np.linalg.qr(normal)[0].T
-        return (np.sqrt(self.n_factors / self.rank) * rows).astype(self._dtype)
+        return np.linalg.qr(normal, mode="complete")[0].T.astype(self._dtype, order="C")
 
     @property
-    def _rate_of_coefficients(self):
-        return float(self.learning_rate * (self.rank / self.n_factors) ** self.rank_exponent)
+    def _n_columns(self):
+        return self.rank
 
-    def _ranks(self, block, key):
-        """The rows of B that each client trains: an indptr over the clients, and the rows."""
-        n_clients = block.n_clients
-        ranks = np.tile(np.arange(self.rank, dtype=np.int32), n_clients)
-        return np.arange(n_clients + 1) * self.rank, ranks
+    @property
+    def _length(self):
+        """Length of the rows of B."""
+        return float(np.sqrt(self.n_factors / self.rank))
 
-    def _empty_sums(self, block):
-        shape = (block.n_items, self.rank)
-        return np.zeros(shape, dtype=self._dtype), np.zeros((block.n_items, 1), dtype=np.int32)
+    def _rate_and_length(self):
+        rate = self.learning_rate * (self.rank / self.n_factors) ** self.rank_exponent
+        # A step on A of this rate is one on A B of a rate |b|^2 times as large.
+        return float(rate * self._length**2), self._length
 
     def _check_world(self, federation, data, blocks):
         super()._check_world(federation, data, blocks)

@@ -231,6 +231,10 @@ class FedMF(RankingMixin, FederatedRecommender):
 
     # ---------------------------------------------------------------------- the algorithm
 
+    @property
+    def _sees_ratings(self):
+        return self.loss == "squared"
+
     def _enrol(self, block):
         if self.loss == "bce":
             return None
@@ -262,19 +266,23 @@ class FedMF(RankingMixin, FederatedRecommender):
         return state
 
     def _client_update(self, block, state, message, key):
-        scale = self._scales(block)
+        scale, columns = self._scales(block), self._columns(block, key)
         sums, n_visits = self._empty_sums(block)
-        *loss, sound = _kernels.fedmf.visit_full(
-            *self._visit(block, state, key),
+        *loss, sound = _kernels.fedmf.visit(
+            self._layout(block),
+            (state["targets"], state["weights"]),
+            (block.active, block.delivers, key.hashed("visit", block.clients)),
+            self._config(),
             message["item_factors"].values,
+            (*self._rate_and_length(), *columns),
             state["users"],
             scale,
             sums,
             n_visits,
         )
         state["training_loss"] = np.array(loss)
-        state["trained"] |= self._users_of(block, block.active)
-        return state, self._upload(block, scale, sound, sums, n_visits)
+        state["trained"] |= np.repeat(block.active, np.diff(block.client_indptr))
+        return state, self._upload(block, scale, sound, sums, n_visits, columns)
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -324,11 +332,19 @@ class FedMF(RankingMixin, FederatedRecommender):
         weights = block.weights / np.repeat(means, n_ratings)
         return {"targets": targets, "weights": weights.astype(self._dtype)}
 
-    def _visit(self, block, state, key):
-        """What all kernels of a visit take first."""
-        turn = block.active, block.delivers, key.hashed("visit", block.clients)
-        feedback = state["targets"], state["weights"]
-        return self._layout(block), feedback, turn, self._config()
+    @property
+    def _n_columns(self):
+        """Columns of an upload."""
+        return self.n_factors
+
+    def _rate_and_length(self):
+        """Learning rate of the items, and by what their changes are divided when sent."""
+        return float(self.learning_rate), 1.0
+
+    def _columns(self, block, key):
+        """The coordinates of items that each client moves: an indptr over clients, and these."""
+        columns = np.tile(np.arange(self._n_columns, dtype=np.int32), block.n_clients)
+        return np.arange(block.n_clients + 1) * self._n_columns, columns
 
     @staticmethod
     def _layout(block):
@@ -354,10 +370,10 @@ class FedMF(RankingMixin, FederatedRecommender):
 
     def _empty_sums(self, block):
         """Where the kernels add up item updates, and visits of each item."""
-        sums = np.zeros((block.n_items, self.n_factors), dtype=self._dtype)
-        return sums, np.zeros(block.n_items, dtype=np.int32)
+        sums = np.zeros((block.n_items, self._n_columns), dtype=self._dtype)
+        return sums, np.zeros((block.n_items, 1), dtype=np.int32)
 
-    def _upload(self, block, scale, sound, sums, n_visits, ranks=None):
+    def _upload(self, block, scale, sound, sums, n_visits, columns):
         if self.aggregation == "data_size":
             total = scale[block.delivers & sound].sum(dtype=np.float64)
             weights = {"data_size": Dense(np.array([total]), learned=False)}
@@ -365,18 +381,13 @@ class FedMF(RankingMixin, FederatedRecommender):
             weights = {"n_visits": Dense(n_visits, dtype="uint8")}
         return Message(sound=sound, updates=Dense(sums), **weights)
 
-    @staticmethod
-    def _users_of(block, clients):
-        return np.repeat(clients, np.diff(block.client_indptr))
-
     # -------------------------------------------------------------------- on the server
 
     def _mean_update(self, upload):
         """Mean of the clients' updates: over those that visited the item, or by data size."""
         if self.aggregation == "data_size":
             return upload["updates"].sum / upload["data_size"].sum
-        n_visits = np.maximum(upload["n_visits"].sum, 1)
-        return upload["updates"].sum / n_visits.reshape(len(n_visits), -1)
+        return upload["updates"].sum / np.maximum(upload["n_visits"].sum, 1)
 
     # ------------------------------------------------------------ checks, early stopping
 

@@ -1,23 +1,33 @@
-"""LightFR: federated recommendation with binary codes (Zhang et al., TOIS 2022, algorithm 1)."""
+"""LightFR: federated recommendation with binary codes (Zhang et al., TOIS 2023, algorithm 1)."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from sklearn.base import clone
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from fedrecsk import _kernels
 from fedrecsk.base import RankingMixin
+from fedrecsk.federated._codes import n_words, pack_codes, random_codes, unpack_codes
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.interactions import Ids, encode, id_columns
-from fedrecsk.simulation.blocks import Block
+from fedrecsk.simulation.blocks import Block, ClientStates, cut
 from fedrecsk.simulation.keys import Key
-from fedrecsk.simulation.messages import INDEX_BYTES, Dense, Derived, Message, Rows
+from fedrecsk.simulation.messages import (
+    INDEX_BYTES,
+    Dense,
+    Derived,
+    Message,
+    Rows,
+    Total,
+)
+from fedrecsk.simulation.participation import cohort_size
 
 if TYPE_CHECKING:
     from typing import Self
@@ -28,7 +38,6 @@ if TYPE_CHECKING:
 
 # Weights and targets are rounded to multiples of 2**-FRACTION_BITS; the rest is integers.
 FRACTION_BITS = 20
-BITS_PER_WORD = 64
 OWN = {"full": 0, "gradient": 1, "parameter": 2}
 
 
@@ -36,9 +45,9 @@ class LightFR(RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, which fit and search in Hamming space.
 
     An item is a code of `n_bits` signs. It is all that the server sends and the device stores:
-    64 bits take 1/32 of the room of 64 float32. A user's vector, which stays on the device, has
-    odd integers of `user_bits` bits, so that it is a few codes itself and items are still
-    ranked by XOR and popcount; one bit makes it the paper's code.
+    64 bits take 1/32 of the room of 64 float32. A user's vector, kept on the device, has odd
+    integers of `user_bits` bits, so that it is a few codes itself and items are still ranked by
+    XOR and popcount; one bit makes it the paper's code.
 
     The similarity ``s_ui = 1/2 + b_u . d_i / (2 f (2^user_bits - 1))`` in [0, 1] is fitted to a
     target for each pair of user and item, in squared error. Each round every client of the
@@ -106,9 +115,10 @@ class LightFR(RankingMixin, FederatedRecommender):
     Attributes
     ----------
     user_codes_ : ndarray of shape (n_users, user_bits, n_words), dtype uint64
-        Packed; plane p of a vector counts 2^p times. Private to the client.
+        Packed; plane p of a vector counts 2^p times. Each client keeps its users'; for what
+        uploads tell of them see the Notes.
     item_codes_ : ndarray of shape (n_items, n_words), dtype uint64
-        Packed; bit k is bit k % 64 of word k // 64. n_words is ceil(n_bits / 64).
+        Packed as by :func:`fedrecsk.federated.pack_codes`; n_words is ceil(n_bits / 64).
     user_factors_, item_factors_ : ndarray of shape (n_users, n_bits) and (n_items, n_bits)
         The same unpacked (made when asked for): odd integers, and +1 and -1.
     rating_scale_ : tuple of float
@@ -147,7 +157,8 @@ class LightFR(RankingMixin, FederatedRecommender):
     targets="ratings", n_negatives=0, memory=1, reg_user=0.5, reg_item=0.5, n_sweeps=1)``; a
     balance of .2 to 1 outweighs its data term and it learns nothing. The full form, users of
     several bits, fresh negatives, the memory and the defaults, chosen on validation data,
-    are ours. On the final model every client fits its codes once more.
+    are ours. On the final model every client fits its codes once more. An unknown user or item
+    has similarity 1/2.
 
     *Fixed point.* Weights and targets are rounded to multiples of 2^-20.
 
@@ -159,7 +170,7 @@ class LightFR(RankingMixin, FederatedRecommender):
 
     Examples
     --------
-    >>> from fedrecsk.federated.lightfr import LightFR
+    >>> from fedrecsk import LightFR
     >>> from fedrecsk.datasets import make_ratings
     >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
     >>> model = LightFR(n_rounds=5, random_state=0).fit(X)
@@ -256,7 +267,7 @@ class LightFR(RankingMixin, FederatedRecommender):
 
     def _init_server(self, catalogue, enrolment, key):
         if isinstance(self.init, str):
-            codes = _random_codes(key, "item codes", np.arange(catalogue.n_items), 1, self.n_bits)
+            codes = random_codes(key, "item codes", np.arange(catalogue.n_items), 1, self.n_bits)
             codes = codes[:, 0]
         else:
             codes = pack_codes(self.init)
@@ -277,7 +288,10 @@ class LightFR(RankingMixin, FederatedRecommender):
     def _model(self, server):
         codes = server["item_codes"]
         signs = unpack_codes(codes, self.n_bits)
-        fields = {"item_codes": Dense(codes, dtype="uint64"), "item_signs": Derived(signs)}
+        fields = {
+            "item_codes": Dense(codes, dtype="uint64", learned=True),
+            "item_signs": Derived(signs),
+        }
         if self.aggregation == "full":
             fields["products"] = Derived(_products(signs))
         if self._crowded:
@@ -285,7 +299,7 @@ class LightFR(RankingMixin, FederatedRecommender):
         return Message(**fields)
 
     def _init_clients(self, block, message, key):
-        codes = _random_codes(key.at(-1), "user codes", block.users, self.user_bits, self.n_bits)
+        codes = random_codes(key.at(-1), "user codes", block.users, self.user_bits, self.n_bits)
         return self._rows(block, message) | {"codes": codes}
 
     def _client_update(self, block, state, message, key):
@@ -459,8 +473,18 @@ class LightFR(RankingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------- checks, early stopping
 
+    @property
+    def _sees_ratings(self):
+        return self.targets == "ratings"
+
     def _check_before_fit(self):
         super()._check_before_fit()
+        if self._world().secure_aggregation is not None and self.upload == "visited":
+            raise ValueError(
+                "Under secure_aggregation LightFR must send whole matrices, because rows of some "
+                'items only do not add up encrypted; set upload="all", with aggregation="full" or '
+                '"gradient".'
+            )
         if self._world().local_dp is not None:
             raise ValueError(
                 "LightFR has no local_dp: noise on the scale of its gradients would drown the "
@@ -488,14 +512,30 @@ class LightFR(RankingMixin, FederatedRecommender):
                 f"init has {len(self.init)} rows, but X has {data.n_items} items; give one row an "
                 "item, in the order of np.unique(items)."
             )
-        if self.targets == "ratings":
-            scale = self.rating_scale or (data.values.min(), data.values.max())
-            _check_ratings(data.values, scale)
-        elif not (data.values > 0).any():
+        if self.targets == "implicit" and not (data.values > 0).any():
             raise ValueError(
                 "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
                 'shift y so that what is liked is above 0, or use targets="ratings".'
             )
+        self._check_rows(data, self._scale((data.values.min(), data.values.max())))
+        if federation.secure_aggregation is not None:
+            self._check_scheme(federation.secure_aggregation, data)
+
+    def _check_scheme(self, scheme, data):
+        n_clients = cohort_size(data.n_clients, self.client_fraction)
+        n_users = np.diff(data.client_indptr).max()
+        weight = n_users * (data.weights.max() * (1 + self.alpha + self.n_negatives) + 1)
+        largest = 2.0**FRACTION_BITS * 2 * self._top * self._limit * weight
+        if largest > scheme.max_value(n_clients):
+            raise ValueError(
+                f"LightFR's integers may be as large as {largest:.3g}, but {scheme} holds "
+                f"{scheme.max_value(n_clients):.3g} in a sum over {n_clients} clients; use "
+                "CKKS(8192, (60, 60, 60)), or Paillier(fraction_bits=0), which is exact."
+            )
+
+    def _check_rows(self, data, scale):
+        if self.targets == "ratings":
+            _check_ratings(data.values, scale)
         if self._largest_sum(data) >= 2**62:
             raise ValueError(
                 "The exact sums of these weights may not fit into 64-bit integers; scale "
@@ -527,10 +567,15 @@ class LightFR(RankingMixin, FederatedRecommender):
         return attributes
 
     def _new_user_attributes(self, data):
+        self._check_rows(data, self.rating_scale_)
         # Section 3.3.3: new users' codes are not balanced.
-        model = copy.copy(self)
-        model.reg_user = 0.0
-        return super(LightFR, model)._new_user_attributes(data)
+        model = clone(self).set_params(reg_user=0.0)
+        message = Message(**model._announce(self._server), **model._model(self._server))
+        blocks = cut(data)
+        # All begin and draw alike: nobody's code may depend on who else is served.
+        alike = [replace(block, users=np.zeros_like(block.users)) for block in blocks]
+        states = [model._personalize(block, None, message, Key(0)) for block in alike]
+        return {"user_codes_": ClientStates(blocks, states).by_user("codes")}
 
     def _validation_losses(self, held_out):
         """The objective on what a client did not train on.
@@ -626,8 +671,8 @@ class LightFR(RankingMixin, FederatedRecommender):
         Raises
         ------
         ValueError
-            If an item was already in fit, no row has a user that the model knows, or y is
-            needed and missing.
+            If an item is already known, no row has a user that the model knows, y is needed and
+            missing or outside of the scale, or weights are too large for exact sums.
         """
         check_is_fitted(self)
         if y is None and self.targets == "ratings":
@@ -641,7 +686,7 @@ class LightFR(RankingMixin, FederatedRecommender):
         known = self._items.codes(items) >= 0
         if known.any():
             raise ValueError(
-                f"Item {items[known.argmax()]!s} was already in fit; fold_in_items adds new items "
+                f"Item {items[known.argmax()]!s} is already known; fold_in_items adds new items "
                 "only. Drop its rows, or fit again with them."
             )
         if not (self._users.codes(users) >= 0).any():
@@ -650,8 +695,7 @@ class LightFR(RankingMixin, FederatedRecommender):
                 "the items; fold_in their users first."
             )
         new = encode(X, y, sample_weight=sample_weight)
-        if self.targets == "ratings":
-            _check_ratings(new.values, self.rating_scale_)
+        self._check_rows(new, self.rating_scale_)
         users = self._users.codes(new.user_ids.values)[new.users]
         rows = np.flatnonzero(users >= 0)
         kept, items = np.unique(new.items[rows], return_inverse=True)
@@ -695,7 +739,7 @@ class LightFR(RankingMixin, FederatedRecommender):
         model = copy.copy(self)
         model.reg_item, n_old = 0.0, block.n_items - n_new
         index = np.arange(n_old, block.n_items)
-        fresh = _random_codes(Key(0), "item codes", index, 1, self.n_bits)[:, 0]
+        fresh = random_codes(Key(0), "item codes", index, 1, self.n_bits)[:, 0]
         server = self._server | {
             "item_codes": np.concatenate([self.item_codes_, fresh]),
             "memory": np.zeros((block.n_items, self.n_bits), dtype=np.int64),
@@ -706,7 +750,10 @@ class LightFR(RankingMixin, FederatedRecommender):
             sums = model._empty_sums(block)
             here = block.active
             model._step(block, state, message, Key(0, t), here, here, sums, free=False)
-            upload = {name: Sum(f.values) for name, f in model._upload(block, sums).items()}
+            upload = {
+                name: Total(field.values, block.n_clients)
+                for name, field in model._upload(block, sums).items()
+            }
             stepped = model._aggregate(server, message, upload, Key(0, t))
             codes = stepped["item_codes"]
             codes[:n_old] = server["item_codes"][:n_old]
@@ -763,96 +810,11 @@ class Votes(Rows):
 
     def nbytes(self, block, wire_dtype):
         """Bytes of the field for each client, the items' numbers included."""
-        return self.n_rows * (8 * n_words(self.values.shape[1]) + INDEX_BYTES)
+        return self.payload_nbytes(block, wire_dtype) + self.n_rows * INDEX_BYTES
 
-
-@dataclass(frozen=True, eq=False)
-class Sum:
-    """A field added up, as the server sees it."""
-
-    sum: np.ndarray
-
-
-def n_words(n_bits):
-    """Words of 64 bits that a code takes."""
-    return -(-n_bits // BITS_PER_WORD)
-
-
-def pack_codes(signs: ArrayLike) -> NDArray[np.uint64]:
-    """Pack rows of numbers, of which those above 0 are +1 and the others -1.
-
-    Parameters
-    ----------
-    signs : array-like of shape (n, n_bits)
-
-    Returns
-    -------
-    codes : ndarray of shape (n, ceil(n_bits / 64)), dtype uint64
-        Bit k is bit k % 64 of word k // 64; the bits after the last are 0.
-
-    Examples
-    --------
-    >>> from fedrecsk.federated.lightfr import pack_codes
-    >>> pack_codes([[1, -1, 1]])
-    array([[5]], dtype=uint64)
-    """
-    signs = np.ascontiguousarray(signs, dtype=np.float64)
-    codes = np.empty((len(signs), n_words(signs.shape[1])), dtype=np.uint64)
-    _kernels.hamming.pack(signs, codes)
-    return codes
-
-
-def unpack_codes(codes: NDArray[np.uint64], n_bits: int) -> NDArray[np.int8]:
-    """Codes as +1 and -1, the inverse of :func:`pack_codes`.
-
-    Parameters
-    ----------
-    codes : ndarray of shape (..., ceil(n_bits / 64)), dtype uint64
-    n_bits : int
-
-    Returns
-    -------
-    signs : ndarray of shape (..., n_bits), dtype int8
-
-    Raises
-    ------
-    ValueError
-        If the codes are not of this length.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedrecsk.federated.lightfr import unpack_codes
-    >>> unpack_codes(np.array([[5]], dtype=np.uint64), n_bits=3)
-    array([[ 1, -1,  1]], dtype=int8)
-    """
-    codes = np.asarray(codes)
-    if codes.dtype != np.uint64 or codes.ndim == 0 or codes.shape[-1] != n_words(n_bits):
-        raise ValueError(
-            f"Codes of n_bits={n_bits} are uint64 arrays whose last axis is {n_words(n_bits)}, got "
-            f"{codes.dtype} of shape {codes.shape}; pass the n_bits that they were packed with."
-        )
-    tail = n_bits % BITS_PER_WORD
-    if tail and (codes[..., -1] >> np.uint64(tail)).any():
-        raise ValueError(
-            f"A code has a bit set after the first n_bits={n_bits}; pass the n_bits that it was "
-            "packed with."
-        )
-    signs = np.empty((*codes.shape[:-1], n_bits), dtype=np.int8)
-    flat = np.ascontiguousarray(codes).reshape(-1, codes.shape[-1])
-    _kernels.hamming.unpack(flat, signs.reshape(len(flat), n_bits))
-    return signs
-
-
-def _random_codes(key, purpose, index, n_planes, n_bits):
-    """Random codes of users or items by their numbers, shape (len(index), n_planes, n_words)."""
-    size = n_planes * n_words(n_bits)
-    codes = key.hashed(purpose, np.asarray(index)[:, None] * size + np.arange(size))
-    codes = codes.reshape(len(index), n_planes, n_words(n_bits))
-    tail = n_bits % BITS_PER_WORD
-    if tail:
-        codes[..., -1] &= np.uint64(2**tail - 1)
-    return codes
+    def payload_nbytes(self, block, wire_dtype):
+        """Those of the codes alone."""
+        return self.n_rows * 8 * n_words(self.values.shape[1])
 
 
 def _products(signs):

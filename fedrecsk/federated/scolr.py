@@ -154,7 +154,7 @@ class SCoLR(CoLR):
 
     # ---------------------------------------------------------------------- the algorithm
 
-    def _ranks(self, block, key):
+    def _columns(self, block, key):
         """The rows of B that each active client trains, drawn anew each round."""
         sizes = self._local_ranks(block, key)
         indptr = np.r_[0, np.cumsum(sizes)]
@@ -173,14 +173,15 @@ class SCoLR(CoLR):
             return np.full(block.n_clients, given)
         return np.atleast_2d(given)[key.round % len(np.atleast_2d(given)), block.clients]
 
-    def _upload(self, block, scale, sound, sums, n_visits, ranks):
-        message = super()._upload(block, scale, sound, sums, n_visits)
-        sizes = np.diff(ranks[0]) * block.n_items
+    def _upload(self, block, scale, sound, sums, n_visits, columns):
+        message = super()._upload(block, scale, sound, sums, n_visits, columns)
+        indptr, ranks = columns
+        sizes = np.diff(indptr) * block.n_items
         message["updates"] = Dense(sums, n_coordinates=sizes)
         if self.aggregation == "entries":
             message["n_visits"] = Dense(n_visits, dtype="uint8", n_coordinates=sizes)
-        senders = np.repeat(block.delivers & sound, np.diff(ranks[0]))
-        n_trainers = np.bincount(ranks[1][senders], minlength=self.rank)
+        senders = np.repeat(block.delivers & sound, np.diff(indptr))
+        n_trainers = np.bincount(ranks[senders], minlength=self.rank)
         message["rows_of_basis"] = Dense(n_trainers, dtype="uint8")
         return message
 

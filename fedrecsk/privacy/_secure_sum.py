@@ -96,13 +96,7 @@ class Party(ABC):
             position = int(np.flatnonzero(~np.isfinite(values))[0])
             raise ValueError(f"Value {position} of the vector is {values[position]}, not finite.")
         largest = float(np.max(np.abs(values), initial=0.0))
-        limit = self.scheme.max_value(self.n_clients)
-        if largest > limit:
-            raise ValueError(
-                f"A value of size {largest:.6g} may overflow: in a sum over {self.n_clients} "
-                f"clients each value must be at most {limit:.6g} in size for {self.scheme}. "
-                f"{self.scheme._cure(largest, self.n_clients)}"
-            )
+        self.scheme._check_size(largest, self.n_clients)
         width = self.scheme.values_per_block
         starts = range(0, len(values), width)
         blocks = tuple(self._encrypt_block(values[start : start + width]) for start in starts)
@@ -288,6 +282,16 @@ class SecureAggregation(BaseEstimator, ABC):
     @abstractmethod
     def _cure(self, largest, n_clients):
         """What to change so that a value fits, as a sentence."""
+
+    def _check_size(self, largest, n_clients):
+        """Raise if a value of size `largest` may overflow in a sum over `n_clients`."""
+        limit = self.max_value(n_clients)
+        if largest > limit:
+            raise ValueError(
+                f"A value of size {largest:.6g} may overflow: in a sum over {n_clients} "
+                f"clients each value must be at most {limit:.6g} in size for {self}. "
+                f"{self._cure(largest, n_clients)}"
+            )
 
     def _n_blocks(self, n_values):
         return -(-int(n_values) // self.values_per_block)

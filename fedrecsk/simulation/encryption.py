@@ -69,6 +69,10 @@ class SecureChannel:
             self._nbytes[n_values] = self.scheme.ciphertext_bytes(n_values)
         return self._nbytes[n_values]
 
+    def check(self, largest, n_clients):
+        """Raise if a number of this size may overflow in a sum over so many clients."""
+        self.scheme._check_size(largest, n_clients)
+
     def audited(self, clients, key):
         """Those of `clients` (codes) whose uploads are really encrypted in a round."""
         if self.scheme.audit == "all":

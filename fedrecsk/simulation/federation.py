@@ -46,7 +46,8 @@ class Federation(BaseEstimator):
         :mod:`fedrecsk.compression`. Up, each client compresses what it has learned in a
         round. Down, the server compresses by how much its model differs from what clients
         know, so that what one message lacks comes in a later one; clients are taken to follow
-        every round. Rows of some items only are compressed on their way up alone.
+        every round. Rows of some items only are compressed on their way up alone; SCoLR's
+        columns, of which each client sends some only, cross as they are.
     secure_aggregation : SecureAggregation or None, default=None
         Homomorphic encryption of all uploads: the server adds ciphertexts and learns
         nothing; the clients, who hold the key, decrypt the sum and take the server's step. See

@@ -28,8 +28,11 @@ class Dense:
     center : ndarray or None
         Up: what a client that changed nothing would send; what it has learned is the
         difference. None: zero.
-    learned : bool
-        Whether it says what was learned, instead of counting or weighing things.
+    learned : bool or None
+        Whether it says what was learned, instead of counting or weighing things. None: unless
+        it crosses as unsigned integers.
+    compressible : bool
+        Whether compression may touch it, if it is a matrix of real numbers.
     n_coordinates : ndarray of shape (n_clients of the block,) or None
         How many coordinates each client puts on the wire, if not all of them.
     packed : Compressed or None
@@ -40,7 +43,8 @@ class Dense:
     dtype: str | None = None
     clip: float | None = None
     center: np.ndarray | None = None
-    learned: bool = True
+    learned: bool | None = None
+    compressible: bool = True
     n_coordinates: np.ndarray | None = None
     packed: Compressed | None = None
 
@@ -62,8 +66,9 @@ class Dense:
     @property
     def is_count(self):
         """Whether it counts or weighs things instead of saying what was learned."""
-        unsigned = self.dtype is not None and np.dtype(self.dtype).kind == "u"
-        return unsigned or not self.learned
+        if self.learned is not None:
+            return not self.learned
+        return self.dtype is not None and np.dtype(self.dtype).kind == "u"
 
     def nbytes(self, block, wire_dtype):
         """Bytes of the field for each client, shape (n_clients,)."""
@@ -143,15 +148,18 @@ class Message(dict):
 
     def sizes(self, block):
         """Coordinates of the message for each client of the block."""
-        return sum(field.sizes(block) for field in self.values())
+        nothing = np.zeros(block.n_clients, dtype=np.int64)
+        return sum((field.sizes(block) for field in self.values()), nothing)
 
     def nbytes(self, block, wire_dtype):
         """Bytes of the message for each client of the block."""
-        return sum(field.nbytes(block, wire_dtype) for field in self.values())
+        nothing = np.zeros(block.n_clients, dtype=np.int64)
+        return sum((field.nbytes(block, wire_dtype) for field in self.values()), nothing)
 
     def payload_nbytes(self, block, wire_dtype):
         """Those of them that say what was learned."""
-        return sum(field.payload_nbytes(block, wire_dtype) for field in self.values())
+        nothing = np.zeros(block.n_clients, dtype=np.int64)
+        return sum((field.payload_nbytes(block, wire_dtype) for field in self.values()), nothing)
 
 
 @dataclass(frozen=True, eq=False)

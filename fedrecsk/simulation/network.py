@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedrecsk.simulation.ledger import Ledger
+
 __all__ = ["PROFILES", "NetworkProfile", "TrainingTime", "estimate_training_time"]
 
 _MIB = 2.0**20
@@ -136,6 +138,8 @@ def estimate_training_time(
 
     Raises
     ------
+    TypeError
+        If the model has no ledger.
     ValueError
         If the profile or a column is not known.
 
@@ -154,6 +158,11 @@ def estimate_training_time(
     """
     profile = _checked(profile)
     ledger = getattr(model, "communication_", model)
+    if not isinstance(ledger, Ledger):
+        raise TypeError(
+            f"{type(model).__name__} has no communication_; pass a fitted federated estimator or "
+            "its ledger."
+        )
     entries = [entry for entry in ledger.entries if entry["phase"] == "round" or not rounds_only]
     for column in (down, up):
         if entries and column not in entries[0]:
@@ -195,6 +204,8 @@ def _checked(profile):
 
 def _bytes_of_one(entry, n_clients, down, up):
     """Bytes down and up of one client of a ledger's entry."""
-    # Before the rounds all clients send; in a round those that take part do.
-    senders = entry["participants"] if entry["phase"] == "round" else n_clients
+    # Before the rounds all clients send; in a round those that take part do. Where nobody has
+    # trained, those that heard the model have sent the errors that ended the fit.
+    trained = entry["participants"] or entry["messages_down"]
+    senders = trained if entry["phase"] == "round" else n_clients
     return entry[down] / max(entry["messages_down"], 1), entry[up] / max(senders, 1)

@@ -37,7 +37,8 @@ class Transport:
         # News since each client last heard the server; inf where only the whole will do.
         self._missed = np.full(len(client_ids), np.inf if scheme is None else 0.0)
         self._known = {}
-        self._n_summed = 0
+        # Bytes of encrypted sums that clients have yet to hear; None before the first model.
+        self._unheard = None
         self._uploads = np.zeros(len(client_ids), dtype=np.int64)
         self._coordinates = np.zeros(len(client_ids), dtype=np.int64)
 
@@ -63,20 +64,22 @@ class Transport:
         """
         if not message:
             return message
-        if self._compresses_down and key is not None:
-            message, news = self._compressed(message, news, key)
+        if self._compresses_down:
+            # News do not complete a model of which clients know a compressed form.
+            message, news = (message, None) if key is None else self._compressed(message, news, key)
         everyone = np.ones_like(hears)
         whole = self._sizes(blocks, message, hears)
         payload = self._sizes(blocks, news or message, hears, "payload_nbytes")
-        if self.channel is not None and self._n_summed:
-            # The server has nothing but encrypted sums to give.
-            latest = np.full(len(hears), self.channel.nbytes(self._n_summed))
-        else:
-            latest = whole if news is None else self._sizes(blocks, news, everyone)
         if self.channel is not None:
-            self._missed += latest if self._n_summed else self._sizes(blocks, message, everyone)
+            # The server has nothing to give but encrypted sums and what it draws itself.
+            first = self._unheard is None
+            drawn = {name: f for name, f in message.items() if first or f.is_count}
+            latest = self._sizes(blocks, Message(**drawn), everyone) + (self._unheard or 0)
+            self._unheard = 0
+            self._missed += latest
             whole = self._missed.astype(np.int64)
         else:
+            latest = whole if news is None else self._sizes(blocks, news, everyone)
             self._missed += np.inf if news is None else latest
         missed = np.where(np.isinf(self._missed), whole, self._missed).astype(np.int64)
         self._missed[hears] = 0
@@ -106,6 +109,8 @@ class Transport:
         for name, field in message.items():
             values = np.asarray(field.values)
             matrix = values.ndim == 2 and values.dtype.kind == "f" and not isinstance(field, Rows)
+            # What is not learned, like a basis that both sides compute with, crosses as it is.
+            matrix = matrix and not field.is_count and field.compressible
             if matrix and name in self._known:
                 generator = key.generator(f"compression of {name}")
                 packed = self.federation.compression.compress(values - self._known[name], generator)
@@ -163,7 +168,7 @@ class Transport:
         n_sound, n_arrived = 0, 0
         one_by_one = learned and self.federation.one_by_one
         for block, part in zip(blocks, parts, strict=True):
-            if part is None:
+            if not part:
                 continue
             if fields is None:
                 fields = part
@@ -171,6 +176,8 @@ class Transport:
             valid = _is_valid(part, shapes)
             single = self._single(block, part, key) if one_by_one and valid else None
             self._meter(block, part, single, active[block.clients], learned)
+            # What an attacker has forged need not be finite.
+            valid = valid and (single is None or single.is_finite)
             arrived = delivers[block.clients]
             sound = arrived if part.sound is None else arrived & part.sound
             n_arrived += arrived.sum()
@@ -194,6 +201,8 @@ class Transport:
             totals = self._combined(singles, fields, shapes, key)
             if totals is None:
                 return None
+            if self.channel is not None:
+                self._unheard = (self._unheard or 0) + self.channel.nbytes(_aligned_size(fields))
         elif self.federation.local_dp is not None:
             for name, field in fields.items():
                 totals[name] = totals[name] + self._noise(field, name, n_sound, key)
@@ -208,13 +217,14 @@ class Transport:
         single = Single.of(block, part, wire_dtype)
         if self.intrusion is not None and self.intrusion.controlled[client]:
             generator = key.generator(f"forged by {client}")
-            single = replace(single, updates=self.intrusion.forge(single.updates, generator))
+            single = single.forged(self.intrusion.forge, generator)
         elif self.federation.local_dp is not None:
+            whose = f" from {client}"
             single = single.noised(
-                lambda name: self._noise(part[name], name, 1, key, f" from {client}")
+                {name: self._noise(field, name, 1, key, whose) for name, field in part.items()}
             )
         compressor = self.federation.compression
-        if compressor is not None and compressor.up:
+        if compressor is not None and compressor.up and single.is_finite:
             generator = key.generator(f"compression by {client}")
             single = single.compressed(compressor, generator, np.dtype(wire_dtype).itemsize)
         return single
@@ -232,8 +242,9 @@ class Transport:
         if sums is None:
             return None
         for name, values in sums.items():
-            integers = np.asarray(fields[name].values).dtype.kind == "i"
-            _add(totals, name, wide(np.rint(values).astype(int) if integers else values))
+            integers = np.asarray(fields[name].values).dtype.kind in "iub"
+            averaged = integers and values.dtype.kind == "f"
+            _add(totals, name, np.rint(values).astype(np.int64) if averaged else values)
         if self.channel is not None:
             totals = self._audited(singles, totals, shapes, key)
         return totals
@@ -244,6 +255,7 @@ class Transport:
         A sample is only checked, so that the noise of ciphertexts, which no seed can
         repeat, stays out of the model.
         """
+        self.channel.check(max(single.largest for single in singles.values()), len(singles))
         chosen = self.channel.audited(np.array(list(singles)), key)
         vectors = [single.whole(shapes) for client, single in singles.items() if client in chosen]
         decrypted = self.channel.sum(vectors, len(singles))
@@ -263,10 +275,7 @@ class Transport:
         clients = block.clients[senders]
         wire_dtype = self.federation.wire_dtype
         if self.channel is not None:
-            n_values = _aligned_size(part)
-            nbytes = np.full(block.n_clients, self.channel.nbytes(n_values))
-            if learned:
-                self._n_summed = n_values
+            nbytes = np.full(block.n_clients, self.channel.nbytes(_aligned_size(part)))
         elif single is not None:
             nbytes = np.array([single.nbytes])
         else:

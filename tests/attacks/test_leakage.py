@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, Popularity, RFRec
+from fedrecsk import Federation, FedMF, GlobSGD, LocALS, LocSGD, Popularity, RFRec, RFRecF
 from fedrecsk.attacks import measure_leak
 from fedrecsk.compression import TopK
 from fedrecsk.privacy import CKKS, LaplaceMechanism
@@ -90,3 +90,21 @@ def test_both_uploads_have_to_agree():
     assert both.items.tolist() == [2, 3]
     assert both.values.tolist() == [4.0, 5.0]
     assert both.vector is last.vector
+
+
+@pytest.mark.parametrize("parameters", [{"loss": "squared"}, {"n_negatives": 0}], ids=str)
+def test_without_negatives_every_item_that_moves_is_the_users_own(parameters):
+    X, y = make_toy(n_users=20, n_items=15, density=0.3)
+    model = FedMF(4, random_state=0, **parameters)
+    report = measure_leak(model, X, y)
+    assert report.interactions == 1.0
+
+
+def test_a_model_that_would_stop_early_or_says_nothing():
+    X, y = make_toy(n_users=20)
+    model = LocALS(3, reg_user=1.0, early_stopping=True, n_iter_no_change=1, tol=10, random_state=0)
+    assert measure_leak(model, X, n_rounds=5).interactions == 1.0
+    with pytest.raises(ValueError, match="RFRecF uploaded nothing in n_rounds=1"):
+        measure_leak(RFRecF(3, aggregation_probability=1e-9, random_state=0), X, y)
+    with pytest.raises(ValueError, match="max_clients=0"):
+        measure_leak(model, X, max_clients=0)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, RFRec, RFRecF
+from fedrecsk import Federation, FedMF, GlobSGD, LocALS, LocSGD, RFRec, RFRecF
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import LabelFlip, Promotion, RandomDirection, RandomUpload, SignFlip
 from fedrecsk.interactions import encode
@@ -185,6 +185,9 @@ def test_exposure_counts_users_without_the_item(toy):
         (SignFlip(clients=[1, 2]), "names 1, which is no client of this fit"),
         (SignFlip(clients=100 + 7 * np.arange(12)), "would control all 12 clients"),
         (SignFlip(0.99), "would control all 12 clients"),
+        (SignFlip(clients=["107"]), "clients were numbers in fit and are strings here"),
+        (SignFlip(clients=[]), "controls nobody"),
+        (Promotion(item=[1003, 1006]), "not among the items of X"),
         (Promotion(item=7), "item=7.*not among the items of X"),
         (Promotion(), "item=None.*not among the items of X"),
     ],
@@ -193,3 +196,14 @@ def test_bad_input_is_named(adversary, message, toy):
     X, _ = toy
     with pytest.raises(ValueError, match=message):
         LocALS(federation=Federation(adversary=adversary)).fit(X)
+
+
+@pytest.mark.parametrize("Estimator", [FedMF, LocALS])
+def test_a_flipper_who_has_everything_keeps_it(Estimator):
+    X = np.array([[0, 0], [0, 1], [1, 1], [1, 2], *([3, item] for item in range(4))])
+    data, poisoned = trained_on(LabelFlip(clients=[3]), X, None, rates=False)
+    np.testing.assert_array_equal(poisoned.items, data.items)
+    np.testing.assert_array_equal(poisoned.indptr, data.indptr)
+    world = Federation(adversary=LabelFlip(clients=[3]))
+    model = Estimator(2, client_fraction=1.0, random_state=0, federation=world)
+    assert np.isfinite(model.fit(X).predict(X)).all()

@@ -6,6 +6,7 @@ from scipy.special import expit
 from sklearn.base import clone
 
 from fedrecsk import CoLR, Federation, FedMF, Popularity, SCoLR, _kernels
+from fedrecsk.compression import TopK
 from fedrecsk.federated import fedmf
 from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
@@ -66,7 +67,11 @@ def rows_of_basis(model, key, n_clients):
 
 
 def basis_of(model, key):
-    return np.eye(model.n_factors) if type(model) is FedMF else model._basis(key)
+    """B, as the server draws it."""
+    if type(model) is FedMF:
+        return np.eye(model.n_factors)
+    server = {"item_factors": np.zeros((1, model.n_factors))}
+    return model._broadcast(server, key)["basis"].values
 
 
 def clients_of(model, data):
@@ -182,16 +187,31 @@ def test_a_basis_of_full_rank_is_fedmf(Estimator, toy):
 
 def test_the_basis_has_orthogonal_rows_of_the_same_length_and_is_new_each_round():
     model = CoLR(3, n_factors=12)
-    basis, other = (model._basis(Key(0, t)) for t in (0, 1))
+    basis, other = (basis_of(model, Key(0, t)) for t in (0, 1))
     np.testing.assert_allclose(basis @ basis.T, 4 * np.eye(3), atol=1e-12)
     assert np.abs(basis - other).min() > 1e-6
+
+
+def test_the_basis_is_not_compressed(toy):
+    bases = []
+
+    class Watched(CoLR):
+        def _aggregate(self, server, message, upload, key):
+            bases.append(message["basis"].values)
+            return super()._aggregate(server, message, upload, key)
+
+    parameters = make(CoLR, federation=Federation(compression=TopK(0.2))).get_params(deep=False)
+    model = Watched(**parameters).fit(toy[0])
+    for t, basis in enumerate(bases):
+        np.testing.assert_array_equal(basis, basis_of(model, key_of(model).at(t)))
+    assert len(bases) == 3
 
 
 def test_a_round_moves_the_items_within_the_span_of_its_basis(toy):
     X, _ = toy
     model = make(CoLR, rank=2, n_rounds=1).fit(X)
     change = model.item_factors_ - first_items(model, model.n_items_)
-    basis = model._basis(key_of(model).at(0))
+    basis = basis_of(model, key_of(model).at(0))
     inside = change @ basis.T @ np.linalg.inv(basis @ basis.T) @ basis
     np.testing.assert_allclose(change, inside, atol=1e-12)
     assert np.linalg.matrix_rank(change) == 2
@@ -273,7 +293,7 @@ def test_the_ledger_counts_each_clients_own_rank(aggregation, toy):
 def test_local_ranks_are_uniform_and_new_each_round():
     model, data = SCoLR(8), encode(np.stack([np.arange(4000), np.zeros(4000, int)], axis=1))
     block = blocks.cut(data)[0]
-    one, other = (np.diff(model._ranks(block, Key(0, t))[0]) for t in (0, 1))
+    one, other = (np.diff(model._columns(block, Key(0, t))[0]) for t in (0, 1))
     counts = np.bincount(one, minlength=9)
     assert counts[0] == 0
     # Chi-squared with 7 degrees of freedom; .999 quantile.

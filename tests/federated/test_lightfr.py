@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-# The package loads kernels lazily by a list of names; these may not be in it yet.
 from fedrecsk import Federation, Popularity
 from fedrecsk.base import Recommender
-from fedrecsk.federated.lightfr import LightFR, n_words, pack_codes, unpack_codes
+from fedrecsk.federated import LightFR, pack_codes, unpack_codes
+from fedrecsk.federated._codes import n_words, random_codes
 from fedrecsk.interactions import encode
 from fedrecsk.metrics import evaluate_ranking
-from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
 from fedrecsk.simulation import blocks, participation
 from fedrecsk.simulation.keys import Key
 from tests.conftest import make_toy
@@ -333,11 +333,30 @@ def test_new_users_are_fitted_without_balance():
     np.testing.assert_array_equal(model.user_factors_[-1], naive.users[0])
 
 
+@pytest.mark.parametrize("aggregation", ["full", "gradient", "parameter"])
+def test_new_users_are_served_as_if_alone(aggregation):
+    X, y = make_toy(40, 12, seed=3)
+    new = np.isin(X[:, 0], np.unique(X[:, 0])[:3])
+    model = make(n_bits=20, aggregation=aggregation).fit(X[~new], y[~new])
+    together = copy.copy(model).fold_in(X[new], y[new]).user_codes_[-3:]
+    for user, code in zip(np.unique(X[new, 0]), together, strict=True):
+        mine = X[:, 0] == user
+        alone = copy.copy(model).fold_in(X[mine], y[mine])
+        np.testing.assert_array_equal(alone.user_codes_[-1], code)
+
+
+def test_bad_new_users_are_named():
+    X, y = make_toy()
+    new = X[:2] + [[5000, 0]]
+    with pytest.raises(ValueError, match=r"y has the rating 9, outside rating_scale=\(1, 5\)"):
+        make(targets="ratings").fit(X, y).fold_in(new, [9, 1])
+    with pytest.raises(ValueError, match="sums of these weights may not fit"):
+        make().fit(X, y).fold_in(new, sample_weight=[1e15, 1])
+
+
 def folded_start(model):
     """The first code of the first user that is folded in."""
-    from fedrecsk.federated.lightfr import _random_codes
-
-    planes = _random_codes(Key(0), "user codes", np.array([0]), model.user_bits, model.n_bits)
+    planes = random_codes(Key(0), "user codes", np.array([0]), model.user_bits, model.n_bits)
     return vectors(planes, model.n_bits)
 
 
@@ -384,7 +403,7 @@ def test_a_twin_of_an_item_gets_about_its_code():
 def test_bad_new_items_are_named():
     X, y = make_toy()
     model = make().fit(X, y)
-    with pytest.raises(ValueError, match=f"Item {X[0, 1]} was already in fit"):
+    with pytest.raises(ValueError, match=f"Item {X[0, 1]} is already known"):
         model.fold_in_items(X[:1])
     with pytest.raises(ValueError, match="No row of X has a user that the model knows"):
         model.fold_in_items([[-4, 5]])
@@ -504,3 +523,31 @@ class TestQuality:
             random_state=0,
         ).fit(X, y)
         assert self.hit_rate(literal, test) < 0.2
+
+
+def test_secure_sums_take_whole_matrices_and_a_scheme_that_holds_the_integers(toy):
+    pytest.importorskip("tenseal", reason="needs fedrecsk[privacy]")
+    pytest.importorskip("phe", reason="needs fedrecsk[privacy]")
+    X, _ = toy
+    model = LightFR(8, n_rounds=2, random_state=0, federation=Federation())
+    with pytest.raises(ValueError, match='whole matrices.*set upload="all"'):
+        clone(model).set_params(federation__secure_aggregation=CKKS()).fit(X)
+    model.set_params(upload="all")
+    with pytest.raises(ValueError, match=r"CKKS\(\) holds .* use CKKS\(8192"):
+        clone(model).set_params(federation__secure_aggregation=CKKS()).fit(X)
+    plain = clone(model).fit(X)
+    for scheme in (
+        CKKS(8192, (60, 60, 60), audit="all"),
+        Paillier(512, 0, allow_weak=True, audit="all"),
+    ):
+        secure = clone(model).set_params(federation__secure_aggregation=scheme).fit(X)
+        np.testing.assert_array_equal(secure.item_codes_, plain.item_codes_)
+
+
+@pytest.mark.parametrize("aggregation", ["full", "gradient", "parameter"])
+def test_payload_is_a_part_of_the_bytes(aggregation, toy):
+    X, _ = toy
+    model = LightFR(8, n_rounds=2, aggregation=aggregation, random_state=0).fit(X)
+    for entry in model.communication_.entries[1:3]:
+        assert 0 < entry["payload_down"] <= entry["bytes_down"]
+        assert 0 < entry["payload_up"] < entry["bytes_up"]

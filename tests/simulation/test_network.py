@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedrecsk import RFRec
+from fedrecsk import Popularity, RFRec
 from fedrecsk.simulation import Ledger
 from fedrecsk.simulation.network import PROFILES, NetworkProfile, estimate_training_time
 
@@ -102,3 +102,18 @@ def test_work_must_not_be_negative(name):
 def test_an_unknown_profile_is_named():
     with pytest.raises(ValueError, match=r"profile='5g' is not known.*'4g', 'broadband'"):
         estimate_training_time(ledger_of(1, 1), "5g")
+
+
+def test_the_errors_that_end_a_fit_cost_what_one_client_sends(toy):
+    model = RFRec(
+        3, n_rounds=50, early_stopping=True, n_iter_no_change=1, tol=10.0, random_state=0
+    ).fit(*toy)
+    last = model.communication_.entries[-2]
+    assert (last["participants"], last["messages_down"], last["bytes_up"]) == (0, 12, 12 * 8)
+    time = estimate_training_time(model, NetworkProfile(download=1e12, upload=1.0))
+    assert time.round_seconds[-1] == pytest.approx(8, abs=1e-3)
+
+
+def test_a_model_without_a_ledger_is_named(toy):
+    with pytest.raises(TypeError, match="Popularity has no communication_"):
+        estimate_training_time(Popularity().fit(toy[0]))

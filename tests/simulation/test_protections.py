@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, RFRec, RFRecF
+from fedrecsk import CoLR, Federation, GlobSGD, LocALS, LocSGD, RFRec, RFRecF, SCoLR
 from fedrecsk.aggregation import NormClipping
-from fedrecsk.attacks import SignFlip
+from fedrecsk.attacks import Adversary, RandomUpload, SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.interactions import encode
 from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
@@ -245,3 +245,155 @@ def test_bad_parameters_are_named_before_any_work():
     ]:
         with pytest.raises(ValueError, match=message):
             RFRec(federation=Federation(**part)).fit(X, y)
+
+
+# --------------------------------------------------------------------- one upload at a time
+
+
+@pytest.mark.parametrize("compressor", [TopK(0.2), LowRank(1), Quantization()], ids=str)
+def test_columns_that_a_method_has_picked_itself_cross_as_they_are(compressor):
+    X, y = make_toy()
+    model = SCoLR(3, n_factors=4, n_rounds=3, client_fraction=1.0, random_state=0)
+    plain = clone(model).fit(X, y)
+    world = Federation(compression=clone(compressor).set_params(direction="up"))
+    packed = clone(model).set_params(federation=world).fit(X, y)
+    assert packed.communication_ == plain.communication_
+    np.testing.assert_allclose(packed.item_factors_, plain.item_factors_, atol=1e-6)
+
+
+@pytest.mark.parametrize("world", [{}, {"aggregator": NormClipping()}], ids=str)
+def test_local_dp_lets_no_count_through_without_noise(world):
+    mechanism = LaplaceMechanism(clip=1.0, scale=0.5)
+    transport, blocks, everyone = wire(Federation(local_dp=mechanism, **world))
+    part = Message(q=Dense(np.zeros(3), clip=1.0), n=Dense(np.ones(2), dtype="uint8"))
+    with pytest.raises(RuntimeError, match="Field 'n' reached the wire .* without the clip"):
+        transport.up(blocks, [part] * 5, everyone, everyone, Key(0, 0), learned=True)
+    part["n"] = Dense(np.ones(2), clip=1.0, learned=False)
+    upload = transport.up(blocks, [part] * 5, everyone, everyone, Key(0, 0), learned=True)
+    assert (upload["n"].sum != 5).all()
+
+
+@pytest.mark.parametrize("values", [np.array([2**60 + 1]), np.array([2**53 + 1, 3])], ids=str)
+def test_integers_are_added_exactly_one_by_one(values):
+    transport, blocks, everyone = wire(Federation(compression=TopK()))
+    parts = [Message(n=Dense(values, dtype="int64")) for _ in blocks]
+    upload = transport.up(blocks, parts, everyone, everyone, Key(0, 0), learned=True)
+    assert upload["n"].sum.dtype == np.int64
+    assert upload["n"].sum.tolist() == [5 * int(value) for value in values]
+
+
+class Nonsense(Adversary):
+    def _forged(self, data, upload, generator):
+        return {name: u._replace(change=np.nan * u.change) for name, u in upload.items()}
+
+
+def test_a_forged_upload_that_is_not_finite_is_rejected():
+    X, _ = make_toy()
+    world = Federation(adversary=Nonsense(0.2), compression=TopK())
+    model = LocALS(3, random_state=0, federation=world).fit(X)
+    rounds = [e for e in model.communication_.entries if e["phase"] == "round"]
+    assert {e["rejected"] for e in rounds} == {2}
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_the_last_broadcast_is_whole_where_clients_know_a_compressed_model():
+    X, y = make_toy()
+    world = Federation(compression=TopK(0.2))
+    model = CoLR(1, n_factors=8, n_rounds=3, client_fraction=1.0, random_state=0, federation=world)
+    entries = model.fit(X, y).communication_.entries
+    assert entries[-1]["bytes_down"] == 12 * 9 * 8 * 4
+
+
+def test_what_the_server_draws_itself_crosses_beside_the_encrypted_sum():
+    scheme = schemes()[0]
+    X, y = make_toy()
+    world = Federation(secure_aggregation=scheme)
+    model = CoLR(2, n_factors=4, n_rounds=3, client_fraction=1.0, random_state=0, federation=world)
+    rounds = [e for e in model.fit(X, y).communication_.entries if e["phase"] == "round"]
+    each, basis = scheme.ciphertext_bytes(9 * 2 + 9), 2 * 4 * 4
+    assert [e["bytes_down"] for e in rounds[1:]] == [12 * (each + basis)] * 2
+
+
+def test_an_encrypted_sum_is_sent_once():
+    schemes()
+    X, y = make_toy()
+    lost = Federation(secure_aggregation=CKKS(), dropout=0.97)
+    *entries, final = make(RFRec, lost, n_rounds=6).fit(X, y).communication_.entries[1:]
+    sums = [e["messages_up"] > 0 for e in entries]
+    assert 0 < sum(sums) < 6
+    one = entries[0]["bytes_up"]
+    heard = [e["bytes_down"] for e in [*entries[1:], final]]
+    assert heard == [one * arrived for arrived in sums]
+
+
+def test_a_forged_upload_has_the_columns_that_its_client_names():
+    class Told(SignFlip):
+        def _forged(self, data, upload, generator):
+            return {name: u._replace(change=u.change + 1.0) for name, u in upload.items()}
+
+    transport, blocks, everyone = wire(Federation(adversary=Told(clients=[2])))
+    data = encode(np.stack([np.arange(5), np.zeros(5)], axis=1))
+    transport.intrusion = transport.federation.adversary.enter(data, False, Key(0))
+    change = np.zeros((4, 3))
+    change[:, 1] = 1.0
+    parts = [Message(a=Dense(change, n_coordinates=np.array([4]))) for _ in blocks]
+    upload = transport.up(blocks, parts, everyone, everyone, Key(0, 0), learned=True)
+    np.testing.assert_array_equal(upload["a"].sum, 6 * change)
+    assert transport.ledger.bytes_up == 5 * 4 * 4
+
+
+def test_forged_integers_are_integers_and_are_not_compressed():
+    world = Federation(adversary=SignFlip(clients=[2], scale=0.4), compression=Quantization())
+    transport, blocks, everyone = wire(world)
+    data = encode(np.stack([np.arange(5), np.zeros(5)], axis=1))
+    transport.intrusion = world.adversary.enter(data, False, Key(0))
+    parts = [Message(n=Dense(np.full((4, 2), 10), dtype="int64")) for _ in blocks]
+    upload = transport.up(blocks, parts, everyone, everyone, Key(0, 0), learned=True)
+    np.testing.assert_array_equal(upload["n"].sum, np.full((4, 2), 4 * 10 - 4))
+    assert upload["n"].sum.dtype == np.int64
+    assert transport.ledger.bytes_up == 5 * 8 * 8
+
+
+@pytest.mark.parametrize("Estimator", [LocALS, LocSGD, GlobSGD])
+@pytest.mark.parametrize("download", ["own", "all"])
+def test_small_matrices_that_must_fit_the_items_are_not_compressed(Estimator, download):
+    X, _ = make_toy(n_users=60, n_items=30, density=0.3)
+    world = Federation(compression=TopK(0.1))
+    model = Estimator(8, reg_user=1.0, download=download, random_state=0, federation=world).fit(X)
+    assert np.isfinite(model.predict(X)).all()
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({}, {"compression": TopK()}),
+        ({"compression": TopK()}, {}),
+        ({"compression": TopK()}, {"compression": Quantization()}),
+        ({"adversary": SignFlip()}, {"adversary": None}),
+        ({"aggregator": NormClipping(1.0)}, {"aggregator": NormClipping(2.0)}),
+    ],
+)
+def test_a_warm_start_in_another_world_is_refused(first, then):
+    X, _ = make_toy()
+    model = LocALS(3, n_rounds=2, warm_start=True, random_state=0, federation=Federation(**first))
+    model.fit(X)
+    model.set_params(n_rounds=4, federation=Federation(**then))
+    with pytest.raises(ValueError, match="federation__.* has changed from"):
+        model.fit(X)
+
+
+def test_what_an_earlier_fit_left_is_gone():
+    X, _ = make_toy()
+    model = LocALS(3, random_state=0, federation=Federation(adversary=SignFlip())).fit(X)
+    assert hasattr(model, "compromised_clients_")
+    model.set_params(federation=None).fit(X)
+    assert not hasattr(model, "compromised_clients_")
+
+
+def test_a_value_too_large_for_the_scheme_is_refused_whoever_sends_it():
+    schemes()
+    X, y = make_toy()
+    world = Federation(secure_aggregation=CKKS(audit=1), adversary=RandomUpload(strength=1e9))
+    for seed in range(4):
+        with pytest.raises(ValueError, match="may overflow"):
+            make(RFRec, world).set_params(random_state=seed).fit(X, y)

@@ -158,3 +158,11 @@ def test_an_announcement_is_no_model():
     news = Message(x=Dense(np.ones(1)))
     transport.down(blocks, Message(x=Dense(np.ones(10))), np.arange(N_CLIENTS) < 1, news)
     assert transport.ledger.client_bytes_down.tolist() == [48] + [8] * 6
+
+
+def test_an_empty_message_is_no_upload():
+    transport, blocks = make()
+    everyone = np.ones(N_CLIENTS, dtype=bool)
+    assert transport.up(blocks, [Message()] * 7, everyone, everyone, Key(0, 0)) is None
+    assert transport.ledger.bytes_up == transport.ledger.entries[-1]["messages_up"] == 0
+    assert Message().sizes(blocks[0]).tolist() == [0] * blocks[0].n_clients
