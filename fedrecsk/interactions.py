@@ -29,7 +29,7 @@ def as_table(X):
     """
     if sparse.issparse(X):
         raise TypeError(
-            "Sparse data was passed: X is a sparse matrix, but should have one row per interaction. "
+            "Sparse data was passed: X is a sparse matrix, but should have one row an interaction. "
             "For a matrix M of users by items: M = M.tocoo(), X = np.column_stack([M.row, M.col]), "
             "y = M.data."
         )

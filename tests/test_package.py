@@ -62,5 +62,5 @@ def test_wrong_arguments_are_named(arguments, message, capsys):
 
 def test_a_matrix_is_told_from_a_table():
     matrix = sparse.csr_array(np.eye(3))
-    with pytest.raises(TypeError, match="one row per interaction.*tocoo"):
+    with pytest.raises(TypeError, match="one row an interaction.*tocoo"):
         BiasOnly().fit(matrix, np.ones(3))

@@ -1,7 +1,6 @@
 """Rows of interactions as plain integers; shared by filters and splitters."""
 
 import numpy as np
-from scipy.sparse import issparse
 
 from fedrecsk.interactions import as_table, id_columns
 
@@ -23,11 +22,6 @@ def coded_rows(X):
 def as_rows(X):
     """Give X as an ndarray or DataFrame with the two columns of ids, or say what is wrong."""
     X = as_table(X)
-    if issparse(X):
-        raise TypeError(
-            "X is a sparse matrix; give one row per interaction instead, (user, item, ...): for a "
-            "matrix M of ratings np.transpose(M.nonzero()), with M.data as y."
-        )
     X = X if hasattr(X, "shape") else np.asarray(X)
     if len(X.shape) != 2 or X.shape[1] < 2 or not X.shape[0]:
         raise ValueError(
