@@ -102,6 +102,13 @@ class FederatedRecommender(Recommender):
         """Server: what this round sends down. A Message, or None; pure."""
         return self._model(server)
 
+    def _on_receipt(self, message):
+        """Clients: a broadcast with what all of them would compute of it alike. Pure.
+
+        It is computed once for all, so that simulating many clients costs no more.
+        """
+        return message
+
     @abstractmethod
     def _init_clients(self, block, message, key):
         """Clients: their private state, from the first broadcast and the announcement."""
@@ -215,9 +222,11 @@ class FederatedRecommender(Recommender):
         announced = self._announce(run.server)
         message = self._broadcast(run.server, key)
         message = run.transport.down(run.blocks, message, turn.hears, self._news(run.server), key)
+        message = self._on_receipt(message) if message else message
         if message and run.n_rounds and self.early_stopping:
             self._validate(world, run.stopping, turn.hears, turn.delivers)
             if run.stopping.stopped:
+                run.ledger.entries[-1]["phase"] = "stop"
                 return
 
         run.ledger.count(participants=turn.active.sum(), dropped=turn.dropped.sum())

@@ -165,13 +165,13 @@ class CoLR(FedMF):
         basis = Dense(server["basis"], learned=False)
         return Message(update=Dense(server["update"]), basis=basis)
 
+    def _on_receipt(self, message):
+        turned = message["item_factors"].values @ message["directions"].values.T
+        return Message(**message, turned=Derived(turned, learned=False))
+
     def _client_update(self, block, state, message, key):
         # In coordinates of which the first are those along B, to train A is to train these.
         directions = message["directions"].values
-        if "turned" not in message:
-            # Every client would compute the same.
-            turned = message["item_factors"].values @ directions.T
-            message["turned"] = Derived(turned, learned=False)
         who, users = np.repeat(block.active, np.diff(block.client_indptr)), state["users"]
         # Who has diverged is found when its upload arrives.
         with np.errstate(over="ignore", invalid="ignore"):

@@ -136,7 +136,7 @@ class LightFR(RankingMixin, FederatedRecommender):
     ValueError
         By fit: if no row is positive; if ratings are all equal without a `rating_scale`, or
         outside of it; if `init` has another shape; if exact sums might not fit into 64 bits; if
-        the federation has `local_dp`.
+        the federation has `local_dp` or `compression`.
 
     Notes
     -----
@@ -484,6 +484,11 @@ class LightFR(RankingMixin, FederatedRecommender):
                 "Under secure_aggregation LightFR must send whole matrices, because rows of some "
                 'items only do not add up encrypted; set upload="all", with aggregation="full" or '
                 '"gradient".'
+            )
+        if self._world().compression is not None:
+            raise ValueError(
+                f"{type(self._world().compression).__name__} shortens real numbers, but LightFR "
+                "sends codes and integers; set compression=None, and n_bits for shorter codes."
             )
         if self._world().local_dp is not None:
             raise ValueError(

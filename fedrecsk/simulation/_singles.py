@@ -42,7 +42,7 @@ class Single:
         """Take apart the message of a one-client block."""
         updates, rest = {}, {}
         for name, field in part.items():
-            values = wide(field.values)
+            values = field.wide
             if field.is_count:
                 rest[name] = values
                 continue
@@ -110,15 +110,14 @@ class Single:
             payload += packed.payload_nbytes(itemsize) - change.size * itemsize
         return replace(self, updates=updates, nbytes=nbytes, payload=payload)
 
-    def whole(self, shapes):
-        """All of it as one vector, field after field, as it is encrypted."""
+    def numbers(self, shapes):
+        """What the server adds of every field, as a dict of arrays."""
         sums = plain_sum([self.updates], {name: shapes[name] for name in self.updates})
         for name, values in self.rest.items():
             sums[name] = sums[name] + values if name in sums else values
-        return np.concatenate([np.ravel(sums[name]) for name in shapes])
+        return sums
 
-
-def wide(values):
-    """As the server adds: integers exactly, everything else in float64."""
-    values = np.asarray(values)
-    return values.astype(np.int64 if values.dtype.kind in "iub" else np.float64)
+    def whole(self, shapes):
+        """All of it as one vector, field after field, as it is encrypted."""
+        numbers = self.numbers(shapes)
+        return np.concatenate([np.ravel(numbers[name]) for name in shapes])

@@ -46,8 +46,9 @@ class Federation(BaseEstimator):
         :mod:`fedrecsk.compression`. Up, each client compresses what it has learned in a
         round. Down, the server compresses by how much its model differs from what clients
         know, so that what one message lacks comes in a later one; clients are taken to follow
-        every round. Rows of some items only are compressed on their way up alone; SCoLR's
-        columns, of which each client sends some only, cross as they are.
+        every round, and under early stopping they measure the whole model. Rows of some items
+        only are compressed on their way up alone; SCoLR's columns, of which each client sends
+        some only, cross as they are. LightFR, which sends codes, refuses it.
     secure_aggregation : SecureAggregation or None, default=None
         Homomorphic encryption of all uploads: the server adds ciphertexts and learns
         nothing; the clients, who hold the key, decrypt the sum and take the server's step. See

@@ -12,19 +12,20 @@ class Ledger:
     ----------
     entries : list of dict
         One entry a phase: the enrolment, each round, and the last broadcast, from which
-        clients predict. Keys: `phase` ("enrolment", "round" or "final"), `round`,
-        `participants` (clients that updated), `messages_down`, `messages_up` (arrived and
-        sound), `dropped` (clients cut off or uploads lost), `rejected` (uploads with NaN or
-        infinite values), `bytes_down`, `bytes_up` (sent, whether or not they arrived), and
-        readings of what the same clients would have received: `bytes_down_whole`, if each
-        got the whole model; `bytes_down_missed`, if each got the news of all rounds since it
-        was last heard from; `bytes_down_latest`, the news of the last round alone, which
-        is enough for clients that also follow the rounds that they take no part in.
-        `bytes_down` takes for each client the smaller of the first two. A method without
-        news of its own sends the whole model, and the four are equal. `payload_down` (of the
-        latest news) and `payload_up` are what papers count: the numbers that were learned,
-        compressed perhaps, in plaintext, without counts, numbers of items and what comes
-        before the rounds. `encrypted`: uploads that were really encrypted.
+        clients predict. Keys: `phase` ("enrolment", "round", "final", or "stop" for the
+        broadcast whose errors ended the fit early), `round`, `participants` (clients that
+        updated), `messages_down`, `messages_up` (arrived and sound), `dropped` (clients cut off
+        or uploads lost), `rejected` (uploads with NaN or infinite values), `bytes_down`,
+        `bytes_up` (sent, whether or not they arrived), and readings of what the same clients
+        would have received: `bytes_down_whole`, if each got the whole model;
+        `bytes_down_missed`, if each got the news of all rounds since it was last heard from;
+        `bytes_down_latest`, the news of the last round alone, which is enough for clients that
+        also follow the rounds that they take no part in. `bytes_down` takes for each client the
+        smaller of the first two. A method without news of its own sends the whole model, and
+        the four are equal. `payload_down` (of the latest news) and `payload_up` are what papers
+        count: the numbers that were learned, compressed perhaps, in plaintext, without counts,
+        numbers of items and what comes before the rounds. `encrypted`: uploads that were really
+        encrypted.
     client_ids : ndarray of shape (n_clients,)
     client_bytes_down, client_bytes_up : ndarray of shape (n_clients,), dtype int64
         Bytes that each client received and sent.

@@ -48,6 +48,12 @@ class Dense:
     n_coordinates: np.ndarray | None = None
     packed: Compressed | None = None
 
+    @property
+    def wide(self):
+        """The values as a server adds them: integers exactly, everything else in float64."""
+        values = np.asarray(self.values)
+        return values.astype(np.int64 if values.dtype.kind in "iub" else np.float64)
+
     def sizes(self, block):
         """Coordinates that each client puts on the wire or takes from it, shape (n_clients,)."""
         if self.n_coordinates is not None:
@@ -145,6 +151,10 @@ class Message(dict):
     def __init__(self, *, sound=None, **fields):
         super().__init__(fields)
         self.sound = sound
+
+    def numbers(self, shapes):
+        """What the server adds of every field, as a dict of arrays."""
+        return {name: self[name].wide for name in shapes}
 
     def sizes(self, block):
         """Coordinates of the message for each client of the block."""

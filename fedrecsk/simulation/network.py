@@ -207,5 +207,5 @@ def _bytes_of_one(entry, n_clients, down, up):
     # Before the rounds all clients send; in a round those that take part do. Where nobody has
     # trained, those that heard the model have sent the errors that ended the fit.
     trained = entry["participants"] or entry["messages_down"]
-    senders = trained if entry["phase"] == "round" else n_clients
+    senders = trained if entry["phase"] in ("round", "stop") else n_clients
     return entry[down] / max(entry["messages_down"], 1), entry[up] / max(senders, 1)

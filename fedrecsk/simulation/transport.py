@@ -12,7 +12,7 @@ import numpy as np
 
 from fedrecsk.aggregation import plain_sum
 from fedrecsk.privacy.local_dp import PrivacyReport
-from fedrecsk.simulation._singles import Single, wide
+from fedrecsk.simulation._singles import Single
 from fedrecsk.simulation.encryption import SecureChannel
 from fedrecsk.simulation.ledger import Ledger
 from fedrecsk.simulation.messages import Message, Rows, Total, Upload
@@ -114,6 +114,12 @@ class Transport:
             if matrix and name in self._known:
                 generator = key.generator(f"compression of {name}")
                 packed = self.federation.compression.compress(values - self._known[name], generator)
+                if not np.isfinite(packed.values).all():
+                    raise ValueError(
+                        f"The server's change of {name} in round {key.round} does not fit into "
+                        f"{self.federation.compression}, which ends at 65504; use "
+                        'Quantization("int8"), whose scale follows the values.'
+                    )
                 self._known[name] = self._known[name] + packed.values
                 changes[name] = replace(field, packed=packed)
                 heard[name] = replace(field, values=self._known[name])
@@ -167,6 +173,7 @@ class Transport:
         fields, shapes, totals, singles = None, {}, {}, {}
         n_sound, n_arrived = 0, 0
         one_by_one = learned and self.federation.one_by_one
+        held = one_by_one and self._holds_uploads
         for block, part in zip(blocks, parts, strict=True):
             if not part:
                 continue
@@ -184,11 +191,11 @@ class Transport:
             if not sound.any() or not valid:
                 continue
             n_sound += sound.sum()
-            if one_by_one:
+            if held:
                 singles[int(block.clients[0])] = single
                 continue
-            for name, field in part.items():
-                _add(totals, name, wide(field.values))
+            for name, values in (single or part).numbers(shapes).items():
+                _add(totals, name, values)
         self.ledger.count(messages_up=n_sound, rejected=n_arrived - n_sound)
         if n_sound == 0:
             if n_arrived:
@@ -197,18 +204,23 @@ class Transport:
                     "or infinite values. Lower the learning rate, or scale the ratings."
                 )
             return None
-        if one_by_one:
+        if held:
             totals = self._combined(singles, fields, shapes, key)
             if totals is None:
                 return None
-            if self.channel is not None:
-                self._unheard = (self._unheard or 0) + self.channel.nbytes(_aligned_size(fields))
-        elif self.federation.local_dp is not None:
+        elif self.federation.local_dp is not None and not one_by_one:
             for name, field in fields.items():
                 totals[name] = totals[name] + self._noise(field, name, n_sound, key)
+        if self._unheard is not None:
+            self._unheard += self.channel.nbytes(_aligned_size(fields))
         return Upload(
             int(n_sound), **{name: Total(total, int(n_sound)) for name, total in totals.items()}
         )
+
+    @property
+    def _holds_uploads(self):
+        """Whether a round's uploads must all be there before they can be added up."""
+        return self.federation.aggregator is not None or self.channel is not None
 
     def _single(self, block, part, key):
         """What one client sends, after all that happens to it on the client's side."""

@@ -8,6 +8,7 @@ from sklearn.base import clone
 
 from fedrecsk import Federation, Popularity
 from fedrecsk.base import Recommender
+from fedrecsk.compression import TopK
 from fedrecsk.federated import LightFR, pack_codes, unpack_codes
 from fedrecsk.federated._codes import n_words, random_codes
 from fedrecsk.interactions import encode
@@ -426,6 +427,7 @@ def test_bad_new_items_are_named():
         ({"targets": "ratings", "rating_scale": (1, 4)}, r"y has the rating 5, outside"),
         ({"aggregation": "parameter", "upload": "all"}, 'use upload="visited"'),
         ({"federation": Federation(local_dp=LaplaceMechanism(0.2, 0.04))}, "no local_dp"),
+        ({"federation": Federation(compression=TopK())}, "TopK shortens .* n_bits"),
     ],
 )
 def test_bad_parameters_are_named(parameters, message):

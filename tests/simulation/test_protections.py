@@ -134,7 +134,8 @@ def test_encrypted_sums_equal_plaintext_within_the_stated_precision(Estimator, s
     complete = clone(scheme).set_params(audit="all")
     whole = make(Estimator, Federation(secure_aggregation=complete)).fit(X, y)
     np.testing.assert_allclose(sampled.item_factors_, plain.item_factors_, atol=1e-9)
-    np.testing.assert_allclose(whole.item_factors_, plain.item_factors_, atol=1e-5)
+    # Adam enlarges the noise of ciphertexts where a gradient is small.
+    np.testing.assert_allclose(whole.item_factors_, plain.item_factors_, atol=1e-4)
     uploads = sum(e["messages_up"] for e in whole.communication_.entries if e["phase"] == "round")
     n_rounds = sum(
         e["messages_up"] > 0 for e in sampled.communication_.entries if e["phase"] == "round"
@@ -280,6 +281,43 @@ def test_integers_are_added_exactly_one_by_one(values):
     upload = transport.up(blocks, parts, everyone, everyone, Key(0, 0), learned=True)
     assert upload["n"].sum.dtype == np.int64
     assert upload["n"].sum.tolist() == [5 * int(value) for value in values]
+
+
+class Huge(Adversary):
+    def _forged(self, data, upload, generator):
+        return {name: u._replace(change=1e9 + u.change) for name, u in upload.items()}
+
+
+def test_what_float16_cannot_hold_is_rejected_and_ends_nothing():
+    X, _ = make_toy()
+    world = Federation(adversary=Huge(0.2), compression=Quantization("float16", direction="up"))
+    model = LocALS(3, random_state=0, federation=world).fit(X)
+    rounds = [e for e in model.communication_.entries if e["phase"] == "round"]
+    assert {e["rejected"] for e in rounds} == {2}
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_a_server_whose_model_does_not_fit_into_float16_says_so():
+    transport, blocks, everyone = wire(Federation(compression=Quantization("float16")))
+    transport.down(blocks, Message(q=Dense(np.zeros((3, 2)))), everyone, key=Key(0, 0))
+    with pytest.raises(ValueError, match='change of q in round 1 .* use Quantization."int8"'):
+        transport.down(blocks, Message(q=Dense(np.full((3, 2), 1e6))), everyone, key=Key(0, 1))
+
+
+def test_decrypted_validation_errors_come_down_like_other_sums():
+    scheme = schemes()[0]
+    X, y = make_toy()
+    plain = make(RFRec, Federation(secure_aggregation=scheme)).fit(X, y)
+    watched = make(RFRec, Federation(secure_aggregation=scheme), early_stopping=True).fit(X, y)
+    errors = 12 * scheme.ciphertext_bytes(2)
+    first, *rest = (
+        other["bytes_down"] - one["bytes_down"]
+        for one, other in zip(
+            plain.communication_.entries[1:], watched.communication_.entries[1:], strict=True
+        )
+    )
+    # The errors of a round's model are known when the next one comes.
+    assert [first, *rest] == [0, 0, errors, errors, errors]
 
 
 class Nonsense(Adversary):
