@@ -22,7 +22,7 @@ from sklearn.utils.validation import (
 )
 
 from fedrecsk import _kernels, metrics
-from fedrecsk.interactions import Ids, as_table, encode, id_array, id_columns
+from fedrecsk.interactions import Ids, as_table, encode, id_array, id_columns, missing_id, named
 
 if TYPE_CHECKING:
     from typing import Self
@@ -65,6 +65,12 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
     @abstractmethod
     def _new_user_attributes(self, data):
         """Per-user fitted attributes (a dict of arrays) for the users of `data` alone."""
+
+    def _forget_users(self, users):
+        """Drop what these users (codes) have beside the attributes above, once they are replaced.
+
+        Fitted attributes may be set anew but not written into: copies share them.
+        """
 
     # ------------------------------------------------------------------------- fit, score
 
@@ -165,7 +171,8 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         """Estimate the rating or preference of (user, item) pairs.
 
         An unknown user or item adds nothing to the score: what remains is the other's bias
-        and the global level.
+        and the global level. Without biases that is one number for all; see the Notes of
+        `recommend`.
 
         Parameters
         ----------
@@ -196,16 +203,19 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         Parameters
         ----------
         users : array-like of shape (n_users,) or (n_users, n_columns)
-            Ids, or a table with the ids in column 0. Users unknown to the model get what it
-            knows without them.
+            Ids, or a table with the ids in column 0. Unknown users get what the model knows
+            without them; see Notes.
         n_recommendations : int, default=10
+            Length of the lists. A user with fewer eligible items gets what there is, and then
+            places that are filled up; see `items`.
         exclude_seen : bool, default=True
             Leave out the items of the user's own interactions.
         candidates : array-like of shape (n_candidates,), default=None
             Ids of the items to choose from. None: all items seen in fit.
         interactions : array-like or tuple (X, y), default=None
-            Interactions of users who were not in fit, as `fit` takes them; these users are
-            folded in for this call only. Rating models need the tuple.
+            Whole histories of new or known users, as `fit` takes them. These users are served
+            as if by ``fold_in(X, y, replace=True)``, for this call only. Rating models need
+            the tuple.
         exclude_interactions : array-like of shape (n_pairs, 2), default=None
             Further (user, item) pairs not to recommend, for example what the user has done
             since fit. Users not asked for and unknown items do not matter.
@@ -213,22 +223,40 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         Returns
         -------
         items : ndarray of shape (n_users, n_recommendations)
-            Ids; ties are resolved by the order of `item_ids_`.
+            Ids; ties are resolved by the order of `item_ids_`. Places without an item come
+            last and hold -1 (the largest number where ids are unsigned), NaN where ids are
+            floats, "" where they are strings. `scores` tells them from items for certain.
         scores : ndarray of shape (n_users, n_recommendations), dtype float64
-            What `predict` gives for these pairs.
+            What `predict` gives for these pairs; -inf in places without an item.
 
         Raises
         ------
         ValueError
-            If a user has fewer eligible items than `n_recommendations`, or a candidate is
-            unknown.
+            If a candidate is unknown, or as `fold_in` does about `interactions`.
+
+        Notes
+        -----
+        About an unknown user a model knows its item biases or its mean user, if it has any.
+        A model that has neither scores every item alike, and the list is then just the head of
+        `item_ids_`. Give the user's ratings as `interactions` or to `fold_in`; for users
+        without any, ask :class:`~fedrecsk.Popularity`.
+
+        Examples
+        --------
+        >>> from fedrecsk import Popularity
+        >>> X = [["ann", "tea"], ["ann", "jam"], ["bob", "tea"]]
+        >>> items, scores = Popularity().fit(X).recommend(["ann", "bob"], 2)
+        >>> items.tolist()
+        [['', ''], ['jam', '']]
+        >>> [row[found].tolist() for row, found in zip(items, scores > float("-inf"))]
+        [[], ['jam']]
         """
         check_is_fitted(self)
         if interactions is not None:
             pair = interactions if isinstance(interactions, tuple) else (interactions, None)
             if len(pair) != 2:
                 raise ValueError(f"interactions must be X or (X, y), got {len(pair)} things.")
-            served = copy.copy(self).fold_in(*pair)
+            served = copy.copy(self).fold_in(*pair, replace=True)
             return served.recommend(
                 users,
                 n_recommendations,
@@ -250,32 +278,21 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         codes = self._users.codes(users) if len(users) else np.empty(0, dtype=np.int64)
         eligible = self._eligible(candidates)
         barred_rows, barred_items = self._barred(users, exclude_interactions)
-        n_recommendations = int(n_recommendations)
         n_eligible = self.n_items_ if eligible is None else len(eligible)
-        if n_recommendations > n_eligible:
-            raise ValueError(
-                f"n_recommendations={n_recommendations} is more than the {n_eligible} items to "
-                "choose from; ask for fewer."
-            )
-        best = np.empty((len(codes), n_recommendations), dtype=np.int64)
-        scores = np.empty(best.shape)
+        shape = len(codes), int(n_recommendations)
+        n_best = min(shape[1], n_eligible)
+        best, scores = np.zeros(shape, dtype=np.int64), np.full(shape, -np.inf)
         for batch in _batches(len(codes), self.n_items_):
             inside = (barred_rows >= batch.start) & (barred_rows < batch.stop)
             barred = barred_rows[inside] - batch.start, barred_items[inside]
             if exclude_seen:
                 barred = np.concatenate([barred, self._seen_by(codes[batch])], axis=1)
-            best[batch], scores[batch] = self._best_items(
-                codes[batch], n_recommendations, eligible, barred
+            best[batch, :n_best], scores[batch, :n_best] = self._best_items(
+                codes[batch], n_best, eligible, barred
             )
-            left = np.isfinite(scores[batch]).sum(axis=1)
-            if left.min() < n_recommendations:
-                user = users[batch][left.argmin()]
-                raise ValueError(
-                    f"User {user!s} has only {left.min()} items left that are not seen, fewer than "
-                    f"n_recommendations={n_recommendations}; ask for fewer, widen candidates, or "
-                    "pass exclude_seen=False."
-                )
-        return self.item_ids_[best], self._response(scores)
+        found = np.isfinite(scores)
+        scores[found] = self._response(scores[found])
+        return np.where(found, self.item_ids_[best], missing_id(self.item_ids_.dtype)), scores
 
     def fold_in(
         self,
@@ -284,16 +301,24 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         *,
         clients: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        replace: bool = False,
     ) -> Self:
-        """Add users who were not in fit, without retraining.
+        """Add users, or compute known ones anew, without retraining.
 
-        Each new user's private parameters are found from its own interactions and the
-        fitted items, on the user's side. Nothing is uploaded.
+        Each user's private parameters are found from its own interactions and the fitted
+        items, on the user's side. Nothing is uploaded, and nobody else's parameters change.
 
         Parameters
         ----------
-        X, y, clients, sample_weight
-            As in `fit`. Rows of items unknown to the model are left out.
+        X, y, sample_weight
+            As in `fit`. Rows of items unknown to the model are left out, and so is a new user
+            who has no other rows: it stays unknown.
+        clients : array-like of shape (n_samples,), default=None
+            Checked as in `fit`, and of no effect: a user's parameters come from its own rows.
+        replace : bool, default=False
+            Whether X may hold rows of known users. They are then treated as if they were new:
+            give their whole history, old rows too. Whatever else the model had of them is
+            forgotten, and `recommend` leaves out the items of the new rows only.
 
         Returns
         -------
@@ -302,34 +327,61 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         Raises
         ------
         ValueError
-            If a user was already in fit.
+            If a user is already known and `replace` is False, or if no new user, or not every
+            known one, has a row of an item that the model knows.
+
+        Notes
+        -----
+        A later `fit`, warm or not, starts from its own X and knows nothing of this.
+
+        Examples
+        --------
+        >>> from fedrecsk import BiasOnly
+        >>> X, y = [["ann", "tea"], ["ann", "jam"], ["bob", "tea"]], [5, 4, 1]
+        >>> model = BiasOnly().fit(X, y)
+        >>> before = model.predict([["ann", "jam"], ["bob", "jam"]])
+        >>> model = model.fold_in([["bob", "tea"], ["bob", "jam"]], [5, 5], replace=True)
+        >>> (model.predict([["ann", "jam"], ["bob", "jam"]]) > before).tolist()
+        [False, True]
         """
         check_is_fitted(self)
+        validate_parameter_constraints(
+            {"replace": ["boolean"]}, {"replace": replace}, caller_name="fold_in"
+        )
         users, items = id_columns(self._checked(X, y)[0])
         known = self._users.codes(users) >= 0
-        if known.any():
-            user = users[known.argmax()]
+        if known.any() and not replace:
             raise ValueError(
-                f"User {user!s} is already known; fold_in and recommend(interactions=...) add new "
-                "users only. Drop its rows, or "
-                "fit again with them."
-            )
-        if not (self._items.codes(items) >= 0).any():
-            raise ValueError(
-                "No row of X has an item that the model knows, so there is nothing to learn from; "
-                "new users without known items can be served by predict and recommend directly."
+                f"User {users[known.argmax()]!s} is already known; give its whole history with "
+                "replace=True to compute it anew, or drop its rows."
             )
         data = self._read(X, y, clients, sample_weight, reset=False, item_ids=self._items)
+        lost = ~np.isin(users, data.user_ids.values) & (known | (data.n_users == 0))
+        if lost.any():
+            raise ValueError(
+                f"There is nothing to learn from about {named('user', users[lost])}: no row has "
+                "an item that the model knows and a weight above zero, only "
+                f"{named('item', items[lost])}. Give item ids as fit saw them, such as "
+                f"{self.item_ids_[0]!s}, or leave these rows out: predict and recommend serve "
+                "unknown users too, and known ones as before."
+            )
+        # Known users keep their place and new ones follow.
+        places = self._users.codes(data.user_ids.values)
+        new = places < 0
+        places[new] = self.n_users_ + np.arange(new.sum())
         for name, rows in self._new_user_attributes(data).items():
-            setattr(self, name, np.concatenate([getattr(self, name), rows]))
-        seen_indptr, seen_items = self._seen
-        self._seen = (
-            np.concatenate([seen_indptr, seen_indptr[-1] + data.indptr[1:]]),
-            np.concatenate([seen_items, data.items]),
-        )
-        self.user_ids_ = np.concatenate([self.user_ids_, data.user_ids.values])
+            setattr(self, name, _placed(rows, places, getattr(self, name)))
+        self._forget_users(places[~new])
+        indptr, seen_items = self._seen
+        starts = _placed(indptr[-1] + data.indptr[:-1], places, indptr[:-1])
+        lengths = _placed(np.diff(data.indptr), places, np.diff(indptr))
+        seen_items = np.concatenate([seen_items, data.items])
+        if not new.all():
+            seen_items = seen_items[_runs(starts, lengths)]
+        self._seen = np.concatenate([[0], np.cumsum(lengths)]), seen_items
+        self._users = self._users.followed_by(data.user_ids.values[new])
+        self.user_ids_ = self._users.values.copy()
         self.n_users_ = len(self.user_ids_)
-        self._users = Ids(self.user_ids_, self._users.name)
         return self
 
     def _seen_by(self, users):
@@ -337,8 +389,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         indptr, items = self._seen
         lengths = np.where(users >= 0, indptr[users + 1] - indptr[users], 0)
         rows = np.repeat(np.arange(len(users)), lengths)
-        starts = np.repeat(indptr[users] - (np.cumsum(lengths) - lengths), lengths)
-        return rows, items[starts + np.arange(len(rows))]
+        return rows, items[_runs(indptr[users], lengths)]
 
     def _barred(self, users, pairs):
         """Positions in `users` and item codes of the pairs that name them."""
@@ -541,3 +592,16 @@ class FitReport:
 def _batches(n_rows, n_columns):
     size = max(1, SCORES_PER_BATCH // max(1, n_columns))
     return [slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
+
+
+def _placed(rows, places, old):
+    """A copy of `old` with `rows` at `places`; those behind its end come in their order."""
+    grown = np.concatenate([old, rows[places >= len(old)]])
+    grown[places] = rows
+    return grown
+
+
+def _runs(starts, lengths):
+    """Runs of consecutive integers, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(np.sum(lengths))

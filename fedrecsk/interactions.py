@@ -111,6 +111,41 @@ def _from_objects(ids, name):
     return np.array(objects)
 
 
+def missing_id(dtype):
+    """What stands where there is no id: -1, NaN or an empty string.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of the ids. Unsigned ones have no -1: it is their largest number.
+
+    Returns
+    -------
+    missing : ndarray of shape () and that dtype
+    """
+    return np.array({"f": np.nan, "U": ""}.get(dtype.kind, -1)).astype(dtype)
+
+
+def named(role, ids):
+    """A few of the ids for an error message: "users 3, 5, 8 and 2 more".
+
+    Parameters
+    ----------
+    role : str
+        "user" or "item".
+    ids : ndarray of shape (n_ids,)
+        Repetitions count once.
+
+    Returns
+    -------
+    text : str
+    """
+    ids = np.unique(ids)
+    shown = ", ".join(map(str, ids[:3]))
+    more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
+    return f"{role}{'s' if len(ids) > 1 else ''} {shown}{more}"
+
+
 @dataclass(frozen=True)
 class Ids:
     """The known ids in the order of their codes.
@@ -161,6 +196,23 @@ class Ids:
         position = np.minimum(position, len(known) - 1)
         codes = position if order is None else order[position]
         return np.where(known[codes] == ids, codes, -1).astype(np.int64)
+
+    def followed_by(self, ids):
+        """These ids and then others, in the type of these wherever it can hold the others.
+
+        Parameters
+        ----------
+        ids : ndarray of shape (n,), distinct and not known
+
+        Returns
+        -------
+        ids : Ids
+        """
+        if ids.dtype.kind != "O":
+            with np.errstate(invalid="ignore"):
+                alike = ids.astype(self.values.dtype)
+            ids = alike if np.array_equal(alike, ids) else ids
+        return Ids(np.concatenate([self.values, ids]), self.name)
 
 
 def _is_narrow(integers):

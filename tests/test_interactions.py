@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrecsk.interactions import Ids, as_table, encode, id_array, id_columns, unique_codes
+from fedrecsk.interactions import (
+    Ids,
+    as_table,
+    encode,
+    id_array,
+    id_columns,
+    named,
+    unique_codes,
+)
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(1, 5), st.integers(0, 3)),
@@ -153,3 +161,30 @@ def test_unique_codes_are_numpys(ids):
 def test_codes_are_positions(known, asked):
     codes = Ids(np.array(known), "ids").codes(np.array(asked))
     assert codes.tolist() == [known.index(one) if one in known else -1 for one in asked]
+
+
+@pytest.mark.parametrize(
+    ("known", "others", "dtype"),
+    [
+        ([2**62, 3], [5.0], np.int64),
+        ([2, 3], [0.5], np.float64),
+        (["ann"], ["roberta"], np.dtype("U7")),
+        (["roberta"], ["ann"], np.dtype("U7")),
+        (np.array([1, 2], dtype=np.uint8), [7], np.uint8),
+        (np.array([1, 2], dtype=np.int8), [1e12], np.float64),
+        ([1, 2], [2**70], object),
+        ([2**70], [3.0], object),
+        ([1, 2], np.array([], dtype=float), np.int64),
+    ],
+)
+def test_ids_keep_their_type_when_others_follow(known, others, dtype):
+    known, others = np.asarray(known), np.asarray(others)
+    ids = Ids(known, "user ids").followed_by(others)
+    assert ids.values.dtype == dtype and ids.name == "user ids"
+    assert ids.values.tolist() == [*known.tolist(), *others.tolist()]
+
+
+def test_ids_are_named_in_order_and_a_few_at_most():
+    assert named("user", np.array([7])) == "user 7"
+    assert named("user", np.array([7, 3, 7])) == "users 3, 7"
+    assert named("item", np.array(["d", "b", "e", "a", "c"])) == "items a, b, c and 2 more"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ class OwnItems:
     ----------
     n_items : int
     client_of_user, block_of_user : ndarray of shape (n_users,)
+        -1 for users who have been forgotten.
     keys : ndarray of shape (n_rows,)
         ``client * n_items + item`` of each own vector, ascending.
     held : ndarray of shape (n_rows, width)
@@ -39,7 +40,7 @@ class OwnItems:
             users_each = np.diff(block.client_indptr)
             client_of_user[block.users] = np.repeat(block.clients, users_each)
             block_of_user[block.users] = b
-            row_clients = np.repeat(block.clients, np.diff(block.row_indptr))
+            row_clients = np.repeat(block.clients, block.row_counts)
             keys.append(row_clients * block.n_items + block.row_items)
         keys = np.concatenate(keys)
         order = np.argsort(keys)
@@ -52,6 +53,12 @@ class OwnItems:
             np.stack([state["shared"] for state in states]),
         )
 
+    def without(self, users):
+        """The same with these users (codes) forgotten."""
+        client_of_user = self.client_of_user.copy()
+        client_of_user[users[users < len(client_of_user)]] = -1
+        return replace(self, client_of_user=client_of_user)
+
     def vectors(self, users, items, default):
         """The item vector of each pair as the user's client has it.
 
@@ -59,7 +66,7 @@ class OwnItems:
         ----------
         users, items : ndarray of shape (n,), codes, items known
         default : ndarray of shape (n_items, width)
-            For users who were not in fit.
+            For users who were not in fit or have been forgotten.
 
         Returns
         -------
@@ -67,6 +74,7 @@ class OwnItems:
         """
         vectors = default[items]
         ours = np.flatnonzero((users >= 0) & (users < len(self.client_of_user)))
+        ours = ours[self.client_of_user[users[ours]] >= 0]
         users, items = users[ours], items[ours]
         vectors[ours] = self.shared[self.block_of_user[users], items]
         keys = self.client_of_user[users] * self.n_items + items

@@ -565,16 +565,24 @@ class RFRec(RatingMixin, FederatedRecommender):
         nbytes = n_vectors * copies * self._width * np.dtype(self._dtype).itemsize
         # Blocks of clients with equal histories never have many more vectors than ratings.
         if nbytes > DENSE_LIMIT and n_vectors > 2 * (len(data.items) + data.n_items):
+            if federation.one_by_one:
+                how, cure = "one by one, as the federation needs it,", "Group"
+            else:
+                how = "of unequal history exactly"
+                cure = 'Use dropout_mode="upload", client_fraction=1 or sampling="rotating", group'
             raise ValueError(
-                f"Simulating {data.n_clients} clients of unequal history exactly would take "
-                f"{nbytes / 2**30:.1f} GiB: each holds an item matrix that no other shares. "
-                'Use dropout_mode="upload", client_fraction=1 or sampling="rotating", group users '
-                "into fewer clients, or take less data."
+                f"Simulating {data.n_clients} clients {how} would take {nbytes / 2**30:.1f} GiB: "
+                f"each holds an item matrix that no other shares. {cure} users into fewer "
+                "clients, or take less data."
             )
 
     def _new_user_attributes(self, data):
         _check_ratings(data.values, self.rating_scale_)
         return super()._new_user_attributes(data)
+
+    def _forget_users(self, users):
+        if hasattr(self, "_own_items"):
+            self._own_items = self._own_items.without(users)
 
     def _response(self, scores):
         low, high = self.rating_scale_

@@ -74,8 +74,13 @@ class Block:
 
     @property
     def row_indptr(self):
-        """Distinct items of each client, shape (n_clients + 1,)."""
+        """Rows of each client, one a distinct item, shape (n_clients + 1,)."""
         return self._holdings[0]
+
+    @cached_property
+    def row_counts(self):
+        """Distinct items of each client, shape (n_clients,)."""
+        return np.diff(self.row_indptr)
 
     @property
     def row_items(self):

@@ -98,6 +98,24 @@ class Federation(BaseEstimator):
         self.adversary = adversary
         self.wire_dtype = wire_dtype
 
+    def set_params(self, **params):
+        """Set parameters; those of a part that is None are refused.
+
+        Returns
+        -------
+        self : object
+        """
+        for name in params:
+            part, nested, _ = name.partition("__")
+            missing = getattr(self, part, self) is None and params.get(part) is None
+            if nested and missing:
+                kind = self._parameter_constraints[part][0].__name__
+                raise ValueError(
+                    f"{name} cannot be set because {part} is None; set {part} to a {kind} that "
+                    "has this parameter first, or in the same call."
+                )
+        return super().set_params(**params)
+
     def _validate_params(self):
         super()._validate_params()
         if self.secure_aggregation is not None:

@@ -122,7 +122,7 @@ class Rows(Dense):
 
     def sizes(self, block):
         """Coordinates that each client puts on the wire, shape (n_clients,)."""
-        n_rows = np.diff(block.row_indptr) if self.n_rows is None else self.n_rows
+        n_rows = block.row_counts if self.n_rows is None else self.n_rows
         return n_rows * (np.size(self.values) // max(1, len(self.values)))
 
     def rows_of(self, block):

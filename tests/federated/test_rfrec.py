@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from fedrecsk import BiasOnly, Federation, RFRec, RFRecF
+from fedrecsk.aggregation import NormClipping
 from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.simulation import blocks, participation
@@ -286,13 +287,19 @@ def test_a_client_that_sends_nan_is_left_out(toy, monkeypatch):
     assert np.isfinite(model.item_factors_).all()
 
 
-def test_too_much_memory_is_refused_before_any_work():
+@pytest.mark.parametrize(
+    ("world", "message"),
+    [
+        (Federation(dropout=0.1, dropout_mode="offline"), "clients of unequal history exactly"),
+        (Federation(aggregator=NormClipping()), "clients one by one, .* Group users"),
+    ],
+)
+def test_too_much_memory_is_refused_before_any_work(world, message):
     n_users, n_items = 3000, 6000
     rng = np.random.default_rng(0)
     X = np.stack([rng.integers(0, n_users, 20_000), rng.integers(0, n_items, 20_000)], axis=1)
     X[:n_items, 1] = np.arange(n_items)
-    world = Federation(dropout=0.1, dropout_mode="offline")
-    with pytest.raises(ValueError, match="clients of unequal history exactly would take"):
+    with pytest.raises(ValueError, match=message):
         RFRec(federation=world).fit(X, rng.integers(1, 6, len(X)))
 
 

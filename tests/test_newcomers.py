@@ -1,0 +1,297 @@
+"""Short lists, new users, and known users computed anew: what all estimators share."""
+
+import copy
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import is_regressor
+
+import fedrecsk
+from fedrecsk import LightFR, Popularity, RFRec, RFRecF, base
+from tests.conftest import make_toy
+from tests.test_contract import (
+    assert_same_fit,
+    every_estimator,
+    every_federated,
+    fitted_arrays,
+    make,
+)
+
+
+def own_items(X):
+    """Items of each user, the naive way."""
+    return {user: set(X[X[:, 0] == user, 1].tolist()) for user in np.unique(X[:, 0])}
+
+
+def never_seen(model, users):
+    """Items left for each user, as `recommend` has it."""
+    items, scores = model.recommend(users, model.n_items_)
+    return [set(row[kept].tolist()) for row, kept in zip(items, np.isfinite(scores), strict=True)]
+
+
+def halves(X, y, users):
+    """First rows of these users, and all of their rows with other ratings."""
+    theirs = np.flatnonzero(np.isin(X[:, 0], users))
+    first = np.concatenate([theirs[X[theirs, 0] == user][:2] for user in users])
+    late = np.setdiff1d(theirs, first)
+    return np.delete(np.arange(len(X)), late), X[theirs], 6 - y[theirs]
+
+
+# ------------------------------------------------------------------------- short lists
+
+
+@every_estimator
+@pytest.mark.parametrize("n", [3, 9, 14])
+def test_short_lists_hold_what_is_left(Estimator, toy, n, monkeypatch):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    users = [*model.user_ids_, -1]
+    items, scores = model.recommend(users, n)
+    assert items.shape == scores.shape == (13, n)
+    seen = own_items(X)
+    for user, its, values in zip(users, items, scores, strict=True):
+        left = np.array([i for i in model.item_ids_ if i not in seen.get(user, ())])
+        predicted = model.predict([[user, item] for item in left])
+        n_left = min(n, len(left))
+        assert values[:n_left] == pytest.approx(np.sort(predicted)[::-1][:n_left], abs=1e-6)
+        assert len(set(its[:n_left]) & set(left)) == n_left
+        assert (its[n_left:] == -1).all() and (values[n_left:] == -np.inf).all()
+    monkeypatch.setattr(base, "SCORES_PER_BATCH", 20)
+    in_batches = model.recommend(users, n)
+    np.testing.assert_array_equal(in_batches[0], items)
+    assert in_batches[1] == pytest.approx(scores, abs=1e-6)
+
+
+@every_estimator
+def test_few_candidates_make_short_lists(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    user, candidates = X[0, 0], model.item_ids_[[7, 2]]
+    items, scores = model.recommend([user], 3, candidates=candidates, exclude_seen=False)
+    assert set(items[0, :2]) == set(candidates) and items[0, 2] == -1
+    assert np.isfinite(scores).tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "missing"),
+    [
+        (np.array([3, 4]), -1),
+        (np.array([3, 4], dtype=np.int8), -1),
+        (np.array([3, 4], dtype=np.uint8), 255),
+        (np.array([0.5, 4.0]), np.nan),
+        (np.array(["jam", "tea"]), ""),
+        (np.array([2**70, 2**71], dtype=object), -1),
+    ],
+)
+def test_the_filler_has_the_type_of_the_ids(ids, missing):
+    X = pd.DataFrame({"user": [1, 1, 2], "item": ids[[0, 1, 1]]})
+    items, scores = Popularity().fit(X).recommend([1, 2], 2)
+    assert items.dtype == ids.dtype
+    assert scores.tolist() == [[-np.inf, -np.inf], [0.5, -np.inf]]
+    assert items[1, 0] == ids[0]
+    np.testing.assert_array_equal(
+        items[[0, 0, 1], [0, 1, 1]], np.full(3, missing, dtype=items.dtype)
+    )
+
+
+# ------------------------------------------------------- known users are computed anew
+
+
+@every_estimator
+@pytest.mark.parametrize("silos", [False, True])
+def test_a_replaced_user_is_as_if_new(Estimator, silos):
+    X, y = make_toy(14, 10)
+    changed = np.unique(X[:, 0])[[1, 6, 12]]
+    kept, rows, ratings = halves(X, y, changed)
+    clients = X[kept, 0] % 3 if silos else None
+    model = make(Estimator).fit(X[kept], y[kept], clients=clients)
+    twin = copy.copy(model).fold_in(rows + [[5000, 0]], ratings)
+    before = copy.deepcopy(fitted_arrays(model))
+    assert model.fold_in(rows, ratings, replace=True) is model
+
+    codes = np.array([model.user_ids_.tolist().index(user) for user in changed])
+    others = np.setdiff1d(np.arange(14), codes)
+    for name, after in fitted_arrays(model).items():
+        assert getattr(after, "dtype", None) == getattr(before[name], "dtype", None), name
+        if name.startswith("user_") and name != "user_ids_":
+            np.testing.assert_array_equal(after[others], before[name][others], err_msg=name)
+            np.testing.assert_array_equal(after[codes], getattr(twin, name)[14:], err_msg=name)
+        elif not isinstance(after, list):
+            np.testing.assert_array_equal(after, before[name], err_msg=name)
+    for one, other in zip(
+        model.recommend(changed, 4), twin.recommend(changed + 5000, 4), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+@every_estimator
+def test_new_and_known_users_may_come_together(Estimator):
+    X, y = make_toy(14, 10)
+    changed, added = np.unique(X[:, 0])[[2, 5]], np.unique(X[:, 0])[[0, 9]]
+    kept, rows, ratings = halves(X, y, [*changed, *added])
+    kept = kept[~np.isin(X[kept, 0], added)]
+    model = make(Estimator).fit(X[kept], y[kept])
+    known = model.user_ids_.copy()
+    apart = copy.copy(model)
+    late = np.isin(rows[:, 0], added)
+    apart.fold_in(rows[~late], ratings[~late], replace=True).fold_in(rows[late], ratings[late])
+    model.fold_in(rows, ratings, replace=True)
+    assert model.user_ids_.tolist() == [*known, *added] and model.n_users_ == 14
+    assert model.predict(X) == pytest.approx(apart.predict(X), rel=1e-5, abs=1e-6)
+    expected = own_items(np.concatenate([X[kept][~np.isin(X[kept, 0], changed)], rows]))
+    everything = set(model.item_ids_.tolist())
+    left = never_seen(model, model.user_ids_)
+    assert left == [everything - expected[user] for user in model.user_ids_]
+
+
+@every_estimator
+def test_old_rows_are_forgotten(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    user, everything = X[0, 0], set(model.item_ids_.tolist())
+    before = never_seen(model, model.user_ids_)
+    model.fold_in([[user, 1006]], [4.0], replace=True)
+    after = never_seen(model, model.user_ids_)
+    code = model.user_ids_.tolist().index(user)
+    assert after[code] == everything - {1006}
+    assert [*after[:code], *after[code + 1 :]] == [*before[:code], *before[code + 1 :]]
+
+
+@every_estimator
+def test_known_users_are_served_from_what_they_bring(Estimator, toy):
+    X, y = toy
+    users = np.unique(X[:, 0])[[3, 8]]
+    kept, rows, ratings = halves(X, y, users)
+    model = make(Estimator).fit(X[kept], y[kept])
+    before = model.predict(X), never_seen(model, model.user_ids_)
+    served = model.recommend(users, 3, interactions=(rows, ratings))
+    np.testing.assert_array_equal(model.predict(X), before[0])
+    assert never_seen(model, model.user_ids_) == before[1]
+    model.fold_in(rows, ratings, replace=True)
+    for one, other in zip(model.recommend(users, 3), served, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@every_estimator
+def test_clients_of_folded_in_users_are_of_no_effect(Estimator):
+    X, y = make_toy(14, 10)
+    new = np.isin(X[:, 0], np.unique(X[:, 0])[:4])
+    model = make(Estimator).fit(X[~new], y[~new])
+    clients = np.where(X[new, 0] % 2, "east", "west")
+    one = copy.copy(model).fold_in(X[new], y[new]).predict(X)
+    other = copy.copy(model).fold_in(X[new], y[new], clients=clients).predict(X)
+    np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match="belongs to one client"):
+        model.fold_in(X[new], y[new], clients=np.arange(new.sum()))
+
+
+@every_federated
+def test_a_warm_start_goes_on_from_its_own_rows(Estimator, toy):
+    X, y = toy
+    warm = make(Estimator, n_rounds=3, warm_start=True).fit(X, y)
+    warm.fold_in([[X[0, 0], 1006], [-7, 1006]], [4.0, 4.0], replace=True)
+    warm.set_params(n_rounds=6).fit(X, y)
+    cold = make(Estimator, n_rounds=6).fit(X, y)
+    assert_same_fit(warm, cold)
+    assert never_seen(warm, warm.user_ids_) == never_seen(cold, cold.user_ids_)
+
+
+def test_ids_of_another_numeric_type_name_the_same_user(toy):
+    X, y = toy
+    model = Popularity().fit(X)
+    known = model.user_ids_.copy()
+    rows = X[:3].astype(float)
+    model.fold_in(rows, replace=True)
+    np.testing.assert_array_equal(model.user_ids_, known)
+    assert model.user_ids_.dtype == known.dtype
+    assert model.fold_in(rows * [-1, 1]).user_ids_.dtype == known.dtype
+    assert model.fold_in(rows / [2, 1]).user_ids_[-1] == known[-1] / 2
+
+
+@pytest.mark.parametrize("Estimator", [RFRec, RFRecF])
+@pytest.mark.parametrize("silos", [False, True])
+def test_a_replaced_user_leaves_its_clients_own_items(Estimator, silos):
+    """Its new vector belongs to the server's items, as a new user's does."""
+    X, y = make_toy(14, 10)
+    user = X[0, 0]
+    clients = X[:, 0] % 3 if silos else None
+    model = make(Estimator, predict_with="local").fit(X, y, clients=clients)
+    rows, ratings = X[X[:, 0] == user], 6 - y[X[:, 0] == user]
+    twin = copy.copy(model).fold_in(rows + [[5000, 0]], ratings)
+    before = model.predict(X), copy.copy(model)
+    model.fold_in(rows, ratings, replace=True).fold_in(rows, ratings, replace=True)
+    model.fold_in([[-7, 1006]], [3.0]).fold_in([[-7, 1006]], [4.0], replace=True)
+    everything = [[user, item] for item in model.item_ids_]
+    np.testing.assert_array_equal(
+        model.predict(everything), twin.predict(np.add(everything, [[5000, 0]]))
+    )
+    others = X[:, 0] != user
+    np.testing.assert_array_equal(model.predict(X[others]), before[0][others])
+    np.testing.assert_array_equal(before[1].predict(X), before[0])
+
+
+def test_items_can_be_added_after_users_are_replaced():
+    X, y = make_toy(20, 12, density=0.4)
+    new = X[:, 1] == X[0, 1]
+    model = make(LightFR).fit(X[~new], y[~new])
+    user = X[new][0, 0]
+    model.fold_in([[user, X[~new][0, 1]]], replace=True).fold_in_items(X[new])
+    left = set(model.item_ids_.tolist()) - {X[~new][0, 1], X[0, 1]}
+    assert never_seen(model, [user]) == [left]
+
+
+# ----------------------------------------------------------------------- who is refused
+
+
+@every_estimator
+def test_who_cannot_be_folded_in_is_named(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    before = model.predict(X)
+    user, item = X[0]
+    with pytest.raises(ValueError, match=f"User {user} is already known.*replace=True"):
+        model.fold_in([[-7, item], [user, item]], [3.0, 3.0])
+    with pytest.raises(ValueError, match="about user -7: .*only item -8. Give .* such as 1000"):
+        model.fold_in([[-7, -8]], [3.0])
+    with pytest.raises(ValueError, match="users -9, -8, -7 and 1 more: .*only items -8, -5"):
+        strangers = [[-7, -8], [-8, -5], [-9, -5], [-6, -5]]
+        model.recommend([-7], 2, interactions=(strangers, np.full(4, 3.0)))
+    with pytest.raises(ValueError, match=f"about user {user}: .*only item -8"):
+        model.fold_in([[-7, item], [user, -8]], [3.0, 3.0], replace=True)
+    with pytest.raises(ValueError, match="users -7, -6: .*a weight above zero"):
+        weight = [0.0, 1.0]
+        model.fold_in([[-7, item], [-6, -8]], [3.0, 3.0], sample_weight=weight)
+    with pytest.raises(ValueError, match="The 'replace' parameter of fold_in"):
+        model.fold_in([[-7, item]], [3.0], replace="all")
+    if is_regressor(model):
+        with pytest.raises(ValueError, match="requires y"):
+            model.fold_in([[user, item]], replace=True)
+    np.testing.assert_array_equal(model.predict(X), before)
+    assert model.n_users_ == 12
+
+
+@every_estimator
+def test_who_has_no_known_item_stays_unknown_in_company(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(X, y)
+    items, scores = model.recommend([-7], 9)
+    model.fold_in([[-7, -8], [-6, X[0, 1]]], [3.0, 3.0])
+    assert model.user_ids_[12:].tolist() == [-6]
+    for one, other in zip(model.recommend([-7], 9), (items, scores), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "name", ["CoLR", "SCoLR", "FedMF", "GlobSGD", "LightFR", "LocALS", "LocSGD"]
+)
+def test_models_without_biases_cannot_tell_items_apart_for_strangers(name, toy):
+    """As the user guide says, and so does its cure."""
+    X, y = toy
+    model = make(getattr(fedrecsk, name)).fit(X, y)
+    items, scores = model.recommend([-7], 9)
+    assert np.ptp(scores) == 0 and items[0].tolist() == model.item_ids_.tolist()
+    _, scores = model.recommend(
+        [-7], 5, interactions=([[-7, item] for item in items[0, :3]], [5.0] * 3)
+    )
+    assert np.ptp(scores) > 0
