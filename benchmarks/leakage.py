@@ -2,7 +2,8 @@
 
 An honest but curious server inverts one upload, or two consecutive ones, of each of 200 clients of
 one user, see `fedrecsk.attacks.measure_leak`. Columns: shares of user vectors recovered exactly,
-of their directions, of (client, item) pairs and of ratings, where 1 is all of them and none wrong.
+of their directions, of (client, item) pairs and of ratings, where 1 is all of them and none wrong;
+in brackets what the best guess reaches that reads no upload and is the same for everybody.
 Under secure aggregation the server has the sum alone. "refused": the method does not run there,
 and says why. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA, and the extra [privacy].
 """
@@ -78,8 +79,11 @@ def main(argv=None):
                         raise
                     print(f"{row} refused | | | |", flush=True)
                     continue
-                shares = (report.vectors, report.directions, report.interactions, report.values)
-                print(row, " | ".join(f"{share:.3f}" for share in shares), "|", flush=True)
+                shares = (
+                    f"{getattr(report, name):.3f} ({chance:.3f})"
+                    for name, chance in report.chance.items()
+                )
+                print(row, " | ".join(shares), "|", flush=True)
 
 
 def whole_matrices(model):

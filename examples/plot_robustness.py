@@ -28,6 +28,7 @@ display = RobustnessDisplay.from_estimator(
     compare_params={"cv": 3},
     ax=right,
 )
+right.set_ylabel(None)
 for name, (attacks, ndcg, _) in display.curves.items():
     shown = zip(attacks, ndcg, strict=True)
     print(name, ", ".join(f"{attack}: NDCG@10 {value:.3f}" for attack, value in shown))

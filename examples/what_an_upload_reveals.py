@@ -1,7 +1,7 @@
 """What does a curious server learn from a single upload?
 
 Runs offline; needs the extra [privacy]. The server keeps to the protocol, and inverts what
-clients send.
+clients send. Chance is the best guess that reads no upload and is the same for every client.
 """
 
 from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec
@@ -24,5 +24,5 @@ for name, model in {
     report = measure_leak(model.set_params(random_state=0), X, y)
     print(
         f"{name:23} user vectors {report.vectors:4.0%}, directions {report.directions:4.0%}, "
-        f"who has what {report.interactions:4.0%}"
+        f"who has what {report.interactions:4.0%} (chance {report.chance['interactions']:.0%})"
     )

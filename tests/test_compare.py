@@ -6,6 +6,7 @@ import pytest
 from sklearn import config_context
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.dummy import DummyRegressor
+from sklearn.ensemble import BaggingRegressor
 from sklearn.exceptions import FitFailedWarning
 from sklearn.metrics import make_scorer, root_mean_squared_error
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_validate
@@ -295,6 +296,23 @@ def test_bad_scoring_is_named(scoring, message, ratings):
         compare([Popularity()], *ratings, scoring=scoring)
 
 
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"X": None}, "'X' parameter of compare must be an array-like"),
+        ({"X": "ab" * 66}, "'X' parameter of compare must be an array-like"),
+        ({"y": "ab" * 66}, "'y' parameter of compare must be an array-like"),
+        ({"cv": []}, "cv gives no folds"),
+    ],
+)
+def test_what_is_wrong_is_told_of_compare(bad, message, ratings):
+    X, y = ratings
+    assert len(X) == len("ab" * 66)  # so that lengths agree
+    call = {"X": X, "y": y, "cv": [(np.arange(80), np.arange(80, len(X)))]} | bad
+    with pytest.raises(ValueError, match=message):
+        compare([rfrec()], **call)
+
+
 def test_lengths_must_agree(ratings):
     X, y = ratings
     for bad in ({"clients": X[1:, 0]}, {"sample_weight": y[1:]}):
@@ -402,6 +420,21 @@ def test_weights_reach_fit_and_scores(ratings):
     table = result.per_fold.set_index("estimator")
     assert table.loc["alone", "rmse"] == table.loc["pipeline", "rmse"] == pytest.approx(expected)
     assert result.estimators["unasked"][0].mean_ == pytest.approx(mean)
+
+
+def test_weights_reach_an_ensemble_that_passes_them_on(ratings):
+    X, y = ratings
+    weight = np.random.default_rng(0).integers(1, 4, len(y)).astype(float)
+    with config_context(enable_metadata_routing=True):
+        peer = RatingPeer().set_fit_request(sample_weight=True)
+    bagging = BaggingRegressor(peer, n_estimators=2, random_state=0)
+    folds = [(np.arange(80), np.arange(80, len(X)))]
+    scoring = {"rmse": make_scorer(root_mean_squared_error)}
+    weighed, plain = (
+        compare([bagging], X, y, cv=folds, scoring=scoring, sample_weight=w).per_fold["rmse"][0]
+        for w in (weight, None)
+    )
+    assert np.isfinite(weighed) and weighed != plain
 
 
 def test_scores_told_not_to_weigh_do_not(ratings):

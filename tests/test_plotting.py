@@ -1,3 +1,4 @@
+import pickle
 import subprocess
 import sys
 
@@ -110,6 +111,87 @@ def test_it_draws_a_figure_of_its_own_and_again(draw):
     assert box.x1 <= display.figure_.bbox.x1 + 1
     assert display.plot() is display
     assert display.ax_ is not first and len(plt.get_fignums()) == 2
+
+
+@every_display
+def test_a_display_is_pickled_with_its_figure(draw):
+    again = pickle.loads(pickle.dumps(draw()))
+    again.figure_.canvas.draw()
+    assert legend(again)[:2] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "shown"),
+    [
+        ([0.02, 5], ["0.03", "0.1", "0.3", "1", "3"]),
+        ([2, 20], ["2", "5", "10", "20"]),
+        ([1600, 540_000], ["3k", "10k", "30k", "100k", "300k"]),
+        ([30, 2e9], ["100", "1k", "10k", "100k", "1M", "10M", "100M", "1G"]),
+    ],
+)
+def test_losses_are_written_short(losses, shown):
+    display = PrivacyDisplay(curves={"a": (losses, [1, 2], [0, 0])}).plot()
+    display.figure_.canvas.draw()
+    low, high = display.ax_.get_xlim()
+    ticks = display.ax_.xaxis.get_major_ticks()
+    assert [t.label1.get_text() for t in ticks if low <= t.get_loc() <= high] == shown
+
+
+@every_display
+def test_a_narrow_figure_has_its_legend_above(draw):
+    with plt.rc_context({"figure.figsize": (3.6, 3.6)}):
+        display = draw()
+    assert display.figure_.get_size_inches().tolist() == [3.6, 3.6]
+    display.figure_.canvas.draw()
+    axes, box = display.ax_.get_window_extent(), display.ax_.get_legend().get_window_extent()
+    assert box.y0 >= axes.y1
+    assert axes.width > 0.7 * display.figure_.bbox.width
+    assert_nothing_is_cut(display)
+
+
+def assert_nothing_is_cut(display):
+    page = display.figure_.bbox
+    for artist in (display.ax_.xaxis.label, display.ax_.yaxis.label, display.ax_.get_legend()):
+        box = artist.get_window_extent()
+        assert box.x0 >= page.x0 - 1 and box.x1 <= page.x1 + 1
+        assert box.y0 >= page.y0 - 1 and box.y1 <= page.y1 + 1
+
+
+def tick_boxes(display):
+    """Extents of the labels of ticks within the axes, from left to right."""
+    display.figure_.canvas.draw()
+    low, high = display.ax_.get_xlim()
+    axis = display.ax_.xaxis
+    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    labels = [t.label1 for t in ticks if low <= t.get_loc() <= high and t.label1.get_text()]
+    return sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
+
+
+@pytest.mark.parametrize("width", [3.6, 8.0])
+@pytest.mark.parametrize(
+    "losses",
+    [[3.4], [2.9, 3.1], [1.3, 7.9], [8, 12], [0.02, 0.5], [1600, 540_000], [1e-3, 1e9]],
+    ids=str,
+)
+def test_labels_of_epsilon_keep_apart(losses, width):
+    many = np.geomspace(losses[0], losses[-1], 12)
+    curves = {"a": (many, np.linspace(2, 1, 12), np.zeros(12))}
+    with plt.rc_context({"figure.figsize": (width, 3.6)}):
+        boxes = tick_boxes(PrivacyDisplay(curves=curves).plot())
+    assert len(boxes) >= 2
+    assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+
+
+@pytest.mark.parametrize(("width", "turned"), [(3.6, 30), (9.0, 0)])
+def test_names_of_attacks_are_aslant_where_they_would_touch(width, turned):
+    names = ["nobody", "noise of size 1", "sign flip", "random direction"]
+    curves = {"a": (names, np.ones(4), np.zeros(4))}
+    with plt.rc_context({"figure.figsize": (width, 3.6)}):
+        display = RobustnessDisplay(curves=curves).plot()
+    assert {text.get_rotation() for text in display.ax_.get_xticklabels()} == {turned}
+    if not turned:
+        boxes = tick_boxes(display)
+        assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
 
 
 @every_display

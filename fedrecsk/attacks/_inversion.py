@@ -30,7 +30,7 @@ class Guess(NamedTuple):
 
 
 def of(estimator):
-    """Name of the method and its inversion.
+    """The inversion of the method, or of that which it derives from.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def of(estimator):
     """
     for cls in type(estimator).__mro__:
         if cls.__name__ in INVERSIONS:
-            return cls.__name__, INVERSIONS[cls.__name__]
+            return INVERSIONS[cls.__name__]
     raise ValueError(
         f"No inversion is known for {type(estimator).__name__}; there are ones for "
         f"{', '.join(INVERSIONS)}."

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 CLOSE, ALIGNED = 1e-2, 0.99
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LeakReport:
-    """What the server found out about the clients.
+    """What the server found out about the clients, and what it could have guessed without.
 
     Attributes
     ----------
     method : str
+        The estimator's class.
     n_clients, n_rounds : int
         Clients attacked, and consecutive uploads read of each.
     vectors : float
@@ -38,6 +39,13 @@ class LeakReport:
     values : float
         The same of triples with the rating, where the method sees ratings; otherwise equal to
         `interactions`.
+    chance : dict of str to float
+        By the names of these four shares, what the best guess reaches that reads no upload and
+        is the same for every client. Pairs: the items that, claimed for everybody, give the
+        highest share, found from how many clients have each. Triples: likewise, each item with
+        its most common rating. Vectors and directions: that of one attacked client, taken for
+        all the others'; the client for whom it goes best. Such a guess knows more of the
+        population than a server does; a share that is no larger is no evidence of a leak.
     """
 
     method: str
@@ -47,6 +55,17 @@ class LeakReport:
     directions: float
     interactions: float
     values: float
+    chance: dict[str, float]
+
+    def __repr__(self):
+        shares = ", ".join(
+            f"{name} {getattr(self, name):.3f} (by chance {share:.3f})"
+            for name, share in self.chance.items()
+        )
+        return (
+            f"LeakReport({self.method}, n_clients={self.n_clients}, n_rounds={self.n_rounds}: "
+            f"{shares})"
+        )
 
 
 def measure_leak(
@@ -83,7 +102,7 @@ def measure_leak(
     ------
     ValueError
         If no inversion is known for the method, it uploads nothing in these rounds, or
-        `max_clients` is below 1.
+        `n_rounds` or `max_clients` is below 1.
 
     Notes
     -----
@@ -104,10 +123,14 @@ def measure_leak(
     >>> report = measure_leak(LocALS(n_factors=4, reg_user=1.0, random_state=0), X)
     >>> report.vectors, report.interactions
     (1.0, 1.0)
+    >>> round(report.chance["interactions"], 2)
+    0.44
     """
+    if n_rounds < 1:
+        raise ValueError(f"n_rounds={n_rounds} must be at least 1.")
     if max_clients is not None and max_clients < 1:
         raise ValueError(f"max_clients={max_clients} must be at least 1, or None for all.")
-    name, invert = _inversion.of(estimator)
+    invert = _inversion.of(estimator)
     model, record = _tapped(estimator, n_rounds)
     model.fit(X, y)
     data = encode(X, y)
@@ -117,50 +140,109 @@ def measure_leak(
             f"{type(estimator).__name__} uploaded nothing in n_rounds={n_rounds}, so there is "
             "nothing to invert; read more rounds."
         )
-    clients = np.arange(data.n_clients)[:max_clients]
-    vectors, directions, both, equal, claimed = 0, 0, 0, 0, 0
-    for client in clients:
-        guesses = [
-            invert(model, message, announced, upload, data.n_items)
-            for message, announced, upload in record.of(client)
-        ]
-        guess = _inversion.agreed(guesses)
-        truth = record.vectors[n_rounds - 1, int(client)]
-        if guess.vector is not None:
-            vectors += _close(guess.vector, truth)
-            directions += _cosine(guess.vector, truth) >= ALIGNED
-        rows = slice(data.indptr[client], data.indptr[client + 1])
-        items, values = data.items[rows], data.values[rows]
-        if not rates:
-            items = items[values > 0]
-        found = np.isin(guess.items, items)
-        both += found.sum()
-        claimed += len(items) + (~found).sum()
-        if rates and guess.values is not None:
-            true = dict(zip(items.tolist(), values.tolist(), strict=True))
-            equal += sum(
-                abs(true[i] - value) < CLOSE
-                for i, value in zip(
-                    guess.items[found].tolist(), guess.values[found].tolist(), strict=True
-                )
-            )
+    clients = range(data.n_clients)[:max_clients]
+    guesses = [
+        _inversion.agreed(
+            [
+                invert(model, message, announced, upload, data.n_items)
+                for message, announced, upload in record.of(client)
+            ]
+        )
+        for client in clients
+    ]
+    truth = np.array([record.vectors[n_rounds - 1, client] for client in clients])
+    own = [_own(data, client, rates) for client in clients]
+    claims = [(guess.items, guess.values) for guess in guesses]
+    found = _found_vectors([guess.vector for guess in guesses], truth)
+    found |= _found_pairs(claims, own, rates)
     return LeakReport(
-        method=name,
+        method=type(estimator).__name__,
         n_clients=len(clients),
         n_rounds=n_rounds,
-        vectors=float(vectors / len(clients)),
-        directions=float(directions / len(clients)),
-        interactions=float(both / claimed),
-        values=float((equal if rates else both) / claimed),
+        **found,
+        chance=_common_vector(truth) | _common_items(data, own, rates),
     )
 
 
+def _own(data, client, rates):
+    """The client's items and ratings; of implicit feedback, the items that it likes."""
+    rows = slice(data.indptr[client], data.indptr[client + 1])
+    items, values = data.items[rows], data.values[rows]
+    return (items, values) if rates else (items[values > 0], None)
+
+
+def _found_vectors(guesses, truth):
+    known = [(one, true) for one, true in zip(guesses, truth, strict=True) if one is not None]
+    return {
+        "vectors": float(sum(_close(one, true) for one, true in known) / len(truth)),
+        "directions": float(sum(_aligned(one, true) for one, true in known) / len(truth)),
+    }
+
+
+def _found_pairs(claims, own, rates):
+    """Of the pairs, and triples with the rating, that are claimed or true: those that are both."""
+    both = equal = either = 0
+    for (items, values), (true_items, true_values) in zip(claims, own, strict=True):
+        _, at, true_at = np.intersect1d(items, true_items, return_indices=True)
+        both += len(at)
+        either += len(items) + len(true_items) - len(at)
+        if rates and values is not None:
+            equal += (np.abs(values[at] - true_values[true_at]) < CLOSE).sum()
+    return {
+        "interactions": float(both / either),
+        "values": float((equal if rates else both) / either),
+    }
+
+
+def _common_vector(truth):
+    """How many of the others one client's vector passes for, at the best."""
+    shares = {}
+    for name, passes in (("vectors", _close), ("directions", _aligned)):
+        hits = [passes(one, truth).sum() - passes(one, one) for one in truth]
+        shares[name] = float(max(hits) / max(len(truth) - 1, 1))
+    return shares
+
+
+def _common_items(data, own, rates):
+    """What claiming the same items, and ratings, for everybody reaches."""
+    everybody = [_own(data, client, rates) for client in range(data.n_clients)]
+    items = np.concatenate([items for items, _ in everybody])
+    n_holders = np.bincount(items, minlength=data.n_items)
+    best = _best_for_all(n_holders, n_holders, data.n_clients)
+    shares = _found_pairs([(best, None)] * len(own), own, rates=False)
+    if not rates:
+        return shares
+    values = np.concatenate([values for _, values in everybody])
+    triples, counts = np.unique(np.column_stack([items, values]), axis=0, return_counts=True)
+    # In ascending order, so that the most common rating of an item is written last.
+    ascending = np.argsort(counts, kind="stable")
+    rated = triples[ascending, 0].astype(np.intp)
+    usual, n_usual = np.zeros(data.n_items), np.zeros(data.n_items)
+    usual[rated], n_usual[rated] = triples[ascending, 1], counts[ascending]
+    best = _best_for_all(n_usual, n_holders, data.n_clients)
+    return shares | {
+        "values": _found_pairs([(best, usual[best])] * len(own), own, rates=True)["values"]
+    }
+
+
+def _best_for_all(n_right, n_holders, n_clients):
+    """Items to claim for everybody, for the most right ones among those claimed or true.
+
+    A ratio of sums is largest for the items whose own ratio is above some bound.
+    """
+    n_wrong = n_clients - n_holders
+    order = np.argsort(-n_right / np.maximum(n_wrong, 1e-9), kind="stable")
+    shares = np.cumsum(n_right[order]) / (n_holders.sum() + np.cumsum(n_wrong[order]))
+    return order[: shares.argmax() + 1]
+
+
 def _close(guess, truth):
-    return np.linalg.norm(guess - truth) <= CLOSE * np.linalg.norm(truth)
+    return np.linalg.norm(guess - truth, axis=-1) <= CLOSE * np.linalg.norm(truth, axis=-1)
 
 
-def _cosine(guess, truth):
-    return guess @ truth / max(np.linalg.norm(guess) * np.linalg.norm(truth), 1e-300)
+def _aligned(guess, truth):
+    lengths = np.linalg.norm(guess) * np.linalg.norm(truth, axis=-1)
+    return truth @ guess >= ALIGNED * np.maximum(lengths, 1e-300)
 
 
 class _Record:
@@ -206,6 +288,8 @@ def _tapped(estimator, n_rounds):
                 )
             return super()._aggregate(server, message, upload, key)
 
+    # Messages speak of the user's class.
+    Tapped.__name__ = Tapped.__qualname__ = type(estimator).__name__
     model = clone(estimator).set_params(
         n_rounds=n_rounds, client_fraction=1.0, early_stopping=False, warm_start=False
     )

@@ -5,16 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 from sklearn.utils import Bunch
 
+from fedrecsk._extras import require
+
 
 def check_pandas(caller: str):
     """Return pandas, or say which extra brings it."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError(
-            f"{caller} with as_frame=True needs pandas: pip install 'fedrecsk[plot]'"
-        ) from error
-    return pandas
+    return require("pandas", f"{caller} with as_frame=True")
 
 
 def make_X(columns: Mapping[str, np.ndarray], caller: str, *, as_frame: bool):

@@ -8,6 +8,7 @@ from sklearn.compose import TransformedTargetRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
+from fedrecsk._extras import require
 from fedrecsk.interactions import Ids
 
 
@@ -127,10 +128,9 @@ class _Peer:
 
     def _table(self, users, items):
         if hasattr(self._model, "feature_names_in_"):
-            import pandas as pd
-
             names = self._model.feature_names_in_
-            return pd.DataFrame({names[0]: users, names[1]: items})
+            pandas = require("pandas", "A model fitted on a table with column names")
+            return pandas.DataFrame({names[0]: users, names[1]: items})
         if (users.dtype.kind == "U") != (items.dtype.kind == "U"):
             users, items = users.astype(object), items.astype(object)
         return np.column_stack([users, items])

@@ -57,6 +57,7 @@ _ROUTING = {"enable_metadata_routing": True}
 
 @validate_params(
     {
+        "X": ["array-like"],
         "y": ["array-like", None],
         "cv": ["cv_object"],
         "scoring": [str, list, tuple, dict, callable, None],
@@ -127,8 +128,8 @@ def compare(
     Raises
     ------
     ValueError
-        If no estimator is given, a name of a score is that of another column, lengths
-        differ, or every fit fails.
+        If no estimator or no fold is given, a name of a score is that of another column,
+        lengths differ, or every fit fails.
     TypeError
         If `estimators` is neither a dict nor a list, or one of them is a class or has no
         `fit`.
@@ -176,6 +177,8 @@ def compare(
     check_consistent_length(X, y, *metadata.values())
     scorers = _scorers(scoring, y)
     folds = list(_splitter(cv).split(X, y))
+    if not folds:
+        raise ValueError("cv gives no folds; give at least one pair of train and test rows.")
 
     outcomes = Parallel(n_jobs=n_jobs)(
         delayed(_fit_and_score)(
@@ -421,7 +424,8 @@ def _asking(estimator, metadata):
     """The estimator, made to ask for the metadata that its fit takes, and that metadata."""
     wanted = get_routing_for_object(estimator).consumes("fit", metadata)
     if hasattr(estimator, "set_fit_request"):
-        asked = estimator.get_metadata_routing().fit.requests
+        # Of an estimator that also passes metadata on, its own requests alone.
+        asked = estimator._get_metadata_request().fit.requests
         unset = {name for name in metadata if name in asked and asked[name] is None}
         estimator = clone(estimator).set_fit_request(**dict.fromkeys(unset, True))
         wanted |= unset

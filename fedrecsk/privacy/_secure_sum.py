@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval, StrOptions
+
+from fedrecsk._extras import require
 
 
 @dataclass(frozen=True)
@@ -228,13 +229,7 @@ class SecureAggregation(BaseEstimator, ABC):
         """Raise on parameters that do not go together."""
 
     def _import(self, module):
-        try:
-            return importlib.import_module(module)
-        except ImportError as error:
-            raise ImportError(
-                f"{type(self).__name__} needs {module}, which is not installed; it is in the "
-                "extra: pip install 'fedrecsk[privacy]'."
-            ) from error
+        return require(module, type(self).__name__)
 
     @abstractmethod
     def generate_keys(self, n_clients=1):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedrecsk._extras import require
+
 
 class Ledger:
     """Communication of a fit, by round and by client.
@@ -104,9 +106,7 @@ class Ledger:
         ImportError
             If pandas is not installed.
         """
-        from sklearn.utils._optional_dependencies import check_pandas_support
-
-        return check_pandas_support("Ledger.to_frame").DataFrame(self.entries)
+        return require("pandas", "Ledger.to_frame").DataFrame(self.entries)
 
     def __eq__(self, other):
         return (

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,8 @@ def test_a_secure_sum_gives_nobody_away(Estimator):
     report = measure_leak(model, X)
     assert report.vectors == 0.0
     assert report.interactions == pytest.approx(len(X) / (30 * 20), abs=0.05)
+    # The same guess for everybody, of which chance is the best.
+    assert report.interactions <= report.chance["interactions"]
 
 
 def test_a_part_of_the_clients_can_be_attacked():
@@ -79,6 +83,77 @@ def test_compression_does_not_hide_who_has_what():
     X, _ = make_toy(n_users=30)
     model = LocALS(3, reg_user=1.0, random_state=0, federation=Federation(compression=TopK(0.1)))
     assert measure_leak(model, X).interactions == 1.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chance_is_the_best_that_can_be_said_of_everybody(seed):
+    """Against all sets of items, and all sets of items with a rating each."""
+    rng = np.random.default_rng(seed)
+    X = np.array([(u, i) for u in range(9) for i in range(5) if i == u % 5 or rng.random() < 0.5])
+    y = rng.integers(1, 4, len(X)).astype(float)
+    true = [set(zip(X[X[:, 0] == u, 1], y[X[:, 0] == u], strict=True)) for u in range(9)]
+
+    def shares(said):
+        items = {item for item, _ in said}
+        own = [{item for item, _ in pairs} for pairs in true]
+        either = sum(len(items | one) for one in own)
+        return (
+            sum(len(items & one) for one in own) / either,
+            sum(len(said & pairs) for pairs in true) / either,
+        )
+
+    choices = itertools.product([None, 1.0, 2.0, 3.0], repeat=5)
+    best = np.max([shares({(i, r) for i, r in enumerate(c) if r}) for c in choices], axis=0)
+    chance = measure_leak(RFRec(2, rating_scale=(1, 3), random_state=0), X, y).chance
+    assert (chance["interactions"], chance["values"]) == pytest.approx(best)
+    implicit = measure_leak(LocALS(2, reg_user=1.0, random_state=0), X).chance
+    assert implicit["interactions"] == implicit["values"] == pytest.approx(best[0])
+
+
+def test_chance_is_that_of_the_clients_under_attack():
+    """Two clients have all items, which is best said of everybody; the others have one each."""
+    X = np.array([(u, i) for u in range(2) for i in range(4)] + [(u, u) for u in range(2, 4)])
+    X = np.vstack([X, [(4, i) for i in range(4)]])
+    model = LocALS(2, reg_user=1.0, random_state=0)
+    two, one = (measure_leak(model, X, max_clients=n).chance for n in (2, 1))
+    # All that is to know of the two, and nobody else to compare with for the one.
+    assert two == {"vectors": 1.0, "directions": 1.0, "interactions": 1.0, "values": 1.0}
+    assert (one["vectors"], one["interactions"]) == (0.0, 1.0)
+    all_of_them = measure_leak(model, X).chance
+    assert all_of_them["interactions"] == pytest.approx(14 / 20)
+    assert all_of_them["vectors"] == pytest.approx(2 / 4)
+
+
+def test_dislikes_are_nothing_to_find_out_where_ratings_are_not_seen():
+    X, y = make_toy(n_users=20, n_items=15, density=0.5)
+    liked = y > 3
+    model = LocALS(2, reg_user=1.0, random_state=0)
+    counts = np.bincount(np.unique(X[:, 1], return_inverse=True)[1][liked])
+    chance = measure_leak(model, X, liked.astype(float)).chance
+    assert 1 > chance["interactions"] >= counts.sum() / (20 * 15)
+    assert chance["interactions"] < measure_leak(model, X).chance["interactions"]
+
+
+def test_a_report_can_be_read():
+    X, _ = make_toy(n_users=20)
+    report = measure_leak(LocALS(3, reg_user=1.0, random_state=0), X)
+    text = repr(report)
+    assert text.startswith("LeakReport(LocALS, n_clients=20, n_rounds=1: vectors 1.000 (by chance")
+    assert f"interactions 1.000 (by chance {report.chance['interactions']:.3f})" in text
+
+
+def test_it_speaks_of_the_users_estimator():
+    class Mine(LocALS):
+        pass
+
+    X, y = make_toy(n_users=20)
+    assert measure_leak(Mine(3, reg_user=1.0, random_state=0), X).method == "Mine"
+    coin = RFRecF(3, aggregation_probability=0.9, random_state=0)
+    assert measure_leak(coin, X, y, n_rounds=5).method == "RFRecF"
+    with pytest.raises(ValueError, match="The 'n_factors' parameter of Mine must be"):
+        measure_leak(Mine(0), X)
+    with pytest.raises(ValueError, match="This RFRec estimator requires y"):
+        measure_leak(RFRec(3), X)
 
 
 def test_both_uploads_have_to_agree():
@@ -106,5 +181,6 @@ def test_a_model_that_would_stop_early_or_says_nothing():
     assert measure_leak(model, X, n_rounds=5).interactions == 1.0
     with pytest.raises(ValueError, match="RFRecF uploaded nothing in n_rounds=1"):
         measure_leak(RFRecF(3, aggregation_probability=1e-9, random_state=0), X, y)
-    with pytest.raises(ValueError, match="max_clients=0"):
-        measure_leak(model, X, max_clients=0)
+    for name in ("n_rounds", "max_clients"):
+        with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
+            measure_leak(model, X, **{name: 0})

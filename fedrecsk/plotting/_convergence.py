@@ -1,0 +1,215 @@
+"""Loss, or any other number, by round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from fedrecsk.metrics._recommender import unwrap
+from fedrecsk.model_selection import Comparison
+from fedrecsk.plotting._curves import CurvesDisplay
+from fedrecsk.plotting._results import as_rows, check_any, column
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from matplotlib.axes import Axes
+    from numpy.typing import ArrayLike
+    from sklearn.base import BaseEstimator
+
+
+class ConvergenceDisplay(CurvesDisplay):
+    """Loss, or any other number, by round.
+
+    Parameters
+    ----------
+    curves : dict of str to (x, mean, std)
+        For each method the rounds, counted from 1, and the number after each with its spread;
+        arrays of shape (n_rounds,).
+    score_name : str, default="loss"
+        What the number is; it labels the axis.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes
+    figure_ : matplotlib Figure
+    lines_ : list of matplotlib Line2D
+        One a method.
+    bands_ : list of matplotlib artists
+        One a method with a spread.
+
+    Notes
+    -----
+    Methods minimise objectives of their own: their losses tell whether they have converged,
+    and not which is better.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> from fedrecsk import RFRec
+    >>> from fedrecsk.datasets import make_ratings
+    >>> from fedrecsk.plotting import ConvergenceDisplay
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=1000, random_state=0)
+    >>> model = RFRec(n_rounds=5, random_state=0).fit(X, y)
+    >>> display = ConvergenceDisplay.from_estimator(model)
+    >>> display.lines_[0].get_xdata().tolist()
+    [1, 2, 3, 4, 5]
+    """
+
+    def __init__(
+        self,
+        *,
+        curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
+        score_name: str = "loss",
+    ) -> None:
+        super().__init__(curves=curves, x_name="rounds", score_name=score_name)
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: BaseEstimator,
+        *,
+        score: str = "loss",
+        name: str | None = None,
+        ax: Axes | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Draw the history of a fitted federated model.
+
+        Parameters
+        ----------
+        estimator : estimator
+            Fitted; also inside a Pipeline or a search.
+        score : str, default="loss"
+            Key of the rows of `history_`: "loss", or "validation_loss" after early stopping.
+        name : str, default=None
+            Label. None: the name of the class.
+        ax : matplotlib Axes, default=None
+            Where to draw. None: a new figure.
+        **kwargs
+            To :meth:`plot`.
+
+        Returns
+        -------
+        display : ConvergenceDisplay
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is missing.
+        NotFittedError
+            If the estimator is not fitted.
+        TypeError
+            If it has no `history_`, as centralised models.
+        ValueError
+            If the history has no such key.
+        """
+        check_is_fitted(estimator)
+        if name is None:
+            name = type(unwrap(estimator)[1]).__name__
+        return cls.from_results({name: estimator}, score=score, ax=ax, **kwargs)
+
+    @classmethod
+    def from_results(
+        cls,
+        results: Comparison | Mapping[str, Any],
+        *,
+        score: str = "loss",
+        ax: Axes | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Draw histories of several fits.
+
+        Parameters
+        ----------
+        results : Comparison or dict
+            By name a fitted model, a `history_` (list of dict), the numbers themselves, or a
+            list of models or histories (of folds, say), whose mean is drawn with a band of
+            one standard deviation. Of a comparison made with ``return_estimator=True``, the
+            federated models.
+        score : str, default="loss"
+            Key of the rows of `history_`; of plain numbers, what they are.
+        ax : matplotlib Axes, default=None
+            Where to draw. None: a new figure.
+        **kwargs
+            To :meth:`plot`.
+
+        Returns
+        -------
+        display : ConvergenceDisplay
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is missing.
+        TypeError
+            If a model has no `history_`.
+        ValueError
+            If a history has no such key, nothing is given, or the comparison kept no models.
+        """
+        if isinstance(results, Comparison):
+            results = _federated_of(results)
+        curves = {}
+        for name, result in results.items():
+            runs = [_by_round(name, run, score) for run in _runs(result)]
+            by_round = np.full((len(runs), max(map(len, runs))), np.nan)
+            for line, run in zip(by_round, runs, strict=True):
+                line[: len(run)] = run
+            known = ~np.isnan(by_round).all(axis=0)
+            if known.any():
+                rounds = np.flatnonzero(known)
+                numbers = by_round[:, rounds]
+                curves[str(name)] = (
+                    rounds + 1,
+                    np.nanmean(numbers, axis=0),
+                    np.nanstd(numbers, axis=0),
+                )
+        check_any(curves, score)
+        return cls(curves=curves, score_name=score).plot(ax, **kwargs)
+
+    def _draw(self, ax, kwargs):
+        super()._draw(ax, kwargs)
+        if ax.get_xscale() == "linear":
+            ax.locator_params(axis="x", integer=True)
+
+
+def _federated_of(comparison):
+    if comparison.estimators is None:
+        raise ValueError(
+            "The comparison kept no fitted estimators; compare with return_estimator=True."
+        )
+    runs = {}
+    for row in as_rows(comparison):
+        if not np.isnan(row["rounds"]):
+            fitted = comparison.estimators[row["estimator"]][row["fold"]]
+            runs.setdefault(row["estimator"], []).append(fitted)
+    return runs
+
+
+def _runs(result):
+    """A list of models, histories or arrays of numbers, from one or several."""
+    if hasattr(result, "fit"):
+        return [result]
+    result = list(result)
+    one = len(result) == 0 or isinstance(result[0], Mapping | Real)
+    return [result] if one else result
+
+
+def _by_round(name, run, score):
+    if hasattr(run, "fit"):
+        _, model = unwrap(run)
+        if not hasattr(model, "history_"):
+            raise TypeError(
+                f"{name} has no history_: {type(model).__name__} does not learn in rounds."
+            )
+        run = model.history_
+    run = list(run)
+    if len(run) == 0:
+        raise ValueError(f"{name} has no rounds to draw.")
+    numbers = column(run, score) if isinstance(run[0], Mapping) else run
+    return np.asarray(numbers, dtype=float)

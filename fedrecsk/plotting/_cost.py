@@ -1,0 +1,308 @@
+"""Accuracy against what it costs to transmit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedrecsk.plotting._drawing import axes, finish, make_logarithmic, pyplot, style
+from fedrecsk.plotting._results import as_rows, check_any, column, vary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Self
+
+    from matplotlib.axes import Axes
+    from numpy.typing import ArrayLike
+    from sklearn.base import BaseEstimator
+
+    from fedrecsk.model_selection import Comparison
+
+DASHES = (":", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
+ERRORS = ("rmse", "mae")
+
+
+class CostDisplay:
+    """Accuracy against what it costs to transmit, with the Pareto front.
+
+    A point a method. The Pareto front joins the methods that are better than all that cost
+    no more; what is not on it costs more than another that is at least as good. Methods that
+    have no such cost, as those that are centralised, are horizontal lines.
+
+    Parameters
+    ----------
+    names : list of str
+        The methods.
+    costs, scores : array-like of shape (n_methods,)
+        NaN costs are those of methods that have none.
+    cost_stds, score_stds : array-like of shape (n_methods,), default=None
+        Spreads, for error bars. None: no bars.
+    cost_name, score_name : str, default="mb", "score"
+        Columns of a comparison, or any names; they label the axes.
+    greater_is_better : bool, default=None
+        Whether a larger score is better. None: unless it is "rmse" or "mae".
+
+    Attributes
+    ----------
+    pareto_ : list of str
+        Methods on the front, the cheapest first.
+    ax_ : matplotlib Axes
+    figure_ : matplotlib Figure
+    points_ : list of matplotlib ErrorbarContainer
+        One a method with a cost.
+    baselines_ : list of matplotlib Line2D
+        One a method without.
+    front_ : matplotlib Line2D or None
+
+    See Also
+    --------
+    fedrecsk.model_selection.compare : Makes the results.
+    fedrecsk.metrics.best_within : The best candidate of a search within a budget.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> from fedrecsk.plotting import CostDisplay
+    >>> results = [
+    ...     {"estimator": "thrifty", "ndcg@10": 0.30, "mb_up": 0.1, "mb_down": 0.1},
+    ...     {"estimator": "lavish", "ndcg@10": 0.40, "mb_up": 9.0, "mb_down": 9.0},
+    ...     {"estimator": "wasteful", "ndcg@10": 0.35, "mb_up": 20.0, "mb_down": 20.0},
+    ... ]
+    >>> CostDisplay.from_results(results).pareto_
+    ['thrifty', 'lavish']
+    """
+
+    def __init__(
+        self,
+        *,
+        names: Sequence[str],
+        costs: ArrayLike,
+        scores: ArrayLike,
+        cost_stds: ArrayLike | None = None,
+        score_stds: ArrayLike | None = None,
+        cost_name: str = "mb",
+        score_name: str = "score",
+        greater_is_better: bool | None = None,
+    ) -> None:
+        self.names = names
+        self.costs = costs
+        self.scores = scores
+        self.cost_stds = cost_stds
+        self.score_stds = score_stds
+        self.cost_name = cost_name
+        self.score_name = score_name
+        self.greater_is_better = greater_is_better
+
+    @classmethod
+    def from_results(
+        cls,
+        results: Comparison | ArrayLike | Sequence[Mapping],
+        *,
+        score: str = "ndcg@10",
+        cost: str = "mb",
+        by: str = "estimator",
+        greater_is_better: bool | None = None,
+        ax: Axes | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Draw a comparison.
+
+        Parameters
+        ----------
+        results : Comparison, DataFrame or list of dict
+            A row a method, or more, whose mean is drawn with error bars of one standard
+            deviation. Rows without the score, as those of failed fits, are left out.
+        score, cost : str, default="ndcg@10", "mb"
+            Columns. A cost "mb" that is no column is the sum of "mb_up" and "mb_down".
+        by : str, default="estimator"
+            Column of the methods' names.
+        greater_is_better : bool, default=None
+            Whether a larger score is better. None: unless it is "rmse" or "mae".
+        ax : matplotlib Axes, default=None
+            Where to draw. None: a new figure.
+        **kwargs
+            To :meth:`plot`.
+
+        Returns
+        -------
+        display : CostDisplay
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is missing.
+        ValueError
+            If there is no such column, a cost is infinite, or no row has the score.
+        """
+        rows = as_rows(results)
+        if cost == "mb" and "mb" not in rows[0]:
+            both = zip(rows, column(rows, "mb_up"), column(rows, "mb_down"), strict=True)
+            rows = [{**row, "mb": up + down} for row, up, down in both]
+        methods = {}
+        for name, value, paid in zip(
+            column(rows, by), column(rows, score), column(rows, cost), strict=True
+        ):
+            if not np.isnan(value):
+                methods.setdefault(str(name), []).append((paid, value))
+        if np.isinf([paid for pairs in methods.values() for paid, _ in pairs]).any():
+            raise ValueError(
+                f"{cost!r} is infinite for some; PrivacyDisplay draws that of epsilon."
+            )
+        check_any(methods, score)
+        means = np.array([np.mean(pairs, axis=0) for pairs in methods.values()])
+        stds = np.array([np.std(pairs, axis=0) for pairs in methods.values()])
+        display = cls(
+            names=list(methods),
+            costs=means[:, 0],
+            scores=means[:, 1],
+            cost_stds=stds[:, 0],
+            score_stds=stds[:, 1],
+            cost_name=cost,
+            score_name=score,
+            greater_is_better=greater_is_better,
+        )
+        return display.plot(ax, **kwargs)
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: BaseEstimator,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        param_name: str,
+        param_range: Iterable | Mapping[str, Any],
+        score: str = "ndcg@10",
+        cost: str = "mb",
+        greater_is_better: bool | None = None,
+        ax: Axes | None = None,
+        compare_params: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Cross-validate an estimator for several values of a parameter, and draw.
+
+        Parameters
+        ----------
+        estimator : estimator
+        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        y : array-like of shape (n_samples,), default=None
+        param_name : str
+            The parameter that varies, as in `set_params`.
+        param_range : iterable, or dict of str to value
+            Its values, perhaps by the names to show.
+        score, cost, greater_is_better, ax, **kwargs
+            As in :meth:`from_results`.
+        compare_params : dict, default=None
+            Parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
+            `n_jobs`...
+
+        Returns
+        -------
+        display : CostDisplay
+        """
+        pyplot("CostDisplay.from_estimator")
+        results = vary(estimator, X, y, param_name, param_range, compare_params)
+        rows = [{**row, param_name: f"{param_name}={row[param_name]}"} for row in results]
+        return cls.from_results(
+            rows,
+            score=score,
+            cost=cost,
+            by=param_name,
+            greater_is_better=greater_is_better,
+            ax=ax,
+            **kwargs,
+        )
+
+    @property
+    def pareto_(self):
+        """Methods better than all that cost no more, the cheapest first; of equals the first."""
+        return [self.names[i] for i in self._front()]
+
+    def _front(self):
+        costs, scores = np.asarray(self.costs, float), np.asarray(self.scores, float)
+        losses = -scores if self._greater_is_better() else scores
+        front = []
+        for i in np.lexsort((losses, costs)):
+            if np.isfinite(costs[i]) and (not front or losses[i] < losses[front[-1]]):
+                front.append(i)
+        return front
+
+    def _greater_is_better(self):
+        given = self.greater_is_better
+        return self.score_name not in ERRORS if given is None else given
+
+    def plot(
+        self,
+        ax: Axes | None = None,
+        *,
+        front_kw: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Draw.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw. None: a new figure.
+        front_kw : dict, default=None
+            How the front is drawn, for matplotlib's `plot`.
+        **kwargs
+            How the points are drawn, for matplotlib's `errorbar`.
+
+        Returns
+        -------
+        display : CostDisplay
+            Itself.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is missing.
+        """
+        ax, own = axes("CostDisplay.plot", ax)
+        costs, scores = np.asarray(self.costs, float), np.asarray(self.scores, float)
+        self.points_, self.baselines_ = [], []
+        taken = len(ax.containers)
+        for i, name in enumerate(self.names):
+            if np.isnan(costs[i]):
+                dashes = DASHES[len(self.baselines_) % len(DASHES)]
+                self.baselines_.append(
+                    ax.axhline(
+                        scores[i],
+                        label=f"{name} (centralised)",
+                        color="0.35",
+                        linestyle=dashes,
+                        linewidth=1.3,
+                        zorder=1,
+                    )
+                )
+                continue
+            bars = {"xerr": _bar(self.cost_stds, i), "yerr": _bar(self.score_stds, i)}
+            look = style(taken + len(self.points_)) | {
+                "linestyle": "none",
+                "markersize": 8,
+                "capsize": 3,
+                "zorder": 3,
+            }
+            point = ax.errorbar(costs[i], scores[i], label=name, **bars, **(look | kwargs))
+            self.points_.append(point)
+        self.front_ = None
+        on_front = self._front()
+        if len(on_front) > 1:
+            look = {"color": "0.6", "linewidth": 1.5, "zorder": 2, "drawstyle": "steps-post"}
+            (self.front_,) = ax.plot(
+                costs[on_front],
+                scores[on_front],
+                label="Pareto front",
+                **(look | dict(front_kw or {})),
+            )
+        positive = costs[np.isfinite(costs)]
+        if len(positive) and positive.min() > 0 and positive.max() > 20 * positive.min():
+            make_logarithmic(ax)
+        return finish(self, ax, own, x_name=self.cost_name, score_name=self.score_name)
+
+
+def _bar(stds, i):
+    return None if stds is None or not np.asarray(stds)[i] > 0 else np.asarray(stds)[i]

@@ -1,0 +1,80 @@
+"""What the displays of one curve a method share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedrecsk.plotting._drawing import axes, finish, style
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+    from matplotlib.axes import Axes
+    from numpy.typing import ArrayLike
+
+
+class CurvesDisplay:
+    """A line a method, with a band where there is a spread.
+
+    Parameters
+    ----------
+    curves : dict of str to (x, mean, std)
+        A method's arrays of shape (n_points,).
+    x_name, score_name : str
+    """
+
+    def __init__(
+        self,
+        *,
+        curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
+        x_name: str,
+        score_name: str,
+    ) -> None:
+        self.curves = curves
+        self.x_name = x_name
+        self.score_name = score_name
+
+    def plot(self, ax: Axes | None = None, **kwargs: Any) -> Self:
+        """Draw.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw. None: a new figure.
+        **kwargs
+            How the lines are drawn, for matplotlib's `plot` (or `errorbar`, of points side by
+            side).
+
+        Returns
+        -------
+        display : object
+            Itself.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is missing.
+        """
+        ax, own = axes(f"{type(self).__name__}.plot", ax)
+        self._draw(ax, kwargs)
+        return finish(self, ax, own, x_name=self.x_name, score_name=self.score_name)
+
+    def _draw(self, ax, kwargs):
+        self._draw_lines(ax, self.curves, kwargs)
+
+    def _draw_lines(self, ax, curves, kwargs):
+        self.lines_, self.bands_ = [], []
+        taken = len(ax.lines)
+        for name, (x, mean, std) in curves.items():
+            look = {"markersize": 6} | style(taken + len(self.lines_))
+            if len(x) > 20:
+                look["markevery"] = len(x) // 10
+            (line,) = ax.plot(x, mean, label=name, **(look | kwargs))
+            self.lines_.append(line)
+            if np.any(np.asarray(std) > 0):
+                low, high = np.subtract(mean, std), np.add(mean, std)
+                band = ax.fill_between(x, low, high, alpha=0.2, color=line.get_color(), lw=0)
+                self.bands_.append(band)

@@ -1,0 +1,124 @@
+"""How all displays look: axes, colours, scales, labels, legends."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from fedrecsk._extras import require
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LABELS = {
+    "mb": "MB that a client sends and receives",
+    "mb_up": "MB that a client sends",
+    "mb_down": "MB that a client receives",
+    "fit_seconds": "Fit time (s)",
+    "score_seconds": "Score time (s)",
+    "rounds": "Rounds",
+    "epsilon": "Total privacy loss ε (left is more private)",
+    "adversary": "Attack",
+    "dropout": "Dropout rate",
+    "loss": "Training loss",
+    "validation_loss": "Validation loss",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "hit_rate": "Hit rate",
+    "ndcg": "NDCG",
+    "mrr": "MRR",
+    "precision": "Precision",
+    "recall": "Recall",
+}
+# Inches: a new figure, one that is wide enough for a legend beside the axes, a letter.
+SIZE, WIDE, LETTER = (7.5, 4.5), 6.0, 0.08
+
+
+def pyplot(caller):
+    return require("matplotlib.pyplot", caller)
+
+
+def axes(caller, ax):
+    """The axes, and whether they are in a figure of our own."""
+    plt = pyplot(caller)
+    if ax is not None:
+        return ax, False
+    size = plt.rcParams["figure.figsize"]
+    if size == plt.rcParamsDefault["figure.figsize"]:
+        size = SIZE
+    return plt.subplots(figsize=size, layout="constrained")[1], True
+
+
+def style(n):
+    """Colour and marker of the n-th method of the axes."""
+    return {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]}
+
+
+def make_logarithmic(ax):
+    """A logarithmic x axis with as many short labels as the decades in view leave room for."""
+    from matplotlib import ticker
+
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    decades = np.log10(high / low)
+    if decades < 0.7:
+        locator = ticker.MaxNLocator(nbins=4)
+    else:
+        subs = (1, 2, 5) if decades < 1.2 else (1, 3) if decades < 3 else (1,)
+        locator = ticker.LogLocator(subs=subs)
+    ax.xaxis.set_major_locator(locator)
+    ax.xaxis.set_major_formatter(_short)
+    ax.xaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _short(x, _):
+    power = min(4, int(np.log10(x) // 3)) if x >= 1 else 0
+    return f"{x / 1000**power:g}" + ("", "k", "M", "G", "T")[power]
+
+
+def name_ticks(ax, names):
+    """Ticks at 0, 1, ... with these names, aslant where neighbours would touch."""
+    room = ax.figure.get_figwidth() * ax.get_position().width / len(names)
+    needed = [LETTER * (len(a) + len(b) + 3) / 2 for a, b in pairwise(map(str, names))]
+    aslant = {"rotation": 30, "rotation_mode": "anchor", "horizontalalignment": "right"}
+    ax.set_xticks(range(len(names)), names, **aslant if max(needed, default=0) > room else {})
+    ax.set_xlim(-0.5, len(names) - 0.5)
+
+
+def finish(display, ax, own, *, x_name, score_name):
+    """Labels, grid and legend; the legend is outside the axes, where the figure is our own."""
+    ax.set_xlabel(_label(x_name), wrap=True)
+    ax.set_ylabel(_label(score_name))
+    ax.grid(True, color="0.9", linewidth=0.8)
+    ax.set_axisbelow(True)
+    # matplotlib lists lines before error bars; methods stay together, the front comes last.
+    entries = zip(*ax.get_legend_handles_labels(), strict=True)
+    entries = sorted(entries, key=lambda entry: not hasattr(entry[0], "lines"))
+    handles = [handle[0] if hasattr(handle, "lines") else handle for handle, _ in entries]
+    labels = [label for _, label in entries]
+    narrow = ax.figure.get_figwidth() < WIDE
+    if not own:
+        place = {"loc": "best"}
+    elif not narrow:
+        place = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
+    else:
+        place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "frameon": False}
+        place["ncols"] = _n_columns(labels, ax.figure.get_figwidth())
+    ax.legend(handles, labels, fontsize="small" if narrow else None, **place)
+    display.ax_, display.figure_ = ax, ax.figure
+    return display
+
+
+def _label(name):
+    kind, at, k = name.partition("@")
+    return LABELS.get(kind, kind) + at + k
+
+
+def _n_columns(labels, width):
+    """How many columns of small print with their handles fit into so many inches."""
+    for n_rows in range(1, len(labels)):
+        columns = [labels[i : i + n_rows] for i in range(0, len(labels), n_rows)]
+        if sum(0.5 + 0.85 * LETTER * max(map(len, column)) for column in columns) < width:
+            return len(columns)
+    return 1

@@ -1,0 +1,192 @@
+"""A score against the privacy loss epsilon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedrecsk.plotting._curves import CurvesDisplay
+from fedrecsk.plotting._drawing import make_logarithmic, pyplot
+from fedrecsk.plotting._results import as_rows, by_method, check_any, column, vary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Self
+
+    from matplotlib.axes import Axes
+    from numpy.typing import ArrayLike
+    from sklearn.base import BaseEstimator
+
+    from fedrecsk.model_selection import Comparison
+
+
+class PrivacyDisplay(CurvesDisplay):
+    """A score against the privacy loss epsilon, on a logarithmic axis.
+
+    A line a method; a dashed horizontal line is the method without noise.
+
+    Parameters
+    ----------
+    curves : dict of str to (epsilon, mean, std)
+        For each method the privacy losses, and the score under each with its spread; arrays of
+        shape (n_settings,). An infinite epsilon is a fit without noise.
+    x_name, score_name : str, default="epsilon", "ndcg@10"
+        What the privacy loss and the score are; they label the axes.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes
+    figure_ : matplotlib Figure
+    lines_ : list of matplotlib Line2D
+        One a method with a finite epsilon.
+    bands_ : list of matplotlib artists
+        One a line with a spread.
+    baselines_ : list of matplotlib Line2D
+        One a method without noise.
+
+    Notes
+    -----
+    Comparisons have the total privacy loss of `privacy_`, over all coordinates and uploads of
+    the client that lost most. Papers often quote that of one coordinate of one upload, which
+    is smaller by orders of magnitude; say which, by `x` and its name.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> from fedrecsk.plotting import PrivacyDisplay
+    >>> results = [
+    ...     {"estimator": "A", "epsilon": 1.0, "rmse": 1.1},
+    ...     {"estimator": "A", "epsilon": 10.0, "rmse": 0.95},
+    ...     {"estimator": "A", "epsilon": float("inf"), "rmse": 0.9},
+    ... ]
+    >>> display = PrivacyDisplay.from_results(results, score="rmse")
+    >>> display.ax_.get_xscale(), len(display.lines_), len(display.baselines_)
+    ('log', 1, 1)
+    """
+
+    def __init__(
+        self,
+        *,
+        curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
+        x_name: str = "epsilon",
+        score_name: str = "ndcg@10",
+    ) -> None:
+        super().__init__(curves=curves, x_name=x_name, score_name=score_name)
+
+    @classmethod
+    def from_results(
+        cls,
+        results: Comparison | ArrayLike | Sequence[Mapping],
+        *,
+        x: str = "epsilon",
+        score: str = "ndcg@10",
+        by: str = "estimator",
+        setting: str | None = None,
+        ax: Axes | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Draw a table of scores under several privacy losses.
+
+        Parameters
+        ----------
+        results : Comparison, DataFrame or list of dict
+            A row a method and setting, or more, whose mean is drawn with a band of one
+            standard deviation. Rows without the score or an epsilon, as those of centralised
+            models, are left out.
+        x, score, by : str, default="epsilon", "ndcg@10", "estimator"
+            Columns of the privacy loss, the score and the method's name.
+        setting : str, default=None
+            Column of what was set (the scale of the noise, say), by which rows are averaged.
+            Folds of one setting may differ a little in their epsilon. None: `x`.
+        ax : matplotlib Axes, default=None
+            Where to draw. None: a new figure.
+        **kwargs
+            To :meth:`plot`.
+
+        Returns
+        -------
+        display : PrivacyDisplay
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is missing.
+        ValueError
+            If there is no such column, no row has the score, or an epsilon is not positive.
+        """
+        rows = as_rows(results)
+        rows = [row for row, loss in zip(rows, column(rows, x), strict=True) if loss == loss]
+        if any(row[x] <= 0 for row in rows):
+            raise ValueError(f"{x!r} must be positive; the axis is logarithmic.")
+        check_any(rows, x)
+        curves = by_method(rows, setting=setting or x, x=x, score=score, by=by)
+        return cls(curves=curves, x_name=x, score_name=score).plot(ax, **kwargs)
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: BaseEstimator | Mapping[str, BaseEstimator],
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        param_name: str = "federation__local_dp",
+        param_range: Iterable | Mapping[str, Any],
+        score: str = "ndcg@10",
+        ax: Axes | None = None,
+        compare_params: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Cross-validate federated models under several mechanisms, and draw.
+
+        Parameters
+        ----------
+        estimator : estimator, or dict of str to estimator
+        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        y : array-like of shape (n_samples,), default=None
+        param_name : str, default="federation__local_dp"
+            The parameter that varies, as in `set_params`; "federation__local_dp__scale", say.
+        param_range : iterable, or dict of str to value
+            Its values; None is no noise.
+        score : str, default="ndcg@10"
+            Column of the comparison.
+        ax : matplotlib Axes, default=None
+            Where to draw. None: a new figure.
+        compare_params : dict, default=None
+            Parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
+            `n_jobs`...
+        **kwargs
+            To :meth:`plot`.
+
+        Returns
+        -------
+        display : PrivacyDisplay
+        """
+        pyplot("PrivacyDisplay.from_estimator")
+        rows = vary(estimator, X, y, param_name, param_range, compare_params)
+        return cls.from_results(rows, score=score, setting=param_name, ax=ax, **kwargs)
+
+    def _draw(self, ax, kwargs):
+        noisy, clear = {}, {}
+        for name, (x, mean, std) in self.curves.items():
+            x, mean, std = (np.asarray(part, dtype=float) for part in (x, mean, std))
+            finite = np.isfinite(x)
+            if finite.any():
+                noisy[name] = x[finite], mean[finite], std[finite]
+            if not finite.all():
+                clear[name] = mean[~finite].mean()
+        self._draw_lines(ax, noisy, kwargs)
+        colours = {line.get_label(): line.get_color() for line in self.lines_}
+        self.baselines_ = [
+            ax.axhline(
+                score,
+                color=colours.get(name, "0.35"),
+                linestyle="--",
+                linewidth=1,
+                zorder=1,
+                label=f"{name}, no noise",
+            )
+            for name, score in clear.items()
+        ]
+        make_logarithmic(ax)

@@ -1,0 +1,169 @@
+"""A score as the world gets worse."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from fedrecsk.plotting._curves import CurvesDisplay
+from fedrecsk.plotting._drawing import name_ticks, pyplot, style
+from fedrecsk.plotting._results import as_rows, by_method, vary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Self
+
+    from matplotlib.axes import Axes
+    from numpy.typing import ArrayLike
+    from sklearn.base import BaseEstimator
+
+
+class RobustnessDisplay(CurvesDisplay):
+    """A score as the world gets worse: more dropout, stronger attacks.
+
+    A line a method where the condition is a number; where it is a name (of an attack, say),
+    points side by side.
+
+    Parameters
+    ----------
+    curves : dict of str to (x, mean, std)
+        For each method the conditions, and the score under each with its spread; arrays of
+        shape (n_conditions,).
+    x_name, score_name : str, default="dropout", "ndcg@10"
+        What the condition and the score are; they label the axes.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes
+    figure_ : matplotlib Figure
+    lines_ : list of matplotlib Line2D or ErrorbarContainer
+        One a method.
+    bands_ : list of matplotlib artists
+        One a line with a spread.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> from fedrecsk.plotting import RobustnessDisplay
+    >>> results = [
+    ...     {"estimator": "A", "dropout": 0.0, "rmse": 0.90},
+    ...     {"estimator": "A", "dropout": 0.5, "rmse": 1.00},
+    ...     {"estimator": "A", "dropout": 0.5, "rmse": 1.50},
+    ... ]
+    >>> display = RobustnessDisplay.from_results(results, score="rmse")
+    >>> display.lines_[0].get_ydata().tolist()
+    [0.9, 1.25]
+    """
+
+    def __init__(
+        self,
+        *,
+        curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
+        x_name: str = "dropout",
+        score_name: str = "ndcg@10",
+    ) -> None:
+        super().__init__(curves=curves, x_name=x_name, score_name=score_name)
+
+    @classmethod
+    def from_results(
+        cls,
+        results: ArrayLike | Sequence[Mapping],
+        *,
+        x: str = "dropout",
+        score: str = "ndcg@10",
+        by: str = "estimator",
+        ax: Axes | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Draw a table of scores under several conditions.
+
+        Parameters
+        ----------
+        results : DataFrame or list of dict
+            A row a method and condition, or more, whose mean is drawn with one standard
+            deviation; ``comparison.per_fold`` with a column for the condition, say. Rows
+            without the score are left out.
+        x, score, by : str, default="dropout", "ndcg@10", "estimator"
+            Columns of the condition, the score and the method's name.
+        ax : matplotlib Axes, default=None
+            Where to draw. None: a new figure.
+        **kwargs
+            To :meth:`plot`.
+
+        Returns
+        -------
+        display : RobustnessDisplay
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is missing.
+        ValueError
+            If there is no such column, or no row has the score.
+        """
+        curves = by_method(as_rows(results), setting=x, x=x, score=score, by=by)
+        return cls(curves=curves, x_name=x, score_name=score).plot(ax, **kwargs)
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: BaseEstimator | Mapping[str, BaseEstimator],
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        param_name: str = "federation__dropout",
+        param_range: Iterable | Mapping[str, Any] = (0.0, 0.25, 0.5, 0.75),
+        score: str = "ndcg@10",
+        ax: Axes | None = None,
+        compare_params: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Cross-validate federated models in several worlds, and draw.
+
+        Parameters
+        ----------
+        estimator : estimator, or dict of str to estimator
+        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        y : array-like of shape (n_samples,), default=None
+        param_name : str, default="federation__dropout"
+            The parameter that varies, as in `set_params`.
+        param_range : iterable or dict, default=(0.0, 0.25, 0.5, 0.75)
+            Its values; a dict gives names to show: ``{"nobody": None, "noise":
+            RandomUpload()}`` of "federation__adversary".
+        score : str, default="ndcg@10"
+            Column of the comparison.
+        ax : matplotlib Axes, default=None
+            Where to draw. None: a new figure.
+        compare_params : dict, default=None
+            Parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
+            `n_jobs`...
+        **kwargs
+            To :meth:`plot`.
+
+        Returns
+        -------
+        display : RobustnessDisplay
+        """
+        pyplot("RobustnessDisplay.from_estimator")
+        rows = vary(estimator, X, y, param_name, param_range, compare_params)
+        x = param_name.split("__")[-1]
+        rows = [{**row, x: row[param_name]} for row in rows]
+        return cls.from_results(rows, x=x, score=score, ax=ax, **kwargs)
+
+    def _draw(self, ax, kwargs):
+        conditions = [value for x, _, _ in self.curves.values() for value in x]
+        if all(isinstance(value, Real) for value in conditions):
+            super()._draw(ax, kwargs)
+        else:
+            self._draw_side_by_side(ax, list(dict.fromkeys(conditions)), kwargs)
+
+    def _draw_side_by_side(self, ax, conditions, kwargs):
+        self.lines_, self.bands_ = [], []
+        n_methods = len(self.curves)
+        for i, (name, (x, mean, std)) in enumerate(self.curves.items()):
+            look = style(i) | {"linestyle": "none", "markersize": 7, "capsize": 3}
+            shift = (i - (n_methods - 1) / 2) * min(0.12, 0.7 / n_methods)
+            places = [conditions.index(value) + shift for value in x]
+            self.lines_.append(ax.errorbar(places, mean, std, label=name, **(look | kwargs)))
+        name_ticks(ax, conditions)

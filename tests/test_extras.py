@@ -1,0 +1,33 @@
+import configparser
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedrecsk._extras import EXTRAS, require
+
+SETUP = Path(__file__).parents[1] / "setup.cfg"
+
+
+def test_it_imports_what_is_there():
+    assert require("json.decoder", "somebody").JSONDecoder
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_what_is_missing_is_named_with_its_extra(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    message = rf"^somebody needs {package}: pip install 'fedrecsk\[{EXTRAS[package]}\]'\.$"
+    for module in (package, f"{package}.inner"):
+        with pytest.raises(ImportError, match=message):
+            require(module, "somebody")
+
+
+@pytest.mark.skipif(not SETUP.exists(), reason="needs the checkout's setup.cfg")
+def test_extras_have_what_is_said_of_them():
+    config = configparser.ConfigParser()
+    config.read(SETUP)
+    extras = config["options.extras_require"]
+    for package, extra in EXTRAS.items():
+        assert any(line.startswith(package) for line in extras[extra].split())
+    for extra in ("docs", "test"):
+        assert "fedrecsk[plot,privacy,progress]" in extras[extra]
