@@ -20,7 +20,10 @@ class Results:
         self.path = Path(folder) / f"{name}.jsonl"
         self._cells = {}
         if self.path.exists():
-            for line in self.path.read_text().splitlines():
+            # What follows the last end of a line was cut off while it was written.
+            whole, end, _ = self.path.read_text().rpartition("\n")
+            self.path.write_text(whole + end)
+            for line in whole.splitlines():
                 cell = json.loads(line)
                 self._cells[tuple(cell["key"])] = cell
 

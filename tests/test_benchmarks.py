@@ -90,3 +90,15 @@ def test_results_outlive_the_process(tmp_path):
     Results(tmp_path, "x").put(("a", 0), "settings", {"score": np.pi})
     assert Results(tmp_path, "x").get(("a", 0), "settings") == {"score": np.pi}
     assert Results(tmp_path, "x").get(("b", 0), "settings") is None
+
+
+def test_a_line_cut_off_by_a_crash_is_run_again(tmp_path):
+    first = Results(tmp_path, "x")
+    first.put(("a", 0), "settings", {"score": 1.0})
+    first.put(("b", 0), "settings", {"score": 2.0})
+    first.path.write_text(first.path.read_text()[:-5])
+    again = Results(tmp_path, "x")
+    assert again.get(("a", 0), "settings") == {"score": 1.0}
+    assert again.get(("b", 0), "settings") is None
+    again.put(("b", 0), "settings", {"score": 3.0})
+    assert Results(tmp_path, "x").get(("b", 0), "settings") == {"score": 3.0}
