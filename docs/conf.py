@@ -50,6 +50,7 @@ html_theme_options = {
     "footer_end": [],
 }
 python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
 default_role = "literal"
 autodoc_typehints = "none"
 autosummary_generate = True
@@ -78,6 +79,14 @@ FOR_AUTHORS = {
     "fedrecsk.federated.base": ["FederatedRecommender", "Catalogue"],
     "fedrecsk.simulation.blocks": ["Block", "ClientStates"],
     "fedrecsk.simulation.keys": ["Key"],
+}
+# The pages that explain an estimator; its page in the API reference leads there.
+METHOD_PAGES = {
+    "rfrec": ("RFRec", "RFRecF"),
+    "fedals": ("LocALS", "LocSGD", "GlobSGD"),
+    "lightfr": ("LightFR",),
+    "colr": ("FedMF", "CoLR", "SCoLR"),
+    "mf": ("PMF", "BiasedMF", "SVDpp"),
 }
 # Their members are exported by the package itself, or are not for users.
 NOT_LISTED = {
@@ -179,6 +188,15 @@ def escape_types(app, what, name, thing, options, lines):
             lines[number] = re.sub(r"(?<=\w)_(?=[,)\s])", r"\\_", line)
 
 
+def lead_to_method(app, what, name, thing, options, lines):
+    """Put a link to the page of a method behind the first sentence of its class."""
+    for page, classes in METHOD_PAGES.items():
+        if what == "class" and name in {f"fedrecsk.{one}" for one in classes}:
+            text = f"Equations, what crosses the wire, what to expect: :doc:`/methods/{page}`."
+            first = next(number for number, line in enumerate(lines) if line)
+            lines[lines.index("", first) : lines.index("", first)] = ["", text]
+
+
 def title_example(app, docname, source):
     """Make the question that an example's docstring begins with the title of its page."""
     label = f".. _sphx_glr_{docname.replace('/', '_')}.py:"
@@ -212,4 +230,5 @@ def setup(app):
     app.connect("source-read", title_example)
     # After numpydoc, which has priority 500.
     app.connect("autodoc-process-docstring", escape_types, priority=600)
+    app.connect("autodoc-process-docstring", lead_to_method, priority=600)
     app.connect("autodoc-skip-member", skip_foreign)

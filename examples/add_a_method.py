@@ -4,7 +4,7 @@ A whole one, and what it gets for nothing.
 
 Federated gradient descent for ratings, in the manner of FCF (Ammad-ud-din and others, 2019): every
 client solves for its users' vectors in closed form and uploads the gradient of the items; the
-server takes the step. The page "Add a method" explains each hook. Runs offline.
+server takes the step. The page :doc:`/add_a_method` explains each hook. Runs offline.
 """
 
 from numbers import Integral, Real

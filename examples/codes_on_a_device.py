@@ -1,6 +1,6 @@
 """How small can a recommender on a phone be, and what does it lose?
 
-Runs offline. LightFR keeps an item as 64 bits; the others as 20 numbers.
+LightFR keeps an item as 64 bits; the others as 20 numbers. Runs offline.
 """
 
 from fedrecsk import ImplicitALS, LightFR, LocALS, Popularity

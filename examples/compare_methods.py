@@ -1,4 +1,6 @@
-"""Which recommender for these ratings? Quality and cost of several, on the same folds.
+"""Which recommender for these ratings?
+
+Quality and cost of several, on the same folds.
 
 Rating and ranking models, federated and centralised, stand side by side; a cell is empty where a
 number has no meaning. Runs offline.

@@ -1,7 +1,7 @@
 """What does homomorphic encryption cost, and how far do small updates help?
 
-Runs offline; needs the extra [privacy]. Two clients a round are really encrypted, the others'
-bytes are counted.
+Two clients a round are really encrypted, the others' bytes are counted. Runs offline; needs
+``pip install 'fedrecsk[privacy]'``.
 """
 
 from fedrecsk import CoLR, Federation, FedMF

@@ -1,8 +1,8 @@
-"""What does local differential privacy cost?
+"""What does local differential privacy promise, and at which price?
 
-Its price in accuracy, and what it promises in total.
+Epsilon by number and in total, beside the error with and without noise.
 
-Runs offline. Many clients are what averages the noise away, so the data are wide.
+Many clients are what averages the noise away, so the data are wide. Runs offline.
 """
 
 from sklearn.metrics import root_mean_squared_error

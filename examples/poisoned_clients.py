@@ -2,8 +2,8 @@
 
 What a tenth of them does, and what guards it.
 
-Runs offline. Accuracy is that of the honest users; exposure is the share of them who get a promoted
-item among their ten.
+Accuracy is that of the honest users; exposure is the share of them who get a promoted item among
+their ten. Runs offline.
 """
 
 import numpy as np

@@ -2,8 +2,8 @@
 
 Round by round, with scikit-learn's callbacks.
 
-Runs offline. For a progress bar, ``pip install 'fedrecsk[progress]'`` and add
-``sklearn.callback.ProgressBar()`` to the callbacks.
+For a progress bar, ``pip install 'fedrecsk[progress]'`` and add ``sklearn.callback.ProgressBar()``
+to the callbacks. Runs offline.
 """
 
 from sklearn.callback import ScoringMonitor

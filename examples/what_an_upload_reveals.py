@@ -1,7 +1,7 @@
 """What does a curious server learn from a single upload?
 
-Runs offline; needs the extra [privacy]. The server keeps to the protocol, and inverts what
-clients send. Chance is the best guess that reads no upload and is the same for every client.
+The server keeps to the protocol, and inverts what clients send. Chance is the best guess that reads
+no upload and is the same for every client. Runs offline; needs ``pip install 'fedrecsk[privacy]'``.
 """
 
 from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec

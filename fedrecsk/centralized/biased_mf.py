@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class BiasedMF(GradientDescent):
-    """Matrix factorisation with biases: r_ui = mu + b_u + b_i + p_u . q_i.
+    """Matrix factorisation with biases: r_ui = mu + b_u + b_i + p_u.q_i.
 
     The strong plain baseline. Starts near the biases of :class:`BiasOnly` and minimises, by
     stochastic gradient descent over ratings of weight w_ui that are centred and divided by

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PMF(GradientDescent):
-    """Probabilistic matrix factorisation: ratings are mu + p_u . q_i plus noise, no biases.
+    """Probabilistic matrix factorisation: ratings are mu + p_u.q_i plus noise, no biases.
 
     Minimises, by stochastic gradient descent over ratings of weight w_ui that are centred and
     divided by their standard deviation::

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SVDpp(BiasedMF):
-    """SVD++: r_ui = mu + b_u + b_i + q_i . (p_u + |R_u|^-1/2 sum_{j in R_u} y_j).
+    """SVD++: r_ui = mu + b_u + b_i + q_i.(p_u + |R_u|^-1/2 sum_{j in R_u} y_j).
 
     R_u are the items that the user has rated, whatever the ratings. Everything else is as in
     :class:`BiasedMF`, with the same objective for b_u, b_i, p_u and q_i, and on y_j the decay
