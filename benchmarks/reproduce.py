@@ -3,7 +3,8 @@
 Every row has the paper's number, ours as mean and spread over seeds, the difference, and where
 it does not reproduce a line that says why. ``--quick`` runs a tenth of the rounds, one seed, to
 see that it works. Finished cells are kept in the folder ``--results`` and not run again; stop with
-Ctrl-C, and start the same command to go on. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA.
+Ctrl-C, and start the same command to go on. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA;
+rows of other data that are not there say so.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -91,15 +93,20 @@ class Table:
 
 
 def load(data, options):
-    """(X, y) of a data set that is here.
+    """(X, y) of a data set that is here, read once.
 
     Raises
     ------
     FileNotFoundError
         If it is not.
     """
+    return _read(data, options.data_home)
+
+
+@cache
+def _read(data, data_home):
     where = {
-        "data_home": options.data_home,
+        "data_home": data_home,
         "download_if_missing": False,
         "return_X_y": True,
     }
@@ -164,7 +171,7 @@ def leave_one_out(model, data, seed, options):
     negatives drawn with the seed.
     """
     if data == "1m":
-        train, ratings, test, negatives = _leave_one_out_files(options)
+        train, ratings, test, negatives = _leave_one_out_files(options.data_home)
         among = {"negatives": negatives}
     else:
         train, ratings, test = _one_row_out(*load(data, options), seed)
@@ -183,11 +190,12 @@ def full_ranking(model, data, seed, options):
     return {"precision@10": _fedals.precision(model.fit(train), train, test)}
 
 
-def _leave_one_out_files(options):
+@cache
+def _leave_one_out_files(data_home):
     import pandas as pd
 
-    X, y = load("1m", options)
-    folder = Path(options.data_home or os.environ["FEDRECSK_DATA"]) / "ml-1m"
+    X, y = _read("1m", data_home)
+    folder = Path(data_home or os.environ["FEDRECSK_DATA"]) / "ml-1m"
     test = pd.read_csv(folder / "leave_one_out_test.csv.gz")[["user", "item"]].to_numpy()
     negatives = pd.read_csv(folder / "leave_one_out_negatives.csv.gz")
     pairs, held_out = (part[:, 0] * 10_000 + part[:, 1] for part in (X, test))
@@ -594,23 +602,23 @@ def run(name, options):
     """Run what has not been run, then print the tables."""
     results = Results(options.results, f"{name}-quick" if options.quick else name)
     tables = PAPERS[name]()
-    seeds = range(1 if options.quick else options.seeds)
+    seeds = range(options.seeds)
     cells = [
-        (table, row, seed)
+        (row, _prepared(row.model, seed, options), (table.name, row.label, row.data, seed))
         for table in tables
         for row in table.rows
         if row.model is not None
         for seed in seeds
     ]
-    for n, (table, row, seed) in enumerate(cells, 1):
-        model = _prepared(row.model, seed, options)
-        key, settings = (table.name, row.label, row.data, seed), " ".join(repr(model).split())
-        if results.get(key, settings) is not None:
+    done = [results.get(key, _settings(model)) is not None for _, model, key in cells]
+    for n, (row, model, key) in enumerate(cells):
+        if done[n]:
             continue
-        _say(f"[{n}/{len(cells)}] {row.label}, {row.data}, seed {seed}")
+        seed = key[-1]
+        _say(f"[{n + 1}/{len(cells)}] {row.label}, {row.data}, seed {seed}")
         start = time.perf_counter()
         try:
-            scores = row.protocol(model, row.data, seed, options)
+            scores = row.protocol(clone(model), row.data, seed, options)
         except FileNotFoundError:
             _say(f" {ABSENT}\n")
             continue
@@ -619,13 +627,17 @@ def run(name, options):
                 raise
             scores = dict.fromkeys(row.paper, float("nan"))
         _say(f" {time.perf_counter() - start:.1f} s\n")
-        results.put(key, settings, {name: float(value) for name, value in scores.items()})
+        results.put(key, _settings(model), {name: float(value) for name, value in scores.items()})
     if options.quick:
-        print("A quick run: a tenth of the rounds, one seed; not to be set beside the papers.")
+        print("A quick run: a tenth of the rounds; not to be set beside the papers.")
     for table in tables:
         print(f"\n### {table.name}\n")
         if table.rows:
             print_table(table, seeds, results, options)
+
+
+def _settings(model):
+    return " ".join(repr(model).split())
 
 
 def _prepared(model, seed, options):
@@ -649,7 +661,7 @@ def print_table(table, seeds, results, options):
             if row.model is None:
                 print(f"{begin} | | | {row.why or NOT_HERE} |")
                 continue
-            settings = [" ".join(repr(_prepared(row.model, s, options)).split()) for s in seeds]
+            settings = [_settings(_prepared(row.model, s, options)) for s in seeds]
             scores = [
                 results.get((table.name, row.label, row.data, s), text)
                 for s, text in zip(seeds, settings, strict=True)
@@ -672,16 +684,48 @@ def _say(text):
     print(text, end="", file=sys.stderr, flush=True)
 
 
+def _check_data(tables, options, parser):
+    """Say what is absent, and stop if it is all."""
+    names = dict.fromkeys(row.data for table in tables for row in table.rows if row.model)
+    missing = {}
+    for name in names:
+        try:
+            load(name, options)
+        except FileNotFoundError as error:
+            missing[name] = error
+    if len(missing) == len(names):
+        parser.error(f"no data: {next(iter(missing.values()))}")
+    for name, error in missing.items():
+        _say(f"{name} is absent: {error}\n")
+
+
 def main(argv=None):
     """Reproduce one paper."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduce", description=__doc__)
     parser.add_argument("paper", choices=PAPERS)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--results", default="results")
-    parser.add_argument("--data-home")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds, one seed")
+    parser.add_argument("--seeds", type=int, help="runs of each row (default: 3; 1 if quick)")
+    parser.add_argument(
+        "--results", default="results", help="folder of finished cells (default: %(default)s)"
+    )
+    parser.add_argument("--data-home", help="where MovieLens is (default: FEDRECSK_DATA)")
     options = parser.parse_args(argv)
-    run(options.paper, options)
+    if options.seeds is None:
+        options.seeds = 1 if options.quick else 3
+    if options.seeds < 1:
+        parser.error(f"--seeds {options.seeds}: at least one run is needed")
+    try:
+        Path(options.results).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--results {options.results}: {error}")
+    try:
+        _check_data(PAPERS[options.paper](), options, parser)
+        run(options.paper, options)
+    except KeyboardInterrupt:
+        parser.exit(
+            130,
+            f"\nStopped. What is done is in {options.results}; the same command goes on.\n",
+        )
 
 
 if __name__ == "__main__":

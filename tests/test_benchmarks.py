@@ -1,5 +1,7 @@
 """The machinery of benchmarks.reproduce, on rows that take no time."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -102,3 +104,34 @@ def test_a_line_cut_off_by_a_crash_is_run_again(tmp_path):
     assert again.get(("b", 0), "settings") is None
     again.put(("b", 0), "settings", {"score": 3.0})
     assert Results(tmp_path, "x").get(("b", 0), "settings") == {"score": 3.0}
+
+
+def test_settings_are_compared_before_anything_runs(options, monkeypatch):
+    calls = []
+
+    def protocol(model, data, seed, options):
+        calls.append(seed)
+        return {"RMSE": 1.0}
+
+    changed = BiasOnly(reg_user=77.0)
+    Results(options.results, "toy").put(("Table 1", "a method", "100k", 1), "old", {"RMSE": 1.0})
+    monkeypatch.setitem(reproduce.PAPERS, "toy", lambda: table(protocol, changed))
+    with pytest.raises(SystemExit, match="with other settings"):
+        reproduce.run("toy", options)
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0"], "--seeds 0: at least one run"),
+        (["--results", "{file}"], "--results .*: .*exists"),
+        (["--data-home", "{file}", "--results", "{folder}"], "(?s)no data: .*by hand into"),
+    ],
+)
+def test_bad_arguments_are_named_before_anything_runs(arguments, message, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    names = {"file": str(tmp_path / "file"), "folder": str(tmp_path / "new")}
+    with pytest.raises(SystemExit):
+        reproduce.main(["fedals", *(a.format(**names) for a in arguments)])
+    assert re.search(message, capsys.readouterr().err)
