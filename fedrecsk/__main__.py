@@ -23,6 +23,8 @@ def main(argv=None):
         parser.error("--clip without --scale would add no noise; give --scale too")
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds {options.rounds}: at least 1 round is needed")
+    if options.n_jobs == 0:
+        parser.error("--n-jobs 0: give a number of threads, or -1 for all cores")
     for name in ("clip", "scale"):
         number = getattr(options, name)
         if number is not None and not number > 0:

@@ -50,6 +50,7 @@ def test_the_main_job_has_privacy_and_reads_files(capsys, tmp_path):
     [
         (["--data", "nosuch.csv"], "no such file, nor one of generated, 100k"),
         (["--rounds", "0"], "at least 1 round"),
+        (["--n-jobs", "0"], "-1 for all cores"),
         (["--scale", "0"], "--scale 0 must be positive"),
         (["--clip", "-1", "--scale", "1"], "--clip -1 must be positive"),
     ],
