@@ -1,4 +1,6 @@
 import importlib.util
+import re
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -8,17 +10,23 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.dummy import DummyRegressor
 from sklearn.ensemble import BaggingRegressor
 from sklearn.exceptions import FitFailedWarning
+from sklearn.linear_model import Ridge
 from sklearn.metrics import make_scorer, root_mean_squared_error
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_validate
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
 from fedrecsk import BiasOnly, Federation, ImplicitALS, LocALS, Popularity, RFRec
-from fedrecsk.metrics import bytes_up_scorer, make_ranking_scorer, rounds_scorer
-from fedrecsk.model_selection import UserKFold, compare
+from fedrecsk.metrics import (
+    bytes_up_scorer,
+    make_ranking_scorer,
+    rounds_scorer,
+)
+from fedrecsk.model_selection import UserKFold, _compare, compare
 from fedrecsk.privacy import LaplaceMechanism
 from tests.conftest import make_toy
 from tests.metrics.models import Peer
+from tests.reference import ranking as reference
 
 COSTS = ["mb_up", "mb_down", "rounds", "epsilon"]
 TIMES = ["fit_seconds", "score_seconds"]
@@ -59,6 +67,30 @@ class RatingPeer(RegressorMixin, BaseEstimator):
 
     def recommend(self, users, n_recommendations=10):
         raise AssertionError("scorers rank by predict")
+
+
+class Plain(BaseEstimator):
+    """A fit and a predict; what is learned has no name that scikit-learn knows."""
+
+    def fit(self, X, y):
+        X = np.asarray(X)
+        self.level = np.mean(y)
+        self.means = {item: np.mean(y[X[:, 1] == item]) for item in np.unique(X[:, 1])}
+        return self
+
+    def predict(self, X):
+        return np.array([self.means.get(item, self.level) for item in np.asarray(X)[:, 1]])
+
+
+class Lister(BaseEstimator):
+    """Recommends, and predicts nothing."""
+
+    def fit(self, X, y=None):
+        self.item_ids_ = np.unique(X[:, 1])
+        return self
+
+    def recommend(self, users, n_recommendations=10):
+        return np.tile(self.item_ids_[:n_recommendations], (len(users), 1))
 
 
 class Untagged:
@@ -175,10 +207,11 @@ def test_without_y_only_ranking_is_scored(ratings):
 def test_scoring_is_that_of_scikit_learn(ratings):
     X, y = ratings
     models = [rfrec(), Popularity()]
-    by_name = compare(models, X, y, cv=2, scoring=["neg_mean_absolute_error", "r2"]).per_fold
+    with pytest.warns(UserWarning, match="neg_mean_absolute_error, r2: not for Popularity"):
+        by_name = compare(models, X, y, cv=2, scoring=["neg_mean_absolute_error", "r2"]).per_fold
     assert (by_name["neg_mean_absolute_error"][:2] < 0).all()
     assert by_name[["neg_mean_absolute_error", "r2"]][2:].isna().all(axis=None)
-    one = compare(models, X, y, cv=2, scoring="neg_mean_absolute_error").per_fold
+    one = compare(models[:1], X, y, cv=2, scoring="neg_mean_absolute_error").per_fold
     assert one["neg_mean_absolute_error"][:2].tolist() == (
         by_name["neg_mean_absolute_error"][:2].tolist()
     )
@@ -220,7 +253,7 @@ def _rmse(y, predicted):
 
 def test_a_failed_fit_has_no_fitted_estimator(ratings):
     X, y = ratings
-    with pytest.warns(FitFailedWarning, match="2 of 4"):
+    with pytest.warns(FitFailedWarning, match="2 of 4.*\nRFRec-1, folds 0, 1: "):
         result = compare([rfrec(n_rounds=0), rfrec()], X, y, cv=2, return_estimator=True)
     assert result.estimators["RFRec-1"] == [None, None]
     assert all(model.n_rounds_ == 3 for model in result.estimators["RFRec-2"])
@@ -247,16 +280,79 @@ def test_a_score_that_fails_leaves_the_others(ratings):
 
 def test_if_all_fits_fail_it_raises(ratings):
     X, y = ratings
-    with pytest.raises(ValueError, match="All 2 fits failed.*\nRFRec, fold 0: .*n_rounds"):
+    with pytest.raises(ValueError, match="All 2 fits failed.*\nRFRec, folds 0, 1: .*n_rounds"):
         compare([rfrec(n_rounds=0)], X, y, cv=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "owner"),
+    [
+        (rfrec(n_rounds=-1), "'n_rounds' parameter of RFRec must"),
+        (rfrec(federation=Federation(dropout=7)), "'dropout' parameter of Federation must"),
+    ],
+)
+def test_a_bad_parameter_is_said_to_be_the_estimators(model, owner, ratings):
+    X, y = ratings
+    with pytest.warns(FitFailedWarning, match=owner):
+        result = compare({"bad": model, "good": Popularity()}, X, y, cv=2)
+    assert result.per_fold["error"][0].startswith(f"InvalidParameterError: The {owner}")
+    with pytest.raises(ValueError, match=f"^The {owner}"):
+        compare([model], X, y, cv=2, error_score="raise")
+
+
+@pytest.mark.parametrize("method", ["fit", "predict"])
+def test_an_error_of_many_lines_is_told_in_one(method, ratings):
+    class Wordy(Plain):
+        def fit(self, X, y):
+            return super().fit(X, y) if method == "predict" else self.refuse()
+
+        def predict(self, X):
+            self.refuse()
+
+        def refuse(self):
+            raise RuntimeError("first\n  second\n\nthird")
+
+    models = {"wordy": Wordy(), "good": BiasOnly()}
+    kind = UserWarning if method == "predict" else FitFailedWarning
+    with pytest.warns(kind) as warned:
+        result = compare(models, *ratings, cv=2, scoring=["rmse", "mae", "ndcg@3"])
+    error = "RuntimeError: first second third"
+    if method == "predict":
+        error = f"rmse, mae, ndcg@3: {error}"
+    assert result.per_fold["error"].tolist() == [error, error, "", ""]
+    line = f"wordy, folds 0, 1: {error}"
+    assert repr(result).splitlines()[-1] == line
+    assert str(warned[0].message).splitlines()[1:] == [line]
+
+
+def test_the_error_of_a_traceback_is_found_even_if_it_is_indented():
+    text = "Traceback (most recent call last):\n  File 'a'\n    f()\nKeyError: 'b'\n  c"
+    assert _compare._raised(text) == "KeyError: 'b' c"
+    assert _compare._raised("Traceback (most recent call last):\n  | a\n  | b") == "| b"
+
+
+def test_means_of_fewer_folds_say_of_how_many(ratings):
+    X, y = ratings
+    folds = list(GroupKFold(3).split(X, y, groups=X[:, 0]))
+    (bad,) = (i for i, (train, _) in enumerate(folds) if X[0, 0] not in X[train, 0])
+    for order, shown in (
+        ([bad, bad, (bad + 1) % 3], r"^fragile +\d\.\d{3} \(1 of 3\) "),
+        ([bad, (bad + 1) % 3, (bad + 2) % 3], r"^fragile +\d\.\d{3} ± \d\.\d{3} \(2 of 3\) "),
+    ):
+        models = {"fragile": RatingPeer(needs_user=X[0, 0]), "whole": BiasOnly()}
+        with pytest.warns(FitFailedWarning):
+            result = compare(models, X, y, cv=[folds[i] for i in order])
+        _, _, fragile, whole, _ = repr(result).splitlines()
+        assert re.search(shown, fragile)
+        assert "(" not in whole
 
 
 def test_what_is_no_recommender_still_has_what_it_can_have(ratings):
     X, y = ratings
-    with pytest.warns(UserWarning, match="is not a recommender"):
-        table = compare([DummyRegressor()], X, y, cv=2).per_fold
-    assert table[["rmse", "mae", "fit_seconds"]].notna().all(axis=None)
-    assert table[["ndcg@10", *COSTS]].isna().all(axis=None)
+    table = compare([DummyRegressor()], X, y, cv=2).per_fold
+    assert (table["error"] == "").all()
+    assert table[["rmse", "mae", "ndcg@10", "fit_seconds"]].notna().all(axis=None)
+    assert table[COSTS].isna().all(axis=None)
 
 
 def test_what_scikit_learn_cannot_clone_is_a_row_too(ratings):
@@ -272,6 +368,7 @@ def test_what_scikit_learn_cannot_clone_is_a_row_too(ratings):
         ([], ValueError, "empty"),
         ({}, ValueError, "empty"),
         (Popularity(), TypeError, "put a single one in a list"),
+        ({1: Popularity(), "1": BiasOnly()}, ValueError, "Two estimators have one name: 1, '1'"),
         ([Popularity], TypeError, r"pass an instance, Popularity\(\)"),
         ({"word": "popular"}, TypeError, "'word' is not an estimator"),
     ],
@@ -287,7 +384,12 @@ def test_bad_estimators_are_named(estimators, error, message, ratings):
         ({"rounds": rounds_scorer}, "'rounds', which is a column of every comparison"),
         ({"estimator": rounds_scorer}, "'estimator', which is a column"),
         ([rounds_scorer], "give scorers in a dict"),
-        ("ndgc", "ndgc"),
+        ("ndcg", "Unknown score 'ndcg'; choose from rmse, mae, ndcg@10, .*get_scorer_names"),
+        (["rmse", "ndcg@x"], "Unknown score 'ndcg@x'"),
+        ({"error of mine": "rmsee"}, "Unknown score 'rmsee'"),
+        ("bytes_up", "Costs need no scorer: the columns mb_up, .* are always there"),
+        ("ndgc@5", "Unknown metric 'ndgc'; choose from ndcg"),
+        ("ndcg@0", "k must be an integer of at least 1"),
         (7, "scoring"),
     ],
 )
@@ -303,6 +405,7 @@ def test_bad_scoring_is_named(scoring, message, ratings):
         ({"X": "ab" * 66}, "'X' parameter of compare must be an array-like"),
         ({"y": "ab" * 66}, "'y' parameter of compare must be an array-like"),
         ({"cv": []}, "cv gives no folds"),
+        ({"n_jobs": 0}, r"'n_jobs' parameter of compare must be an int in the range \[1, inf\)"),
     ],
 )
 def test_what_is_wrong_is_told_of_compare(bad, message, ratings):
@@ -337,7 +440,8 @@ def test_peers_pipelines_and_searches(ratings):
         "rmse": make_scorer(_rmse),
         **make_ranking_scorer(["ndcg", "hit_rate"], exclude_seen=False),
     }
-    table = compare(models, X, y, cv=2, scoring=scoring).per_fold.set_index("estimator")
+    with pytest.warns(UserWarning, match="rmse: not for peer"):
+        table = compare(models, X, y, cv=2, scoring=scoring).per_fold.set_index("estimator")
     assert (table["error"] == "").all()
     assert table.loc["peer", "rmse"].isna().all()
     assert table.drop("peer")["rmse"].notna().all()
@@ -346,6 +450,77 @@ def test_peers_pipelines_and_searches(ratings):
     assert table.loc["pipeline", "rmse"].tolist() == table.loc["alone", "rmse"].tolist()
     assert table.loc["search", "rounds"].isin([1, 2]).all()
     assert table.loc[["peer", "rating peer"], COSTS].isna().all(axis=None)
+
+
+def test_a_fit_and_a_predict_are_enough(ratings):
+    X, y = ratings
+    result = compare([Plain()], X, y, cv=3, return_estimator=True)
+    folds = UserKFold(3, shuffle=True, random_state=0).split(X)
+    for row, model, (train, test) in zip(
+        result.per_fold.to_dict("records"), result.estimators["Plain"], folds, strict=True
+    ):
+        assert row["rmse"] == pytest.approx(
+            root_mean_squared_error(y[test], model.predict(X[test]))
+        )
+        seen = set(map(tuple, X[train].tolist()))
+        for metric in ("ndcg", "hit_rate"):
+            expected = reference.evaluate(
+                metric,
+                10,
+                lambda user, item, model=model: model.predict([[user, item]])[0],
+                set(X[train, 1].tolist()),
+                X[test],
+                y[test],
+                seen=seen,
+            )
+            assert row[f"{metric}@10"] == pytest.approx(expected)
+    assert (result.per_fold["error"] == "").all()
+
+
+def test_a_pipeline_of_scikit_learns_parts_is_ranked_by_its_ids(ratings):
+    X, y = ratings
+    linear = make_pipeline(OneHotEncoder(handle_unknown="ignore"), Ridge())
+    expected = compare([linear], X, y, cv=2).per_fold[["rmse", "ndcg@10"]]
+    assert expected.notna().all(axis=None)
+    frame = pd.DataFrame({"who": [f"user {u}" for u in X[:, 0]], "what": X[:, 1]})
+    table = compare([linear], frame, y, cv=2).per_fold
+    assert (table["error"] == "").all()
+    np.testing.assert_allclose(table[["rmse", "ndcg@10"]], expected)
+
+
+def test_a_table_of_interactions_is_of_no_use_and_no_harm(ratings):
+    class Table(Plain):
+        def fit(self, X, y):
+            self.item_ids_, self.user_ids_ = np.unique(X[:, 1]), np.unique(X[:, 0])
+            self.interactions_ = X[:, :2]
+            return super().fit(X, y)
+
+    one, other = (compare([m], *ratings, cv=2).per_fold["ndcg@10"] for m in (Table(), Plain()))
+    assert one.tolist() == other.tolist()
+
+
+def test_a_list_of_recommendations_is_not_ranked(ratings):
+    with pytest.warns(UserWarning, match="Lister cannot be ranked: it has no predict") as warned:
+        result = compare([Lister(), Popularity()], *ratings, cv=2)
+    assert len(warned) == 1
+    table = result.per_fold.set_index("estimator")
+    assert table.loc["Lister", "fit_seconds"].notna().all()
+    assert table.loc["Lister", "ndcg@10"].isna().all()
+    assert table.loc["Popularity", "ndcg@10"].notna().all()
+
+
+def test_scores_asked_for_and_not_given_have_a_reason(ratings):
+    X, y = ratings
+    models = {"popular": Popularity(), "lister": Lister(), "plain": Plain(), "bias": BiasOnly()}
+    with pytest.warns(UserWarning, match="^rmse, mae: not for popular, lister.") as warned:
+        table = compare(models, X, y, cv=2, scoring=["rmse", "mae"]).per_fold
+    assert [one.filename for one in warned] == [__file__]
+    table = table.set_index("estimator")
+    assert table.loc[["plain", "bias"], ["rmse", "mae"]].notna().all(axis=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare([Popularity(), BiasOnly()], X, y, cv=2)
+        compare([Popularity(), BiasOnly()], X, y, cv=2, scoring="ndcg@5")
 
 
 def test_scores_go_by_the_names_of_their_columns(ratings):
@@ -359,12 +534,17 @@ def test_scores_go_by_the_names_of_their_columns(ratings):
         for column in columns:
             assert (chosen[column] == default[column]).all()
     assert "recall@3" in str(compare([BiasOnly()], X, y, cv=2, scoring="recall@3"))
+    renamed = compare([BiasOnly()], X, y, cv=2, scoring={"quality": "ndcg@10"}).per_fold
+    assert renamed["quality"].mean() == default["mean_ndcg@10"][0]
 
 
 def test_names_come_from_classes_or_are_given(ratings):
     X, y = ratings
     listed = compare([rfrec(), Popularity(), rfrec()], X, y, cv=2, scoring={})
     assert listed.summary["estimator"].tolist() == ["RFRec-1", "Popularity", "RFRec-2"]
+    numbers = compare({4: rfrec(), 8: Popularity()}, X, y, cv=2, return_estimator=True)
+    assert numbers.summary["estimator"].tolist() == list(numbers.estimators) == ["4", "8"]
+    assert "\n4 " in repr(numbers)
 
 
 def test_the_estimators_given_are_left_alone(ratings):

@@ -55,7 +55,8 @@ def comparison():
         "rmse": make_scorer(root_mean_squared_error),
         "ndcg@10": lambda model, X, y: ndcg(model, X) if hasattr(model, "recommend") else NAN,
     }
-    return compare(models, *RATINGS, cv=3, scoring=scoring, return_estimator=True)
+    with pytest.warns(UserWarning, match="rmse: not for LocALS"):
+        return compare(models, *RATINGS, cv=3, scoring=scoring, return_estimator=True)
 
 
 def ndcg(model, X):
@@ -149,6 +150,83 @@ def test_a_narrow_figure_has_its_legend_above(draw):
     assert_nothing_is_cut(display)
 
 
+MANY = [f"method {i}" for i in range(7)], ["item mean", "implicit ALS", "popularity"]
+LONGISH = (
+    ["LocALS, 16 factors", "GlobSGD, 16 factors", "LocSGD", "FedRec with noise"],
+    ["item mean"],
+)
+LONG = [f"federation__local_dp__scale={i}" for i in range(3)], []
+
+
+def costs_of(federated, centralised):
+    n = len(federated)
+    costs = [2.0**i for i in range(n)] + [NAN] * len(centralised)
+    scores = np.arange(len(costs)) % n / n
+    return CostDisplay(names=[*federated, *centralised], costs=costs, scores=scores)
+
+
+@pytest.mark.parametrize("names", [MANY, LONGISH, LONG], ids=["many", "longish", "long"])
+@pytest.mark.parametrize("size", [(3.4, 2.6), (5, 3.5), (6, 2.4), (7, 2.6)], ids=str)
+def test_a_legend_outside_leaves_the_axes_two_thirds(names, size):
+    with plt.rc_context({"figure.figsize": size}):
+        display = costs_of(*names).plot()
+    figure, axes = display.figure_, display.ax_
+    figure.canvas.draw()
+    box = axes.get_legend().get_window_extent()
+    assert figure.get_figwidth() == size[0] and figure.get_figheight() >= size[1]
+    if box.y0 >= axes.get_window_extent().y1:
+        assert box.height < figure.bbox.height / 3 + 1
+        assert axes.get_window_extent().width > 0.7 * figure.bbox.width
+    else:
+        assert box.width < figure.bbox.width / 3 + 1
+        assert size[0] >= 6 and box.x0 >= axes.get_window_extent().x1
+    assert axes.get_window_extent().height > 0.4 * figure.bbox.height
+    assert_nothing_is_cut(display)
+
+
+def test_a_legend_within_axes_of_others_is_small_and_covers_no_point():
+    _, (left, right) = plt.subplots(1, 2, figsize=(7, 3))
+    display = costs_of(*LONGISH).plot(left)
+    x = [0.0, 0.5, 0.75]
+    falling = {
+        name: (x, [0.4 - 0.04 * i - 0.1 * v for v in x], [0] * 3) for i, name in enumerate("abcd")
+    }
+    other = RobustnessDisplay(curves=falling).plot(right)
+    for one, lines in ((display, [bar[0] for bar in display.points_]), (other, other.lines_)):
+        one.figure_.canvas.draw()
+        legend = one.ax_.get_legend()
+        box, axes = legend.get_window_extent(), one.ax_.bbox
+        assert box.width * box.height < 0.3 * axes.width * axes.height
+        assert legend.get_frame().get_alpha() == 0.5
+        for line in lines:
+            places = one.ax_.transData.transform(line.get_xydata())
+            assert not any(box.contains(*place) for place in places)
+
+
+@every_display
+def test_it_draws_in_a_subfigure(draw):
+    part = plt.figure().subfigures(1, 2)[0]
+    display = draw(ax=part.subplots())
+    assert display.figure_ is part
+    part.figure.canvas.draw()
+
+
+@every_display
+def test_lines_take_the_short_words_of_matplotlib_and_labels(draw):
+    display = draw(ms=20, c="red", label="mine")
+    drawn = getattr(display, "points_", None) or display.lines_
+    lines = [one[0] if isinstance(one, tuple) else one for one in drawn]
+    assert {(line.get_markersize(), line.get_color()) for line in lines} == {(20, "red")}
+    assert legend(display)[:2] == ["mine", "mine"]
+
+
+@every_display
+def test_what_are_no_axes_is_named(draw):
+    for wrong, name in ((3, "int"), (plt.subplots(1, 2)[1], "ndarray")):
+        with pytest.raises(TypeError, match=f"ax must be one matplotlib Axes or None, got {name}"):
+            draw(ax=wrong)
+
+
 def assert_nothing_is_cut(display):
     page = display.figure_.bbox
     for artist in (display.ax_.xaxis.label, display.ax_.yaxis.label, display.ax_.get_legend()):
@@ -230,6 +308,61 @@ def test_missing_matplotlib_is_told_before_anything_is_fitted(monkeypatch):
             cls.from_estimator("never looked at", None, param_name="x", param_range=[1])
 
 
+@pytest.fixture
+def no_fits(monkeypatch):
+    def fit(*_):
+        raise AssertionError("something was fitted")
+
+    monkeypatch.setattr(RFRec, "fit", fit)
+    monkeypatch.setattr(LocALS, "fit", fit)
+
+
+@pytest.mark.parametrize("cls", [CostDisplay, RobustnessDisplay, PrivacyDisplay])
+@pytest.mark.parametrize(
+    ("model", "kwargs", "message"),
+    [
+        (RFRec(), {"score": "rmsee"}, "Unknown score 'rmsee'; choose from rmse"),
+        (RFRec(), {"score": "ndgc@5"}, "'ndgc'"),
+        (RFRec(), {"score": "mb"}, "Unknown score 'mb'"),
+        (RFRec(), {"score": ["rmse"]}, "A list of scores holds names"),
+        (LocALS(), {"score": "rmse"}, "'rmse' is for rating models, and there is none"),
+    ],
+)
+def test_a_score_that_cannot_be_had_is_told_before_anything_is_fitted(
+    cls, model, kwargs, message, no_fits
+):
+    with pytest.raises(ValueError, match=message):
+        cls.from_estimator(model, *RATINGS, param_name="n_rounds", param_range=[1], **kwargs)
+
+
+def test_wrong_costs_axes_and_models_are_told_before_anything_is_fitted(no_fits):
+    vary = {"param_name": "n_rounds", "param_range": [1]}
+    with pytest.raises(ValueError, match="Unknown score 'mbb'"):
+        CostDisplay.from_estimator(RFRec(), *RATINGS, cost="mbb", **vary)
+    with pytest.raises(TypeError, match="ax must be one matplotlib Axes"):
+        PrivacyDisplay.from_estimator(RFRec(), *RATINGS, ax=3, **vary)
+    with pytest.raises(TypeError, match="is not an estimator"):
+        CostDisplay.from_estimator({"a": RFRec(), "b": RFRec()}, *RATINGS, **vary)
+
+
+@pytest.mark.parametrize("scoring", [None, ["rmse"], {"mine": lambda model, X, y: 1.0}])
+def test_the_comparison_is_asked_for_the_score(scoring):
+    vary = {"param_name": "n_rounds", "param_range": [1, 2]}
+    params = {"cv": 2} if scoring is None else {"cv": 2, "scoring": scoring}
+    models = [RFRec(n_factors=2, random_state=0), LocALS(n_factors=2, random_state=0)]
+    display = RobustnessDisplay.from_estimator(
+        models, *RATINGS, score="ndcg@5", compare_params=params, **vary
+    )
+    assert list(display.curves) == ["RFRec", "LocALS"]
+    expected = compare([models[0].set_params(n_rounds=1)], *RATINGS, cv=2, scoring="ndcg@5")
+    assert display.curves["RFRec"][1][0] == expected.summary["mean_ndcg@5"][0]
+    if isinstance(scoring, dict):
+        display = RobustnessDisplay.from_estimator(
+            models, *RATINGS, score="mine", compare_params=params, **vary
+        )
+        assert display.curves["LocALS"][1].tolist() == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
@@ -243,6 +376,12 @@ def test_missing_matplotlib_is_told_before_anything_is_fitted(monkeypatch):
         (lambda rows: PrivacyDisplay.from_results(rows, x="eps"), "no column 'eps'"),
         (lambda rows: RobustnessDisplay.from_results([]), "at least one row"),
         (lambda rows: CostDisplay.from_results("ab"), "table with at least one row"),
+        (lambda rows: CostDisplay.from_results(None), "results must be a Comparison, or a table"),
+        (lambda rows: PrivacyDisplay.from_results(RFRec()), "results must be a Comparison, or a"),
+        (
+            lambda rows: CostDisplay(names=["a", "b"], costs=[1], scores=[1, 2]).plot(),
+            r"inconsistent numbers of samples: \[2, 1, 2\]",
+        ),
         (
             lambda rows: RobustnessDisplay.from_results([row | {"ndcg@10": NAN} for row in rows]),
             "Nothing to draw: no row of the results has 'ndcg@10'",
@@ -330,6 +469,16 @@ def test_errors_are_better_small(comparison):
     ]
 
 
+def test_a_summary_is_drawn_by_its_columns_or_refused_with_the_cure(comparison):
+    with pytest.raises(ValueError, match="no column 'mb_up'; give the comparison itself; this has"):
+        CostDisplay.from_results(comparison.summary)
+    names = {"score": "mean_rmse", "cost": "mean_mb_up"}
+    display = CostDisplay.from_results(comparison.summary, **names)
+    assert display.ax_.get_ylabel() == "RMSE"
+    rows = [{"estimator": e, "mean_rmse": e, "mean_mb_up": e} for e in (1.0, 2.0)]
+    assert CostDisplay.from_results(rows, **names).pareto_ == ["1.0"]
+
+
 def test_wide_costs_go_on_a_logarithmic_axis():
     for costs, scale in ((([1, 5]), "linear"), ([0.01, 5], "log"), ([0.0, 5], "linear")):
         display = CostDisplay(names=["a", "b"], costs=costs, scores=[1, 2]).plot()
@@ -338,7 +487,7 @@ def test_wide_costs_go_on_a_logarithmic_axis():
 
 def test_points_and_front_can_be_styled():
     display = CostDisplay(names=["a", "b"], costs=[1, 2], scores=[1, 2], score_name="r2")
-    display.plot(marker="*", front_kw={"color": "red"})
+    display.plot(marker="*", xerr=0.5, front_kw={"c": "red"})
     assert {bar[0].get_marker() for bar in display.points_} == {"*"}
     assert display.front_.get_color() == "red"
     assert display.ax_.get_ylabel() == "r2"
@@ -408,6 +557,8 @@ def test_what_does_not_converge_is_named(comparison):
         ConvergenceDisplay.from_estimator(RFRec())
     with pytest.raises(ValueError, match="no column 'validation_loss'"):
         ConvergenceDisplay.from_results(comparison, score="validation_loss")
+    with pytest.raises(TypeError, match="results must be a Comparison or a dict by name, got list"):
+        ConvergenceDisplay.from_results([RFRec()])
     with pytest.raises(ValueError, match="return_estimator=True"):
         ConvergenceDisplay.from_results(compare([Popularity()], *RATINGS, cv=2))
 
@@ -461,7 +612,7 @@ def test_dropout_of_several_estimators_from_fits():
 
 
 def test_attacks_from_fits_and_one_that_fails():
-    with pytest.warns(FitFailedWarning, match="LocALS with federation__adversary=broken, fold 0"):
+    with pytest.warns(FitFailedWarning, match="LocALS with federation__adversary=broken, folds? 0"):
         display = RobustnessDisplay.from_estimator(
             LocALS(n_factors=2, n_rounds=2, random_state=0),
             RATINGS[0],
@@ -470,6 +621,8 @@ def test_attacks_from_fits_and_one_that_fails():
             compare_params={"cv": 2},
         )
     assert display.curves["LocALS"][0] == ["nobody", "noise"]
+    assert legend(display) == ["LocALS", "LocALS: 2 of 6 failed"]
+    assert legend(display.plot()) == ["LocALS", "LocALS: 2 of 6 failed"]
     assert display.ax_.get_xlabel() == "Attack"
 
 
@@ -509,3 +662,16 @@ def test_privacy_from_fits():
     assert epsilon[1] == pytest.approx(expected["mean_epsilon"][0])
     assert rmse[1] == pytest.approx(expected["mean_rmse"][0])
     assert len(display.baselines_) == 1
+
+
+def test_failures_are_in_the_legend_and_what_does_not_apply_is_not():
+    rows = [
+        {"estimator": "a", "epsilon": np.inf, "mb": 1.0, "rmse": 0.9, "error": ""},
+        {"estimator": "a", "epsilon": NAN, "mb": NAN, "rmse": NAN, "error": "ValueError: clip"},
+        {"estimator": "b", "epsilon": 2.0, "mb": 2.0, "rmse": 0.9, "error": NAN},
+        {"estimator": "ranks", "epsilon": 1.0, "mb": 1.0, "rmse": NAN, "error": ""},
+    ]
+    display = PrivacyDisplay.from_results(pd.DataFrame(rows), score="rmse")
+    assert legend(display) == ["b", "a, no noise", "a: 1 of 2 failed"]
+    display = CostDisplay.from_results(rows, score="rmse")
+    assert legend(display) == ["a", "b", "a: 1 of 2 failed"]

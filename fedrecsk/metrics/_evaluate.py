@@ -14,7 +14,7 @@ from fedrecsk import _kernels
 from fedrecsk.metrics import _checks, _negatives
 from fedrecsk.metrics._held_out import check_rows, hold_out
 from fedrecsk.metrics._places import METRICS, Places
-from fedrecsk.metrics._recommender import adapt, unwrap
+from fedrecsk.metrics._recommender import PEERS, adapt, unwrap_and_adapt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +35,7 @@ def evaluate_ranking(
     relevant_above: float = 0.0,
     random_state: int | np.random.RandomState | None = None,
     sample_weight: ArrayLike | None = None,
+    X_train: ArrayLike | None = None,
 ) -> dict[str, float]:
     """Rank once, and take any number of metrics at any number of cutoffs.
 
@@ -45,8 +46,9 @@ def evaluate_ranking(
     Parameters
     ----------
     estimator : object
-        A fitted recommender (`predict`, `recommend` and `item_ids_`), or a Pipeline or search
-        object that ends in one. X goes through the pipeline's earlier steps.
+        A fitted recommender, or a Pipeline or search object that ends in one. X goes through
+        the pipeline's earlier steps. Of another package: anything with `predict`; see
+        `X_train` and Notes.
     X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         The rows under test; column 0 is the user's id, column 1 the item's id. They are never
         left out as seen. Items that the model does not know are never found, but count as
@@ -79,6 +81,9 @@ def evaluate_ranking(
         Multiplies each row's gain in NDCG. The other metrics do not weigh, but like NDCG
         they take rows of weight zero as absent. Repeated (user, item) rows are merged, as `fit`
         does.
+    X_train : array-like or DataFrame of shape (n_samples, n_features >= 2), default=None
+        The rows of fit, for a model of another package that does not tell them: its catalogue
+        and what its users have seen are then those of these rows. Models that tell need none.
 
     Returns
     -------
@@ -90,7 +95,7 @@ def evaluate_ranking(
     NotFittedError
         If `estimator` is not fitted.
     TypeError
-        If `estimator` is not a recommender.
+        If `estimator` is not a recommender, or has no `predict`.
     ValueError
         If a metric is unknown, k is below 1 or above the number of candidates, no row is
         relevant, lengths differ, a score is NaN, both kinds of negatives are asked for, a user
@@ -102,6 +107,16 @@ def evaluate_ranking(
     UserWarning
         If more than 1 % of the given negatives are seen in fit or under test.
 
+    Notes
+    -----
+    A model of another package is ranked by ``predict(X)``, which is asked for a score of every
+    candidate, as rows of two columns, (user, item), in a DataFrame where fit had one; so fit it
+    on two columns. A list of recommendations is not enough. What it also needs is one of two:
+    `X_train`, with which a whole Pipeline counts as the model and ids are those before its first
+    step; or attributes of its own, `item_ids_`, `user_ids_` and `interactions_` (a sparse matrix
+    of shape (n_users, n_items)), by which it can be scored inside a search too. If it has
+    `item_ids_` alone, pass ``exclude_seen=False`` or `negatives`.
+
     Examples
     --------
     >>> from fedrecsk import Popularity
@@ -112,7 +127,7 @@ def evaluate_ranking(
     {'ndcg@1': 0.5, 'ndcg@2': 0.657..., 'hit_rate@1': 0.5, 'hit_rate@2': 0.75}
     """
     names, cutoffs = _checks.metric_names(metrics), _checks.cutoffs(k)
-    protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state)
+    protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state, X_train)
     places = protocol.rank(estimator, X, y, sample_weight, depth=max(cutoffs))
     return {f"{m}@{k}": mean(m, places, k) for m in names for k in cutoffs}
 
@@ -138,6 +153,7 @@ class Protocol:
     exclude_seen: bool = True
     relevant_above: float = 0.0
     random_state: object = None
+    X_train: object = None
 
     def __post_init__(self):
         validate_parameter_constraints(
@@ -147,7 +163,7 @@ class Protocol:
                 "relevant_above": [Interval(Real, None, None, closed="neither")],
                 "random_state": ["random_state"],
             },
-            {name: value for name, value in vars(self).items() if name != "negatives"},
+            vars(self),
             caller_name="evaluate_ranking",
         )
         if self.n_negatives is not None and self.negatives is not None:
@@ -163,20 +179,20 @@ class Protocol:
             self.exclude_seen,
             self.relevant_above,
             state if state is None or isinstance(state, Integral) else id(state),
+            id(self.X_train),
         )
 
     def rank(self, estimator, X, y=None, sample_weight=None, *, depth):
         """Find the places of the relevant rows, told apart down to `depth`."""
-        transformers, recommender = unwrap(estimator)
+        transformers, recommender, model = unwrap_and_adapt(estimator, self.X_train)
         X, y, sample_weight = check_rows(X, y, sample_weight)
         given = None
         if self.negatives is not None:
             given = _negatives.transformed(*_negatives.read(self.negatives), X, transformers)
         for transformer in transformers:
             X = transformer.transform(X)
-        if hasattr(X, "columns"):
+        if hasattr(X, "columns") and hasattr(recommender, "feature_names_in_"):
             _check_feature_names(recommender, X, reset=False)
-        model = adapt(recommender)
         held_out = hold_out(model, X, y, sample_weight, self.relevant_above)
         self._check_depth(depth, len(model.item_ids), "items of the catalogue")
         if self.n_negatives is not None or (given is None and self.exclude_seen):
@@ -201,8 +217,8 @@ class Protocol:
 def _check_seen_is_known(model, recommender):
     if model.seen is None:
         raise ValueError(
-            f"{type(recommender).__name__} does not tell what its users have seen (it has no "
-            "interactions_); pass exclude_seen=False, or negatives of your own."
+            f"{type(recommender).__name__} does not tell what its users have seen. {PEERS} Or pass "
+            "exclude_seen=False, or negatives of your own."
         )
 
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse
 from sklearn.compose import TransformedTargetRegressor
+from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._extras import require
-from fedrecsk.interactions import Ids
+from fedrecsk.interactions import Ids, encode
+from fedrecsk.metrics._held_out import check_rows
+
+PEERS = (
+    "Ranking a model of another package takes predict, and either X_train (the rows of fit; "
+    "compare knows them) or its own item_ids_, user_ids_ and interactions_ (a sparse matrix of "
+    "users by items)."
+)
 
 
 def unwrap(estimator):
@@ -46,12 +54,50 @@ def unwrap(estimator):
             inner = inner.regressor_
         else:
             break
-    missing = [name for name in ("recommend", "predict", "item_ids_") if not hasattr(inner, name)]
+    missing = [name for name in ("predict", "item_ids_") if not hasattr(inner, name)]
     if missing:
         raise TypeError(
-            f"{type(inner).__name__} is not a recommender: it has no {' and no '.join(missing)}."
+            f"{type(inner).__name__} is not a recommender: it has no {' and no '.join(missing)}. "
+            f"{PEERS}"
         )
     return transformers, inner
+
+
+def unwrap_and_adapt(estimator, X_train=None):
+    """Find what ranks, and how to ask it.
+
+    Parameters
+    ----------
+    estimator : object
+        As for :func:`unwrap`. With `X_train`, also anything fitted that has `predict`.
+    X_train : table of shape (n_samples, n_features >= 2) or None
+        The rows of fit, for a model that does not tell what its users have seen.
+
+    Returns
+    -------
+    transformers : list
+    recommender : object
+    model : object
+        As :func:`adapt` gives it.
+
+    Raises
+    ------
+    NotFittedError, TypeError
+        As :func:`unwrap`, or if there is no `predict`.
+    """
+    if X_train is not None and not hasattr(estimator, "predict"):
+        raise TypeError(f"{type(estimator).__name__} cannot be ranked: it has no predict. {PEERS}")
+    try:
+        transformers, recommender = unwrap(estimator)
+    except (NotFittedError, TypeError):
+        # scikit-learn takes a model without attributes in "_" for one that is not fitted.
+        if X_train is None:
+            raise
+    else:
+        model = adapt(recommender)
+        if X_train is None or model.seen is not None:
+            return transformers, recommender, model
+    return [], estimator, _Plain(estimator, X_train)
 
 
 def adapt(recommender):
@@ -98,12 +144,13 @@ class _Peer:
 
     def __init__(self, model):
         self._model = model
+        self._columns = getattr(model, "feature_names_in_", None)
         item_order = np.argsort(model.item_ids_, kind="stable")
         self.item_ids = Ids(np.asarray(model.item_ids_)[item_order], "item ids")
         self.user_ids = self.seen = None
         if hasattr(model, "user_ids_"):
             self.user_ids = Ids(np.asarray(model.user_ids_), "user ids")
-            if hasattr(model, "interactions_"):
+            if sparse.issparse(getattr(model, "interactions_", None)):
                 code = np.empty_like(item_order)
                 code[item_order] = np.arange(len(item_order))
                 matrix = sparse.csr_array(model.interactions_)
@@ -127,10 +174,20 @@ class _Peer:
         return scores if scores.dtype.kind == "f" else scores.astype(np.float64)
 
     def _table(self, users, items):
-        if hasattr(self._model, "feature_names_in_"):
-            names = self._model.feature_names_in_
+        if self._columns is not None:
             pandas = require("pandas", "A model fitted on a table with column names")
-            return pandas.DataFrame({names[0]: users, names[1]: items})
+            return pandas.DataFrame({self._columns[0]: users, self._columns[1]: items})
         if (users.dtype.kind == "U") != (items.dtype.kind == "U"):
             users, items = users.astype(object), items.astype(object)
         return np.column_stack([users, items])
+
+
+class _Plain(_Peer):
+    """Anything with `predict`; what there is and what users have seen are the rows of fit."""
+
+    def __init__(self, model, X_train):
+        data = encode(check_rows(X_train)[0])
+        self._model = model
+        self._columns = getattr(X_train, "columns", None)
+        self.item_ids, self.user_ids = data.item_ids, data.user_ids
+        self.seen = data.indptr, data.items.astype(np.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,6 +67,10 @@ def make_ranking_scorer(
     -----
     Inside a dict, an error while scoring follows `error_score`. A scorer of several metrics
     that is passed as it is raises.
+
+    In searches and :func:`sklearn.model_selection.cross_validate`, models of another package
+    have to tell what their users have seen; :func:`evaluate_ranking` says how.
+    :func:`fedrecsk.model_selection.compare` asks for `predict` alone.
 
     Examples
     --------
@@ -130,6 +136,12 @@ class RankingScorer(RecommenderScorer):
             if cache is not None:
                 cache[key] = places
         return mean(self._metric, places, self._k)
+
+    def trained_on(self, X_train):
+        """The same scorer, which knows the rows of fit."""
+        scorer = copy.copy(self)
+        scorer._protocol = replace(self._protocol, X_train=X_train)
+        return scorer
 
     def _accept_sample_weight(self):
         return True

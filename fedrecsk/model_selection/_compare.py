@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import inspect
 import warnings
 from collections.abc import Mapping
+from itertools import dropwhile
 from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,14 +17,20 @@ from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning, NotFittedError
 from sklearn.metrics import (
     get_scorer,
+    get_scorer_names,
     make_scorer,
     mean_absolute_error,
     root_mean_squared_error,
 )
 from sklearn.metrics._scorer import _BaseScorer, _MultimetricScorer
 from sklearn.model_selection import check_cv, cross_validate
-from sklearn.utils import get_tags
-from sklearn.utils._param_validation import StrOptions, validate_params
+from sklearn.utils import _safe_indexing, get_tags
+from sklearn.utils._param_validation import (
+    Interval,
+    InvalidParameterError,
+    StrOptions,
+    validate_parameter_constraints,
+)
 from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_consistent_length
@@ -34,8 +42,9 @@ from fedrecsk.metrics import (
     make_ranking_scorer,
     rounds_scorer,
 )
+from fedrecsk.metrics._places import METRICS
 from fedrecsk.metrics._recommender import unwrap
-from fedrecsk.metrics._scorers import RankingScorers, RecommenderScorer
+from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, RecommenderScorer
 from fedrecsk.model_selection._user_kfold import UserKFold
 
 if TYPE_CHECKING:
@@ -53,22 +62,24 @@ COSTS = {
 }
 # Metadata goes through scikit-learn's routing, which alone reaches into a Pipeline.
 _ROUTING = {"enable_metadata_routing": True}
+# Not for scikit-learn's decorator: it would put compare's name into the estimators' errors.
+_PARAMETERS = {
+    "X": ["array-like"],
+    "y": ["array-like", None],
+    "cv": ["cv_object"],
+    "scoring": [str, list, tuple, dict, callable, None],
+    "clients": ["array-like", None],
+    "sample_weight": ["array-like", None],
+    "n_jobs": [
+        Interval(Integral, 1, None, closed="left"),
+        Interval(Integral, None, -1, closed="right"),
+        None,
+    ],
+    "return_estimator": ["boolean"],
+    "error_score": [StrOptions({"raise"}), "nan"],
+}
 
 
-@validate_params(
-    {
-        "X": ["array-like"],
-        "y": ["array-like", None],
-        "cv": ["cv_object"],
-        "scoring": [str, list, tuple, dict, callable, None],
-        "clients": ["array-like", None],
-        "sample_weight": ["array-like", None],
-        "n_jobs": [Integral, None],
-        "return_estimator": ["boolean"],
-        "error_score": [StrOptions({"raise"}), "nan"],
-    },
-    prefer_skip_nested_validation=False,
-)
 def compare(
     estimators: Mapping[str, BaseEstimator] | Sequence[BaseEstimator],
     X: ArrayLike,
@@ -91,8 +102,9 @@ def compare(
     ----------
     estimators : dict of str to estimator, or list of estimators
         Recommenders that follow scikit-learn's conventions, also inside a Pipeline or a search.
-        In a list, names are those of the classes, numbered where a class comes up twice. They
-        are cloned, and not changed.
+        In a list, names are those of the classes, numbered where a class comes up twice. Names
+        that are not strings become strings. Estimators are cloned, and not changed. For those
+        of other packages see Notes.
     X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         One row per interaction: column 0 is the user's id, column 1 the item's id.
     y : array-like of shape (n_samples,), default=None
@@ -106,14 +118,15 @@ def compare(
         is a y, which are errors (the smaller, the better), and "ndcg@10" and "hit_rate@10"
         over the full catalogue, with y > 0 as relevant. All else is as the scorer gives it
         (the larger, the better). Scorers that compare predictions with y (scikit-learn's own,
-        and those of :func:`sklearn.metrics.make_scorer`) are for rating models alone.
+        and those of :func:`sklearn.metrics.make_scorer`) are for rating models alone; where
+        they were asked for, a warning names the estimators that go without.
     clients : array-like of shape (n_samples,), default=None
         Id of the client that holds each row. It goes to each `fit` that takes it.
     sample_weight : array-like of shape (n_samples,), default=None
         Goes to each `fit` and to the scorers that take it. An estimator that takes none fails.
     n_jobs : int, default=None
-        How many fits (of an estimator on a fold) run at once. None: 1, unless joblib's
-        context says otherwise. -1: all processors.
+        How many fits (of an estimator on a fold) run at once, 1 or more. None: 1, unless
+        joblib's context says otherwise. -1: all processors.
     return_estimator : bool, default=False
         Whether to keep the fitted estimators.
     error_score : "raise" or NaN, default=np.nan
@@ -128,8 +141,8 @@ def compare(
     Raises
     ------
     ValueError
-        If no estimator or no fold is given, a name of a score is that of another column,
-        lengths differ, or every fit fails.
+        If no estimator or no fold is given, two have one name, a score is unknown or its name is
+        that of another column, lengths differ, or every fit fails.
     TypeError
         If `estimators` is neither a dict nor a list, or one of them is a class or has no
         `fit`.
@@ -139,7 +152,7 @@ def compare(
     FitFailedWarning
         If some fits failed.
     UserWarning
-        If some scores failed.
+        If some scores failed, or a score asked for does not apply to an estimator.
 
     See Also
     --------
@@ -148,8 +161,18 @@ def compare(
 
     Notes
     -----
-    A rating model is one that scikit-learn calls a regressor, or whose tags say that it
-    requires y. Ranking scores are for all; a rating model ranks by what it predicts.
+    A rating model is one that scikit-learn calls a regressor, or whose tags or whose `fit` (where
+    y has no default) say that it requires y. Ranking scores are for all; a rating model ranks
+    by what it predicts.
+
+    **Models of other packages.** A model needs `get_params`, ``fit(X, y)`` and ``predict(X)``, for
+    which :class:`sklearn.base.BaseEstimator` as a base class and two methods suffice. For
+    rankings, `predict` is asked for every item of the fold's training rows, as rows of two
+    columns, (user, item), in a DataFrame if X is one; the larger, the better. A model that
+    counts columns therefore wants an X of two. What users have seen is known from the training
+    rows too. A model that has `item_ids_`, `user_ids_` and `interactions_`, a sparse matrix of
+    shape (n_users, n_items), is ranked by these. One that has no `predict` but lists of
+    recommendations cannot be ranked.
 
     Whole users are held out by ``cv=list(GroupKFold().split(X, y, groups=X[:, 0]))``.
 
@@ -171,6 +194,7 @@ def compare(
     >>> comparison.per_fold["error"].unique().tolist()
     ['']
     """
+    validate_parameter_constraints(_PARAMETERS, locals(), caller_name="compare")
     estimators = _named(estimators)
     metadata = {"clients": clients, "sample_weight": sample_weight}
     metadata = {name: value for name, value in metadata.items() if value is not None}
@@ -196,7 +220,7 @@ def compare(
         for name, estimator in estimators.items()
         for fold in range(len(folds))
     )
-    _warn_or_raise(outcomes)
+    _warn_or_raise(outcomes, asked=() if scoring is None else scorers)
     columns = [*scorers, *TIMES, *COSTS]
     blank = dict.fromkeys(columns, float("nan"))
     rows = [
@@ -244,7 +268,8 @@ class Comparison:
         ]
         table = [["", *shown]]
         for row in self._summary:
-            cells = (_cell(row, column, with_spread=n_folds > 1) for column in shown)
+            own = [one for one in self._rows if one["estimator"] == row["estimator"]]
+            cells = (_cell(row, column, [one[column] for one in own]) for column in shown)
             table.append([row["estimator"], *cells])
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
@@ -253,12 +278,7 @@ class Comparison:
         ]
         folds = "1 fold" if n_folds == 1 else f"{n_folds} folds, mean ± standard deviation"
         lines.insert(0, f"{len(self._summary)} recommenders on {folds}")
-        errors = {}
-        for row in self._rows:
-            if row["error"]:
-                errors.setdefault((row["estimator"], row["error"]), []).append(str(row["fold"]))
-        for (name, error), of in errors.items():
-            lines.append(f"{name}, fold{'s' * (len(of) > 1)} {', '.join(of)}: {error}")
+        lines += _error_lines((row["estimator"], row["fold"], row["error"]) for row in self._rows)
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -267,7 +287,9 @@ class Comparison:
 
 def _named(estimators):
     if isinstance(estimators, Mapping):
-        named = dict(estimators)
+        named = {str(name): estimator for name, estimator in estimators.items()}
+        if len(named) < len(estimators):
+            raise ValueError(f"Two estimators have one name: {', '.join(map(repr, estimators))}.")
     elif isinstance(estimators, list | tuple):
         classes = [type(estimator).__name__ for estimator in estimators]
         named = {}
@@ -308,7 +330,7 @@ def _scorers(scoring, y):
     if isinstance(scoring, list | tuple):
         if not all(isinstance(name, str) for name in scoring):
             raise ValueError("A list of scores holds names; give scorers in a dict, with names.")
-        scoring = {name: _scorer_of(name) for name in scoring}
+        scoring = dict(zip(scoring, scoring, strict=True))
     elif isinstance(scoring, Mapping | RankingScorers):
         scoring = {**scoring}
     else:
@@ -319,15 +341,26 @@ def _scorers(scoring, y):
             f"scoring has {min(taken)!r}, which is a column of every comparison; rename it, or "
             "leave it out: times and costs are always there."
         )
-    return {name: get_scorer(scorer) for name, scorer in scoring.items()}
+    return {name: _scorer_of(scorer) for name, scorer in scoring.items()}
 
 
 def _scorer_of(name):
-    """The scorer of one of our columns, or the name for scikit-learn to know."""
+    """The scorer of one of our columns or of a name that scikit-learn knows, or itself."""
+    if not isinstance(name, str):
+        return name
     if name in ERRORS:
         return make_scorer(ERRORS[name])
     metric, _, k = name.partition("@")
-    return make_ranking_scorer(metric, k=int(k)) if k.isdigit() else name
+    if k.isdecimal():
+        return make_ranking_scorer(metric, k=int(k))
+    if name not in get_scorer_names():
+        raise ValueError(
+            f"Unknown score {name!r}; choose from {', '.join(ERRORS)}, "
+            f"{', '.join(f'{metric}@10' for metric in METRICS)} (or another cutoff), and the names "
+            "of sklearn.metrics.get_scorer_names(). Costs need no scorer: the columns "
+            f"{', '.join(COSTS)} are always there."
+        )
+    return get_scorer(name)
 
 
 def _scorers_for(estimator, scorers):
@@ -338,7 +371,10 @@ def _scorers_for(estimator, scorers):
 
 def _rates(estimator):
     tags = get_tags(estimator)
-    return tags.estimator_type == "regressor" or tags.target_tags.required
+    if tags.estimator_type == "regressor" or tags.target_tags.required:
+        return True
+    y = inspect.signature(estimator.fit).parameters.get("y")
+    return y is not None and y.default is y.empty and hasattr(estimator, "predict")
 
 
 def _compares_with_y(scorer):
@@ -373,7 +409,7 @@ class Outcome(NamedTuple):
 
 
 class _Scores(_MultimetricScorer):
-    """All scores of a fitted model; what fails is NaN and remembered in `errors`."""
+    """All scores of a fitted model; what fails is NaN, with its names by error in `errors`."""
 
     def __init__(self, scorers, raise_exc):
         super().__init__(scorers=scorers, raise_exc=raise_exc)
@@ -383,8 +419,23 @@ class _Scores(_MultimetricScorer):
         scores = super().__call__(estimator, *args, **kwargs)
         # scikit-learn gives the traceback of a scorer that failed in place of its score.
         tracebacks = {name: text for name, text in scores.items() if isinstance(text, str)}
-        self.errors = {name: text.splitlines()[-1] for name, text in tracebacks.items()}
+        for name, text in tracebacks.items():
+            self.errors.setdefault(_raised(text), []).append(name)
         return scores | dict.fromkeys(tracebacks, float("nan"))
+
+    def _use_cache(self, estimator):
+        # scikit-learn's answer fails as a whole if one scorer's method is missing.
+        return True
+
+
+def _raised(text):
+    """The error at the end of a traceback, in one line."""
+    lines = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
+    return _one_line("\n".join(dropwhile(lambda line: line.startswith(" "), lines)) or lines[-1])
+
+
+def _one_line(text):
+    return " ".join(text.split())
 
 
 def _fit_and_score(
@@ -392,7 +443,11 @@ def _fit_and_score(
 ):
     raises = error_score == "raise"
     try:
-        scorers = _scorers_for(estimator, scorers)
+        X_train = _safe_indexing(X, split[0])
+        scorers = {
+            score: scorer.trained_on(X_train) if isinstance(scorer, RankingScorer) else scorer
+            for score, scorer in _scorers_for(estimator, scorers).items()
+        }
         with config_context(**_ROUTING if metadata else {}):
             if metadata:
                 estimator, params = _asking(estimator, metadata)
@@ -411,12 +466,16 @@ def _fit_and_score(
         (fitted,) = result["estimator"]
         costs = _costs(fitted)
     except Exception as error:  # whatever an estimator raises is its row's, not the table's
+        while isinstance(error, InvalidParameterError) and error.__cause__ is not None:
+            # cross_validate puts its own name in place of the estimator's.
+            error = error.__cause__
         if raises:
-            raise
-        return Outcome(name, fold, {}, f"{type(error).__name__}: {error}", fitted=False)
+            raise error
+        text = _one_line(f"{type(error).__name__}: {error}")
+        return Outcome(name, fold, {}, text, fitted=False)
     values = {score: float(result[f"test_{score}"][0]) for score in scorers}
     values["fit_seconds"], values["score_seconds"] = result["fit_time"][0], result["score_time"][0]
-    error = "; ".join(f"{score}: {message}" for score, message in scores.errors.items())
+    error = "; ".join(f"{', '.join(of)}: {message}" for message, of in scores.errors.items())
     return Outcome(name, fold, values | costs, error, True, fitted if return_estimator else None)
 
 
@@ -462,7 +521,7 @@ def _costs(estimator):
 # ------------------------------------------------------------------------------- results
 
 
-def _warn_or_raise(outcomes):
+def _warn_or_raise(outcomes, asked):
     unfitted = [one for one in outcomes if not one.fitted]
     unscored = [one for one in outcomes if one.fitted and one.error]
     if len(unfitted) == len(outcomes):
@@ -475,17 +534,40 @@ def _warn_or_raise(outcomes):
             f"{len(unfitted)} of {len(outcomes)} fits failed, and their rows hold NaN; "
             f"error_score='raise' shows where.\n{_listed(unfitted)}"
         )
-        warnings.warn(message, FitFailedWarning, stacklevel=4)
+        warnings.warn(message, FitFailedWarning, stacklevel=3)
     if unscored:
         message = (
             f"Scores failed in {len(unscored)} of {len(outcomes)} rows, and are NaN; "
             f"error_score='raise' shows where.\n{_listed(unscored)}"
         )
-        warnings.warn(message, UserWarning, stacklevel=4)
+        warnings.warn(message, UserWarning, stacklevel=3)
+    without = {}
+    for one in outcomes:
+        missing = ", ".join(score for score in asked if score not in one.values)
+        if one.fitted and missing:
+            without.setdefault(missing, {})[one.name] = None
+    for missing, names in without.items():
+        message = (
+            f"{missing}: not for {', '.join(names)}. Predictions are compared with y for rating "
+            "models alone: regressors, and what has predict and a fit that requires y."
+        )
+        warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def _listed(outcomes):
-    return "\n".join(f"{one.name}, fold {one.fold}: {one.error}" for one in outcomes)
+    return "\n".join(_error_lines((one.name, one.fold, one.error) for one in outcomes))
+
+
+def _error_lines(errors):
+    """A line for each estimator and error, from (name, fold, error)."""
+    folds = {}
+    for name, fold, error in errors:
+        if error:
+            folds.setdefault((name, error), []).append(str(fold))
+    return [
+        f"{name}, fold{'s' * (len(of) > 1)} {', '.join(of)}: {error}"
+        for (name, error), of in folds.items()
+    ]
 
 
 def _summary(rows, columns):
@@ -523,12 +605,17 @@ def _frame(rows):
     return pd.DataFrame(rows)
 
 
-def _cell(row, column, *, with_spread):
+def _cell(row, column, values):
     mean, spread = row[f"mean_{column}"], row[f"std_{column}"]
-    if np.isnan(mean):
+    n_known = int((~np.isnan(values)).sum())
+    if n_known == 0:
         return ""
     if column not in COSTS:
-        return f"{mean:.3f} ± {spread:.3f}" if with_spread else f"{mean:.3f}"
-    # Costs span orders of magnitude, so that digits count and not decimals.
-    cell = f"{mean:.4g}" if mean < 1e4 else f"{mean:.0f}"
-    return f"{cell} ± {spread:.1g}" if with_spread and spread > 5e-4 * mean else cell
+        cell, shown = f"{mean:.3f}", f"{spread:.3f}"
+    else:
+        # Costs span orders of magnitude, so that digits count and not decimals.
+        cell = f"{mean:.4g}" if mean < 1e4 else f"{mean:.0f}"
+        shown = f"{spread:.1g}" if spread > 5e-4 * mean else ""
+    if shown and n_known > 1:
+        cell += f" ± {shown}"
+    return cell if n_known == len(values) else f"{cell} ({n_known} of {len(values)})"

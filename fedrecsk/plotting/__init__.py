@@ -4,8 +4,10 @@ Each has `from_results`, which draws what is known already, `from_estimator`, an
 draws again. matplotlib is imported when something is drawn, and not before; it comes with
 ``pip install 'fedrecsk[plot]'``.
 
-A new figure has the size of ``matplotlib.rcParams["figure.figsize"]``, where that was changed. Its
-legend is beside the axes, or above them in a narrow figure.
+A new figure has 7.5 x 4.5 inches, or ``matplotlib.rcParams["figure.figsize"]``, where that is not
+matplotlib's default. Its legend is beside the axes; above them in a figure narrower than 6 inches,
+or where it would take more than a third of the width. A figure of which a legend above would take
+more than a third is made taller.
 """
 
 from fedrecsk.plotting._convergence import ConvergenceDisplay

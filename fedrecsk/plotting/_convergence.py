@@ -148,12 +148,16 @@ class ConvergenceDisplay(CurvesDisplay):
         ImportError
             If matplotlib is missing.
         TypeError
-            If a model has no `history_`.
+            If a model has no `history_`, or the results are not by name.
         ValueError
             If a history has no such key, nothing is given, or the comparison kept no models.
         """
         if isinstance(results, Comparison):
             results = _federated_of(results)
+        if not isinstance(results, Mapping):
+            raise TypeError(
+                f"results must be a Comparison or a dict by name, got {type(results).__name__}."
+            )
         curves = {}
         for name, result in results.items():
             runs = [_by_round(name, run, score) for run in _runs(result)]

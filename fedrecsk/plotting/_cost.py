@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sklearn.utils.validation import check_consistent_length
 
-from fedrecsk.plotting._drawing import axes, finish, make_logarithmic, pyplot, style
-from fedrecsk.plotting._results import as_rows, check_any, column, vary
+from fedrecsk.plotting._drawing import axes, finish, make_logarithmic, pyplot, restyled, style
+from fedrecsk.plotting._results import as_rows, check_any, column, failures, vary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,8 @@ class CostDisplay:
         Columns of a comparison, or any names; they label the axes.
     greater_is_better : bool, default=None
         Whether a larger score is better. None: unless it is "rmse" or "mae".
+    failed : list of str, default=()
+        What the legend says of fits that failed.
 
     Attributes
     ----------
@@ -85,6 +88,7 @@ class CostDisplay:
         cost_name: str = "mb",
         score_name: str = "score",
         greater_is_better: bool | None = None,
+        failed: Sequence[str] = (),
     ) -> None:
         self.names = names
         self.costs = costs
@@ -94,6 +98,7 @@ class CostDisplay:
         self.cost_name = cost_name
         self.score_name = score_name
         self.greater_is_better = greater_is_better
+        self.failed = failed
 
     @classmethod
     def from_results(
@@ -162,6 +167,7 @@ class CostDisplay:
             cost_name=cost,
             score_name=score,
             greater_is_better=greater_is_better,
+            failed=failures(rows, score, by),
         )
         return display.plot(ax, **kwargs)
 
@@ -202,8 +208,9 @@ class CostDisplay:
         -------
         display : CostDisplay
         """
-        pyplot("CostDisplay.from_estimator")
-        results = vary(estimator, X, y, param_name, param_range, compare_params)
+        pyplot("CostDisplay.from_estimator", ax)
+        scores = [score, "mb_up" if cost == "mb" else cost]
+        results = vary([estimator], X, y, param_name, param_range, scores, compare_params)
         rows = [{**row, param_name: f"{param_name}={row[param_name]}"} for row in results]
         return cls.from_results(
             rows,
@@ -221,6 +228,8 @@ class CostDisplay:
         return [self.names[i] for i in self._front()]
 
     def _front(self):
+        parts = self.names, self.costs, self.scores, self.cost_stds, self.score_stds
+        check_consistent_length(*parts)
         costs, scores = np.asarray(self.costs, float), np.asarray(self.scores, float)
         losses = -scores if self._greater_is_better() else scores
         front = []
@@ -231,7 +240,7 @@ class CostDisplay:
 
     def _greater_is_better(self):
         given = self.greater_is_better
-        return self.score_name not in ERRORS if given is None else given
+        return self.score_name.removeprefix("mean_") not in ERRORS if given is None else given
 
     def plot(
         self,
@@ -261,6 +270,7 @@ class CostDisplay:
         ImportError
             If matplotlib is missing.
         """
+        on_front = self._front()
         ax, own = axes("CostDisplay.plot", ax)
         costs, scores = np.asarray(self.costs, float), np.asarray(self.scores, float)
         self.points_, self.baselines_ = [], []
@@ -268,36 +278,20 @@ class CostDisplay:
         for i, name in enumerate(self.names):
             if np.isnan(costs[i]):
                 dashes = DASHES[len(self.baselines_) % len(DASHES)]
-                self.baselines_.append(
-                    ax.axhline(
-                        scores[i],
-                        label=f"{name} (centralised)",
-                        color="0.35",
-                        linestyle=dashes,
-                        linewidth=1.3,
-                        zorder=1,
-                    )
-                )
+                look = {"color": "0.35", "linestyle": dashes, "linewidth": 1.3, "zorder": 1}
+                line = ax.axhline(scores[i], label=f"{name} (centralised)", **look)
+                self.baselines_.append(line)
                 continue
-            bars = {"xerr": _bar(self.cost_stds, i), "yerr": _bar(self.score_stds, i)}
-            look = style(taken + len(self.points_)) | {
-                "linestyle": "none",
-                "markersize": 8,
-                "capsize": 3,
-                "zorder": 3,
-            }
-            point = ax.errorbar(costs[i], scores[i], label=name, **bars, **(look | kwargs))
+            look = style(taken + len(self.points_)) | {"linestyle": "none", "markersize": 8}
+            look |= {"label": name, "capsize": 3, "zorder": 3}
+            look |= {"xerr": _bar(self.cost_stds, i), "yerr": _bar(self.score_stds, i)}
+            point = ax.errorbar(costs[i], scores[i], **restyled(kwargs, **look))
             self.points_.append(point)
         self.front_ = None
-        on_front = self._front()
         if len(on_front) > 1:
             look = {"color": "0.6", "linewidth": 1.5, "zorder": 2, "drawstyle": "steps-post"}
-            (self.front_,) = ax.plot(
-                costs[on_front],
-                scores[on_front],
-                label="Pareto front",
-                **(look | dict(front_kw or {})),
-            )
+            look = restyled(front_kw, label="Pareto front", **look)
+            (self.front_,) = ax.plot(costs[on_front], scores[on_front], **look)
         positive = costs[np.isfinite(costs)]
         if len(positive) and positive.min() > 0 and positive.max() > 20 * positive.min():
             make_logarithmic(ax)

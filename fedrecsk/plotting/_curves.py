@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrecsk.plotting._drawing import axes, finish, style
+from fedrecsk.plotting._drawing import axes, finish, restyled, style
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Self
 
     from matplotlib.axes import Axes
@@ -24,6 +24,8 @@ class CurvesDisplay:
     curves : dict of str to (x, mean, std)
         A method's arrays of shape (n_points,).
     x_name, score_name : str
+    failed : list of str, default=()
+        What the legend says of fits that failed.
     """
 
     def __init__(
@@ -32,10 +34,12 @@ class CurvesDisplay:
         curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
         x_name: str,
         score_name: str,
+        failed: Sequence[str] = (),
     ) -> None:
         self.curves = curves
         self.x_name = x_name
         self.score_name = score_name
+        self.failed = failed
 
     def plot(self, ax: Axes | None = None, **kwargs: Any) -> Self:
         """Draw.
@@ -69,10 +73,10 @@ class CurvesDisplay:
         self.lines_, self.bands_ = [], []
         taken = len(ax.lines)
         for name, (x, mean, std) in curves.items():
-            look = {"markersize": 6} | style(taken + len(self.lines_))
+            look = style(taken + len(self.lines_)) | {"label": name, "markersize": 6}
             if len(x) > 20:
                 look["markevery"] = len(x) // 10
-            (line,) = ax.plot(x, mean, label=name, **(look | kwargs))
+            (line,) = ax.plot(x, mean, **restyled(kwargs, **look))
             self.lines_.append(line)
             if np.any(np.asarray(std) > 0):
                 low, high = np.subtract(mean, std), np.add(mean, std)

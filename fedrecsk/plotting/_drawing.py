@@ -35,13 +35,17 @@ LABELS = {
 SIZE, WIDE, LETTER = (7.5, 4.5), 6.0, 0.08
 
 
-def pyplot(caller):
-    return require("matplotlib.pyplot", caller)
+def pyplot(caller, ax):
+    """matplotlib.pyplot; a wrong `ax` is refused."""
+    plt = require("matplotlib.pyplot", caller)
+    if not isinstance(ax, plt.Axes | None):
+        raise TypeError(f"ax must be one matplotlib Axes or None, got {type(ax).__name__}.")
+    return plt
 
 
 def axes(caller, ax):
     """The axes, and whether they are in a figure of our own."""
-    plt = pyplot(caller)
+    plt = pyplot(caller, ax)
     if ax is not None:
         return ax, False
     size = plt.rcParams["figure.figsize"]
@@ -53,6 +57,13 @@ def axes(caller, ax):
 def style(n):
     """Colour and marker of the n-th method of the axes."""
     return {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]}
+
+
+def restyled(kwargs, **look):
+    """How to draw a line, unless the caller's words, also matplotlib's short ones, differ."""
+    from matplotlib import cbook, lines
+
+    return look | cbook.normalize_kwargs(kwargs, lines.Line2D)
 
 
 def make_logarithmic(ax):
@@ -79,7 +90,7 @@ def _short(x, _):
 
 def name_ticks(ax, names):
     """Ticks at 0, 1, ... with these names, aslant where neighbours would touch."""
-    room = ax.figure.get_figwidth() * ax.get_position().width / len(names)
+    room = ax.bbox.width / ax.figure.dpi / len(names)
     needed = [LETTER * (len(a) + len(b) + 3) / 2 for a, b in pairwise(map(str, names))]
     aslant = {"rotation": 30, "rotation_mode": "anchor", "horizontalalignment": "right"}
     ax.set_xticks(range(len(names)), names, **aslant if max(needed, default=0) > room else {})
@@ -87,7 +98,9 @@ def name_ticks(ax, names):
 
 
 def finish(display, ax, own, *, x_name, score_name):
-    """Labels, grid and legend; the legend is outside the axes, where the figure is our own."""
+    """Failures, labels, grid and legend."""
+    for note in getattr(display, "failed", ()):
+        ax.plot([], [], "x", color="0.35", label=note)
     ax.set_xlabel(_label(x_name), wrap=True)
     ax.set_ylabel(_label(score_name))
     ax.grid(True, color="0.9", linewidth=0.8)
@@ -96,29 +109,35 @@ def finish(display, ax, own, *, x_name, score_name):
     entries = zip(*ax.get_legend_handles_labels(), strict=True)
     entries = sorted(entries, key=lambda entry: not hasattr(entry[0], "lines"))
     handles = [handle[0] if hasattr(handle, "lines") else handle for handle, _ in entries]
-    labels = [label for _, label in entries]
-    narrow = ax.figure.get_figwidth() < WIDE
-    if not own:
-        place = {"loc": "best"}
-    elif not narrow:
-        place = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
-    else:
-        place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "frameon": False}
-        place["ncols"] = _n_columns(labels, ax.figure.get_figwidth())
-    ax.legend(handles, labels, fontsize="small" if narrow else None, **place)
+    _place_legend(ax, own, handles, [label for _, label in entries])
     display.ax_, display.figure_ = ax, ax.figure
     return display
 
 
 def _label(name):
-    kind, at, k = name.partition("@")
+    kind, at, k = name.removeprefix("mean_").partition("@")
     return LABELS.get(kind, kind) + at + k
 
 
-def _n_columns(labels, width):
-    """How many columns of small print with their handles fit into so many inches."""
-    for n_rows in range(1, len(labels)):
-        columns = [labels[i : i + n_rows] for i in range(0, len(labels), n_rows)]
-        if sum(0.5 + 0.85 * LETTER * max(map(len, column)) for column in columns) < width:
-            return len(columns)
-    return 1
+def _place_legend(ax, own, handles, labels):
+    """Within axes of others a small one; in a figure of our own outside, on a third of it."""
+    if not own:
+        size = "small" if ax.bbox.width / ax.figure.dpi > 4 else "x-small"
+        ax.legend(handles, labels, fontsize=size, framealpha=0.5, markerscale=0.8)
+        return
+    inches = ax.figure.get_size_inches()
+
+    def put(**place):
+        legend = ax.legend(handles, labels, frameon=False, **place)
+        return legend.get_window_extent().size / ax.figure.dpi / inches
+
+    width, height = put(loc="upper left", bbox_to_anchor=(1, 1))
+    if inches[0] >= WIDE and width < 1 / 3 and height < 1:
+        return
+    # At the right end, so that it reaches over the labels of y and not over the figure's edge.
+    above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "fontsize": "small"}
+    for n_columns in range(min(6, len(labels)), 0, -1):
+        width, height = put(ncols=n_columns, **above)
+        if width < 0.97:
+            break
+    ax.figure.set_figheight(inches[1] * max(1, 3 * height))

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedrecsk.plotting._curves import CurvesDisplay
 from fedrecsk.plotting._drawing import make_logarithmic, pyplot
-from fedrecsk.plotting._results import as_rows, by_method, check_any, column, vary
+from fedrecsk.plotting._results import as_rows, by_method, check_any, column, failures, vary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +33,8 @@ class PrivacyDisplay(CurvesDisplay):
         shape (n_settings,). An infinite epsilon is a fit without noise.
     x_name, score_name : str, default="epsilon", "ndcg@10"
         What the privacy loss and the score are; they label the axes.
+    failed : list of str, default=()
+        What the legend says of fits that failed.
 
     Attributes
     ----------
@@ -72,8 +74,9 @@ class PrivacyDisplay(CurvesDisplay):
         curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
         x_name: str = "epsilon",
         score_name: str = "ndcg@10",
+        failed: Sequence[str] = (),
     ) -> None:
-        super().__init__(curves=curves, x_name=x_name, score_name=score_name)
+        super().__init__(curves=curves, x_name=x_name, score_name=score_name, failed=failed)
 
     @classmethod
     def from_results(
@@ -117,17 +120,18 @@ class PrivacyDisplay(CurvesDisplay):
             If there is no such column, no row has the score, or an epsilon is not positive.
         """
         rows = as_rows(results)
-        rows = [row for row, loss in zip(rows, column(rows, x), strict=True) if loss == loss]
-        if any(row[x] <= 0 for row in rows):
+        known = [row for row, loss in zip(rows, column(rows, x), strict=True) if loss == loss]
+        if any(row[x] <= 0 for row in known):
             raise ValueError(f"{x!r} must be positive; the axis is logarithmic.")
-        check_any(rows, x)
-        curves = by_method(rows, setting=setting or x, x=x, score=score, by=by)
-        return cls(curves=curves, x_name=x, score_name=score).plot(ax, **kwargs)
+        check_any(known, x)
+        curves = by_method(known, setting=setting or x, x=x, score=score, by=by)
+        failed = failures(rows, score, by)
+        return cls(curves=curves, x_name=x, score_name=score, failed=failed).plot(ax, **kwargs)
 
     @classmethod
     def from_estimator(
         cls,
-        estimator: BaseEstimator | Mapping[str, BaseEstimator],
+        estimator: BaseEstimator | Sequence[BaseEstimator] | Mapping[str, BaseEstimator],
         X: ArrayLike,
         y: ArrayLike | None = None,
         *,
@@ -142,7 +146,7 @@ class PrivacyDisplay(CurvesDisplay):
 
         Parameters
         ----------
-        estimator : estimator, or dict of str to estimator
+        estimator : estimator, list of estimators, or dict of str to estimator
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         y : array-like of shape (n_samples,), default=None
         param_name : str, default="federation__local_dp"
@@ -150,7 +154,7 @@ class PrivacyDisplay(CurvesDisplay):
         param_range : iterable, or dict of str to value
             Its values; None is no noise.
         score : str, default="ndcg@10"
-            Column of the comparison.
+            Column of the comparison, which is asked for it.
         ax : matplotlib Axes, default=None
             Where to draw. None: a new figure.
         compare_params : dict, default=None
@@ -163,8 +167,8 @@ class PrivacyDisplay(CurvesDisplay):
         -------
         display : PrivacyDisplay
         """
-        pyplot("PrivacyDisplay.from_estimator")
-        rows = vary(estimator, X, y, param_name, param_range, compare_params)
+        pyplot("PrivacyDisplay.from_estimator", ax)
+        rows = vary(estimator, X, y, param_name, param_range, [score], compare_params)
         return cls.from_results(rows, score=score, setting=param_name, ax=ax, **kwargs)
 
     def _draw(self, ax, kwargs):
@@ -177,16 +181,10 @@ class PrivacyDisplay(CurvesDisplay):
             if not finite.all():
                 clear[name] = mean[~finite].mean()
         self._draw_lines(ax, noisy, kwargs)
-        colours = {line.get_label(): line.get_color() for line in self.lines_}
-        self.baselines_ = [
-            ax.axhline(
-                score,
-                color=colours.get(name, "0.35"),
-                linestyle="--",
-                linewidth=1,
-                zorder=1,
-                label=f"{name}, no noise",
-            )
-            for name, score in clear.items()
-        ]
+        colours = {name: line.get_color() for name, line in zip(noisy, self.lines_, strict=True)}
+        self.baselines_ = []
+        for name, score in clear.items():
+            look = {"color": colours.get(name, "0.35"), "linestyle": "--", "linewidth": 1}
+            line = ax.axhline(score, label=f"{name}, no noise", zorder=1, **look)
+            self.baselines_.append(line)
         make_logarithmic(ax)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from numbers import Real
 
 import numpy as np
 from sklearn.base import clone
 
 from fedrecsk.model_selection import Comparison, compare
+from fedrecsk.model_selection._compare import COSTS, TIMES, _named, _scorers, _scorers_for
 
 
 def as_rows(results):
@@ -17,7 +19,7 @@ def as_rows(results):
         results = results.per_fold
     if hasattr(results, "to_dict"):
         results = results.to_dict("records")
-    rows = list(results)
+    rows = list(results) if isinstance(results, Iterable) else []
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise ValueError("results must be a Comparison, or a table with at least one row.")
     return rows
@@ -26,13 +28,25 @@ def as_rows(results):
 def column(rows, name):
     for row in rows:
         if name not in row:
-            raise ValueError(f"results has no column {name!r}; it has {', '.join(map(str, row))}.")
+            it = "give the comparison itself; this" if f"mean_{name}" in row else "it"
+            raise ValueError(
+                f"results has no column {name!r}; {it} has {', '.join(map(str, row))}."
+            )
     return [row[name] for row in rows]
 
 
 def check_any(found, name):
     if not found:
         raise ValueError(f"Nothing to draw: no row of the results has {name!r}.")
+
+
+def failures(rows, score, by):
+    """What to say of each method some of whose rows have an error in place of the score."""
+    n_rows, n_failed = Counter(row[by] for row in rows), Counter()
+    for row in rows:
+        error = row.get("error")
+        n_failed[row[by]] += row[score] != row[score] and isinstance(error, str) and error != ""
+    return [f"{name}: {n} of {n_rows[name]} failed" for name, n in n_failed.items() if n]
 
 
 def by_method(rows, *, setting, x, score, by):
@@ -69,9 +83,12 @@ def _condition(value):
     return value if isinstance(value, Real) else str(value)
 
 
-def vary(estimator, X, y, param_name, param_range, compare_params):
+def vary(estimator, X, y, param_name, param_range, scores, compare_params):
     """Rows of comparisons of the estimators for each value of a parameter, in a new column."""
-    named = estimator if isinstance(estimator, Mapping) else {type(estimator).__name__: estimator}
+    several = isinstance(estimator, Mapping | list | tuple)
+    named = _named(estimator if several else [estimator])
+    params = dict(compare_params or {})
+    params["scoring"] = _scoring(params.get("scoring"), scores, named, y)
     if isinstance(param_range, Mapping):
         values = dict(param_range)
     else:
@@ -82,5 +99,16 @@ def vary(estimator, X, y, param_name, param_range, compare_params):
             full = f"{name} with {param_name}={label}"
             settings[full] = {"estimator": name, param_name: label}
             varied[full] = clone(one).set_params(**{param_name: clone(value, safe=False)})
-    comparison = compare(varied, X, y, **(compare_params or {}))
+    comparison = compare(varied, X, y, **params)
     return [{**row, **settings[row["estimator"]]} for row in as_rows(comparison)]
+
+
+def _scoring(given, wanted, named, y):
+    """The wanted scorers; what cannot be had is refused before anything is fitted."""
+    known, scorers = _scorers(given, y), {}
+    for name in wanted:
+        if name not in [*TIMES, *COSTS]:
+            scorers[name] = known[name] if name in [*known] else _scorers([name], y)[name]
+            if not any(name in _scorers_for(one, scorers) for one in named.values()):
+                raise ValueError(f"{name!r} is for rating models, and there is none.")
+    return scorers or given

@@ -6,8 +6,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from fedrecsk.plotting._curves import CurvesDisplay
-from fedrecsk.plotting._drawing import name_ticks, pyplot, style
-from fedrecsk.plotting._results import as_rows, by_method, vary
+from fedrecsk.plotting._drawing import name_ticks, pyplot, restyled, style
+from fedrecsk.plotting._results import as_rows, by_method, failures, vary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +31,8 @@ class RobustnessDisplay(CurvesDisplay):
         shape (n_conditions,).
     x_name, score_name : str, default="dropout", "ndcg@10"
         What the condition and the score are; they label the axes.
+    failed : list of str, default=()
+        What the legend says of fits that failed.
 
     Attributes
     ----------
@@ -62,8 +64,9 @@ class RobustnessDisplay(CurvesDisplay):
         curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
         x_name: str = "dropout",
         score_name: str = "ndcg@10",
+        failed: Sequence[str] = (),
     ) -> None:
-        super().__init__(curves=curves, x_name=x_name, score_name=score_name)
+        super().__init__(curves=curves, x_name=x_name, score_name=score_name, failed=failed)
 
     @classmethod
     def from_results(
@@ -102,13 +105,15 @@ class RobustnessDisplay(CurvesDisplay):
         ValueError
             If there is no such column, or no row has the score.
         """
-        curves = by_method(as_rows(results), setting=x, x=x, score=score, by=by)
-        return cls(curves=curves, x_name=x, score_name=score).plot(ax, **kwargs)
+        rows = as_rows(results)
+        curves = by_method(rows, setting=x, x=x, score=score, by=by)
+        failed = failures(rows, score, by)
+        return cls(curves=curves, x_name=x, score_name=score, failed=failed).plot(ax, **kwargs)
 
     @classmethod
     def from_estimator(
         cls,
-        estimator: BaseEstimator | Mapping[str, BaseEstimator],
+        estimator: BaseEstimator | Sequence[BaseEstimator] | Mapping[str, BaseEstimator],
         X: ArrayLike,
         y: ArrayLike | None = None,
         *,
@@ -123,7 +128,7 @@ class RobustnessDisplay(CurvesDisplay):
 
         Parameters
         ----------
-        estimator : estimator, or dict of str to estimator
+        estimator : estimator, list of estimators, or dict of str to estimator
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         y : array-like of shape (n_samples,), default=None
         param_name : str, default="federation__dropout"
@@ -132,7 +137,7 @@ class RobustnessDisplay(CurvesDisplay):
             Its values; a dict gives names to show: ``{"nobody": None, "noise":
             RandomUpload()}`` of "federation__adversary".
         score : str, default="ndcg@10"
-            Column of the comparison.
+            Column of the comparison, which is asked for it.
         ax : matplotlib Axes, default=None
             Where to draw. None: a new figure.
         compare_params : dict, default=None
@@ -145,8 +150,8 @@ class RobustnessDisplay(CurvesDisplay):
         -------
         display : RobustnessDisplay
         """
-        pyplot("RobustnessDisplay.from_estimator")
-        rows = vary(estimator, X, y, param_name, param_range, compare_params)
+        pyplot("RobustnessDisplay.from_estimator", ax)
+        rows = vary(estimator, X, y, param_name, param_range, [score], compare_params)
         x = param_name.split("__")[-1]
         rows = [{**row, x: row[param_name]} for row in rows]
         return cls.from_results(rows, x=x, score=score, ax=ax, **kwargs)
@@ -162,8 +167,9 @@ class RobustnessDisplay(CurvesDisplay):
         self.lines_, self.bands_ = [], []
         n_methods = len(self.curves)
         for i, (name, (x, mean, std)) in enumerate(self.curves.items()):
-            look = style(i) | {"linestyle": "none", "markersize": 7, "capsize": 3}
+            look = {"label": name, "linestyle": "none", "markersize": 7, "capsize": 3}
+            look = restyled(kwargs, **style(i), **look, yerr=std)
             shift = (i - (n_methods - 1) / 2) * min(0.12, 0.7 / n_methods)
             places = [conditions.index(value) + shift for value in x]
-            self.lines_.append(ax.errorbar(places, mean, std, label=name, **(look | kwargs)))
+            self.lines_.append(ax.errorbar(places, mean, **look))
         name_ticks(ax, conditions)

@@ -300,8 +300,38 @@ def test_not_a_fitted_recommender():
     with pytest.raises(NotFittedError):
         evaluate_ranking(make_pipeline("passthrough", Popularity()), [[1, 2]])
     line = LinearRegression().fit([[1, 2], [2, 3]], [1, 2])
-    with pytest.raises(TypeError, match="LinearRegression is not a recommender: it has no recomm"):
+    with pytest.raises(
+        TypeError, match="LinearRegression is not a recommender: it has no item_ids_. "
+    ):
         evaluate_ranking(line, [[1, 2]])
+
+
+def test_a_model_that_tells_is_asked_and_another_goes_by_the_rows_of_fit():
+    nonsense = [[7, 12], [7, 13]]
+    for Model in MODELS:
+        model = Model().fit(TRAIN)
+        told = evaluate_ranking(model, [[1, 12]], k=2, X_train=nonsense)
+        assert told == evaluate_ranking(model, [[1, 12]], k=2)
+
+    class Loud:
+        def predict(self, X):
+            asked.append(X)
+            return np.arange(len(X))
+
+    for train, kind in ((TRAIN, np.ndarray), (pd.DataFrame(TRAIN, columns=["u", "i"]), None)):
+        asked = []
+        evaluate_ranking(Loud(), [[1, 12]], k=1, X_train=train)
+        (X,) = asked
+        assert isinstance(X, kind or pd.DataFrame)
+        assert np.asarray(X).tolist() == [[1, item] for item in np.unique(np.asarray(TRAIN)[:, 1])]
+        assert kind or list(X.columns) == ["u", "i"]
+
+
+def test_what_does_not_predict_is_named():
+    with pytest.raises(TypeError, match="object cannot be ranked: it has no predict. Ranking a"):
+        evaluate_ranking(object(), [[1, 12]], X_train=TRAIN)
+    with pytest.raises(NotFittedError):
+        evaluate_ranking(Popularity(), [[1, 12]], k=1, X_train=TRAIN)
 
 
 def test_nan_scores_are_named():
@@ -313,8 +343,11 @@ def test_nan_scores_are_named():
 def test_a_peer_that_forgets_what_users_saw_is_named():
     model = Peer(remembers=False).fit(TRAIN)
     for options in ({}, {"n_negatives": 1}):
-        with pytest.raises(ValueError, match="Peer does not tell what its users have seen"):
+        with pytest.raises(ValueError, match="Peer does not tell .* X_train .* exclude_seen=Fals"):
             evaluate_ranking(model, [[1, 12]], k=1, **options)
+        told = evaluate_ranking(model, [[1, 12]], k=1, X_train=TRAIN, random_state=0, **options)
+        whole = Peer().fit(TRAIN)
+        assert told == evaluate_ranking(whole, [[1, 12]], k=1, random_state=0, **options)
     assert evaluate_ranking(model, [[1, 12]], k=4, exclude_seen=False)["hit_rate@4"] == 1
 
 
