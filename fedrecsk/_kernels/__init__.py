@@ -6,7 +6,20 @@ the package. Write ``from fedrecsk import _kernels`` and then ``_kernels.scores.
 
 import importlib
 
-_SUBMODULES = ("fedmf", "hamming", "lightfr", "ranking", "rfrec", "scores", "sgd", "wmf")
+_SUBMODULES = (
+    "fedmf",
+    "hamming",
+    "lightfr",
+    "low_rank",
+    "ragged",
+    "ranking",
+    "rfrec",
+    "rounding",
+    "scores",
+    "sgd",
+    "topk",
+    "wmf",
+)
 
 
 def __getattr__(name):

@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 from numba.extending import get_cython_function_address, overload
 
-from fedrecsk._kernels._jit import kernel
+from fedrecsk._kernels._jit import part
 
 LOWER = ord("L")
 
@@ -49,7 +49,7 @@ def _overload_call_posv(integers, matrix, right):
     return call
 
 
-@kernel
+@part
 def solve_positive(matrix, right, integers):
     """Solve matrix x = right by Cholesky, each row of `right` in place.
 
@@ -65,4 +65,6 @@ def solve_positive(matrix, right, integers):
     integers[3] = matrix.shape[1]
     _call_posv(integers, matrix, right)
     if integers[4] != 0:
-        right[:] = np.nan
+        for k in range(right.shape[0]):
+            for f in range(right.shape[1]):
+                right[k, f] = np.nan

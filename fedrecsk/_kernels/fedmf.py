@@ -1,17 +1,5 @@
 """Matrix factorisation by local SGD on clients: the visits of FedMF, CoLR and SCoLR.
 
-What the kernels share:
-
-    layout = (client_indptr, indptr, items)
-        users of each client, ratings of each user, and their items, ascending within a user
-    feedback = (targets, weights), each (n_ratings,)
-    turn = (active, senders, seeds), each (n_clients,)
-        clients that visit, those whose upload arrives, and a uint64 that seeds each visit
-    config = (n_negatives, local_epochs, batch_size, learning_rate, weight_decay, squared)
-    broadcast : (n_items, d), the server's item vectors
-    users : (n_users, d), replaced by the new vectors of the active clients' users
-    scale : (n_clients,), what a client multiplies its upload by
-
 A visit is a list of examples (user, item, target, weight): every rating, and after each positive
 `n_negatives` draws among the items that its user has not rated, with target 0 and the weight
 of the positive. The list is drawn once, and shuffled and cut into batches in every epoch. The
@@ -20,24 +8,148 @@ loss of an example is
     weight * f(p.q, target) + weight_decay (|p|^2 + |q|^2)
 
 with f the binary cross-entropy of the sigmoid, or half the squared error. In each batch every
-vector moves once, by `learning_rate` times the mean of its gradients over the examples that it
+vector moves once, by its learning rate times the mean of its gradients over the examples that it
 is in; all gradients are taken before anything moves.
 
 Randomness comes from a splitmix64 stream: the n-th draw is the mix of seed + n * GOLDEN. First
 the negatives are drawn, user by user and rating by rating, then every epoch's Fisher-Yates shuffle.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
-from fedrecsk._kernels._jit import kernel
+from fedrecsk._kernels._jit import kernel, part
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+# Items of a page, of which is noted whether anything in it was visited: 2**6.
+PAGE_BITS = 6
+
+
+class Layout(NamedTuple):
+    """Users of each client, ratings of each user, and their items, ascending within a user."""
+
+    client_indptr: np.ndarray
+    indptr: np.ndarray
+    items: np.ndarray
+
+
+class Feedback(NamedTuple):
+    """Target and weight of each rating."""
+
+    targets: np.ndarray
+    weights: np.ndarray
+
+
+class Cohort(NamedTuple):
+    """Of each client: whether it visits, whether its upload arrives, and the seed of its visit.
+
+    `sound` is written: whether all that a client has trained is finite.
+    """
+
+    active: np.ndarray
+    delivers: np.ndarray
+    seeds: np.ndarray
+    sound: np.ndarray
+
+
+class Config(NamedTuple):
+    """How clients train; `learning_rate` is that of users."""
+
+    n_negatives: int
+    local_epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    squared: bool
+
+
+class Moving(NamedTuple):
+    """What of the items moves, and how it is sent.
+
+    Attributes
+    ----------
+    learning_rate : of the items, along these coordinates
+    columns : (n_clients, n_columns) bool
+        The coordinates that each client moves. FedMF moves all. In CoLR all vectors are in
+        coordinates of which the first are those along the rows of B.
+    scale : (n_clients,), what a client multiplies its changes by
+    """
+
+    learning_rate: float
+    columns: np.ndarray
+    scale: np.ndarray
+
+
+class Scratch(NamedTuple):
+    """Room for the largest client; see :func:`scratch`. `is_visited`, `pages`, `n_of_user`,
+    `n_in_batch` and `gradients` are zero between uses."""
+
+    whose: np.ndarray
+    what: np.ndarray
+    target: np.ndarray
+    weight: np.ndarray
+    order: np.ndarray
+    slopes: np.ndarray
+    is_visited: np.ndarray
+    pages: np.ndarray
+    slot_of: np.ndarray
+    visited: np.ndarray
+    n_in_batch: np.ndarray
+    n_of_user: np.ndarray
+    gradients: np.ndarray
+    users: np.ndarray
+    rows: np.ndarray
+    place: np.ndarray
+    stream: np.ndarray
+
+
+def scratch(layout, active, config, broadcast):
+    """What :func:`visit_summed` and :func:`visit_each` write in."""
+    n_rated = np.diff(layout.indptr[layout.client_indptr])[active]
+    n_users = np.diff(layout.client_indptr)[active]
+    return _scratch(n_rated, n_users, config, broadcast, trains_items=True)
+
+
+def scratch_of_users(layout, config, broadcast):
+    """What :func:`fit_users` writes in."""
+    return _scratch(np.diff(layout.indptr), np.ones(1, int), config, broadcast, trains_items=False)
+
+
+def _scratch(n_rated, n_users, config, broadcast, trains_items):
+    (n_items, d), dtype = broadcast.shape, broadcast.dtype
+    n_examples = n_rated.max(initial=0) * (1 + config.n_negatives)
+    n_users = n_users.max(initial=0)
+    n_visited = n_items if trains_items else 0
+    whose, what, order = np.empty((3, n_examples), np.int32)
+    target, weight, slopes = np.empty((3, n_examples), dtype)
+    slot_of, visited = np.empty((2, n_visited), np.int32)
+    gradients, users = np.zeros((2, n_users, d), dtype)
+    return Scratch(
+        whose=whose,
+        what=what,
+        target=target,
+        weight=weight,
+        order=order,
+        slopes=slopes,
+        is_visited=np.zeros(n_visited, np.uint8),
+        pages=np.zeros((n_visited >> PAGE_BITS) + 1, np.bool_),
+        slot_of=slot_of,
+        visited=visited,
+        n_in_batch=np.zeros(n_visited, np.int32),
+        n_of_user=np.zeros(n_users, np.int32),
+        gradients=gradients,
+        users=users,
+        rows=np.empty((min(n_visited, n_examples), d), dtype),
+        place=np.empty(d, np.int32),
+        stream=np.empty(1, np.uint64),
+    )
 
 
 # -------------------------------------------------------------------------------- draws
 
 
-@kernel
+@part
 def below(n, stream):
     """The stream's next draw as a whole number in [0, n)."""
     stream[0] += GOLDEN
@@ -48,13 +160,13 @@ def below(n, stream):
     return int(np.float64(x >> np.uint64(11)) * 2.0**-53 * n)
 
 
-@kernel
-def unseen_item(rank, seen):
-    """The item number `rank` (from 0) among those that are not in `seen`, which is sorted."""
-    low, high = 0, len(seen)
+@part
+def unseen_item(rank, items, first, last):
+    """The item number `rank` (from 0) among those that are not in items[first:last], sorted."""
+    low, high = 0, last - first
     while low < high:
         middle = (low + high) // 2
-        if seen[middle] - middle <= rank:
+        if items[first + middle] - middle <= rank:
             low = middle + 1
         else:
             high = middle
@@ -62,36 +174,36 @@ def unseen_item(rank, seen):
 
 
 @kernel
-def unseen_items(ranks, users, indptr, items):
+def unseen_items(ranks, users, indptr, items, found):
     """:func:`unseen_item` for many pairs of rank and user."""
-    found = np.empty(len(ranks), items.dtype)
     for k in range(len(ranks)):
         u = users[k]
-        found[k] = unseen_item(ranks[k], items[indptr[u] : indptr[u + 1]])
-    return found
+        found[k] = unseen_item(ranks[k], items, indptr[u], indptr[u + 1])
 
 
-@kernel
-def draw_examples(first, last, indptr, items, feedback, n_items, n_negatives, stream, examples):
+@part
+def draw_examples(first, last, layout, feedback, n_items, n_negatives, work):
     """Write the examples of the users in [first, last); returns how many."""
-    targets, weights = feedback
-    whose, what, target, weight = examples
     n = 0
     for u in range(first, last):
-        seen = items[indptr[u] : indptr[u + 1]]
-        n_unseen = n_items - len(seen)
-        for k in range(indptr[u], indptr[u + 1]):
-            whose[n], what[n], target[n], weight[n] = u - first, items[k], targets[k], weights[k]
+        start, end = layout.indptr[u], layout.indptr[u + 1]
+        n_unseen = n_items - (end - start)
+        for k in range(start, end):
+            target, weight = feedback.targets[k], feedback.weights[k]
+            work.whose[n], work.what[n] = u - first, layout.items[k]
+            work.target[n], work.weight[n] = target, weight
             n += 1
-            if targets[k] > 0 and n_unseen > 0:
+            if target > 0 and n_unseen > 0:
                 for _ in range(n_negatives):
-                    whose[n], target[n], weight[n] = u - first, 0, weights[k]
-                    what[n] = unseen_item(below(n_unseen, stream), seen)
+                    rank = below(n_unseen, work.stream)
+                    work.whose[n] = u - first
+                    work.what[n] = unseen_item(rank, layout.items, start, end)
+                    work.target[n], work.weight[n] = 0, weight
                     n += 1
     return n
 
 
-@kernel
+@part
 def shuffle(order, n, stream):
     """Fisher-Yates on the first n entries."""
     for last in range(n - 1, 0, -1):
@@ -99,53 +211,126 @@ def shuffle(order, n, stream):
         order[last], order[k] = order[k], order[last]
 
 
-@kernel
-def take_slots(n, what, slot_of, visited):
-    """Replace items by the numbers of local rows, and list each row's item; returns how many."""
-    n_visited = 0
+@part
+def take_slots(n, work):
+    """List the visited items, ascending, and replace the examples' items by their places in it.
+
+    Returns how many there are. Only pages with visits are looked at, for large catalogues.
+    """
+    n_items = len(work.is_visited)
     for e in range(n):
-        item = what[e]
-        if slot_of[item] < 0:
-            slot_of[item] = n_visited
-            visited[n_visited] = item
-            n_visited += 1
-        what[e] = slot_of[item]
+        item = work.what[e]
+        work.is_visited[item] = 1
+        work.pages[item >> PAGE_BITS] = True
+    n_visited = 0
+    for page in range(len(work.pages)):
+        if not work.pages[page]:
+            continue
+        work.pages[page] = False
+        for item in range(page << PAGE_BITS, min((page + 1) << PAGE_BITS, n_items)):
+            # Without a branch, which would be mispredicted; an item not visited is overwritten.
+            work.visited[n_visited] = item
+            work.slot_of[item] = n_visited
+            n_visited += work.is_visited[item]
+            work.is_visited[item] = 0
+    for e in range(n):
+        work.what[e] = work.slot_of[work.what[e]]
     return n_visited
 
 
-@kernel
-def room(layout, active, n_negatives):
-    """The most examples and the most users that an active client can have."""
-    client_indptr, indptr, _ = layout
-    n_examples, n_users = 0, 0
-    for c in range(len(active)):
-        if active[c]:
-            n_rated = indptr[client_indptr[c + 1]] - indptr[client_indptr[c]]
-            n_examples = max(n_examples, n_rated * (1 + n_negatives))
-            n_users = max(n_users, client_indptr[c + 1] - client_indptr[c])
-    return n_examples, n_users
+@part
+def own_first(columns, c, place):
+    """The numbers below len(place), those first that client c moves; returns how many those are."""
+    n_own = 0
+    for f in range(columns.shape[1]):
+        if columns[c, f]:
+            place[n_own] = f
+            n_own += 1
+    k = n_own
+    for f in range(len(place)):
+        if f >= columns.shape[1] or not columns[c, f]:
+            place[k] = f
+            k += 1
+    return n_own
 
 
-@kernel
-def empty_examples(n, dtype):
-    """Users, items, targets and weights of n examples, to be written."""
-    return np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, dtype), np.empty(n, dtype)
+# ----------------------------------------------------------------------------- one batch
 
 
-# ------------------------------------------------------------------------------- losses
-
-
-@kernel
-def loss_and_slope(score, target, squared):
-    """Loss of one example and its derivative by the score."""
+@part
+def slope_of(score, target, squared):
+    """Derivative of an example's loss by the score."""
     if squared:
-        return 0.5 * (score - target) ** 2, score - target
+        return score - target
     decay = np.exp(-abs(score))
-    chance = (1.0 if score >= 0 else decay) / (1.0 + decay)
-    return max(score, 0.0) - score * target + np.log1p(decay), chance - target
+    return (1.0 if score >= 0 else decay) / (1.0 + decay) - target
 
 
-@kernel
+@part
+def loss_of(score, target, squared):
+    """Loss of an example."""
+    if squared:
+        return 0.5 * (score - target) ** 2
+    return max(score, 0.0) - score * target + np.log1p(np.exp(-abs(score)))
+
+
+@part
+def collect_gradient(e, work, rows, users, squared):
+    """Note an example's slope, and add to its user's gradient; returns its score."""
+    u, s = work.whose[e], work.what[e]
+    score = rows.dtype.type(0)
+    for f in range(rows.shape[1]):
+        score += users[u, f] * rows[s, f]
+    slope = slope_of(score, work.target[e], squared)
+    slope = rows.dtype.type(work.weight[e] * slope)
+    work.slopes[e] = slope
+    work.n_of_user[u] += 1
+    for f in range(rows.shape[1]):
+        work.gradients[u, f] += slope * rows[s, f]
+    return score
+
+
+@part
+def move_items(start, end, work, n_own, learning_rate, weight_decay):
+    """Step of a batch's items along their first `n_own` coordinates."""
+    rows, users, n_in_batch = work.rows, work.users, work.n_in_batch
+    keep = rows.dtype.type(1.0 - 2.0 * learning_rate * weight_decay)
+    for b in range(start, end):
+        n_in_batch[work.what[work.order[b]]] += 1
+    for b in range(start, end):
+        e = work.order[b]
+        u, s = work.whose[e], work.what[e]
+        # Counts turn negative once the row has decayed.
+        if n_in_batch[s] > 0:
+            n_in_batch[s] = -n_in_batch[s]
+            for f in range(n_own):
+                rows[s, f] *= keep
+        step = rows.dtype.type(learning_rate * work.slopes[e] / n_in_batch[s])
+        for f in range(n_own):
+            rows[s, f] += step * users[u, f]
+    for b in range(start, end):
+        n_in_batch[work.what[work.order[b]]] = 0
+
+
+@part
+def move_users(start, end, work, users, learning_rate, weight_decay):
+    """Step of a batch's users, each once; clears their gradients."""
+    keep = users.dtype.type(1.0 - 2.0 * learning_rate * weight_decay)
+    for b in range(start, end):
+        u = work.whose[work.order[b]]
+        if work.n_of_user[u] == 0:
+            continue
+        step = users.dtype.type(learning_rate / work.n_of_user[u])
+        work.n_of_user[u] = 0
+        for f in range(users.shape[1]):
+            users[u, f] = keep * users[u, f] - step * work.gradients[u, f]
+            work.gradients[u, f] = 0
+
+
+# ------------------------------------------------------------------------------- a visit
+
+
+@part
 def is_finite(rows, n):
     """Whether the first n rows hold neither NaN nor infinity."""
     total = 0.0
@@ -155,189 +340,165 @@ def is_finite(rows, n):
     return total == 0.0
 
 
-# ------------------------------------------------------------------------------- a visit
+@part
+def train(c, layout, feedback, seed, config, broadcast, moving, users, work):
+    """The visit of client c, which leaves its item vectors in `work`.
 
-
-@kernel
-def batch_step(batch, examples, slopes, counts, gradients, rows, users, config):
-    """One batch; returns its summed loss. The first `n_moving` coordinates of items move."""
-    whose, slots, target, weight = examples
-    n_in_batch, n_of_user = counts
-    rate_user, rate_item, n_moving, weight_decay, squared = config
-    d = rows.shape[1]
+    Returns
+    -------
+    n_visited : items visited; they are ``work.visited[:n_visited]``
+    n_own : coordinates that moved, which are ``work.place[:n_own]`` and come first in `work.rows`
+    sound : whether everything is finite
+    loss, n_seen : sum of losses, each before its batch's step, and number of examples
+    """
+    d = broadcast.shape[1]
+    first, last = layout.client_indptr[c], layout.client_indptr[c + 1]
+    work.stream[0] = seed
+    n = draw_examples(first, last, layout, feedback, broadcast.shape[0], config.n_negatives, work)
+    n_visited = take_slots(n, work)
+    n_own = own_first(moving.columns, c, work.place)
+    for s in range(n_visited):
+        for f in range(d):
+            work.rows[s, f] = broadcast[work.visited[s], work.place[f]]
+    for u in range(first, last):
+        for f in range(d):
+            work.users[u - first, f] = users[u, work.place[f]]
+    for e in range(n):
+        work.order[e] = e
     loss = 0.0
-    for e in batch:
-        u, s = whose[e], slots[e]
-        score = rows.dtype.type(0)
+    for _ in range(config.local_epochs):
+        shuffle(work.order, n, work.stream)
+        for start in range(0, n, config.batch_size):
+            end = min(start + config.batch_size, n)
+            for b in range(start, end):
+                e = work.order[b]
+                score = collect_gradient(e, work, work.rows, work.users, config.squared)
+                loss += work.weight[e] * loss_of(score, work.target[e], config.squared)
+            move_items(start, end, work, n_own, moving.learning_rate, config.weight_decay)
+            move_users(start, end, work, work.users, config.learning_rate, config.weight_decay)
+    for u in range(first, last):
         for f in range(d):
-            score += users[u, f] * rows[s, f]
-        one, slope = loss_and_slope(score, target[e], squared)
-        loss += weight[e] * one
-        slope = rows.dtype.type(weight[e] * slope)
-        slopes[e] = slope
-        n_of_user[u] += 1
-        n_in_batch[s] += 1
-        for f in range(d):
-            gradients[u, f] += slope * rows[s, f]
-    if n_moving > 0:
-        keep = rows.dtype.type(1.0 - 2.0 * rate_item * weight_decay)
-        for e in batch:
-            u, s = whose[e], slots[e]
-            # Counts turn negative once the row has decayed.
-            if n_in_batch[s] > 0:
-                n_in_batch[s] = -n_in_batch[s]
-                for f in range(n_moving):
-                    rows[s, f] *= keep
-            step = rows.dtype.type(rate_item * slopes[e] / n_in_batch[s])
-            for f in range(n_moving):
-                rows[s, f] += step * users[u, f]
-    for e in batch:
-        n_in_batch[slots[e]] = 0
-        move_user(whose[e], n_of_user, gradients, users, rate_user, weight_decay)
-    return loss
+            users[u, work.place[f]] = work.users[u - first, f]
+    sound = is_finite(work.rows, n_visited) and is_finite(work.users, last - first)
+    return n_visited, n_own, sound, loss, n * config.local_epochs
 
 
 @kernel
-def move_user(u, n_of_user, gradients, users, learning_rate, weight_decay):
-    """Step of a user on the mean of its gradients in a batch, once; clears both."""
-    if n_of_user[u] == 0:
-        return
-    keep = users.dtype.type(1.0 - 2.0 * learning_rate * weight_decay)
-    step = users.dtype.type(learning_rate / n_of_user[u])
-    n_of_user[u] = 0
-    for f in range(users.shape[1]):
-        users[u, f] = keep * users[u, f] - step * gradients[u, f]
-        gradients[u, f] = 0
-
-
-@kernel
-def those_first(own, n):
-    """The numbers below n, the `own` ones first."""
-    order, k = np.empty(n, np.int64), len(own)
-    order[:k] = own
-    rest = np.ones(n, np.bool_)
-    for f in own:
-        rest[f] = False
-    for f in range(n):
-        if rest[f]:
-            order[k] = f
-            k += 1
-    return order
-
-
-@kernel
-def visit(layout, feedback, turn, config, broadcast, moving, users, scale, sums, n_visits):
-    """A round on the active clients of a block.
+def visit_summed(layout, feedback, cohort, config, broadcast, moving, users, work, sums, n_visits):
+    """A round of a block's active clients; the uploads that arrive are added up.
 
     Parameters
     ----------
-    layout, feedback, turn, config, broadcast, users, scale : see above
-    moving : (rate_item, length, column_indptr, columns)
-        The coordinates of q that each client moves, the learning rate along them, and by what
-        their changes are divided. FedMF moves all. In CoLR all vectors are in coordinates of
-        which the first `rank` are those along the rows of B, which are `length` long.
-    sums : (n_items, n_columns), receives the senders' summed changes over `length`
-    n_visits : (n_items, 1) or (n_items, n_columns)
-        Receives how many of them visited the item, or moved the coordinate.
+    layout, feedback, cohort, config, moving : see their classes
+    broadcast : (n_items, d), the server's item vectors
+    users : (n_users, d), replaced by the new vectors of the active clients' users
+    work : of :func:`scratch`
+    sums : (n_items, n_columns), float64
+        The sound clients' scaled changes are added here.
+    n_visits : (n_items, 1) or (n_items, n_columns), int64
+        How many of them visited the item, or moved the coordinate, is added here.
 
     Returns
     -------
     loss, n_seen : sum of losses, each before its batch's step, and number of examples
-    sound : (n_clients,) bool, whether what the client sends is finite
     """
-    client_indptr, indptr, items = layout
-    active, senders, seeds = turn
-    n_negatives, local_epochs, batch_size, learning_rate, weight_decay, squared = config
-    rate_item, length, column_indptr, columns = moving
-    n_items, d = broadcast.shape
-    size, n_users = room(layout, active, n_negatives)
-    examples = empty_examples(size, users.dtype)
-    order, slopes = np.empty(size, np.int32), np.empty(size, users.dtype)
-    slot_of, visited = np.full(n_items, -1, np.int32), np.empty(n_items, np.int32)
-    counts = np.zeros(n_items, np.int32), np.zeros(n_users, np.int32)
-    gradients = np.zeros((n_users, d), users.dtype)
-    rows = np.empty((min(n_items, size), d), users.dtype)
-    mine = np.empty((n_users, d), users.dtype)
-    stream = np.empty(1, np.uint64)
-    sound = np.ones(len(active), np.bool_)
     loss, n_seen = 0.0, 0
-    for c in range(len(active)):
-        if not active[c]:
+    for c in range(len(cohort.active)):
+        if not cohort.active[c]:
             continue
-        first, last = client_indptr[c], client_indptr[c + 1]
-        own = columns[column_indptr[c] : column_indptr[c + 1]]
-        # What moves is in front.
-        place = those_first(own, d)
-        steps = (learning_rate, rate_item, len(own), weight_decay, squared)
-        stream[0] = seeds[c]
-        n = draw_examples(
-            first, last, indptr, items, feedback, n_items, n_negatives, stream, examples
+        n_visited, n_own, sound, its_loss, its_n_seen = train(
+            c, layout, feedback, cohort.seeds[c], config, broadcast, moving, users, work
         )
-        n_visited = take_slots(n, examples[1], slot_of, visited)
+        loss += its_loss
+        n_seen += its_n_seen
+        cohort.sound[c] = sound
+        if not (sound and cohort.delivers[c]):
+            continue
+        factor = users.dtype.type(moving.scale[c])
         for s in range(n_visited):
-            for f in range(d):
-                rows[s, f] = broadcast[visited[s], place[f]]
-        for u in range(first, last):
-            for f in range(d):
-                mine[u - first, f] = users[u, place[f]]
-        for e in range(n):
-            order[e] = e
-        for _ in range(local_epochs):
-            shuffle(order, n, stream)
-            for start in range(0, n, batch_size):
-                batch = order[start : min(start + batch_size, n)]
-                loss += batch_step(batch, examples, slopes, counts, gradients, rows, mine, steps)
-            n_seen += n
-        for u in range(first, last):
-            for f in range(d):
-                users[u, place[f]] = mine[u - first, f]
-        sound[c] = is_finite(rows, n_visited) and is_finite(mine, last - first)
-        sent = senders[c] and sound[c]
-        factor = users.dtype.type(scale[c] / length)
-        for s in range(n_visited):
-            item = visited[s]
-            slot_of[item] = -1
-            if not sent:
-                continue
-            for k in range(len(own)):
-                sums[item, own[k]] += factor * (rows[s, k] - broadcast[item, own[k]])
+            item = work.visited[s]
+            for k in range(n_own):
+                f = work.place[k]
+                sums[item, f] += factor * (work.rows[s, k] - broadcast[item, f])
             if n_visits.shape[1] == 1:
                 n_visits[item, 0] += 1
             else:
-                for k in own:
-                    n_visits[item, k] += 1
-    return loss, n_seen, sound
+                for k in range(n_own):
+                    n_visits[item, work.place[k]] += 1
+    return loss, n_seen
 
 
 @kernel
-def fit_users(layout, feedback, whom, seed, config, broadcast, users):
+def visit_each(
+    layout, feedback, cohort, config, broadcast, moving, users, work, indptr, rows, values
+):
+    """A round of a block's active clients; every upload is written down by itself.
+
+    Parameters
+    ----------
+    layout, feedback, cohort, config, broadcast, moving, users, work
+        As in :func:`visit_summed`; whether uploads arrive is not looked at.
+    indptr : (n_clients + 1,)
+        Client c's rows will be those from indptr[c] to indptr[c + 1].
+    rows : (n_rows,)
+        Receives the visited items, ascending within a client; there must be room for them.
+    values : (n_rows, n_columns)
+        Receives the scaled changes, zero in the columns that the client does not move.
+
+    Returns
+    -------
+    loss, n_seen : as in :func:`visit_summed`
+    """
+    loss, n_seen, n_rows = 0.0, 0, 0
+    indptr[0] = 0
+    for c in range(len(cohort.active)):
+        indptr[c + 1] = n_rows
+        if not cohort.active[c]:
+            continue
+        n_visited, n_own, sound, its_loss, its_n_seen = train(
+            c, layout, feedback, cohort.seeds[c], config, broadcast, moving, users, work
+        )
+        loss += its_loss
+        n_seen += its_n_seen
+        cohort.sound[c] = sound
+        factor = users.dtype.type(moving.scale[c])
+        for s in range(n_visited):
+            item, row = work.visited[s], n_rows + s
+            rows[row] = item
+            if n_own < values.shape[1]:
+                for f in range(values.shape[1]):
+                    values[row, f] = 0
+            for k in range(n_own):
+                f = work.place[k]
+                values[row, f] = factor * (work.rows[s, k] - broadcast[item, f])
+        n_rows += n_visited
+        indptr[c + 1] = n_rows
+    return loss, n_seen
+
+
+# ------------------------------------------------------------------------- users alone
+
+
+@kernel
+def fit_users(layout, feedback, whom, seed, config, broadcast, work, users):
     """Local epochs with frozen items for the users in `whom`.
 
     Negatives are drawn anew in every epoch. All users draw from the same stream, so that a
-    user's vector depends on nothing but its own ratings.
+    user's vector depends on nothing but its own ratings. `work` is of :func:`scratch_of_users`.
     """
-    _, indptr, items = layout
-    n_negatives, local_epochs, batch_size, learning_rate, weight_decay, squared = config
-    steps = (learning_rate, 0.0, 0, weight_decay, squared)
-    n_items, d = broadcast.shape
-    size = 0
-    for u in whom:
-        size = max(size, (indptr[u + 1] - indptr[u]) * (1 + n_negatives))
-    examples = empty_examples(size, users.dtype)
-    order, slopes = np.empty(size, np.int32), np.empty(size, users.dtype)
-    counts = np.zeros(n_items, np.int32), np.zeros(1, np.int32)
-    gradients = np.zeros((1, d), users.dtype)
-    stream = np.empty(1, np.uint64)
     for u in whom:
         mine = users[u : u + 1]
-        stream[0] = seed
-        for _ in range(local_epochs):
+        work.stream[0] = seed
+        for _ in range(config.local_epochs):
             n = draw_examples(
-                u, u + 1, indptr, items, feedback, n_items, n_negatives, stream, examples
+                u, u + 1, layout, feedback, broadcast.shape[0], config.n_negatives, work
             )
             for e in range(n):
-                order[e] = e
-            shuffle(order, n, stream)
-            for start in range(0, n, batch_size):
-                batch = order[start : min(start + batch_size, n)]
-                batch_step(batch, examples, slopes, counts, gradients, broadcast, mine, steps)
+                work.order[e] = e
+            shuffle(work.order, n, work.stream)
+            for start in range(0, n, config.batch_size):
+                end = min(start + config.batch_size, n)
+                for b in range(start, end):
+                    e = work.order[b]
+                    collect_gradient(e, work, broadcast, mine, config.squared)
+                move_users(start, end, work, mine, config.learning_rate, config.weight_decay)

@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from fedrecsk._kernels._jit import kernel
+from fedrecsk._kernels._jit import kernel, part
 
 BLOCK = 512
 
@@ -26,6 +26,25 @@ def popcount(typingctx, word):
     return None
 
 
+@part
+def pack_row(signs, code):
+    """Write numbers, of which those above 0 are +1, as a code."""
+    for w in range(len(code)):
+        word = np.uint64(0)
+        for k in range(64 * w, min(64 * w + 64, len(signs))):
+            word |= np.uint64(signs[k] > 0) << np.uint64(k - 64 * w)
+        code[w] = word
+
+
+@part
+def unpack_row(code, signs):
+    """Write a code as +1 and -1, the inverse of :func:`pack_row`."""
+    for w in range(len(code)):
+        word = code[w]
+        for k in range(64 * w, min(64 * w + 64, len(signs))):
+            signs[k] = (np.int64((word >> np.uint64(k - 64 * w)) & np.uint64(1)) << 1) - 1
+
+
 @kernel
 def pack(signs, codes):
     """Write rows of numbers, of which those above 0 are +1, as codes.
@@ -35,23 +54,18 @@ def pack(signs, codes):
     signs : (n, n_bits)
     codes : (n, n_words) uint64, receives the codes
     """
-    codes[:] = np.uint64(0)
-    for i in range(signs.shape[0]):
-        for k in range(signs.shape[1]):
-            if signs[i, k] > 0:
-                codes[i, k // 64] |= np.uint64(1) << np.uint64(k % 64)
+    for i in range(len(codes)):
+        pack_row(signs[i], codes[i])
 
 
 @kernel
 def unpack(codes, signs):
     """Write codes as rows of +1 and -1, the inverse of :func:`pack`."""
-    for i in range(signs.shape[0]):
-        for k in range(signs.shape[1]):
-            bit = (codes[i, k // 64] >> np.uint64(k % 64)) & np.uint64(1)
-            signs[i, k] = 1 if bit else -1
+    for i in range(len(codes)):
+        unpack_row(codes[i], signs[i])
 
 
-@kernel
+@part
 def distance(planes, code):
     """Bits in which a user's planes differ from a code, each plane counted 2**p times."""
     total = 0
@@ -84,14 +98,24 @@ def board(users, user_codes, item_codes, distances):
     """Distances of all items, (n_rows, n_items) int64, -1 for the rows of unknown users."""
     for row in range(len(users)):
         u = users[row]
-        if u < 0:
-            distances[row] = -1
-            continue
         for i in range(item_codes.shape[0]):
-            distances[row, i] = distance(user_codes[u], item_codes[i])
+            distances[row, i] = distance(user_codes[u], item_codes[i]) if u >= 0 else -1
 
 
-@kernel
+@part
+def first_not_below(ascending, value):
+    """np.searchsorted, which takes long to compile."""
+    low, high = 0, len(ascending)
+    while low < high:
+        middle = (low + high) >> 1
+        if ascending[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@part
 def nearest(planes, item_codes, barred, items, distances):
     """The nearest items of one user, nearest first, ties by item code.
 
@@ -127,7 +151,7 @@ def nearest(planes, item_codes, barred, items, distances):
             if near[j] >= threshold:
                 continue
             item = start + j
-            place = np.searchsorted(barred, item)
+            place = first_not_below(barred, item)
             if place < len(barred) and barred[place] == item:
                 continue
             # Later items come after their equals, so the first of a tie stays first.
@@ -145,7 +169,7 @@ def nearest(planes, item_codes, barred, items, distances):
     return n_found
 
 
-@kernel
+@part
 def _near_words(words, codes, near):
     """Distances of codes of one word; returns the least."""
     n = len(codes)
@@ -162,7 +186,7 @@ def _near_words(words, codes, near):
     return least
 
 
-@kernel
+@part
 def _near_codes(planes, codes, near):
     """Distances of codes of several words; returns the least."""
     least = np.int32(np.iinfo(np.int32).max)
@@ -185,18 +209,27 @@ def nearest_of_users(users, user_codes, item_codes, choice, indptr, barred, item
     indptr, barred : item codes to leave out of each row, in ascending order
     items, distances : (n_rows, k) int64, receive items and distances; what is not found is left
     """
-    if len(choice) > 0:
-        chosen = np.empty((len(choice), item_codes.shape[1]), dtype=np.uint64)
-        place = np.full(len(item_codes), -1)
-        for j in range(len(choice)):
-            chosen[j] = item_codes[choice[j]]
-            place[choice[j]] = j
+    # Items to choose from are numbered anew, and so is what is left out.
+    n_choice = len(choice)
+    chosen = np.empty((n_choice, item_codes.shape[1]), dtype=np.uint64)
+    place = np.empty(len(item_codes) if n_choice else 0, dtype=np.int64)
+    inside = np.empty(len(place), dtype=np.int64)
+    for i in range(len(place)):
+        place[i] = -1
+    for j in range(n_choice):
+        place[choice[j]] = j
+        for w in range(item_codes.shape[1]):
+            chosen[j, w] = item_codes[choice[j], w]
     for row in range(len(users)):
         planes, out = user_codes[users[row]], barred[indptr[row] : indptr[row + 1]]
-        if len(choice) == 0:
+        if n_choice == 0:
             nearest(planes, item_codes, out, items[row], distances[row])
             continue
-        inside = place[out]
-        n_found = nearest(planes, chosen, inside[inside >= 0], items[row], distances[row])
+        n_inside = 0
+        for i in out:
+            if place[i] >= 0:
+                inside[n_inside] = place[i]
+                n_inside += 1
+        n_found = nearest(planes, chosen, inside[:n_inside], items[row], distances[row])
         for j in range(n_found):
             items[row, j] = choice[items[row, j]]

@@ -1,19 +1,76 @@
-"""RFRec's local step, for a block of clients that share every unrated item's vector.
+"""RFRec's local step, for a block of clients.
 
 Vectors have `width` columns. With biases, column 0 of an item is its bias (met by a 1 on the
 user's side) and column 0 of a user is the user's bias (met by a 1 on the item's side).
-
-A step rule is the tuple (adam, rate, beta1, beta2, epsilon, debias): plain gradient descent at
-`rate` if not adam, else Adam, with the correction of its first moment in `rate` and that of
-its second in `debias`.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
-from fedrecsk._kernels._jit import kernel
+from fedrecsk._kernels._jit import kernel, part
 
 
-@kernel
+class Layout(NamedTuple):
+    """Who has rated what.
+
+    client_indptr : (n_clients + 1,), users of each client
+    indptr : (n_users + 1,), ratings of each user
+    row_indptr : (n_clients + 1,), held item rows of each client
+    rows : (n_ratings,), held row of each rating
+    row_items : (n_rows,), item code of each held row
+    """
+
+    client_indptr: np.ndarray
+    indptr: np.ndarray
+    row_indptr: np.ndarray
+    rows: np.ndarray
+    row_items: np.ndarray
+
+
+class Vectors(NamedTuple):
+    """Vectors and their Adam moments, all of shape (n, width)."""
+
+    now: np.ndarray
+    mean: np.ndarray
+    square: np.ndarray
+
+
+class Model(NamedTuple):
+    """How scores become ratings, and the penalties.
+
+    offset : float; sigmoid, biases : bool
+    pull : float, lambda
+    item, item_bias : (n_items,), penalties on items
+    user, user_bias : (n_users,), penalties on users
+    """
+
+    offset: float
+    sigmoid: bool
+    biases: bool
+    pull: float
+    item: np.ndarray
+    item_bias: np.ndarray
+    user: np.ndarray
+    user_bias: np.ndarray
+
+
+class Rule(NamedTuple):
+    """Plain gradient descent at `rate` if not adam; else Adam.
+
+    Where all clients step at once, `rate` and `debias` are arrays, (n_clients,): they have the
+    corrections of Adam's first and second moment, which depend on a client's number of steps.
+    """
+
+    adam: bool
+    rate: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    debias: float
+
+
+@part
 def link(score, sigmoid, one):
     """Estimate and slope at `score`: the logistic function, or the identity.
 
@@ -25,15 +82,16 @@ def link(score, sigmoid, one):
     return score, one
 
 
-@kernel
+@part
 def descend(x, gradient, mean, square, rule):
     """One step of the rule on the vector x with its moments, in place."""
     # Constants of x's own type: a float64 among float32 would halve the vector width.
     real = x.dtype.type
-    adam, rate = rule[0], real(rule[1])
-    if adam:
-        beta1, beta2, epsilon, debias = real(rule[2]), real(rule[3]), real(rule[4]), real(rule[5])
-        new1, new2 = real(1 - rule[2]), real(1 - rule[3])
+    rate = real(rule.rate)
+    if rule.adam:
+        beta1, beta2 = real(rule.beta1), real(rule.beta2)
+        epsilon, debias = real(rule.epsilon), real(rule.debias)
+        new1, new2 = real(1 - rule.beta1), real(1 - rule.beta2)
         for f in range(len(x)):
             mean[f] = beta1 * mean[f] + new1 * gradient[f]
             square[f] = beta2 * square[f] + new2 * gradient[f] * gradient[f]
@@ -43,7 +101,7 @@ def descend(x, gradient, mean, square, rule):
             x[f] -= rate * gradient[f]
 
 
-@kernel
+@part
 def begin_with_pull(gradient, item, centre, pull):
     """Begin an item's gradient with the pull towards the server's vector."""
     for f in range(len(gradient)):
@@ -52,29 +110,14 @@ def begin_with_pull(gradient, item, centre, pull):
 
 @kernel
 def local_step(
-    client_indptr,
-    indptr,
-    row_indptr,
-    rows,
-    row_items,
+    layout,
     values,
     weights,
     active,
     users,
-    user_mean,
-    user_square,
     held,
-    held_mean,
-    held_square,
     broadcast,
-    offset,
-    sigmoid,
-    biases,
-    pull,
-    reg_item,
-    reg_item_bias,
-    reg_user,
-    reg_user_bias,
+    model,
     rule,
     senders,
     clip,
@@ -84,25 +127,18 @@ def local_step(
     """Step every active client's users and rated items, in place, and add up the uploads.
 
     The objective of a client is sum_r w [(r - link(offset + b_u + b_i + p.q))^2
-    + reg_item |q_i|^2 + reg_item_bias b_i^2] + sum_u [reg_user |p_u|^2 + reg_user_bias b_u^2]
+    + item |q_i|^2 + item_bias b_i^2] + sum_u [user |p_u|^2 + user_bias b_u^2]
     + pull / 2 |V - broadcast|^2, and all its gradients are taken at the same point.
 
     Parameters
     ----------
-    client_indptr : (n_clients + 1,), users of each client
-    indptr : (n_users + 1,), ratings of each user
-    row_indptr : (n_clients + 1,), held item rows of each client
-    rows : (n_ratings,), held row of each rating
-    row_items : (n_rows,), item code of each held row
+    layout : Layout
     values, weights : (n_ratings,)
     active : (n_clients,) bool
-    users, user_mean, user_square : (n_users, width), vectors and their moments
-    held, held_mean, held_square : (n_rows, width), the clients' own item vectors
+    users, held : Vectors, of the users and of the clients' own items
     broadcast : (n_items, width), the server's item vectors
-    pull : float, lambda
-    reg_item, reg_item_bias : (n_items,)
-    reg_user, reg_user_bias : (n_users,)
-    rule : tuple, see the module
+    model : Model
+    rule : Rule, with arrays
     senders, clip, sums, holders
         As for :func:`upload`, which adds without a step; here a client's vectors are added
         while they are still in the cache, finite or not.
@@ -111,82 +147,88 @@ def local_step(
     -------
     loss, weight : sums of w (r - estimate)^2 and of w before the step
     """
-    width = users.shape[1]
-    real = held.dtype.type
-    pull, offset = real(pull), real(offset)
+    width = users.now.shape[1]
+    real = held.now.dtype.type
+    pull, offset, biases = real(model.pull), real(model.offset), model.biases
     loss, mass = 0.0, 0.0
     largest = 0
     for c in range(len(active)):
-        largest = max(largest, row_indptr[c + 1] - row_indptr[c])
-    item_gradient = np.empty((largest, width), dtype=held.dtype)
-    user_gradient = np.empty(width, dtype=held.dtype)
-    partner = np.empty(width, dtype=held.dtype)
-    is_bias = np.zeros(width, dtype=held.dtype)
+        largest = max(largest, layout.row_indptr[c + 1] - layout.row_indptr[c])
+    item_gradient = np.empty((largest, width), dtype=held.now.dtype)
+    user_gradient = np.empty(width, dtype=held.now.dtype)
+    partner = np.empty(width, dtype=held.now.dtype)
+    is_bias = np.zeros(width, dtype=held.now.dtype)
     if biases:
         is_bias[0] = 1
     for c in range(len(active)):
         if not active[c]:
             continue
-        first = row_indptr[c]
-        n_rows = row_indptr[c + 1] - first
+        first = layout.row_indptr[c]
+        n_rows = layout.row_indptr[c + 1] - first
+        own_rule = Rule(
+            rule.adam, rule.rate[c], rule.beta1, rule.beta2, rule.epsilon, rule.debias[c]
+        )
         # A lone user meets each row once, so its pull is added on the way.
-        alone = client_indptr[c + 1] - client_indptr[c] == 1
+        alone = layout.client_indptr[c + 1] - layout.client_indptr[c] == 1
         if not alone:
             for local in range(n_rows):
-                centre = broadcast[row_items[first + local]]
-                begin_with_pull(item_gradient[local], held[first + local], centre, pull)
-        for u in range(client_indptr[c], client_indptr[c + 1]):
-            user = users[u]
-            partner[:] = user
+                centre = broadcast[layout.row_items[first + local]]
+                begin_with_pull(item_gradient[local], held.now[first + local], centre, pull)
+        for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
+            user = users.now[u]
             level = offset
+            for f in range(width):
+                partner[f] = user[f]
+                user_gradient[f] = 0
             if biases:
                 partner[0] = 1
                 level += user[0]
-            user_gradient[:] = 0
             slope_sum = real(0)
-            for k in range(indptr[u], indptr[u + 1]):
-                item = held[rows[k]]
+            for k in range(layout.indptr[u], layout.indptr[u + 1]):
+                item = held.now[layout.rows[k]]
                 score = level
                 for f in range(width):
                     score += partner[f] * item[f]
-                estimate, slope = link(score, sigmoid, real(1))
+                estimate, slope = link(score, model.sigmoid, real(1))
                 error = values[k] - estimate
                 loss += weights[k] * error * error
                 mass += weights[k]
                 g = real(-2) * weights[k] * error * slope
                 slope_sum += g
-                i = row_items[rows[k]]
-                shrink = real(2) * weights[k] * reg_item[i]
-                extra = real(2) * weights[k] * (reg_item_bias[i] - reg_item[i])
-                target = item_gradient[rows[k] - first]
+                i = layout.row_items[layout.rows[k]]
+                shrink = real(2) * weights[k] * model.item[i]
+                extra = real(2) * weights[k] * (model.item_bias[i] - model.item[i])
+                target = item_gradient[layout.rows[k] - first]
+                # Few arrays a loop: more would cost more checks for overlap than they save.
                 if alone:
                     begin_with_pull(target, item, broadcast[i], pull)
                 for f in range(width):
                     user_gradient[f] += g * item[f]
                     target[f] += g * partner[f] + (shrink + extra * is_bias[f]) * item[f]
             for f in range(width):
-                user_gradient[f] += real(2) * reg_user[u] * user[f]
+                user_gradient[f] += real(2) * model.user[u] * user[f]
             if biases:
-                user_gradient[0] = slope_sum + real(2) * reg_user_bias[u] * user[0]
-            descend(user, user_gradient, user_mean[u], user_square[u], rule)
+                user_gradient[0] = slope_sum + real(2) * model.user_bias[u] * user[0]
+            descend(user, user_gradient, users.mean[u], users.square[u], own_rule)
         span = slice(first, first + n_rows)
         descend(
-            held[span].ravel(),
+            held.now[span].ravel(),
             item_gradient[:n_rows].ravel(),
-            held_mean[span].ravel(),
-            held_square[span].ravel(),
-            rule,
+            held.mean[span].ravel(),
+            held.square[span].ravel(),
+            own_rule,
         )
         if senders[c]:
-            add_held(row_items[span], held[span], clip, sums, holders)
+            add_held(layout.row_items[span], held.now[span], clip, sums, holders)
     return loss, mass
 
 
 @kernel
-def follow(shared, shared_mean, shared_square, broadcast, pull, rule):
+def follow(shared, broadcast, pull, rule):
     """The same step for the vector that every client keeps of an item it has not rated."""
-    gradient = shared.dtype.type(pull) * (shared - broadcast)
-    descend(shared.ravel(), gradient.ravel(), shared_mean.ravel(), shared_square.ravel(), rule)
+    real = shared.now.dtype.type
+    gradient = real(pull) * (shared.now - broadcast)
+    descend(shared.now.ravel(), gradient.ravel(), shared.mean.ravel(), shared.square.ravel(), rule)
 
 
 @kernel
@@ -197,8 +239,8 @@ def upload(row_indptr, row_items, held, senders, clip, sums, holders):
     ----------
     senders : (n_clients,) bool
     clip : float, infinity for none
-    sums : (n_items, width), receives the sum of the held vectors
-    holders : (n_items,), receives how many of the senders hold each item
+    sums : (n_items, width) float64, receives the sum of the held vectors
+    holders : (n_items,) float64, receives how many of the senders hold each item
     """
     for c in range(len(senders)):
         if senders[c]:
@@ -207,17 +249,15 @@ def upload(row_indptr, row_items, held, senders, clip, sums, holders):
 
 
 @kernel
-def sound_clients(row_indptr, held, client_indptr, users):
-    """Clients whose own vectors are all finite, (n_clients,) bool."""
-    sound = np.empty(len(row_indptr) - 1, dtype=np.bool_)
+def sound_clients(row_indptr, held, client_indptr, users, sound):
+    """Whether each client's own vectors are all finite, into `sound` (n_clients,) bool."""
     for c in range(len(sound)):
         sound[c] = is_finite(held[row_indptr[c] : row_indptr[c + 1]]) and is_finite(
             users[client_indptr[c] : client_indptr[c + 1]]
         )
-    return sound
 
 
-@kernel
+@part
 def is_finite(vectors):
     """Whether no entry is NaN or infinite."""
     # A comparison, because `reassoc` folds x - x whether or not x is NaN.
@@ -228,7 +268,7 @@ def is_finite(vectors):
     return n_broken == 0
 
 
-@kernel
+@part
 def add_held(items, vectors, clip, sums, holders):
     """Add the vectors that one client holds of its own."""
     clip = vectors.dtype.type(clip)
@@ -240,30 +280,28 @@ def add_held(items, vectors, clip, sums, holders):
 
 
 @kernel
-def solve_users(
-    indptr, items, values, weights, users, item_vectors, offset, sigmoid, biases, reg, n_steps
-):
+def solve_users(layout, values, weights, users, items, model, reg, n_steps):
     """Fit every user's vector to its ratings with the items fixed, in place.
 
     At most `n_steps` Gauss-Newton steps, each halved until the user's objective falls; with
     the identity link the first one is the ridge solution. `reg` has shape (n_users, width).
     """
     width = users.shape[1]
-    partner = np.empty(width)
+    partner, x, trial = np.empty(width), np.empty(width), np.empty(width)
     for u in range(len(users)):
-        ratings = slice(indptr[u], indptr[u + 1])
-        data = items[ratings], values[ratings], weights[ratings]
-        x = users[u].astype(np.float64)
-        current = user_loss(x, data, item_vectors, offset, sigmoid, biases, reg[u])
+        for f in range(width):
+            x[f] = users[u, f]
+        current = user_loss(u, x, layout, values, weights, items, model, reg[u], partner)
         for _ in range(n_steps):
             hessian = np.zeros((width, width))
             gradient = np.empty(width)
             for f in range(width):
                 hessian[f, f] = reg[u, f] + 1e-9
                 gradient[f] = reg[u, f] * x[f]
-            for k in range(indptr[u], indptr[u + 1]):
-                score = user_score(x, item_vectors[items[k]], offset, biases, partner)
-                estimate, slope = link(score, sigmoid, 1.0)
+            for k in range(layout.indptr[u], layout.indptr[u + 1]):
+                item = items[layout.row_items[layout.rows[k]]]
+                score = user_score(x, item, model, partner)
+                estimate, slope = link(score, model.sigmoid, 1.0)
                 g = -weights[k] * (values[k] - estimate) * slope
                 h = weights[k] * slope * slope
                 for f in range(width):
@@ -274,21 +312,25 @@ def solve_users(
             if np.max(np.abs(step)) < 1e-7:
                 break
             for halving in range(8):
-                trial = x - step / 2**halving
-                loss = user_loss(trial, data, item_vectors, offset, sigmoid, biases, reg[u])
+                for f in range(width):
+                    trial[f] = x[f] - step[f] / 2**halving
+                loss = user_loss(u, trial, layout, values, weights, items, model, reg[u], partner)
                 if loss <= current:
-                    x, current = trial, loss
+                    for f in range(width):
+                        x[f] = trial[f]
+                    current = loss
                     break
-        users[u] = x
+        for f in range(width):
+            users[u, f] = x[f]
 
 
-@kernel
-def user_score(x, item, offset, biases, partner):
+@part
+def user_score(x, item, model, partner):
     """Score of an item for user x; `partner` receives the score's gradient in x."""
-    score = float(offset)
+    score = float(model.offset)
     for f in range(len(x)):
         partner[f] = item[f]
-    if biases:
+    if model.biases:
         score += item[0]
         partner[0] = 1
     for f in range(len(x)):
@@ -296,16 +338,15 @@ def user_score(x, item, offset, biases, partner):
     return score
 
 
-@kernel
-def user_loss(x, data, item_vectors, offset, sigmoid, biases, reg):
-    """One user's regularised sum of squared errors at x."""
-    items, values, weights = data
-    partner = np.empty(len(x))
+@part
+def user_loss(u, x, layout, values, weights, items, model, reg, partner):
+    """User u's regularised sum of squared errors at x."""
     loss = 0.0
     for f in range(len(x)):
         loss += reg[f] * x[f] * x[f]
-    for k in range(len(items)):
-        score = user_score(x, item_vectors[items[k]], offset, biases, partner)
-        estimate = link(score, sigmoid, 1.0)[0]
+    for k in range(layout.indptr[u], layout.indptr[u + 1]):
+        item = items[layout.row_items[layout.rows[k]]]
+        score = user_score(x, item, model, partner)
+        estimate = link(score, model.sigmoid, 1.0)[0]
         loss += weights[k] * (values[k] - estimate) ** 2
     return loss

@@ -1,0 +1,93 @@
+"""Uploads client by client: own rows, and one matrix for all the others.
+
+What the kernels share:
+
+    indptr (n_clients + 1,), rows (n_own,), values (n_own, width)
+        client c's own rows ``rows[indptr[c]:indptr[c + 1]]`` of the field, and what it sends there
+    origin : (n_rows, width) or None
+        subtracted from the values: what a client that changed nothing would send there
+    weights : (n_clients,)
+        factor of each client's change; clients of weight 0 are skipped
+    whom : (n_clients,) bool
+        the clients to look at
+
+A client's change is ``values[k] - origin[rows[k]]`` in its own rows, and one common matrix
+elsewhere, which these kernels know by the squared lengths of its rows at most.
+"""
+
+import numpy as np
+
+from fedrecsk._kernels._jit import kernel
+
+
+@kernel
+def add(indptr, rows, values, origin, weights, sums, held):
+    """Add the own rows' changes to `sums` (n_rows, width), and the weights to `held` (n_rows,)."""
+    real = sums.dtype.type
+    width = values.shape[1]
+    for c in range(len(indptr) - 1):
+        weight = real(weights[c])
+        if weight == 0:
+            continue
+        for k in range(indptr[c], indptr[c + 1]):
+            i = rows[k]
+            held[i] += weight
+            for f in range(width):
+                if origin is None:
+                    sums[i, f] += weight * real(values[k, f])
+                else:
+                    sums[i, f] += weight * (real(values[k, f]) - real(origin[i, f]))
+
+
+@kernel
+def squared_norms(indptr, rows, values, origin, common_squares, common_square, whom, out):
+    """Squared length of each change; `common_*` is that of the common part by row, and in all."""
+    width = values.shape[1]
+    for c in range(len(indptr) - 1):
+        if not whom[c]:
+            continue
+        total = common_square
+        for k in range(indptr[c], indptr[c + 1]):
+            i = rows[k]
+            own = 0.0
+            for f in range(width):
+                x = np.float64(values[k, f])
+                if origin is not None:
+                    x -= np.float64(origin[i, f])
+                own += x * x
+            if common_squares is not None:
+                own -= common_squares[i]
+            total += own
+        out[c] = total
+
+
+@kernel
+def largest(indptr, rows, values, origin, whom, out):
+    """Largest absolute change in each client's own rows; NaN is not looked for."""
+    width = values.shape[1]
+    for c in range(len(indptr) - 1):
+        if not whom[c]:
+            continue
+        most = 0.0
+        for k in range(indptr[c], indptr[c + 1]):
+            i = rows[k]
+            for f in range(width):
+                x = np.float64(values[k, f])
+                if origin is not None:
+                    x -= np.float64(origin[i, f])
+                most = max(most, abs(x))
+        out[c] = most
+
+
+@kernel
+def finite(indptr, values, whom, out):
+    """Whether no value of the client is NaN or infinite, (n_clients,) bool."""
+    width = values.shape[1]
+    for c in range(len(indptr) - 1):
+        if not whom[c]:
+            continue
+        n_broken = 0
+        for k in range(indptr[c], indptr[c + 1]):
+            for f in range(width):
+                n_broken += not abs(values[k, f]) < np.inf
+        out[c] = n_broken == 0
