@@ -1,34 +1,28 @@
-"""How a server adds up uploads that it does not trust.
+"""Robust aggregators: how a server adds up uploads that it does not trust.
 
-All of this needs uploads one by one, so it does not go together with secure sums.
+They look at each client's upload, so they cannot be combined with secure sums.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval, StrOptions
 
+from fedrecsk.uploads import Batch, Form, Listed, Ragged
+from fedrecsk.uploads import Update as Update
+
 __all__ = ["Aggregator", "CoordinateMedian", "Krum", "NormClipping", "TrimmedMean"]
 
-
-class Update(NamedTuple):
-    """One field of one client's upload, as it crosses the wire.
-
-    Attributes
-    ----------
-    rows : ndarray of shape (n_rows,) or slice
-        Which rows of the field the client sends.
-    change : ndarray of shape (n_rows, ...)
-        What they differ by from those of a client that has changed nothing.
-    """
-
-    rows: np.ndarray | slice
-    change: np.ndarray
+# Of a dense stack of a few rows of all clients.
+TILE_BYTES = 64 * 2**20
+# Sums stay below this, so that they fit into 64 bits.
+LARGEST_SUM = 2.0**62
 
 
 def plain_sum(uploads, shapes):
@@ -36,7 +30,7 @@ def plain_sum(uploads, shapes):
 
     Parameters
     ----------
-    uploads : list of dict of {str: Update}
+    uploads : iterable of dict of {str: Update}
     shapes : dict of {str: tuple}
         Shape of each field as a whole.
 
@@ -45,32 +39,178 @@ def plain_sum(uploads, shapes):
     sums : dict of {str: ndarray}
         Of dtype int64 where all changes are integers, otherwise float64.
     """
-    sums = {}
-    for name, shape in shapes.items():
-        dtypes = [upload[name].change.dtype for upload in uploads]
-        sums[name] = np.zeros(shape, dtype=np.result_type(np.int64, *dtypes))
+    sums = {name: np.zeros(shape, dtype=np.int64) for name, shape in shapes.items()}
     for upload in uploads:
-        for name, update in upload.items():
-            sums[name][update.rows] += update.change
+        for name, total in sums.items():
+            rows, change = upload[name]
+            total = total.astype(np.result_type(total, change), copy=False)
+            total[rows] += change
+            sums[name] = total
     return sums
 
 
 class Aggregator(BaseEstimator, ABC):
-    """Base class: what ``Federation(aggregator=...)`` takes."""
+    """Base class of robust aggregators: what ``Federation(aggregator=...)`` takes.
+
+    An aggregator of your own needs one method, `combine`. Each upload is a dict with an
+    ``Update(rows, change)`` for each field of what the client has learned: `change` is an array
+    of what differs from the upload of a client that has changed nothing, and `rows` says which
+    rows of the field it belongs to.
+
+    Examples
+    --------
+    An aggregator that leaves out every client whose largest change is 1 or more:
+
+    >>> import numpy as np
+    >>> from fedrecsk.aggregation import Aggregator, Update, plain_sum
+    >>> class Below1(Aggregator):
+    ...     def combine(self, uploads, shapes):
+    ...         def largest(upload):
+    ...             return max(np.abs(update.change).max() for update in upload.values())
+    ...
+    ...         return plain_sum([u for u in uploads if largest(u) < 1], shapes)
+    >>> uploads = [{"items": Update(slice(None), np.full((2, 1), x))} for x in (0.5, 0.25, 9.0)]
+    >>> Below1().combine(uploads, {"items": (2, 1)})
+    {'items': array([[0.75],
+           [0.75]])}
+    """
+
+    _parameter_constraints: dict = {}
+
+    def __init_subclass__(cls, **arguments):
+        super().__init_subclass__(**arguments)
+        # A `combine` of one's own comes before an inherited way to combine whole batches.
+        if "combine" in vars(cls) and "_combine_batches" not in vars(cls):
+            cls._combine_batches = Aggregator._combine_batches
 
     def _check_clients(self, data, n_clients):
-        """Raise if the rule makes no sense for the clients of `data`, `n_clients` a round."""
+        """Raise if the rule makes no sense for the clients of `data`, `n_clients` per round."""
 
     @abstractmethod
     def combine(self, uploads, shapes):
-        """Like :func:`plain_sum`, guarded; None if there are too few uploads for it."""
+        """Combine the uploads of one round into the sum that the server goes on with.
+
+        Parameters
+        ----------
+        uploads : sequence of dict of {str: Update}
+            One per client, in the order of the clients. Each is made when you ask for it.
+        shapes : dict of {str: tuple}
+            Shape of each field as a whole.
+
+        Returns
+        -------
+        sums : dict of {str: ndarray} or None
+            For each field the sum of the changes, which the server takes for one over all
+            ``len(uploads)`` clients; a mean must be multiplied by that number. None if there
+            are too few uploads: the round then changes nothing.
+        """
+
+    def _combine_batches(self, batches):
+        """Total change of each learned field over the accepted clients of all batches.
+
+        Parameters
+        ----------
+        batches : list of Batch
+
+        Returns
+        -------
+        totals : dict of {str: ndarray} or None
+            Of dtype float64, or int64 for fields of integers. None: too few uploads.
+        """
+        uploads = _Uploads(batches)
+        if len(uploads) == 0:
+            return None
+        forms = _forms(batches)
+        sums = self.combine(uploads, {name: form.shape for name, form in forms.items()})
+        return None if sums is None else _checked(type(self).__name__, sums, forms)
 
 
-class NormClipping(Aggregator):
+class _Uploads(Sequence):
+    """The accepted clients' uploads in the order of their codes, each made when asked for."""
+
+    def __init__(self, batches):
+        self._batches = batches
+        self._where = [None] * sum(batch.n_accepted for batch in batches)
+        for batch, places in zip(batches, _places(batches), strict=True):
+            for client in np.flatnonzero(batch.accepted):
+                self._where[places[client]] = batch, client
+
+    def __len__(self):
+        return len(self._where)
+
+    def __getitem__(self, number):
+        if isinstance(number, slice):
+            return [batch.upload(client) for batch, client in self._where[number]]
+        batch, client = self._where[number]
+        return batch.upload(client)
+
+
+def _checked(rule, sums, forms):
+    """What a user's `combine` has returned, or a ValueError that says what it should return."""
+    if not isinstance(sums, dict) or sums.keys() != forms.keys():
+        found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__
+        raise ValueError(
+            f"{rule}.combine returned {found}; return a dict with one array for each of the "
+            f"fields {sorted(forms)}, or None if there are too few uploads."
+        )
+    return {name: _checked_field(rule, name, sums[name], form) for name, form in forms.items()}
+
+
+def _checked_field(rule, name, values, form):
+    values = np.asarray(values)
+    if values.dtype.kind not in "iuf" or values.shape != form.shape:
+        raise ValueError(
+            f"{rule}.combine returned an array of shape {values.shape} and dtype {values.dtype} "
+            f"for field {name!r}; return numbers of shape {form.shape}."
+        )
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"{rule}.combine returned NaN or infinite numbers for field {name!r} of shape "
+            f"{form.shape}, though all uploads that it gets are finite."
+        )
+    return _as_sum(values, form)
+
+
+def _as_sum(values, form):
+    """In the type in which the field adds up."""
+    if form.is_integer and values.dtype.kind == "f":
+        values = np.rint(np.clip(values, -LARGEST_SUM, LARGEST_SUM))
+    return values.astype(form.sum_dtype, copy=False)
+
+
+class _InBlocks(Aggregator):
+    """An aggregator that combines whole batches; one by one, uploads are a batch, too."""
+
+    @abstractmethod
+    def _combined(self, batches):
+        """As `_combine_batches`, for at least one accepted client."""
+
+    def _combine_batches(self, batches):
+        return self._combined(batches) if any(b.accepted.any() for b in batches) else None
+
+    def combine(self, uploads, shapes):
+        return self._combined([_as_batch(uploads, shapes)]) if len(uploads) else None
+
+
+def _as_batch(uploads, shapes):
+    uploads = list(uploads)
+    everyone = np.ones(len(uploads), dtype=bool)
+    forms, changes = {}, {}
+    for name, shape in shapes.items():
+        updates = [upload[name] for upload in uploads]
+        exact = all(update.change.dtype.kind in "iub" for update in updates)
+        forms[name] = Form(shape, dtype="int64" if exact else None)
+        changes[name] = Listed(updates, forms[name])
+    clients = np.arange(len(uploads))
+    return Batch(clients, everyone, everyone, everyone, forms, changes, {})
+
+
+class NormClipping(_InBlocks):
     """Scale down every upload whose norm exceeds a bound, then add up.
 
-    Fits every method and every kind of client: no single client can move the model further
-    than an ordinary one. It bounds poisoned uploads and does not remove them.
+    Works with every method and every kind of client: no single client can move the model
+    further than an ordinary one. It limits what poisoned uploads can do and does not remove
+    them.
 
     Parameters
     ----------
@@ -85,7 +225,7 @@ class NormClipping(Aggregator):
     -----
     A client that holds many items has a longer update than one that holds few, and is
     shortened more. Holding a round's uploads to learn their median takes as much memory as
-    they have numbers.
+    they have numbers of their own.
 
     Examples
     --------
@@ -94,8 +234,9 @@ class NormClipping(Aggregator):
     >>> from fedrecsk.attacks import RandomUpload
     >>> from fedrecsk.datasets import make_interactions
     >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
-    >>> world = Federation(adversary=RandomUpload(0.1, strength=100), aggregator=NormClipping())
-    >>> model = LocALS(n_factors=4, federation=world, random_state=0).fit(X)
+    >>> attack, defence = RandomUpload(0.1, strength=100), NormClipping()
+    >>> federation = Federation(adversary=attack, aggregator=defence)
+    >>> model = LocALS(n_factors=4, federation=federation, random_state=0).fit(X)
     >>> len(model.compromised_clients_)
     6
     """
@@ -109,30 +250,31 @@ class NormClipping(Aggregator):
         self.max_norm = max_norm
         self.multiple = multiple
 
-    def combine(self, uploads, shapes):
-        bounds = {name: self._bound([u[name].change for u in uploads]) for name in shapes}
-        clipped = [
-            {
-                name: update._replace(change=shortened(update.change, bounds[name]))
-                for name, update in upload.items()
-            }
-            for upload in uploads
-        ]
-        return plain_sum(clipped, shapes)
+    def _combined(self, batches):
+        return {name: self._clipped_sum(batches, name) for name in _forms(batches)}
 
-    def _bound(self, changes):
-        if self.max_norm != "median":
-            return self.max_norm
-        return self.multiple * np.median([np.linalg.norm(change) for change in changes])
+    def _clipped_sum(self, batches, name):
+        norms = [batch.changes[name].norms(batch.accepted) for batch in batches]
+        accepted = [n[batch.accepted] for n, batch in zip(norms, batches, strict=True)]
+        bound = self._bound(np.concatenate(accepted))
+        return _weighted_sum(batches, name, [_factors(n, bound) for n in norms])
+
+    def _bound(self, norms):
+        return self.multiple * np.median(norms) if self.max_norm == "median" else self.max_norm
 
 
-def shortened(change, bound):
-    """The same direction with a norm of at most `bound`."""
-    norm = np.linalg.norm(change)
-    return change * (bound / norm) if norm > bound else change
+def _factors(norms, bound):
+    """What to multiply each upload by so that its norm is at most `bound`."""
+    return np.divide(bound, norms, out=np.ones(len(norms)), where=norms > bound)
 
 
-class _Comparison(Aggregator):
+def _weighted_sum(batches, name, weights):
+    """Sum over the accepted clients of all batches, times weights, one array per batch."""
+    total = sum(b.sum_of_changes(name, w) for b, w in zip(batches, weights, strict=True))
+    return _as_sum(total, batches[0].forms[name])
+
+
+class _Comparison(_InBlocks):
     """A rule that compares clients number by number; who sends nothing counts as 0."""
 
     def _check_clients(self, data, n_clients):
@@ -142,7 +284,7 @@ class _Comparison(Aggregator):
             raise ValueError(
                 f"{type(self).__name__} compares clients number by number, but most rows of X are "
                 f"of items that fewer than half of the {data.n_clients} clients hold, so it would "
-                "mostly compare silence. Group the users into silos through `clients`, or use "
+                "mostly compare zeros. Group the users into silos through `clients`, or use "
                 "NormClipping."
             )
 
@@ -150,11 +292,15 @@ class _Comparison(Aggregator):
 class _OrderStatistic(_Comparison):
     """A robust mean over clients of each number."""
 
-    def combine(self, uploads, shapes):
-        return {
-            name: len(uploads) * self._mean(_stacked(uploads, name, shape))
-            for name, shape in shapes.items()
-        }
+    def _combined(self, batches):
+        n_clients = sum(batch.n_accepted for batch in batches)
+        totals = {}
+        for name, form in _forms(batches).items():
+            total = np.empty((form.shape[0], form.width))
+            for rows, stack in _tiles(batches, name):
+                total[rows] = n_clients * self._mean(stack)
+            totals[name] = _as_sum(total.reshape(form.shape), form)
+        return totals
 
     @abstractmethod
     def _mean(self, changes):
@@ -173,8 +319,8 @@ class CoordinateMedian(_OrderStatistic):
     >>> from fedrecsk.aggregation import CoordinateMedian
     >>> from fedrecsk.datasets import make_interactions
     >>> X = make_interactions(n_users=60, n_items=20, n_interactions=500, random_state=0)
-    >>> world = Federation(aggregator=CoordinateMedian())
-    >>> model = GlobSGD(4, federation=world, random_state=0).fit(X, clients=X[:, 0] % 5)
+    >>> federation = Federation(aggregator=CoordinateMedian())
+    >>> model = GlobSGD(4, federation=federation, random_state=0).fit(X, clients=X[:, 0] % 5)
     """
 
     _parameter_constraints: dict = {}
@@ -250,28 +396,125 @@ class Krum(_Comparison):
         if n_clients < self._n_needed:
             raise ValueError(
                 f"Krum(n_attackers={self.n_attackers}, n_selected={self.n_selected}) needs "
-                f"{self._n_needed} clients a round, but there are {n_clients}; lower n_attackers "
+                f"{self._n_needed} clients per round, but there are {n_clients}; lower n_attackers "
                 "or n_selected, or raise client_fraction."
             )
 
-    def combine(self, uploads, shapes):
-        n = len(uploads)
-        if n < self._n_needed:
+    def _combined(self, batches):
+        n_clients = sum(batch.n_accepted for batch in batches)
+        if n_clients < self._n_needed:
             return None
-        changes = np.hstack(
-            [_stacked(uploads, name, shape).reshape(n, -1) for name, shape in shapes.items()]
-        )
-        squares = (changes**2).sum(axis=1)
-        distances = squares[:, None] + squares - 2 * changes @ changes.T
+        chosen = np.argsort(self._scores(_products(batches)), kind="stable")[: self.n_selected]
+        shares = np.zeros(n_clients + 1)
+        shares[chosen] = n_clients / self.n_selected
+        # Whoever is not accepted has place -1, where the share is 0.
+        weights = [shares[places] for places in _places(batches)]
+        return {name: _weighted_sum(batches, name, weights) for name in _forms(batches)}
+
+    def _scores(self, products):
+        """Sum of the squared distances to the nearest others, given all inner products."""
+        squares = products.diagonal()
+        # What an attacker sends can be so large that distances to it are infinite or NaN.
+        with np.errstate(invalid="ignore", over="ignore"):
+            distances = squares[:, None] + squares - 2 * products
         np.fill_diagonal(distances, np.inf)
-        nearest = np.sort(distances, axis=1)[:, : n - self.n_attackers - 2]
-        chosen = np.argsort(nearest.sum(axis=1), kind="stable")[: self.n_selected]
-        sums = plain_sum([uploads[k] for k in sorted(chosen)], shapes)
-        return {name: n / self.n_selected * total for name, total in sums.items()}
+        nearest = np.sort(distances, axis=1)[:, : len(products) - self.n_attackers - 2]
+        return nearest.sum(axis=1)
 
 
-def _stacked(uploads, name, shape):
-    stack = np.zeros((len(uploads), *shape))
-    for k, upload in enumerate(uploads):
-        stack[k][upload[name].rows] = upload[name].change
-    return stack
+def _products(batches):
+    """Inner products of the accepted clients' uploads, all fields together."""
+    n_clients = sum(batch.n_accepted for batch in batches)
+    products = np.zeros((n_clients, n_clients))
+    for name in _forms(batches):
+        for _, stack in _tiles(batches, name):
+            numbers = stack.reshape(n_clients, -1)
+            with np.errstate(invalid="ignore", over="ignore"):
+                products += numbers @ numbers.T
+    return products
+
+
+# ------------------------------------------------------------------------------ dense tiles
+
+
+def _forms(batches):
+    """Forms of the learned fields."""
+    return {name: batches[0].forms[name] for name in batches[0].changes}
+
+
+def _places(batches):
+    """Rank of each client's code among those of all accepted clients, by batch; -1 elsewhere."""
+    codes = np.concatenate([batch.clients for batch in batches])
+    accepted = np.flatnonzero(np.concatenate([batch.accepted for batch in batches]))
+    places = np.full(len(codes), -1)
+    places[accepted[np.argsort(codes[accepted])]] = np.arange(len(accepted))
+    return np.split(places, np.cumsum([len(batch.clients) for batch in batches])[:-1])
+
+
+def _tiles(batches, name, max_bytes=TILE_BYTES):
+    """One field of all accepted clients, dense, a few rows at a time.
+
+    Yields
+    ------
+    rows : slice
+    stack : ndarray of shape (n_clients, n_rows, width), dtype float64
+        Clients in the order of their codes.
+    """
+    form = batches[0].forms[name]
+    n_clients = sum(batch.n_accepted for batch in batches)
+    pieces = [
+        (_OwnRows if isinstance(batch.changes[name], Ragged) else _OneByOne)(
+            batch.changes[name], places
+        )
+        for batch, places in zip(batches, _places(batches), strict=True)
+    ]
+    step = max(1, max_bytes // max(1, 8 * n_clients * form.width))
+    for first in range(0, form.shape[0], step):
+        rows = slice(first, min(first + step, form.shape[0]))
+        stack = np.zeros((n_clients, rows.stop - first, form.width))
+        for piece in pieces:
+            piece.fill(rows, stack)
+        yield rows, stack
+
+
+class _OwnRows:
+    """Fills stacks from a Ragged, whose own rows it sorts by row once."""
+
+    def __init__(self, changes, places):
+        self.changes = changes
+        self.everyone = places[places >= 0]
+        owners = np.repeat(places, changes.n_rows)
+        order = np.argsort(changes.rows, kind="stable")
+        self.order = order[owners[order] >= 0]
+        self.owners = owners[self.order]
+        self.rows = changes.rows[self.order]
+
+    def fill(self, rows, stack):
+        changes = self.changes
+        if changes.common is not None and changes.form.rows == "all":
+            stack[self.everyone] = changes.common.change[rows]
+        span = slice(*np.searchsorted(self.rows, [rows.start, rows.stop]))
+        own = self.rows[span]
+        values = (
+            changes.values[self.order[span]].reshape(len(own), stack.shape[2]).astype(np.float64)
+        )
+        if changes.origin is not None:
+            values -= changes.origin[own].reshape(values.shape)
+        stack[self.owners[span], own - rows.start] = values
+
+
+class _OneByOne:
+    """Fills stacks client by client."""
+
+    def __init__(self, changes, places):
+        self.changes = changes
+        self.places = places
+
+    def fill(self, rows, stack):
+        numbers = np.arange(self.changes.shape[0])
+        for client in np.flatnonzero(self.places >= 0):
+            theirs, change = self.changes.update(client)
+            theirs = numbers[theirs]
+            inside = (theirs >= rows.start) & (theirs < rows.stop)
+            values = change[inside].reshape(inside.sum(), stack.shape[2])
+            stack[self.places[client], theirs[inside] - rows.start] = values

@@ -13,7 +13,10 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval
 
+from fedrecsk.attacks._drawn import Noise, Turned
+from fedrecsk.attacks._one_by_one import forged_one_by_one
 from fedrecsk.interactions import Ids, id_array
+from fedrecsk.uploads import Ragged, as_integers
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -30,8 +33,9 @@ class Intrusion:
     data : Interactions
         What the clients train on.
     forge : callable
-        ``forge(upload, generator)`` turns the upload of one of its clients, a dict of
-        Update, into what that client sends instead.
+        ``forge(batch, seeds, summed)`` returns what the clients of a batch, all of them its own,
+        send instead: a dict of Changes. `seeds`, of shape (n_clients,) and dtype uint64, address
+        the clients' draws. `summed` says that nobody will look at single uploads.
     """
 
     controlled: np.ndarray
@@ -42,9 +46,16 @@ class Intrusion:
 class Adversary(BaseEstimator, ABC):
     """Base class: what ``Federation(adversary=...)`` takes.
 
-    An adversary controls some clients for the whole fit. They enrol and answer questions
+    An adversary controls some clients for the whole fit. They register and answer questions
     about held-out rows like everybody else; what they send in the rounds, or the data they
     train on, is forged. ``compromised_clients_`` of the fitted model has their ids.
+
+    An adversary of your own needs one method, ``_forged(self, data, upload, generator)``. It gets
+    what one client would honestly send and returns what the client sends instead. `upload` is a
+    dict with an ``Update(rows, change)`` for each field: `change` is an array of what differs
+    from the upload of a client that has changed nothing. Return the same fields with changes of
+    the same shapes. Integer fields are rounded for you. `data` is what all clients hold, and
+    `generator` is for your draws.
 
     Parameters
     ----------
@@ -53,6 +64,22 @@ class Adversary(BaseEstimator, ABC):
         one.
     clients : array-like of shape (n_controlled,), default=None
         Their ids, instead of a share of all.
+
+    Examples
+    --------
+    An adversary whose clients send twice what they have learned:
+
+    >>> import numpy as np
+    >>> from fedrecsk import Federation
+    >>> from fedrecsk.aggregation import Update
+    >>> from fedrecsk.attacks import Adversary
+    >>> class Double(Adversary):
+    ...     def _forged(self, data, upload, generator):
+    ...         return {name: u._replace(change=2 * u.change) for name, u in upload.items()}
+    >>> upload = {"items": Update(slice(None), np.array([[0.5, -1.0]]))}
+    >>> Double()._forged(None, upload, np.random.default_rng(0))["items"].change
+    array([[ 1., -2.]])
+    >>> federation = Federation(adversary=Double(fraction=0.2))
     """
 
     _parameter_constraints: dict = {
@@ -63,6 +90,20 @@ class Adversary(BaseEstimator, ABC):
     def __init__(self, fraction: float = 0.1, *, clients: ArrayLike | None = None):
         self.fraction = fraction
         self.clients = clients
+
+    def __init_subclass__(cls, **arguments):
+        super().__init_subclass__(**arguments)
+        # A `_forged` of one's own comes before an inherited way to forge whole batches.
+        if "_forged" in vars(cls) and "_forged_batch" not in vars(cls):
+            cls._forged_batch = Adversary._forged_batch
+
+    @property
+    def forges(self) -> bool:
+        """Whether its clients send anything but what they have learned from their data."""
+        own = type(self)
+        return (
+            own._forged is not Adversary._forged or own._forged_batch is not Adversary._forged_batch
+        )
 
     def enter(self, data, rates, key):
         """Take over clients of one fit.
@@ -86,7 +127,7 @@ class Adversary(BaseEstimator, ABC):
         """
         controlled = self._controlled(data.client_ids, key)
         poisoned = self._poisoned(data, controlled, rates, key)
-        return Intrusion(controlled, poisoned, partial(self._forged, data))
+        return Intrusion(controlled, poisoned, partial(self._forged_batch, data))
 
     def _controlled(self, client_ids, key):
         n_clients = len(client_ids)
@@ -122,8 +163,38 @@ class Adversary(BaseEstimator, ABC):
         return data
 
     def _forged(self, data, upload, generator):
-        """What a controlled client sends instead of `upload`."""
+        """What a controlled client sends instead of `upload`.
+
+        Parameters
+        ----------
+        data : Interactions
+            What the clients hold, without poison.
+        upload : dict of {str: Update}
+        generator : numpy.random.Generator
+            The client's own in this round.
+
+        Returns
+        -------
+        dict of {str: Update}
+        """
         return upload
+
+    def _forged_batch(self, data, batch, seeds, summed):
+        """What the clients of a batch, all of them controlled, send instead.
+
+        Parameters
+        ----------
+        data : Interactions
+        batch : Batch
+        seeds : ndarray of shape (n_clients,), dtype uint64
+        summed : bool
+            Whether nobody looks at single uploads later, so that draws may be made for the sum.
+
+        Returns
+        -------
+        dict of {str: Changes}
+        """
+        return forged_one_by_one(self, data, batch, seeds)
 
 
 class RandomUpload(Adversary):
@@ -142,8 +213,8 @@ class RandomUpload(Adversary):
     >>> from fedrecsk.attacks import RandomUpload
     >>> from fedrecsk.datasets import make_interactions
     >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
-    >>> world = Federation(adversary=RandomUpload(clients=[3, 5]))
-    >>> LocALS(n_factors=4, federation=world, random_state=0).fit(X).compromised_clients_
+    >>> federation = Federation(adversary=RandomUpload(clients=[3, 5]))
+    >>> LocALS(n_factors=4, federation=federation, random_state=0).fit(X).compromised_clients_
     array([3, 5])
     """
 
@@ -161,6 +232,9 @@ class RandomUpload(Adversary):
         return _changed(
             upload, lambda change: self.strength * generator.standard_normal(change.shape)
         )
+
+    def _forged_batch(self, data, batch, seeds, summed):
+        return {name: Noise(batch, name, seeds, self.strength, summed) for name in batch.changes}
 
 
 class SignFlip(Adversary):
@@ -192,6 +266,11 @@ class SignFlip(Adversary):
     def _forged(self, data, upload, generator):
         return _changed(upload, lambda change: -self.scale * change)
 
+    def _forged_batch(self, data, batch, seeds, summed):
+        if not _are_ragged(batch):
+            return super()._forged_batch(data, batch, seeds, summed)
+        return {name: changes.scaled(-self.scale) for name, changes in batch.changes.items()}
+
 
 class RandomDirection(Adversary):
     """Uploads in a random direction, as long as the honest ones: clipping cannot tell.
@@ -214,6 +293,9 @@ class RandomDirection(Adversary):
             return direction * (np.linalg.norm(change) / (np.linalg.norm(direction) or 1))
 
         return _changed(upload, turned)
+
+    def _forged_batch(self, data, batch, seeds, summed):
+        return {name: Turned(batch, name, seeds) for name in batch.changes}
 
 
 class LabelFlip(Adversary):
@@ -280,8 +362,8 @@ class Promotion(Adversary):
     >>> from fedrecsk.metrics import exposure
     >>> X = make_interactions(n_users=90, n_items=80, n_interactions=900, random_state=0)
     >>> honest = LocALS(4, random_state=0).fit(X)
-    >>> world = Federation(adversary=Promotion(0.3, item=37))
-    >>> model = LocALS(4, random_state=0, federation=world).fit(X)
+    >>> federation = Federation(adversary=Promotion(0.3, item=37))
+    >>> model = LocALS(4, random_state=0, federation=federation).fit(X)
     >>> exposure(model, 37) > exposure(honest, 37) + 0.2
     True
     """
@@ -328,6 +410,10 @@ class Promotion(Adversary):
             np.r_[data.weights[kept], weight],
         )
 
+    @property
+    def forges(self):
+        return self.scale != 1 or type(self)._forged is not Promotion._forged
+
     def _forged(self, data, upload, generator):
         target, every_item = self._target(data), np.arange(data.n_items)
 
@@ -339,6 +425,53 @@ class Promotion(Adversary):
             return update._replace(change=(update.change.T * factor).T)
 
         return {name: louder(update) for name, update in upload.items()}
+
+    def _forged_batch(self, data, batch, seeds, summed):
+        if not _are_ragged(batch):
+            return super()._forged_batch(data, batch, seeds, summed)
+        target, forged = self._target(data), {}
+        for name, changes in batch.changes.items():
+            form = batch.forms[name]
+            of_items = form.rows != "all" or form.shape[0] == data.n_items
+            forged[name] = _louder(changes, target, self.scale) if of_items else changes
+        return forged
+
+
+def _louder(changes, row, factor):
+    """A Ragged with one row of every client's change times `factor`."""
+    if changes.form.rows == "all" and changes.common is not None:
+        changes = _with_own(changes, row)
+    there = changes.rows == row
+    origin = 0 if changes.origin is None else changes.origin[row].astype(np.float64)
+    change = factor * (changes.values[there] - origin)
+    if changes.is_integer:
+        change = as_integers(change)
+        origin = np.asarray(origin).astype(np.int64)
+    values = changes.values.astype(change.dtype)
+    values[there] = change + origin
+    return replace(changes, values=values)
+
+
+def _with_own(changes, row):
+    """The same changes with `row` among the own rows of every client."""
+    n_clients = changes.n_clients
+    owners = np.repeat(np.arange(n_clients), changes.n_rows)
+    lacking = np.bincount(owners[changes.rows == row], minlength=n_clients) == 0
+    before = np.bincount(owners[changes.rows < row], minlength=n_clients)
+    places = (changes.indptr[:-1] + before)[lacking]
+    value = changes.common.change[row].reshape(changes.shape[1:])
+    if changes.origin is not None:
+        value = value + changes.origin[row]
+    return replace(
+        changes,
+        indptr=changes.indptr + np.concatenate([[0], np.cumsum(lacking)]),
+        rows=np.insert(changes.rows, places, row),
+        values=np.insert(changes.values.astype(np.float64), places, value, axis=0),
+    )
+
+
+def _are_ragged(batch):
+    return all(isinstance(changes, Ragged) for changes in batch.changes.values())
 
 
 def _changed(upload, change):

@@ -275,6 +275,10 @@ class SecureAggregation(BaseEstimator, ABC):
         """Bytes of an encrypted vector of `n_values` on the wire, for ledgers."""
 
     @abstractmethod
+    def key_nbytes(self):
+        """Bytes of the key material that every client receives, for ledgers."""
+
+    @abstractmethod
     def _cure(self, largest, n_clients):
         """What to change so that a value fits, as a sentence."""
 

@@ -161,6 +161,11 @@ class CKKS(SecureAggregation):
             self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes), self.scale_bits
         )
 
+    def key_nbytes(self):
+        """Bytes of the parameters and the secret key that every client receives."""
+        self._validate_params()
+        return _key_bytes(self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes))
+
     def generate_keys(self, n_clients=1):
         """Make a fresh secret key for the clients; the server gets the parameters only.
 
@@ -215,6 +220,15 @@ def _modulus(poly_modulus_degree, coeff_mod_bit_sizes):
 def _block_bytes(poly_modulus_degree, coeff_mod_bit_sizes, scale_bits):
     keys = CKKS(poly_modulus_degree, coeff_mod_bit_sizes, scale_bits).generate_keys()
     measured = keys.clients.encrypt(np.zeros(poly_modulus_degree // 2)).nbytes
+    return -(-measured // _KIB) * _KIB
+
+
+@functools.lru_cache
+def _key_bytes(poly_modulus_degree, coeff_mod_bit_sizes):
+    keys = CKKS(poly_modulus_degree, coeff_mod_bit_sizes).generate_keys()
+    kept = {"save_galois_keys": False, "save_relin_keys": False, "save_public_key": False}
+    measured = len(keys.clients._context.serialize(save_secret_key=True, **kept))
+    # Compressed by SEAL, like blocks, and therefore rounded like them.
     return -(-measured // _KIB) * _KIB
 
 

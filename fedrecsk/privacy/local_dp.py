@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from numbers import Real
 
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval
+
+from fedrecsk.uploads import Changes, Update, as_integers
 
 
 class LaplaceMechanism(BaseEstimator):
@@ -73,6 +76,86 @@ class LaplaceMechanism(BaseEstimator):
         plus = generator.gamma(n_clients, self.scale, shape)
         return plus - generator.gamma(n_clients, self.scale, shape)
 
+    def _check_form(self, name, form):
+        """Raise if noise would not protect a field of this form."""
+        if form.rows != "all" or form.clip != self.clip:
+            raise RuntimeError(
+                f"Field {name!r} would be sent without noise: it has rows={form.rows!r} and "
+                f"clip={form.clip}. Under local_dp, every field must have rows='all' and the "
+                f"clip of local_dp, {self.clip}; declare them in _upload_forms, and clip."
+            )
+
+    def _noised(self, changes, form, seeds, name=""):
+        """Each client's change of one field with its own noise, drawn when somebody looks at it.
+
+        Parameters
+        ----------
+        changes : Changes
+        form : Form
+            Declared form of the field.
+        seeds : ndarray of shape (n_clients,), dtype uint64
+        name : str, default=""
+            The field. Fields with the same seeds must have different names, or they would get
+            the same noise.
+
+        Returns
+        -------
+        Changes
+
+        Raises
+        ------
+        RuntimeError
+            If noise would not protect the field.
+        """
+        self._check_form(name, form)
+        return _Noised(changes, form, seeds, name, self.scale)
+
+
+class _Noised(Changes):
+    """One field of a block's uploads with each client's own Laplace noise."""
+
+    def __init__(self, honest, form, seeds, name, scale):
+        self.honest = honest
+        self.shape = form.shape
+        self.n_clients = len(seeds)
+        self.is_integer = form.is_integer
+        self.seeds = seeds
+        self.name = name
+        self.scale = scale
+
+    def update(self, client):
+        rows, change = self.honest.update(client)
+        noise, other = np.empty((2, *change.shape))
+        self._draw(client, noise, other)
+        noise += change
+        return Update(rows, as_integers(noise) if self.is_integer else noise)
+
+    def _draw(self, client, noise, other):
+        """Write the client's noise; `other` is scratch."""
+        generator = np.random.default_rng([int(self.seeds[client]), zlib.crc32(self.name.encode())])
+        # The difference of two exponential draws is a Laplace draw, and takes half its time.
+        generator.standard_exponential(out=noise)
+        generator.standard_exponential(out=other)
+        noise -= other
+        noise *= self.scale
+        columns = getattr(self.honest, "columns", None)
+        if columns is not None:
+            noise *= columns[client]
+
+    def add_to(self, sums, weights):
+        if self.is_integer:
+            super().add_to(sums, weights)
+            return
+        self.honest.add_to(sums, weights)
+        noise, other = np.empty((2, *self.shape))
+        for client in np.flatnonzero(weights):
+            self._draw(client, noise, other)
+            noise *= weights[client]
+            sums += noise
+
+    def finite(self, whom):
+        return self.honest.finite(whom)
+
 
 @dataclass(frozen=True)
 class PrivacyReport:
@@ -91,6 +174,10 @@ class PrivacyReport:
     epsilon : float
         Total privacy loss of that client by basic composition, over all its coordinates
         and uploads. Pure differential privacy (delta = 0).
+    server_sees : {"sums", "encrypted sums", "single uploads"}
+        What the protocol shows the server. "sums": it needs no more than sums, which arrive in
+        plaintext unless `secure_aggregation` encrypts them. "single uploads": the method, a
+        robust aggregator or compression makes it look at every client's upload.
     """
 
     mechanism: str
@@ -98,13 +185,14 @@ class PrivacyReport:
     n_uploads: int
     n_coordinates: int
     epsilon: float
+    server_sees: str = "sums"
 
     @classmethod
-    def of(cls, mechanism, n_uploads, n_coordinates):
+    def of(cls, mechanism, n_uploads, n_coordinates, server_sees="sums"):
         """Compose what each client sent, given arrays of shape (n_clients,)."""
         uploads, coordinates = int(np.max(n_uploads)), int(np.max(n_coordinates))
         if mechanism is None:
             unbounded = float("inf") if coordinates else 0.0
-            return cls("none", unbounded, uploads, coordinates, unbounded)
+            return cls("none", unbounded, uploads, coordinates, unbounded, server_sees)
         each = mechanism.epsilon
-        return cls("laplace", each, uploads, coordinates, each * coordinates)
+        return cls("laplace", each, uploads, coordinates, each * coordinates, server_sees)

@@ -116,6 +116,10 @@ class Paillier(SecureAggregation):
         """Bytes of an encrypted vector of `n_values` on the wire, exactly."""
         return self._n_blocks(n_values) * (2 * self.key_bits // 8)
 
+    def key_nbytes(self):
+        """Bytes of the key pair that every client receives: its two primes."""
+        return self.key_bits // 8
+
     def generate_keys(self, n_clients=1):
         """Make a fresh key pair: the clients hold all of it, the server the modulus only.
 

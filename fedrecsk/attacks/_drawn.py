@@ -1,0 +1,116 @@
+"""Random numbers in place of what clients have learned, drawn when somebody looks at them."""
+
+from __future__ import annotations
+
+import zlib
+from abc import abstractmethod
+from functools import cached_property
+
+import numpy as np
+from scipy import sparse
+
+from fedrecsk.attacks._one_by_one import columns_of
+from fedrecsk.uploads import Changes, Ragged, Update, as_integers
+
+
+class _Drawn(Changes):
+    """Random numbers in place of the changes of one field, drawn when somebody looks at them."""
+
+    def __init__(self, batch, name, seeds):
+        self.honest = batch.changes[name]
+        self.form = batch.forms[name]
+        self.shape = self.form.shape
+        self.n_clients = len(seeds)
+        self.is_integer = self.form.is_integer
+        self.sends = batch.sends
+        self.name = name
+        self.seeds = seeds
+
+    @abstractmethod
+    def _sized(self, client, normal):
+        """What the client sends, made in place of independent standard normal numbers."""
+
+    def update(self, client):
+        rows, shape = self._rows(client)
+        normal = _generator(self.seeds[client], self.name).standard_normal(shape)
+        columns = columns_of(self.honest, client)
+        if columns is not None:
+            normal *= columns
+        change = self._sized(client, normal)
+        return Update(rows, as_integers(change) if self.is_integer else change)
+
+    def _rows(self, client):
+        """The rows that a client sends, and the shape of its numbers."""
+        if not isinstance(self.honest, Ragged):
+            rows, change = self.honest.update(client)
+            return rows, change.shape
+        if self.form.rows == "all":
+            return slice(None), self.shape
+        span = slice(self.honest.indptr[client], self.honest.indptr[client + 1])
+        rows = self.honest.rows[span]
+        return rows, (len(rows), *self.shape[1:])
+
+
+class Noise(_Drawn):
+    """Independent normal numbers."""
+
+    def __init__(self, batch, name, seeds, strength, summed):
+        super().__init__(batch, name, seeds)
+        self.strength = strength
+        # A sum of rounded numbers has another distribution than a rounded sum.
+        self.summed = summed and not self.is_integer and isinstance(self.honest, Ragged)
+
+    def _sized(self, client, normal):
+        normal *= self.strength
+        return normal
+
+    def finite(self, whom):
+        if self.strength > 1e300:
+            return super().finite(whom)
+        return np.ones(self.n_clients, dtype=bool)
+
+    def add_to(self, sums, weights):
+        senders = np.flatnonzero(weights)
+        if not self.summed or len(senders) == 0:
+            super().add_to(sums, weights)
+            return
+        matrix = sums.reshape(len(sums), -1)
+        normal = _generator(self.seeds[senders[0]], self.name, 1).standard_normal(matrix.shape)
+        normal *= self.strength * np.sqrt(self._variances(weights))
+        matrix += normal
+
+    def _variances(self, weights):
+        """Sum of the squared weights of those who send a number: by row, column, or both."""
+        squares = (weights**2)[:, None]
+        if self.honest.columns is not None:
+            squares = squares * self.honest.columns
+        if self.form.rows == "all":
+            return squares.sum(axis=0)
+        indptr, rows = self.honest.indptr, self.honest.rows
+        sent = sparse.csr_array(
+            (np.ones(len(rows)), rows, indptr), shape=(self.n_clients, self.shape[0])
+        )
+        return sent.T @ squares
+
+
+class Turned(_Drawn):
+    """A random direction, as long as the honest change."""
+
+    @cached_property
+    def lengths(self):
+        return self.honest.norms(self.sends)
+
+    def _sized(self, client, normal):
+        normal *= self.lengths[client] / (np.linalg.norm(normal) or 1)
+        return normal
+
+    def norms(self, whom):
+        return super().norms(whom) if self.is_integer else np.where(whom, self.lengths, 0)
+
+    def finite(self, whom):
+        return np.isfinite(self.lengths) | ~whom
+
+
+def _generator(seed, name, *purpose):
+    """Of one client for one field."""
+    return np.random.default_rng([int(seed), zlib.crc32(name.encode()), *purpose])
