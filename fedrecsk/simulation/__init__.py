@@ -1,19 +1,39 @@
-"""The simulated federation: blocks, participation, messages, transport and ledger."""
+"""The simulated federation: its setting, both sides of the protocol, messages and ledger."""
 
+from fedrecsk.simulation.clients import Clients
 from fedrecsk.simulation.federation import Federation
 from fedrecsk.simulation.ledger import Ledger
-from fedrecsk.simulation.messages import Dense, Derived, Message, Rows, Total, Upload
+from fedrecsk.simulation.messages import (
+    Dense,
+    Derived,
+    Message,
+    PerClient,
+    Rows,
+    Summed,
+    Total,
+    Upload,
+    Uploads,
+)
 from fedrecsk.simulation.network import NetworkProfile, estimate_training_time
+from fedrecsk.simulation.server import Server
+from fedrecsk.uploads import Form, Ragged
 
 __all__ = [
+    "Clients",
     "Dense",
     "Derived",
     "Federation",
+    "Form",
     "Ledger",
     "Message",
     "NetworkProfile",
+    "PerClient",
+    "Ragged",
     "Rows",
+    "Server",
+    "Summed",
     "Total",
     "Upload",
+    "Uploads",
     "estimate_training_time",
 ]

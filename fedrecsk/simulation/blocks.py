@@ -31,10 +31,6 @@ class Block:
     values, weights : ndarray of shape (n_ratings,), dtype float64
     n_items : int
         Size of the catalogue.
-    active, delivers : ndarray of shape (n_clients,), dtype bool, or None
-        Clients that update in the current round, and those whose upload arrives; set by the
-        loop. A client does not know of itself whether its upload will arrive: `delivers` is
-        here because the simulator adds uploads up where they are made.
     """
 
     clients: np.ndarray
@@ -45,8 +41,6 @@ class Block:
     values: np.ndarray
     weights: np.ndarray
     n_items: int
-    active: np.ndarray | None = None
-    delivers: np.ndarray | None = None
 
     @property
     def n_clients(self):
@@ -93,22 +87,6 @@ class Block:
         return self._holdings[2]
 
 
-class ClientStates(list):
-    """The private states, one dict of arrays a block (None before a client's first round)."""
-
-    def __init__(self, blocks, states):
-        super().__init__(states)
-        self.blocks = blocks
-
-    def by_user(self, name):
-        """Collect the per-user array `name` of all blocks in the order of users' codes."""
-        users = np.concatenate([block.users for block in self.blocks])
-        rows = np.concatenate([state[name] for state in self])
-        collected = np.empty_like(rows)
-        collected[users] = rows
-        return collected
-
-
 def block_size(data):
     """Ratings in a block: 65,536, or more for large data and large catalogues.
 
@@ -117,7 +95,7 @@ def block_size(data):
     return max(RATINGS_PER_BLOCK, -(-len(data.items) // MAX_BLOCKS), data.n_items)
 
 
-def cut(data, groups=None, max_ratings=None):
+def cut(data, groups=None, max_ratings=None, share=1.0):
     """Cut the clients into blocks of at most about `max_ratings` ratings.
 
     Parameters
@@ -126,13 +104,17 @@ def cut(data, groups=None, max_ratings=None):
     groups : ndarray of shape (n_clients,) or None
         Clients of different groups never share a block. None: one group.
     max_ratings : int or None
-        None: :func:`block_size`.
+        None: :func:`block_size`, up to four times as many if only a share of the clients takes
+        part in a round.
+    share : float in (0, 1]
+        That share.
 
     Returns
     -------
     blocks : list of Block
     """
-    max_ratings = block_size(data) if max_ratings is None else max_ratings
+    if max_ratings is None:
+        max_ratings = block_size(data) / max(share, 0.25)
     groups = np.zeros(data.n_clients, dtype=np.int64) if groups is None else groups
     sizes = np.diff(data.rating_indptr)
     order = np.argsort(groups, kind="stable")
@@ -145,6 +127,11 @@ def cut(data, groups=None, max_ratings=None):
         filled += sizes[client]
     blocks.append(_block(data, order[start:]))
     return blocks
+
+
+def of_clients(data, clients):
+    """One block of these clients (codes)."""
+    return _block(data, clients)
 
 
 def _block(data, clients):
@@ -173,3 +160,29 @@ def _runs(indptr, rows):
 
 def _local_indptr(indptr, rows):
     return np.concatenate([[0], np.cumsum(indptr[rows + 1] - indptr[rows])]).astype(np.int64)
+
+
+def by_user(blocks, attributes):
+    """Put blocks' attributes together, arrays in the order of the users' codes.
+
+    Parameters
+    ----------
+    blocks : list of Block
+    attributes : list of dict
+        One for each block: arrays by user, or objects with a class method ``joined``.
+
+    Returns
+    -------
+    attributes : dict
+    """
+    users = np.concatenate([block.users for block in blocks])
+    joined = {}
+    for name, first in attributes[0].items():
+        parts = [one[name] for one in attributes]
+        if not isinstance(first, np.ndarray):
+            joined[name] = type(first).joined(parts)
+            continue
+        rows = np.concatenate(parts)
+        joined[name] = np.empty_like(rows)
+        joined[name][users] = rows
+    return joined

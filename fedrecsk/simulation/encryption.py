@@ -62,6 +62,11 @@ class SecureChannel:
         # Secret keys are neither pickled nor copied: a copy makes its own when it needs them.
         return vars(self) | {"_keys": None, "_n_keys": 0}
 
+    @property
+    def key_nbytes(self):
+        """Bytes of the key material that every client receives."""
+        return self.scheme.key_nbytes()
+
     def nbytes(self, n_values):
         """Bytes of an encrypted vector."""
         n_values = int(n_values)

@@ -149,6 +149,20 @@ class Federation(BaseEstimator):
         )
 
     @property
-    def one_by_one(self):
-        """Whether something is done to the clients' uploads before they are added up."""
-        return any(part is not None for part in self._parts[1:])
+    def looks_at_uploads(self):
+        """Whether something looks at every client's upload before they are added up."""
+        compresses = self.compression is not None and self.compression.up
+        return self.holds_uploads or compresses or (self.draws_each and self.local_dp is not None)
+
+    @property
+    def holds_uploads(self):
+        """Whether a round's uploads must all be there before they can be added up."""
+        protected = self.aggregator is not None or self.secure_aggregation is not None
+        return protected or self.is_watched
+
+    # Whether somebody reads single uploads along, as `measure_leak` does.
+    is_watched = False
+
+    # Whether every client draws its own noise even where only the sum of all matters, and one
+    # draw of the same distribution would do. Tests set it.
+    draws_each = False

@@ -51,8 +51,34 @@ class Key(NamedTuple):
         return ndtri(self.uniform(purpose, index) + 2.0**-54)
 
     def generator(self, purpose):
-        """A NumPy generator of this key, for draws that the server makes as a whole."""
+        """A NumPy generator of this key, for draws that are made as a whole."""
         return np.random.default_rng(int(self.hashed(purpose)))
+
+
+class Keys(NamedTuple):
+    """The two keys of a client.
+
+    Attributes
+    ----------
+    shared : Key
+        Of what both sides derive alike, such as a coin or directions; the server has it too.
+    private : Key
+        Of what nobody else may know: users' vectors, negatives, noise, held-out rows. In a
+        simulation both come from `random_state`; a deployed client draws it from the operating
+        system.
+    """
+
+    shared: Key
+    private: Key
+
+    @property
+    def round(self):
+        """The round of both."""
+        return self.shared.round
+
+    def at(self, round):
+        """Both at another round."""
+        return Keys(self.shared.at(round), self.private.at(round))
 
 
 def _mix(x):

@@ -13,21 +13,24 @@ class Ledger:
     Attributes
     ----------
     entries : list of dict
-        One entry a phase: the enrolment, each round, and the last broadcast, from which
-        clients predict. Keys: `phase` ("enrolment", "round", "final", or "stop" for the
-        broadcast whose errors ended the fit early), `round`, `participants` (clients that
-        updated), `messages_down`, `messages_up` (arrived and sound), `dropped` (clients cut off
-        or uploads lost), `rejected` (uploads with NaN or infinite values), `bytes_down`,
-        `bytes_up` (sent, whether or not they arrived), and readings of what the same clients
-        would have received: `bytes_down_whole`, if each got the whole model;
-        `bytes_down_missed`, if each got the news of all rounds since it was last heard from;
-        `bytes_down_latest`, the news of the last round alone, which is enough for clients that
-        also follow the rounds that they take no part in. `bytes_down` takes for each client the
-        smaller of the first two. A method without news of its own sends the whole model, and
-        the four are equal. `payload_down` (of the latest news) and `payload_up` are what papers
+        One entry per phase. `phase` is "catalogue" (the items' ids, down), "keys" (secret keys,
+        under encryption), "setup" (exchanges before the rounds), "round", "stop" (the broadcast
+        whose losses ended the fit early), "final" (the last model, from which clients
+        recommend) or "best" (the best one in its place, under early stopping). `round`: the
+        round, or the step of the set-up. `participants`: clients that updated.
+        `messages_down`, `messages_up` (arrived and accepted), `dropped` (clients without a
+        connection, or whose uploads were lost), `rejected` (uploads with NaN or infinite
+        values, or malformed), `bytes_up` (sent, whether or not they arrived), `encrypted`
+        (uploads that were really encrypted).
+
+        Downloads are counted three ways: `bytes_down_whole`, the full model each time;
+        `bytes_down_missed`, all updates that the client has missed; `bytes_down_latest`, the
+        latest update only, which is enough for clients that follow also the rounds that they
+        take no part in. `bytes_down` takes for each client the smaller of the first two, which
+        is what a deployment sends. A method without updates of its own sends the full model, and
+        the four are equal. `payload_down` (of the latest update) and `payload_up` are what papers
         count: the numbers that were learned, compressed perhaps, in plaintext, without counts,
-        numbers of items and what comes before the rounds. `encrypted`: uploads that were really
-        encrypted.
+        numbers of items and what comes before the rounds.
     client_ids : ndarray of shape (n_clients,)
     client_bytes_down, client_bytes_up : ndarray of shape (n_clients,), dtype int64
         Bytes that each client received and sent.
@@ -68,7 +71,7 @@ class Ledger:
             self.entries[-1][name] += int(count)
 
     def down(self, clients, whole, missed=None, latest=None, payload=None):
-        """What each of `clients` (codes) received: arrays of bytes, one for each reading."""
+        """What each of `clients` (codes) received, in bytes, counted each of the three ways."""
         missed = whole if missed is None else missed
         latest = whole if latest is None else latest
         nbytes = np.minimum(whole, missed)
@@ -81,6 +84,12 @@ class Ledger:
             bytes_down_latest=latest.sum(),
             payload_down=0 if payload is None else payload.sum(),
         )
+
+    def more_down(self, clients, nbytes):
+        """Bytes that came to each of `clients` (codes) along with the last message."""
+        self.client_bytes_down[clients] += nbytes
+        names = "bytes_down", "bytes_down_whole", "bytes_down_missed", "bytes_down_latest"
+        self.count(**dict.fromkeys(names, nbytes.sum()))
 
     def up(self, clients, nbytes, payload=None):
         """Each of `clients` (codes) sent so many bytes, an array; `payload` is part of them."""
@@ -99,7 +108,7 @@ class Ledger:
         return int(self.client_bytes_up.sum())
 
     def to_frame(self):
-        """The entries as a pandas DataFrame, one row a phase.
+        """The entries as a pandas DataFrame, one row per phase.
 
         Raises
         ------

@@ -1,180 +1,188 @@
-"""What crosses between clients and server: a Message, and nothing that is not in one."""
+"""What crosses between clients and server, and nothing that is not in one of these."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from fedrecsk.compression import Compressed
 
-# An item's number on the wire, as int32.
-INDEX_BYTES = 4
+# ---------------------------------------------------------------------- from the server
 
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """A field of which every client receives or sends the whole array.
+    """A field of which every client receives the whole array.
 
     Parameters
     ----------
     values : ndarray
-        Down: the array. Up: its sum over the block's clients that deliver.
     dtype : str or None
-        Type on the wire, which need not be the type computed with. None: the
-        federation's `wire_dtype`.
-    clip : float or None
-        Every client has clipped each of its coordinates to [-clip, clip] before the sum.
-    center : ndarray or None
-        Up: what a client that changed nothing would send; what it has learned is the
-        difference. None: zero.
+        Type in the message, which need not be the type computed with. None: the federation's
+        `wire_dtype`.
     learned : bool or None
         Whether it says what was learned, instead of counting or weighing things. None: unless
-        it crosses as unsigned integers.
+        it is sent as unsigned integers.
     compressible : bool
         Whether compression may touch it, if it is a matrix of real numbers.
-    n_coordinates : ndarray of shape (n_clients of the block,) or None
-        How many coordinates each client puts on the wire, if not all of them.
     packed : Compressed or None
-        How it crosses instead of as it is.
+        How it is sent instead of as it is; set by the server's compression.
     """
 
     values: np.ndarray
     dtype: str | None = None
-    clip: float | None = None
-    center: np.ndarray | None = None
     learned: bool | None = None
     compressible: bool = True
-    n_coordinates: np.ndarray | None = None
     packed: Compressed | None = None
 
     @property
-    def wide(self):
-        """The values as a server adds them: integers exactly, everything else in float64."""
-        values = np.asarray(self.values)
-        return values.astype(np.int64 if values.dtype.kind in "iub" else np.float64)
-
-    def sizes(self, block):
-        """Coordinates that each client puts on the wire or takes from it, shape (n_clients,)."""
-        if self.n_coordinates is not None:
-            return self.n_coordinates
-        return np.full(block.n_clients, np.size(self.values))
-
-    def rows_of(self, block):
-        """The rows that a one-client block puts on the wire."""
-        return slice(None)
-
-    @property
-    def is_uniform(self):
-        """Whether every client puts as much of it on the wire as any other."""
-        return self.n_coordinates is None
-
-    @property
-    def is_count(self):
-        """Whether it counts or weighs things instead of saying what was learned."""
+    def is_learned(self):
+        """Whether it says what was learned."""
         if self.learned is not None:
-            return not self.learned
-        return self.dtype is not None and np.dtype(self.dtype).kind == "u"
+            return self.learned
+        return self.dtype is None or np.dtype(self.dtype).kind != "u"
 
-    def nbytes(self, block, wire_dtype):
-        """Bytes of the field for each client, shape (n_clients,)."""
+    def nbytes(self, n_held, wire_dtype):
+        """Bytes of the field for clients that hold `n_held` items, an array of its shape."""
         itemsize = np.dtype(self.dtype or wire_dtype).itemsize
         if self.packed is not None:
-            return np.full(block.n_clients, self.packed.nbytes(itemsize))
-        return self.sizes(block) * itemsize
+            return np.full(len(n_held), self.packed.nbytes(itemsize))
+        return self._n_values(n_held) * itemsize
 
-    def payload_nbytes(self, block, wire_dtype):
-        """Those bytes that say what was learned, as papers count, shape (n_clients,)."""
+    def payload_nbytes(self, n_held, wire_dtype):
+        """Those bytes that say what was learned, as papers count."""
         itemsize = np.dtype(self.dtype or wire_dtype).itemsize
         if self.packed is not None:
-            return np.full(block.n_clients, self.packed.payload_nbytes(itemsize))
-        return self.sizes(block) * (0 if self.is_count else itemsize)
+            return np.full(len(n_held), self.packed.payload_nbytes(itemsize))
+        return self._n_values(n_held) * itemsize * self.is_learned
 
-
-@dataclass(frozen=True, eq=False)
-class Derived(Dense):
-    """A field that the receiver computes from what it has: nothing crosses."""
-
-    def sizes(self, block):
-        """No coordinates, shape (n_clients,)."""
-        return np.zeros(block.n_clients, dtype=np.int64)
+    def _n_values(self, n_held):
+        return np.full(len(n_held), np.size(self.values))
 
 
 @dataclass(frozen=True, eq=False)
 class Rows(Dense):
-    """A field of which every client receives or sends the rows of some items only.
+    """A field of which every client receives the rows of the items that it holds.
 
     Parameters
     ----------
     values : ndarray of shape (n_items, ...)
-        Down: all rows, of which a client gets its own. Up: their sum by item over the
-        block's clients that deliver, zero where nobody sends the item.
-    dtype, clip, center
+        All rows. Which ones a client holds the server must know from the set-up.
+    dtype, learned, compressible, packed
         As in :class:`Dense`.
-    n_rows : ndarray of shape (n_clients of the block,) or None
-        How many rows each client sends, each along with the item's number. None: those of the
-        items it holds. Which these are has to cross once, as a field of its own, in the
-        enrolment.
     """
 
-    n_rows: np.ndarray | None = None
-    is_uniform = False
+    def _n_values(self, n_held):
+        return n_held * (np.size(self.values) // max(1, len(self.values)))
 
-    def sizes(self, block):
-        """Coordinates that each client puts on the wire, shape (n_clients,)."""
-        n_rows = block.row_counts if self.n_rows is None else self.n_rows
-        return n_rows * (np.size(self.values) // max(1, len(self.values)))
 
-    def rows_of(self, block):
-        """The rows that a one-client block puts on the wire."""
-        if self.n_rows is None:
-            return block.row_items
-        return np.flatnonzero(self.values.reshape(len(self.values), -1).any(axis=1))
+@dataclass(frozen=True, eq=False)
+class Derived(Dense):
+    """A field that the receiver computes from what it has: it is never sent."""
 
-    def nbytes(self, block, wire_dtype):
-        """Bytes of the field for each client, the items' numbers included."""
-        numbers = 0 if self.n_rows is None else self.n_rows * INDEX_BYTES
-        return super().nbytes(block, wire_dtype) + numbers
+    def _n_values(self, n_held):
+        return np.zeros(len(n_held), dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class PerClient(Dense):
+    """A field of which every client receives its own entry alone.
+
+    For methods that set ``_server_sees = "clients"``.
+
+    Parameters
+    ----------
+    values : ndarray of shape (n_clients, ...)
+        In the order of the clients' codes; what a block of clients gets has its own entries.
+    dtype, learned, compressible, packed
+        As in :class:`Dense`.
+    """
+
+    compressible: bool = False
+
+    def _n_values(self, n_held):
+        return np.full(len(n_held), np.size(self.values) // max(1, len(self.values)))
 
 
 class Message(dict):
-    """Named fields; what is not in it does not cross.
+    """What the server sends, by name: :class:`Dense`, :class:`Rows` or :class:`PerClient`.
+
+    :class:`Derived` fields come to it on the clients' side.
+
+    Parameters
+    ----------
+    **fields : Dense
+    """
+
+    def __init__(self, **fields):
+        super().__init__(fields)
+
+    def of(self, clients):
+        """As these clients (codes) receive it: their own entries of `PerClient` fields."""
+        if not any(isinstance(field, PerClient) for field in self.values()):
+            return self
+        own = {
+            name: replace(field, values=field.values[clients])
+            for name, field in self.items()
+            if isinstance(field, PerClient)
+        }
+        return Message(**(self | own))
+
+    def nbytes(self, n_held, wire_dtype):
+        """Bytes of the message for clients that hold `n_held` items, an array of its shape."""
+        return self._total("nbytes", n_held, wire_dtype)
+
+    def payload_nbytes(self, n_held, wire_dtype):
+        """Those bytes that say what was learned."""
+        return self._total("payload_nbytes", n_held, wire_dtype)
+
+    def _total(self, measure, n_held, wire_dtype):
+        nothing = np.zeros(len(n_held), dtype=np.int64)
+        return sum((getattr(f, measure)(n_held, wire_dtype) for f in self.values()), nothing)
+
+
+# ------------------------------------------------------------------------- from clients
+
+
+class Summed(NamedTuple):
+    """A field added up over a block's clients, of which each sends rows or columns of its own.
+
+    Attributes
+    ----------
+    values : ndarray
+        The sum over the clients whose uploads arrive and are sound.
+    n_rows, n_columns : ndarray of shape (n_clients of the block,) or None
+        How many rows and columns each client sends; None: all.
+    """
+
+    values: np.ndarray
+    n_rows: np.ndarray | None = None
+    n_columns: np.ndarray | None = None
+
+
+class Uploads(dict):
+    """What the clients of a block send in one step, by the names that the method declared.
 
     Parameters
     ----------
     sound : ndarray of shape (n_clients of the block,), dtype bool, or None
-        Uploads only: clients whose values are all finite. The sums leave the others out, as
-        a server that checks what it receives would. None: all of them.
-    **fields : Dense or Rows
+        Clients all of whose numbers are finite; sums leave the others out, as a server that
+        looks at what it receives would. None: all of them.
+    **fields : ndarray, Summed or Ragged
+        An array or a :class:`Summed` is the sum over the clients that deliver; a
+        :class:`~fedrecsk.uploads.Ragged` has each client's own.
     """
 
     def __init__(self, *, sound=None, **fields):
         super().__init__(fields)
         self.sound = sound
 
-    def numbers(self, shapes):
-        """What the server adds of every field, as a dict of arrays."""
-        return {name: self[name].wide for name in shapes}
-
-    def sizes(self, block):
-        """Coordinates of the message for each client of the block."""
-        nothing = np.zeros(block.n_clients, dtype=np.int64)
-        return sum((field.sizes(block) for field in self.values()), nothing)
-
-    def nbytes(self, block, wire_dtype):
-        """Bytes of the message for each client of the block."""
-        nothing = np.zeros(block.n_clients, dtype=np.int64)
-        return sum((field.nbytes(block, wire_dtype) for field in self.values()), nothing)
-
-    def payload_nbytes(self, block, wire_dtype):
-        """Those of them that say what was learned."""
-        nothing = np.zeros(block.n_clients, dtype=np.int64)
-        return sum((field.payload_nbytes(block, wire_dtype) for field in self.values()), nothing)
-
 
 @dataclass(frozen=True, eq=False)
 class Total:
-    """A field of a round's upload, added up over the clients whose message arrived.
+    """A field of a round's uploads, added up over the clients whose uploads were accepted.
 
     Parameters
     ----------
@@ -193,15 +201,29 @@ class Total:
 
 
 class Upload(dict):
-    """What the server gets to see of a round: a :class:`Total` for each field.
+    """What the server gets to see of a step: a :class:`Total` for each field.
 
     Parameters
     ----------
     n_clients : int
-        How many clients' messages arrived.
+        How many clients' uploads were accepted.
+    batches : list of Batch
+        Single uploads, where the server sees them; for methods with ``_server_sees =
+        "clients"``.
     **totals : Total
     """
 
-    def __init__(self, n_clients, **totals):
+    def __init__(self, n_clients, batches=(), /, **totals):
         super().__init__(totals)
         self.n_clients = n_clients
+        self.batches = batches
+
+    def single(self):
+        """Each accepted client's code and its upload, a dict of Update; in order of the codes."""
+        places = [
+            (int(batch.clients[c]), batch, c)
+            for batch in self.batches
+            for c in np.flatnonzero(batch.accepted)
+        ]
+        for code, batch, client in sorted(places, key=lambda place: place[0]):
+            yield code, batch.upload(client)

@@ -12,16 +12,45 @@ class Participation(NamedTuple):
 
     Attributes
     ----------
-    hears : receives the broadcast
+    receives : receives the server's message
     active : runs its local update
     delivers : its upload, if it sends one, arrives
     dropped : was meant to take part in full and could not
     """
 
-    hears: np.ndarray
+    receives: np.ndarray
     active: np.ndarray
     delivers: np.ndarray
     dropped: np.ndarray
+
+    @classmethod
+    def full(cls, n_clients):
+        """Everybody takes part, and nothing is lost."""
+        everyone = np.ones(n_clients, dtype=bool)
+        return cls(everyone, everyone, everyone, ~everyone)
+
+    def of(self, clients):
+        """The part of some clients (codes)."""
+        return Participation(*(mask[clients] for mask in self))
+
+
+class Turn(NamedTuple):
+    """What a method's `_client_update` must know of a round.
+
+    Attributes
+    ----------
+    active : ndarray of shape (n_clients of the block,), dtype bool
+        Clients that update.
+    delivers : ndarray of the same shape and dtype
+        Clients whose upload arrives. A client does not know it: the simulator adds uploads up
+        where they are made.
+    separate : bool
+        Whether uploads are handed over client by client instead of as a sum.
+    """
+
+    active: np.ndarray
+    delivers: np.ndarray
+    separate: bool
 
 
 def draw(n_clients, client_fraction, federation, key):
@@ -79,7 +108,7 @@ def rotation(n_clients, client_fraction, key):
 
 
 def histories(n_clients, client_fraction, federation, key):
-    """Group clients that always hear, update and miss the same rounds.
+    """Group clients that always receive, update and miss the same rounds.
 
     Returns
     -------

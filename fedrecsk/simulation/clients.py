@@ -1,0 +1,416 @@
+"""The clients' half of the protocol: their data, their private state, and what they send."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fedrecsk.simulation.contributions import Contribution, measured
+from fedrecsk.simulation.messages import Message, Summed
+from fedrecsk.simulation.participation import Participation, Turn
+from fedrecsk.simulation.protection import add_noise, protect
+from fedrecsk.simulation.stopping import HeldOut
+from fedrecsk.uploads import Batch, Form, Ragged
+
+VALIDATION = {"validation_loss": Form((2,), learned=False)}
+
+
+class Registration(NamedTuple):
+    """What the server must know of clients before anything else.
+
+    Attributes
+    ----------
+    client_ids : ndarray of shape (n_clients,)
+    n_users : ndarray of shape (n_clients,)
+    n_held : ndarray of shape (n_clients,)
+        Items that each client holds. Only where a method's clients tell which these are does
+        the server use it.
+    """
+
+    client_ids: np.ndarray
+    n_users: np.ndarray
+    n_held: np.ndarray
+
+
+class Group:
+    """What clients of equal history compute alike, computed once for all of them.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+    """
+
+    def __init__(self, method):
+        self.method = method
+        self.common = None
+        self._round = -1
+
+    def follow(self, message, key):
+        """Take the group's step of the round, once."""
+        if key.round != self._round:
+            self.common = self.method._follow(self.common, message, key)
+            self._round = key.round
+        return self.common
+
+
+class Clients:
+    """One or more clients with their private state.
+
+    The simulator has one object for many clients, a deployed device one for itself; both call
+    the same methods in the same order: `setup` for each set-up exchange, `announce`, then for
+    each round `receive`, `validate` under early stopping, and `update`; in the end `fitted`.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+        A bare copy of the estimator: hyperparameters only.
+    block : Block
+        The clients' data.
+    federation : Federation
+    keys : Keys
+        Before the first round.
+    group : Group or None
+        Shared with other clients of equal history. None: of their own.
+    held_out : Block or None
+        Rows of the same clients that they validate with and do not train on.
+    forge : callable or None
+        What an adversary makes of their uploads, if it controls them (all of them).
+    client_ids : ndarray of shape (n_clients,) or None
+        None: their codes.
+    separate : bool
+        Whether uploads leave one by one, each with its client's own noise, though nothing in the
+        federation looks at them. A deployed client must; the simulator adds up what it can.
+    """
+
+    def __init__(
+        self,
+        method,
+        block,
+        federation,
+        keys,
+        *,
+        group=None,
+        held_out=None,
+        forge=None,
+        client_ids=None,
+        separate=False,
+    ):
+        self.method = method
+        self.block = block
+        self.federation = federation
+        self.keys = keys
+        self.group = Group(method) if group is None else group
+        self.held_out = held_out
+        self.forge = forge
+        self.separate = separate
+        self.client_ids = block.clients if client_ids is None else client_ids
+        self.state = None
+        self._announcement = Message()
+        # The messages that some client received last, by round, and that round of each client.
+        self._messages = {}
+        self._last = np.full(block.n_clients, -1)
+        self._part = None
+        self._reply = None
+        # Users' attributes under the model last measured, and under the best one.
+        self._measured = None
+        self._kept = None
+
+    # --------------------------------------------------------------- before the rounds
+
+    def register(self):
+        """What the server must know first: a Registration."""
+        return Registration(
+            self.client_ids, np.diff(self.block.client_indptr), self.block.row_counts
+        )
+
+    def place(self, codes, first_users):
+        """Take the numbers that the server has given to these clients and their users."""
+        n_users = np.diff(self.block.client_indptr)
+        offsets = np.arange(self.block.n_users) - np.repeat(self.block.client_indptr[:-1], n_users)
+        users = np.repeat(first_users, n_users) + offsets
+        self.block = replace(self.block, clients=np.asarray(codes), users=users)
+        return self
+
+    def setup(self, step, message):
+        """Answer a set-up message: a Contribution, or None."""
+        everyone = Participation.full(self.block.n_clients)
+        turn = Turn(everyone.active, everyone.delivers, False)
+        uploads = self.method._setup_update(self.block, message, step, self.keys)
+        forms = self.method._setup_forms(self.block.n_items, step)
+        if uploads is None or not self.separate:
+            return self._summed(("setup", step), uploads, forms, turn)
+        batch = self._batch(self._as_single(uploads, forms), forms, turn)
+        add_noise(batch, self.federation.local_dp, self.keys.private)
+        return Contribution.of_batch(("setup", step), batch, hold=True)
+
+    def announce(self, message):
+        """Take the server's announcement after the set-up."""
+        self._announcement = message
+
+    # --------------------------------------------------------------------- each round
+
+    def receive(self, round, message, participation=None):
+        """Take a round's message, None if there is none, and do what equal clients do alike.
+
+        Parameters
+        ----------
+        round : int
+        message : Message or None
+            As `_on_receipt` leaves it.
+        participation : Participation or None
+            Of all clients of the fit, in the order of their codes. None: all of these clients
+            receive, update and deliver.
+        """
+        if self._part is not None and self._part[0] == round:
+            return
+        if self._part is not None and self._part[0] > round:
+            raise ValueError(
+                f"These clients are in round {self._part[0]} and cannot go back to round {round}; "
+                "send them the message of the next round."
+            )
+        if participation is None:
+            part = Participation.full(self.block.n_clients)
+        else:
+            part = participation.of(self.block.clients)
+        self._part = round, part
+        if message is not None:
+            self._messages[round] = message.of(self.block.clients)
+            self._last[part.receives] = round
+        ready = part.active & (self._last >= 0)
+        if self.method._shares_state and ready.any():
+            message = self._messages[self._last[ready][0]]
+            self.group.follow(message, self.keys.at(round))
+
+    def update(self, round):
+        """One local update; asked again for the same round, the same answer.
+
+        Returns
+        -------
+        contributions : list of Contribution
+            One for each broadcast that some of these clients received last.
+        loss : ndarray of shape (2,)
+            Sum of the training losses and of their weights. It is never sent.
+        """
+        if self._reply is not None and self._reply[0] == round:
+            return self._reply[1:]
+        self._check_round(round)
+        part, key = self._part[1], self.keys.at(round)
+        ready = part.active & (self._last >= 0)
+        contributions, total = [], np.zeros(2)
+        for last in np.unique(self._last[ready]).tolist():
+            turn = Turn(ready & (self._last == last), part.delivers, self._hands_over_single)
+            uploads, loss = self._step(self._messages[last], turn, key)
+            total += (0.0, 0.0) if loss is None else loss
+            contributions.append(self._contribution(round, uploads, turn, key))
+        self._forget_messages()
+        self._reply = round, [one for one in contributions if one is not None], total
+        return self._reply[1:]
+
+    def forget_reply(self):
+        """Keep no copy of the last answer; nobody may ask for it again."""
+        self._reply = None
+
+    def _check_round(self, round):
+        if self._part is None or self._part[0] != round:
+            raise ValueError(
+                f"These clients are asked to update in round {round}, but received no message of "
+                "it; call receive(round, message) first."
+            )
+
+    def _step(self, message, turn, key):
+        if self.state is None:
+            first = Message(**self._announcement, **message)
+            self.state = self.method._init_clients(self.block, first, key)
+        if self.method._shares_state:
+            self.state["common"] = self.group.common
+        self.state, uploads, loss = self.method._client_update(
+            self.block, self.state, message, turn, key
+        )
+        return uploads, loss
+
+    def _forget_messages(self):
+        used = set(self._last.tolist())
+        self._messages = {t: message for t, message in self._messages.items() if t in used}
+
+    # ------------------------------------------------------------- from update to upload
+
+    @property
+    def _separates(self):
+        """Whether something looks at these clients' uploads one by one."""
+        return self.separate or self.federation.looks_at_uploads or self.forge is not None
+
+    @property
+    def _draws_each(self):
+        """Whether a draw for the sum of these clients' uploads will not do."""
+        return self.separate or self.federation.draws_each or self.federation.holds_uploads
+
+    @property
+    def _hands_over_single(self):
+        return self._separates and self.method._single_uploads
+
+    def _contribution(self, round, uploads, turn, key):
+        if uploads is None:
+            return None
+        forms, step = self.method._upload_forms(self.block.n_items), ("round", round)
+        if not self._separates:
+            return self._summed(step, uploads, forms, turn)
+        self._check_names(uploads, forms)
+        if not turn.separate:
+            uploads = self._as_single(uploads, forms)
+        batch = self._batch(uploads, forms, turn)
+        protect(batch, self.federation, key.private, self.forge, each=self._draws_each)
+        hold = self.separate or self.federation.holds_uploads
+        return Contribution.of_batch(step, batch, hold=hold)
+
+    def _summed(self, step, uploads, forms, turn):
+        """Check the sums that a method hands over against their form, and weigh them."""
+        if uploads is None:
+            return None
+        self._check_names(uploads, forms)
+        wire_dtype = self.federation.wire_dtype
+        sizes = measured(uploads, forms, self.block.row_counts, wire_dtype)
+        sums = {}
+        for name, form in forms.items():
+            field = uploads[name]
+            values = np.asarray(field.values if isinstance(field, Summed) else field)
+            self._check_shape(name, values.shape, form)
+            sums[name] = values.astype(form.sum_dtype, copy=False)
+        return Contribution.of_sums(step, self.block.clients, turn, uploads.sound, sums, sizes)
+
+    def _check_names(self, uploads, forms):
+        if uploads.keys() != forms.keys():
+            raise ValueError(
+                f"{type(self.method).__name__} uploads the fields {sorted(uploads)}, but its "
+                f"_upload_forms (or _setup_forms) declares {sorted(forms)}; make them agree."
+            )
+
+    def _check_shape(self, name, shape, form):
+        if tuple(shape) != tuple(form.shape):
+            raise ValueError(
+                f"{type(self.method).__name__} uploads {name!r} with shape {tuple(shape)}, but its "
+                f"form says {tuple(form.shape)}; make them agree."
+            )
+
+    def _as_single(self, uploads, forms):
+        """The sum over a one-client block as that client's upload."""
+        singles = {}
+        for name, form in forms.items():
+            field = uploads[name]
+            values = np.asarray(field.values if isinstance(field, Summed) else field)
+            self._check_shape(name, values.shape, form)
+            rows = np.arange(len(values))
+            if form.rows == "held":
+                rows = self.block.row_items
+            elif form.rows == "chosen":
+                rows = np.flatnonzero(values.reshape(len(values), -1).any(axis=1))
+            singles[name] = Ragged(np.array([0, len(rows)]), rows, values[rows])
+        return type(uploads)(sound=uploads.sound, **singles)
+
+    def _batch(self, uploads, forms, turn):
+        """Single uploads as the method hands them over."""
+        wire_dtype = self.federation.wire_dtype
+        fields = {name: replace(uploads[name], form=form) for name, form in forms.items()}
+        for name, form in forms.items():
+            if fields[name].values.shape[1:] != tuple(form.shape[1:]):
+                self._check_shape(name, (form.shape[0], *fields[name].values.shape[1:]), form)
+        sizes = measured(fields, forms, self.block.row_counts, wire_dtype)
+        arrives = turn.active & turn.delivers
+        accepted = arrives.copy()
+        if uploads.sound is not None:
+            accepted &= uploads.sound
+        else:
+            for ragged in fields.values():
+                accepted &= ragged.finite(accepted)
+        return Batch(
+            self.block.clients,
+            turn.active,
+            arrives,
+            accepted,
+            forms,
+            {name: ragged for name, ragged in fields.items() if forms[name].learned},
+            {name: ragged for name, ragged in fields.items() if not forms[name].learned},
+            {name: r.center for name, r in fields.items() if r.center is not None},
+            sizes,
+        )
+
+    # ------------------------------------------------------------------- the model's end
+
+    def validate(self, round, message, participation=None):
+        """Measure a model on held-out rows: a Contribution with a sum of losses and of weights.
+
+        Parameters
+        ----------
+        round : int
+        message : Message
+            The announcement and the model, as `_on_receipt` leaves them.
+        participation : Participation or None
+            Who receives it, and whose answer arrives; None: everybody.
+        """
+        block = self.block
+        part = Participation.full(block.n_clients)
+        if participation is not None:
+            part = participation.of(block.clients)
+        message = message.of(block.clients)
+        attributes = self._user_attributes(message, self.keys.at(round))
+        model = copy.copy(self.method)
+        vars(model).update(
+            self.method._server_attributes(message) | attributes,
+            n_users_=block.n_users,
+            n_items_=block.n_items,
+            _seen=(block.indptr, block.items),
+        )
+        losses, weights = model._validation_losses(HeldOut.of(self.held_out))
+        # Copies, because the rounds go on in the arrays of the state.
+        self._measured = copy.deepcopy(attributes), part.receives
+        sums = np.stack([self._by_client(losses), self._by_client(weights)], axis=1)
+        arrives, sound = part.receives & part.delivers, np.isfinite(sums).all(axis=1)
+        turn = Turn(part.receives, part.delivers, False)
+        sizes = measured(
+            {"validation_loss": None}, VALIDATION, block.row_counts, self.federation.wire_dtype
+        )
+        total = {"validation_loss": sums[arrives & sound].sum(axis=0)}
+        return Contribution.of_sums(("validation", round), block.clients, turn, sound, total, sizes)
+
+    def _by_client(self, numbers):
+        clients = np.repeat(np.arange(self.block.n_clients), np.diff(self.held_out.rating_indptr))
+        return np.bincount(clients, numbers, minlength=self.block.n_clients)
+
+    def keep_measured(self):
+        """The model measured last was the best so far: keep what its users had under it."""
+        self._kept = self._measured
+
+    def forget_kept(self):
+        """A model that these clients have not measured was the best so far."""
+        self._kept = None
+
+    def fitted(self, message, round, *, kept=True):
+        """Users' attributes under the final model, a dict; changes nothing.
+
+        Parameters
+        ----------
+        message : Message
+            The announcement and the final model, as `_on_receipt` leaves them.
+        round : int
+            Rounds so far.
+        kept : bool
+            Whether those who have kept what they had under the best model answer with that.
+        """
+        message = message.of(self.block.clients)
+        attributes = copy.deepcopy(self._user_attributes(message, self.keys.at(round)))
+        if self._kept is None or not kept:
+            return attributes
+        kept, who = self._kept
+        users = np.repeat(who, np.diff(self.block.client_indptr))
+        for name, values in attributes.items():
+            if isinstance(values, np.ndarray):
+                values[users] = kept[name][users]
+            elif who.all():
+                attributes[name] = kept[name]
+        return attributes
+
+    def _user_attributes(self, message, key):
+        state = self.method._personalize(self.block, self.state, message, key)
+        return self.method._user_attributes(self.block, state)

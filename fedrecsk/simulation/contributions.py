@@ -1,0 +1,122 @@
+"""What a block of clients contributes to one step of the protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedrecsk.simulation.messages import Summed
+from fedrecsk.uploads import Batch, Ragged, Sizes, add_sums
+
+
+@dataclass(eq=False)
+class Contribution:
+    """Uploads of some clients on their way to the server: added up, or one by one.
+
+    Attributes
+    ----------
+    phase : {"setup", "round", "validation"}
+    round : int
+        The round, or the step of the set-up.
+    clients : ndarray of shape (n_clients,)
+        Their codes.
+    sends, arrives, accepted : ndarray of shape (n_clients,), dtype bool
+        Who sends something, whose upload arrives, and whose numbers are all finite besides.
+    sizes : Sizes
+    sums : dict of {str: ndarray} or None
+        Sums over the accepted clients.
+    batch : Batch or None
+        The single uploads instead, where an aggregator or an audit looks at them.
+    deferred : list of (str, Deferred)
+        What is still missing in the sums, because it is drawn once for all blocks.
+    n_without_noise : int
+        Of how many clients' uploads the local noise is still missing, likewise.
+    checked : bool
+        Whether its form has been checked where it was made, as the simulator does. The server
+        checks whatever else arrives.
+    """
+
+    phase: str
+    round: int
+    clients: np.ndarray
+    sends: np.ndarray
+    arrives: np.ndarray
+    accepted: np.ndarray
+    sizes: Sizes
+    sums: dict | None = None
+    batch: Batch | None = None
+    deferred: list = field(default_factory=list)
+    n_without_noise: int = 0
+    checked: bool = False
+
+    @classmethod
+    def of_sums(cls, step, clients, turn, sound, sums, sizes):
+        """From the sums that a method has made itself."""
+        arrives = turn.active & turn.delivers
+        accepted = arrives if sound is None else arrives & sound
+        if not all(np.isfinite(values).all() for values in sums.values()):
+            accepted = np.zeros_like(arrives)
+        n_accepted = int(accepted.sum())
+        return cls(
+            *step,
+            clients,
+            turn.active,
+            arrives,
+            accepted,
+            sizes,
+            sums=sums if n_accepted else {},
+            n_without_noise=n_accepted,
+            checked=True,
+        )
+
+    @classmethod
+    def of_batch(cls, step, batch, *, hold):
+        """From single uploads, which are added up here unless they are to be held."""
+        masks = batch.sends, batch.arrives, batch.accepted
+        contribution = cls(*step, batch.clients, *masks, batch.sizes, checked=True)
+        if hold:
+            contribution.batch = batch
+        else:
+            contribution.sums, contribution.deferred = added_up(batch)
+        return contribution
+
+
+def added_up(batch):
+    """Sums over the batch's accepted clients, and what is to be drawn once for all batches."""
+    if not batch.n_accepted:
+        return {}, []
+    sums, deferred = batch.sum_of_rest(), []
+    for name, changes in batch.changes.items():
+        add_sums(sums, {name: batch.sum_of_changes(name)})
+        if getattr(changes, "deferred", None) is not None:
+            deferred.append((name, changes.deferred))
+    return sums, deferred
+
+
+def measured(uploads, forms, n_held, wire_dtype):
+    """What each client's upload weighs as the method hands it over.
+
+    Parameters
+    ----------
+    uploads : Uploads
+    forms : dict of {str: Form}
+    n_held : ndarray of shape (n_clients,)
+        Items that each client holds.
+    wire_dtype : str
+
+    Returns
+    -------
+    Sizes
+    """
+    nbytes, payload, coordinates = np.zeros((3, len(n_held)), dtype=np.int64)
+    for name, form in forms.items():
+        n_rows, n_columns = n_held, None
+        if isinstance(uploads[name], Summed | Ragged):
+            n_columns = uploads[name].n_columns
+            if form.rows == "chosen":
+                n_rows = uploads[name].n_rows
+        nbytes += form.nbytes(wire_dtype, n_rows, n_columns)
+        payload += form.payload_nbytes(wire_dtype, n_rows, n_columns)
+        coordinates += form.coordinates(n_rows, n_columns)
+    return Sizes(nbytes, payload, coordinates)

@@ -1,0 +1,146 @@
+"""From the server to the clients: what a message weighs, and its compression."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedrecsk.simulation.messages import Message, Rows
+
+
+class Downlink:
+    """Sends the server's messages, and counts what each client receives.
+
+    Parameters
+    ----------
+    federation : Federation
+    ledger : Ledger
+    n_held : ndarray of shape (n_clients,)
+        Items that each client holds.
+    channel : SecureChannel or None
+    """
+
+    def __init__(self, federation, ledger, n_held, channel):
+        self.federation = federation
+        self.ledger = ledger
+        self.channel = channel
+        self._n_held = n_held
+        # Bytes of updates since each client last received one; inf where only the whole will do.
+        self._missed = np.full(len(n_held), np.inf if channel is None else 0.0)
+        # The model as clients have it, where changes of it are compressed.
+        self._known = {}
+        # Bytes of encrypted sums that clients have yet to receive; None before the first model.
+        self._pending = None
+
+    def send(self, message, receives, delta=None, key=None):
+        """Send the model to the clients of the mask `receives`.
+
+        Parameters
+        ----------
+        message : Message or None
+        receives : ndarray of shape (n_clients,), dtype bool
+        delta : Message or None
+            What those need instead who have the last model; None: all of it.
+        key : Key or None
+            For compression. None: the model is sent as it is.
+
+        Returns
+        -------
+        message : Message or None
+            As it arrives.
+        """
+        if not message:
+            return message
+        if self._compresses:
+            # A delta does not complete a model of which clients know a compressed form.
+            if key is None:
+                delta = None
+            else:
+                message, delta = self._compressed(message, delta, key)
+        whole = self._sizes(message)
+        payload = self._sizes(delta or message, "payload_nbytes")
+        if self.channel is not None:
+            # The server has nothing to give but encrypted sums and what it draws itself.
+            first = self._pending is None
+            drawn = {name: f for name, f in message.items() if first or not f.is_learned}
+            latest = self._sizes(Message(**drawn)) + (self._pending or 0)
+            self._pending = 0
+            self._missed += latest
+            whole = self._missed.astype(np.int64)
+        else:
+            latest = whole if delta is None else self._sizes(delta)
+            self._missed += np.inf if delta is None else latest
+        missed = np.where(np.isinf(self._missed), whole, self._missed).astype(np.int64)
+        self._missed[receives] = 0
+        self.ledger.down(
+            receives.nonzero()[0],
+            whole[receives],
+            missed[receives],
+            latest[receives],
+            payload[receives],
+        )
+        return message
+
+    def announce(self, message):
+        """Send something to every client once."""
+        if not message:
+            return
+        sizes = self._sizes(message)
+        if self.channel is not None:
+            n_values = sum(np.size(field.values) for field in message.values())
+            sizes = np.full(len(sizes), self.channel.nbytes(n_values))
+        self.count(sizes)
+
+    def count(self, sizes):
+        """Count bytes that every client receives, an array of shape (n_clients,) or one number."""
+        everyone = np.arange(len(self._missed))
+        self.ledger.down(everyone, np.broadcast_to(sizes, len(everyone)))
+
+    def add(self, message, receives):
+        """Count a message that comes to the clients of the mask with the one sent last."""
+        self.ledger.more_down(receives.nonzero()[0], self._sizes(message)[receives])
+
+    def owe(self, nbytes):
+        """Clients have yet to receive an encrypted sum of so many bytes."""
+        if self._pending is not None:
+            self._pending += nbytes
+
+    @property
+    def _compresses(self):
+        return self.federation.compression is not None and self.federation.compression.down
+
+    def _compressed(self, message, delta, key):
+        """The model as clients have it after one more compressed change, and that change."""
+        received, changes = {}, {}
+        for name, field in message.items():
+            values = np.asarray(field.values)
+            matrix = values.ndim == 2 and values.dtype.kind == "f" and not isinstance(field, Rows)
+            # What is not learned, like a basis that both sides compute with, is sent as it is.
+            matrix = matrix and field.is_learned and field.compressible
+            if matrix and name in self._known:
+                packed = self._compressed_change(name, values, key)
+                self._known[name] = self._known[name] + packed.values
+                changes[name] = replace(field, packed=packed)
+                received[name] = replace(field, values=self._known[name])
+                continue
+            if matrix:
+                self._known[name] = values.copy()
+            received[name] = changes[name] = field
+        first = not any(field.packed for field in changes.values())
+        return Message(**received), delta if first else Message(**changes)
+
+    def _compressed_change(self, name, values, key):
+        generator = key.generator(f"compression of {name}")
+        packed = self.federation.compression.compress(values - self._known[name], generator)
+        if not np.isfinite(packed.values).all():
+            raise ValueError(
+                f"The server's change of {name} in round {key.round} does not fit into "
+                f"{self.federation.compression}, which ends at 65504; use "
+                'Quantization("int8"), whose scale follows the values.'
+            )
+        return packed
+
+    def _sizes(self, message, measure="nbytes"):
+        """Bytes of the message for each client, shape (n_clients,)."""
+        return getattr(message, measure)(self._n_held, self.federation.wire_dtype)

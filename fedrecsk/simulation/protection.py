@@ -1,0 +1,65 @@
+"""What happens to single uploads on the clients' side: attack or noise, then compression."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def protect(batch, federation, key, forge=None, *, each=False):
+    """Take the uploads of a batch through the stages that the federation has, in place.
+
+    Parameters
+    ----------
+    batch : Batch
+    federation : Federation
+    key : Key
+        The clients' private one, of the round.
+    forge : callable or None
+        What the adversary makes of them, if it controls these clients; they add no noise.
+    each : bool
+        Whether every client draws for itself even where the sum of all draws would do.
+    """
+    compressor = federation.compression
+    compresses = compressor is not None and compressor.up
+    honest = dict(batch.changes)
+    if forge is not None:
+        batch.changes = forge(batch, key.hashed("forged", batch.clients), not (compresses or each))
+        batch.accepted = _finite(batch)
+    else:
+        add_noise(batch, federation.local_dp, key)
+    if compresses:
+        _compress(batch, honest, federation, key, each)
+        batch.accepted = _finite(batch)
+
+
+def add_noise(batch, mechanism, key):
+    """Let every client add its own noise to all that it sends, in place; None: no noise."""
+    if mechanism is None:
+        return
+    for fields in (batch.changes, batch.counts):
+        for name, changes in fields.items():
+            seeds = key.hashed(f"noise of {name}", batch.clients)
+            fields[name] = mechanism._noised(changes, batch.forms[name], seeds, name)
+
+
+def _compress(batch, honest, federation, key, each):
+    """Compress what may be compressed; `honest` has the fields as the method made them."""
+    compressor, wire_dtype = federation.compression, federation.wire_dtype
+    for name, changes in batch.changes.items():
+        form = batch.forms[name]
+        matrix = len(form.shape) == 2 and not form.is_integer and form.compressible
+        if not matrix or honest[name].columns is not None:
+            continue
+        itemsize = np.dtype(form.dtype or wire_dtype).itemsize
+        seeds = key.hashed(f"compression of {name}", batch.clients)
+        packed = compressor._compress_uploads(changes, form, batch.sends, seeds, itemsize, not each)
+        batch.changes[name], n_rows = packed.changes, honest[name].n_rows
+        batch.sizes.nbytes[:] += packed.nbytes - form.nbytes(wire_dtype, n_rows)
+        batch.sizes.payload[:] += packed.payload - form.payload_nbytes(wire_dtype, n_rows)
+
+
+def _finite(batch):
+    accepted = batch.accepted.copy()
+    for changes in batch.changes.values():
+        accepted &= changes.finite(accepted)
+    return accepted

@@ -1,0 +1,359 @@
+"""The server's half of the protocol: the model, the rounds, and what it learns of uploads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedrecsk.simulation import participation
+from fedrecsk.simulation.clients import VALIDATION
+from fedrecsk.simulation.downlink import Downlink
+from fedrecsk.simulation.encryption import SecureChannel
+from fedrecsk.simulation.ledger import Ledger
+from fedrecsk.simulation.messages import Message, Rows
+from fedrecsk.simulation.participation import Participation
+from fedrecsk.simulation.stopping import EarlyStopping
+from fedrecsk.simulation.uplink import Uplink
+
+
+class Catalogue(NamedTuple):
+    """What the server knows before anybody has sent anything.
+
+    Attributes
+    ----------
+    n_items : int
+        Items on offer.
+    n_clients : int
+        Clients that have registered.
+    rating_range : tuple of float
+        The ends of the scale on which users rate. The simulator reads them off y; a
+        deployment needs the estimator's `rating_scale`.
+    """
+
+    n_items: int
+    n_clients: int
+    rating_range: tuple
+
+
+class Places(NamedTuple):
+    """The numbers that the server gives to registered clients.
+
+    Attributes
+    ----------
+    clients : ndarray of shape (n_clients,)
+        Their codes.
+    first_users : ndarray of shape (n_clients,)
+        Code of each client's first user.
+    """
+
+    clients: np.ndarray
+    first_users: np.ndarray
+
+
+class Server:
+    """The server of one fit: all that a checkpoint needs.
+
+    Called in the order `register`; for each set-up exchange `setup_message` and `close_setup`;
+    `announcement`; for each round `open_round` and `close_round`; `final_message`.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+        A bare copy of the estimator: hyperparameters only.
+    federation : Federation
+    key : Key
+        The shared one, before the first round.
+    item_ids : ndarray of shape (n_items,)
+        The catalogue, which is sent to all clients.
+    rating_range : tuple of float or None
+        None: the method's `rating_scale`, if it has one.
+    """
+
+    def __init__(self, method, federation, key, item_ids, rating_range=None):
+        self.method = method
+        self.federation = federation
+        self.key = key
+        self.item_ids = item_ids
+        self.rating_range = rating_range or getattr(method, "rating_scale", None)
+        self.state = None
+        self.history = []
+        # Rounds in which clients updated and yet nothing could be aggregated.
+        self.n_empty_rounds = 0
+        self.stopping = EarlyStopping(method.tol, method.n_iter_no_change)
+        self._participation = None
+        self._message = None
+        self._has_received = None
+
+    # --------------------------------------------------------------- before the rounds
+
+    def register(self, registrations):
+        """Take the clients in, send them the catalogue, and make the first state.
+
+        Parameters
+        ----------
+        registrations : list of Registration
+
+        Returns
+        -------
+        places : list of Places
+            One for each registration; codes follow the order of the clients' ids.
+
+        Raises
+        ------
+        ValueError
+            If a client registers twice.
+        """
+        ids = np.concatenate([one.client_ids for one in registrations])
+        order = np.argsort(ids, kind="stable")
+        twice = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+        if len(twice):
+            raise ValueError(f"Client {ids[order][twice[0]]!s} registers twice; give it one id.")
+        n_users = np.concatenate([one.n_users for one in registrations])
+        n_held = np.concatenate([one.n_held for one in registrations])
+        self.client_ids = ids[order]
+        self.n_users = int(n_users.sum())
+        self._has_received = np.zeros(len(ids), dtype=bool)
+        scheme = self.federation.secure_aggregation
+        self.channel = None if scheme is None else SecureChannel(scheme)
+        self.ledger = Ledger(self.client_ids)
+        self.downlink = Downlink(self.federation, self.ledger, n_held[order], self.channel)
+        self.uplink = Uplink(
+            self.federation, self.ledger, self.downlink, self.channel, self.n_clients
+        )
+        self.ledger.open("catalogue")
+        self.downlink.count(catalogue_nbytes(self.item_ids))
+        if self.channel is not None:
+            self.ledger.open("keys")
+            self.downlink.count(self.channel.key_nbytes)
+        catalogue = Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
+        self.state = self.method._init_server(catalogue, self.key)
+
+        codes = np.empty(len(ids), dtype=np.int64)
+        codes[order] = np.arange(len(ids))
+        ends = np.cumsum(n_users[order])
+        first_users = (ends - n_users[order])[codes]
+        splits = np.cumsum([len(one.client_ids) for one in registrations])[:-1]
+        return [
+            Places(*both)
+            for both in zip(np.split(codes, splits), np.split(first_users, splits), strict=True)
+        ]
+
+    @property
+    def n_clients(self):
+        """Clients that have registered."""
+        return len(self.client_ids)
+
+    @property
+    def round(self):
+        """Rounds run so far."""
+        return len(self.history)
+
+    def setup_message(self, step):
+        """What every client receives in a set-up exchange."""
+        self.ledger.open("setup", step)
+        message = self.method._setup_message(self.state, step)
+        self.downlink.announce(message)
+        return message
+
+    def close_setup(self, step, contributions):
+        """The server's step on the clients' answers."""
+        forms = self.method._setup_forms(len(self.item_ids), step)
+        contributions = self._checked(contributions, ("setup", step), self._everyone)
+        upload = self.uplink.collect(contributions, forms, self.key)
+        self.state = self.method._setup_aggregate(self.state, upload, step, self.key)
+
+    def announcement(self):
+        """What every client receives once, after the set-up."""
+        return self.method._announce(self.state)
+
+    def send_announcement(self):
+        """Send it, and count it."""
+        message = self.announcement()
+        if message and self.ledger.entries[-1]["phase"] != "setup":
+            self.ledger.open("setup")
+        self.downlink.announce(message)
+        return message
+
+    # --------------------------------------------------------------------- each round
+
+    def open_round(self):
+        """Begin a round: who takes part in it, and the message; None if none is sent."""
+        key = self.key.at(self.round)
+        self._participation = participation.draw(
+            self.n_clients, self.method.client_fraction, self.federation, key
+        )
+        self.ledger.open("round", self.round)
+        message = self.method._broadcast(self.state, key)
+        delta = self.method._model_delta(self.state)
+        receives = self._participation.receives
+        self._message = self.downlink.send(message, receives, delta, key)
+        if self._message:
+            self._has_received |= receives
+        return self._participation, self._message
+
+    def close_round(self, contributions, loss=(0.0, 0.0)):
+        """The server's step on what arrived.
+
+        Parameters
+        ----------
+        contributions : iterable of Contribution
+            In the order of the clients' codes where sums must repeat bit by bit.
+        loss : tuple of float
+            Sum of the training losses and of their weights; the simulator alone knows them.
+
+        Returns
+        -------
+        Upload or None
+            What the server got to see.
+
+        Raises
+        ------
+        ValueError
+            If no round is open, or if an upload is of another round, of an unknown client, of one
+            that was not asked, or the second one of the same client.
+        """
+        key, turn = self.key.at(self.round), self._participation
+        if turn is None:
+            raise ValueError(f"Round {self.round} is not open; call open_round() first.")
+        contributions = self._checked(contributions, ("round", self.round), turn.active)
+        updating = turn.active & self._has_received
+        self.ledger.count(participants=updating.sum(), dropped=turn.dropped.sum())
+        forms = self.method._upload_forms(len(self.item_ids))
+        sent = self.ledger.entries[-1]["bytes_up"]
+        upload = self.uplink.collect(contributions, forms, key, learned=True)
+        if upload is None and self.ledger.entries[-1]["bytes_up"] > sent:
+            self.n_empty_rounds += 1
+        self.state = self.method._aggregate(self.state, self._message, upload, key)
+        self._record(loss)
+        self._participation = None
+        return upload
+
+    def _record(self, loss):
+        entry, (total, weight) = self.ledger.entries[-1], loss
+        # Where clients took part without a training step, the last loss still stands.
+        last = self.history[-1]["loss"] if self.history and entry["participants"] else float("nan")
+        row = {
+            "round": entry["round"],
+            "loss": float(total / weight) if weight else last,
+            "participants": entry["participants"],
+            "bytes_down": entry["bytes_down"],
+            "bytes_up": entry["bytes_up"],
+        }
+        if self.method.early_stopping:
+            row["validation_loss"] = float("nan")
+        self.history.append(row)
+
+    def _checked(self, contributions, step, asked):
+        """The contributions, looked at before anything is counted; as they come if they stream."""
+        looked_at = self._looked_at(contributions, step, asked)
+        return list(looked_at) if isinstance(contributions, list | tuple) else looked_at
+
+    def _looked_at(self, contributions, step, asked):
+        seen = np.zeros(self.n_clients, dtype=bool)
+        for one in contributions:
+            self._check(one, step, asked, seen)
+            seen[one.clients[one.sends]] = True
+            yield one
+
+    def _check(self, one, step, asked, seen):
+        if (one.phase, one.round) != step:
+            raise ValueError(
+                f"An upload of {one.phase} {one.round} came in {step[0]} {step[1]}; each upload "
+                "belongs to the step that asked for it."
+            )
+        senders = one.clients[one.sends]
+        unknown = senders[(senders < 0) | (senders >= self.n_clients)]
+        if len(unknown):
+            raise ValueError(
+                f"An upload came from the unknown client {unknown[0]}; only the {self.n_clients} "
+                "clients that have registered may send."
+            )
+        twice = seen | (np.bincount(senders, minlength=self.n_clients) > 1)
+        for mask, what in ((~asked, "was not asked in"), (twice, "has sent already in")):
+            if mask[senders].any():
+                name = self.client_ids[senders[mask[senders]][0]]
+                raise ValueError(f"Client {name!s} {what} {step[0]} {step[1]}.")
+
+    @property
+    def _everyone(self):
+        return np.ones(self.n_clients, dtype=bool)
+
+    # ------------------------------------------------------------------ early stopping
+
+    def close_validation(self, contributions, receives):
+        """Judge the model that clients have measured; returns whether it is the best so far.
+
+        Parameters
+        ----------
+        contributions : iterable of Contribution
+        receives : ndarray of shape (n_clients,), dtype bool
+            Clients that were asked.
+        """
+        key = self.key.at(self.round)
+        contributions = self._checked(contributions, ("validation", self.round), receives)
+        upload = self.uplink.collect(contributions, VALIDATION, key)
+        total, weight = (0, 0) if upload is None else upload["validation_loss"].sum
+        loss = float(total / weight) if weight else float("nan")
+        self.history[-1]["validation_loss"] = loss
+        is_best = self.stopping.judge(loss, self.round - 1, self.current_message)
+        if self.stopping.stopped and self.ledger.entries[-1]["phase"] == "round":
+            self.ledger.entries[-1]["phase"] = "stop"
+        return is_best
+
+    def send_for_validation(self, receives):
+        """The model that clients measure: what is sent to the clients of the mask, or more.
+
+        Where a round's message has rows of own items only, those who measure the model need all
+        of it, which is counted.
+        """
+        if any(isinstance(field, Rows) for field in self.method._model(self.state).values()):
+            self.downlink.add(self.method._final_model(self.state), receives)
+        return self.current_message()
+
+    # ------------------------------------------------------------------------- the end
+
+    def current_message(self):
+        """The announcement and the model of the moment as clients need them to recommend."""
+        return Message(**self.announcement(), **self.method._final_model(self.state))
+
+    def send_final(self):
+        """Send all clients the model of the last round; returns it with the announcement."""
+        self.ledger.open("final", self.round)
+        model, delta = self.method._final_model(self.state), None
+        if model.keys() == self.method._model(self.state).keys():
+            delta = self.method._model_delta(self.state)
+        self.downlink.send(model, self._everyone, delta)
+        return self.current_message()
+
+    def send_best(self):
+        """Send all clients the best model instead; returns it with the announcement."""
+        self.ledger.open("final" if self.stopping.stopped else "best", self.round)
+        announced = self.announcement()
+        best = self.stopping.message
+        # All of it: the latest change does not lead back to an earlier model.
+        model = Message(**{n: f for n, f in best.items() if n not in announced})
+        self.downlink.send(model, self._everyone)
+        return best
+
+    def privacy_report(self):
+        """What the uploads so far cost in privacy."""
+        federation = self.federation
+        compresses = federation.compression is not None and federation.compression.up
+        if federation.secure_aggregation is not None:
+            sees = "encrypted sums"
+        elif federation.aggregator is not None or compresses or self.method._treats_clients_apart:
+            sees = "single uploads"
+        else:
+            sees = "sums"
+        return self.uplink.privacy_report(sees)
+
+
+def catalogue_nbytes(item_ids):
+    """Bytes of the items' ids: strings as UTF-8, each with a byte that ends it."""
+    if item_ids.dtype.kind in "UO":
+        return sum(len(str(one).encode()) + 1 for one in item_ids.tolist())
+    return item_ids.nbytes
+
+
+__all__ = ["Catalogue", "Participation", "Places", "Server"]
