@@ -49,6 +49,8 @@ def main(argv=None):
             federation=Federation(local_dp=mechanism),
             aggregation="all",
             rating_scale=(float(y.min()), float(y.max())),
+            # The catalogue and the scale of a public data set are public.
+            items=np.unique(X[:, 1]),
         )
     model.fit(X[train], y[train])
     for name, fitted in (("bias-only", biases), (type(model).__name__, model)):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from scipy import sparse
@@ -22,7 +24,16 @@ from sklearn.utils.validation import (
 )
 
 from fedrecsk import _kernels, metrics
-from fedrecsk.interactions import Ids, as_table, encode, id_array, id_columns, missing_id, named
+from fedrecsk.interactions import (
+    Ids,
+    as_table,
+    catalogue_ids,
+    encode,
+    id_array,
+    id_columns,
+    missing_id,
+    named,
+)
 
 if TYPE_CHECKING:
     from typing import Self
@@ -32,12 +43,24 @@ if TYPE_CHECKING:
 SCORES_PER_BATCH = 2**22
 
 
+@dataclass(eq=False, repr=False)
 class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
     """Base class of all recommenders: parsing, prediction, recommendation.
 
     A subclass gives `_fit`, and either fitted factors and biases under their usual names
-    (any may be missing) or its own `_score_pairs` and `_score_all`.
+    (any may be missing) or its own `_score_pairs` and `_score_all`. It is decorated with
+    ``@dataclass(eq=False, repr=False)``: its annotated names are the constructor's parameters.
+
+    Parameters
+    ----------
+    items : array-like of shape (n_items,), default=None
+        The public catalogue; None takes the items of X.
     """
+
+    _: KW_ONLY
+    items: ArrayLike | None = None
+
+    _parameter_constraints: ClassVar[dict] = {"items": ["array-like", None]}
 
     __metadata_request__fit = {"clients": True, "sample_weight": True}
     __metadata_request__score = {"sample_weight": True}
@@ -71,6 +94,27 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
 
         Fitted attributes may be set anew but not written into: copies share them.
         """
+
+    # -------------------------------------------------------------------------- parameters
+
+    @classmethod
+    def _get_param_names(cls):
+        """Names of the parameters, after a check that none was lost or added by accident."""
+        names = super()._get_param_names()
+        lost = [name for name in _annotated_parameters(cls) if name not in names]
+        if lost:
+            raise TypeError(
+                f"{cls.__name__} annotates {lost[0]!r}, which did not become a parameter. Decorate "
+                f"{cls.__name__} with @dataclass(eq=False, repr=False); annotate what is no "
+                "parameter with ClassVar, or not at all."
+            )
+        odd = [name for name in names if name.startswith("_") or name.endswith("_")]
+        if odd:
+            raise TypeError(
+                f"{cls.__name__} annotates {odd[0]!r}, which became a parameter. Annotate it with "
+                "ClassVar, or not at all."
+            )
+        return names
 
     # ------------------------------------------------------------------------- fit, score
 
@@ -109,12 +153,11 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         ------
         ValueError
             If ids, ratings or weights are NaN, infinite or of mixed types, a user has rows
-            on two clients, or nothing is left to fit.
+            on two clients, X has items that are not in `items`, or nothing is left to fit.
         TypeError
             If an id is neither a string nor a number, or X is sparse.
         """
-        self._check_before_fit()
-        data = self._read(X, y, clients, sample_weight)
+        data = self._prepared(X, y, clients, sample_weight)
         report = FitReport(self, X, y, sample_weight, data)
         report.begin()
         attributes = self._fit(data, report)
@@ -127,8 +170,17 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         report.end()
         return self
 
+    def _prepared(self, X, y=None, clients=None, sample_weight=None):
+        """Everything before a fit: checks, and the data encoded."""
+        catalogue = None if self.items is None else catalogue_ids(self.items)
+        self._check_before_fit()
+        return self._read(X, y, clients, sample_weight, item_ids=catalogue)
+
     def _read(self, X, y=None, clients=None, sample_weight=None, *, reset=True, item_ids=None):
-        """Check the input of fit and its like, and encode it."""
+        """Check the input of fit and its like, and encode it.
+
+        Rows of items that are not in `item_ids` are an error in fit and dropped elsewhere.
+        """
         if y is None and self.__sklearn_tags__().target_tags.required:
             raise ValueError(
                 f"This {type(self).__name__} estimator requires y to be passed, but the target y "
@@ -143,7 +195,14 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
                 ensure_non_negative=True,
                 allow_all_zero_weights=True,
             )
-        return encode(X, y, clients=clients, sample_weight=sample_weight, item_ids=item_ids)
+        return encode(
+            X,
+            y,
+            clients=clients,
+            sample_weight=sample_weight,
+            item_ids=item_ids,
+            drop_other_items=not reset,
+        )
 
     def _checked(self, X, y=None, *, reset=False):
         X = as_table(X)
@@ -211,7 +270,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         exclude_seen : bool, default=True
             Leave out the items of the user's own interactions.
         candidates : array-like of shape (n_candidates,), default=None
-            Ids of the items to choose from. None: all items seen in fit.
+            Ids of the items to choose from. None: the whole catalogue, `item_ids_`.
         interactions : array-like or tuple (X, y), default=None
             Whole histories of new or known users, as `fit` takes them. These users are served
             as if by ``fold_in(X, y, replace=True)``, for this call only. Rating models need
@@ -413,8 +472,8 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         codes = self._items.codes(candidates)
         if (codes < 0).any():
             raise ValueError(
-                f"Candidate {candidates[codes.argmin()]!s} is not an item that fit saw; leave "
-                "unknown items out."
+                f"Candidate {candidates[codes.argmin()]!s} is not an item that the model knows; "
+                "leave unknown items out."
             )
         return np.unique(codes)
 
@@ -499,7 +558,7 @@ class RankingMixin:
         y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> float:
-        """NDCG@10 over the full catalogue.
+        """NDCG@10 over the full catalogue, `item_ids_`.
 
         For each user of X, all items are ranked except those of its interactions in fit
         that are not in X; the pairs under test are never excluded. Ties count by
@@ -528,6 +587,19 @@ class RankingMixin:
         return metrics.catalogue_ndcg(self, X, y, sample_weight)
 
 
+def attributes_of(data):
+    """What every fitted model knows of its users and items: a dict of fitted attributes."""
+    return {
+        "user_ids_": data.user_ids.values.copy(),
+        "item_ids_": data.item_ids.values.copy(),
+        "n_users_": data.n_users,
+        "n_items_": data.n_items,
+        "_users": data.user_ids,
+        "_items": data.item_ids,
+        "_seen": (data.indptr, data.items),
+    }
+
+
 class FitReport:
     """What a running fit tells scikit-learn's callbacks.
 
@@ -540,15 +612,7 @@ class FitReport:
     """
 
     def __init__(self, estimator, X, y, sample_weight, data):
-        self.static = {
-            "user_ids_": data.user_ids.values.copy(),
-            "item_ids_": data.item_ids.values.copy(),
-            "n_users_": data.n_users,
-            "n_items_": data.n_items,
-            "_users": data.user_ids,
-            "_items": data.item_ids,
-            "_seen": (data.indptr, data.items),
-        }
+        self.static = attributes_of(data)
         self._estimator = estimator
         # ScoringMonitor stays silent where y is None.
         y = np.ones(len(X)) if y is None and hasattr(X, "__len__") else y
@@ -587,6 +651,18 @@ class FitReport:
             )
 
         return close
+
+
+def _annotated_parameters(cls):
+    """Public names that a class and its bases annotate, up to one with an ``__init__`` by hand."""
+    names = []
+    for base in cls.__mro__:
+        if "__init__" in vars(base) and "__dataclass_fields__" not in vars(base):
+            break
+        for name, kind in inspect.get_annotations(base).items():
+            if not (name.startswith("_") or name.endswith("_") or "ClassVar" in str(kind)):
+                names.append(name)
+    return names
 
 
 def _batches(n_rows, n_columns):

@@ -6,6 +6,7 @@ Nothing else in the package parses X.
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import check_consistent_length
 
 ROLES = ("user", "item")
+NO_ID = "drop these or give them an id first."
 
 
 def as_table(X):
@@ -80,7 +82,7 @@ def id_array(ids, name):
         ids = _from_objects(ids, name)
     if ids.dtype.kind == "f":
         if not np.isfinite(ids).all():
-            raise ValueError(f"{name} contain NaN or infinity; drop or name these rows first.")
+            raise ValueError(f"{name} contain NaN or infinity; {NO_ID}")
         if len(ids) and np.abs(ids).max() >= 2**53:
             raise ValueError(
                 f"{name} are floats of 2**53 or more, which stand for several integers each; give "
@@ -89,10 +91,46 @@ def id_array(ids, name):
     return ids
 
 
+def catalogue_ids(items):
+    """Read a public catalogue, and say what is wrong with it.
+
+    Parameters
+    ----------
+    items : array-like of shape (n_items,)
+        Item ids in any order.
+
+    Returns
+    -------
+    item_ids : Ids
+        The same ids in ascending order.
+
+    Raises
+    ------
+    TypeError
+        If `items` is a set or another thing without an order, or an id is neither a string
+        nor a number.
+    ValueError
+        If `items` is empty or not one-dimensional, or an id is repeated, NaN, infinite or of
+        another type than the rest.
+    """
+    if not isinstance(items, list | tuple) and np.ndim(items) == 0:
+        raise TypeError(f"items should be a list or an array of ids, got {reprlib.repr(items)}.")
+    ids = id_array(items, "items")
+    if len(ids) == 0:
+        raise ValueError("items is empty; pass None to take the items of X.")
+    values, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(
+            f"items lists {named('item', values[counts > 1])} more than once; give each id once, "
+            "for example with numpy.unique."
+        )
+    return Ids(values, "item ids")
+
+
 def _from_objects(ids, name):
     objects = ids.tolist()
     if any(one != one for one in objects if isinstance(one, float)):
-        raise ValueError(f"{name} contain NaN or infinity; drop or name these rows first.")
+        raise ValueError(f"{name} contain NaN or infinity; {NO_ID}")
     kinds = set(map(type, objects))
     strange = [k for k in kinds if not issubclass(k, str | int | float | np.number | np.bool_)]
     if strange:
@@ -323,7 +361,7 @@ class Interactions:
         return digest.digest()
 
 
-def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None):
+def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None, drop_other_items=True):
     """Encode interactions, merge repeated ones and sort them client by client.
 
     Rows of weight zero are dropped, then rows of one (user, item) pair become one: the
@@ -338,7 +376,10 @@ def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None):
         The client that holds each row. None: each user is a client.
     sample_weight : ndarray of shape (n_samples,) or None
     item_ids : Ids or None
-        A catalogue to encode with, instead of the items of X; rows of other items are dropped.
+        A catalogue to encode with, instead of the items of X.
+    drop_other_items : bool
+        Whether rows of items that are not in `item_ids` are dropped. If not, they are an error
+        (unless their weight is zero).
 
     Returns
     -------
@@ -347,7 +388,8 @@ def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None):
     Raises
     ------
     ValueError
-        If a user has rows on two clients, no row has a positive weight, or ids are bad.
+        If a user has rows on two clients, no row has a positive weight, an item is not in
+        `item_ids` and must be, or ids are bad.
     TypeError
         If an id is neither a string nor a number.
     """
@@ -366,6 +408,8 @@ def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None):
         )
     if item_ids is None:
         item_ids = Ids(unique_codes(items[present])[0], "item ids")
+    elif not drop_other_items:
+        _check_items(items[present], item_ids)
     item_codes = item_ids.codes(items)
     present &= item_codes >= 0
 
@@ -400,6 +444,25 @@ def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None):
         values=values,
         weights=weights,
     )
+
+
+def _check_items(items, item_ids):
+    """Raise unless every item is in the catalogue."""
+    theirs, ours = (
+        "strings" if i.dtype.kind == "U" else "numbers" for i in (items, item_ids.values)
+    )
+    if theirs != ours:
+        raise ValueError(
+            f"The item ids of X are {theirs} and those of `items` are {ours}; convert one of them "
+            "to the type of the other."
+        )
+    missing = np.unique(items[item_ids.codes(items) < 0])
+    if len(missing):
+        raise ValueError(
+            f"X has {named('item', missing)} that {'is' if len(missing) == 1 else 'are'} not in "
+            "`items`; add what is missing to `items`, leave these rows out, or use items=None to "
+            "take the items of X."
+        )
 
 
 def _one_client_each(user_values, user_codes, client_values, client_codes):

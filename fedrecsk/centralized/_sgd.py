@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral, Real
-from typing import NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -16,9 +16,13 @@ from fedrecsk import _kernels
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.simulation.keys import Key
 
+if TYPE_CHECKING:
+    from numpy.random import RandomState
+
 DTYPE = np.float32
 
 
+@dataclass(eq=False, repr=False)
 class GradientDescent(RatingMixin, Recommender):
     """Base class of rating factorisations fitted by stochastic gradient descent.
 
@@ -28,7 +32,22 @@ class GradientDescent(RatingMixin, Recommender):
     ``factors_`` by its root.
     """
 
-    _parameter_constraints: dict = {
+    n_factors: int = 20
+    _: KW_ONLY
+    n_epochs: int = 60
+    learning_rate: float = 0.02
+    learning_rate_decay: float = 0.96
+    reg: float = 0.05
+    shrinkage: float = 3.0
+    init_std: float = 0.03
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 10
+    tol: float = 1e-4
+    warm_start: bool = False
+    random_state: int | RandomState | None = None
+
+    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
         "n_epochs": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
@@ -155,9 +174,9 @@ class GradientDescent(RatingMixin, Recommender):
             return None
         if run.fingerprint != data.fingerprint():
             raise ValueError(
-                "warm_start continues the epochs of the last fit, but X, y, clients or "
-                "sample_weight have changed since; fit with warm_start=False, or use fold_in to "
-                "add users."
+                "warm_start continues the epochs of the last fit, but X, y, clients, "
+                "sample_weight or items have changed since; fit with warm_start=False, or use "
+                "fold_in to add users."
             )
         parameters = _parameters_of_a_run(self)
         changed = [name for name, value in run.parameters.items() if parameters[name] != value]
@@ -206,8 +225,11 @@ class Run:
 
 
 def _parameters_of_a_run(estimator):
-    """The parameters that must not change between the epochs of one run."""
-    free = {"n_epochs", "warm_start", "n_iter_no_change", "tol"}
+    """The parameters that must not change between the epochs of one run.
+
+    The fingerprint of the data tells whether `items` has.
+    """
+    free = {"items", "n_epochs", "warm_start", "n_iter_no_change", "tol"}
     return {k: v for k, v in estimator.get_params(deep=False).items() if k not in free}
 
 
@@ -325,6 +347,18 @@ def vectors(n, n_factors, std, generator):
     rows = np.zeros((n, -(-n_factors // lanes) * lanes), dtype=DTYPE)
     rows[:, :n_factors] = std * generator.normal(size=(n, n_factors))
     return rows
+
+
+def item_vectors(rows, n_factors, std, generator):
+    """`vectors` for the items that have rows; 0 for the rest of the catalogue.
+
+    Nothing would move the others, and what the former get does not depend on them.
+    """
+    rated = np.flatnonzero(np.bincount(rows.items, minlength=rows.n_items))
+    drawn = vectors(len(rated), n_factors, std, generator)
+    everything = np.zeros((rows.n_items, drawn.shape[1]), dtype=DTYPE)
+    everything[rated] = drawn
+    return everything
 
 
 def shuffled(rows, key):

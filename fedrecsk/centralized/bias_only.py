@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
+from typing import ClassVar
 
 import numpy as np
 from sklearn.utils._param_validation import Interval
 
+from fedrecsk._docs import documented
 from fedrecsk.base import RatingMixin, Recommender
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class BiasOnly(RatingMixin, Recommender):
     """Global mean plus shrunken user and item biases: r_ui = mu + b_u + b_i.
 
@@ -25,6 +30,7 @@ class BiasOnly(RatingMixin, Recommender):
         Shrinkage of item biases, in ratings.
     n_sweeps : int, default=10
         Sweeps over items, then users.
+    {items}
 
     Attributes
     ----------
@@ -34,14 +40,15 @@ class BiasOnly(RatingMixin, Recommender):
         b_u, in rating units.
     item_bias_ : ndarray of shape (n_items,), dtype float64
         b_i, in rating units.
-    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
-        Ids in the order of the biases.
-    n_users_, n_items_ : int
+    {user_ids_}
+    {item_ids_}
+    {n_users_}
+    {n_items_}
 
     Notes
     -----
-    Centralised: `clients` is checked and otherwise ignored, and nothing crosses a wire.
-    An unknown user or item has bias 0.
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
+    An unknown user or item has bias 0, and so has an item of `items` without ratings.
 
     References
     ----------
@@ -58,16 +65,16 @@ class BiasOnly(RatingMixin, Recommender):
     array([2.83, 3.86])
     """
 
-    _parameter_constraints: dict = {
+    _: KW_ONLY
+    reg_user: float = 15.0
+    reg_item: float = 10.0
+    n_sweeps: int = 10
+
+    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
         "reg_user": [Interval(Real, 0, None, closed="left")],
         "reg_item": [Interval(Real, 0, None, closed="left")],
         "n_sweeps": [Interval(Integral, 1, None, closed="left")],
     }
-
-    def __init__(self, *, reg_user: float = 15.0, reg_item: float = 10.0, n_sweeps: int = 10):
-        self.reg_user = reg_user
-        self.reg_item = reg_item
-        self.n_sweeps = n_sweeps
 
     def _fit(self, data, report):
         users, items, weights = data.users, data.items, data.weights

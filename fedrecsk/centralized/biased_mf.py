@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import numpy as np
 from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
+from fedrecsk._docs import documented
 from fedrecsk.centralized import _sgd
-from fedrecsk.centralized._sgd import GradientDescent, ridge_by_user, shuffled, vectors
+from fedrecsk.centralized._sgd import (
+    GradientDescent,
+    item_vectors,
+    ridge_by_user,
+    shuffled,
+    vectors,
+)
 from fedrecsk.centralized.bias_only import BiasOnly
 
-if TYPE_CHECKING:
-    from numpy.random import RandomState
 
-
+@documented
+@dataclass(eq=False, repr=False)
 class BiasedMF(GradientDescent):
     """Matrix factorisation with biases: r_ui = mu + b_u + b_i + p_u.q_i.
 
@@ -63,6 +70,7 @@ class BiasedMF(GradientDescent):
         Continue the last fit to `n_epochs` epochs in all, exactly as if it had never stopped.
     random_state : int, RandomState instance or None, default=None
         Seeds the first vectors, the order of ratings and the rows held out.
+    {items}
 
     Attributes
     ----------
@@ -85,9 +93,10 @@ class BiasedMF(GradientDescent):
     best_epoch_, validation_curve_ : int, list of float
         With early stopping: the epoch after which the model was best, 0 for the start, and
         the held-out mean squared error of the start and after each epoch.
-    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
-        Ids in the order of the vectors.
-    n_users_, n_items_ : int
+    {user_ids_}
+    {item_ids_}
+    {n_users_}
+    {n_items_}
 
     Raises
     ------
@@ -103,10 +112,10 @@ class BiasedMF(GradientDescent):
 
     Notes
     -----
-    Centralised: `clients` is checked and otherwise ignored, and nothing crosses a wire.
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
 
-    An unknown user or item adds nothing. `fold_in` solves a new user's b_u and p_u exactly,
-    with the items as they are.
+    An unknown user or item adds nothing, and neither does an item of `items` without ratings.
+    `fold_in` solves a new user's b_u and p_u exactly, with the items as they are.
 
     One thread. Each epoch takes the ratings in the same order: random groups of 64 users, and
     random within. A step of weight w is rate w / (1 + 2 rate w), at most 1/2.
@@ -125,46 +134,14 @@ class BiasedMF(GradientDescent):
     array([3.3, 3.6])
     """
 
-    _parameter_constraints: dict = {
-        **GradientDescent._parameter_constraints,
+    _: KW_ONLY
+    reg_bias: float = 0.01
+    shrinkage_bias: float = 5.0
+
+    _parameter_constraints: ClassVar[dict] = GradientDescent._parameter_constraints | {
         "reg_bias": [Interval(Real, 0, None, closed="left")],
         "shrinkage_bias": [Interval(Real, 0, None, closed="left")],
     }
-
-    def __init__(
-        self,
-        n_factors: int = 20,
-        *,
-        n_epochs: int = 60,
-        learning_rate: float = 0.02,
-        learning_rate_decay: float = 0.96,
-        reg: float = 0.05,
-        shrinkage: float = 3.0,
-        reg_bias: float = 0.01,
-        shrinkage_bias: float = 5.0,
-        init_std: float = 0.03,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        tol: float = 1e-4,
-        warm_start: bool = False,
-        random_state: int | RandomState | None = None,
-    ):
-        self.n_factors = n_factors
-        self.n_epochs = n_epochs
-        self.learning_rate = learning_rate
-        self.learning_rate_decay = learning_rate_decay
-        self.reg = reg
-        self.shrinkage = shrinkage
-        self.reg_bias = reg_bias
-        self.shrinkage_bias = shrinkage_bias
-        self.init_std = init_std
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.tol = tol
-        self.warm_start = warm_start
-        self.random_state = random_state
 
     def _start(self, rows, key):
         # Two sweeps are near enough: gradient descent goes on from here.
@@ -174,7 +151,7 @@ class BiasedMF(GradientDescent):
             "user_bias": (levels["user_bias_"] / rows.scale).astype(_sgd.DTYPE),
             "item_bias": (levels["item_bias_"] / rows.scale).astype(_sgd.DTYPE),
             "P": vectors(rows.n_users, self.n_factors, self.init_std, generator),
-            "Q": vectors(rows.n_items, self.n_factors, self.init_std, generator),
+            "Q": item_vectors(rows, self.n_factors, self.init_std, generator),
         }
 
     def _arranged(self, rows, key):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from joblib import effective_n_jobs
@@ -18,23 +19,30 @@ from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.parallel import _get_threadpool_controller
 
+from fedrecsk._docs import documented
 from fedrecsk.base import RankingMixin, Recommender
 
 if TYPE_CHECKING:
-    from typing import Literal
-
     from numpy.random import RandomState
 
 PAIRS_PER_STEP = 16
 
 
+@dataclass(eq=False, repr=False)
 class ImplicitRecommender(RankingMixin, Recommender):
     """Base class of the adapters: one fit, and what is done about users nobody knows.
 
     A subclass gives the library's model, what to read off it, and its newcomers.
     """
 
-    _parameter_constraints: dict = {
+    n_factors: int = 64
+    _: KW_ONLY
+    regularization: float = 0.01
+    n_iterations: int = 15
+    n_jobs: int | None = None
+    random_state: int | RandomState | None = None
+
+    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
         "regularization": [Interval(Real, 0, None, closed="left")],
         "n_iterations": [Interval(Integral, 1, None, closed="left")],
@@ -65,6 +73,8 @@ class ImplicitRecommender(RankingMixin, Recommender):
         # The library's draws go by row, so rows are in the order of ids, whatever the clients.
         order = np.argsort(data.user_ids.values, kind="stable")
         likes = _likes(data)[order]
+        # Also its draws by item, so these are the items with rows and not the whole catalogue.
+        items = np.flatnonzero(np.bincount(data.items, minlength=data.n_items))
         if not likes.nnz:
             raise ValueError(
                 "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
@@ -77,7 +87,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
         n_done, close = 0, report.step("iteration")
 
         def attributes():
-            fitted = self._attributes(model, likes)
+            fitted = self._attributes(model, likes, items)
             for name in [name for name in fitted if name.startswith("user_")]:
                 fitted[name] = fitted[name][np.argsort(order)]
             return fitted | {"n_iterations_": n_done, "_seed": int(seed)}
@@ -93,16 +103,24 @@ class ImplicitRecommender(RankingMixin, Recommender):
 
         with _single_threaded_blas(), contextlib.suppress(_Stop):
             model = self._library_model(n_threads, int(seed))
-            model.fit(likes, show_progress=False, callback=after_iteration)
+            some = len(items) < data.n_items
+            model.fit(
+                likes[:, items] if some else likes, show_progress=False, callback=after_iteration
+            )
         return attributes()
 
-    def _attributes(self, model, likes):
+    def _attributes(self, model, likes, items):
         attributes = self._factors(model)
+        for name in [name for name in attributes if name.startswith("item_")]:
+            attributes[name] = _spread(attributes[name], items, likes.shape[1])
         users = {name: rows for name, rows in attributes.items() if name.startswith("user_")}
         likers = np.diff(likes.indptr) > 0
         mean = {name: rows[likers].mean(axis=0, dtype=float) for name, rows in users.items()}
         _put(mean, users, ~likers)
         popularity = np.bincount(likes.indices, minlength=likes.shape[1]) / likes.nnz
+        if "item_bias_" in attributes:
+            liked, bias = popularity > 0, attributes["item_bias_"]
+            bias[~liked] = bias[liked].min()
         return attributes | {"_mean_user": mean, "_popularity": popularity}
 
     def _new_user_attributes(self, data):
@@ -136,6 +154,8 @@ class ImplicitRecommender(RankingMixin, Recommender):
         return scores
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class ImplicitALS(ImplicitRecommender):
     """Alternating least squares on implicit feedback, by the `implicit` library.
 
@@ -168,6 +188,7 @@ class ImplicitALS(ImplicitRecommender):
         depend on it.
     random_state : int, RandomState instance or None, default=None
         Seeds the initial vectors; an int gives the library's model of that `random_state`.
+    {items}
 
     Attributes
     ----------
@@ -175,9 +196,10 @@ class ImplicitALS(ImplicitRecommender):
         p_u.
     item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
         q_i.
-    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
-        Ids in the order of the vectors.
-    n_users_, n_items_ : int
+    {user_ids_}
+    {item_ids_}
+    {n_users_}
+    {n_items_}
     n_iterations_ : int
         Sweeps done; fewer than `n_iterations` if a callback stopped the fit.
 
@@ -194,11 +216,12 @@ class ImplicitALS(ImplicitRecommender):
 
     Notes
     -----
-    Centralised: `clients` is checked and otherwise ignored, and nothing crosses a wire.
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
 
     Rows with y <= 0 say no more than their absence, except that `recommend` leaves out their
-    items too. An item without y > 0 has the zero vector. A user without, known or not, has
-    the mean of the other users' vectors. An unknown item scores 0.
+    items too. An item without y > 0, in X or only in `items`, has the zero vector and scores 0,
+    the target of items that are not liked. So does an unknown item. A user without y > 0, known
+    or not, has the mean of the other users' vectors.
 
     `fold_in` solves a new user's p_u exactly. For somebody who was in fit this is not quite
     the fitted vector, which the last sweep over items came after.
@@ -222,30 +245,14 @@ class ImplicitALS(ImplicitRecommender):
     [['persuasion']]
     """
 
-    _parameter_constraints: dict = {
-        **ImplicitRecommender._parameter_constraints,
+    _: KW_ONLY
+    alpha: float = 1.0
+    solver: Literal["cg", "cholesky"] = "cg"
+
+    _parameter_constraints: ClassVar[dict] = ImplicitRecommender._parameter_constraints | {
         "alpha": [Interval(Real, 0, None, closed="neither")],
         "solver": [StrOptions({"cg", "cholesky"})],
     }
-
-    def __init__(
-        self,
-        n_factors: int = 64,
-        *,
-        regularization: float = 0.01,
-        alpha: float = 1.0,
-        n_iterations: int = 15,
-        solver: Literal["cg", "cholesky"] = "cg",
-        n_jobs: int | None = None,
-        random_state: int | RandomState | None = None,
-    ):
-        self.n_factors = n_factors
-        self.regularization = regularization
-        self.alpha = alpha
-        self.n_iterations = n_iterations
-        self.solver = solver
-        self.n_jobs = n_jobs
-        self.random_state = random_state
 
     def _library_model(self, n_threads, seed):
         from implicit.cpu.als import AlternatingLeastSquares
@@ -273,6 +280,8 @@ class ImplicitALS(ImplicitRecommender):
         return {"user_factors_": model.recalculate_user(np.arange(likes.shape[0]), likes)}
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class ImplicitBPR(ImplicitRecommender):
     """Bayesian personalised ranking, by the `implicit` library.
 
@@ -302,6 +311,7 @@ class ImplicitBPR(ImplicitRecommender):
     random_state : int, RandomState instance or None, default=None
         Seeds initial vectors and pairs; an int gives the library's model of that
         `random_state`.
+    {items}
 
     Attributes
     ----------
@@ -311,9 +321,10 @@ class ImplicitBPR(ImplicitRecommender):
         q_i.
     item_bias_ : ndarray of shape (n_items,), dtype float32
         b_i.
-    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
-        Ids in the order of the vectors.
-    n_users_, n_items_ : int
+    {user_ids_}
+    {item_ids_}
+    {n_users_}
+    {n_items_}
     n_iterations_ : int
         Epochs done; fewer than `n_iterations` if a callback stopped the fit.
 
@@ -328,12 +339,14 @@ class ImplicitBPR(ImplicitRecommender):
 
     Notes
     -----
-    Centralised: `clients` is checked and otherwise ignored, and nothing crosses a wire.
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
 
     Only whether y > 0 matters: the library draws all such rows alike, so larger y and
     `sample_weight` (unless it is 0) change nothing. `recommend` leaves out the items of rows
-    with y <= 0 too. An item without y > 0 has the zero vector and bias 0. A user without,
-    known or not, has the mean of the other users' vectors. An unknown item scores 0.
+    with y <= 0 too. An item without y > 0, in X or only in `items`, has the zero vector and the
+    smallest bias of the other items (the library's 0 would put it ahead of many of them). A user
+    without y > 0, known or not, has the mean of the other users' vectors. An unknown item
+    scores 0.
 
     `fold_in` takes the steps that fit takes for a user of as many items, with the items held
     fixed, j drawn by the popularity of fit, and 16 pairs a step instead of one. The result
@@ -356,30 +369,15 @@ class ImplicitBPR(ImplicitRecommender):
     [['persuasion']]
     """
 
-    _parameter_constraints: dict = {
-        **ImplicitRecommender._parameter_constraints,
+    _: KW_ONLY
+    learning_rate: float = 0.01
+    n_iterations: int = 100
+    verify_negative_samples: bool = True
+
+    _parameter_constraints: ClassVar[dict] = ImplicitRecommender._parameter_constraints | {
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "verify_negative_samples": ["boolean"],
     }
-
-    def __init__(
-        self,
-        n_factors: int = 64,
-        *,
-        learning_rate: float = 0.01,
-        regularization: float = 0.01,
-        n_iterations: int = 100,
-        verify_negative_samples: bool = True,
-        n_jobs: int | None = None,
-        random_state: int | RandomState | None = None,
-    ):
-        self.n_factors = n_factors
-        self.learning_rate = learning_rate
-        self.regularization = regularization
-        self.n_iterations = n_iterations
-        self.verify_negative_samples = verify_negative_samples
-        self.n_jobs = n_jobs
-        self.random_state = random_state
 
     def _library_model(self, n_threads, seed):
         from implicit.cpu.bpr import BayesianPersonalizedRanking
@@ -427,6 +425,8 @@ class ImplicitBPR(ImplicitRecommender):
         return user
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class ImplicitLMF(ImplicitRecommender):
     """Logistic matrix factorisation, by the `implicit` library.
 
@@ -459,6 +459,7 @@ class ImplicitLMF(ImplicitRecommender):
     random_state : int, RandomState instance or None, default=None
         Seeds initial vectors and samples; an int gives the library's model of that
         `random_state`.
+    {items}
 
     Attributes
     ----------
@@ -468,9 +469,10 @@ class ImplicitLMF(ImplicitRecommender):
         q_i.
     user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
         b_u and b_i, in log-odds.
-    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
-        Ids in the order of the vectors.
-    n_users_, n_items_ : int
+    {user_ids_}
+    {item_ids_}
+    {n_users_}
+    {n_items_}
     n_iterations_ : int
         Iterations done; fewer than `n_iterations` if a callback stopped the fit.
 
@@ -485,14 +487,15 @@ class ImplicitLMF(ImplicitRecommender):
 
     Notes
     -----
-    Centralised: `clients` is checked and otherwise ignored, and nothing crosses a wire.
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
 
     `predict` gives s_ui, in log-odds, as the library does.
 
     Rows with y <= 0 say no more than their absence, except that `recommend` leaves out their
-    items too. An item without y > 0 has the zero vector and bias 0. A user without, known or
-    not, has the mean of the other users' vectors and biases. An unknown item adds nothing to
-    the user's bias.
+    items too. An item without y > 0, in X or only in `items`, has the zero vector and the
+    smallest bias of the other items (the library's 0 would put it ahead of most of them). A user
+    without y > 0, known or not, has the mean of the other users' vectors and biases. An unknown
+    item adds nothing to the user's bias.
 
     `fold_in` takes the user's half of fit's steps with the items held fixed, and the sampled
     sum replaced by its expectation; nothing in it is random.
@@ -514,30 +517,17 @@ class ImplicitLMF(ImplicitRecommender):
     [['persuasion']]
     """
 
-    _parameter_constraints: dict = {
-        **ImplicitRecommender._parameter_constraints,
+    n_factors: int = 30
+    _: KW_ONLY
+    learning_rate: float = 1.0
+    regularization: float = 0.6
+    n_iterations: int = 30
+    neg_prop: int = 30
+
+    _parameter_constraints: ClassVar[dict] = ImplicitRecommender._parameter_constraints | {
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "neg_prop": [Interval(Integral, 1, None, closed="left")],
     }
-
-    def __init__(
-        self,
-        n_factors: int = 30,
-        *,
-        learning_rate: float = 1.0,
-        regularization: float = 0.6,
-        n_iterations: int = 30,
-        neg_prop: int = 30,
-        n_jobs: int | None = None,
-        random_state: int | RandomState | None = None,
-    ):
-        self.n_factors = n_factors
-        self.learning_rate = learning_rate
-        self.regularization = regularization
-        self.n_iterations = n_iterations
-        self.neg_prop = neg_prop
-        self.n_jobs = n_jobs
-        self.random_state = random_state
 
     def _library_model(self, n_threads, seed):
         from implicit.cpu.lmf import LogisticMatrixFactorization
@@ -595,6 +585,13 @@ def _rows(matrix):
     """Columns and values of each row of a CSR matrix."""
     cuts = matrix.indptr[1:-1]
     return zip(np.split(matrix.indices, cuts), np.split(matrix.data, cuts), strict=True)
+
+
+def _spread(rows, places, length):
+    """An array of the length with `rows` at `places` and 0 elsewhere."""
+    everything = np.zeros((length, *rows.shape[1:]), dtype=rows.dtype)
+    everything[places] = rows
+    return everything
 
 
 def _put(mean, users, mask):

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import numpy as np
 from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
+from fedrecsk._docs import documented
 from fedrecsk.centralized import _sgd
-from fedrecsk.centralized._sgd import GradientDescent, ridge_by_user, shuffled, vectors
+from fedrecsk.centralized._sgd import (
+    GradientDescent,
+    item_vectors,
+    ridge_by_user,
+    shuffled,
+    vectors,
+)
 
-if TYPE_CHECKING:
-    from numpy.random import RandomState
 
-
+@documented
+@dataclass(eq=False, repr=False)
 class PMF(GradientDescent):
     """Probabilistic matrix factorisation: ratings are mu + p_u.q_i plus noise, no biases.
 
@@ -64,6 +71,7 @@ class PMF(GradientDescent):
         Continue the last fit to `n_epochs` epochs in all, exactly as if it had never stopped.
     random_state : int, RandomState instance or None, default=None
         Seeds the first vectors, the order of ratings and the rows held out.
+    {items}
 
     Attributes
     ----------
@@ -82,9 +90,10 @@ class PMF(GradientDescent):
     best_epoch_, validation_curve_ : int, list of float
         With early stopping: the epoch after which the model was best, 0 for the start, and
         the held-out mean squared error of the start and after each epoch.
-    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
-        Ids in the order of the vectors.
-    n_users_, n_items_ : int
+    {user_ids_}
+    {item_ids_}
+    {n_users_}
+    {n_items_}
 
     Raises
     ------
@@ -100,10 +109,10 @@ class PMF(GradientDescent):
 
     Notes
     -----
-    Centralised: `clients` is checked and otherwise ignored, and nothing crosses a wire.
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
 
-    An unknown user or item has its prior mean as vector. `fold_in` solves a new user's p_u
-    exactly, with the items as they are.
+    An unknown user or item has its prior mean as vector, and so has an item of `items` without
+    ratings. `fold_in` solves a new user's p_u exactly, with the items as they are.
 
     One thread. Each epoch takes the ratings in the same order: random groups of 64 users, and
     random within. A step of weight w is rate w / (1 + 2 rate w), at most 1/2.
@@ -126,46 +135,14 @@ class PMF(GradientDescent):
     array([3.2, 3.7])
     """
 
-    _parameter_constraints: dict = {
-        **GradientDescent._parameter_constraints,
+    _: KW_ONLY
+    prior_mean: float = 1.0
+    center: bool = True
+
+    _parameter_constraints: ClassVar[dict] = GradientDescent._parameter_constraints | {
         "prior_mean": [Interval(Real, None, None, closed="neither")],
         "center": ["boolean"],
     }
-
-    def __init__(
-        self,
-        n_factors: int = 20,
-        *,
-        n_epochs: int = 60,
-        learning_rate: float = 0.02,
-        learning_rate_decay: float = 0.96,
-        reg: float = 0.05,
-        shrinkage: float = 3.0,
-        prior_mean: float = 1.0,
-        center: bool = True,
-        init_std: float = 0.03,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        tol: float = 1e-4,
-        warm_start: bool = False,
-        random_state: int | RandomState | None = None,
-    ):
-        self.n_factors = n_factors
-        self.n_epochs = n_epochs
-        self.learning_rate = learning_rate
-        self.learning_rate_decay = learning_rate_decay
-        self.reg = reg
-        self.shrinkage = shrinkage
-        self.prior_mean = prior_mean
-        self.center = center
-        self.init_std = init_std
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.tol = tol
-        self.warm_start = warm_start
-        self.random_state = random_state
 
     def _check_before_fit(self):
         if self.n_factors == 1 and self.prior_mean != 0:
@@ -180,7 +157,7 @@ class PMF(GradientDescent):
     def _start(self, rows, key):
         generator = key.generator("first vectors")
         P = vectors(rows.n_users, self.n_factors, self.init_std, generator)
-        Q = vectors(rows.n_items, self.n_factors, self.init_std, generator)
+        Q = item_vectors(rows, self.n_factors, self.init_std, generator)
         mean_user, mean_item = self._prior_means(P.shape[1])
         return {"P": P + mean_user, "Q": Q + mean_item}
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from fedrecsk._docs import documented
 from fedrecsk.base import RankingMixin, Recommender
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class Popularity(RankingMixin, Recommender):
     """Rank items by how many users took them.
 
@@ -14,18 +19,24 @@ class Popularity(RankingMixin, Recommender):
     estimated as the item's share: the weight of its interactions with y > 0, over the number
     of users.
 
+    Parameters
+    ----------
+    {items}
+
     Attributes
     ----------
     item_popularity_ : ndarray of shape (n_items,), dtype float64
         Share of the users that took the item (with unit weights).
-    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
-        Ids; items in the order of `item_popularity_`.
-    n_users_, n_items_ : int
+    {user_ids_}
+    {item_ids_}
+    {n_users_}
+    {n_items_}
 
     Notes
     -----
-    Centralised: `clients` is checked and otherwise ignored, and nothing crosses a wire.
-    Unknown users get the same list, unknown items preference 0.
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
+    Unknown users get the same list; unknown items have preference 0, and so have items of
+    `items` that nobody took.
 
     Examples
     --------
@@ -35,8 +46,6 @@ class Popularity(RankingMixin, Recommender):
     >>> items.tolist(), scores.tolist()
     ([['clue'], ['alien']], [[0.5], [1.0]])
     """
-
-    _parameter_constraints: dict = {}
 
     def _fit(self, data, report):
         taken = np.where(data.values > 0, data.weights, 0.0)

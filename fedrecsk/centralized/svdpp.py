@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import numpy as np
 from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
-from fedrecsk.centralized._sgd import vectors
+from fedrecsk._docs import documented
+from fedrecsk.centralized._sgd import item_vectors
 from fedrecsk.centralized.biased_mf import BiasedMF
 
-if TYPE_CHECKING:
-    from numpy.random import RandomState
 
-
+@documented
+@dataclass(eq=False, repr=False)
 class SVDpp(BiasedMF):
     """SVD++: r_ui = mu + b_u + b_i + q_i.(p_u + |R_u|^-1/2 sum_{j in R_u} y_j).
 
@@ -60,6 +61,7 @@ class SVDpp(BiasedMF):
         Continue the last fit to `n_epochs` epochs in all, exactly as if it had never stopped.
     random_state : int, RandomState instance or None, default=None
         Seeds the first vectors, the order of users and the rows held out.
+    {items}
 
     Attributes
     ----------
@@ -86,9 +88,10 @@ class SVDpp(BiasedMF):
     best_epoch_, validation_curve_ : int, list of float
         With early stopping: the epoch after which the model was best, 0 for the start, and
         the held-out mean squared error of the start and after each epoch.
-    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
-        Ids in the order of the vectors.
-    n_users_, n_items_ : int
+    {user_ids_}
+    {item_ids_}
+    {n_users_}
+    {n_items_}
 
     Raises
     ------
@@ -102,9 +105,10 @@ class SVDpp(BiasedMF):
 
     Notes
     -----
-    Centralised: `clients` is checked and otherwise ignored, and nothing crosses a wire.
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
 
-    An unknown user or item adds nothing. `fold_in` gives a new user its sum of y_j and solves
+    An unknown user or item adds nothing, and neither does an item of `items` without ratings,
+    also where it is in R_u of a new user. `fold_in` gives a new user its sum of y_j and solves
     b_u and p_u exactly, with the items as they are. A merged row counts once in R_u.
 
     Users are visited in a random order that is the same in each epoch, one thread. The y_j of
@@ -125,53 +129,20 @@ class SVDpp(BiasedMF):
     array([3.3, 3.6])
     """
 
-    _parameter_constraints: dict = {
-        **BiasedMF._parameter_constraints,
+    _: KW_ONLY
+    n_epochs: int = 40
+    learning_rate_decay: float = 0.95
+    reg: float = 0.04
+    shrinkage: float = 5.0
+    reg_implicit: float = 0.003
+
+    _parameter_constraints: ClassVar[dict] = BiasedMF._parameter_constraints | {
         "reg_implicit": [Interval(Real, 0, None, closed="left")],
     }
 
-    def __init__(
-        self,
-        n_factors: int = 20,
-        *,
-        n_epochs: int = 40,
-        learning_rate: float = 0.02,
-        learning_rate_decay: float = 0.95,
-        reg: float = 0.04,
-        shrinkage: float = 5.0,
-        reg_bias: float = 0.01,
-        shrinkage_bias: float = 5.0,
-        reg_implicit: float = 0.003,
-        init_std: float = 0.03,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        tol: float = 1e-4,
-        warm_start: bool = False,
-        random_state: int | RandomState | None = None,
-    ):
-        super().__init__(
-            n_factors,
-            n_epochs=n_epochs,
-            learning_rate=learning_rate,
-            learning_rate_decay=learning_rate_decay,
-            reg=reg,
-            shrinkage=shrinkage,
-            reg_bias=reg_bias,
-            shrinkage_bias=shrinkage_bias,
-            init_std=init_std,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change,
-            tol=tol,
-            warm_start=warm_start,
-            random_state=random_state,
-        )
-        self.reg_implicit = reg_implicit
-
     def _start(self, rows, key):
         generator = key.generator("first implicit vectors")
-        Y = vectors(rows.n_items, self.n_factors, self.init_std, generator)
+        Y = item_vectors(rows, self.n_factors, self.init_std, generator)
         return super()._start(rows, key) | {"Y": Y}
 
     def _arranged(self, rows, key):
