@@ -9,11 +9,13 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class OwnItems:
-    """The item vectors of every client, one copy a block of those that nobody in it rated.
+    """The item vectors of clients, one copy a block of those that nobody in it rated.
 
     Attributes
     ----------
     n_items : int
+    users : ndarray of shape (n_users,)
+        Users' codes, ascending.
     client_of_user, block_of_user : ndarray of shape (n_users,)
         -1 for users who have been forgotten.
     keys : ndarray of shape (n_rows,)
@@ -23,6 +25,7 @@ class OwnItems:
     """
 
     n_items: int
+    users: np.ndarray
     client_of_user: np.ndarray
     block_of_user: np.ndarray
     keys: np.ndarray
@@ -30,33 +33,43 @@ class OwnItems:
     shared: np.ndarray
 
     @classmethod
-    def of(cls, states):
-        """Collect them from the clients' states."""
-        blocks = states.blocks
-        n_users = sum(block.n_users for block in blocks)
-        client_of_user, block_of_user = np.empty((2, n_users), dtype=np.int64)
-        keys = []
-        for b, block in enumerate(blocks):
-            users_each = np.diff(block.client_indptr)
-            client_of_user[block.users] = np.repeat(block.clients, users_each)
-            block_of_user[block.users] = b
-            row_clients = np.repeat(block.clients, block.row_counts)
-            keys.append(row_clients * block.n_items + block.row_items)
-        keys = np.concatenate(keys)
-        order = np.argsort(keys)
+    def of(cls, block, held, shared):
+        """Of one block, given its clients' own vectors and what they share of all others."""
+        n_users = np.diff(block.client_indptr)
+        order = np.argsort(block.users, kind="stable")
+        keys = np.repeat(block.clients, block.row_counts) * block.n_items + block.row_items
+        by_key = np.argsort(keys)
         return cls(
-            blocks[0].n_items,
-            client_of_user,
-            block_of_user,
-            keys[order],
-            np.concatenate([state["held"] for state in states])[order],
-            np.stack([state["shared"] for state in states]),
+            block.n_items,
+            block.users[order],
+            np.repeat(block.clients, n_users)[order],
+            np.zeros(block.n_users, dtype=np.int64),
+            keys[by_key],
+            held[by_key],
+            shared[None],
+        )
+
+    @classmethod
+    def joined(cls, parts):
+        """Put those of several blocks together."""
+        users = np.concatenate([part.users for part in parts])
+        keys = np.concatenate([part.keys for part in parts])
+        order, by_key = np.argsort(users, kind="stable"), np.argsort(keys)
+        blocks = np.repeat(np.arange(len(parts)), [len(part.users) for part in parts])
+        return cls(
+            parts[0].n_items,
+            users[order],
+            np.concatenate([part.client_of_user for part in parts])[order],
+            blocks[order],
+            keys[by_key],
+            np.concatenate([part.held for part in parts])[by_key],
+            np.concatenate([part.shared for part in parts]),
         )
 
     def without(self, users):
         """The same with these users (codes) forgotten."""
         client_of_user = self.client_of_user.copy()
-        client_of_user[users[users < len(client_of_user)]] = -1
+        client_of_user[np.isin(self.users, users)] = -1
         return replace(self, client_of_user=client_of_user)
 
     def vectors(self, users, items, default):
@@ -73,11 +86,12 @@ class OwnItems:
         vectors : ndarray of shape (n, width)
         """
         vectors = default[items]
-        ours = np.flatnonzero((users >= 0) & (users < len(self.client_of_user)))
-        ours = ours[self.client_of_user[users[ours]] >= 0]
-        users, items = users[ours], items[ours]
-        vectors[ours] = self.shared[self.block_of_user[users], items]
-        keys = self.client_of_user[users] * self.n_items + items
+        places = np.minimum(np.searchsorted(self.users, users), len(self.users) - 1)
+        known = (self.users[places] == users) & (self.client_of_user[places] >= 0)
+        ours = np.flatnonzero(known)
+        places, items = places[ours], items[ours]
+        vectors[ours] = self.shared[self.block_of_user[places], items]
+        keys = self.client_of_user[places] * self.n_items + items
         position = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         held = self.keys[position] == keys
         vectors[ours[held]] = self.held[position[held]]

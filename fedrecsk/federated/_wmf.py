@@ -1,25 +1,40 @@
-"""What LocALS, LocSGD and GlobSGD share: preferences, users, and what crosses the wire."""
+"""What LocALS, LocSGD and GlobSGD share: preferences, users, and what is sent."""
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
+from typing import ClassVar, Literal
 
 import numpy as np
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
+from fedrecsk.attacks._inversion_wmf import wmf as invert
 from fedrecsk.base import RankingMixin
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation.messages import Dense, Message, Rows
+from fedrecsk.simulation.messages import Dense, Derived, Message, Rows, Uploads
+from fedrecsk.uploads import Form, Ragged
 
 # Directions in which clients say less than this share of the most are left alone.
 RESOLUTION = 1e-6
 
 
+@dataclass(eq=False, repr=False)
 class FederatedWMF(RankingMixin, FederatedRecommender):
     """Base class of the federated methods for weighted matrix factorisation."""
 
-    _parameter_constraints: dict = FederatedRecommender._parameter_constraints | {
+    n_factors: int = 20
+    _: KW_ONLY
+    alpha: float = 1.0
+    reg_user: float = 30.0
+    reg_item: float = 10.0
+    aggregation: Literal["full", "all", "holders"] = "full"
+    preconditioner: bool | Literal["auto"] = "auto"
+    download: Literal["own", "all"] = "own"
+    init_std: float = 0.03
+
+    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
         "alpha": [Interval(Real, 0, None, closed="left")],
         "reg_user": [Interval(Real, 0, None, closed="neither")],
@@ -30,28 +45,36 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
         "init_std": [Interval(Real, 0, None, closed="neither")],
     }
 
+    _single_uploads = True
+    _inversion = staticmethod(invert)
     _dtype = np.float32
 
-    # ------------------------------------------------------------------ the common hooks
+    # --------------------------------------------------------------- before the rounds
 
-    def _enrol(self, block):
-        held = np.bincount(block.row_items, minlength=block.n_items)
-        if self.download == "all":
-            return Message(held_items=Dense(held, dtype="uint8"))
-        return Message(held_items=Rows(held, dtype="int32"))
+    _n_setups = 1
 
-    def _init_server(self, catalogue, enrolment, key):
+    def _init_server(self, catalogue, key):
         shape = (catalogue.n_items, self.n_factors)
         items = self.init_std * key.generator("item factors").standard_normal(shape)
         return {
             "item_factors": items.astype(self._dtype),
             "n_clients": catalogue.n_clients,
             "reg_item": self.reg_item / catalogue.n_clients,
-            "held_share": enrolment["held_items"].mean[:, None],
         }
 
-    def _announce(self, server):
-        return Message(reg_item=Dense(np.array([server["reg_item"]])))
+    def _setup_forms(self, n_items, step):
+        if self.download == "all":
+            return {"held_items": Form((n_items,), dtype="uint8", learned=False)}
+        # An int32 for each held item: its number.
+        return {"held_items": Form((n_items,), "held", dtype="int32", learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        return Uploads(held_items=np.bincount(block.row_items, minlength=block.n_items))
+
+    def _setup_aggregate(self, server, upload, step, key):
+        return server | {"held_share": upload["held_items"].mean[:, None]}
+
+    # ---------------------------------------------------------------------- each round
 
     def _model(self, server):
         items = server["item_factors"]
@@ -59,34 +82,49 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
             return Message(item_factors=Dense(items))
         return Message(item_factors=Rows(items), gram=Dense(self._gram(items), compressible=False))
 
+    def _on_receipt(self, message, key):
+        if "gram" in message:
+            return message
+        return Message(**message, gram=Derived(self._gram(message["item_factors"].values)))
+
     def _init_clients(self, block, message, key):
-        state = self._preferences(block)
-        state["users"] = np.zeros((block.n_users, self.n_factors), dtype=self._dtype)
-        if "reg_item" in message:
-            state["reg_item"] = float(message["reg_item"].values[0])
-        return state
+        users = np.zeros((block.n_users, self.n_factors), dtype=self._dtype)
+        return self._preferences(block) | {"users": users}
+
+    def _upload_forms(self, n_items):
+        d, rows = self.n_factors, "all" if self.download == "all" else "held"
+        forms = {"rows": Form((n_items, d), rows)}
+        if self.aggregation == "full":
+            forms["others"] = Form((d, d), compressible=False)
+        if self.aggregation == "holders":
+            forms["n_holders"] = Form((n_items,), rows, dtype="uint8", learned=False)
+        return forms
+
+    # ------------------------------------------------------------------------- the end
+
+    def _final_model(self, server):
+        # To recommend, a client needs the items that it does not hold.
+        return Message(item_factors=Dense(server["item_factors"]))
 
     def _personalize(self, block, state, message, key):
-        state = dict(state or self._init_clients(block, message, key))
-        items, gram = self._received(message)
-        state["users"] = np.empty_like(state["users"])
+        state = state or self._init_clients(block, message, key)
+        users = np.empty_like(state["users"])
         _kernels.wmf.fit_users(
             block.indptr,
             block.items,
-            state["extra"],
-            state["pull"],
-            items,
-            gram,
+            self._feedback(state),
+            self._received(message),
             float(self.reg_user),
-            state["users"],
+            _kernels.wmf.workspace(self._layout(block), users),
+            users,
         )
-        return state
+        return {"users": users}
 
-    def _attributes(self, server, states):
-        return {
-            "user_factors_": states.by_user("users"),
-            "item_factors_": server["item_factors"],
-        }
+    def _server_attributes(self, message):
+        return {"item_factors_": message["item_factors"].values}
+
+    def _user_attributes(self, block, state):
+        return {"user_factors_": state["users"]}
 
     # ------------------------------------------------------------------- on the clients
 
@@ -99,71 +137,74 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
             "pull": np.where(positive, 1 + extra, 0.0).astype(self._dtype),
         }
 
-    def _received(self, message):
-        """The item vectors, of which a client reads its own, and the sum of all q q'."""
-        items = message["item_factors"].values
-        return items, message["gram"].values if "gram" in message else self._gram(items)
-
     def _gram(self, items):
         items = items.astype(np.float64)
-        # Where clients diverge, the transport says so in the next round.
+        # Where clients diverge, the server says so in the next round.
         with np.errstate(over="ignore", invalid="ignore"):
             return (items.T @ items).astype(self._dtype)
 
-    @staticmethod
-    def _layout(block):
-        return block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
-
-    def _empty_sums(self, block):
-        """Where the kernels add up rows by item, matrices, and holders of each item."""
-        d = self.n_factors
-        return tuple(
-            np.zeros(shape, dtype=self._dtype)
-            for shape in ((block.n_items, d), (d, d), (block.n_items,))
+    def _received(self, message):
+        """The item vectors, of which a client reads its own, and the sum of all q q'."""
+        return _kernels.wmf.Broadcast(
+            message["item_factors"].values.astype(self._dtype, copy=False),
+            message["gram"].values.astype(self._dtype, copy=False),
         )
 
-    def _upload(self, sums, sound):
-        """Rows for own items; a matrix in the full form; the holders to divide by, if asked."""
-        rows, square, n_holders = sums
-        kind = Dense if self.download == "all" else Rows
-        fields = {"rows": kind(rows)}
-        if self.aggregation == "full":
-            fields["others"] = Dense(square, center=self._idle_matrix, compressible=False)
+    @staticmethod
+    def _layout(block):
+        return _kernels.wmf.Layout(
+            block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
+        )
+
+    @staticmethod
+    def _feedback(state):
+        return _kernels.wmf.Feedback(state["extra"], state["pull"])
+
+    def _problem(self, reg_item=0.0, mu=0.0):
+        full = self.aggregation == "full"
+        return _kernels.wmf.Problem(float(self.reg_user), float(reg_item), float(mu), full)
+
+    def _empty_uploads(self, block, turn):
+        """Where the kernels write: sums by item, or rows and a matrix of each client."""
+        d, n, n_rows = self.n_factors, block.n_clients, len(block.row_items)
+        sound = np.ones(n, dtype=bool)
+        if turn.separate:
+            rows, slots = np.zeros((n_rows, d), self._dtype), np.arange(n_rows, dtype=np.int32)
+            squares, numbers = np.zeros((n, d, d), self._dtype), np.arange(n, dtype=np.int32)
+            return _kernels.wmf.Uploads(turn.active, rows, slots, squares, numbers, sound, True)
+        senders, sums = turn.active & turn.delivers, np.zeros((block.n_items, d))
+        square, zeros = np.zeros((1, d, d)), np.zeros(n, dtype=np.int32)
+        return _kernels.wmf.Uploads(senders, sums, block.row_items, square, zeros, sound, False)
+
+    def _uploads(self, block, turn, out):
+        """What the kernels have written: rows, and matrices or holders if they are sent."""
+        sums = {"rows": out.rows, "others": out.squares[0]}
         if self.aggregation == "holders":
-            fields["n_holders"] = kind(n_holders, dtype="uint8")
-        return Message(sound=sound, **fields)
+            sends = np.repeat(out.senders & out.sound, block.row_counts)
+            sums["n_holders"] = np.bincount(block.row_items[sends], minlength=block.n_items)
+        fields = sums
+        if turn.separate:
+            own, idle = (block.row_indptr, block.row_items), self._idle_matrix
+            ones = np.ones(len(block.row_items), dtype=np.uint8)
+            fields = {
+                "rows": Ragged(*own, out.rows),
+                "others": Ragged.stacked(out.squares, origin=idle, center=idle),
+                "n_holders": Ragged(*own, ones),
+            }
+        names = self._upload_forms(block.n_items)
+        return Uploads(sound=out.sound, **{name: fields[name] for name in names})
 
     @property
     def _idle_matrix(self):
         """The matrix of a client that leaves the items it does not hold as they are."""
         return np.eye(self.n_factors)
 
-    def _loss(self, block, loss, mass):
+    def _loss(self, block, turn, loss, mass):
         """Loss and weight of a round's active clients, over all pairs of user and item."""
-        n_users = np.diff(block.client_indptr)[block.active].sum()
-        return np.array([loss, mass + n_users * block.n_items])
+        n_users = np.diff(block.client_indptr)[turn.active].sum()
+        return loss, mass + n_users * block.n_items
 
     # -------------------------------------------------------------------- on the server
-
-    def _mean_items(self, server, upload):
-        """The step that averages the clients' item vectors."""
-        items = server["item_factors"].astype(np.float64)
-        match self.aggregation:
-            case "holders":
-                change = self._mean_over_holders(upload)
-            case "all":
-                change = upload["rows"].mean
-            case "full":
-                others = upload["others"].mean
-                change = upload["rows"].mean + items @ others.T - items
-                if self._preconditions:
-                    change = divide(change, np.eye(self.n_factors) - others.T)
-        rate = self.server_learning_rate
-        if rate == "auto" and self._preconditions:
-            rate = self._cautious(server, upload, np.trace(others) / self.n_factors)
-        elif rate == "auto":
-            rate = 1.0
-        return server | {"item_factors": (items + rate * change).astype(self._dtype)}
 
     @staticmethod
     def _mean_over_holders(upload):
@@ -173,13 +214,13 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
     def _cautious(self, server, upload, lean=1.0):
         """Step of each item that keeps a preconditioned update from overshooting.
 
-        Where few clients are heard, the mean is noisy. Where many hold an item with a large
+        Where few clients take part, the mean is noisy. Where many hold an item with a large
         alpha, clients move it up to 1 + alpha times as fast as the preconditioner, which
         knows no single item, expects; `lean` says how far their answers depend on the
         server's items at all.
         """
-        heard = min(1.0, 2 * upload.n_clients / server["n_clients"])
-        return heard / (1 + lean * self.alpha * server["held_share"] / 2)
+        share = min(1.0, 2 * upload.n_clients / server["n_clients"])
+        return share / (1 + lean * self.alpha * server["held_share"] / 2)
 
     @property
     def _preconditions(self):
@@ -190,14 +231,14 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
     # ------------------------------------------------------------ checks, early stopping
 
     def _check_before_fit(self):
-        super()._check_before_fit()
-        if self._world().local_dp is not None:
+        if self._setting().local_dp is not None:
             raise ValueError(
                 f"{type(self).__name__} has no local_dp: which rows a client asks for and sends "
                 "reveals the items it holds, and noise cannot hide that. Use RFRec under local "
                 "differential privacy."
             )
-        if self._world().secure_aggregation is not None and self.download == "own":
+        super()._check_before_fit()
+        if self._setting().secure_aggregation is not None and self.download == "own":
             raise ValueError(
                 f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
                 'rows of some items only do not add up encrypted; set download="all".'
@@ -208,7 +249,7 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
                 f"aggregation={self.aggregation!r}; change one of them."
             )
 
-    def _check_world(self, federation, data, blocks):
+    def _check_setting(self, federation, data, blocks):
         if not (data.values > 0).any():
             raise ValueError(
                 "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
@@ -221,8 +262,7 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
         Held-out rows count with their confidence; the items that the user has no row of are
         preferences 0 with confidence 1, shared out over its held-out rows.
         """
-        rated = self._preferences(held_out)
-        confidence = 1.0 + rated["extra"]
+        confidence = 1.0 + self._preferences(held_out)["extra"]
         scores = self._score_pairs(held_out.users, held_out.items)
         users, n_users = held_out.users, held_out.n_users
         everything = np.einsum(
@@ -233,6 +273,49 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
         seen = np.bincount(seen_users, self._score_pairs(seen_users, seen_items) ** 2, n_users)
         unseen = (everything - seen) / np.maximum(np.bincount(users, minlength=n_users), 1)
         return confidence * ((held_out.values > 0) - scores) ** 2 + unseen[users], confidence
+
+
+@dataclass(eq=False, repr=False)
+class ClientItemsWMF(FederatedWMF):
+    """Base class of LocALS and LocSGD: clients move the items, and the server averages."""
+
+    _: KW_ONLY
+    mu: float = 10.0
+    local_epochs: int = 1
+    server_learning_rate: float | Literal["auto"] = "auto"
+
+    _parameter_constraints: ClassVar[dict] = FederatedWMF._parameter_constraints | {
+        "mu": [Interval(Real, 0, None, closed="left")],
+        "local_epochs": [Interval(Integral, 1, None, closed="left")],
+        "server_learning_rate": [
+            Interval(Real, 0, None, closed="neither"),
+            StrOptions({"auto"}),
+        ],
+    }
+
+    def _announce(self, server):
+        return Message(reg_item=Dense(np.array([server["reg_item"]])))
+
+    def _init_clients(self, block, message, key):
+        state = super()._init_clients(block, message, key)
+        return state | {"reg_item": float(message["reg_item"].values[0])}
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        items = server["item_factors"].astype(np.float64)
+        others = upload["others"].mean if self.aggregation == "full" else np.eye(self.n_factors)
+        if self.aggregation == "holders":
+            change = self._mean_over_holders(upload)
+        else:
+            change = upload["rows"].mean + items @ others.T - items
+        if self._preconditions:
+            change = divide(change, np.eye(self.n_factors) - others.T)
+        rate = self.server_learning_rate
+        if rate == "auto":
+            lean = np.trace(others) / self.n_factors
+            rate = self._cautious(server, upload, lean) if self._preconditions else 1.0
+        return server | {"item_factors": (items + rate * change).astype(self._dtype)}
 
 
 def divide(change, matrix):

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar
 
 import numpy as np
 from sklearn.utils._param_validation import Interval
 
-from fedrecsk.federated.fedmf import FedMF
+from fedrecsk._docs import documented
+from fedrecsk.federated._fedmf import AveragedItems
 from fedrecsk.simulation.messages import Dense, Derived, Message
 
-if TYPE_CHECKING:
-    from fedrecsk.simulation.federation import Federation
 
-
-class CoLR(FedMF):
+@documented
+@dataclass(eq=False, repr=False)
+class CoLR(AveragedItems):
     """Correlated low-rank updates: federated matrix factorisation that uploads little.
 
     As :class:`FedMF`, but a client trains ``Q + A_u B`` with the round's B as it is: r rows of
     length d that the server has drawn for all, orthogonal and sqrt(d / r) long. Only A_u, which
-    begins at zero, travels up, and since all have the same B the server can average it: Q moves by
-    ``mean(A_u) B``. As B is new in each round, Q can go anywhere in the end.
+    begins at zero, is uploaded, and since all have the same B the server can average it: Q moves
+    by ``mean(A_u) B``. As B is new in each round, Q can go anywhere in the end.
 
     Parameters
     ----------
@@ -32,20 +33,16 @@ class CoLR(FedMF):
     learning_rate : float, default=0.5
         Step of SGD on user vectors (eta).
     rank_exponent : float, default=0.75
-        A's step is ``learning_rate * (rank / n_factors) ** rank_exponent``. The authors have 0.5.
-    weight_decay, aggregation, init_std, client_fraction
+        A's step is ``learning_rate * (rank / n_factors) ** rank_exponent``.
+    weight_decay, aggregation, init_std
         As in :class:`FedMF`.
-    early_stopping, validation_fraction, n_iter_no_change, tol
-        As in :class:`FedMF`.
-    warm_start, n_jobs, random_state, federation
-        As in :class:`FedMF`.
+    {shared parameters}
 
     Attributes
     ----------
-    user_factors_, item_factors_, global_bias_, user_ids_, item_ids_, n_users_, n_items_
+    user_factors_, item_factors_, global_bias_
         As in :class:`FedMF`.
-    n_rounds_, best_round_, loss_curve_, history_, communication_, privacy_
-        As in :class:`FedMF`.
+    {shared attributes}
 
     Raises
     ------
@@ -59,22 +56,28 @@ class CoLR(FedMF):
 
     Notes
     -----
-    *What crosses the wire.* Up: A_u, ``4 m r`` bytes a client and round for m items, and the
-    visits or N_u, as in :class:`FedMF`. Down: Q, ``4 m d`` bytes, and B, ``4 r d`` bytes. The
-    paper's downlink is mean(A) alone, of ``4 m r`` bytes; that is enough only for clients that
-    follow every round. A client that returns after c rounds needs ``c m r`` numbers to
-    catch up, more than Q itself once c > d / r, and so the ledger counts Q.
+    *Algorithm*::
+
+        each round
+          1  server sends Q and B, or mean(A_u) of the last round and B   _broadcast, _model_delta
+          2  clients complete B to a basis and turn Q to it               _on_receipt
+          3  ... and their p_u                                            _client_update
+          4  clients train p_u and A_u, q_i along B, as in FedMF          kernel train
+          5  clients upload A_u, and what they visited                    kernel visit_summed
+          6  server adds mean(A_u) B to Q                                 _aggregate
+        at the end
+          7  clients fit p_u to the final Q                               _personalize
+
+    *Turning.* Q and p_u are turned to coordinates of which the first r are those along B's rows;
+    to train A_u is to train these coordinates of q_i. This is exact.
+
+    *What is sent.* Up: A_u, ``4 m r`` bytes per client per round for m items, and the visits or
+    number of ratings, as in :class:`FedMF`. Down: B, ``4 r d`` bytes, and Q, ``4 m d`` bytes; a
+    client that has the last Q receives mean(A_u) instead, ``4 m r`` bytes, and one that returns
+    after c rounds c of them, as long as these are less than Q.
 
     *What it reveals.* As in :class:`FedMF`: the rows of A_u that are not zero are the visited
     items.
-
-    *Learning rate.* The rows of B are sqrt(d / r) long. With ``rank_exponent=0.5`` a step on A
-    moves q by as much as a step of `learning_rate` whose gradient lies in the span of B;
-    with 1 it does so on average over B. In between is best on validation data: larger steps are
-    noisier, since what lies outside the span must wait for other rounds.
-
-    *Simulation.* A client's vectors are turned to coordinates of which the first are those along
-    B's rows; to train A is to train these coordinates of q. This is exact.
 
     References
     ----------
@@ -94,92 +97,50 @@ class CoLR(FedMF):
     True
     """
 
-    _parameter_constraints: dict = FedMF._parameter_constraints | {
+    rank: int = 4
+    _: KW_ONLY
+    rank_exponent: float = 0.75
+
+    _parameter_constraints: ClassVar[dict] = AveragedItems._parameter_constraints | {
         "rank": [Interval(Integral, 1, None, closed="left")],
         "rank_exponent": [Interval(Real, 0, None, closed="left")],
     }
 
-    def __init__(
-        self,
-        rank: int = 4,
-        *,
-        n_factors: int = 64,
-        n_rounds: int = 200,
-        loss: Literal["bce", "squared"] = "bce",
-        n_negatives: int = 4,
-        local_epochs: int = 2,
-        batch_size: int = 64,
-        learning_rate: float = 0.5,
-        rank_exponent: float = 0.75,
-        weight_decay: float = 2e-3,
-        aggregation: Literal["visits", "data_size"] = "visits",
-        init_std: float = 0.03,
-        client_fraction: float = 0.2,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        tol: float = 1e-4,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        federation: Federation | None = None,
-    ):
-        super().__init__(
-            n_factors,
-            n_rounds=n_rounds,
-            loss=loss,
-            n_negatives=n_negatives,
-            local_epochs=local_epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            aggregation=aggregation,
-            init_std=init_std,
-            client_fraction=client_fraction,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change,
-            tol=tol,
-            warm_start=warm_start,
-            n_jobs=n_jobs,
-            random_state=random_state,
-            federation=federation,
-        )
-        self.rank = rank
-        self.rank_exponent = rank_exponent
-
-    # ---------------------------------------------------------------------- the algorithm
+    # ---------------------------------------------------------------------- each round
 
     def _broadcast(self, server, key):
-        directions = self._directions(key)
-        basis = self._length * directions[: self.rank]
-        return Message(
-            **self._model(server),
-            basis=Dense(basis.astype(self._dtype), learned=False),
-            directions=Derived(directions, learned=False),
-        )
+        basis = self._length * self._directions(key)[: self.rank]
+        basis = Dense(basis.astype(self._dtype), learned=False)
+        return Message(**self._model(server), basis=basis)
 
-    def _news(self, server):
+    def _model_delta(self, server):
         if "update" not in server:
             return None
         basis = Dense(server["basis"], learned=False)
         return Message(update=Dense(server["update"]), basis=basis)
 
-    def _on_receipt(self, message):
-        turned = message["item_factors"].values @ message["directions"].values.T
-        return Message(**message, turned=Derived(turned, learned=False))
+    def _on_receipt(self, message, key):
+        if "basis" not in message:
+            return message
+        directions = self._directions(key)
+        turned = message["item_factors"].values @ directions.T
+        return Message(
+            **message,
+            directions=Derived(directions, learned=False),
+            turned=Derived(turned, learned=False),
+        )
 
-    def _client_update(self, block, state, message, key):
+    def _client_update(self, block, state, message, turn, key):
         # In coordinates of which the first are those along B, to train A is to train these.
         directions = message["directions"].values
-        who, users = np.repeat(block.active, np.diff(block.client_indptr)), state["users"]
+        who, users = np.repeat(turn.active, np.diff(block.client_indptr)), state["users"]
         # Who has diverged is found when its upload arrives.
         with np.errstate(over="ignore", invalid="ignore"):
             users[who] = users[who] @ directions.T
             turned = Message(item_factors=message["turned"])
-            state, upload = super()._client_update(block, state, turned, key)
+            state, uploads, loss = super()._client_update(block, state, turned, turn, key)
             users[who] = users[who] @ directions
-        return state, upload
+        return state, uploads, loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -188,7 +149,7 @@ class CoLR(FedMF):
         items = (server["item_factors"] + update @ basis).astype(self._dtype)
         return server | {"item_factors": items, "update": update, "basis": basis}
 
-    # ------------------------------------------------------------------- its single lines
+    # -------------------------------------------------------------------- what differs
 
     def _directions(self, key):
         """Orthonormal rows, (n_factors, n_factors): B's, and any that complete them."""
@@ -209,8 +170,8 @@ class CoLR(FedMF):
         # A step on A of this rate is one on A B of a rate |b|^2 times as large.
         return float(rate * self._length**2), self._length
 
-    def _check_world(self, federation, data, blocks):
-        super()._check_world(federation, data, blocks)
+    def _check_setting(self, federation, data, blocks):
+        super()._check_setting(federation, data, blocks)
         if self.rank > self.n_factors:
             raise ValueError(
                 f"rank={self.rank} is more than n_factors={self.n_factors}, and an update of a "

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
+from fedrecsk._docs import documented
 from fedrecsk.federated._wmf import FederatedWMF, divide
-from fedrecsk.simulation.messages import Message
-
-if TYPE_CHECKING:
-    from fedrecsk.simulation.federation import Federation
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class GlobSGD(FederatedWMF):
     """Federated matrix factorisation with gradient steps on the server.
 
@@ -28,7 +28,7 @@ class GlobSGD(FederatedWMF):
     n_factors : int, default=20
         Length of p_u and q_i (d).
     n_rounds : int, default=30
-        Rounds in total (T).
+        Number of rounds in total (T).
     alpha : float, default=1.0
         Extra confidence of a positive of weight 1.
     reg_user : float, default=30.0
@@ -41,9 +41,9 @@ class GlobSGD(FederatedWMF):
         step that the curvature allows. With "full" that is one over
         ``(1 + alpha h_i) s + reg_item / n_clients``, where s is the largest eigenvalue of the
         mean ``P_c' P_c`` and h_i the share of the clients that hold the item; with the
-        preconditioner ``1 / (1 + alpha h_i)``, times twice the share of the clients that were
-        heard if that is below 1. Otherwise the server does not know the curvature and the
-        step is 3, which suits MovieLens and diverges with few clients.
+        preconditioner ``1 / (1 + alpha h_i)``, times twice the share of the clients whose
+        uploads were accepted if that is below 1. Otherwise the server does not know the
+        curvature and the step is 3, which suits MovieLens and diverges with few clients.
     aggregation : {"full", "all", "holders"}, default="full"
         Which pairs the gradient has. "full": all of them, by a d x d matrix from each
         client, which makes the mean the exact gradient of the centralised objective. "all":
@@ -53,19 +53,19 @@ class GlobSGD(FederatedWMF):
         Whether the server multiplies the gradient by
         ``(mean P_c' P_c + reg_item / n_clients I)^-1``. It makes the comparison with LocALS
         fair. "auto": with "full", which it needs.
-    download, init_std
+    download : {"own", "all"}, default="own"
         As in :class:`LocALS`.
-    client_fraction, early_stopping, validation_fraction, n_iter_no_change, tol, warm_start
-        As in :class:`LocALS`.
-    n_jobs, random_state, federation
-        As in :class:`LocALS`.
+    init_std : float, default=0.03
+        Standard deviation of the initial item vectors.
+    {shared parameters}
 
     Attributes
     ----------
-    user_factors_, item_factors_, user_ids_, item_ids_, n_users_, n_items_
-        As in :class:`LocALS`.
-    n_rounds_, best_round_, loss_curve_, history_, communication_, privacy_
-        As in :class:`LocALS`.
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u, solved by every client for the final item vectors; private to the client.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        The server's q_i.
+    {shared attributes}
 
     Raises
     ------
@@ -74,16 +74,28 @@ class GlobSGD(FederatedWMF):
 
     Notes
     -----
-    *What crosses the wire.* Once, up: which items the client holds, as in :class:`LocALS`. Each
-    round down: as in :class:`LocALS`. Up: for each own item the sum over the client's users of
+    *Algorithm*::
+
+        set-up  clients say which items they hold               _setup_update
+        each round
+          1  server sends q_i of own items, and sum q q'        _model
+          2  clients solve for their users                      kernels item_gradients, fit_client
+          3  ... and upload the items' gradients, and P_c' P_c  kernel send
+          4  server steps                                       _aggregate
+        end
+          5  server sends all items                             _final_model
+          6  clients solve for their users once more            _personalize: kernel fit_users
+
+    *What is sent.* Once, up: which items the client holds, as in :class:`LocALS`. Each
+    round, down: as in :class:`LocALS`. Up: for each own item the sum over the client's users of
     ``c_ui (p_u . q_i - r_ui) p_u``, in "full" less ``(p_u . q_i) p_u``; with "full" the d x d
-    matrix P_c' P_c; with "holders" a count of 1 an item.
+    matrix P_c' P_c; with "holders" a count of 1 for each item. At the end, down: q_i of all items.
 
     *What it reveals.* As in :class:`LocALS`: in plaintext, P_c' P_c of a one-user client is p_u up
     to its sign, which a row settles.
 
-    Gradients are half of the derivatives of the objective. Aggregation, preconditioner and
-    the defaults, chosen on validation data, are ours.
+    *Gradients* are half of the derivatives of the objective. `loss_curve_` is as in
+    :class:`LocALS`.
 
     References
     ----------
@@ -101,75 +113,31 @@ class GlobSGD(FederatedWMF):
     True
     """
 
-    _parameter_constraints: dict = FederatedWMF._parameter_constraints | {
+    _: KW_ONLY
+    n_rounds: int = 30
+    learning_rate: float | Literal["auto"] = "auto"
+    preconditioner: bool | Literal["auto"] = False
+
+    _parameter_constraints: ClassVar[dict] = FederatedWMF._parameter_constraints | {
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
     }
 
-    def __init__(
-        self,
-        n_factors: int = 20,
-        *,
-        n_rounds: int = 30,
-        alpha: float = 1.0,
-        reg_user: float = 30.0,
-        reg_item: float = 10.0,
-        learning_rate: float | Literal["auto"] = "auto",
-        aggregation: Literal["full", "all", "holders"] = "full",
-        preconditioner: bool | Literal["auto"] = False,
-        download: Literal["own", "all"] = "own",
-        init_std: float = 0.03,
-        client_fraction: float = 1.0,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        tol: float = 1e-4,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        federation: Federation | None = None,
-    ):
-        self.n_factors = n_factors
-        self.n_rounds = n_rounds
-        self.alpha = alpha
-        self.reg_user = reg_user
-        self.reg_item = reg_item
-        self.learning_rate = learning_rate
-        self.aggregation = aggregation
-        self.preconditioner = preconditioner
-        self.download = download
-        self.init_std = init_std
-        self.client_fraction = client_fraction
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.tol = tol
-        self.warm_start = warm_start
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.federation = federation
-
     # ---------------------------------------------------------------------- the algorithm
 
-    def _announce(self, server):
-        return Message()
-
-    def _client_update(self, block, state, message, key):
-        items, gram = self._received(message)
-        sums = self._empty_sums(block)
-        loss, mass, sound = _kernels.wmf.item_gradients(
-            self._layout(block),
-            state["extra"],
-            state["pull"],
-            (block.active, block.delivers),
-            items,
-            gram,
-            float(self.reg_user),
-            self.aggregation == "full",
-            state["users"],
-            sums,
+    def _client_update(self, block, state, message, turn, key):
+        layout, users = self._layout(block), state["users"]
+        out = self._empty_uploads(block, turn)
+        loss = _kernels.wmf.item_gradients(
+            layout,
+            self._feedback(state),
+            turn.active,
+            self._received(message),
+            self._problem(),
+            _kernels.wmf.workspace(layout, users),
+            users,
+            out,
         )
-        state["training_loss"] = self._loss(block, loss, mass)
-        return state, self._upload(sums, sound)
+        return state, self._uploads(block, turn, out), self._loss(block, turn, *loss)
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -188,7 +156,7 @@ class GlobSGD(FederatedWMF):
         items = items - self._rate(server, upload) * gradient
         return server | {"item_factors": items.astype(self._dtype)}
 
-    # ------------------------------------------------------------------- its single lines
+    # ----------------------------------------------------------------------- what it needs
 
     _idle_matrix = None
 
@@ -202,3 +170,12 @@ class GlobSGD(FederatedWMF):
         steepest = np.linalg.eigvalsh(upload["others"].mean)[-1]
         curvature = steepest * (1 + self.alpha * server["held_share"]) + server["reg_item"]
         return 1 / np.maximum(curvature, np.finfo(float).tiny)
+
+    def _upload_of_one(self, vector, items, message):
+        """What a one-user client with this vector sends for items of weight 1, as changes."""
+        scores = items @ vector
+        multiples = (1 + self.alpha) * (scores - 1)
+        if self.aggregation != "full":
+            return {"rows": np.outer(multiples, vector)}
+        others = np.outer(vector, vector)
+        return {"rows": np.outer(multiples - scores, vector), "others": others}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
-from fedrecsk.federated._wmf import FederatedWMF
-
-if TYPE_CHECKING:
-    from fedrecsk.simulation.federation import Federation
+from fedrecsk._docs import documented
+from fedrecsk.federated._wmf import ClientItemsWMF
 
 
-class LocSGD(FederatedWMF):
+@documented
+@dataclass(eq=False, repr=False)
+class LocSGD(ClientItemsWMF):
     """Federated matrix factorisation with gradient steps on the clients' items.
 
     Each round every client solves for its users' vectors exactly, as in :class:`LocALS`, and
@@ -27,7 +28,7 @@ class LocSGD(FederatedWMF):
     n_factors : int, default=20
         Length of p_u and q_i (d).
     n_rounds : int, default=30
-        Rounds in total (T / E).
+        Number of rounds in total (T / E).
     alpha : float, default=1.0
         Extra confidence of a positive of weight 1.
     reg_user : float, default=10.0
@@ -52,19 +53,19 @@ class LocSGD(FederatedWMF):
         As in :class:`LocALS`.
     server_learning_rate : float or "auto", default="auto"
         As in :class:`LocALS`.
-    download, init_std
+    download : {"own", "all"}, default="own"
         As in :class:`LocALS`.
-    client_fraction, early_stopping, validation_fraction, n_iter_no_change, tol, warm_start
-        As in :class:`LocALS`.
-    n_jobs, random_state, federation
-        As in :class:`LocALS`.
+    init_std : float, default=0.03
+        Standard deviation of the initial item vectors.
+    {shared parameters}
 
     Attributes
     ----------
-    user_factors_, item_factors_, user_ids_, item_ids_, n_users_, n_items_
-        As in :class:`LocALS`.
-    n_rounds_, best_round_, loss_curve_, history_, communication_, privacy_
-        As in :class:`LocALS`.
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u, solved by every client for the final item vectors; private to the client.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        The server's q_i.
+    {shared attributes}
 
     Raises
     ------
@@ -74,12 +75,24 @@ class LocSGD(FederatedWMF):
 
     Notes
     -----
-    What crosses the wire, and what it reveals, is as in :class:`LocALS`: the rows of a one-user
-    client are again made of p_u and q_i alone.
+    *Algorithm*::
 
-    The slides do not give the steps, their number or the aggregation; these, and the
-    defaults, chosen on validation data, are ours. In "full", users of one client take their
-    steps one after the other in the order of their ids, each on all items.
+        set-up  clients say which items they hold               _setup_update
+        each round
+          1  server sends q_i of own items, and sum q q'        _model
+          2  clients solve for their users                      kernels local_sgd, fit_client
+          3  ... take `n_steps` sweeps over their items         kernels sweep, descend
+          4  ... and upload q_ci - q_i                          kernels subtract, send
+          5  server averages and steps                          _aggregate
+        end
+          6  server sends all items                             _final_model
+          7  clients solve for their users once more            _personalize: kernel fit_users
+
+    *What is sent*, and what it reveals, is as in :class:`LocALS`: the rows of a one-user client
+    are again made of p_u and q_i alone. `loss_curve_` is as there, too.
+
+    *Order.* With "full", users of one client take their steps one after the other in the order
+    of their ids, each on all items.
 
     References
     ----------
@@ -97,91 +110,57 @@ class LocSGD(FederatedWMF):
     True
     """
 
-    _parameter_constraints: dict = FederatedWMF._parameter_constraints | {
-        "mu": [Interval(Real, 0, None, closed="left")],
-        "local_epochs": [Interval(Integral, 1, None, closed="left")],
+    _: KW_ONLY
+    n_rounds: int = 30
+    reg_user: float = 10.0
+    reg_item: float = 0.0
+    mu: float = 0.0
+    n_steps: int = 5
+    learning_rate: float = 0.3
+    aggregation: Literal["full", "all", "holders"] = "all"
+
+    _parameter_constraints: ClassVar[dict] = ClientItemsWMF._parameter_constraints | {
         "n_steps": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "server_learning_rate": [
-            Interval(Real, 0, None, closed="neither"),
-            StrOptions({"auto"}),
-        ],
     }
-
-    def __init__(
-        self,
-        n_factors: int = 20,
-        *,
-        n_rounds: int = 30,
-        alpha: float = 1.0,
-        reg_user: float = 10.0,
-        reg_item: float = 0.0,
-        mu: float = 0.0,
-        local_epochs: int = 1,
-        n_steps: int = 5,
-        learning_rate: float = 0.3,
-        aggregation: Literal["full", "all", "holders"] = "all",
-        preconditioner: bool | Literal["auto"] = "auto",
-        server_learning_rate: float | Literal["auto"] = "auto",
-        download: Literal["own", "all"] = "own",
-        init_std: float = 0.03,
-        client_fraction: float = 1.0,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        tol: float = 1e-4,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        federation: Federation | None = None,
-    ):
-        self.n_factors = n_factors
-        self.n_rounds = n_rounds
-        self.alpha = alpha
-        self.reg_user = reg_user
-        self.reg_item = reg_item
-        self.mu = mu
-        self.local_epochs = local_epochs
-        self.n_steps = n_steps
-        self.learning_rate = learning_rate
-        self.aggregation = aggregation
-        self.preconditioner = preconditioner
-        self.server_learning_rate = server_learning_rate
-        self.download = download
-        self.init_std = init_std
-        self.client_fraction = client_fraction
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.tol = tol
-        self.warm_start = warm_start
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.federation = federation
 
     # ---------------------------------------------------------------------- the algorithm
 
-    def _client_update(self, block, state, message, key):
-        items, gram = self._received(message)
-        sums = self._empty_sums(block)
-        loss, mass, sound = _kernels.wmf.local_sgd(
-            self._layout(block),
-            state["extra"],
-            state["pull"],
-            (block.active, block.delivers),
-            items,
-            gram,
-            (float(self.reg_user), state["reg_item"]),
-            float(self.mu),
+    def _client_update(self, block, state, message, turn, key):
+        layout, users = self._layout(block), state["users"]
+        out = self._empty_uploads(block, turn)
+        loss = _kernels.wmf.local_sgd(
+            layout,
+            self._feedback(state),
+            turn.active,
+            self._received(message),
+            self._problem(state["reg_item"], self.mu),
             self.local_epochs,
             self.n_steps,
             float(self.learning_rate),
-            self.aggregation == "full",
-            state["users"],
-            sums,
+            _kernels.wmf.workspace(layout, users),
+            users,
+            out,
         )
-        state["training_loss"] = self._loss(block, loss, mass)
-        return state, self._upload(sums, sound)
+        return state, self._uploads(block, turn, out), self._loss(block, turn, *loss)
 
-    def _aggregate(self, server, message, upload, key):
-        return server if upload is None else self._mean_items(server, upload)
+    # ----------------------------------------------------------------------- what it needs
+
+    def _upload_of_one(self, vector, items, message):
+        """What a one-user client with this vector sends for items of weight 1, as changes."""
+        rate, mu, reg_item = self.learning_rate, self.mu, float(message["reg_item"].values[0])
+        shrunk, confidence = 1 - rate * (reg_item + mu), 1 + self.alpha
+        square, scores = vector @ vector, items @ vector
+        eye, outer = np.eye(len(vector)), np.outer(vector, vector)
+        # An own item is kept q + along p, one without a row kept q + idle p.
+        along, idle = np.zeros((2, len(items)))
+        kept, follow = 1.0, eye
+        for _ in range(self.n_steps * self.local_epochs):
+            step = confidence * (kept * scores + along * square - 1)
+            along = shrunk * along - rate * step
+            idle = shrunk * idle - rate * (kept * scores + idle * square)
+            kept = shrunk * kept + rate * mu
+            follow = shrunk * follow - rate * (outer @ follow - mu * eye)
+        if self.aggregation == "full":
+            return {"rows": np.outer(along - idle, vector), "others": follow - eye}
+        return {"rows": np.outer(along, vector) + (kept - 1) * items}

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.special import expit, logit
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
+from fedrecsk._docs import documented
+from fedrecsk.attacks._inversion_rfrec import rfrec as invert
 from fedrecsk.base import RatingMixin
-from fedrecsk.federated import _own_items
+from fedrecsk.federated._own_items import OwnItems
+from fedrecsk.federated._rating_scale import check_ratings, check_scale, scale_of
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation.messages import Dense, Message
-
-if TYPE_CHECKING:
-    from fedrecsk.simulation.federation import Federation
+from fedrecsk.simulation.messages import Dense, Message, Uploads
+from fedrecsk.uploads import Common, Form, Ragged
 
 DENSE_LIMIT = 2 * 2**30
 SOLVER_STEPS = 10
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class RFRec(RatingMixin, FederatedRecommender):
     """Regularised federated recommendation: every client has an item matrix of its own.
 
-    Client c holds its users' private vectors and its own copy V_c of the whole item matrix,
-    which a penalty ties to the mean of all clients' copies. Each round every client takes one
-    gradient step on both and uploads V_c; the server averages and sends the mean back.
+    Client c has its users' private vectors and its own copy V_c of the whole item matrix, which
+    a penalty ties to the mean of all clients' copies. Each round every client takes one gradient
+    step on both and uploads V_c; the server averages and sends the mean back.
 
     With ratings scaled to [0, 1], client c minimises::
 
@@ -42,9 +46,9 @@ class RFRec(RatingMixin, FederatedRecommender):
     Parameters
     ----------
     n_factors : int, default=19
-        Length of p_u and q_i (d). With the bias, 20 numbers an item.
+        Length of p_u and q_i (d). With the bias, 20 numbers per item.
     n_rounds : int, default=100
-        Rounds in total (K).
+        Number of rounds in total (K).
     coupling : float, default=0.1
         Weight of the tie between a client's item matrix and the mean (lambda).
     reg_user, reg_item : float, default=0.04
@@ -72,35 +76,16 @@ class RFRec(RatingMixin, FederatedRecommender):
         matrices, most of which have not rated a given item and only followed earlier means.
         "holders", a larger server step: an item moves by the sum of its changes at the
         clients that have rated it, over how many of these are expected among the clients
-        heard from (at least 1). It needs the number of holders of each item and is refused
-        under local differential privacy.
+        whose uploads arrived (at least 1). It needs the number of holders of each item and is
+        refused under local differential privacy.
     predict_with : {"global", "local"}, default="global"
         Predict with the server's item matrix or with the client's own.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating form, which everybody is taken to know. None: the range of y,
+        The ends of the rating scale, which everybody is taken to know. None: the range of y,
         which is refused under local differential privacy because it depends on the data.
     init_std : float, default=0.1
-        Standard deviation of the initial vectors, which the server sends.
-    client_fraction : float in (0, 1], default=1.0
-        Share of the clients in a round's cohort.
-    early_stopping : bool, default=False
-        Stop when the clients' own held-out rows stop improving, and keep the best round's
-        model.
-    validation_fraction : float in (0, 1), default=0.1
-        Share of its rows that each client holds out under early stopping.
-    n_iter_no_change : int, default=10
-        Rounds without improvement that end the fit.
-    tol : float, default=1e-4
-        What counts as an improvement of the held-out mean squared error, in squared rating
-        units.
-    warm_start : bool, default=False
-        Go on with the last fit's rounds until `n_rounds` in total; keeps the private state.
-    n_jobs : int or None, default=None
-        Threads. The fitted model does not depend on it.
-    random_state : int, RandomState instance or None, default=None
-        Seeds everything: initial vectors, cohorts, dropout, noise, held-out rows.
-    federation : Federation or None, default=None
-        The world the method runs in. None: a perfect one.
+        Standard deviation of the initial vectors.
+    {shared parameters}
 
     Attributes
     ----------
@@ -114,23 +99,7 @@ class RFRec(RatingMixin, FederatedRecommender):
         The level, on the scale of scores.
     rating_scale_ : tuple of float
         The ends of the rating scale.
-    user_ids_, item_ids_ : ndarray of shape (n_users,) and (n_items,)
-        Ids in the order of the vectors.
-    n_users_, n_items_ : int
-    n_rounds_ : int
-        Rounds run.
-    best_round_ : int
-        The round whose model was kept; only with early stopping.
-    loss_curve_ : list of float
-        Mean squared error, in [0, 1] units, of each round's training rows before its step.
-        For the researcher: it crosses no wire.
-    history_ : list of dict
-        A row a round: `round`, `loss`, `participants`, `bytes_down`, `bytes_up`, and
-        `validation_loss` under early stopping.
-    communication_ : Ledger
-        Every byte that crossed.
-    privacy_ : PrivacyReport
-        What local differential privacy promises, by coordinate and in total.
+    {shared attributes}
 
     Raises
     ------
@@ -140,15 +109,25 @@ class RFRec(RatingMixin, FederatedRecommender):
 
     Notes
     -----
-    *What crosses the wire.* Up, once, from every client whatever the dropout: its sum and
-    number of ratings, its number of ratings of each item (a dense vector, so that a secure
-    sum hides which) and, with ``aggregation="holders"``, which items it has rated. Down,
-    once: the scale, the level and the numbers of ratings of all items. Each round down: the
-    item matrix. Up: the client's whole item matrix (or, with "holders", its change, zero for
-    items it has not rated). At the end, down: the final item matrix. Only sums over clients
-    are used; alone, an upload of unrated items equals what the server expects, so in
-    plaintext it reveals what a client has rated. Under local differential privacy nothing is
-    enrolled: the level is the middle of the scale and items are not penalised.
+    *Algorithm*::
+
+        set-up  clients send sums and counts of ratings     _setup_update, _setup_aggregate
+        each round
+          1  server sends the mean of the V_c               _model
+          2  clients step on their users and rated items    _client_update: kernel local_step
+          3  ... and on the items that they have not rated  _follow: kernel follow
+          4  clients upload clip(V_c)                       _upload
+          5  server averages                                _aggregate
+
+    *What is sent.* Once, up: each client's sum and number of ratings, its number of ratings of
+    each item (a dense vector, so that a secure sum hides which) and, with
+    ``aggregation="holders"``, which items it has rated. Once, down: the scale, the level and the
+    numbers of ratings of all items. Each round, down: the item matrix. Up: the client's whole
+    item matrix (or, with "holders", its change, zero for items it has not rated). At the end,
+    down: the final item matrix. The server uses sums over clients only; alone, a plaintext
+    upload reveals what its client has rated, and two of them most of the ratings. Under local
+    differential privacy there is no set-up: the level is the middle of the scale and items are
+    not penalised.
 
     *Participation.* Lost uploads and clients without a connection ("stale") do little harm.
     Clients that do nothing for some rounds do: with cohorts (``client_fraction`` below 1) or
@@ -157,18 +136,11 @@ class RFRec(RatingMixin, FederatedRecommender):
     half of the clients take part; with a tenth of them no setting that we tried beats biases
     (``python -m benchmarks.rfrec participation``).
 
-    *What is ours.* The paper's literal method is ``RFRec(n_factors=20, coupling=10,
-    reg_user=0.1, reg_item=0, reg_power=0, learning_rate=0.05, optimizer="gd",
-    link="identity", biases=False, init_std=0.01)``. Adam and the sigmoid link are in the
-    authors' code; the biases and the penalties that grow with the number of ratings are
-    ours, chosen on validation data (``benchmarks/rfrec.py`` has the numbers). The problem is
-    not convex, as the paper has it: the objective is the same at (p, q) and (-p, -q).
-
-    *Simulation.* Clients that have heard the same broadcasts and updated in the same rounds
-    hold equal vectors of all items they have not rated, so a block of such clients keeps one
-    copy: (ratings + blocks x items) vectors instead of clients x items. This is exact. Where
-    histories differ (dropout modes "stale" and "offline", random cohorts) every client is
-    its own block, and the fit is refused if that takes more than 2 GiB.
+    *Simulation.* Clients that have received the same broadcasts and updated in the same rounds
+    have equal vectors of all items that they have not rated, so one copy serves all of them. This
+    is exact. With "holders" and global prediction nobody needs these vectors, and any
+    participation costs the same; with "all" or local prediction, every client of a history of its
+    own has such a matrix, and the fit is refused if these take more than 2 GiB.
 
     References
     ----------
@@ -188,7 +160,27 @@ class RFRec(RatingMixin, FederatedRecommender):
     True
     """
 
-    _parameter_constraints: dict = FederatedRecommender._parameter_constraints | {
+    n_factors: int = 19
+    _: KW_ONLY
+    n_rounds: int = 100
+    coupling: float = 0.1
+    reg_user: float = 0.04
+    reg_item: float = 0.04
+    reg_bias: float = 0.07
+    reg_power: float = 0.5
+    learning_rate: float = 0.1
+    optimizer: Literal["adam", "gd"] = "adam"
+    beta_1: float = 0.9
+    beta_2: float = 0.9
+    epsilon: float = 1e-8
+    link: Literal["sigmoid", "identity"] = "sigmoid"
+    biases: bool = True
+    aggregation: Literal["all", "holders"] = "all"
+    predict_with: Literal["global", "local"] = "global"
+    rating_scale: tuple[float, float] | None = None
+    init_std: float = 0.1
+
+    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
         "coupling": [Interval(Real, 0, None, closed="left")],
         "reg_user": [Interval(Real, 0, None, closed="left")],
@@ -208,146 +200,112 @@ class RFRec(RatingMixin, FederatedRecommender):
         "init_std": [Interval(Real, 0, None, closed="left")],
     }
 
-    _shares_state = True
+    _single_uploads = True
+    _inversion = staticmethod(invert)
     _dtype = np.float32
 
-    def __init__(
-        self,
-        n_factors: int = 19,
-        *,
-        n_rounds: int = 100,
-        coupling: float = 0.1,
-        reg_user: float = 0.04,
-        reg_item: float = 0.04,
-        reg_bias: float = 0.07,
-        reg_power: float = 0.5,
-        learning_rate: float = 0.1,
-        optimizer: Literal["adam", "gd"] = "adam",
-        beta_1: float = 0.9,
-        beta_2: float = 0.9,
-        epsilon: float = 1e-8,
-        link: Literal["sigmoid", "identity"] = "sigmoid",
-        biases: bool = True,
-        aggregation: Literal["all", "holders"] = "all",
-        predict_with: Literal["global", "local"] = "global",
-        rating_scale: tuple[float, float] | None = None,
-        init_std: float = 0.1,
-        client_fraction: float = 1.0,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        tol: float = 1e-4,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        federation: Federation | None = None,
-    ):
-        self.n_factors = n_factors
-        self.n_rounds = n_rounds
-        self.coupling = coupling
-        self.reg_user = reg_user
-        self.reg_item = reg_item
-        self.reg_bias = reg_bias
-        self.reg_power = reg_power
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
-        self.link = link
-        self.biases = biases
-        self.aggregation = aggregation
-        self.predict_with = predict_with
-        self.rating_scale = rating_scale
-        self.init_std = init_std
-        self.client_fraction = client_fraction
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.tol = tol
-        self.warm_start = warm_start
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.federation = federation
+    @property
+    def _shares_state(self):
+        # Without them nobody needs the vectors of items that a client has not rated.
+        return self.aggregation == "all" or self.predict_with == "local"
 
-    # ---------------------------------------------------------------------- the algorithm
+    # --------------------------------------------------------------- before the rounds
 
-    def _enrol(self, block):
-        if self._local_dp is not None:
-            return None
-        fields = {}
-        if self.biases:
-            rating_sum = np.dot(block.weights, block.values)
-            fields["ratings"] = Dense(np.array([rating_sum, block.weights.sum()]))
-        if self.biases or self.reg_item > 0:
-            fields["n_ratings"] = Dense(
-                np.bincount(block.items, block.weights, minlength=block.n_items)
-            )
-        if self.aggregation == "holders":
-            held = np.bincount(block.row_items, minlength=block.n_items)
-            fields["n_holders"] = Dense(held, dtype="uint8")
-        return Message(**fields) if fields else None
-
-    def _init_server(self, catalogue, enrolment, key):
+    def _init_server(self, catalogue, key):
         shape = (catalogue.n_items, self._width)
         vectors = self.init_std * key.generator("item vectors").standard_normal(shape)
-        enrolled = {} if enrolment is None else {n: f.sum for n, f in enrolment.items()}
         if self.biases:
             vectors[:, 0] = 0
-        if "n_ratings" in enrolled:
-            vectors[enrolled["n_ratings"] == 0] = 0
-        low, high = self.rating_scale or catalogue.rating_range
-        return {
+        server = {
             "item_vectors": vectors.astype(self._dtype),
-            "rating_scale": (float(low), float(high)),
-            "level": self._level(enrolled.get("ratings"), low, high),
-            "n_ratings": enrolled.get("n_ratings"),
-            "n_holders": enrolled.get("n_holders"),
+            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
+            "n_ratings": None,
+            "n_holders": None,
             "n_clients": catalogue.n_clients,
         }
+        # The middle of the scale, where nobody says what the mean rating is.
+        return server | {"level": self._level(0.5)}
+
+    @property
+    def _n_setups(self):
+        return int(bool(self._setup_forms(1, 0)))
+
+    def _setup_forms(self, n_items, step):
+        forms = {}
+        if self._local_dp is not None:
+            return forms
+        if self.biases:
+            forms["ratings"] = Form((2,), learned=False)
+        if self.biases or self.reg_item > 0:
+            forms["n_ratings"] = Form((n_items,), learned=False)
+        if self.aggregation == "holders":
+            forms["n_holders"] = Form((n_items,), dtype="uint8", learned=False)
+        return forms
+
+    def _setup_update(self, block, message, step, key):
+        fields = {
+            "ratings": np.array([block.weights @ block.values, block.weights.sum()]),
+            "n_ratings": np.bincount(block.items, block.weights, minlength=block.n_items),
+            "n_holders": np.bincount(block.row_items, minlength=block.n_items),
+        }
+        return Uploads(**{name: fields[name] for name in self._setup_forms(block.n_items, step)})
+
+    def _setup_aggregate(self, server, upload, step, key):
+        sums = {name: total.sum for name, total in upload.items()}
+        server = server | sums
+        if "ratings" in sums:
+            low, high = server["rating_scale"]
+            total, weight = server.pop("ratings")
+            server["level"] = self._level((total / weight - low) / ((high - low) or 1))
+        if "n_ratings" in sums:
+            rated = (sums["n_ratings"] > 0)[:, None]
+            server["item_vectors"] = np.where(rated, server["item_vectors"], self._dtype(0))
+        return server
 
     def _announce(self, server):
-        fields = {"form": Dense(np.array([*server["rating_scale"], server["level"]]))}
-        if server["n_ratings"] is not None and (self.reg_item > 0 or self.biases):
+        fields = {"scale": Dense(np.array([*server["rating_scale"], server["level"]]))}
+        if server["n_ratings"] is not None:
             fields["n_ratings"] = Dense(server["n_ratings"])
         return Message(**fields)
+
+    # ---------------------------------------------------------------------- each round
 
     def _model(self, server):
         return Message(item_vectors=Dense(server["item_vectors"]))
 
+    def _follow(self, common, message, key):
+        broadcast = message["item_vectors"].values
+        if common is None:
+            common = {"vectors": self._vectors(broadcast.copy()), "step": 0}
+        common["step"] += 1
+        rule = self._rule(common["step"], self.learning_rate)
+        rule = rule._replace(rate=float(rule.rate), debias=float(rule.debias))
+        _kernels.rfrec.follow(common["vectors"], broadcast, self.coupling, rule)
+        return self._common_change(common, broadcast)
+
     def _init_clients(self, block, message, key):
-        real, items = self._dtype, message["item_vectors"].values
         columns = block.users[:, None] * self._width + np.arange(self._width)
-        users = self.init_std * key.at(-1).normal("user vectors", columns)
+        users = self.init_std * key.private.at(-1).normal("user vectors", columns)
         if self.biases:
             users[:, 0] = 0
-        state = self._private_data(block, message) | {
-            "users": users.astype(real),
-            "held": items[block.row_items],
-            "shared": items.copy(),
-            "step": 0,
+        held = np.zeros((len(block.row_items), self._width), dtype=self._dtype)
+        return self._private_data(block, message) | {
+            "users": self._vectors(users.astype(self._dtype)),
+            "held": self._vectors(held),
+            "joined": np.zeros(block.n_clients, dtype=bool),
+            "steps": np.zeros(block.n_clients, dtype=np.int64),
         }
-        for name in ("users", "held", "shared"):
-            # Plain gradient descent has no moments and never touches these.
-            for moment in ("mean", "square"):
-                vectors = state[name]
-                adam = self.optimizer == "adam"
-                state[f"{name}_{moment}"] = np.zeros_like(vectors) if adam else vectors
-        return state
 
-    def _client_update(self, block, state, message, key):
+    def _upload_forms(self, n_items):
+        clip = None if self._local_dp is None else self._clip
+        return {"item_vectors": Form((n_items, self._width), clip=clip)}
+
+    def _client_update(self, block, state, message, turn, key):
         broadcast = message["item_vectors"].values
-        rule = self._next_rule(state, self.learning_rate)
-        _kernels.rfrec.follow(
-            state["shared"],
-            state["shared_mean"],
-            state["shared_square"],
-            broadcast,
-            self.coupling,
-            rule,
-        )
-        sums = self._step(block, state, broadcast, self.coupling, rule, block.delivers)
-        return state, self._upload(block, state, broadcast, sums)
+        self._join(block, state, turn.active, broadcast)
+        sums = None if turn.separate else self._empty_sums(block)
+        loss = self._step(block, state, broadcast, turn, self.coupling, self.learning_rate, sums)
+        return state, self._upload(block, state, broadcast, turn, sums), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -355,44 +313,53 @@ class RFRec(RatingMixin, FederatedRecommender):
         if self.aggregation == "all":
             items = upload["item_vectors"].mean
         else:
-            heard_from = upload.n_clients / server["n_clients"]
-            n_holders = np.maximum(server["n_holders"] * heard_from, 1)[:, None]
+            share = upload.n_clients / server["n_clients"]
+            n_holders = np.maximum(server["n_holders"] * share, 1)[:, None]
             items = server["item_vectors"] + upload["item_vectors"].sum / n_holders
         return server | {"item_vectors": items.astype(self._dtype)}
+
+    # ------------------------------------------------------------------------- the end
 
     def _personalize(self, block, state, message, key):
         items = message["item_vectors"].values
         if state is None:
-            state = self._private_data(block, message) | {
-                "users": np.zeros((block.n_users, self._width), dtype=self._dtype),
-                "held": items[block.row_items],
-                "shared": items,
-            }
-            return state | {"users": self._solved(block, state, items)}
-        broken = ~np.isfinite(state["users"]).all(axis=1)
-        if broken.any():
-            fresh = state | {"users": np.where(broken[:, None], 0, state["users"])}
-            solved = np.where(broken[:, None], self._solved(block, fresh, items), fresh["users"])
-            own = np.where(np.isfinite(state["held"]), state["held"], items[block.row_items])
-            state = state | {"users": solved, "held": own}
-        return state
-
-    def _attributes(self, server, states):
-        users, items = states.by_user("users"), server["item_vectors"]
-        first = int(self.biases)
-        attributes = {
-            "user_factors_": users[:, first:],
-            "item_factors_": items[:, first:],
-            "global_bias_": server["level"],
-            "rating_scale_": server["rating_scale"],
-        }
-        if self.biases:
-            attributes |= {"user_bias_": users[:, 0], "item_bias_": items[:, 0]}
+            state = self._init_clients(block, message, key)
+        users, held = state["users"].now, state["held"].now
+        joined = np.repeat(state["joined"], np.diff(block.client_indptr))
+        trained = joined & np.isfinite(users).all(axis=1)
+        if not trained.all():
+            fresh = np.where(trained[:, None], users, self._dtype(0))
+            users = np.where(trained[:, None], users, self._solved(block, state, fresh, items))
         if self.predict_with == "local":
-            attributes["_own_items"] = _own_items.OwnItems.of(states)
+            own = np.repeat(state["joined"], block.row_counts)[:, None] & np.isfinite(held)
+            held = np.where(own, held, items[block.row_items])
+        common = state.get("common")
+        shared = items if common is None else common["vectors"].now
+        return {"users": users, "held": held, "shared": shared}
+
+    def _server_attributes(self, message):
+        items, first = message["item_vectors"].values, int(self.biases)
+        low, high, level = (float(number) for number in message["scale"].values)
+        attributes = {
+            "item_factors_": items[:, first:],
+            "global_bias_": level,
+            "rating_scale_": (low, high),
+        }
+        return attributes | ({"item_bias_": items[:, 0]} if self.biases else {})
+
+    def _user_attributes(self, block, state):
+        users, first = state["users"], int(self.biases)
+        attributes = {"user_factors_": users[:, first:]}
+        if self.biases:
+            attributes["user_bias_"] = users[:, 0]
+        if self.predict_with == "local":
+            attributes["_own_items"] = OwnItems.of(block, state["held"], state["shared"])
         return attributes
 
-    # ------------------------------------------------------------------- its single lines
+    def _private_vectors(self, state):
+        return state["users"].now
+
+    # ------------------------------------------------------------------- on the clients
 
     @property
     def _width(self):
@@ -400,139 +367,172 @@ class RFRec(RatingMixin, FederatedRecommender):
 
     @property
     def _local_dp(self):
-        return self._world().local_dp
+        return self._setting().local_dp
 
-    def _level(self, ratings, low, high):
-        """Score of the mean rating, or of the middle of the scale if nobody told."""
+    @property
+    def _clip(self):
+        return float("inf") if self._local_dp is None else float(self._local_dp.clip)
+
+    def _level(self, mean):
+        """Score of the mean rating, which is scaled to [0, 1]."""
         if not self.biases:
             return 0.0
-        mean = 0.5 if ratings is None else (ratings[0] / ratings[1] - low) / ((high - low) or 1)
         return float(logit(np.clip(mean, 0.01, 0.99)) if self.link == "sigmoid" else mean)
 
+    def _vectors(self, now):
+        """Vectors with Adam's moments; plain gradient descent has none and never touches them."""
+        moments = (np.zeros_like(now) for _ in range(2)) if self.optimizer == "adam" else (now, now)
+        return _kernels.rfrec.Vectors(now, *moments)
+
     def _private_data(self, block, message):
-        """Scaled ratings and the weights of the penalties, on the clients' side."""
+        """Scaled ratings and the weights of the penalties."""
         real = self._dtype
-        low, high, level = message["form"].values
+        low, high, level = message["scale"].values
         reg_item, reg_item_bias = np.zeros((2, block.n_items), dtype=real)
         if "n_ratings" in message:
             n_ratings = np.maximum(message["n_ratings"].values, np.finfo(real).tiny)
-            reg_item[:] = self.reg_item * n_ratings ** (self.reg_power - 1)
-            reg_item_bias[:] = self.reg_bias / n_ratings
+            rated = message["n_ratings"].values > 0
+            reg_item[rated] = self.reg_item * n_ratings[rated] ** (self.reg_power - 1)
+            reg_item_bias[rated] = self.reg_bias / n_ratings[rated]
         users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
         mass = np.bincount(users, block.weights, minlength=block.n_users)
         return {
             "values": ((block.values - low) / ((high - low) or 1)).astype(real),
             "weights": block.weights.astype(real),
-            "level": level,
+            "level": float(level),
             "reg_item": reg_item,
             "reg_item_bias": reg_item_bias,
             "reg_user": (self.reg_user * mass**self.reg_power).astype(real),
             "reg_user_bias": np.full(block.n_users, self.reg_bias, dtype=real),
         }
 
-    def _next_rule(self, state, rate):
-        """The kernels' step rule for the block's next step."""
-        state["step"] += 1
-        if self.optimizer == "gd":
-            return False, float(rate), 0.0, 0.0, 0.0, 0.0
-        return (
-            True,
-            float(rate / (1 - self.beta_1 ** state["step"])),
-            float(self.beta_1),
-            float(self.beta_2),
-            float(self.epsilon),
-            float(1 / (1 - self.beta_2 ** state["step"])),
-        )
+    def _join(self, block, state, active, broadcast):
+        """Clients in their first round begin with the items that they have received."""
+        for c in np.flatnonzero(active & ~state["joined"]):
+            rows = slice(block.row_indptr[c], block.row_indptr[c + 1])
+            state["held"].now[rows] = broadcast[block.row_items[rows]]
+        state["joined"] |= active
 
-    def _step(self, block, state, broadcast, pull, rule, senders):
-        """The clients' gradient step; returns the senders' own vectors, added up and counted."""
-        sums = self._empty_sums(block)
-        loss, weight = _kernels.rfrec.local_step(
-            block.client_indptr,
-            block.indptr,
-            block.row_indptr,
-            block.rows,
-            block.row_items,
+    def _step(self, block, state, broadcast, turn, pull, rate, sums):
+        """The active clients' gradient step; adds the senders' own vectors to `sums` if given."""
+        state["steps"][turn.active] += 1
+        senders = turn.delivers if sums is not None else np.zeros_like(turn.delivers)
+        return _kernels.rfrec.local_step(
+            self._layout(block),
             state["values"],
             state["weights"],
-            block.active,
+            turn.active,
             state["users"],
-            state["users_mean"],
-            state["users_square"],
             state["held"],
-            state["held_mean"],
-            state["held_square"],
             broadcast,
+            self._penalties(state, pull),
+            self._rule(np.maximum(state["steps"], 1), rate),
+            senders,
+            self._clip,
+            *(sums or self._empty_sums(block, n_items=0)),
+        )
+
+    @staticmethod
+    def _layout(block):
+        return _kernels.rfrec.Layout(
+            block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
+        )
+
+    def _penalties(self, state, pull=0.0):
+        return _kernels.rfrec.Model(
             state["level"],
             self.link == "sigmoid",
-            self.biases,
+            bool(self.biases),
             float(pull),
             state["reg_item"],
             state["reg_item_bias"],
             state["reg_user"],
             state["reg_user_bias"],
-            rule,
-            senders,
-            self._clip,
-            *sums,
         )
-        state["training_loss"] = np.array([loss, weight])
-        return sums
 
-    def _upload(self, block, state, broadcast, sums=None):
-        """The sum over the block's clients of clip(V_c), or of its change where rated.
+    def _rule(self, steps, rate):
+        """The kernels' step rule for clients that take their step of these numbers, from 1."""
+        if self.optimizer == "gd":
+            rate = np.broadcast_to(float(rate), np.shape(steps)).copy()
+            return _kernels.rfrec.Rule(False, rate, 0.0, 0.0, 0.0, rate)
+        return _kernels.rfrec.Rule(
+            True,
+            rate / (1 - self.beta_1**steps),
+            float(self.beta_1),
+            float(self.beta_2),
+            float(self.epsilon),
+            1 / (1 - self.beta_2**steps),
+        )
 
-        `sums`, if the step has made them already, are made again without the clients at fault
-        if they are not finite.
-        """
-        sound = np.ones(block.n_clients, dtype=bool)
-        if sums is None or not np.isfinite(sums[0]).all():
-            sums = self._empty_sums(block)
-            sound = _kernels.rfrec.sound_clients(
-                block.row_indptr, state["held"], block.client_indptr, state["users"]
-            )
+    def _common_change(self, common, broadcast):
+        """With what clients upload for the items that they have not rated."""
+        shared = np.clip(common["vectors"].now, -self._clip, self._clip)
+        change = Common(shared.astype(np.float64) - broadcast)
+        return common | {"shared": shared, "change": change}
+
+    def _upload(self, block, state, broadcast, turn, sums):
+        """clip(V_c) of each client, or with "holders" its change where it has rated."""
+        if sums is None:
+            return self._single(block, state, broadcast)
+        sound = None
+        if not np.isfinite(sums[0]).all():
+            # Once more without those at fault.
+            sums, sound = self._empty_sums(block), self._sound(block, state)
+            senders = turn.active & turn.delivers & sound
+            layout, held = self._layout(block), state["held"].now
             _kernels.rfrec.upload(
+                layout.row_indptr, layout.row_items, held, senders, self._clip, *sums
+            )
+        held, n_holders = sums
+        senders = turn.active & turn.delivers & (True if sound is None else sound)
+        if self.aggregation == "all":
+            others = senders.sum() - n_holders
+            total = held + others[:, None] * state["common"]["shared"]
+        else:
+            total = held
+            total -= n_holders[:, None] * broadcast
+        return Uploads(sound=sound, item_vectors=total)
+
+    def _single(self, block, state, broadcast):
+        held = state["held"].now
+        if self._local_dp is not None:
+            held = np.clip(held, -self._clip, self._clip)
+        ragged = Ragged(block.row_indptr, block.row_items, held, origin=broadcast)
+        if self.aggregation == "all":
+            ragged = Ragged(
                 block.row_indptr,
                 block.row_items,
-                state["held"],
-                sound & block.delivers,
-                self._clip,
-                *sums,
+                held,
+                origin=broadcast,
+                common=state["common"]["change"],
+                center=broadcast,
             )
-        held, n_holders = (array.astype(np.float64) for array in sums)
-        if self.aggregation == "all":
-            n_senders = np.sum(sound & block.delivers)
-            shared = np.clip(state["shared"], -self._clip, self._clip)
-            total = held + (n_senders - n_holders)[:, None] * shared
-            field = Dense(total, clip=self._clip, center=broadcast)
-        else:
-            field = Dense(held - n_holders[:, None] * broadcast, clip=self._clip)
-        return Message(item_vectors=field, sound=sound)
+        return Uploads(sound=self._sound(block, state), item_vectors=ragged)
 
-    def _empty_sums(self, block):
-        shape = (block.n_items, self._width)
-        return np.zeros(shape, dtype=self._dtype), np.zeros(block.n_items, dtype=self._dtype)
+    def _sound(self, block, state):
+        sound = np.empty(block.n_clients, dtype=bool)
+        _kernels.rfrec.sound_clients(
+            block.row_indptr, state["held"].now, block.client_indptr, state["users"].now, sound
+        )
+        return sound
 
-    @property
-    def _clip(self):
-        return float("inf") if self._local_dp is None else float(self._local_dp.clip)
+    def _empty_sums(self, block, n_items=None):
+        n_items = block.n_items if n_items is None else n_items
+        return np.zeros((n_items, self._width)), np.zeros(n_items)
 
-    def _solved(self, block, state, items):
+    def _solved(self, block, state, users, items):
         """Users' vectors fitted to their own ratings with the items fixed."""
         penalties = np.repeat(state["reg_user"][:, None], self._width, axis=1)
         if self.biases:
             penalties[:, 0] = state["reg_user_bias"]
-        users = state["users"].copy()
+        users = users.copy()
         _kernels.rfrec.solve_users(
-            block.indptr,
-            block.items,
+            self._layout(block),
             state["values"],
             state["weights"],
             users,
             items,
-            state["level"],
-            self.link == "sigmoid",
-            self.biases,
+            self._penalties(state),
             penalties,
             SOLVER_STEPS,
         )
@@ -543,7 +543,7 @@ class RFRec(RatingMixin, FederatedRecommender):
     def _check_before_fit(self):
         super()._check_before_fit()
         if self.rating_scale is not None:
-            _check_scale(self.rating_scale)
+            check_scale(self.rating_scale)
         if self._local_dp is None:
             return
         if self.aggregation == "holders":
@@ -557,27 +557,26 @@ class RFRec(RatingMixin, FederatedRecommender):
                 "rating_scale=(low, high), for example (1, 5)."
             )
 
-    def _check_world(self, federation, data, blocks):
+    def _check_setting(self, federation, data, blocks):
         if self.rating_scale is not None:
-            _check_ratings(data.values, self.rating_scale)
+            check_ratings(data.values, self.rating_scale)
+        if not self._shares_state:
+            return
         n_vectors = len(blocks) * data.n_items
         copies = (3 if self.optimizer == "adam" else 1) + (self.predict_with == "local")
         nbytes = n_vectors * copies * self._width * np.dtype(self._dtype).itemsize
         # Blocks of clients with equal histories never have many more vectors than ratings.
         if nbytes > DENSE_LIMIT and n_vectors > 2 * (len(data.items) + data.n_items):
-            if federation.one_by_one:
-                how, cure = "one by one, as the federation needs it,", "Group"
-            else:
-                how = "of unequal history exactly"
-                cure = 'Use dropout_mode="upload", client_fraction=1 or sampling="rotating", group'
             raise ValueError(
-                f"Simulating {data.n_clients} clients {how} would take {nbytes / 2**30:.1f} GiB: "
-                f"each holds an item matrix that no other shares. {cure} users into fewer "
-                "clients, or take less data."
+                f"Simulating {data.n_clients} clients of unequal history exactly would take "
+                f"{nbytes / 2**30:.1f} GiB: each has an item matrix that no other shares. Use "
+                'aggregation="holders" with predict_with="global", which need no such matrix, '
+                'dropout_mode="upload", client_fraction=1 or sampling="rotating", or group users '
+                "into fewer clients."
             )
 
     def _new_user_attributes(self, data):
-        _check_ratings(data.values, self.rating_scale_)
+        check_ratings(data.values, self.rating_scale_)
         return super()._new_user_attributes(data)
 
     def _forget_users(self, users):
@@ -611,18 +610,3 @@ class RFRec(RatingMixin, FederatedRecommender):
         own = self._own_items.vectors(users, np.maximum(items, 0), item_factors)
         scores = level + np.where(users >= 0, user_bias[users], 0)
         return scores + np.sum(np.where(known_item, own, 0) * partners, axis=1)
-
-
-def _check_scale(scale):
-    numbers = len(scale) == 2 and all(isinstance(end, Real) for end in scale)
-    if not (numbers and np.isfinite(scale).all() and scale[0] < scale[1]):
-        raise ValueError(f"rating_scale must be (low, high) with low < high, got {scale!r}.")
-
-
-def _check_ratings(values, scale):
-    low, high = scale
-    outside = (values < low) | (values > high)
-    if outside.any():
-        raise ValueError(
-            f"y has the rating {values[outside][0]:g}, outside rating_scale=({low:g}, {high:g})."
-        )

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from sklearn.utils._param_validation import Interval
 
+from fedrecsk import _kernels
+from fedrecsk._docs import documented
 from fedrecsk.federated.rfrec import RFRec
 
-if TYPE_CHECKING:
-    from fedrecsk.simulation.federation import Federation
 
-
+@documented
+@dataclass(eq=False, repr=False)
 class RFRecF(RFRec):
     """RFRec with fewer messages: a shared coin decides between fitting and averaging.
 
     In each round all flip the same coin, 1 with probability p. At 0, clients work: after a 0
     they take a gradient step on their ratings alone, after a 1 they move to the mean that the
     server has just sent. At 1, the server averages what the clients upload, unless they did
-    so in the round before. Messages cross only when the coin changes, 2 p (1 - p) times a
+    so in the round before. Messages are sent only when the coin changes, 2 p (1 - p) times per
     round on average instead of twice.
 
     Parameters
     ----------
     n_factors : int, default=19
-        Length of p_u and q_i (d). With the bias, 20 numbers an item.
+        Length of p_u and q_i (d). With the bias, 20 numbers per item.
     n_rounds : int, default=300
-        Rounds in total, most of them without messages.
+        Number of rounds in total, most of them without messages.
     aggregation_probability : float in (0, 1), default=0.3
         The coin (p).
     coupling : float, default=5.0
@@ -53,19 +55,13 @@ class RFRecF(RFRec):
         As in :class:`RFRec`; under local differential privacy only "all" is allowed.
     link, biases, predict_with, rating_scale, init_std
         As in :class:`RFRec`.
-    client_fraction, early_stopping, validation_fraction, n_iter_no_change, tol, warm_start
-        As in :class:`RFRec`.
-    n_jobs, random_state, federation
-        As in :class:`RFRec`.
+    {shared parameters}
 
     Attributes
     ----------
     user_factors_, item_factors_, user_bias_, item_bias_, global_bias_, rating_scale_
         As in :class:`RFRec`.
-    user_ids_, item_ids_, n_users_, n_items_, n_rounds_, best_round_
-        As in :class:`RFRec`.
-    loss_curve_, history_, communication_, privacy_
-        As in :class:`RFRec`. A round without a gradient step repeats the last loss.
+    {shared attributes}
 
     Raises
     ------
@@ -74,15 +70,19 @@ class RFRecF(RFRec):
 
     Notes
     -----
-    What crosses the wire is what crosses in RFRec, but in between the first broadcast and the
-    last only when the coin changes from 0 to 1 (up) or from 1 to 0 (down). Everybody knows
-    the coin's seed, so it crosses no wire. Early stopping judges a model when it is sent, so
-    `n_iter_no_change` counts broadcasts.
+    *Algorithm*::
 
-    Slips in the paper's algorithm 2: it averages before clients upload; they upload first
-    here, and the coin before the first round counts as 0. Its plain mean over all clients
-    ("all") hardly moves an item that few have rated, so "holders" is the default; the coin,
-    Adam's constants and the penalties were chosen on validation data.
+        set-up as in RFRec
+        each round: the coins of the last round and of this one    _coins
+          0 0  clients step on their users and rated items         kernel local_step
+          0 1  clients upload clip(V_c), the server averages       _upload, _aggregate
+          1 1  nothing
+          1 0  server sends the mean, clients move to it           _follow, _move_to_mean
+
+    What is sent is what RFRec sends, but between the first broadcast and the last only when the
+    coin changes from 0 to 1 (up) or from 1 to 0 (down). The coin comes from the shared key and is
+    never sent. Early stopping judges a model when it is sent, so `n_iter_no_change` counts
+    broadcasts. A round without a gradient step has no training loss, and repeats the last one.
 
     References
     ----------
@@ -100,109 +100,78 @@ class RFRecF(RFRec):
     True
     """
 
-    _parameter_constraints: dict = RFRec._parameter_constraints | {
+    _: KW_ONLY
+    n_rounds: int = 300
+    aggregation_probability: float = 0.3
+    coupling: float = 5.0
+    learning_rate: float = 0.084
+    beta_1: float = 0.5
+    beta_2: float = 0.999
+    epsilon: float = 0.02
+    aggregation: Literal["all", "holders"] = "holders"
+
+    _parameter_constraints: ClassVar[dict] = RFRec._parameter_constraints | {
         "aggregation_probability": [Interval(Real, 0, 1, closed="neither")],
     }
 
-    def __init__(
-        self,
-        n_factors: int = 19,
-        *,
-        n_rounds: int = 300,
-        aggregation_probability: float = 0.3,
-        coupling: float = 5.0,
-        reg_user: float = 0.04,
-        reg_item: float = 0.04,
-        reg_bias: float = 0.07,
-        reg_power: float = 0.5,
-        learning_rate: float = 0.084,
-        optimizer: Literal["adam", "gd"] = "adam",
-        beta_1: float = 0.5,
-        beta_2: float = 0.999,
-        epsilon: float = 0.02,
-        link: Literal["sigmoid", "identity"] = "sigmoid",
-        biases: bool = True,
-        aggregation: Literal["all", "holders"] = "holders",
-        predict_with: Literal["global", "local"] = "global",
-        rating_scale: tuple[float, float] | None = None,
-        init_std: float = 0.1,
-        client_fraction: float = 1.0,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        tol: float = 1e-4,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        federation: Federation | None = None,
-    ):
-        super().__init__(
-            n_factors,
-            n_rounds=n_rounds,
-            coupling=coupling,
-            reg_user=reg_user,
-            reg_item=reg_item,
-            reg_bias=reg_bias,
-            reg_power=reg_power,
-            learning_rate=learning_rate,
-            optimizer=optimizer,
-            beta_1=beta_1,
-            beta_2=beta_2,
-            epsilon=epsilon,
-            link=link,
-            biases=biases,
-            aggregation=aggregation,
-            predict_with=predict_with,
-            rating_scale=rating_scale,
-            init_std=init_std,
-            client_fraction=client_fraction,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change,
-            tol=tol,
-            warm_start=warm_start,
-            n_jobs=n_jobs,
-            random_state=random_state,
-            federation=federation,
-        )
-        self.aggregation_probability = aggregation_probability
-
-    # ---------------------------------------------------------------------- the algorithm
+    # ---------------------------------------------------------------------- each round
 
     def _broadcast(self, server, key):
-        before, now = self._coins(key)
-        return self._model(server) if key.round == 0 or (before, now) == (1, 0) else None
+        return self._model(server) if key.round == 0 or self._coins(key) == (1, 0) else None
 
-    def _init_clients(self, block, message, key):
-        return super()._init_clients(block, message, key) | {"mean": message["item_vectors"].values}
+    def _follow(self, common, message, key):
+        mean = message["item_vectors"].values
+        if common is None:
+            common = {"vectors": self._vectors(mean.copy())}
+        elif self._coins(key.shared) == (1, 0):
+            common["vectors"].now[:] += self._share * (mean - common["vectors"].now)
+        return self._common_change(common, mean)
 
-    def _client_update(self, block, state, message, key):
-        match self._coins(key):
+    def _client_update(self, block, state, message, turn, key):
+        mean = message["item_vectors"].values
+        self._join(block, state, turn.active, mean)
+        loss = uploads = None
+        match self._coins(key.shared):
             case 0, 0:
-                self._main_step(block, state)
+                rate = self.learning_rate / (1 - self.aggregation_probability)
+                nobody = turn._replace(delivers=np.zeros_like(turn.delivers))
+                loss = self._step(block, state, mean, nobody, 0.0, rate, None)
             case 1, 0:
-                self._move_to_mean(block, state, message["item_vectors"].values)
+                self._move_to_mean(block, state, turn.active, mean)
             case 0, 1:
-                return state, self._upload(block, state, state["mean"])
-        return state, None
+                sums = None if turn.separate else self._held_sums(block, state, turn)
+                uploads = self._upload(block, state, mean, turn, sums)
+        return state, uploads, loss
 
-    # ------------------------------------------------------------------- its single lines
+    # ------------------------------------------------------------------- on the clients
 
     def _coins(self, key):
-        """The coin before this round and the coin of this round (zeta)."""
+        """The coin before this round and the coin of this round (zeta); `key` is the shared one."""
         return tuple(
             int(t >= 0 and key.at(t).uniform("coin") < self.aggregation_probability)
             for t in (key.round - 1, key.round)
         )
 
-    def _main_step(self, block, state):
-        rule = self._next_rule(state, self.learning_rate / (1 - self.aggregation_probability))
-        nobody = np.zeros(block.n_clients, dtype=bool)
-        self._step(block, state, state["mean"], 0.0, rule, nobody)
-
-    def _move_to_mean(self, block, state, mean):
+    @property
+    def _share(self):
+        """Which share of the way to the mean a client goes (eta)."""
         share = min(1.0, self.learning_rate * self.coupling / self.aggregation_probability)
-        share = self._dtype(share)
-        state["held"] += share * (mean[block.row_items] - state["held"])
-        state["shared"] += share * (mean - state["shared"])
-        state["mean"] = mean
+        return self._dtype(share)
+
+    def _move_to_mean(self, block, state, active, mean):
+        rows = np.repeat(active, block.row_counts)
+        held = state["held"].now
+        held[rows] += self._share * (mean[block.row_items[rows]] - held[rows])
+
+    def _held_sums(self, block, state, turn):
+        """The senders' own vectors, added up and counted."""
+        sums, layout = self._empty_sums(block), self._layout(block)
+        _kernels.rfrec.upload(
+            layout.row_indptr,
+            layout.row_items,
+            state["held"].now,
+            turn.active & turn.delivers,
+            self._clip,
+            *sums,
+        )
+        return sums

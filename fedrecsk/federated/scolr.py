@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from sklearn.utils._param_validation import Interval, StrOptions
 
+from fedrecsk._docs import documented
 from fedrecsk.federated.colr import CoLR
-from fedrecsk.simulation.messages import Dense
+from fedrecsk.simulation.messages import Summed
+from fedrecsk.uploads import Form, Ragged
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from fedrecsk.simulation.federation import Federation
 
-
+@documented
+@dataclass(eq=False, repr=False)
 class SCoLR(CoLR):
     """CoLR for clients whose uplinks differ: each trains as many rows of B as it can send.
 
@@ -40,21 +43,17 @@ class SCoLR(CoLR):
         As in :class:`FedMF`.
     aggregation : {"visits", "entries", "data_size"}, default="visits"
         As in :class:`FedMF`. "entries": divide each entry of A by the number of clients that
-        trained it, instead of by all that visited its item; its counts cost m r_u bytes
+        trained it, instead of by all that visited its item; its counts take m r_u bytes
         in place of m. Steps are larger and noisier.
-    init_std, client_fraction
+    init_std : float, default=0.03
         As in :class:`FedMF`.
-    early_stopping, validation_fraction, n_iter_no_change, tol
-        As in :class:`FedMF`.
-    warm_start, n_jobs, random_state, federation
-        As in :class:`FedMF`.
+    {shared parameters}
 
     Attributes
     ----------
-    user_factors_, item_factors_, global_bias_, user_ids_, item_ids_, n_users_, n_items_
+    user_factors_, item_factors_, global_bias_
         As in :class:`FedMF`.
-    n_rounds_, best_round_, loss_curve_, history_, communication_, privacy_
-        As in :class:`FedMF`.
+    {shared attributes}
 
     Raises
     ------
@@ -68,9 +67,20 @@ class SCoLR(CoLR):
 
     Notes
     -----
-    *What crosses the wire.* Down: as in :class:`CoLR`. Up: ``4 m r_u`` bytes for the client's
-    columns of A, `rank` bytes for which of B's rows they go with, and the visits, their entries or
-    N_u. Which rows are chosen does not depend on the data.
+    *Algorithm*::
+
+        each round
+          1  server sends Q and B                                  CoLR._broadcast
+          2  clients choose r_u of B's rows                        _columns
+          3  clients train p_u, and A_u along these rows           CoLR._client_update
+          4  clients upload these columns of A_u, and which        _client_update
+          5  server adds mean(A_u) B to Q                          CoLR._aggregate
+        at the end
+          6  clients fit p_u to the final Q                        _personalize
+
+    *What is sent.* Down: as in :class:`CoLR`. Up: ``4 m r_u`` bytes for the client's columns of
+    A, `rank` bytes for which of B's rows they belong to, and the visits, their entries or the
+    number of ratings. Which rows are chosen does not depend on the data.
 
     References
     ----------
@@ -92,7 +102,12 @@ class SCoLR(CoLR):
     True
     """
 
-    _parameter_constraints: dict = CoLR._parameter_constraints | {
+    rank: int = 16
+    _: KW_ONLY
+    local_rank: Literal["uniform"] | int | ArrayLike = "uniform"
+    aggregation: Literal["visits", "entries", "data_size"] = "visits"
+
+    _parameter_constraints: ClassVar[dict] = CoLR._parameter_constraints | {
         "local_rank": [
             StrOptions({"uniform"}),
             Interval(Integral, 1, None, closed="left"),
@@ -101,98 +116,66 @@ class SCoLR(CoLR):
         "aggregation": [StrOptions({"visits", "entries", "data_size"})],
     }
 
-    def __init__(
-        self,
-        rank: int = 16,
-        *,
-        local_rank: Literal["uniform"] | int | ArrayLike = "uniform",
-        n_factors: int = 64,
-        n_rounds: int = 200,
-        loss: Literal["bce", "squared"] = "bce",
-        n_negatives: int = 4,
-        local_epochs: int = 2,
-        batch_size: int = 64,
-        learning_rate: float = 0.5,
-        rank_exponent: float = 0.75,
-        weight_decay: float = 2e-3,
-        aggregation: Literal["visits", "entries", "data_size"] = "visits",
-        init_std: float = 0.03,
-        client_fraction: float = 0.2,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        tol: float = 1e-4,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        federation: Federation | None = None,
-    ):
-        super().__init__(
-            rank,
-            rank_exponent=rank_exponent,
-            n_factors=n_factors,
-            n_rounds=n_rounds,
-            loss=loss,
-            n_negatives=n_negatives,
-            local_epochs=local_epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            aggregation=aggregation,
-            init_std=init_std,
-            client_fraction=client_fraction,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change,
-            tol=tol,
-            warm_start=warm_start,
-            n_jobs=n_jobs,
-            random_state=random_state,
-            federation=federation,
-        )
-        self.local_rank = local_rank
+    # ---------------------------------------------------------------------- each round
 
-    # ---------------------------------------------------------------------- the algorithm
+    def _upload_forms(self, n_items):
+        forms = super()._upload_forms(n_items)
+        # A compressor would have to say which columns it has kept.
+        forms["updates"] = replace(forms["updates"], compressible=False)
+        return forms | {"rows_of_basis": Form((self.rank,), dtype="uint8", learned=False)}
+
+    def _client_update(self, block, state, message, turn, key):
+        state, uploads, loss = super()._client_update(block, state, message, turn, key)
+        columns = self._columns(block, key)
+        for name in self._picked:
+            if turn.separate:
+                uploads[name] = replace(uploads[name], columns=columns)
+            else:
+                uploads[name] = Summed(uploads[name], n_columns=columns.sum(axis=1))
+        if turn.separate:
+            uploads["rows_of_basis"] = Ragged.stacked(columns.astype(np.uint8))
+        else:
+            senders = turn.active & turn.delivers & uploads.sound
+            uploads["rows_of_basis"] = columns[senders].sum(axis=0)
+        return state, uploads, loss
 
     def _columns(self, block, key):
-        """The rows of B that each active client trains, drawn anew each round."""
-        sizes = self._local_ranks(block, key)
-        indptr = np.r_[0, np.cumsum(sizes)]
+        """The rows of B that each client trains, drawn anew each round."""
         coordinates = block.clients[:, None] * self.rank + np.arange(self.rank)
-        shuffled = np.argsort(key.uniform("rows of B", coordinates), axis=1, kind="stable")
-        taken = np.arange(self.rank) < sizes[:, None]
-        return indptr, shuffled[taken].astype(np.int32)
+        draws = key.private.uniform("rows of B", coordinates)
+        places = np.argsort(np.argsort(draws, axis=1, kind="stable"), axis=1)
+        return places < self._local_ranks(block, key)[:, None]
+
+    # -------------------------------------------------------------------- what differs
 
     def _local_ranks(self, block, key):
         """r_u of each client of the block in this round."""
         if isinstance(self.local_rank, str):
-            chance = key.uniform("local rank", block.clients)
+            chance = key.private.uniform("local rank", block.clients)
             return 1 + (chance * self.rank).astype(np.int64)
         given = np.asarray(self.local_rank)
         if given.ndim == 0:
             return np.full(block.n_clients, given)
         return np.atleast_2d(given)[key.round % len(np.atleast_2d(given)), block.clients]
 
-    def _upload(self, block, scale, sound, sums, n_visits, columns):
-        message = super()._upload(block, scale, sound, sums, n_visits, columns)
-        indptr, ranks = columns
-        sizes = np.diff(indptr) * block.n_items
-        message["updates"] = Dense(sums, n_coordinates=sizes)
-        if self.aggregation == "entries":
-            message["n_visits"] = Dense(n_visits, dtype="uint8", n_coordinates=sizes)
-        senders = np.repeat(block.delivers & sound, np.diff(indptr))
-        n_trainers = np.bincount(ranks[senders], minlength=self.rank)
-        message["rows_of_basis"] = Dense(n_trainers, dtype="uint8")
-        return message
+    @property
+    def _picked(self):
+        """The fields of which a client sends its own columns only."""
+        return ("updates", "n_visits") if self.aggregation == "entries" else ("updates",)
 
-    def _empty_sums(self, block):
-        sums, n_visits = super()._empty_sums(block)
-        return sums, np.zeros(sums.shape, np.int32) if self.aggregation == "entries" else n_visits
+    @property
+    def _n_count_columns(self):
+        return self.rank if self.aggregation == "entries" else 1
+
+    def _visits(self, indptr, columns):
+        if self.aggregation != "entries":
+            return super()._visits(indptr, columns)
+        return np.repeat(columns, np.diff(indptr), axis=0).astype(np.uint8)
 
     # ------------------------------------------------------------------------------ checks
 
-    def _check_world(self, federation, data, blocks):
-        super()._check_world(federation, data, blocks)
+    def _check_setting(self, federation, data, blocks):
+        super()._check_setting(federation, data, blocks)
         if isinstance(self.local_rank, str):
             return
         given = np.asarray(self.local_rank)

@@ -1,0 +1,331 @@
+"""What FedMF, CoLR and SCoLR share: an item matrix that is trained by federated averaging."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import ClassVar, Literal
+
+import numpy as np
+from scipy.special import expit
+from sklearn.utils._param_validation import Interval, StrOptions
+
+from fedrecsk import _kernels
+from fedrecsk.attacks._inversion_sampled import sampled
+from fedrecsk.base import RankingMixin
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.simulation.keys import Key
+from fedrecsk.simulation.messages import Dense, Message, Uploads
+from fedrecsk.uploads import Form, Ragged
+
+# Epochs on the final items of a user whose client was in no round.
+EPOCHS_OF_THE_NEW = 20
+# So few negatives are accepted whatever the size of the catalogue: the default must fit.
+FEW_NEGATIVES = 4
+
+
+@dataclass(eq=False, repr=False)
+class AveragedItems(RankingMixin, FederatedRecommender):
+    """Base class of FedMF and of those that upload less; it has no positional parameter."""
+
+    _: KW_ONLY
+    n_factors: int = 64
+    n_rounds: int = 200
+    loss: Literal["bce", "squared"] = "bce"
+    n_negatives: int = 4
+    local_epochs: int = 2
+    batch_size: int = 64
+    learning_rate: float = 0.5
+    weight_decay: float = 2e-3
+    aggregation: Literal["visits", "data_size"] = "visits"
+    init_std: float = 0.03
+    client_fraction: float = 0.2
+
+    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "loss": [StrOptions({"bce", "squared"})],
+        "n_negatives": [Interval(Integral, 0, None, closed="left")],
+        "local_epochs": [Interval(Integral, 1, None, closed="left")],
+        "batch_size": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "weight_decay": [Interval(Real, 0, None, closed="left")],
+        "aggregation": [StrOptions({"visits", "data_size"})],
+        "init_std": [Interval(Real, 0, None, closed="neither")],
+    }
+
+    _single_uploads = True
+    _inversion = staticmethod(sampled)
+    _dtype = np.float32
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _init_server(self, catalogue, key):
+        shape = (catalogue.n_items, self.n_factors)
+        items = self.init_std * key.generator("item factors").standard_normal(shape)
+        return {"item_factors": items.astype(self._dtype)}
+
+    @property
+    def _n_setups(self):
+        return int(self.loss == "squared")
+
+    def _setup_forms(self, n_items, step):
+        return {"ratings": Form((2,), learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        ratings = np.array([block.weights @ block.values, block.weights.sum()])
+        return Uploads(ratings=ratings)
+
+    def _setup_aggregate(self, server, upload, step, key):
+        total, weight = upload["ratings"].sum
+        return server | {"global_bias": total / weight}
+
+    def _announce(self, server):
+        if self.loss == "bce":
+            return Message()
+        return Message(global_bias=Dense(np.array([server["global_bias"]])))
+
+    # ---------------------------------------------------------------------- each round
+
+    def _model(self, server):
+        return Message(item_factors=Dense(server["item_factors"]))
+
+    def _init_clients(self, block, message, key):
+        coordinates = block.users[:, None] * self.n_factors + np.arange(self.n_factors)
+        users = self.init_std * key.private.at(-1).normal("user factors", coordinates)
+        return {
+            "feedback": self._feedback(block, message),
+            "users": users.astype(self._dtype),
+            "trained": np.zeros(block.n_users, dtype=bool),
+        }
+
+    def _upload_forms(self, n_items):
+        forms = {"updates": Form((n_items, self._n_columns))}
+        if self.aggregation == "data_size":
+            return forms | {"data_size": Form((1,), learned=False)}
+        counts = Form((n_items, self._n_count_columns), dtype="uint8", learned=False)
+        return forms | {"n_visits": counts}
+
+    def _client_update(self, block, state, message, turn, key):
+        items, layout, config = message["item_factors"].values, self._layout(block), self._config()
+        columns, sound = self._columns(block, key), np.ones(block.n_clients, dtype=bool)
+        seeds = key.private.hashed("visit", block.clients)
+        visit = (
+            layout,
+            state["feedback"],
+            _kernels.fedmf.Cohort(turn.active, turn.delivers, seeds, sound),
+            config,
+            items,
+            self._moving(block, columns),
+            state["users"],
+            _kernels.fedmf.scratch(layout, turn.active, config, items),
+        )
+        state["trained"] |= np.repeat(turn.active, np.diff(block.client_indptr))
+        if turn.separate:
+            fields, loss = self._visit_each(block, turn, visit, columns)
+        else:
+            fields, loss = self._visit_summed(block, turn, visit, sound)
+        return state, Uploads(sound=sound, **fields), loss
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        items = server["item_factors"] + self._mean_update(upload)
+        return server | {"item_factors": items.astype(self._dtype)}
+
+    # ------------------------------------------------------------------------- the end
+
+    def _personalize(self, block, state, message, key):
+        if state is None:
+            state = self._init_clients(block, message, key)
+        trained = state["trained"] & np.isfinite(state["users"]).all(axis=1)
+        users = np.where(trained[:, None], state["users"], self._dtype(0))
+        items, layout = message["item_factors"].values, self._layout(block)
+        for whom, n_epochs in ((~trained, EPOCHS_OF_THE_NEW), (trained, self.local_epochs)):
+            config = self._config()._replace(local_epochs=n_epochs)
+            _kernels.fedmf.fit_users(
+                layout,
+                state["feedback"],
+                np.flatnonzero(whom),
+                # Nobody's vector may depend on who else is served, or when.
+                Key(0).hashed("personal"),
+                config,
+                items,
+                _kernels.fedmf.scratch_of_users(layout, config, items),
+                users,
+            )
+        return {"users": users}
+
+    def _server_attributes(self, message):
+        attributes = {"item_factors_": message["item_factors"].values}
+        if self.loss == "squared":
+            attributes["global_bias_"] = float(message["global_bias"].values[0])
+        return attributes
+
+    def _user_attributes(self, block, state):
+        return {"user_factors_": state["users"]}
+
+    # ------------------------------------------------------------------- on the clients
+
+    def _feedback(self, block, message):
+        """Target and weight of each rating; a client's weights are relative to their mean."""
+        if self.loss == "bce":
+            targets = block.values > 0
+        else:
+            targets = block.values - message["global_bias"].values[0]
+        n_ratings = np.diff(block.rating_indptr)
+        weights = block.weights / np.repeat(self._data_sizes(block) / n_ratings, n_ratings)
+        return _kernels.fedmf.Feedback(targets.astype(self._dtype), weights.astype(self._dtype))
+
+    @staticmethod
+    def _data_sizes(block):
+        """Each client's number of ratings, by weight."""
+        return np.add.reduceat(block.weights, block.rating_indptr[:-1])
+
+    @staticmethod
+    def _layout(block):
+        return _kernels.fedmf.Layout(block.client_indptr, block.indptr, block.items)
+
+    def _config(self):
+        return _kernels.fedmf.Config(
+            n_negatives=self.n_negatives if self.loss == "bce" else 0,
+            local_epochs=self.local_epochs,
+            batch_size=self.batch_size,
+            learning_rate=float(self.learning_rate),
+            weight_decay=float(self.weight_decay),
+            squared=self.loss == "squared",
+        )
+
+    @property
+    def _n_columns(self):
+        """Columns of an upload."""
+        return self.n_factors
+
+    @property
+    def _n_count_columns(self):
+        """Columns of the visits: one for all of an item's coordinates."""
+        return 1
+
+    def _columns(self, block, key):
+        """Which coordinates of items each client trains, (n_clients, n_columns), dtype bool."""
+        return np.ones((block.n_clients, self._n_columns), dtype=bool)
+
+    def _rate_and_length(self):
+        """Learning rate of the items, and by what their changes are divided when sent."""
+        return float(self.learning_rate), 1.0
+
+    def _moving(self, block, columns):
+        rate, length = self._rate_and_length()
+        by_size = self.aggregation == "data_size"
+        scale = self._data_sizes(block) if by_size else np.ones(block.n_clients)
+        return _kernels.fedmf.Moving(rate, columns, (scale / length).astype(self._dtype))
+
+    def _visit_summed(self, block, turn, visit, sound):
+        """The fields of the block's upload as sums, and the loss."""
+        sums = np.zeros((block.n_items, self._n_columns))
+        n_visits = np.zeros((block.n_items, self._n_count_columns), dtype=np.int64)
+        loss = _kernels.fedmf.visit_summed(*visit, sums, n_visits)
+        fields = {"updates": sums}
+        if self.aggregation == "data_size":
+            senders = turn.active & turn.delivers & sound
+            fields["data_size"] = self._data_sizes(block)[senders].sum(keepdims=True)
+        else:
+            fields["n_visits"] = n_visits
+        return fields, loss
+
+    def _visit_each(self, block, turn, visit, columns):
+        """The same client by client."""
+        # Nobody visits more items than it has examples.
+        n_examples = np.diff(block.rating_indptr) * (1 + self._config().n_negatives)
+        room = np.minimum(n_examples, block.n_items)[turn.active].sum()
+        indptr, rows = np.empty(block.n_clients + 1, np.int64), np.empty(room, np.int32)
+        values = np.empty((room, self._n_columns), self._dtype)
+        loss = _kernels.fedmf.visit_each(*visit, indptr, rows, values)
+        rows, values = rows[: indptr[-1]], values[: indptr[-1]]
+        fields = {"updates": Ragged(indptr, rows, values)}
+        if self.aggregation == "data_size":
+            fields["data_size"] = Ragged.stacked(self._data_sizes(block)[:, None])
+        else:
+            fields["n_visits"] = Ragged(indptr, rows, self._visits(indptr, columns))
+        return fields, loss
+
+    def _visits(self, indptr, columns):
+        """A one for each item that a client has visited, client by client."""
+        return np.ones((indptr[-1], 1), dtype=np.uint8)
+
+    # -------------------------------------------------------------------- on the server
+
+    def _mean_update(self, upload):
+        """Mean of the clients' updates: over those that visited the item, or by data size."""
+        if self.aggregation == "data_size":
+            return upload["updates"].sum / upload["data_size"].sum
+        return upload["updates"].sum / np.maximum(upload["n_visits"].sum, 1)
+
+    # --------------------------------------------------------------------- predictions
+
+    @property
+    def _sees_ratings(self):
+        return self.loss == "squared"
+
+    def _response(self, scores):
+        return expit(scores) if self.loss == "bce" else scores
+
+    # ------------------------------------------------------------ checks, early stopping
+
+    def _check_before_fit(self):
+        if self._setting().local_dp is not None:
+            raise ValueError(
+                f"{type(self).__name__} has no local_dp: the items that a client has visited would "
+                "be sent without noise. Use RFRec under local differential privacy."
+            )
+        super()._check_before_fit()
+
+    def _check_setting(self, federation, data, blocks):
+        if self.loss == "squared":
+            return
+        if not (data.values > 0).any():
+            raise ValueError(
+                "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
+                "or shift y so that what is liked is above 0."
+            )
+        most = data.n_items - np.diff(data.indptr).min()
+        if self.n_negatives > max(most, FEW_NEGATIVES):
+            raise ValueError(
+                f"n_negatives={self.n_negatives} is more than the {most} items that any user has "
+                "left unseen; ask for fewer."
+            )
+
+    def _validation_losses(self, held_out):
+        """The clients' loss on what they did not train on.
+
+        Cross-entropy has no meaning without negatives: each held-out row brings `n_negatives`
+        (at least one) items that its user has not rated, the same ones in every round.
+        """
+        if self.loss == "squared":
+            return super()._validation_losses(held_out)
+        positive = held_out.values > 0
+        rows, negatives = self._held_out_negatives(held_out, positive)
+        scores, others = (
+            _kernels.scores.pairs(*pairs, *self._linear_part())
+            for pairs in ((held_out.users, held_out.items), (held_out.users[rows], negatives))
+        )
+        losses = np.logaddexp(0, np.where(positive, -scores, scores))
+        losses += np.bincount(rows, np.logaddexp(0, others), minlength=len(losses))
+        n_negatives = np.bincount(rows, minlength=len(losses))
+        return held_out.weights * losses, held_out.weights * (1 + n_negatives)
+
+    def _held_out_negatives(self, held_out, positive):
+        """Held-out rows, each as often as it has negatives, and these.
+
+        Addressed by their rank within the user, so that a client alone draws the same ones; all
+        users draw alike.
+        """
+        indptr, items = self._seen
+        n_unseen, n = self.n_items_ - np.diff(indptr), max(1, self.n_negatives)
+        rows = np.repeat(np.flatnonzero(positive & (n_unseen[held_out.users] > 0)), n)
+        users = held_out.users[rows]
+        addresses = held_out.ranks[rows] * n + np.arange(len(rows)) % n
+        chance = Key(0).uniform("held-out negatives", addresses)
+        negatives = np.empty(len(rows), dtype=items.dtype)
+        ranks = (chance * n_unseen[users]).astype(np.int64)
+        _kernels.fedmf.unseen_items(ranks, users, indptr, items, negatives)
+        return rows, negatives

@@ -1,0 +1,403 @@
+"""The one loop that simulates all methods: a Server, and Clients in joblib threads."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from joblib import Parallel, delayed
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.parallel import _get_threadpool_controller
+
+from fedrecsk.simulation import blocks as _blocks
+from fedrecsk.simulation import participation
+from fedrecsk.simulation.clients import Clients, Group
+from fedrecsk.simulation.keys import Key, Keys
+from fedrecsk.simulation.participation import Participation
+from fedrecsk.simulation.server import Server
+from fedrecsk.simulation.stopping import hold_out
+
+
+def fit(estimator, data, report):
+    """Run the rounds; returns the fitted attributes."""
+    run = _resumed(estimator, data) or Run.new(estimator, data)
+    # Clients update in place: a fit that fails half-way must not be continued.
+    estimator._run = None
+    with (
+        _get_threadpool_controller().limit(limits=1, user_api="blas"),
+        Parallel(estimator.n_jobs, require="sharedmem", return_as="generator") as parallel,
+    ):
+        run.settle(estimator)
+        loop = Loop(run, parallel)
+        if run.server.state is None:
+            loop.set_up()
+        while run.server.round < estimator.n_rounds and not run.server.stopping.stopped:
+            close = report.step("round")
+            loop.round()
+            if close(loop.attributes_now):
+                break
+        attributes = Loop(run.at_its_end(), parallel).end()
+    estimator._run = run if estimator.warm_start else None
+    _warn_of_empty_rounds(run.server)
+    return attributes
+
+
+@dataclass(eq=False)
+class Run:
+    """A fit in progress: all that warm_start needs to go on exactly where it ended.
+
+    Attributes
+    ----------
+    server : Server
+    clients : list of Clients
+    client_ids : ndarray of shape (n_clients,)
+    intrusion : Intrusion or None
+    fingerprint : bytes
+        Of the data.
+    parameters : dict
+        Those that must not change between the rounds of one run.
+    """
+
+    server: Server
+    clients: list
+    client_ids: np.ndarray
+    intrusion: object
+    fingerprint: bytes
+    parameters: dict
+    block_of_client: np.ndarray = field(default=None, repr=False)
+
+    @classmethod
+    def new(cls, estimator, data, *, is_watched=False):
+        """Before the set-up."""
+        seed = check_random_state(estimator.random_state).randint(2**31 - 1)
+        key, federation = Key(int(seed)), clone(estimator._setting())
+        federation.is_watched = is_watched
+        method = clone(estimator).set_params(random_state=None, federation=federation)
+        method = method.set_callbacks()
+        intrusion, training, held_out = None, data, None
+        if federation.adversary is not None:
+            intrusion = federation.adversary.enter(data, estimator._sees_ratings, key)
+            training = intrusion.data
+        if method.early_stopping:
+            training, held_out = hold_out(training, method.validation_fraction, key)
+        if federation.aggregator is not None:
+            cohort = participation.cohort_size(data.n_clients, method.client_fraction)
+            federation.aggregator._check_clients(training, cohort)
+        histories = _histories(method, training, federation, key)
+        groups = _groups(method, federation, histories, intrusion)
+        blocks = _blocks.cut(training, groups, share=method.client_fraction)
+        method._check_setting(federation, training, blocks)
+        rating_range = float(data.values.min()), float(data.values.max())
+        server = Server(method, federation, key, data.item_ids.values, rating_range)
+        clients = _clients(server, blocks, data.client_ids, histories, held_out, intrusion)
+        run = cls(
+            server,
+            clients,
+            data.client_ids,
+            intrusion,
+            data.fingerprint(),
+            _parameters_of_a_run(estimator),
+        )
+        run.block_of_client = np.empty(data.n_clients, dtype=np.int64)
+        for b, block in enumerate(blocks):
+            run.block_of_client[block.clients] = b
+        return run
+
+    def settle(self, estimator):
+        """Take the parameters that may change between the rounds of one run."""
+        self.server.method.set_params(n_rounds=estimator.n_rounds, n_jobs=estimator.n_jobs)
+        self.server.stopping.tol = estimator.tol
+        self.server.stopping.patience = estimator.n_iter_no_change
+
+    def at_its_end(self):
+        """A copy in which the fit may end; this one can go on."""
+        ended, server = copy.copy(self), copy.copy(self.server)
+        kept = (server.federation, server.channel, server.ledger.client_ids)
+        memo = {id(one): one for one in kept}
+        accounts = server.ledger, server.downlink, server.uplink
+        server.ledger, server.downlink, server.uplink = copy.deepcopy(accounts, memo)
+        server.history = copy.deepcopy(server.history)
+        server.stopping = copy.copy(server.stopping)
+        ended.server, ended.clients = server, [copy.copy(one) for one in self.clients]
+        return ended
+
+
+class Loop:
+    """The protocol's steps, taken on both halves.
+
+    Parameters
+    ----------
+    run : Run
+    parallel : joblib.Parallel
+    """
+
+    def __init__(self, run, parallel):
+        self.run = run
+        self.server = run.server
+        self.parallel = parallel
+
+    def set_up(self):
+        """Everything before the first round."""
+        server, clients = self.server, self.run.clients
+        server.register([one.register() for one in clients])
+        for step in range(server.method._n_setups):
+            message = server.setup_message(step)
+            answers = self.parallel(delayed(one.setup)(step, message) for one in clients)
+            server.close_setup(step, (answer for answer in answers if answer is not None))
+        announcement = server.send_announcement()
+        for one in clients:
+            one.announce(announcement)
+
+    def round(self):
+        """One round of the protocol; returns what a curious server sees of it, a Seen."""
+        server = self.server
+        turn, message = server.open_round()
+        round = server.round
+        if message:
+            received = server.method._on_receipt(message, server.key.at(round))
+            if round and server.method.early_stopping:
+                self._validate(turn)
+                if server.stopping.stopped:
+                    return None
+        else:
+            received = None
+        hearing = np.unique(self.run.block_of_client[turn.receives | turn.active])
+        clients = [self.run.clients[b] for b in hearing]
+        for one in clients:
+            one.receive(round, received, turn)
+        busy = [one for one in clients if turn.active[one.block.clients].any()]
+        loss, batches = np.zeros(2), []
+        answers = self.parallel(delayed(_updated)(one, round) for one in busy)
+        is_watched = server.federation.is_watched
+        contributions = _contributions(answers, loss, batches if is_watched else None)
+        upload = server.close_round(contributions, loss)
+        return Seen(received, batches, upload)
+
+    def _validate(self, turn):
+        """Clients measure the model that they have just received on their held-out rows."""
+        server = self.server
+        key = server.key.at(server.round)
+        who = turn.receives
+        message = server.method._on_receipt(server.send_for_validation(who), key)
+        answers = self.parallel(
+            delayed(one.validate)(server.round, message, turn)
+            for one in self.run.clients
+            if who[one.block.clients].any()
+        )
+        if server.close_validation(answers, who):
+            for one in self.run.clients:
+                if who[one.block.clients].any():
+                    one.keep_measured()
+                else:
+                    one.forget_kept()
+
+    def attributes_now(self):
+        """Fitted attributes as if the rounds ended here; changes nothing."""
+        return self._attributes(self.server.current_message(), kept=False)
+
+    def end(self):
+        """Everybody gets the final model: fitted attributes and the accounts."""
+        server, run = self.server, self.run
+        stopping = server.stopping
+        if stopping.stopped:
+            message = server.send_best()
+        else:
+            message = server.send_final()
+            if server.method.early_stopping:
+                self._validate(Participation.full(server.n_clients))
+                if stopping.best_round != server.round - 1:
+                    message = server.send_best()
+        attributes = self._attributes(message, kept=True)
+        if server.method.early_stopping:
+            attributes["best_round_"] = stopping.best_round
+        if run.intrusion is not None:
+            attributes["compromised_clients_"] = run.client_ids[run.intrusion.controlled]
+        if server.channel is not None:
+            attributes["encryption_"] = server.channel.report()
+        return attributes | {
+            "n_rounds_": server.round,
+            "history_": server.history,
+            "loss_curve_": [row["loss"] for row in server.history],
+            "communication_": server.ledger,
+            "privacy_": server.privacy_report(),
+        }
+
+    def _attributes(self, message, *, kept):
+        server, clients = self.server, self.run.clients
+        received = server.method._on_receipt(message, server.key.at(server.round))
+        parts = self.parallel(
+            delayed(one.fitted)(received, server.round, kept=kept) for one in clients
+        )
+        users = _blocks.by_user([one.block for one in clients], list(parts))
+        # Copies, so that whoever writes into a fitted array changes no running fit.
+        ours = copy.deepcopy(server.method._server_attributes(received))
+        return ours | users | {"_final_message": copy.deepcopy(message)}
+
+
+class Seen(NamedTuple):
+    """What the server sees of a round.
+
+    Attributes
+    ----------
+    message : Message or None
+        What it has sent, as `_on_receipt` leaves it.
+    batches : list of Batch
+        Single uploads, where they reach the server.
+    upload : Upload or None
+        Their sums.
+    """
+
+    message: object
+    batches: list
+    upload: object
+
+
+def watch(estimator, data, n_rounds):
+    """Run the protocol for a curious server, and yield the halves and what it sees each round.
+
+    Parameters
+    ----------
+    estimator : FederatedRecommender
+    data : Interactions
+    n_rounds : int
+
+    Yields
+    ------
+    server : Server
+    clients : list of Clients
+    seen : Seen
+    """
+    secure = estimator._setting().secure_aggregation is not None
+    run = Run.new(estimator, data, is_watched=not secure)
+    with (
+        _get_threadpool_controller().limit(limits=1, user_api="blas"),
+        Parallel(None, require="sharedmem", return_as="generator") as parallel,
+    ):
+        loop = Loop(run, parallel)
+        loop.set_up()
+        for _ in range(n_rounds):
+            seen = loop.round()
+            yield run.server, run.clients, seen
+
+
+def _updated(clients, round):
+    """What clients answer, of which a simulation needs no copy."""
+    answer = clients.update(round)
+    clients.forget_reply()
+    return answer
+
+
+def _contributions(answers, loss, batches):
+    """What comes of the clients' updates; notes losses and, in a list, single uploads."""
+    for contributions, one in answers:
+        loss += one
+        if batches is not None:
+            batches += [c.batch for c in contributions]
+        yield from contributions
+
+
+def _histories(method, data, federation, key):
+    """Equal numbers for clients that must have equal histories to share a block."""
+    if not method._shares_state:
+        return np.zeros(data.n_clients, dtype=np.int64)
+    return participation.histories(data.n_clients, method.client_fraction, federation, key)
+
+
+def _groups(method, federation, histories, intrusion):
+    """Equal numbers for clients that may share a block."""
+    forges = intrusion is not None and federation.adversary.forges
+    separate = federation.looks_at_uploads or forges or method._treats_clients_apart
+    if separate and not method._single_uploads:
+        return np.arange(len(histories))
+    return 2 * histories + intrusion.controlled if forges else histories
+
+
+def _clients(server, blocks, client_ids, histories, held_out, intrusion):
+    """One Clients object for each block."""
+    method, federation = server.method, server.federation
+    forges = intrusion is not None and federation.adversary.forges
+    groups, clients = {}, []
+    for block in blocks:
+        first, forge, rest = block.clients[0], None, None
+        if forges and intrusion.controlled[first]:
+            forge = intrusion.forge
+        if held_out is not None:
+            rest = _blocks.of_clients(held_out, block.clients)
+        # Controlled clients compute what honest ones of the same history compute.
+        history = int(histories[first])
+        group = groups.setdefault(history, Group(method))
+        clients.append(
+            Clients(
+                method,
+                block,
+                federation,
+                Keys(server.key, server.key),
+                group=group,
+                held_out=rest,
+                forge=forge,
+                client_ids=client_ids[block.clients],
+                separate=method._treats_clients_apart,
+            )
+        )
+    return clients
+
+
+def _resumed(estimator, data):
+    run = getattr(estimator, "_run", None) if estimator.warm_start else None
+    if run is None:
+        return None
+    if run.fingerprint != data.fingerprint():
+        raise ValueError(
+            "warm_start continues the rounds of the last fit, but X, y, clients, sample_weight "
+            "or items have changed since; fit with warm_start=False, or use fold_in to add "
+            "users."
+        )
+    before, now = run.parameters, _parameters_of_a_run(estimator)
+    changed = [n for n in before | now if not np.array_equal(before.get(n), now.get(n))]
+    if changed:
+        name = min(changed)
+        raise ValueError(
+            f"warm_start continues the rounds of the last fit, but {name} has changed from "
+            f"{before.get(name)!r} to {now.get(name)!r} since; set it back or fit with "
+            "warm_start=False."
+        )
+    if estimator.n_rounds < run.server.round:
+        raise ValueError(
+            f"n_rounds={estimator.n_rounds} must be larger or equal to the {run.server.round} "
+            "rounds already run when warm_start=True."
+        )
+    return run
+
+
+def _parameters_of_a_run(estimator):
+    """The parameters that must not change between the rounds of one run."""
+    # The fingerprint of the data has the catalogue.
+    free = {"n_rounds", "n_jobs", "warm_start", "n_iter_no_change", "tol", "federation", "items"}
+    parameters = estimator.get_params() | {
+        f"federation__{name}": value for name, value in estimator._setting().get_params().items()
+    }
+    return {
+        name: type(value).__name__ if hasattr(value, "get_params") else value
+        for name, value in parameters.items()
+        if name not in free
+    }
+
+
+def _warn_of_empty_rounds(server):
+    n_empty, aggregator = server.n_empty_rounds, server.federation.aggregator
+    if not n_empty:
+        return
+    why = "every upload was lost"
+    if aggregator is not None:
+        why += f", or {type(aggregator).__name__} returned None (too few uploads for it)"
+    warnings.warn(
+        f"In {n_empty} of {server.round} rounds {why}, so the model did not move in them. Raise "
+        "client_fraction, or lower federation.dropout.",
+        ConvergenceWarning,
+        stacklevel=6,
+    )
