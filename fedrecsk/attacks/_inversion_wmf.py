@@ -1,0 +1,46 @@
+"""LocALS, LocSGD, GlobSGD: from one client's upload to its user's vector and items."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from fedrecsk.attacks._guesses import Guess, direction_of, sent_rows
+
+# Lengths to try for a user's vector whose direction is known.
+LENGTHS = np.geomspace(1e-2, 1e2, 81)
+
+
+def wmf(model, message, upload, n_items):
+    """Rows lie along p_u, whose length and sign are those that explain the upload best.
+
+    ``model._upload_of_one`` gives what a client whose only user has a given vector sends.
+    """
+    rows, items = sent_rows(upload["rows"], n_items)
+    received = message["item_factors"].values[items].astype(np.float64)
+    idle = model._upload_of_one(np.zeros(rows.shape[1]), received, message)
+    direction = direction_of(rows - idle["rows"])
+
+    def misfit(length):
+        expected = model._upload_of_one(length * direction, received, message)
+        misfit = _distance(expected["rows"], rows)
+        if "others" in expected:
+            misfit += _distance(expected["others"], upload["others"].change)
+        return misfit
+
+    return Guess(_best(misfit) * direction, items)
+
+
+def _best(misfit):
+    """The length of the least misfit; negative ones turn the vector round."""
+    candidates = np.concatenate([LENGTHS, -LENGTHS])
+    with np.errstate(over="ignore", invalid="ignore"):
+        misfits = np.array([misfit(length) for length in candidates])
+        best = candidates[np.nanargmin(misfits)]
+        ends = sorted((best / 1.2, best * 1.2))
+        return minimize_scalar(misfit, bounds=ends, method="bounded", options={"xatol": 1e-9}).x
+
+
+def _distance(guess, truth):
+    """Squared, relative to the size of the truth."""
+    return np.sum((guess - truth) ** 2) / max(np.sum(truth**2), 1e-300)
