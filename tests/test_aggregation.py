@@ -68,23 +68,25 @@ NEUTRAL = [NormClipping(1e9), TrimmedMean(0.0)]
 @every_method
 @pytest.mark.parametrize("aggregator", NEUTRAL, ids=str)
 @pytest.mark.parametrize("world", [{}, {"dropout": 0.3}], ids=str)
-def test_a_guard_that_does_nothing_changes_nothing(Estimator, aggregator, world, monkeypatch):
+def test_an_aggregator_that_clips_and_trims_nothing_changes_nothing(
+    Estimator, aggregator, world, monkeypatch
+):
     monkeypatch.setattr(Estimator, "_dtype", np.float64)
     X, y = make_toy(n_users=20, density=0.9)
     groups = X[:, 0] % 5
     model = Estimator(n_rounds=4, random_state=0, federation=Federation(**world))
     plain = clone(model).fit(X, y, clients=groups)
-    guarded = model.set_params(federation__aggregator=aggregator).fit(X, y, clients=groups)
-    for a, b in zip(attributes_of(plain), attributes_of(guarded), strict=True):
+    clipped = model.set_params(federation__aggregator=aggregator).fit(X, y, clients=groups)
+    for a, b in zip(attributes_of(plain), attributes_of(clipped), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-9)
-    assert plain.communication_ == guarded.communication_
+    assert plain.communication_ == clipped.communication_
 
 
 @every_method
 @pytest.mark.parametrize(
     "aggregator", [NormClipping(), CoordinateMedian(), TrimmedMean(), Krum()], ids=str
 )
-def test_every_guard_serves_every_method(Estimator, aggregator):
+def test_every_aggregator_serves_every_method(Estimator, aggregator):
     X, y = make_toy(n_users=20, density=0.9)
     world = Federation(aggregator=aggregator)
     model = Estimator(n_rounds=3, random_state=0, federation=world)
@@ -95,13 +97,14 @@ def test_every_guard_serves_every_method(Estimator, aggregator):
         np.testing.assert_array_equal(a, b)
 
 
-def test_noise_of_local_privacy_comes_before_the_guard():
+def test_noise_of_local_privacy_comes_before_the_aggregator():
     X, y = make_toy(n_users=20, density=0.9)
     noisy = LaplaceMechanism(clip=0.2, scale=0.1)
     items = {}
     for bound in (1e-9, 1e9):
         world = Federation(local_dp=noisy, aggregator=NormClipping(bound))
-        model = RFRec(rating_scale=(1, 5), random_state=0, federation=world)
+        public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
+        model = RFRec(**public, random_state=0, federation=world)
         items[bound] = [clone(model).set_params(n_rounds=n).fit(X, y).item_factors_ for n in (1, 3)]
     np.testing.assert_allclose(*items[1e-9], atol=1e-6)
     assert np.abs(np.subtract(*items[1e9])).max() > 0.01
@@ -117,9 +120,9 @@ def test_comparisons_are_refused_where_most_clients_are_silent(aggregator):
 def test_krum_is_refused_with_too_few_clients():
     X, _ = make_toy(n_users=20, density=0.9)
     model = LocALS(federation=Federation(aggregator=Krum(n_attackers=2)))
-    with pytest.raises(ValueError, match="needs 7 clients a round, but there are 6"):
+    with pytest.raises(ValueError, match="needs 7 clients per round, but there are 6"):
         model.fit(X, clients=X[:, 0] % 6)
-    with pytest.raises(ValueError, match="needs 7 clients a round, but there are 5"):
+    with pytest.raises(ValueError, match="needs 7 clients per round, but there are 5"):
         model.set_params(client_fraction=0.25).fit(X)
 
 

@@ -168,7 +168,9 @@ def test_rating_and_ranking_models_stand_side_by_side(ratings):
 def test_costs_are_those_of_the_ledger_and_the_privacy_report(ratings):
     X, y = ratings
     noisy = rfrec(
-        rating_scale=(1, 5), federation=Federation(local_dp=LaplaceMechanism(clip=1, scale=2))
+        rating_scale=(1, 5),
+        items=np.unique(X[:, 1]),
+        federation=Federation(local_dp=LaplaceMechanism(clip=1, scale=2)),
     )
     result = compare({"clear": rfrec(), "noisy": noisy}, X, y, cv=2, return_estimator=True)
     for row in result.per_fold.to_dict("records"):

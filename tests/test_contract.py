@@ -169,6 +169,65 @@ def test_awkward_data_give_finite_predictions(Estimator, X, y):
     assert len(np.unique(model.user_ids_)) == len({row[0] for row in X})
 
 
+# ----------------------------------------------------------------------- the catalogue
+
+
+UNRATED = [7, 1004, 5000]
+
+
+@every_estimator
+def test_items_that_nobody_has_rated_can_be_recommended(Estimator, toy):
+    X, y = toy
+    items = np.append(np.unique(X[:, 1])[::-1], UNRATED)
+    model = make(Estimator, items=items).fit(X, y)
+    assert model.item_ids_.tolist() == sorted(items) and model.n_items_ == len(items)
+    users = [X[0, 0], -1]
+    assert np.isfinite(model.predict([[user, item] for user in users for item in items])).all()
+    found, scores = model.recommend(users, len(items), exclude_seen=False)
+    assert np.isfinite(scores).all() and [sorted(row) for row in found] == [sorted(items)] * 2
+    found, _ = model.recommend(users, 3, candidates=UNRATED)
+    assert [sorted(row) for row in found] == [UNRATED] * 2
+    model.fold_in([[-1, UNRATED[0]]], [3.0])
+    assert np.isfinite(model.predict([[-1, item] for item in items])).all()
+    again = pickle.loads(pickle.dumps(clone(model).fit(X, y)))
+    np.testing.assert_array_equal(again.item_ids_, model.item_ids_)
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+@every_estimator
+def test_the_kind_and_order_of_the_catalogue_do_not_matter(Estimator, toy):
+    X, y = toy
+    items = np.unique(X[:, 1])
+    assert_same_fit(make(Estimator, items=items).fit(X, y), make(Estimator).fit(X, y))
+    items = np.append(items, UNRATED)
+    expected = make(Estimator, items=items).fit(X, y)
+    for same in (items[::-1].tolist(), pd.Series(items[::-1])):
+        assert_same_fit(make(Estimator, items=same).fit(X, y), expected)
+
+
+@every_estimator
+def test_items_that_the_catalogue_lacks_are_named(Estimator, toy):
+    X, y = toy
+    items = np.setdiff1d(X[:, 1], [1003, 1006])
+    with pytest.raises(ValueError, match="X has items 1003, 1006 that are not in `items`"):
+        make(Estimator, items=items).fit(X, y)
+    weight = np.isin(X[:, 1], items).astype(float)
+    model = make(Estimator, items=items).fit(X, y, sample_weight=weight)
+    np.testing.assert_array_equal(model.item_ids_, items)
+    with pytest.raises(ValueError, match="items lists item 1000 more than once"):
+        make(Estimator, items=[1000, *items]).fit(X, y)
+
+
+@every_estimator
+def test_every_fold_has_the_whole_catalogue(Estimator, toy):
+    X, y = toy
+    items = np.append(np.unique(X[:, 1]), UNRATED)
+    fits = cross_validate(
+        make(Estimator, items=items), X, y, cv=3, return_estimator=True, error_score="raise"
+    )["estimator"]
+    assert [model.n_items_ for model in fits] == [12] * 3
+
+
 # ---------------------------------------------------------------- predict and recommend
 
 
@@ -499,23 +558,30 @@ def test_bad_worlds_are_named(Estimator, toy, dropout):
 
 
 @every_federated
-def test_the_world_can_be_searched(Estimator, toy):
+def test_the_setting_can_be_searched(Estimator, toy):
     grid = {"federation__dropout": [0.0, 0.5], "federation__dropout_mode": ["upload"]}
     estimator = make(Estimator, federation=fedrecsk.Federation())
     search = GridSearchCV(estimator, grid, cv=2, error_score="raise").fit(*toy)
     assert len(search.cv_results_["params"]) == 2
 
 
+def phases_of(model):
+    """The phases of the ledger after the set-up."""
+    phases = [entry["phase"] for entry in model.communication_.entries]
+    assert phases[0] == "catalogue"
+    return [phase for phase in phases[1:] if phase != "setup"]
+
+
 @every_federated
 @pytest.mark.parametrize("mode", ["upload", "stale", "offline"])
 @pytest.mark.parametrize("sampling", ["random", "rotating"])
-def test_any_world_gives_finite_predictions(Estimator, toy, mode, sampling):
+def test_any_setting_gives_finite_predictions(Estimator, toy, mode, sampling):
     X, y = toy
     federation = fedrecsk.Federation(dropout=0.8, dropout_mode=mode, sampling=sampling)
     model = make(Estimator, n_rounds=4, client_fraction=0.2, federation=federation).fit(X, y)
     assert np.isfinite(model.predict(X)).all()
     ledger = model.communication_
-    assert [e["phase"] for e in ledger.entries][1:-1] == ["round"] * 4
+    assert phases_of(model) == ["round"] * 4 + ["final"]
     assert sum(e["bytes_up"] for e in ledger.entries) == ledger.client_bytes_up.sum()
     assert sum(e["bytes_down"] for e in ledger.entries) == ledger.client_bytes_down.sum()
 
@@ -536,22 +602,24 @@ def test_early_stopping_keeps_the_best_round(Estimator):
     assert model.best_round_ == int(np.nanargmin(losses))
     assert model.n_rounds_ < 60
     assert model.n_rounds_ == len(losses) == len(model.loss_curve_)
-    phases = [entry["phase"] for entry in model.communication_.entries]
-    assert phases == ["enrolment"] + ["round"] * model.n_rounds_ + ["stop", "final"]
+    assert phases_of(model) == ["round"] * model.n_rounds_ + ["stop", "final"]
     rounds = clone(model).set_params(n_rounds=model.best_round_ + 1).fit(X, y)
     np.testing.assert_array_equal(model.predict(X), rounds.predict(X))
 
 
 @every_federated
-def test_errors_are_measured_on_models_that_clients_have_heard(Estimator, toy):
+def test_errors_are_measured_on_models_that_clients_have_received(Estimator, toy):
     """One more message goes up for each broadcast after the first, and none down."""
     model = make(Estimator, n_rounds=20, client_fraction=1.0)
     alone = clone(model).fit(*toy).communication_
     watched = model.set_params(early_stopping=True, n_iter_no_change=99).fit(*toy)
-    pairs = zip(alone.entries[2:], watched.communication_.entries[2:], strict=True)
-    for one, other in pairs:
-        heard = one["messages_down"] > 0
-        assert other["messages_up"] - one["messages_up"] == heard * 12
+    later = [
+        [e for e in ledger.entries if e["phase"] in ("round", "final")][1:]
+        for ledger in (alone, watched.communication_)
+    ]
+    for one, other in zip(*later, strict=True):
+        received = one["messages_down"] > 0
+        assert other["messages_up"] - one["messages_up"] == received * 12
         assert other["messages_down"] == one["messages_down"]
     assert sum(row["bytes_up"] for row in watched.history_) == sum(
         entry["bytes_up"] for entry in watched.communication_.entries if entry["phase"] == "round"

@@ -651,7 +651,8 @@ def test_no_noise_is_a_line_across():
 
 def test_privacy_from_fits():
     mechanisms = {"none": None} | {str(s): LaplaceMechanism(clip=1, scale=s) for s in (1, 10)}
-    model = RFRec(n_factors=2, n_rounds=2, rating_scale=(1, 5), random_state=0)
+    public = {"rating_scale": (1, 5), "items": np.unique(RATINGS[0][:, 1])}
+    model = RFRec(n_factors=2, n_rounds=2, **public, random_state=0)
     display = PrivacyDisplay.from_estimator(
         model, *RATINGS, param_range=mechanisms, score="rmse", compare_params={"cv": 2}
     )

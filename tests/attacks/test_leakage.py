@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fedrecsk import Federation, FedMF, GlobSGD, LocALS, LocSGD, Popularity, RFRec, RFRecF
-from fedrecsk.attacks import measure_leak
+from fedrecsk.attacks import Adversary, measure_leak
+from fedrecsk.attacks._guesses import Guess, agreed
 from fedrecsk.compression import TopK
 from fedrecsk.privacy import CKKS, LaplaceMechanism
 from tests.conftest import make_toy
@@ -49,7 +50,8 @@ def test_rfrec_gives_away_which_items_are_rated_but_under_noise_less():
     assert report.interactions == 1.0
     assert report.vectors == report.values == 0.0
     noisy = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=1.0))
-    report = measure_leak(plain.set_params(federation=noisy), X, y)
+    plain.set_params(federation=noisy, items=np.unique(X[:, 1]))
+    report = measure_leak(plain, X, y)
     assert report.interactions < 0.4
 
 
@@ -74,8 +76,61 @@ def test_a_part_of_the_clients_can_be_attacked():
 
 def test_what_cannot_be_inverted_is_named():
     X, _ = make_toy()
-    with pytest.raises(ValueError, match="No inversion is known for Popularity.*LocALS"):
+    with pytest.raises(ValueError, match="No inversion is known for Popularity; measure_leak"):
         measure_leak(Popularity(), X)
+
+
+def test_a_method_of_ones_own_says_how_it_is_inverted():
+    seen = []
+
+    class Mine(LocALS):
+        @staticmethod
+        def _inversion(model, message, upload, n_items):
+            seen.append((model, message, upload, n_items))
+            return Guess(None, np.arange(n_items)[upload["rows"].rows])
+
+    X, _ = make_toy(n_users=10)
+    model = Mine(3, reg_user=1.0, reg_item=7.0, aggregation="all", random_state=0)
+    assert measure_leak(model, X, n_rounds=2, max_clients=4).interactions == 1.0
+    assert len(seen) == 2 * 4
+    bare, message, upload, n_items = seen[0]
+    assert isinstance(bare, Mine) and not hasattr(bare, "item_factors_")
+    # What was announced, and what is broadcast each round.
+    assert message["reg_item"].values[0] == pytest.approx(7.0 / 10)
+    assert message["item_factors"].values.shape == (n_items, 3)
+    assert not np.array_equal(message["item_factors"].values, seen[-1][1]["item_factors"].values)
+    assert upload["rows"].change.shape == (len(upload["rows"].rows), 3)
+
+
+def test_who_refuses_to_be_inverted_is_told():
+    class Unknown(LocALS):
+        _inversion = None
+
+    with pytest.raises(ValueError, match="No inversion is known for Unknown; measure_leak"):
+        measure_leak(Unknown(3), make_toy()[0])
+
+
+def test_items_of_the_public_catalogue_that_nobody_has_are_no_riddle():
+    X, _ = make_toy(n_users=20)
+    items = np.union1d(X[:, 1], np.arange(X[:, 1].min() - 20, X[:, 1].max() + 20))
+    model = LocALS(3, reg_user=1.0, random_state=0)
+    assert measure_leak(model.set_params(items=items), X).interactions == 1.0
+    with pytest.raises(ValueError, match="X has items .* that are not in `items`"):
+        measure_leak(model.set_params(items=items[:-30]), X)
+
+
+def test_of_uploads_that_are_rejected_the_server_reads_nothing():
+    class Broken(Adversary):
+        def _forged(self, data, upload, generator):
+            return {name: u._replace(change=u.change * np.nan) for name, u in upload.items()}
+
+    X, _ = make_toy(n_users=20)
+    federation = Federation(adversary=Broken(clients=np.unique(X[:, 0])[3:8]))
+    report = measure_leak(LocALS(3, reg_user=1.0, random_state=0, federation=federation), X)
+    # Those of the others are still read as theirs.
+    assert report.vectors == 15 / 20
+    n_read = ~np.isin(X[:, 0], np.unique(X[:, 0])[3:8])
+    assert report.interactions == n_read.sum() / len(X)
 
 
 def test_compression_does_not_hide_who_has_what():
@@ -157,8 +212,6 @@ def test_it_speaks_of_the_users_estimator():
 
 
 def test_both_uploads_have_to_agree():
-    from fedrecsk.attacks._inversion import Guess, agreed
-
     first = Guess(np.ones(2), np.array([1, 2, 3]))
     last = Guess(np.zeros(2), np.array([2, 3, 9]), np.array([4.0, 5.0, 1.0]))
     both = agreed([first, last])

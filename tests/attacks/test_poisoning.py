@@ -85,11 +85,11 @@ def first_items(X):
 def test_random_uploads_grow_with_their_strength_and_clipping_bounds_them(toy):
     X, _ = toy
     moved = {}
-    for guard in (None, NormClipping(0.01)):
+    for defence in (None, NormClipping(0.01)):
         for strength in (1.0, 1000.0):
-            world = Federation(adversary=RandomUpload(strength=strength), aggregator=guard)
+            world = Federation(adversary=RandomUpload(strength=strength), aggregator=defence)
             model = gradients(X, world)
-            moved[guard is None, strength] = np.abs(model.item_factors_ - first_items(X)).max()
+            moved[defence is None, strength] = np.abs(model.item_factors_ - first_items(X)).max()
     assert moved[True, 1000.0] > 50 * moved[True, 1.0]
     assert moved[False, 1000.0] <= 0.01 + 1e-6
 

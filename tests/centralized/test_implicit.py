@@ -83,7 +83,7 @@ def test_names_and_defaults_are_the_librarys(Estimator):
     library = by_the_library(Estimator)
     renamed = {"n_iterations": "iterations"}
     ours = Estimator().get_params()
-    for name in ours.keys() - {"n_factors", "n_jobs", "solver"}:
+    for name in ours.keys() - {"n_factors", "n_jobs", "solver", "items"}:
         assert getattr(library, renamed.get(name, name)) == ours[name], name
     assert ImplicitALS().solver == "cg" and by_the_library(ImplicitALS).use_cg
 
@@ -157,9 +157,12 @@ def test_rows_that_are_not_positive_are_seen_and_not_liked(Estimator):
     library = by_the_library(Estimator, matrix, factors=4, random_state=0)
     model = Estimator(4, random_state=0).fit(X, y)
     expected = library.user_factors @ library.item_factors.T
-    assert all_scores(model) == pytest.approx(expected, rel=1e-5, abs=1e-5)
     disliked = model.item_ids_ == X[0, 1]
+    liked = all_scores(model)[:, ~disliked]
+    assert liked == pytest.approx(expected[:, ~disliked], rel=1e-5, abs=1e-5)
     assert not model.item_factors_[disliked].any()
+    if hasattr(model, "item_bias_"):
+        assert model.item_bias_[disliked] == model.item_bias_[~disliked].min()
     user = X[y == 0][0, 0]
     items, _ = model.recommend([user], 1)
     assert not set(items[0]) & set(X[X[:, 0] == user, 1])

@@ -244,7 +244,7 @@ def test_a_warm_start_goes_on_where_it_ended(Estimator, toy, early_stopping):
     assert_same_model(warm, Estimator(4, n_epochs=5, **options).fit(X, y))
     with pytest.raises(ValueError, match="n_epochs=2 must be larger"):
         warm.set_params(n_epochs=2).fit(X, y)
-    with pytest.raises(ValueError, match="X, y, clients or sample_weight have changed"):
+    with pytest.raises(ValueError, match="clients, sample_weight or items have changed"):
         warm.set_params(n_epochs=6).fit(X, y + 1)
     with pytest.raises(ValueError, match="reg has changed from"):
         warm.set_params(reg=9).fit(X, y)

@@ -1,4 +1,4 @@
-"""LightFR: equal to its reference bit for bit, searched as it says, and honest about its wire."""
+"""LightFR: equal to its reference bit for bit, searched as it says, honest in its ledger."""
 
 import copy
 
@@ -7,6 +7,8 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import Federation, Popularity
+from fedrecsk.aggregation import Aggregator, NormClipping, TrimmedMean, plain_sum
+from fedrecsk.attacks import RandomUpload, SignFlip
 from fedrecsk.base import Recommender
 from fedrecsk.compression import TopK
 from fedrecsk.federated import LightFR, pack_codes, unpack_codes
@@ -15,7 +17,9 @@ from fedrecsk.interactions import encode
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
 from fedrecsk.simulation import blocks, participation
-from fedrecsk.simulation.keys import Key
+from fedrecsk.simulation.keys import Key, Keys
+from fedrecsk.simulation.messages import Message
+from fedrecsk.simulation.participation import Turn
 from tests.conftest import make_toy
 from tests.reference import lightfr as reference
 
@@ -30,12 +34,29 @@ def key_of(model):
     return Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
 
 
+def first_message(model, data):
+    """The server's first state, and what clients have when they have received it."""
+    server = model._init_server(Catalogue(data), key_of(model))
+    message = Message(**model._announce(server), **model._model(server))
+    return server, model._on_receipt(message, key_of(model))
+
+
+def first_round(model, block, message):
+    """State and uploads, client by client, of a block's clients after a first round."""
+    keys = Keys(key_of(model).at(0), key_of(model).at(0))
+    everyone = np.ones(block.n_clients, dtype=bool)
+    state = model._init_clients(block, message, keys)
+    turn = Turn(everyone, everyone, True)
+    state, uploads, _ = model._client_update(block, state, message, turn, keys)
+    return state, uploads
+
+
 def first_codes(model, data):
     """Items' and users' first codes, unpacked."""
-    server = model._init_server(Catalogue(data), None, key_of(model))
+    server, message = first_message(model, data)
     block = blocks.cut(data, max_ratings=10**9)[0]
-    message = model._announce(server) | model._model(server)
-    users = model._init_clients(block, message, key_of(model).at(0))["codes"]
+    keys = Keys(key_of(model).at(0), key_of(model).at(0))
+    users = model._init_clients(block, message, keys)["codes"]
     ordered = np.empty_like(users)
     ordered[block.users] = users
     return unpack_codes(server["item_codes"], model.n_bits), vectors(ordered, model.n_bits)
@@ -63,9 +84,9 @@ def assert_equals_reference(model, X, y=None, **fit_params):
     items, users = first_codes(model, data)
     scale = model.rating_scale or (data.values.min(), data.values.max())
     naive = reference.LightFR(model, clients, values, weights, scale, items, users)
-    key, world = key_of(model), model.federation or Federation()
+    key, setting = key_of(model), model.federation or Federation()
     for t in range(model.n_rounds):
-        turn = participation.draw(data.n_clients, model.client_fraction, world, key.at(t))
+        turn = participation.draw(data.n_clients, model.client_fraction, setting, key.at(t))
         naive.round(turn, key.at(t))
     np.testing.assert_array_equal(model.item_factors_, naive.items)
     np.testing.assert_array_equal(model.user_factors_, naive.final_users(key.at(model.n_rounds)))
@@ -118,7 +139,7 @@ def test_equals_the_naive_reference(parameters, holders, ratings_per_block, monk
     assert_equals_reference(make(**parameters), X, shifted, clients=clients, sample_weight=weight)
 
 
-WORLDS = [
+SETTINGS = [
     {"federation": Federation(dropout=0.4)},
     {"federation": Federation(dropout=0.4, dropout_mode="stale")},
     {"federation": Federation(dropout=0.4, dropout_mode="offline")},
@@ -127,11 +148,11 @@ WORLDS = [
 ]
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=str)
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @every_method
-def test_equals_the_naive_reference_in_any_world(parameters, world):
+def test_equals_the_naive_reference_in_any_setting(parameters, setting):
     X, y = make_toy(9, 7)
-    model = make(**parameters, **world, n_rounds=4)
+    model = make(**parameters, **setting, n_rounds=4)
     assert_equals_reference(model, X, y)
     assert_equals_reference(clone(model), X, y, clients=X[:, 0] % 5)
 
@@ -223,7 +244,7 @@ def test_sizes_are_those_of_the_arrays():
     assert report["download"] == 9 * 8 and report["download_float32"] == 32 * 9 * 8
 
 
-# ------------------------------------------------------------------------------ the wire
+# ------------------------------------------------------------------------- what is sent
 
 
 def test_the_ledger_counts_codes_down_and_integers_up():
@@ -236,8 +257,8 @@ def test_the_ledger_counts_codes_down_and_integers_up():
     }
     for aggregation, nbytes in up.items():
         model = make(n_bits=f, aggregation=aggregation, n_negatives=0).fit(X, y)
-        enrolment, *rounds, final = model.communication_.entries
-        assert enrolment["bytes_up"] == enrolment["bytes_down"] == 0
+        catalogue, *rounds, final = model.communication_.entries
+        assert catalogue["bytes_up"] == 0 and catalogue["bytes_down"] == n * 9 * 8
         assert {e["bytes_down"] for e in (*rounds, final)} == {n * 9 * 8}
         assert {e["bytes_up"] for e in rounds} == {nbytes}
     model = make(n_bits=f, aggregation="gradient", upload="all").fit(X, y)
@@ -264,18 +285,16 @@ def recovered(X, y):
     )
     data = encode(X, y)
     scale = data.values.min(), data.values.max()
-    server = model._init_server(Catalogue(data), None, key_of(model))
-    message = model._announce(server) | model._model(server)
+    server, message = first_message(model, data)
     f, n_exact, n_mirrored, n_ratings = model.n_bits, 0, 0, 0
     signs = unpack_codes(server["item_codes"], f).astype(np.int64)
     for block in blocks.cut(data, max_ratings=1):
-        block.active = block.delivers = np.ones(1, dtype=bool)
-        state = model._init_clients(block, message, key_of(model).at(0))
-        state, upload = model._client_update(block, state, message, key_of(model).at(0))
-        deltas = upload["rows"].values
-        items = np.flatnonzero(deltas.any(axis=1))
+        state, uploads = first_round(model, block, message)
+        items, deltas = uploads["rows"].rows, uploads["rows"].values
+        told = deltas.any(axis=1)
+        items, deltas = items[told], deltas[told]
         # Without its own bit's part an item's row is a multiple of the code.
-        rows = deltas[items] - 2**20 * signs[items]
+        rows = deltas - 2**20 * signs[items]
         b = np.sign(rows[np.abs(rows).max(axis=1).argmax()])
         pulls = (rows * b).mean(axis=1) / 2**20 + signs[items] @ b
         code = b if pulls.mean() > 0 else -b
@@ -302,15 +321,79 @@ def test_a_plaintext_upload_gives_codes_and_ratings_away():
 
 def test_the_full_form_sends_a_users_vector():
     X, y = make_toy()
-    model = make()
     data = encode(X, y)
-    server = model._init_server(Catalogue(data), None, key_of(model))
-    message = model._model(server)
-    block = blocks.cut(data, max_ratings=1)[0]
-    block.active = block.delivers = np.ones(1, dtype=bool)
-    state = model._init_clients(block, message, key_of(model).at(0))
-    state, upload = model._client_update(block, state, message, key_of(model).at(0))
-    np.testing.assert_array_equal(upload["total"].values, vectors(state["codes"], 6)[0])
+    message = first_message(make(), data)[1]
+    block = blocks.cut(data, max_ratings=10**6)[0]
+    state, uploads = first_round(make(), block, message)
+    sent = uploads["total"].values.reshape(block.n_clients, 6)
+    np.testing.assert_array_equal(sent, vectors(state["codes"], 6))
+
+
+# ------------------------------------------------------------------------ single uploads
+
+
+class Looking(Aggregator):
+    """Adds up, but looks at every upload; written as a user would."""
+
+    def combine(self, uploads, shapes):
+        return plain_sum(uploads, shapes)
+
+
+class OneByOne(LightFR):
+    """The same method if it handed over nothing but sums."""
+
+    _single_uploads = False
+
+
+LOOKING = {
+    "generous clipping": {"aggregator": NormClipping(max_norm=1e15)},
+    "an aggregator of one's own": {"aggregator": Looking()},
+}
+
+
+@every_method
+@pytest.mark.parametrize("looking", LOOKING.values(), ids=LOOKING)
+@pytest.mark.parametrize("holders", ["users", "groups"])
+def test_single_uploads_add_up_to_the_sums(parameters, looking, holders):
+    X, y = make_toy(20, 9)
+    clients = None if holders == "users" else X[:, 0] % 5
+    parameters = {"n_rounds": 4, "client_fraction": 0.7} | parameters
+    setting = {"dropout": 0.3, "dropout_mode": "stale"}
+    plain = make(federation=Federation(**setting), **parameters).fit(X, y, clients=clients)
+    single = make(federation=Federation(**setting, **looking), **parameters)
+    single.fit(X, y, clients=clients)
+    np.testing.assert_array_equal(single.item_codes_, plain.item_codes_)
+    np.testing.assert_array_equal(single.user_codes_, plain.user_codes_)
+    assert single.history_ == plain.history_
+
+
+DEFENDED = {
+    "clipping": {"aggregator": NormClipping()},
+    "trimmed mean": {"aggregator": TrimmedMean(0.2)},
+    "sign flip": {"adversary": SignFlip(0.3)},
+    "noise": {"adversary": RandomUpload(0.3, strength=1e6), "aggregator": NormClipping()},
+}
+
+
+@pytest.mark.parametrize("setting", DEFENDED.values(), ids=DEFENDED)
+@pytest.mark.parametrize("aggregation", ["full", "gradient", "parameter"])
+def test_blocks_of_single_uploads_equal_clients_on_their_own(aggregation, setting):
+    X, y = make_toy(20, 9)
+    parameters = {"n_bits": 6, "user_bits": 2, "aggregation": aggregation, "n_rounds": 4}
+    parameters |= {"federation": Federation(**setting), "random_state": 0}
+    together = LightFR(**parameters).fit(X, y)
+    alone = OneByOne(**parameters).fit(X, y)
+    np.testing.assert_array_equal(together.item_codes_, alone.item_codes_)
+    np.testing.assert_array_equal(together.user_codes_, alone.user_codes_)
+    sizes = [[row["bytes_up"] for row in model.history_] for model in (together, alone)]
+    assert sizes[0] == sizes[1]
+
+
+def test_forged_matrices_do_not_stop_the_server():
+    X, y = make_toy(20, 9)
+    setting = Federation(adversary=RandomUpload(0.5, strength=1e15))
+    model = make(n_bits=64, n_rounds=3, federation=setting).fit(X, y)
+    assert set(np.unique(model.item_factors_)) <= {-1, 1}
 
 
 # ---------------------------------------------------------------------------- cold start
@@ -421,7 +504,7 @@ def test_bad_new_items_are_named():
         ({"n_bits": 0}, "'n_bits' parameter of LightFR"),
         ({"user_bits": 0}, "'user_bits' parameter of LightFR"),
         ({"init": np.ones((9, 5))}, r"init has shape \(9, 5\), but with n_bits=6"),
-        ({"init": np.ones((8, 6))}, "init has 8 rows, but X has 9 items"),
+        ({"init": np.ones((8, 6))}, "init has 8 rows, but there are 9 items"),
         ({"init": np.full((9, 6), np.nan)}, "init contains NaN"),
         ({"rating_scale": (5, 1)}, "rating_scale must be"),
         ({"targets": "ratings", "rating_scale": (1, 4)}, r"y has the rating 5, outside"),

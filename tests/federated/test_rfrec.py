@@ -24,15 +24,15 @@ def seed_of(model):
 
 
 def reference_fit(model, X, y, clients=None, sample_weight=None):
-    """Run the naive reference in the world of `model`; returns users, items and clients."""
+    """Run the naive reference in the setting of `model`; returns users, items and clients."""
     data = encode(X, y, clients=clients, sample_weight=sample_weight)
     low, high = model.rating_scale or (y.min(), y.max())
     ratings = np.full((data.n_users, data.n_items), np.nan)
     weights = np.zeros(ratings.shape)
     ratings[data.users, data.items] = (data.values - low) / (high - low)
     weights[data.users, data.items] = data.weights
-    world, key = model.federation or Federation(), seed_of(model)
-    private = world.local_dp is not None
+    setting, key = model.federation or Federation(), seed_of(model)
+    private = setting.local_dp is not None
 
     mean = 0.5 if private else np.nansum(weights * np.nan_to_num(ratings)) / weights.sum()
     level = (np.log(mean / (1 - mean)) if model.link == "sigmoid" else mean) * model.biases
@@ -50,10 +50,10 @@ def reference_fit(model, X, y, clients=None, sample_weight=None):
     ]
     server = reference.Server(model, items, [ratings[s] for s in spans])
     turns = [
-        participation.draw(data.n_clients, model.client_fraction, world, key.at(t))[:3]
+        participation.draw(data.n_clients, model.client_fraction, setting, key.at(t))[:3]
         for t in range(model.n_rounds)
     ]
-    clip = world.local_dp.clip if private else np.inf
+    clip = setting.local_dp.clip if private else np.inf
     if isinstance(model, RFRecF):
         coins = [
             int(key.at(t).uniform("coin") < model.aggregation_probability)
@@ -78,7 +78,12 @@ def assert_equals_reference(model, X, y, **fit_params):
     return everyone
 
 
+CATALOGUE = 1000 + 3 * np.arange(9)
+
+
 def make(Estimator, **parameters):
+    if getattr(parameters.get("federation"), "local_dp", None) is not None:
+        parameters = {"items": CATALOGUE} | parameters
     return Estimator(
         **{"n_factors": 3, "n_rounds": 25 if Estimator is RFRecF else 8, "random_state": 0}
         | parameters
@@ -114,7 +119,7 @@ def test_equals_the_naive_reference(
     )
 
 
-WORLDS = [
+SETTINGS = [
     {"federation": Federation(dropout=0.4)},
     {"federation": Federation(dropout=0.9)},
     {"federation": Federation(dropout=0.4, dropout_mode="stale")},
@@ -126,13 +131,13 @@ WORLDS = [
 
 
 @BOTH
-@pytest.mark.parametrize("world", WORLDS, ids=str)
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize("aggregation", ["all", "holders"])
-def test_equals_the_naive_reference_in_any_world(Estimator, world, aggregation, toy):
+def test_equals_the_naive_reference_in_any_setting(Estimator, setting, aggregation, toy):
     X, y = toy
-    assert_equals_reference(make(Estimator, aggregation=aggregation, **world), X, y)
+    assert_equals_reference(make(Estimator, aggregation=aggregation, **setting), X, y)
     assert_equals_reference(
-        make(Estimator, aggregation=aggregation, **world), X, y, clients=X[:, 0] % 5
+        make(Estimator, aggregation=aggregation, **setting), X, y, clients=X[:, 0] % 5
     )
 
 
@@ -143,8 +148,8 @@ def test_clipping_equals_the_naive_reference(Estimator, ratings_per_block, toy, 
     monkeypatch.setattr(
         LaplaceMechanism, "summed_noise", lambda self, n, shape, generator: np.zeros(shape)
     )
-    world = Federation(local_dp=LaplaceMechanism(clip=0.05, scale=1.0), dropout=0.2)
-    model = make(Estimator, aggregation="all", rating_scale=(1, 5), federation=world)
+    setting = Federation(local_dp=LaplaceMechanism(clip=0.05, scale=1.0), dropout=0.2)
+    model = make(Estimator, aggregation="all", rating_scale=(1, 5), federation=setting)
     assert_equals_reference(model, *toy)
 
 
@@ -173,9 +178,10 @@ def test_the_ledger_counts_what_the_protocol_sends(toy):
     X, y = toy
     n, m, width, rounds = 12, 9, 4, 8
     ledger = make(RFRec).fit(X, y).communication_
-    enrolment, *entries, final = ledger.entries
-    assert enrolment["bytes_up"] == n * 4 * (2 + m)
-    assert enrolment["bytes_down"] == n * 4 * (3 + m)
+    catalogue, setup, *entries, final = ledger.entries
+    assert catalogue["bytes_down"] == n * 8 * m and catalogue["bytes_up"] == 0
+    assert setup["bytes_up"] == n * 4 * (2 + m)
+    assert setup["bytes_down"] == n * 4 * (3 + m)
     assert len(entries) == rounds
     for entry in entries:
         assert entry["bytes_up"] == entry["bytes_down"] == n * m * width * 4
@@ -208,8 +214,8 @@ def test_rfrecf_sends_only_when_the_coin_changes(toy):
 
 
 def test_the_privacy_report_has_both_epsilons(toy):
-    world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.04), dropout=0.3)
-    report = make(RFRec, federation=world, rating_scale=(1, 5)).fit(*toy).privacy_
+    setting = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.04), dropout=0.3)
+    report = make(RFRec, federation=setting, rating_scale=(1, 5)).fit(*toy).privacy_
     assert report.mechanism == "laplace"
     assert report.epsilon_per_coordinate == pytest.approx(10)
     assert report.n_uploads == 8 and report.n_coordinates == 8 * 9 * 4
@@ -218,10 +224,11 @@ def test_the_privacy_report_has_both_epsilons(toy):
     assert plaintext.mechanism == "none" and plaintext.epsilon == float("inf")
 
 
-def test_nothing_is_enrolled_under_local_dp(toy):
-    world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.04))
-    model = make(RFRec, federation=world, rating_scale=(1, 5)).fit(*toy)
-    assert model.communication_.entries[0]["bytes_up"] == 0
+def test_there_is_no_set_up_under_local_dp(toy):
+    setting = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.04))
+    model = make(RFRec, federation=setting, rating_scale=(1, 5)).fit(*toy)
+    setup = [e for e in model.communication_.entries if e["phase"] in ("catalogue", "setup")]
+    assert sum(e["bytes_up"] for e in setup) == 0
     assert model.global_bias_ == 0
 
 
@@ -234,9 +241,9 @@ def test_nothing_is_enrolled_under_local_dp(toy):
     ],
 )
 def test_what_local_dp_does_not_cover_is_refused(toy, parameters, message):
-    world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.04))
+    setting = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.04))
     with pytest.raises(ValueError, match=message):
-        make(RFRec, federation=world, **parameters).fit(*toy)
+        make(RFRec, federation=setting, **parameters).fit(*toy)
 
 
 def test_a_clip_without_a_scale_is_refused(toy):
@@ -277,7 +284,7 @@ def test_a_client_that_sends_nan_is_left_out(toy, monkeypatch):
     class Broken(RFRec):
         def _init_clients(self, block, message, key):
             state = super()._init_clients(block, message, key)
-            state["users"][block.users == 0] = np.nan
+            state["users"].now[block.users == 0] = np.nan
             return state
 
     model = Broken(n_factors=3, n_rounds=8, random_state=0).fit(X, y)
@@ -287,20 +294,17 @@ def test_a_client_that_sends_nan_is_left_out(toy, monkeypatch):
     assert np.isfinite(model.item_factors_).all()
 
 
-@pytest.mark.parametrize(
-    ("world", "message"),
-    [
-        (Federation(dropout=0.1, dropout_mode="offline"), "clients of unequal history exactly"),
-        (Federation(aggregator=NormClipping()), "clients one by one, .* Group users"),
-    ],
-)
-def test_too_much_memory_is_refused_before_any_work(world, message):
+def test_too_much_memory_is_refused_before_any_work():
     n_users, n_items = 3000, 6000
     rng = np.random.default_rng(0)
     X = np.stack([rng.integers(0, n_users, 20_000), rng.integers(0, n_items, 20_000)], axis=1)
     X[:n_items, 1] = np.arange(n_items)
-    with pytest.raises(ValueError, match=message):
-        RFRec(federation=world).fit(X, rng.integers(1, 6, len(X)))
+    y = rng.integers(1, 6, len(X))
+    offline = Federation(dropout=0.1, dropout_mode="offline")
+    with pytest.raises(ValueError, match='unequal history exactly would .* aggregation="holders"'):
+        RFRec(federation=offline).fit(X, y)
+    RFRec(n_rounds=1, aggregation="holders", federation=offline).fit(X, y)
+    RFRec(n_rounds=1, federation=Federation(aggregator=NormClipping())).fit(X, y)
 
 
 @BOTH

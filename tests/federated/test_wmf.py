@@ -1,15 +1,20 @@
-"""LocALS, LocSGD and GlobSGD, which share their users' step and their wire."""
+"""LocALS, LocSGD and GlobSGD, which share their users' step and their messages."""
 
 import numpy as np
 import pytest
 from sklearn.base import clone
 
 from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, Popularity
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import SignFlip
 from fedrecsk.federated._wmf import FederatedWMF
 from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.simulation import blocks, participation
-from fedrecsk.simulation.keys import Key
+from fedrecsk.simulation.keys import Key, Keys
+from fedrecsk.simulation.messages import Message
+from fedrecsk.simulation.participation import Turn
+from fedrecsk.uploads import Update
 from tests.conftest import make_toy, split
 from tests.reference import wmf as reference
 
@@ -71,9 +76,9 @@ def assert_equals_reference(model, X, y=None, **fit_params):
     clients = [
         reference.Client(model, c[s], r[s], rated[s].any(axis=0), data.n_clients) for s in spans
     ]
-    key, world = key_of(model), model.federation or Federation()
+    key, setting = key_of(model), model.federation or Federation()
     turns = [
-        participation.draw(data.n_clients, model.client_fraction, world, key.at(t))[:3]
+        participation.draw(data.n_clients, model.client_fraction, setting, key.at(t))[:3]
         for t in range(model.n_rounds)
     ]
     start = first_items(model, data.n_items)
@@ -120,21 +125,26 @@ def test_equals_the_naive_reference(
     )
 
 
-WORLDS = [
+# Nothing is that long; but single uploads are looked at.
+IDLE = NormClipping(1e9)
+SETTINGS = [
     {"federation": Federation(dropout=0.4)},
     {"federation": Federation(dropout=0.4, dropout_mode="stale")},
     {"federation": Federation(dropout=0.4, dropout_mode="offline")},
     {"client_fraction": 0.4},
     {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
+    {"federation": Federation(aggregator=IDLE)},
+    {"federation": Federation(aggregator=IDLE, dropout=0.4, dropout_mode="stale")},
+    {"client_fraction": 0.4, "federation": Federation(aggregator=IDLE, dropout=0.3)},
 ]
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=str)
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @every_combination
-def test_equals_the_naive_reference_in_any_world(Estimator, parameters, world, toy):
+def test_equals_the_naive_reference_in_any_setting(Estimator, parameters, setting, toy):
     X, _ = toy
-    assert_equals_reference(make(Estimator, **parameters, **world), X)
-    assert_equals_reference(make(Estimator, **parameters, **world), X, clients=X[:, 0] % 5)
+    assert_equals_reference(make(Estimator, **parameters, **setting), X)
+    assert_equals_reference(make(Estimator, **parameters, **setting), X, clients=X[:, 0] % 5)
 
 
 @pytest.mark.parametrize("local_epochs", [1, 2])
@@ -206,12 +216,14 @@ def test_the_ledger_counts_own_items_and_small_matrices(Estimator, n_clients, to
     )
     for aggregation, values in up.items():
         model = make(Estimator, aggregation=aggregation)
-        enrolment, *rounds, final = ledger_of(model, X, clients=clients).entries
-        assert enrolment["bytes_up"] == 4 * n_rows
-        assert enrolment["bytes_down"] == (0 if Estimator is GlobSGD else 4 * n)
+        catalogue, setup, *rounds, final = ledger_of(model, X, clients=clients).entries
+        assert catalogue["bytes_up"] == 0
+        assert setup["bytes_up"] == 4 * n_rows
+        assert setup["bytes_down"] == (0 if Estimator is GlobSGD else 4 * n)
         assert [e["bytes_down"] for e in rounds] == [4 * down] * n_rounds
         assert [e["bytes_up"] for e in rounds] == [4 * values] * n_rounds
-        assert final["bytes_down"] == 4 * down
+        # To recommend, a client needs all items.
+        assert final["bytes_down"] == 4 * n * 9 * d
 
 
 @every_method
@@ -220,60 +232,111 @@ def test_the_ledger_counts_the_whole_matrix(Estimator, toy):
     n, n_items, d = 12, 9, 3
     for aggregation, extra in {"full": 4 * d * d, "all": 0, "holders": n_items}.items():
         model = make(Estimator, aggregation=aggregation, download="all")
-        enrolment, *rounds, _ = ledger_of(model, X).entries
-        assert enrolment["bytes_up"] == n * n_items
+        _, setup, *rounds, final = ledger_of(model, X).entries
+        assert setup["bytes_up"] == n * n_items
         assert {e["bytes_down"] for e in rounds} == {4 * n * n_items * d}
         assert {e["bytes_up"] for e in rounds} == {n * (4 * n_items * d + extra)}
+        assert final["bytes_down"] == 4 * n * n_items * d
+
+
+def first_update(model, block, items, *, separate=False):
+    """State and uploads of a block's clients in a first round in which all take part."""
+    everyone, keys = np.ones(block.n_clients, dtype=bool), Keys(Key(0), Key(0))
+    server = {"item_factors": items, "reg_item": 0.1}
+    message = model._on_receipt(model._model(server), Key(0))
+    state = model._init_clients(block, Message(**model._announce(server), **message), keys)
+    turn = Turn(everyone, everyone, separate)
+    state, uploads, _ = model._client_update(block, state, message, turn, keys)
+    return state, uploads
 
 
 @every_method
 @pytest.mark.parametrize("n_clients", [None, 4])
-def test_nothing_depends_on_rows_that_a_client_does_not_hold(Estimator, n_clients, toy):
+def test_nothing_depends_on_rows_that_a_client_does_not_hold(
+    Estimator, n_clients, toy, monkeypatch
+):
     """A block reads of the broadcast no more than the ledger says its clients got."""
     X, _ = toy
     clients = None if n_clients is None else X[:, 0] % n_clients
     data = encode(X, clients=clients)
     model = make(Estimator)
     items = first_items(model, data.n_items)
-    everything = model._model({"item_factors": items})
+    gram = items.T @ items
+    monkeypatch.setattr(Estimator, "_gram", lambda self, items: gram)
     for block in blocks.cut(data, max_ratings=1):
-        block.active = block.delivers = np.ones(block.n_clients, dtype=bool)
         uploads = []
         for hidden in (0.0, np.nan):
             masked = np.full_like(items, hidden)
             masked[block.row_items] = items[block.row_items]
-            message = dict(everything)
-            message["item_factors"] = type(everything["item_factors"])(masked)
-            state = model._preferences(block)
-            state = model._init_clients(block, message | reg_of(model), None)
-            uploads.append(model._client_update(block, state, message, None)[1])
+            uploads.append(first_update(model, block, masked)[1])
+        assert uploads[0]["rows"].any()
         for name in uploads[0]:
-            np.testing.assert_array_equal(uploads[0][name].values, uploads[1][name].values)
+            np.testing.assert_array_equal(uploads[0][name], uploads[1][name])
 
 
-def reg_of(model):
-    message = model._announce({"reg_item": 0.1})
-    return dict(message)
-
-
-def test_a_plaintext_upload_of_one_user_is_its_vector(toy):
-    """What the docstring warns of: rows are multiples of p_u, and A_c gives its length."""
+@every_combination
+@pytest.mark.parametrize("n_clients", [None, 4])
+def test_sums_are_those_of_single_uploads(Estimator, parameters, n_clients, toy):
     X, _ = toy
-    model = make(LocALS, n_rounds=1)
+    data = encode(X, clients=None if n_clients is None else X[:, 0] % n_clients)
+    model = make(Estimator, **parameters)
+    block, items = blocks.cut(data)[0], first_items(model, data.n_items)
+    _, sums = first_update(model, block, items)
+    _, single = first_update(model, block, items, separate=True)
+    forms = model._upload_forms(data.n_items)
+    assert sums.keys() == single.keys() == forms.keys()
+    for name, form in forms.items():
+        expected = np.zeros(form.shape)
+        np.add.at(expected, single[name].rows, single[name].values)
+        np.testing.assert_allclose(sums[name], expected, atol=1e-11)
+
+
+# A plain sum cannot say that an idle client sends an identity matrix.
+WITHOUT_CENTER = [(LocALS, "all"), (LocALS, "holders"), (LocSGD, "holders"), (GlobSGD, "full")]
+
+
+@pytest.mark.parametrize(("Estimator", "aggregation"), WITHOUT_CENTER)
+@pytest.mark.parametrize("download", ["own", "all"])
+def test_single_uploads_are_treated_like_sums_of_one_client(
+    Estimator, aggregation, download, toy, monkeypatch
+):
+    federation = Federation(adversary=SignFlip(0.3, scale=2.0), aggregator=NormClipping())
+    model = make(Estimator, aggregation=aggregation, download=download, federation=federation)
+    ragged = clone(model).fit(toy[0])
+    monkeypatch.setattr(Estimator, "_single_uploads", False)
+    one_by_one = clone(model).fit(toy[0])
+    np.testing.assert_allclose(ragged.item_factors_, one_by_one.item_factors_, atol=1e-9)
+    assert ragged.communication_.bytes_up == one_by_one.communication_.bytes_up
+
+
+@every_method
+@pytest.mark.parametrize("aggregation", ["full", "all"])
+def test_a_curious_server_finds_vector_and_items_of_one_user(Estimator, aggregation, toy):
+    """What the docstring warns of: rows are multiples of p_u, and the rest gives its length."""
+    X, _ = toy
     data = encode(X)
+    parameters = {"alpha": 1.0, "aggregation": aggregation, "local_epochs": 1}
+    if Estimator is GlobSGD:
+        del parameters["local_epochs"]
+    model = make(Estimator, **parameters)
     items = first_items(model, data.n_items)
-    message = model._model({"item_factors": items})
-    block = blocks.cut(data, max_ratings=1)[0]
-    block.active = block.delivers = np.ones(1, dtype=bool)
-    state = model._init_clients(block, message | reg_of(model), None)
-    state, upload = model._client_update(block, state, message, None)
-    tie = model.mu + 0.1
-    outer = model.mu * np.linalg.inv(upload["others"].values) - tie * np.eye(3)
-    length = np.sqrt(np.trace(outer))
-    row = upload["rows"].values[block.items[0]]
-    guess = length * row / np.linalg.norm(row)
-    p = state["users"][0]
-    assert min(np.abs(guess - p).max(), np.abs(guess + p).max()) < 1e-8
+    server = {"item_factors": items, "reg_item": 0.1}
+    message = model._on_receipt(model._model(server), Key(0))
+    message = Message(**model._announce(server), **message)
+    for block in blocks.cut(data, max_ratings=1):
+        state, uploads = first_update(model, block, items, separate=True)
+        p, own = state["users"][0], uploads["rows"]
+        expected = model._upload_of_one(p, items[block.items], message)
+        np.testing.assert_allclose(own.values, expected["rows"], atol=1e-12)
+        upload = {"rows": Update(own.rows, own.values)}
+        if aggregation == "full":
+            others = uploads["others"]
+            change = others.values - (0 if others.origin is None else others.origin)
+            np.testing.assert_allclose(change, expected["others"], atol=1e-12)
+            upload["others"] = Update(slice(None), change)
+        guess = model._inversion(model, message, upload, data.n_items)
+        np.testing.assert_allclose(guess.vector, p, atol=1e-6)
+        np.testing.assert_array_equal(guess.items, block.items)
 
 
 @every_method
@@ -380,9 +443,9 @@ def test_nobody_liking_anything_is_an_error(Estimator, toy):
 
 @every_method
 def test_local_dp_is_refused_with_the_reason(Estimator, toy):
-    world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.04))
+    setting = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.04))
     with pytest.raises(ValueError, match=f"{Estimator.__name__} has no local_dp: which rows"):
-        make(Estimator, federation=world).fit(toy[0])
+        make(Estimator, federation=setting).fit(toy[0])
 
 
 @every_method

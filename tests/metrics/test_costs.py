@@ -53,6 +53,7 @@ def private():
         federation=world,
         aggregation="all",
         rating_scale=(1, 5),
+        items=range(5000),
         random_state=0,
     )
 

@@ -44,7 +44,7 @@ class LightFR:
         self.full = model.aggregation == "full"
         self.memory = [[0] * self.f for _ in self.items]
         self.crowd = [0] * self.f
-        self.heard = [None] * len(clients)
+        self.received = [None] * len(clients)
 
     # --- section 3.3.1, on a client
 
@@ -155,14 +155,14 @@ class LightFR:
     # --- section 3.3.2, on the server
 
     def round(self, turn, key):
-        """One round; `turn` is a participation of hears, active and delivers."""
+        """One round; `turn` is a Participation."""
         arrived, sums, uploads = [], [0] * self.f, []
         for c, users in enumerate(self.clients):
-            if turn.hears[c]:
-                self.heard[c] = [list(d) for d in self.items], list(self.crowd)
-            if not turn.active[c] or self.heard[c] is None:
+            if turn.receives[c]:
+                self.received[c] = [list(d) for d in self.items], list(self.crowd)
+            if not turn.active[c] or self.received[c] is None:
                 continue
-            items, crowd = self.heard[c]
+            items, crowd = self.received[c]
             for u in users:
                 self.fit_user(u, items, crowd, key)
             if turn.delivers[c]:

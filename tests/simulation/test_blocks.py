@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrecsk.interactions import encode
-from fedrecsk.simulation.blocks import ClientStates, block_size, cut
+from fedrecsk.simulation.blocks import block_size, by_user, cut, of_clients
 
 DATA = st.builds(
     lambda seed, n_users, n_clients: _random_data(seed, n_users, n_clients),
@@ -52,11 +52,32 @@ def test_one_group_a_client_gives_one_client_blocks():
     assert [b.n_clients for b in blocks] == [1] * data.n_clients
 
 
-def test_states_are_collected_in_the_order_of_users():
+class Named(list):
+    """An attribute that is no array."""
+
+    @classmethod
+    def joined(cls, parts):
+        return cls(sum(parts, []))
+
+
+def test_attributes_are_put_together_in_the_order_of_users():
     data = _random_data(1, 12, 4)
     blocks = cut(data, np.arange(data.n_clients)[::-1])
-    states = ClientStates(blocks, [{"x": block.users * 10.0} for block in blocks])
-    assert states.by_user("x") == pytest.approx(np.arange(data.n_users) * 10.0)
+    attributes = by_user(
+        blocks,
+        [{"x": 10 * block.users, "names": Named(block.clients.tolist())} for block in blocks],
+    )
+    assert attributes["x"].tolist() == [10 * user for user in range(data.n_users)]
+    assert attributes["names"] == list(range(data.n_clients))[::-1]
+
+
+@given(DATA, st.integers(0, 9))
+def test_a_block_of_some_clients_has_their_ratings_in_their_order(data, seed):
+    clients = np.random.default_rng(seed).permutation(data.n_clients)[: 1 + data.n_clients // 2]
+    block = of_clients(data, clients)
+    theirs = [slice(*data.rating_indptr[c : c + 2]) for c in clients]
+    assert np.array_equal(block.items, np.concatenate([data.items[one] for one in theirs]))
+    assert np.array_equal(block.clients, clients) and block.n_items == data.n_items
 
 
 @pytest.mark.parametrize("n_items", [2, 90_000])

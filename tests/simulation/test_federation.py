@@ -1,4 +1,4 @@
-"""The world as an object of parameters."""
+"""The federation as an object of parameters."""
 
 import pytest
 

@@ -6,14 +6,14 @@ from fedrecsk.simulation import Ledger
 from fedrecsk.simulation.network import PROFILES, NetworkProfile, estimate_training_time
 
 
-def ledger_of(n_rounds, nbytes, n_clients=60, participants=60, heard=60):
-    """Equal rounds, each client sending and receiving `nbytes`, after an enrolment."""
+def ledger_of(n_rounds, nbytes, n_clients=60, participants=60, received=60):
+    """Equal rounds, each client sending and receiving `nbytes`, after a set-up."""
     ledger = Ledger(np.arange(n_clients))
-    ledger.open("enrolment")
+    ledger.open("setup")
     ledger.up(np.arange(n_clients), np.full(n_clients, 1000))
     for k in range(n_rounds):
         ledger.open("round", k)
-        ledger.down(np.arange(heard), np.full(heard, nbytes))
+        ledger.down(np.arange(received), np.full(received, nbytes))
         ledger.up(np.arange(participants), np.full(participants, nbytes))
         ledger.count(participants=participants)
     ledger.open("final", n_rounds)
@@ -42,7 +42,7 @@ def test_all_phases_count_unless_told_otherwise():
 
 
 def test_one_client_counts_and_not_all_of_them():
-    few = estimate_training_time(ledger_of(2, 10**6, participants=5, heard=7))
+    few = estimate_training_time(ledger_of(2, 10**6, participants=5, received=7))
     many = estimate_training_time(ledger_of(2, 10**6))
     assert few.seconds == pytest.approx(many.seconds)
 

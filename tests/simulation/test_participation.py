@@ -7,7 +7,7 @@ from fedrecsk import Federation
 from fedrecsk.simulation.keys import Key
 from fedrecsk.simulation.participation import draw, histories
 
-WORLDS = st.builds(
+FEDERATIONS = st.builds(
     Federation,
     dropout=st.sampled_from([0.0, 0.3, 0.9]),
     dropout_mode=st.sampled_from(["upload", "stale", "offline"]),
@@ -16,40 +16,40 @@ WORLDS = st.builds(
 FRACTIONS = st.floats(0.01, 1.0)
 
 
-@given(WORLDS, FRACTIONS, st.integers(1, 40), st.integers(0, 30))
-def test_masks_agree_with_each_other(world, fraction, n_clients, round):
-    turn = draw(n_clients, fraction, world, Key(0, round))
-    hears, active, delivers, dropped = turn
+@given(FEDERATIONS, FRACTIONS, st.integers(1, 40), st.integers(0, 30))
+def test_masks_agree_with_each_other(federation, fraction, n_clients, round):
+    turn = draw(n_clients, fraction, federation, Key(0, round))
+    receives, active, delivers, dropped = turn
     assert not (delivers & ~active).any()
     assert not (delivers & dropped).any()
-    if world.dropout == 0:
-        assert not dropped.any() and np.array_equal(hears, delivers)
+    if federation.dropout == 0:
+        assert not dropped.any() and np.array_equal(receives, delivers)
         assert active.any()
-    match world.dropout_mode:
+    match federation.dropout_mode:
         case "upload":
-            assert np.array_equal(hears, active) and np.array_equal(active, delivers | dropped)
+            assert np.array_equal(receives, active) and np.array_equal(active, delivers | dropped)
         case "stale":
-            assert np.array_equal(hears, delivers) and np.array_equal(active, delivers | dropped)
+            assert np.array_equal(receives, delivers) and np.array_equal(active, delivers | dropped)
         case "offline":
-            assert np.array_equal(hears, active) and np.array_equal(active, delivers)
+            assert np.array_equal(receives, active) and np.array_equal(active, delivers)
 
 
-@given(WORLDS, FRACTIONS, st.integers(1, 25))
-def test_equal_histories_are_equal(world, fraction, n_clients):
-    groups = histories(n_clients, fraction, world, Key(5))
-    seen = [draw(n_clients, fraction, world, Key(5, t)) for t in range(12)]
+@given(FEDERATIONS, FRACTIONS, st.integers(1, 25))
+def test_equal_histories_are_equal(federation, fraction, n_clients):
+    groups = histories(n_clients, fraction, federation, Key(5))
+    seen = [draw(n_clients, fraction, federation, Key(5, t)) for t in range(12)]
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
         for turn in seen:
-            assert len(set(turn.hears[members])) == 1
+            assert len(set(turn.receives[members])) == 1
             assert len(set(turn.active[members])) == 1
 
 
 @pytest.mark.parametrize("n_clients", [1, 7, 100])
 def test_rotation_reaches_everybody_once_a_turn(n_clients):
-    world = Federation(sampling="rotating")
+    federation = Federation(sampling="rotating")
     n_cohorts = min(n_clients, 10)
-    visits = sum(draw(n_clients, 0.1, world, Key(2, t)).active * 1 for t in range(n_cohorts))
+    visits = sum(draw(n_clients, 0.1, federation, Key(2, t)).active * 1 for t in range(n_cohorts))
     assert visits.tolist() == [1] * n_clients
 
 
@@ -62,3 +62,11 @@ def test_a_random_cohort_has_its_size_and_changes():
 def test_dropout_has_its_rate():
     turns = [draw(500, 1.0, Federation(dropout=0.3), Key(2, t)) for t in range(40)]
     assert np.mean([turn.dropped.mean() for turn in turns]) == pytest.approx(0.3, abs=0.02)
+
+
+@given(FEDERATIONS, FRACTIONS, st.integers(2, 40))
+def test_a_part_of_the_clients_has_its_part_of_the_masks(federation, fraction, n_clients):
+    turn = draw(n_clients, fraction, federation, Key(1, 3))
+    clients = np.random.default_rng(0).permutation(n_clients)[: n_clients // 2]
+    for mask, ours in zip(turn, turn.of(clients), strict=True):
+        assert ours.tolist() == [bool(mask[c]) for c in clients]

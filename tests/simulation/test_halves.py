@@ -1,0 +1,223 @@
+"""One server and one-client devices that exchange nothing but bytes equal a simulated fit."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+import fedrecsk
+from fedrecsk import Federation, FedMF, LightFR, LocALS, RFRec, RFRecF, SCoLR
+from fedrecsk.aggregation import NormClipping, TrimmedMean
+from fedrecsk.federated._own_items import OwnItems
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.simulation import blocks
+from fedrecsk.simulation.server import catalogue_nbytes
+from tests.conftest import make_toy
+from tests.simulation.loopback import Deployment
+
+METHODS = [
+    one
+    for one in (getattr(fedrecsk, name) for name in fedrecsk.__all__)
+    if isinstance(one, type) and issubclass(one, FederatedRecommender)
+]
+every_method = pytest.mark.parametrize("Estimator", METHODS)
+
+# Small, where the defaults are not, and long enough for something to happen.
+SMALL = {
+    "n_factors": 3,
+    "n_bits": 5,
+    "rank": 2,
+    "n_rounds": 4,
+    "reg_user": 0.5,
+    "n_negatives": 2,
+    "random_state": 0,
+}
+
+
+def make(Estimator, **parameters):
+    """A small estimator in which every client takes part, whatever the method's defaults are."""
+    names = Estimator().get_params(deep=False)
+    small = {name: value for name, value in SMALL.items() if name in names}
+    small |= {"client_fraction": 1.0}
+    if issubclass(Estimator, RFRecF):
+        small["n_rounds"] = 14
+    return Estimator(**small | parameters)
+
+
+def must_separate(estimator):
+    """Whether its uploads lose something when they are added up, even over one client."""
+    forms = estimator._upload_forms(9).values()
+    return isinstance(estimator, SCoLR) or any(form.rows == "chosen" for form in forms)
+
+
+def deploy(estimator, X, y, clients=None, *, separate=None):
+    """Attributes of a deployed fit, and the deployment."""
+    separate = must_separate(estimator) if separate is None else separate
+    deployment = Deployment(clone(estimator), X, y, clients, separate=separate)
+    return deployment.fit(), deployment
+
+
+def assert_same(deployed, simulated, tolerance):
+    """Fitted attributes equal the simulated ones, bit for bit where there is no tolerance."""
+    assert deployed
+    for name, values in deployed.items():
+        expected = getattr(simulated, name)
+        if isinstance(values, OwnItems):
+            values, expected = own_vectors(values), own_vectors(expected)
+        if tolerance:
+            np.testing.assert_allclose(values, expected, atol=tolerance, err_msg=name)
+        else:
+            np.testing.assert_array_equal(values, expected, err_msg=name)
+            assert np.asarray(values).dtype == np.asarray(expected).dtype
+
+
+def own_vectors(own_items):
+    """The vectors of all items as each user's client has them."""
+    n_items = own_items.n_items
+    users, items = np.divmod(np.arange(len(own_items.users) * n_items), n_items)
+    return own_items.vectors(users, items, np.zeros(own_items.shared.shape[1:]))
+
+
+def assert_same_history(deployment, simulated, tolerance):
+    server = deployment.server
+    assert server.round == simulated.n_rounds_
+    for ours, theirs in zip(server.history, simulated.history_, strict=True):
+        assert ours.keys() == theirs.keys()
+        np.testing.assert_allclose(
+            list(ours.values()), list(theirs.values()), rtol=tolerance or 1e-12
+        )
+    assert server.ledger == simulated.communication_
+    assert server.privacy_report() == simulated.privacy_
+
+
+def assert_counted_what_crossed(deployment):
+    """Uploads are counted on arrival; of downloads the ledger has the whole models' bytes."""
+    ledger = deployment.server.ledger
+    whole = sum(entry["bytes_down_whole"] for entry in ledger.entries)
+    catalogue = len(deployment.devices) * catalogue_nbytes(deployment.server.item_ids)
+    assert whole == catalogue + deployment.bytes_down
+
+
+SETTINGS = [
+    {},
+    {"federation": Federation(dropout=0.4)},
+    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
+    {"federation": Federation(dropout=0.4, dropout_mode="offline"), "client_fraction": 0.5},
+    {"federation": Federation(sampling="rotating"), "client_fraction": 0.3},
+]
+
+
+@every_method
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_a_deployed_fit_is_the_simulated_one_bit_for_bit(Estimator, setting, monkeypatch):
+    X, y = make_toy()
+    estimator = make(Estimator, **setting)
+    deployed, deployment = deploy(estimator, X, y)
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    simulated = clone(estimator).fit(X, y)
+    assert_same(deployed, simulated, None)
+    assert_same_history(deployment, simulated, None)
+    assert_counted_what_crossed(deployment)
+
+
+VARIANTS = [
+    RFRec(3, n_rounds=4, aggregation="holders"),
+    RFRec(3, n_rounds=4, predict_with="local", optimizer="gd"),
+    RFRecF(3, n_rounds=14, predict_with="local", aggregation="all"),
+    LocALS(3, n_rounds=3, reg_user=1.0, aggregation="holders"),
+    LocALS(3, n_rounds=3, reg_user=1.0, aggregation="all", download="all"),
+    LocALS(3, n_rounds=3, reg_user=1.0, download="all"),
+    FedMF(3, n_rounds=3, client_fraction=1.0, loss="squared"),
+    FedMF(3, n_rounds=3, client_fraction=1.0, aggregation="data_size", n_negatives=1),
+    SCoLR(2, n_factors=3, n_rounds=3, client_fraction=1.0, aggregation="entries"),
+    LightFR(5, n_rounds=3, aggregation="parameter"),
+    LightFR(70, n_rounds=2, aggregation="parameter", targets="ratings"),
+    LightFR(5, n_rounds=3, upload="all"),
+    LightFR(5, n_rounds=3, train_items=False),
+]
+STALE = Federation(dropout=0.4, dropout_mode="stale")
+
+
+@pytest.mark.parametrize("estimator", VARIANTS, ids=repr)
+@pytest.mark.parametrize("federation", [None, STALE], ids=["plain", "stale"])
+def test_so_it_is_with_a_methods_other_parameters(estimator, federation, monkeypatch):
+    X, y = make_toy()
+    estimator = clone(estimator).set_params(random_state=1, federation=federation)
+    deployed, deployment = deploy(estimator, X, y, X[:, 0] % 5)
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    simulated = clone(estimator).fit(X, y, clients=X[:, 0] % 5)
+    assert_same(deployed, simulated, None)
+    assert_same_history(deployment, simulated, None)
+    assert_counted_what_crossed(deployment)
+
+
+@every_method
+@pytest.mark.parametrize("separate", [None, True], ids=["sums", "separate"])
+@pytest.mark.parametrize("setting", SETTINGS[::2], ids=str)
+def test_a_deployed_fit_is_the_simulated_one_in_blocks(Estimator, setting, separate, monkeypatch):
+    monkeypatch.setattr(Estimator, "_dtype", np.float64, raising=False)
+    X, y = make_toy()
+    clients = X[:, 0] % 5
+    estimator = make(Estimator, **setting)
+    deployed, deployment = deploy(estimator, X, y, clients, separate=separate)
+    simulated = clone(estimator).fit(X, y, clients=clients)
+    assert_same(deployed, simulated, 1e-9)
+    assert_same_history(deployment, simulated, 1e-9)
+
+
+@every_method
+@pytest.mark.parametrize("n_iter_no_change", [1, 10])
+def test_early_stopping_deployed_is_early_stopping_simulated(
+    Estimator, n_iter_no_change, monkeypatch
+):
+    X, y = make_toy(density=0.8)
+    estimator = make(
+        Estimator,
+        n_rounds=6,
+        early_stopping=True,
+        validation_fraction=0.3,
+        n_iter_no_change=n_iter_no_change,
+        tol=0.0,
+        client_fraction=0.7,
+    )
+    deployed, deployment = deploy(estimator, X, y)
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    simulated = clone(estimator).fit(X, y)
+    assert deployment.server.stopping.best_round == simulated.best_round_
+    assert_same(deployed, simulated, None)
+    assert_same_history(deployment, simulated, None)
+
+
+@pytest.mark.parametrize("Estimator", [RFRec, RFRecF])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_a_deployed_client_adds_its_own_noise(Estimator, dropout, monkeypatch):
+    """Nothing leaves it that is not noised already; the server adds none."""
+    federation = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.1), dropout=dropout)
+    X, y = make_toy()
+    estimator = make(
+        Estimator,
+        aggregation="all",
+        rating_scale=(1, 5),
+        items=np.unique(X[:, 1]),
+        federation=federation,
+    )
+    deployed, deployment = deploy(estimator, X, y, separate=True)
+    monkeypatch.setattr(Federation, "draws_each", True)
+    simulated = clone(estimator).fit(X, y)
+    assert_same(deployed, simulated, 1e-6)
+    assert_same_history(deployment, simulated, 1e-6)
+    monkeypatch.setattr(LaplaceMechanism, "_noised", lambda self, changes, *_: changes)
+    with_none, _ = deploy(estimator, X, y, separate=True)
+    assert np.abs(with_none["item_factors_"] - deployed["item_factors_"]).max() > 1e-3
+
+
+@every_method
+@pytest.mark.parametrize("aggregator", [NormClipping(0.5), TrimmedMean(0.1)], ids=str)
+def test_a_robust_aggregator_sees_the_same_uploads(Estimator, aggregator, monkeypatch):
+    monkeypatch.setattr(Estimator, "_dtype", np.float64, raising=False)
+    X, y = make_toy()
+    estimator = make(Estimator, federation=Federation(aggregator=aggregator))
+    deployed, deployment = deploy(estimator, X, y)
+    simulated = clone(estimator).fit(X, y)
+    assert_same(deployed, simulated, 1e-9)
+    assert_same_history(deployment, simulated, 1e-9)

@@ -1,0 +1,208 @@
+"""The public catalogue, `items`: what it may be, and what the centralised models make of it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import is_regressor
+from sklearn.model_selection import GridSearchCV, KFold
+
+from fedrecsk import (
+    PMF,
+    BiasedMF,
+    BiasOnly,
+    ImplicitALS,
+    ImplicitBPR,
+    ImplicitLMF,
+    Popularity,
+    SVDpp,
+)
+from fedrecsk.datasets import make_interactions, make_ratings
+
+X = np.array([[1, 20], [1, 30], [2, 20], [3, 40]])
+y = np.array([4.0, 3.0, 5.0, 1.0])
+
+CENTRALIZED = [
+    BiasOnly(),
+    Popularity(),
+    ImplicitALS(8, random_state=0),
+    ImplicitALS(8, solver="cholesky", random_state=0),
+    ImplicitBPR(8, random_state=0),
+    ImplicitLMF(8, random_state=0),
+    PMF(8, random_state=0),
+    BiasedMF(8, random_state=0),
+    BiasedMF(8, early_stopping=True, random_state=0),
+    SVDpp(8, random_state=0),
+]
+
+centralized = pytest.mark.parametrize("model", CENTRALIZED, ids=str)
+
+
+# -------------------------------------------------------------------- what it may be
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [40, 10, 30, 20],
+        (40, 10, 30, 20),
+        np.array([40, 10, 30, 20], dtype=np.uint8),
+        np.array([40.0, 10.0, 30.0, 20.0]),
+        pd.Series([40, 10, 30, 20], index=list("abcd")),
+        pd.Series([40, 10, 30, 20], dtype="Int64"),
+        pd.Index([40, 10, 30, 20]),
+        np.array([40, 10, 30, 20], dtype=object),
+    ],
+    ids=lambda items: f"{type(items).__name__} {getattr(items, 'dtype', '')}",
+)
+def test_a_catalogue_of_any_kind_in_any_order(items):
+    model = BiasOnly(items=items).fit(X, y)
+    assert model.item_ids_.tolist() == [10, 20, 30, 40] and model.n_items_ == 4
+    np.testing.assert_array_equal(model.predict(X), BiasOnly().fit(X, y).predict(X))
+
+
+def test_a_catalogue_of_strings():
+    model = Popularity(items=["tea", "jam", "rye"]).fit([["ann", "tea"], ["ann", "rye"]])
+    assert model.item_ids_.tolist() == ["jam", "rye", "tea"]
+    items, scores = model.recommend(["ann"], 2)
+    assert items.tolist() == [["jam", ""]] and scores.tolist() == [[0, -np.inf]]
+
+
+@pytest.mark.parametrize(
+    ("items", "error", "message"),
+    [
+        ([], ValueError, "items is empty; pass None"),
+        ([20, 30, 20, 40], ValueError, "items lists item 20 more than once; give each id once"),
+        ([20, 30, 20, 30.0, 40], ValueError, "items lists items 20.0, 30.0 more than once"),
+        ([[20], [30], [40]], ValueError, r"items should be one-dimensional, .* shape \(3, 1\)"),
+        (np.array(20), TypeError, r"items should be a list or an array of ids, got array\(20\)"),
+        ({20, 30}, TypeError, r"items should be a list or an array of ids, got {20, 30}"),
+        ([20, float("nan")], ValueError, "items contain NaN or infinity"),
+        ([20, None], TypeError, "items: argument must be a string or a number, not 'NoneType'"),
+        # Which error depends on the version of pandas.
+        (pd.Series([20, pd.NA], dtype="Int64"), (TypeError, ValueError), "items.*(NaN|NAType)"),
+        ([20, "30"], ValueError, "items mix strings and numbers"),
+        ("20", ValueError, "The 'items' parameter of BiasOnly must be an array-like"),
+        (20, ValueError, "The 'items' parameter of BiasOnly must be an array-like"),
+        ([20, 30], ValueError, "X has item 40 that is not in `items`; add"),
+        ([30, 10], ValueError, "X has items 20, 40 that are not in `items`"),
+        (["20", "30", "40"], ValueError, "item ids of X are numbers and those of `items` are str"),
+    ],
+    ids=str,
+)
+def test_bad_catalogues_are_named(items, error, message):
+    model = BiasOnly().fit(X, y)
+    before = vars(model).copy()
+    with pytest.raises(error, match=message):
+        model.set_params(items=items).fit(X, y)
+    assert vars(model).keys() == before.keys()
+    np.testing.assert_array_equal(model.item_ids_, [20, 30, 40])
+
+
+def test_many_items_outside_the_catalogue_are_counted():
+    rows = np.stack([np.zeros(9, dtype=int), np.arange(9)], axis=1)
+    with pytest.raises(ValueError, match="X has items 2, 3, 4 and 4 more that are not in `items`"):
+        Popularity(items=[1, 0]).fit(rows)
+
+
+def test_a_bad_catalogue_is_found_before_x_is_read():
+    with pytest.raises(ValueError, match="items lists item 5 more than once"):
+        BiasOnly(items=[5, 5]).fit("not a table")
+
+
+def test_rows_of_weight_zero_do_not_matter():
+    weight = np.array([1.0, 0.0, 1.0, 0.0])
+    model = BiasOnly(items=[20, 30]).fit(X, y, sample_weight=weight)
+    assert model.item_ids_.tolist() == [20, 30]
+    assert model.item_bias_[1] == 0
+    assert model.user_ids_.tolist() == [1, 2]
+
+
+def test_rows_of_other_items_are_left_out_when_users_are_folded_in():
+    model = BiasOnly(items=[10, 20, 30, 40]).fit(X, y)
+    one = model.fold_in([[7, 10], [7, 50]], [5, 1]).predict([[7, 30]])
+    other = BiasOnly(items=[10, 20, 30, 40]).fit(X, y).fold_in([[7, 10]], [5]).predict([[7, 30]])
+    np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match="only item 50"):
+        model.fold_in([[8, 50]], [5])
+
+
+def test_catalogues_can_be_searched():
+    grid = {"items": [[10, 20, 30, 40], np.arange(60), pd.Series([20, 30, 40])]}
+    search = GridSearchCV(BiasOnly(), grid, cv=KFold(2), error_score="raise").fit(X, y)
+    assert len(search.cv_results_["params"]) == 3
+    assert search.best_estimator_.n_items_ in (3, 4, 60)
+
+
+def test_folds_keep_the_catalogue():
+    cv = KFold(4)
+    scoring = lambda model, X, y: model.n_items_  # noqa: E731
+    search = GridSearchCV(BiasOnly(), {"items": [[10, 20, 30, 40], None]}, cv=cv, scoring=scoring)
+    sizes = [search.fit(X, y).cv_results_[f"split{k}_test_score"].tolist() for k in range(4)]
+    assert sizes == [[4, 3], [4, 2], [4, 3], [4, 2]]
+
+
+@pytest.mark.parametrize("Estimator", [PMF, BiasedMF, SVDpp])
+def test_a_warm_start_keeps_its_catalogue(Estimator):
+    model = Estimator(2, items=[10, 20, 30, 40], n_epochs=2, warm_start=True, random_state=0)
+    model.fit(X, y).set_params(items=pd.Series([40, 30, 20, 10]), n_epochs=4).fit(X, y)
+    straight = Estimator(2, items=[10, 20, 30, 40], n_epochs=4, random_state=0).fit(X, y)
+    np.testing.assert_array_equal(model.item_factors_, straight.item_factors_)
+    with pytest.raises(ValueError, match="sample_weight or items have changed since"):
+        model.set_params(items=None).fit(X, y)
+
+
+# ---------------------------------------------------------------- what the models make of it
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Ratings, interactions, and ids of items that are not among them."""
+    ratings = make_ratings(n_users=200, n_items=80, n_ratings=4000, random_state=0)
+    taken = make_interactions(n_users=200, n_items=80, n_interactions=4000, random_state=0)
+    return (ratings[0][:, :2], ratings[1]), (taken[:, :2], None), [-1, 40.5, 1000, 1001]
+
+
+def fitted(model, data):
+    (X, y), unrated = data[0] if is_regressor(model) else data[1], data[2]
+    items = np.append(np.unique(X[:, 1])[::-1], unrated)
+    return model.fit(X, y), type(model)(**model.get_params() | {"items": items}).fit(X, y), X
+
+
+@centralized
+def test_unrated_items_change_nothing_for_the_others(model, data):
+    alone, model, X = fitted(model, data)
+    assert model.n_items_ == alone.n_items_ + 4
+    np.testing.assert_array_equal(model.predict(X), alone.predict(X))
+    newcomer = np.stack([np.full(9, -7), alone.item_ids_[:9]], axis=1)
+    folded = [one.fold_in(newcomer, np.arange(9.0)).predict(newcomer) for one in (model, alone)]
+    assert folded[0] == pytest.approx(folded[1], rel=1e-5)
+
+
+@centralized
+def test_unrated_items_are_alike_and_nobodys_favourites(model, data):
+    _, model, _ = fitted(model, data)
+    scores = model._score_all(np.arange(-1, model.n_users_))
+    unrated = np.isin(model.item_ids_, data[2])
+    assert np.isfinite(scores).all()
+    assert (np.ptp(scores[:, unrated], axis=1) < 1e-6).all()
+    above = (scores[:, ~unrated] > scores[:, unrated].max(axis=1, keepdims=True)).mean(axis=1)
+    # Of ratings nothing is known but the mean; of preferences, that nobody has taken them.
+    assert above.min() > 0.05
+    assert above.mean() > (0.25 if is_regressor(model) else 0.6)
+
+
+@centralized
+def test_who_rates_unrated_items_later_is_served(model, data):
+    _, model, _ = fitted(model, data)
+    newcomer = [[-7, item] for item in data[2]]
+    pair = newcomer, [5.0, 1.0, 4.0, 3.0]
+    items, scores = model.recommend([-7], model.n_items_, interactions=pair)
+    assert np.isfinite(scores[0, :-4]).all() and not np.isin(data[2], items[0, :-4]).any()
+    assert np.isfinite(model.fold_in(*pair).predict(newcomer)).all()
+
+
+@pytest.mark.parametrize("Estimator", [PMF, BiasedMF, SVDpp, BiasOnly])
+def test_a_rating_model_knows_as_little_of_unrated_items_as_of_unknown_ones(Estimator, data):
+    _, model, X = fitted(Estimator(), data)
+    unrated, unknown = ([[user, item] for user in X[:20, 0]] for item in (1000, 2000))
+    assert model.predict(unrated) == pytest.approx(model.predict(unknown), rel=1e-5)

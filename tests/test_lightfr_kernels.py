@@ -1,0 +1,156 @@
+"""LightFR's kernels: single uploads add up to the sums, and the visits behind them are sound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba.core import types
+
+from fedrecsk import LightFR, _kernels
+from fedrecsk.interactions import encode
+from fedrecsk.simulation import blocks
+from fedrecsk.simulation.keys import Key, Keys
+from fedrecsk.simulation.messages import Message
+from fedrecsk.simulation.participation import Turn
+from fedrecsk.simulation.server import Catalogue
+from tests.conftest import make_toy
+
+SHAPES = {
+    "full": {},
+    "full, one bit": {"user_bits": 1},
+    "full, 70 bits": {"n_bits": 70},
+    "gradient": {"aggregation": "gradient"},
+    "gradient, one bit": {"aggregation": "gradient", "user_bits": 1},
+    "gradient, the whole matrix": {"aggregation": "gradient", "upload": "all"},
+    "gradient, bits balanced": {"aggregation": "gradient", "balance": "bits", "reg_user": 0.01},
+    "parameter": {"aggregation": "parameter", "reg_item": 0.01},
+}
+KEYS = Keys(Key(3, 0), Key(3, 0))
+every_shape = pytest.mark.parametrize("parameters", SHAPES.values(), ids=SHAPES)
+
+
+class Setting:
+    """A model, a block of its clients, and what they have received."""
+
+    def __init__(self, parameters, n_clients=6):
+        X, y = make_toy(15, 9)
+        data = encode(X, y, clients=None if n_clients is None else X[:, 0] % n_clients)
+        self.model = LightFR(**{"n_bits": 6, "user_bits": 2, "n_negatives": 3} | parameters)
+        self.block = blocks.cut(data, max_ratings=10**6)[0]
+        catalogue = Catalogue(data.n_items, data.n_clients, (1.0, 5.0))
+        server = self.model._init_server(catalogue, Key(3))
+        message = Message(**self.model._announce(server), **self.model._model(server))
+        self.message = self.model._on_receipt(message, Key(3))
+        self.forms = self.model._upload_forms(data.n_items)
+
+    def update(self, active, delivers, separate):
+        """State, uploads and loss after one update from the beginning."""
+        state = self.model._init_clients(self.block, self.message, KEYS)
+        turn = Turn(np.asarray(active), np.asarray(delivers), separate)
+        return self.model._client_update(self.block, state, self.message, turn, KEYS)
+
+
+@pytest.fixture(params=[6, None], ids=["several users", "one user"])
+def n_clients(request):
+    return request.param
+
+
+@every_shape
+def test_single_uploads_add_up_to_the_sums(parameters, n_clients):
+    setting = Setting(parameters, n_clients)
+    rng = np.random.default_rng(0)
+    n = setting.block.n_clients
+    active, delivers = rng.random(n) < 0.7, rng.random(n) < 0.6
+    one_state, single, one_loss = setting.update(active, delivers, True)
+    state, sums, loss = setting.update(active, delivers, False)
+    np.testing.assert_array_equal(one_state["codes"], state["codes"])
+    assert one_loss == loss
+    assert single.keys() == sums.keys() == setting.forms.keys()
+    for name, form in setting.forms.items():
+        expected = np.zeros(form.shape, dtype=np.int64)
+        for c in np.flatnonzero(active & delivers):
+            own = slice(*single[name].indptr[c : c + 2])
+            np.add.at(expected, single[name].rows[own], single[name].values[own])
+        np.testing.assert_array_equal(getattr(sums[name], "values", sums[name]), expected)
+        if hasattr(sums[name], "n_rows"):
+            np.testing.assert_array_equal(sums[name].n_rows, np.diff(single[name].indptr))
+
+
+@every_shape
+def test_rows_ascend_and_come_once_and_idle_clients_have_none(parameters, n_clients):
+    setting = Setting(parameters, n_clients)
+    active = np.arange(setting.block.n_clients) % 3 > 0
+    _, uploads, _ = setting.update(active, active, True)
+    for ragged in uploads.values():
+        assert len(ragged.rows) == len(ragged.values) == ragged.indptr[-1]
+        for c, takes_part in enumerate(active):
+            rows = ragged.rows[slice(*ragged.indptr[c : c + 2])]
+            assert (np.diff(rows) > 0).all()
+            assert (len(rows) > 0) == takes_part
+
+
+@every_shape
+def test_a_clients_upload_does_not_depend_on_who_else_is_in_the_block(parameters):
+    setting = Setting(parameters)
+    everyone = np.ones(setting.block.n_clients, dtype=bool)
+    _, together, _ = setting.update(everyone, everyone, True)
+    for c in range(setting.block.n_clients):
+        alone = np.arange(len(everyone)) == c
+        _, uploads, _ = setting.update(alone, alone, True)
+        for name, ragged in uploads.items():
+            own = slice(*together[name].indptr[c : c + 2])
+            np.testing.assert_array_equal(ragged.rows, together[name].rows[own])
+            np.testing.assert_array_equal(ragged.values, together[name].values[own])
+
+
+def test_visited_items_are_the_own_ones_and_negatives_that_the_user_has_no_row_of():
+    setting = Setting({"aggregation": "gradient", "n_negatives": 1}, None)
+    everyone = np.ones(setting.block.n_clients, dtype=bool)
+    _, uploads, _ = setting.update(everyone, everyone, True)
+    block, rows = setting.block, uploads["rows"]
+    for c in range(block.n_clients):
+        own = block.items[slice(*block.indptr[c : c + 2])]
+        visited = rows.rows[slice(*rows.indptr[c : c + 2])]
+        assert np.isin(own, visited).all()
+        assert 0 < len(visited) - len(own) <= len(own)
+
+
+def test_votes_are_signs():
+    setting = Setting({"aggregation": "parameter"})
+    everyone = np.ones(setting.block.n_clients, dtype=bool)
+    _, uploads, _ = setting.update(everyone, everyone, True)
+    assert set(np.unique(uploads["votes"].values)) == {-1, 1}
+
+
+def test_a_server_given_matrices_without_symmetry_comes_to_an_end():
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 2**63, (5, 1)).astype(np.uint64)
+    rule = _kernels.lightfr.ServerRule(2**20, 0, 0, False)
+    rows = rng.integers(-(2**53), 2**53, (5, 65))
+    gram, total = rng.integers(-(2**53), 2**53, (64, 64)), rng.integers(-(2**53), 2**53, 64)
+    before = codes.copy()
+    _kernels.lightfr.step_by_curvature(codes, rows, gram, total, 3, rule)
+    assert (codes != before).any()
+
+
+@pytest.mark.parametrize("n_bits", [1, 63, 64, 65, 130])
+def test_packing_is_undone_by_unpacking(n_bits):
+    signs = np.where(np.random.default_rng(1).random((7, n_bits)) < 0.5, -1.0, 1.0)
+    codes = np.full((7, -(-n_bits // 64)), 2**64 - 1, dtype=np.uint64)
+    _kernels.hamming.pack(signs, codes)
+    unpacked = np.zeros(signs.shape, dtype=np.int8)
+    _kernels.hamming.unpack(codes, unpacked)
+    np.testing.assert_array_equal(unpacked, signs)
+    if n_bits % 64:
+        assert (codes[:, -1] >> np.uint64(n_bits % 64) == 0).all()
+
+
+def test_kernels_return_scalars_at_most():
+    setting = Setting({})
+    everyone = np.ones(setting.block.n_clients, dtype=bool)
+    setting.update(everyone, everyone, True)
+    compiled = _kernels.lightfr.clients.overloads.values()
+    assert compiled
+    for overload in compiled:
+        returned = overload.signature.return_type
+        assert all(isinstance(one, types.Number) for one in getattr(returned, "types", [returned]))

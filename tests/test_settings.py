@@ -1,0 +1,207 @@
+"""Every federated method, in every setting that it accepts, equals the one-client reference.
+
+The reference cuts blocks of one client each and lets adversaries, compressors and aggregators work
+on one whole upload at a time, through the same public methods that a user's own classes have. Noise
+is drawn client by client in both.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.exceptions import ConvergenceWarning
+
+from fedrecsk import Federation
+from fedrecsk.aggregation import Aggregator, CoordinateMedian, Krum, NormClipping, TrimmedMean
+from fedrecsk.attacks import (
+    Adversary,
+    LabelFlip,
+    Promotion,
+    RandomDirection,
+    RandomUpload,
+    SignFlip,
+)
+from fedrecsk.compression import Compressor, LowRank, Quantization, TopK
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.simulation import blocks
+from tests.conftest import make_toy
+from tests.test_contract import FEDERATED
+
+every_federated = pytest.mark.parametrize("Estimator", FEDERATED)
+
+
+class SlowTopK(TopK):
+    _compress_uploads = Compressor._compress_uploads
+
+
+class SlowLowRank(LowRank):
+    _compress_uploads = Compressor._compress_uploads
+
+
+class SlowSignFlip(SignFlip):
+    _forged_batch = Adversary._forged_batch
+
+
+class SlowPromotion(Promotion):
+    _forged_batch = Adversary._forged_batch
+
+
+def one_by_one(cls):
+    """The aggregator as a user would have written it: `combine` alone."""
+
+    class OneByOne(cls):
+        def combine(self, uploads, shapes):
+            return super().combine(uploads, shapes)
+
+        _combine_batches = Aggregator._combine_batches
+
+    return OneByOne
+
+
+SlowClipping, SlowMedian, SlowTrimmed, SlowKrum = map(
+    one_by_one, (NormClipping, CoordinateMedian, TrimmedMean, Krum)
+)
+
+# Fast and slow parts of each setting.
+SETTINGS = {
+    "plain": ({}, {}),
+    "stale": ({"dropout": 0.4, "dropout_mode": "stale"},) * 2,
+    "offline": ({"dropout": 0.4, "dropout_mode": "offline"},) * 2,
+    "clipping": ({"aggregator": NormClipping()}, {"aggregator": SlowClipping()}),
+    "clipping, stale": (
+        {"aggregator": NormClipping(), "dropout": 0.4, "dropout_mode": "stale"},
+        {"aggregator": SlowClipping(), "dropout": 0.4, "dropout_mode": "stale"},
+    ),
+    "sign flip": ({"adversary": SignFlip(0.2)}, {"adversary": SlowSignFlip(0.2)}),
+    "sign flip, clipping, lost": (
+        {"adversary": SignFlip(0.2), "aggregator": NormClipping(), "dropout": 0.3},
+        {"adversary": SlowSignFlip(0.2), "aggregator": SlowClipping(), "dropout": 0.3},
+    ),
+    "noise uploads": ({"adversary": RandomUpload(0.2)},) * 2,
+    "noise uploads, clipping": (
+        {"adversary": RandomUpload(0.2), "aggregator": NormClipping()},
+        {"adversary": RandomUpload(0.2), "aggregator": SlowClipping()},
+    ),
+    "random direction": ({"adversary": RandomDirection(0.2)},) * 2,
+    "label flip, clipping": (
+        {"adversary": LabelFlip(0.2), "aggregator": NormClipping()},
+        {"adversary": LabelFlip(0.2), "aggregator": SlowClipping()},
+    ),
+    "promotion": (
+        {"adversary": Promotion(0.2, item=1003)},
+        {"adversary": SlowPromotion(0.2, item=1003)},
+    ),
+    "TopK": ({"compression": TopK(0.3)}, {"compression": SlowTopK(0.3)}),
+    "TopK up, sign flip, clipping": (
+        {
+            "compression": TopK(0.3, direction="up"),
+            "adversary": SignFlip(0.2),
+            "aggregator": NormClipping(),
+        },
+        {
+            "compression": SlowTopK(0.3, direction="up"),
+            "adversary": SlowSignFlip(0.2),
+            "aggregator": SlowClipping(),
+        },
+    ),
+    "low rank": ({"compression": LowRank(1)}, {"compression": SlowLowRank(1)}),
+    "low rank, clipping": (
+        {"compression": LowRank(1), "aggregator": NormClipping()},
+        {"compression": SlowLowRank(1), "aggregator": SlowClipping()},
+    ),
+    "int8": ({"compression": Quantization("int8")},) * 2,
+    "int8, clipping": (
+        {"compression": Quantization("int8"), "aggregator": NormClipping()},
+        {"compression": Quantization("int8"), "aggregator": SlowClipping()},
+    ),
+    "float16, stale": (
+        {"compression": Quantization("float16"), "dropout": 0.4, "dropout_mode": "stale"},
+    )
+    * 2,
+    "local noise, clipping": (
+        {"local_dp": LaplaceMechanism(0.5, 0.1), "aggregator": NormClipping()},
+        {"local_dp": LaplaceMechanism(0.5, 0.1), "aggregator": SlowClipping()},
+    ),
+}
+OF_SILOS = {
+    "median": ({"aggregator": CoordinateMedian()}, {"aggregator": SlowMedian()}),
+    "trimmed mean": ({"aggregator": TrimmedMean(0.3)}, {"aggregator": SlowTrimmed(0.3)}),
+    "Krum": ({"aggregator": Krum(1)}, {"aggregator": SlowKrum(1)}),
+    "Krum, sign flip, TopK": (
+        {"aggregator": Krum(1), "adversary": SignFlip(0.2), "compression": TopK(0.5)},
+        {"aggregator": SlowKrum(1), "adversary": SlowSignFlip(0.2), "compression": SlowTopK(0.5)},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch):
+    """Real numbers in float64, and every client's own draws."""
+    for Estimator in FEDERATED:
+        if hasattr(Estimator, "_dtype"):
+            monkeypatch.setattr(Estimator, "_dtype", np.float64)
+    monkeypatch.setattr(Federation, "draws_each", True)
+
+
+def make(Estimator, setting):
+    """A small instance; its updates are large enough to be told apart."""
+    estimator = Estimator()
+    known = estimator.get_params(deep=False)
+    small = {
+        "n_factors": 4,
+        "n_bits": 8,
+        "n_rounds": 5,
+        "rank": 2,
+        "reg_user": 0.5,
+        "client_fraction": 0.7,
+        "random_state": 0,
+        # Adam divides by what may be rounding alone.
+        "optimizer": "gd",
+        "rating_scale": (1, 5),
+    }
+    if "n_bits" in known:
+        del small["reg_user"], small["rating_scale"]
+    if setting.get("local_dp") is not None:
+        small["items"] = 1000 + 3 * np.arange(9)
+        if "coupling" in known:
+            small["aggregation"] = "all"
+    estimator.set_params(**{k: v for k, v in small.items() if k in known})
+    return estimator.set_params(federation=Federation(**setting))
+
+
+def fitted(Estimator, setting, clients=None):
+    X, y = make_toy(20, 9, seed=1)
+    model = make(Estimator, setting)
+    silos = None if clients is None else X[:, 0] // 7 % clients
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return model.fit(X, y, clients=silos)
+
+
+def assert_equal_fits(Estimator, pair, monkeypatch, clients=None):
+    fast, slow = pair
+    try:
+        model = fitted(Estimator, fast, clients)
+    except ValueError as refusal:
+        with pytest.raises(ValueError, match=str(refusal)[:20]):
+            fitted(Estimator, slow, clients)
+        return
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    reference = fitted(Estimator, slow, clients)
+    for name in ("item_factors_", "user_factors_"):
+        one, other = (np.asarray(getattr(m, name), dtype=float) for m in (model, reference))
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9, err_msg=name)
+    assert model.communication_ == reference.communication_
+    assert model.loss_curve_ == pytest.approx(reference.loss_curve_, nan_ok=True)
+
+
+@every_federated
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_equals_the_one_client_reference(Estimator, setting, monkeypatch):
+    assert_equal_fits(Estimator, SETTINGS[setting], monkeypatch)
+
+
+@every_federated
+@pytest.mark.parametrize("setting", OF_SILOS)
+def test_silos_equal_the_one_client_reference(Estimator, setting, monkeypatch):
+    assert_equal_fits(Estimator, OF_SILOS[setting], monkeypatch, clients=7)
