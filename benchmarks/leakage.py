@@ -1,17 +1,19 @@
 """What single uploads give away, on MovieLens-100k: ``python -m benchmarks.leakage``.
 
-An honest but curious server inverts one upload, or two consecutive ones, of each of 200 clients of
-one user, see `fedrecsk.attacks.measure_leak`. Columns: shares of user vectors recovered exactly,
-of their directions, of (client, item) pairs and of ratings, where 1 is all of them and none wrong;
-in brackets what the best guess reaches that reads no upload and is the same for everybody.
-Under secure aggregation the server has the sum alone. "refused": the method does not run there,
-and says why. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA, and the extra [privacy].
+An honest but curious server inverts one upload, or two consecutive ones, of each of 200 clients
+with one user each, see `fedrecsk.attacks.measure_leak`. Columns: shares of user vectors recovered
+exactly, of their directions, of (client, item) pairs and of ratings, where 1 is all of them and
+none wrong; in brackets what the best guess reaches that reads no upload and is the same for
+everybody. Under secure aggregation the server has the sum only. "refused": the method does not run
+there, and says why. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA, and the extra
+[privacy].
 """
 
 from __future__ import annotations
 
 import argparse
 
+import numpy as np
 from sklearn.base import clone
 
 from fedrecsk import (
@@ -45,7 +47,7 @@ METHODS = {
     "CoLR": CoLR(),
     "SCoLR": SCoLR(),
 }
-WORLDS = {
+SETTINGS = {
     "plaintext": Federation(),
     "local DP, clip .2, scale .04": Federation(local_dp=LaplaceMechanism(0.2, 0.04)),
     # Integers and LocSGD's second uploads are too large for the smaller modulus.
@@ -61,14 +63,17 @@ def main(argv=None):
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     options = parser.parse_args(argv)
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
-    print("| method | world | uploads | vectors | directions | interactions | ratings |")
+    items = np.unique(X[:, 1])
+    print("| method | setting | uploads | vectors | directions | interactions | ratings |")
     print("|---|---|---|---|---|---|---|")
     for method in options.methods:
         estimator = METHODS[method]
-        for world, federation in WORLDS.items():
+        for setting, federation in SETTINGS.items():
             for n_rounds in (1, 2):
-                row = f"| {method} | {world} | {n_rounds} |"
-                model = clone(estimator).set_params(federation=federation, random_state=0)
+                row = f"| {method} | {setting} | {n_rounds} |"
+                model = clone(estimator).set_params(
+                    federation=federation, items=items, random_state=0
+                )
                 whole_matrices(model)
                 try:
                     report = measure_leak(

@@ -277,10 +277,12 @@ def search(options):
     for bits in (1, 4):
         model = LightFR(user_bits=bits, n_rounds=1, train_items=False, random_state=0).fit(X)
         models[bits] = model
-        found, distances = np.empty((2, 10), dtype=np.int64)
-        arguments = model.user_codes_[0], model.item_codes_, np.empty(0, dtype=np.int64)
-        timed[f"kernel, user_bits={bits}"] = lambda a=arguments, f=found, d=distances: (
-            _kernels.hamming.nearest(*a, f, d)
+        found, distances = np.empty((2, 1, 10), dtype=np.int64)
+        nobody, none = np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int64)
+        codes = nobody[:1], model.user_codes_, model.item_codes_
+        arguments = *codes, none, nobody, none, found, distances
+        timed[f"kernel, user_bits={bits}"] = lambda a=arguments: _kernels.hamming.nearest_of_users(
+            *a
         )
         timed[f"recommend, user_bits={bits}"] = lambda m=model: m.recommend(m.user_ids_[:1])
     timed["float32 product, d=32, and partial sort"] = product

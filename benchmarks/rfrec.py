@@ -155,7 +155,11 @@ def privacy(options):
             world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=scale))
             for rate, n_rounds in ((0.1, 100), (0.03, 100), (0.03, 200)):
                 model = RFRec(
-                    learning_rate=rate, n_rounds=n_rounds, rating_scale=(1, 5), federation=world
+                    learning_rate=rate,
+                    n_rounds=n_rounds,
+                    rating_scale=(1, 5),
+                    items=np.unique(X[:, 1]),
+                    federation=world,
                 )
                 model = _seeded(model, 0, options)
                 rmse = errors(model, *part)[1]

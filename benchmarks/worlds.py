@@ -1,88 +1,150 @@
-"""What a world costs in time, on MovieLens-100k: ``python -m benchmarks.worlds``.
+"""What a setting costs in simulation time: ``python -m benchmarks.worlds``.
 
-Seconds a round of each method in worlds of one kind each, one thread, the best of three fits. A
-round is the difference between fits of five rounds and of one, over four, so that what every fit
-does once is not in it. What looks at single uploads (compression, guards, attacks, audits) runs
-client by client instead of block by block. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA,
-and the extra [privacy].
+CPU seconds per round of each method in settings of one kind each, one thread: the median of a
+fit's rounds but for the first two, of the faster of two fits. Every setting is compared with the
+same method's plain round; the last column is the largest memory of the process so far. Needs
+MovieLens under ``--data-home`` or FEDRECSK_DATA, and the extra [privacy] for the audit.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import time
+import warnings
 
+import numpy as np
+from joblib import Parallel
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.parallel import _get_threadpool_controller
 
-from fedrecsk import CoLR, Federation, FedMF, GlobSGD, LightFR, LocALS, RFRec
+from fedrecsk import CoLR, Federation, FedMF, GlobSGD, LightFR, LocALS, RFRec, SCoLR
 from fedrecsk.aggregation import NormClipping
-from fedrecsk.attacks import RandomUpload
+from fedrecsk.attacks import Promotion, RandomDirection, RandomUpload, SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.datasets import fetch_movielens
-from fedrecsk.privacy import CKKS
+from fedrecsk.federated import _fit
+from fedrecsk.privacy import CKKS, LaplaceMechanism
 
 METHODS = {
     "RFRec": RFRec(),
+    "RFRec, holders": RFRec(aggregation="holders"),
+    "RFRec, holders, a tenth": RFRec(aggregation="holders", client_fraction=0.1),
     "LocALS": LocALS(),
     "GlobSGD": GlobSGD(),
-    "FedMF": FedMF(client_fraction=1.0),
-    "CoLR": CoLR(client_fraction=1.0),
-    "LightFR": LightFR(client_fraction=1.0),
+    "FedMF": FedMF(),
+    "CoLR": CoLR(),
+    "SCoLR": SCoLR(),
+    "LightFR": LightFR(),
 }
-WORLDS = {
-    "perfect": Federation(),
+UP = {"direction": "up"}
+SETTINGS = {
+    "plain": Federation(),
     "half of the uploads lost": Federation(dropout=0.5),
     "half of the clients stale": Federation(dropout=0.5, dropout_mode="stale"),
-    "TopK": Federation(compression=TopK()),
-    "LowRank": Federation(compression=LowRank()),
-    "Quantization": Federation(compression=Quantization()),
-    "NormClipping": Federation(aggregator=NormClipping()),
-    "RandomUpload": Federation(adversary=RandomUpload()),
-    "CKKS, one client audited": Federation(secure_aggregation=CKKS(8192, (60, 60, 60))),
+    "norm clipping": Federation(aggregator=NormClipping()),
+    "sign flip": Federation(adversary=SignFlip()),
+    "noise uploads": Federation(adversary=RandomUpload()),
+    "promotion": Federation(adversary=Promotion(item=1)),
+    "float16": Federation(compression=Quantization("float16", **UP)),
+    "int8": Federation(compression=Quantization("int8", **UP)),
+    "Top-K": Federation(compression=TopK(**UP)),
+    "low rank": Federation(compression=LowRank(**UP)),
+    "Top-K, sign flip, clipping": Federation(
+        compression=TopK(**UP), adversary=SignFlip(), aggregator=NormClipping()
+    ),
+    "CKKS, two clients audited": Federation(secure_aggregation=CKKS(8192, (60, 60, 60))),
+}
+# What needs a draw for every client and number: 12 ns each, and for every pass over them.
+DRAWS = {
+    "random direction": Federation(adversary=RandomDirection()),
+    "noise uploads, clipping": Federation(adversary=RandomUpload(), aggregator=NormClipping()),
+    "local noise, clipping": Federation(
+        local_dp=LaplaceMechanism(0.2, 0.04), aggregator=NormClipping()
+    ),
 }
 
 
-def seconds_a_round(model, X, y, n_rounds=5):
-    """Of the fastest of three fits; None where method and world do not go together."""
+def seconds_per_round(model, X, y, n_rounds):
+    """Median over the rounds of a fit, of the faster of two; None where it is refused."""
+    model = clone(model).set_params(n_rounds=n_rounds + 2)
     try:
-        one = min(_seconds(clone(model).set_params(n_rounds=1), X, y) for _ in range(3))
+        model._validate_params()
+        model._check_before_fit()
+        data = model._read(X, y)
+        return min(_median_round(model, data, n_rounds) for _ in range(2))
     except ValueError:
         return None
-    more = min(_seconds(clone(model).set_params(n_rounds=n_rounds), X, y) for _ in range(3))
-    return (more - one) / (n_rounds - 1)
 
 
-def _seconds(model, X, y):
-    start = time.perf_counter()
-    model.fit(X, y)
-    return time.perf_counter() - start
+def _median_round(model, data, n_rounds):
+    run = _fit.Run.new(model, data)
+    seconds = []
+    with (
+        _get_threadpool_controller().limit(limits=1, user_api="blas"),
+        Parallel(None, require="sharedmem", return_as="generator") as parallel,
+    ):
+        loop = _fit.Loop(run, parallel)
+        loop.set_up()
+        for _ in range(n_rounds + 2):
+            # CPU time, since a machine may have more to do.
+            start = time.process_time()
+            loop.round()
+            seconds.append(time.process_time() - start)
+    # The first rounds compile, and make the clients' states.
+    return float(np.median(seconds[2:]))
+
+
+def prepared(name, federation, items):
+    """The method in the setting, with what the setting demands."""
+    model = clone(METHODS[name]).set_params(federation=federation, random_state=0)
+    known = model.get_params(deep=False)
+    if federation.secure_aggregation is not None:
+        for parameter in {"download", "upload"} & known.keys():
+            model.set_params(**{parameter: "all"})
+    if federation.local_dp is not None:
+        model.set_params(items=items)
+        if "rating_scale" in known:
+            model.set_params(rating_scale=(1, 5))
+    return model
 
 
 def main(argv=None):
-    """Print the table."""
+    """Print a table for each data set."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.worlds", description=__doc__)
     parser.add_argument("--data-home")
+    parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    everything = SETTINGS | DRAWS
+    parser.add_argument("--settings", nargs="+", default=list(everything), choices=everything)
+    parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args(argv)
-    X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
-    X = X[:, :2]
-    print("Seconds a round, and times the perfect world's.\n")
-    print(f"| | {' | '.join(options.methods)} |\n|---|{'---|' * len(options.methods)}")
-    perfect = {}
-    for name, world in WORLDS.items():
+    warnings.simplefilter("ignore", ConvergenceWarning)
+    for data in options.data:
+        X, y = fetch_movielens(data, data_home=options.data_home, return_X_y=True)
+        print(f"\n{data}: milliseconds per round, and times the plain round.\n")
+        _print_table(X[:, :2], y, options, everything)
+
+
+def _print_table(X, y, options, settings):
+    print(f"| | {' | '.join(options.methods)} | memory |")
+    print(f"|---|{'---|' * (len(options.methods) + 1)}")
+    plain = {}
+    for setting in ["plain", *(name for name in options.settings if name != "plain")]:
+        n_rounds = max(1, options.rounds // 5) if setting in DRAWS else options.rounds
         cells = []
-        for method in options.methods:
-            model = clone(METHODS[method]).set_params(federation=world, random_state=0)
-            if method == "LightFR" and world.secure_aggregation is not None:
-                model.set_params(upload="all")
-            seconds = seconds_a_round(model, X, y)
-            perfect.setdefault(method, seconds)
-            cells.append(_cell(seconds, perfect[method]))
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        for name in options.methods:
+            model = prepared(name, settings[setting], np.unique(X[:, 1]))
+            seconds = seconds_per_round(model, X, y, n_rounds)
+            plain.setdefault(name, seconds)
+            cells.append(_cell(seconds, plain[name]))
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"| {setting} | {' | '.join(cells)} | {memory:.2f} GiB |", flush=True)
 
 
-def _cell(seconds, perfect):
-    return "refused" if seconds is None else f"{seconds:.3f} ({seconds / perfect:.0f}x)"
+def _cell(seconds, plain):
+    return "refused" if seconds is None else f"{1e3 * seconds:.1f} ({seconds / plain:.1f}x)"
 
 
 if __name__ == "__main__":

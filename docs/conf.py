@@ -73,12 +73,17 @@ sphinx_gallery_conf = {
 
 # ------------------------------------------------------------- tables of the API reference
 
-# What method authors need beyond what the packages export.
+# What authors of methods, and whoever runs the two halves, need beyond what the packages export.
 FOR_AUTHORS = {
     "fedrecsk.base": ["Recommender", "RatingMixin", "RankingMixin"],
-    "fedrecsk.federated.base": ["FederatedRecommender", "Catalogue"],
-    "fedrecsk.simulation.blocks": ["Block", "ClientStates"],
-    "fedrecsk.simulation.keys": ["Key"],
+    "fedrecsk.federated.base": ["FederatedRecommender"],
+    "fedrecsk.interactions": ["catalogue_ids", "encode"],
+    "fedrecsk.simulation.blocks": ["Block", "of_clients"],
+    "fedrecsk.simulation.clients": ["Registration"],
+    "fedrecsk.simulation.contributions": ["Contribution"],
+    "fedrecsk.simulation.keys": ["Key", "Keys"],
+    "fedrecsk.simulation.participation": ["Participation", "Turn"],
+    "fedrecsk.simulation.server": ["Catalogue", "Places"],
 }
 # The pages that explain an estimator; its page in the API reference leads there.
 METHOD_PAGES = {
@@ -166,7 +171,10 @@ def write_tables():
     lines = [f"[`{name}`](generated/{name}.rst)\n: {summary_of(name)}\n\n" for name in names]
     (folder / "modules.txt").write_text("".join(lines))
     title = "For authors of methods"
-    text = f"{title}\n{'=' * len(title)}\n\nWhat :doc:`/add_a_method` builds on.\n\n"
+    text = (
+        f"{title}\n{'=' * len(title)}\n\nWhat :doc:`/add_a_method` and :doc:`/user_guide/halves` "
+        "build on.\n\n"
+    )
     for module, names in FOR_AUTHORS.items():
         text += table(module, names, module)
     (folder / "for_authors.rst").write_text(text)
@@ -192,7 +200,7 @@ def lead_to_method(app, what, name, thing, options, lines):
     """Put a link to the page of a method behind the first sentence of its class."""
     for page, classes in METHOD_PAGES.items():
         if what == "class" and name in {f"fedrecsk.{one}" for one in classes}:
-            text = f"Equations, what crosses the wire, what to expect: :doc:`/methods/{page}`."
+            text = f"Equations, what is sent, what to expect: :doc:`/methods/{page}`."
             first = next(number for number, line in enumerate(lines) if line)
             lines[lines.index("", first) : lines.index("", first)] = ["", text]
 

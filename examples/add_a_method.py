@@ -7,7 +7,9 @@ client solves for its users' vectors in closed form and uploads the gradient of 
 server takes the step. The page :doc:`/add_a_method` explains each hook. Runs offline.
 """
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
+from typing import ClassVar
 
 import numpy as np
 from sklearn.metrics import root_mean_squared_error
@@ -15,65 +17,49 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils._param_validation import Interval
 
 from fedrecsk import BiasOnly, Federation
+from fedrecsk.aggregation import NormClipping
 from fedrecsk.base import RatingMixin
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation import Dense, Message
+from fedrecsk.simulation import Dense, Form, Message, Uploads
 
 
+@dataclass(eq=False, repr=False)
 class FederatedRidge(RatingMixin, FederatedRecommender):
     """Score level + b_u + b_i + p_u . q_i: ridge on the clients, gradient steps on the server."""
 
-    _parameter_constraints = FederatedRecommender._parameter_constraints | {
+    n_factors: int = 8
+    _: KW_ONLY
+    n_rounds: int = 30
+    reg: float = 0.15
+    learning_rate: float = 0.5
+
+    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
         "reg": [Interval(Real, 0, None, closed="neither")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
     }
 
-    def __init__(
-        self,
-        n_factors=8,
-        *,
-        n_rounds=30,
-        reg=0.15,
-        learning_rate=0.5,
-        client_fraction=1.0,
-        early_stopping=False,
-        validation_fraction=0.1,
-        n_iter_no_change=10,
-        tol=1e-4,
-        warm_start=False,
-        n_jobs=None,
-        random_state=None,
-        federation=None,
-    ):
-        self.n_factors = n_factors
-        self.n_rounds = n_rounds
-        self.reg = reg
-        self.learning_rate = learning_rate
-        self.client_fraction = client_fraction
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.tol = tol
-        self.warm_start = warm_start
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.federation = federation
+    # --------------------------------------------------------------- before the rounds
 
-    # ------------------------------------------------------------------- before round 0
+    def _init_server(self, catalogue, key):
+        shape = (catalogue.n_items, 1 + self.n_factors)
+        return {"items": 0.1 * key.generator("items").standard_normal(shape)}
 
-    def _enrol(self, block):
+    _n_setups = 1
+
+    def _setup_forms(self, n_items, step):
+        return {"ratings": Form((2,)), "per_item": Form((n_items,))}
+
+    def _setup_update(self, block, message, step, key):
         ratings = np.array([block.weights @ block.values, block.weights.sum()])
         per_item = np.bincount(block.items, block.weights, block.n_items)
-        return Message(ratings=Dense(ratings), per_item=Dense(per_item))
+        return Uploads(ratings=ratings, per_item=per_item)
 
-    def _init_server(self, catalogue, enrolment, key):
-        total, number = enrolment["ratings"].sum
-        shape = (catalogue.n_items, 1 + self.n_factors)
-        items = 0.1 * key.generator("items").standard_normal(shape)
-        return {"level": total / number, "items": items, "per_item": enrolment["per_item"].mean}
+    def _setup_aggregate(self, server, upload, step, key):
+        total, number = upload["ratings"].sum
+        return server | {"level": total / number, "per_item": upload["per_item"].mean}
 
     def _announce(self, server):
         return Message(level=Dense(np.array([server["level"]])))
@@ -87,18 +73,20 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
         users = np.zeros((block.n_users, 1 + self.n_factors))
         return {"level": message["level"].values[0], "users": users}
 
-    def _client_update(self, block, state, message, key):
+    def _upload_forms(self, n_items):
+        return {"gradient": Form((n_items, 1 + self.n_factors))}
+
+    def _client_update(self, block, state, message, turn, key):
         items = message["items"].values
         gradient, loss = np.zeros_like(items), np.zeros(2)
-        for client in np.flatnonzero(block.active):
+        for client in np.flatnonzero(turn.active):
             for user in range(*block.client_indptr[client : client + 2]):
                 rated, weights, errors = self._solve(block, state, items, user)
                 loss += weights @ errors**2, weights.sum()
-                if block.delivers[client]:
+                if turn.delivers[client]:
                     vector = np.r_[1.0, state["users"][user, 1:]]
                     gradient[rated] += np.outer(weights * errors, vector)
-        state["training_loss"] = loss
-        return state, Message(gradient=Dense(gradient))
+        return state, Uploads(gradient=gradient), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -116,17 +104,14 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
             self._solve(block, state, message["items"].values, user)
         return state
 
-    def _attributes(self, server, states):
-        users, items = states.by_user("users"), server["items"]
-        return {
-            "global_bias_": server["level"],
-            "user_bias_": users[:, 0],
-            "user_factors_": users[:, 1:],
-            "item_bias_": items[:, 0],
-            "item_factors_": items[:, 1:],
-        }
+    def _server_attributes(self, message):
+        items, level = message["items"].values, message["level"].values[0]
+        return {"global_bias_": level, "item_bias_": items[:, 0], "item_factors_": items[:, 1:]}
 
-    # ---------------------------------------------------------------- its single lines
+    def _user_attributes(self, block, state):
+        return {"user_bias_": state["users"][:, 0], "user_factors_": state["users"][:, 1:]}
+
+    # ------------------------------------------------------------------- on the clients
 
     def _solve(self, block, state, items, user):
         """Ridge regression of one user; returns its items, weights and errors."""
@@ -140,19 +125,20 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
         return rated, weights, features @ state["users"][user] - target
 
 
-# A few of the worlds that it runs in.
+# A few of the settings that it runs in.
 if __name__ == "__main__":
     X, y = make_ratings(n_users=600, n_items=300, n_ratings=40_000, random_state=0)
     X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.2, random_state=0)
-    worlds = {
-        "a perfect world": None,
+    settings = {
+        "nothing goes wrong": None,
         "half of the uploads lost": Federation(dropout=0.5),
-        "eight bits a number": Federation(compression=Quantization("int8")),
+        "eight bits per number": Federation(compression=Quantization("int8")),
+        "long updates shortened": Federation(aggregator=NormClipping()),
     }
     models = {"bias-only": BiasOnly()}
-    for name, federation in worlds.items():
+    for name, federation in settings.items():
         models[name] = FederatedRidge(federation=federation, random_state=0)
-    models["a fifth of the clients a round"] = FederatedRidge(client_fraction=0.2, random_state=0)
+    models["a fifth of the clients per round"] = FederatedRidge(client_fraction=0.2, random_state=0)
     for name, model in models.items():
         model.fit(X_train, y_train)
         rmse = root_mean_squared_error(y_test, model.predict(X_test))

@@ -15,11 +15,11 @@ from fedrecsk.privacy import LaplaceMechanism
 X, y = make_ratings(n_users=300, n_items=200, n_ratings=9000, random_state=0)
 mechanisms = {"no noise": None}
 mechanisms |= {
-    f"epsilon {epsilon:g} a number": LaplaceMechanism(clip=0.2, scale=0.4 / epsilon)
+    f"epsilon {epsilon:g} per number": LaplaceMechanism(clip=0.2, scale=0.4 / epsilon)
     for epsilon in (0.03, 0.1, 0.3, 1.0, 10.0)
 }
 display = PrivacyDisplay.from_estimator(
-    RFRec(n_factors=8, n_rounds=30, rating_scale=(1, 5), random_state=0),
+    RFRec(n_factors=8, n_rounds=30, rating_scale=(1, 5), items=range(200), random_state=0),
     X,
     y,
     param_range=mechanisms,

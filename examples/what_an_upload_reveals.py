@@ -19,7 +19,7 @@ for name, model in {
     "LightFR, plaintext": LightFR(),
     "CoLR, plaintext": CoLR(16, n_factors=16),
     "RFRec, plaintext": RFRec(8, rating_scale=(1, 5)),
-    "RFRec, local noise": RFRec(8, rating_scale=(1, 5), federation=noise),
+    "RFRec, local noise": RFRec(8, rating_scale=(1, 5), items=range(60), federation=noise),
 }.items():
     report = measure_leak(model.set_params(random_state=0), X, y)
     print(

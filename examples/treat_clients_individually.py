@@ -1,0 +1,108 @@
+"""How can a server treat clients individually?
+
+A method whose server looks at every client's upload and answers each with a message of its own:
+it groups the clients by what they upload, and each client receives the tastes of its own group.
+That is more than sums can do, and it costs privacy: secure sums are refused, and ``privacy_``
+says what the server sees. The page :doc:`/add_a_method` explains the hooks. Runs offline.
+"""
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral
+from typing import ClassVar
+
+import numpy as np
+from sklearn.cluster import KMeans
+from sklearn.metrics import root_mean_squared_error
+from sklearn.model_selection import train_test_split
+from sklearn.utils._param_validation import Interval
+
+from fedrecsk import BiasOnly
+from fedrecsk.base import RatingMixin
+from fedrecsk.datasets import make_ratings
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.simulation import Dense, Form, Message, PerClient, Uploads
+
+SHRINKAGE = 5.0
+
+
+@dataclass(eq=False, repr=False)
+class GroupTastes(RatingMixin, FederatedRecommender):
+    """Rating = level + what the client's group thinks of the item."""
+
+    n_groups: int = 4
+    _: KW_ONLY
+    n_rounds: int = 3
+
+    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
+        "n_groups": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    # The server needs single uploads, not sums.
+    _server_sees = "clients"
+
+    def _init_server(self, catalogue, key):
+        tastes = np.zeros((self.n_groups, catalogue.n_items))
+        middle = np.mean(catalogue.rating_range)
+        return {"level": middle, "tastes": tastes, "group": np.zeros(catalogue.n_clients, int)}
+
+    def _announce(self, server):
+        return Message(level=Dense(np.array([server["level"]])))
+
+    def _model(self, server):
+        # Each client receives its own group's row, and nobody else's.
+        return Message(tastes=PerClient(server["tastes"][server["group"]]))
+
+    def _init_clients(self, block, message, key):
+        return {"level": message["level"].values[0]}
+
+    def _upload_forms(self, n_items):
+        return {"errors": Form((n_items,)), "counts": Form((n_items,))}
+
+    def _client_update(self, block, state, message, turn, key):
+        # A block has one client here: this version hands over plain sums, not one row per client.
+        errors = block.values - state["level"]
+        sums = np.bincount(block.items, block.weights * errors, block.n_items)
+        counts = np.bincount(block.items, block.weights, block.n_items)
+        left = errors - message["tastes"].values[0, block.items]
+        return state, Uploads(errors=sums, counts=counts), (block.weights @ left**2, counts.sum())
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        codes, singles = zip(*upload.single(), strict=True)
+        errors = np.stack([single["errors"].change for single in singles])
+        counts = np.stack([single["counts"].change for single in singles])
+        means = errors / (counts + SHRINKAGE)
+        n_groups = min(self.n_groups, len(means))
+        found = KMeans(n_groups, n_init=3, random_state=key.round).fit_predict(means)
+        group, tastes = server["group"].copy(), server["tastes"].copy()
+        group[list(codes)] = found
+        for g in range(n_groups):
+            mine = found == g
+            tastes[g] = errors[mine].sum(axis=0) / (counts[mine].sum(axis=0) + SHRINKAGE)
+        return server | {"group": group, "tastes": tastes}
+
+    def _personalize(self, block, state, message, key):
+        # A newcomer belongs to no group yet: it gets the mean of all clients' tastes.
+        tastes = message["tastes"].values
+        if state is None:
+            return {"tastes": np.repeat(tastes.mean(axis=0, keepdims=True), block.n_users, axis=0)}
+        return {"tastes": np.repeat(tastes, np.diff(block.client_indptr), axis=0)}
+
+    def _server_attributes(self, message):
+        level, n_items = message["level"].values[0], message["tastes"].values.shape[1]
+        return {"global_bias_": level, "item_factors_": np.eye(n_items)}
+
+    def _user_attributes(self, block, state):
+        return {"user_factors_": state["tastes"]}
+
+
+if __name__ == "__main__":
+    X, y = make_ratings(n_users=600, n_items=100, n_ratings=20_000, random_state=0)
+    X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.2, random_state=0)
+    for model in (BiasOnly(), GroupTastes(1, random_state=0), GroupTastes(8, random_state=0)):
+        model.fit(X_train, y_train)
+        rmse = root_mean_squared_error(y_test, model.predict(X_test))
+        print(f"{model}: RMSE {rmse:.3f}")
+    print(model.privacy_)
+    print(model.communication_)
