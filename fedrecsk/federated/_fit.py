@@ -145,7 +145,7 @@ class Loop:
         """Everything before the first round."""
         server, clients = self.server, self.run.clients
         server.register([one.register() for one in clients])
-        for step in range(server.method._n_setups):
+        for step in range(server.n_setups):
             message = server.setup_message(step)
             answers = self.parallel(delayed(one.setup)(step, message) for one in clients)
             server.close_setup(step, (answer for answer in answers if answer is not None))

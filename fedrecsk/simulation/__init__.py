@@ -1,6 +1,7 @@
 """The simulated federation: its setting, both sides of the protocol, messages and ledger."""
 
 from fedrecsk.simulation.clients import Clients
+from fedrecsk.simulation.device import Device
 from fedrecsk.simulation.federation import Federation
 from fedrecsk.simulation.ledger import Ledger
 from fedrecsk.simulation.messages import (
@@ -22,6 +23,7 @@ __all__ = [
     "Clients",
     "Dense",
     "Derived",
+    "Device",
     "Federation",
     "Form",
     "Ledger",

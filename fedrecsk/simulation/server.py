@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import NamedTuple
 
 import numpy as np
 
+from fedrecsk.interactions import catalogue_ids
 from fedrecsk.simulation import participation
 from fedrecsk.simulation.clients import VALIDATION
+from fedrecsk.simulation.device import bare
 from fedrecsk.simulation.downlink import Downlink
 from fedrecsk.simulation.encryption import SecureChannel
+from fedrecsk.simulation.keys import Key
 from fedrecsk.simulation.ledger import Ledger
 from fedrecsk.simulation.messages import Message, Rows
-from fedrecsk.simulation.participation import Participation
 from fedrecsk.simulation.stopping import EarlyStopping
 from fedrecsk.simulation.uplink import Uplink
 
@@ -45,10 +48,13 @@ class Places(NamedTuple):
         Their codes.
     first_users : ndarray of shape (n_clients,)
         Code of each client's first user.
+    shared : Key
+        The key of what both sides derive alike.
     """
 
     clients: np.ndarray
     first_users: np.ndarray
+    shared: Key
 
 
 class Server:
@@ -84,6 +90,21 @@ class Server:
         self._participation = None
         self._message = None
         self._has_received = None
+
+    @classmethod
+    def of(cls, estimator, key=None):
+        """A server outside the simulator.
+
+        Parameters
+        ----------
+        estimator : federated estimator
+            `items` must be the catalogue, and a rating method needs its `rating_scale`.
+        key : Key or None
+            The shared one. None: from the operating system's randomness.
+        """
+        method = bare(estimator)
+        key = Key(secrets.randbits(63)) if key is None else key
+        return cls(method, method._setting(), key, catalogue_ids(method.items).values)
 
     # --------------------------------------------------------------- before the rounds
 
@@ -135,7 +156,7 @@ class Server:
         first_users = (ends - n_users[order])[codes]
         splits = np.cumsum([len(one.client_ids) for one in registrations])[:-1]
         return [
-            Places(*both)
+            Places(*both, self.key)
             for both in zip(np.split(codes, splits), np.split(first_users, splits), strict=True)
         ]
 
@@ -148,6 +169,11 @@ class Server:
     def round(self):
         """Rounds run so far."""
         return len(self.history)
+
+    @property
+    def n_setups(self):
+        """Set-up exchanges before the rounds."""
+        return self.method._n_setups
 
     def setup_message(self, step):
         """What every client receives in a set-up exchange."""
@@ -354,6 +380,3 @@ def catalogue_nbytes(item_ids):
     if item_ids.dtype.kind in "UO":
         return sum(len(str(one).encode()) + 1 for one in item_ids.tolist())
     return item_ids.nbytes
-
-
-__all__ = ["Catalogue", "Participation", "Places", "Server"]
