@@ -121,24 +121,24 @@ def neighbours(options):
 
 
 def participation(options):
-    """What clients that stay away do, on ML-100k: RMSE in worlds of one kind each."""
+    """What clients that stay away do, on ML-100k: RMSE in settings of one kind each."""
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     part = split(X, y, 0)
     print(f"bias-only: RMSE {errors(BiasOnly(), *part)[1]:.4f}")
-    worlds = {"everybody": {}}
+    settings = {"everybody": {}}
     for mode in ("upload", "stale", "offline"):
-        world = Federation(dropout=0.5, dropout_mode=mode)
-        worlds[f"half of the clients dropped ({mode})"] = {"federation": world}
+        federation = Federation(dropout=0.5, dropout_mode=mode)
+        settings[f"half of the clients dropped ({mode})"] = {"federation": federation}
     for share in (0.5, 0.1):
         for sampling in ("random", "rotating"):
-            world = Federation(sampling=sampling)
-            worlds[f"{sampling} cohorts of {share:g}"] = {
+            federation = Federation(sampling=sampling)
+            settings[f"{sampling} cohorts of {share:g}"] = {
                 "client_fraction": share,
-                "federation": world,
+                "federation": federation,
             }
-    for label, world in worlds.items():
+    for label, setting in settings.items():
         for aggregation in ("all", "holders"):
-            model = _seeded(RFRec(aggregation=aggregation, **world), 0, options)
+            model = _seeded(RFRec(aggregation=aggregation, **setting), 0, options)
             print(
                 f"RFRec, {label}, aggregation={aggregation!r}: RMSE {errors(model, *part)[1]:.4f}",
                 flush=True,
@@ -152,14 +152,14 @@ def privacy(options):
         part = split(X, y, 0)
         print(f"{name}, bias-only: RMSE {errors(BiasOnly(), *part)[1]:.4f}")
         for scale in (0.04, 0.08, 0.4):
-            world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=scale))
+            federation = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=scale))
             for rate, n_rounds in ((0.1, 100), (0.03, 100), (0.03, 200)):
                 model = RFRec(
                     learning_rate=rate,
                     n_rounds=n_rounds,
                     rating_scale=(1, 5),
                     items=np.unique(X[:, 1]),
-                    federation=world,
+                    federation=federation,
                 )
                 model = _seeded(model, 0, options)
                 rmse = errors(model, *part)[1]

@@ -3,7 +3,7 @@
 The `speed` commands of the other benchmarks, one after the other: LocALS and its like beside
 implicit's ALS, RFRec beside implicit, PMF, BiasedMF and SVDpp beside Surprise and cornac where
 ``--peers-python`` can import them, LightFR's search beside float32 products, FedMF beside CoLR,
-and each method in worlds of several kinds. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA.
+and each method in settings of several kinds. Needs MovieLens (``--data-home`` or FEDRECSK_DATA).
 """
 
 from __future__ import annotations

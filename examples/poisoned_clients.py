@@ -1,6 +1,6 @@
 """What do dishonest clients do to a model?
 
-What a tenth of them does, and what guards it.
+What a tenth of them does, and what helps against it.
 
 Accuracy is that of the honest users; exposure is the share of them who get a promoted item among
 their ten. Runs offline.
@@ -27,13 +27,13 @@ attacks = {
     "promotion": Promotion(item=cold),
 }
 for name, adversary in attacks.items():
-    for guard in (None, NormClipping()):
+    for aggregator in (None, NormClipping()):
         model = clone(LocALS(random_state=0)).set_params(
-            federation=Federation(adversary=adversary, aggregator=guard)
+            federation=Federation(adversary=adversary, aggregator=aggregator)
         )
         model.fit(X[train])
         bad = getattr(model, "compromised_clients_", [])
         honest = test[~np.isin(X[test, 0], bad)]
         ndcg = evaluate_ranking(model, X[honest], metrics="ndcg", k=10)["ndcg@10"]
         reach = exposure(model, cold, np.setdiff1d(X[:, 0], bad))
-        print(f"{name:10} {guard!s:15} NDCG@10 {ndcg:.3f}, exposure {reach:.2f}")
+        print(f"{name:10} {aggregator!s:15} NDCG@10 {ndcg:.3f}, exposure {reach:.2f}")

@@ -142,7 +142,7 @@ def _ledger(model):
     if ledger is None and hasattr(model, "federation"):
         raise ValueError(
             f"{type(model).__name__} has no communication_ yet: costs are known when fit has "
-            "ended. While it runs, history_ grows by a row a round; do not monitor costs."
+            "ended. While it runs, history_ grows by a row per round; do not monitor costs."
         )
     return ledger
 
@@ -179,7 +179,7 @@ class CostScorer(RecommenderScorer):
 bytes_up_scorer = CostScorer("bytes_up_scorer", _bytes_up)
 """Bytes that a client sent during fit, on average over clients, with a minus.
 
-From `communication_`: enrolment, rounds and all. 0 for a centralised model, which sends no
+From `communication_`: the set-up, the rounds and all. 0 for a centralised model, which sends no
 messages (though it has to collect the data themselves).
 """
 

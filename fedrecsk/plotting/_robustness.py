@@ -1,4 +1,4 @@
-"""A score as the world gets worse."""
+"""A score as things get worse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RobustnessDisplay(CurvesDisplay):
-    """A score as the world gets worse: more dropout, stronger attacks.
+    """A score as things get worse: more dropout, stronger attacks.
 
     A line a method where the condition is a number; where it is a name (of an attack, say),
     points side by side.
@@ -124,7 +124,7 @@ class RobustnessDisplay(CurvesDisplay):
         compare_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Cross-validate federated models in several worlds, and draw.
+        """Cross-validate federated models in several federations, and draw.
 
         Parameters
         ----------

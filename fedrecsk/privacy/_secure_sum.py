@@ -17,7 +17,7 @@ from fedrecsk._extras import require
 
 @dataclass(frozen=True)
 class Ciphertext:
-    """An encrypted vector as it crosses the wire.
+    """An encrypted vector as it is sent.
 
     Attributes
     ----------
@@ -272,7 +272,7 @@ class SecureAggregation(BaseEstimator, ABC):
 
     @abstractmethod
     def ciphertext_bytes(self, n_values):
-        """Bytes of an encrypted vector of `n_values` on the wire, for ledgers."""
+        """Bytes of an encrypted vector of `n_values` as it is sent, for ledgers."""
 
     @abstractmethod
     def key_nbytes(self):

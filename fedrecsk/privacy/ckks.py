@@ -44,7 +44,7 @@ class CKKS(SecureAggregation):
         Values are multiplied by 2 ** scale_bits and rounded: more bits are more precise, and
         leave less room for large values.
     audit : int or "all", default=2
-        How many clients a round are really encrypted; the others' bytes are counted.
+        How many clients per round are really encrypted; the others' bytes are counted.
 
     Notes
     -----
@@ -53,7 +53,7 @@ class CKKS(SecureAggregation):
     Encryption is symmetric, since the clients share the secret key anyway: its noise is
     smaller than a public key's, and the server needs no key at all, only the parameters.
 
-    What crosses the wire: ciphertexts up, the sum's ciphertext down. A fresh ciphertext and
+    What is sent: ciphertexts up, the sum's ciphertext down. A fresh ciphertext and
     a sum have the same size whatever the values are.
 
     The decrypted sum of CKKS carries the noise of the ciphertexts, from which whoever holds
@@ -151,7 +151,7 @@ class CKKS(SecureAggregation):
         return 8 * deviation + n_clients * max_abs * 2.0**-48
 
     def ciphertext_bytes(self, n_values):
-        """Bytes of an encrypted vector of `n_values` on the wire, for ledgers.
+        """Bytes of an encrypted vector of `n_values` as it is sent, for ledgers.
 
         One block is encrypted and measured. SEAL compresses blocks, so that their sizes differ
         by some tens of bytes; each counts as whole KiB, rounded up, to be reproducible.

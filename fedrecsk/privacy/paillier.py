@@ -38,7 +38,7 @@ class Paillier(SecureAggregation):
         Whether to accept moduli of fewer than 3072 bits, such as the 2048 bits (112-bit
         security) that papers use.
     audit : int or "all", default=2
-        How many clients a round are really encrypted; the others' bytes are counted.
+        How many clients per round are really encrypted; the others' bytes are counted.
 
     Notes
     -----
@@ -46,7 +46,7 @@ class Paillier(SecureAggregation):
     2 ** 63 / n_clients: no slot is ever negative, none reaches into its neighbour, and the
     offsets are taken off after decryption. That bounds the values, see :meth:`max_value`.
 
-    What crosses the wire: two moduli's length of ciphertext for each plaintext. phe's own
+    What is sent: two moduli's length of ciphertext for each plaintext. phe's own
     numbers carry a power of 16 in the clear, which tells the size of a value; here the
     exponent is fixed, so that nothing does.
 
@@ -113,7 +113,7 @@ class Paillier(SecureAggregation):
         return n_clients * (0.5 / 2.0**self.fraction_bits + max_abs * 2.0**-52)
 
     def ciphertext_bytes(self, n_values):
-        """Bytes of an encrypted vector of `n_values` on the wire, exactly."""
+        """Bytes of an encrypted vector of `n_values` as it is sent, exactly."""
         return self._n_blocks(n_values) * (2 * self.key_bits // 8)
 
     def key_nbytes(self):

@@ -1,4 +1,4 @@
-"""The world that a federated method runs in."""
+"""The setting that a federated method runs in."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Federation(BaseEstimator):
     dropout : float in [0, 1), default=0.0
         Probability that a client of a round's cohort fails in that round, independently.
     dropout_mode : {"upload", "stale", "offline"}, default="upload"
-        What failing means. "upload": the client hears the broadcast and updates, and its
+        What failing means. "upload": the client receives the broadcast and updates, and its
         upload is lost. "stale": it has no connection and goes on with the last broadcast it
-        heard (RFRec, section 3.3). "offline": it does nothing that round.
+        received (RFRec, section 3.3). "offline": it does nothing that round.
     sampling : {"random", "rotating"}, default="random"
         How a cohort of ``client_fraction`` of the clients is chosen: anew each round, or in
         turn from a shuffled list cut into ``round(1 / client_fraction)`` cohorts.
     local_dp : LaplaceMechanism or None, default=None
         Clipping and noise that every client applies to all it uploads.
     wire_dtype : {"float32", "float64"}, default="float32"
-        Type in which real numbers are counted on the wire. It does not change what is
+        Type in which real numbers are counted in messages. It does not change what is
         computed.
     aggregator : Aggregator or None, default=None
         How the server adds up uploads that it does not trust, see
@@ -48,7 +48,7 @@ class Federation(BaseEstimator):
         know, so that what one message lacks comes in a later one; clients are taken to follow
         every round, and under early stopping they measure the whole model. Rows of some items
         only are compressed on their way up alone; SCoLR's columns, of which each client sends
-        some only, cross as they are. LightFR, which sends codes, refuses it.
+        some only, are sent as they are. LightFR, which sends codes, refuses it.
     secure_aggregation : SecureAggregation or None, default=None
         Homomorphic encryption of all uploads: the server adds ciphertexts and learns
         nothing; the clients, who hold the key, decrypt the sum and take the server's step. See

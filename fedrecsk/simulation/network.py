@@ -205,7 +205,7 @@ def _checked(profile):
 def _bytes_of_one(entry, n_clients, down, up):
     """Bytes down and up of one client of a ledger's entry."""
     # Before the rounds all clients send; in a round those that take part do. Where nobody has
-    # trained, those that heard the model have sent the errors that ended the fit.
+    # trained, those that received the model have sent the errors that ended the fit.
     trained = entry["participants"] or entry["messages_down"]
     senders = trained if entry["phase"] in ("round", "stop") else n_clients
     return entry[down] / max(entry["messages_down"], 1), entry[up] / max(senders, 1)
