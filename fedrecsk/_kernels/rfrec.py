@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
+from fedrecsk._kernels._lanes import LANES, add_lanes, gradient_lanes
 
 
 class Layout(NamedTuple):
@@ -155,11 +156,8 @@ def local_step(
     for c in range(len(active)):
         largest = max(largest, layout.row_indptr[c + 1] - layout.row_indptr[c])
     item_gradient = np.empty((largest, width), dtype=held.now.dtype)
-    user_gradient = np.empty(width, dtype=held.now.dtype)
-    partner = np.empty(width, dtype=held.now.dtype)
-    is_bias = np.zeros(width, dtype=held.now.dtype)
-    if biases:
-        is_bias[0] = 1
+    user_gradient = np.empty((1, width), dtype=held.now.dtype)
+    partner = np.empty((1, width), dtype=held.now.dtype)
     for c in range(len(active)):
         if not active[c]:
             continue
@@ -178,17 +176,17 @@ def local_step(
             user = users.now[u]
             level = offset
             for f in range(width):
-                partner[f] = user[f]
-                user_gradient[f] = 0
+                partner[0, f] = user[f]
+                user_gradient[0, f] = 0
             if biases:
-                partner[0] = 1
+                partner[0, 0] = 1
                 level += user[0]
             slope_sum = real(0)
             for k in range(layout.indptr[u], layout.indptr[u + 1]):
                 item = held.now[layout.rows[k]]
                 score = level
                 for f in range(width):
-                    score += partner[f] * item[f]
+                    score += partner[0, f] * item[f]
                 estimate, slope = link(score, model.sigmoid, real(1))
                 error = values[k] - estimate
                 loss += weights[k] * error * error
@@ -197,19 +195,30 @@ def local_step(
                 slope_sum += g
                 i = layout.row_items[layout.rows[k]]
                 shrink = real(2) * weights[k] * model.item[i]
-                extra = real(2) * weights[k] * (model.item_bias[i] - model.item[i])
-                target = item_gradient[layout.rows[k] - first]
-                # Few arrays a loop: more would cost more checks for overlap than they save.
+                r, row = layout.rows[k] - first, layout.rows[k]
                 if alone:
-                    begin_with_pull(target, item, broadcast[i], pull)
-                for f in range(width):
-                    user_gradient[f] += g * item[f]
-                    target[f] += g * partner[f] + (shrink + extra * is_bias[f]) * item[f]
+                    factors = pull + shrink, pull, g
+                    for f in range(0, width - LANES + 1, LANES):
+                        gradient_lanes(
+                            item_gradient, r, user_gradient, held.now, row, broadcast, i, partner,
+                            f, factors,
+                        )  # fmt: skip
+                    for f in range(width - width % LANES, width):
+                        user_gradient[0, f] += g * item[f]
+                        own = (pull + shrink) * item[f] - pull * broadcast[i, f]
+                        item_gradient[r, f] = own + g * partner[0, f]
+                else:
+                    for f in range(width):
+                        user_gradient[0, f] += g * item[f]
+                        item_gradient[r, f] += g * partner[0, f] + shrink * item[f]
+                if biases:
+                    extra = real(2) * weights[k] * (model.item_bias[i] - model.item[i])
+                    item_gradient[r, 0] += extra * item[0]
             for f in range(width):
-                user_gradient[f] += real(2) * model.user[u] * user[f]
+                user_gradient[0, f] += real(2) * model.user[u] * user[f]
             if biases:
-                user_gradient[0] = slope_sum + real(2) * model.user_bias[u] * user[0]
-            descend(user, user_gradient, users.mean[u], users.square[u], own_rule)
+                user_gradient[0, 0] = slope_sum + real(2) * model.user_bias[u] * user[0]
+            descend(user, user_gradient[0], users.mean[u], users.square[u], own_rule)
         span = slice(first, first + n_rows)
         descend(
             held.now[span].ravel(),
@@ -240,7 +249,7 @@ def upload(row_indptr, row_items, held, senders, clip, sums, holders):
     senders : (n_clients,) bool
     clip : float, infinity for none
     sums : (n_items, width) float64, receives the sum of the held vectors
-    holders : (n_items,) float64, receives how many of the senders hold each item
+    holders : (n_items,) float64, receives how many of the senders hold each item; or empty
     """
     for c in range(len(senders)):
         if senders[c]:
@@ -271,12 +280,20 @@ def is_finite(vectors):
 @part
 def add_held(items, vectors, clip, sums, holders):
     """Add the vectors that one client holds of its own."""
-    clip = vectors.dtype.type(clip)
+    width = vectors.shape[1]
+    real = vectors.dtype.type
     for row in range(len(items)):
-        vector, total = vectors[row], sums[items[row]]
-        holders[items[row]] += 1
-        for f in range(len(vector)):
-            total[f] += min(max(vector[f], -clip), clip)
+        i = items[row]
+        if len(holders) > 0:
+            holders[i] += 1
+        if clip < np.inf:
+            for f in range(width):
+                sums[i, f] += min(max(vectors[row, f], -real(clip)), real(clip))
+        else:
+            for f in range(0, width - LANES + 1, LANES):
+                add_lanes(sums, i, vectors, row, f)
+            for f in range(width - width % LANES, width):
+                sums[i, f] += vectors[row, f]
 
 
 @kernel

@@ -22,6 +22,8 @@ from fedrecsk.uploads import Common, Form, Ragged
 
 DENSE_LIMIT = 2 * 2**30
 SOLVER_STEPS = 10
+# What the kernels add to where uploads are not added up.
+NO_SUMS = np.zeros((0, 1)), np.zeros(0)
 
 
 @documented
@@ -292,6 +294,7 @@ class RFRec(RatingMixin, FederatedRecommender):
         return self._private_data(block, message) | {
             "users": self._vectors(users.astype(self._dtype)),
             "held": self._vectors(held),
+            "n_holders": np.bincount(block.row_items, minlength=block.n_items).astype(np.float64),
             "joined": np.zeros(block.n_clients, dtype=bool),
             "steps": np.zeros(block.n_clients, dtype=np.int64),
         }
@@ -303,7 +306,7 @@ class RFRec(RatingMixin, FederatedRecommender):
     def _client_update(self, block, state, message, turn, key):
         broadcast = message["item_vectors"].values
         self._join(block, state, turn.active, broadcast)
-        sums = None if turn.separate else self._empty_sums(block)
+        sums = None if turn.separate else self._empty_sums(block, turn)
         loss = self._step(block, state, broadcast, turn, self.coupling, self.learning_rate, sums)
         return state, self._upload(block, state, broadcast, turn, sums), loss
 
@@ -429,7 +432,7 @@ class RFRec(RatingMixin, FederatedRecommender):
             self._rule(np.maximum(state["steps"], 1), rate),
             senders,
             self._clip,
-            *(sums or self._empty_sums(block, n_items=0)),
+            *(sums or NO_SUMS),
         )
 
     @staticmethod
@@ -477,16 +480,19 @@ class RFRec(RatingMixin, FederatedRecommender):
         sound = None
         if not np.isfinite(sums[0]).all():
             # Once more without those at fault.
-            sums, sound = self._empty_sums(block), self._sound(block, state)
-            senders = turn.active & turn.delivers & sound
+            sound = self._sound(block, state)
+            turn = turn._replace(delivers=turn.delivers & sound)
+            sums, senders = self._empty_sums(block, turn), turn.active & turn.delivers
             layout, held = self._layout(block), state["held"].now
             _kernels.rfrec.upload(
                 layout.row_indptr, layout.row_items, held, senders, self._clip, *sums
             )
         held, n_holders = sums
-        senders = turn.active & turn.delivers & (True if sound is None else sound)
+        n_senders = np.sum(turn.active & turn.delivers)
+        if not len(n_holders):
+            n_holders = state["n_holders"]
         if self.aggregation == "all":
-            others = senders.sum() - n_holders
+            others = n_senders - n_holders
             total = held + others[:, None] * state["common"]["shared"]
         else:
             total = held
@@ -516,9 +522,11 @@ class RFRec(RatingMixin, FederatedRecommender):
         )
         return sound
 
-    def _empty_sums(self, block, n_items=None):
-        n_items = block.n_items if n_items is None else n_items
-        return np.zeros((n_items, self._width)), np.zeros(n_items)
+    def _empty_sums(self, block, turn):
+        """Where the kernels add up own vectors, and count holders unless everybody sends."""
+        everybody = np.all(turn.active & turn.delivers)
+        n_items = 0 if everybody else block.n_items
+        return np.zeros((block.n_items, self._width)), np.zeros(n_items)
 
     def _solved(self, block, state, users, items):
         """Users' vectors fitted to their own ratings with the items fixed."""

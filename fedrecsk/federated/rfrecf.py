@@ -165,7 +165,7 @@ class RFRecF(RFRec):
 
     def _held_sums(self, block, state, turn):
         """The senders' own vectors, added up and counted."""
-        sums, layout = self._empty_sums(block), self._layout(block)
+        sums, layout = self._empty_sums(block, turn), self._layout(block)
         _kernels.rfrec.upload(
             layout.row_indptr,
             layout.row_items,
