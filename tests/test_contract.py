@@ -602,7 +602,7 @@ def test_early_stopping_keeps_the_best_round(Estimator):
     assert model.best_round_ == int(np.nanargmin(losses))
     assert model.n_rounds_ < 60
     assert model.n_rounds_ == len(losses) == len(model.loss_curve_)
-    assert phases_of(model) == ["round"] * model.n_rounds_ + ["stop", "final"]
+    assert phases_of(model) == ["round"] * model.n_rounds_ + ["stop", "best"]
     rounds = clone(model).set_params(n_rounds=model.best_round_ + 1).fit(X, y)
     np.testing.assert_array_equal(model.predict(X), rounds.predict(X))
 

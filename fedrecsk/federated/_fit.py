@@ -112,7 +112,7 @@ class Run:
         """Take the parameters that may change between the rounds of one run."""
         self.server.method.set_params(n_rounds=estimator.n_rounds, n_jobs=estimator.n_jobs)
         self.server.stopping.tol = estimator.tol
-        self.server.stopping.patience = estimator.n_iter_no_change
+        self.server.stopping.be_patient(estimator.n_iter_no_change)
 
     def at_its_end(self):
         """A copy in which the fit may end; this one can go on."""
@@ -166,10 +166,11 @@ class Loop:
                     return None
         else:
             received = None
-        hearing = np.unique(self.run.block_of_client[turn.receives | turn.active])
-        clients = [self.run.clients[b] for b in hearing]
+        involved = np.unique(self.run.block_of_client[turn.receives | turn.active])
+        clients = [self.run.clients[b] for b in involved]
         for one in clients:
             one.receive(round, received, turn)
+            one.follow(round)
         busy = [one for one in clients if turn.active[one.block.clients].any()]
         loss, batches = np.zeros(2), []
         answers = self.parallel(delayed(_updated)(one, round) for one in busy)
@@ -210,7 +211,9 @@ class Loop:
             message = server.send_final()
             if server.method.early_stopping:
                 self._validate(Participation.full(server.n_clients))
-                if stopping.best_round != server.round - 1:
+                if stopping.message is None:
+                    _warn_that_nothing_was_measured()
+                elif stopping.best_round != server.round - 1:
                     message = server.send_best()
         attributes = self._attributes(message, kept=True)
         if server.method.early_stopping:
@@ -386,6 +389,15 @@ def _parameters_of_a_run(estimator):
         for name, value in parameters.items()
         if name not in free
     }
+
+
+def _warn_that_nothing_was_measured():
+    warnings.warn(
+        "No held-out row counts, so early stopping could judge no model and the last one is kept. "
+        "Raise validation_fraction.",
+        ConvergenceWarning,
+        stacklevel=7,
+    )
 
 
 def _warn_of_empty_rounds(server):

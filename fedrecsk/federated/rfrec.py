@@ -283,7 +283,7 @@ class RFRec(RatingMixin, FederatedRecommender):
         rule = self._rule(common["step"], self.learning_rate)
         rule = rule._replace(rate=float(rule.rate), debias=float(rule.debias))
         _kernels.rfrec.follow(common["vectors"], broadcast, self.coupling, rule)
-        return self._common_change(common, broadcast)
+        return self._to_upload(common, broadcast)
 
     def _init_clients(self, block, message, key):
         columns = block.users[:, None] * self._width + np.arange(self._width)
@@ -467,11 +467,22 @@ class RFRec(RatingMixin, FederatedRecommender):
             1 / (1 - self.beta_2**steps),
         )
 
-    def _common_change(self, common, broadcast):
+    def _to_upload(self, common, broadcast):
         """With what clients upload for the items that they have not rated."""
-        shared = np.clip(common["vectors"].now, -self._clip, self._clip)
-        change = Common(shared.astype(np.float64) - broadcast)
-        return common | {"shared": shared, "change": change}
+        shared = common["vectors"].now
+        if self._local_dp is not None:
+            shared = np.clip(shared, -self._clip, self._clip)
+        kept = {name: one for name, one in common.items() if name != "change"}
+        return kept | {"shared": shared, "broadcast": broadcast}
+
+    @staticmethod
+    def _common_change(common):
+        """By how much that differs from the broadcast; one object for all who share it."""
+        if "change" not in common:
+            change = common["shared"].astype(np.float64) - common["broadcast"]
+            # Threads may come at once: the first one's object is everybody's.
+            common.setdefault("change", Common(change))
+        return common["change"]
 
     def _upload(self, block, state, broadcast, turn, sums):
         """clip(V_c) of each client, or with "holders" its change where it has rated."""
@@ -503,16 +514,11 @@ class RFRec(RatingMixin, FederatedRecommender):
         held = state["held"].now
         if self._local_dp is not None:
             held = np.clip(held, -self._clip, self._clip)
-        ragged = Ragged(block.row_indptr, block.row_items, held, origin=broadcast)
+        others = {}
         if self.aggregation == "all":
-            ragged = Ragged(
-                block.row_indptr,
-                block.row_items,
-                held,
-                origin=broadcast,
-                common=state["common"]["change"],
-                center=broadcast,
-            )
+            change = self._common_change(state["common"])
+            others = {"common": change, "center": broadcast}
+        ragged = Ragged(block.row_indptr, block.row_items, held, origin=broadcast, **others)
         return Uploads(sound=self._sound(block, state), item_vectors=ragged)
 
     def _sound(self, block, state):

@@ -125,7 +125,7 @@ class RFRecF(RFRec):
             common = {"vectors": self._vectors(mean.copy())}
         elif self._coins(key.shared) == (1, 0):
             common["vectors"].now[:] += self._share * (mean - common["vectors"].now)
-        return self._common_change(common, mean)
+        return self._to_upload(common, mean)
 
     def _client_update(self, block, state, message, turn, key):
         mean = message["item_vectors"].values

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk.simulation.contributions import Contribution, measured
+from fedrecsk.simulation.keys import setup_round
 from fedrecsk.simulation.messages import Message, Summed
 from fedrecsk.simulation.participation import Participation, Turn
 from fedrecsk.simulation.protection import add_noise, protect
@@ -60,7 +61,7 @@ class Clients:
     """One or more clients with their private state.
 
     The simulator has one object for many clients, a deployed device one for itself; both call
-    the same methods in the same order: `setup` for each set-up exchange, `announce`, then for
+    the same methods in the same order: `setup` for each set-up exchange, `announce`, then in
     each round `receive`, `validate` under early stopping, and `update`; in the end `fitted`.
 
     Parameters
@@ -138,12 +139,13 @@ class Clients:
         """Answer a set-up message: a Contribution, or None."""
         everyone = Participation.full(self.block.n_clients)
         turn = Turn(everyone.active, everyone.delivers, False)
-        uploads = self.method._setup_update(self.block, message, step, self.keys)
+        keys = self.keys.at(setup_round(step))
+        uploads = self.method._setup_update(self.block, message, step, keys)
         forms = self.method._setup_forms(self.block.n_items, step)
-        if uploads is None or not self.separate:
+        if uploads is None or not self.separate or self.block.n_clients > 1:
             return self._summed(("setup", step), uploads, forms, turn)
         batch = self._batch(self._as_single(uploads, forms), forms, turn)
-        add_noise(batch, self.federation.local_dp, self.keys.private)
+        add_noise(batch, self.federation.local_dp, keys.private)
         return Contribution.of_batch(("setup", step), batch, hold=True)
 
     def announce(self, message):
@@ -153,7 +155,7 @@ class Clients:
     # --------------------------------------------------------------------- each round
 
     def receive(self, round, message, participation=None):
-        """Take a round's message, None if there is none, and do what equal clients do alike.
+        """Take a round's message, None if there is none.
 
         Parameters
         ----------
@@ -179,7 +181,14 @@ class Clients:
         if message is not None:
             self._messages[round] = message.of(self.block.clients)
             self._last[part.receives] = round
-        ready = part.active & (self._last >= 0)
+
+    def follow(self, round):
+        """Take the step that clients of equal history take alike, once for all of them.
+
+        `update` does it too; the simulator does it before, so that threads only read the result.
+        """
+        self._check_round(round)
+        ready = self._part[1].active & (self._last >= 0)
         if self.method._shares_state and ready.any():
             message = self._messages[self._last[ready][0]]
             self.group.follow(message, self.keys.at(round))
@@ -196,7 +205,7 @@ class Clients:
         """
         if self._reply is not None and self._reply[0] == round:
             return self._reply[1:]
-        self._check_round(round)
+        self.follow(round)
         part, key = self._part[1], self.keys.at(round)
         ready = part.active & (self._last >= 0)
         contributions, total = [], np.zeros(2)
@@ -354,16 +363,20 @@ class Clients:
         if participation is not None:
             part = participation.of(block.clients)
         message = message.of(block.clients)
-        attributes = self._user_attributes(message, self.keys.at(round))
+        state = self.method._personalize(block, self.state, message, self.keys.at(round))
+        # The rows below name users by their numbers within the block.
+        inside = replace(block, users=np.arange(block.n_users))
         model = copy.copy(self.method)
         vars(model).update(
-            self.method._server_attributes(message) | attributes,
+            self.method._server_attributes(message),
+            **self.method._user_attributes(inside, state),
             n_users_=block.n_users,
             n_items_=block.n_items,
             _seen=(block.indptr, block.items),
         )
         losses, weights = model._validation_losses(HeldOut.of(self.held_out))
         # Copies, because the rounds go on in the arrays of the state.
+        attributes = self.method._user_attributes(block, state)
         self._measured = copy.deepcopy(attributes), part.receives
         sums = np.stack([self._by_client(losses), self._by_client(weights)], axis=1)
         arrives, sound = part.receives & part.delivers, np.isfinite(sums).all(axis=1)

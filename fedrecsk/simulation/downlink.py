@@ -131,7 +131,7 @@ class Downlink:
         return Message(**received), delta if first else Message(**changes)
 
     def _compressed_change(self, name, values, key):
-        generator = key.generator(f"compression of {name}")
+        generator = key.generator(f"compression of {name} on its way down")
         packed = self.federation.compression.compress(values - self._known[name], generator)
         if not np.isfinite(packed.values).all():
             raise ValueError(

@@ -55,6 +55,11 @@ class Key(NamedTuple):
         return np.random.default_rng(int(self.hashed(purpose)))
 
 
+def setup_round(step):
+    """The round at which keys stand in a set-up exchange: before all others, and its own."""
+    return -2 - step
+
+
 class Keys(NamedTuple):
     """The two keys of a client.
 

@@ -13,7 +13,7 @@ from fedrecsk.simulation.clients import VALIDATION
 from fedrecsk.simulation.device import bare
 from fedrecsk.simulation.downlink import Downlink
 from fedrecsk.simulation.encryption import SecureChannel
-from fedrecsk.simulation.keys import Key
+from fedrecsk.simulation.keys import Key, setup_round
 from fedrecsk.simulation.ledger import Ledger
 from fedrecsk.simulation.messages import Message, Rows
 from fedrecsk.simulation.stopping import EarlyStopping
@@ -61,7 +61,7 @@ class Server:
     """The server of one fit: all that a checkpoint needs.
 
     Called in the order `register`; for each set-up exchange `setup_message` and `close_setup`;
-    `announcement`; for each round `open_round` and `close_round`; `final_message`.
+    `send_announcement`; for each round `open_round` and `close_round`; `send_final`.
 
     Parameters
     ----------
@@ -186,8 +186,13 @@ class Server:
         """The server's step on the clients' answers."""
         forms = self.method._setup_forms(len(self.item_ids), step)
         contributions = self._checked(contributions, ("setup", step), self._everyone)
-        upload = self.uplink.collect(contributions, forms, self.key)
-        self.state = self.method._setup_aggregate(self.state, upload, step, self.key)
+        key = self.key.at(setup_round(step))
+        upload = self.uplink.collect(contributions, forms, key)
+        if upload is None:
+            raise ValueError(
+                f"No client has answered set-up exchange {step}, and all that have registered must."
+            )
+        self.state = self.method._setup_aggregate(self.state, upload, step, key)
 
     def announcement(self):
         """What every client receives once, after the set-up."""
@@ -333,7 +338,8 @@ class Server:
         Where a round's message has rows of own items only, those who measure the model need all
         of it, which is counted.
         """
-        if any(isinstance(field, Rows) for field in self.method._model(self.state).values()):
+        own_rows = any(isinstance(f, Rows) for f in self.method._model(self.state).values())
+        if own_rows and self.ledger.entries[-1]["phase"] != "final":
             self.downlink.add(self.method._final_model(self.state), receives)
         return self.current_message()
 
@@ -354,7 +360,7 @@ class Server:
 
     def send_best(self):
         """Send all clients the best model instead; returns it with the announcement."""
-        self.ledger.open("final" if self.stopping.stopped else "best", self.round)
+        self.ledger.open("best", self.round)
         announced = self.announcement()
         best = self.stopping.message
         # All of it: the latest change does not lead back to an earlier model.

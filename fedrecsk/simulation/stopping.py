@@ -111,6 +111,11 @@ class EarlyStopping:
     _target: float = float("inf")
     _rounds_without_progress: int = 0
 
+    def be_patient(self, patience):
+        """Take another patience, which a stopped fit may still have."""
+        self.patience = patience
+        self.stopped = self._rounds_without_progress >= patience
+
     def judge(self, loss, round, message):
         """Take the loss of a round's model; returns whether it is the best so far.
 

@@ -1,0 +1,107 @@
+"""Early stopping: who measures which model, what is kept, and when a fit ends."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from sklearn.exceptions import ConvergenceWarning
+
+from fedrecsk import Federation, LightFR, LocALS, RFRec
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.simulation import Form, Uploads, blocks
+from tests.conftest import make_toy
+
+
+def stopped_early(**parameters):
+    defaults = {"n_factors": 3, "n_rounds": 6, "early_stopping": True, "n_iter_no_change": 99}
+    return RFRec(**defaults | {"validation_fraction": 0.3, "random_state": 0} | parameters)
+
+
+@pytest.mark.parametrize("predict_with", ["global", "local"])
+def test_models_are_measured_alike_however_the_clients_are_cut(predict_with, monkeypatch):
+    monkeypatch.setattr(RFRec, "_dtype", np.float64)
+    X, y = make_toy(30, 20)
+    losses = []
+    for size in (10**6, 40, 1):
+        monkeypatch.setattr(blocks, "block_size", lambda data, size=size: size)
+        model = stopped_early(predict_with=predict_with, optimizer="gd").fit(X, y)
+        losses.append([row["validation_loss"] for row in model.history_])
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-9)
+
+
+def test_more_patience_lets_a_stopped_fit_go_on():
+    X, y = make_toy(40, 20, 0.5)
+    model = stopped_early(n_rounds=60, n_iter_no_change=1, learning_rate=1.0, warm_start=True)
+    first = model.fit(X, y).n_rounds_
+    again = model.set_params(n_iter_no_change=20).fit(X, y).n_rounds_
+    scratch = stopped_early(n_rounds=60, n_iter_no_change=20, learning_rate=1.0).fit(X, y)
+    assert first < again == scratch.n_rounds_
+
+
+def test_where_no_held_out_row_counts_the_last_model_is_kept():
+    X = np.array([(u, i) for u in range(10) for i in range(4)])
+    y = (X[:, 1] == 0).astype(float)
+    model = LightFR(4, n_rounds=2, early_stopping=True, validation_fraction=0.05, random_state=0)
+    n_warned = 0
+    for seed in range(6):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            model.set_params(random_state=seed).fit(X, y)
+        assert np.isfinite(model.predict(X)).all()
+        n_warned += any("no held-out row counts" in str(w.message).lower() for w in caught)
+    assert n_warned > 0
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_the_last_model_is_sent_once(early_stopping):
+    X, _ = make_toy()
+    model = LocALS(3, n_rounds=2, early_stopping=early_stopping, n_iter_no_change=99)
+    entries = model.set_params(random_state=0).fit(X).communication_.entries
+    (final,) = (entry for entry in entries if entry["phase"] == "final")
+    assert final["bytes_down"] == 12 * 9 * 3 * 4
+
+
+TOLD = []
+
+
+@dataclass(eq=False, repr=False)
+class AskedTwice(RFRec):
+    """Two set-up exchanges of the same field."""
+
+    _n_setups = 2
+
+    def _setup_forms(self, n_items, step):
+        return {"n": Form((3,), clip=1.0, learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        return Uploads(n=np.full(3, 0.5 * step * block.n_clients))
+
+    def _setup_aggregate(self, server, upload, step, key):
+        TOLD.append(upload["n"].sum)
+        return server
+
+
+def test_every_set_up_exchange_has_noise_of_its_own():
+    X, y = make_toy()
+    TOLD.clear()
+    federation = Federation(local_dp=LaplaceMechanism(clip=1.0, scale=0.5))
+    public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
+    AskedTwice(3, n_rounds=1, **public, federation=federation, random_state=0).fit(X, y)
+    assert np.abs(TOLD[1] - TOLD[0] - 6).min() > 1e-6
+
+
+@dataclass(eq=False, repr=False)
+class Apart(LocALS):
+    """LocALS whose server wants single uploads."""
+
+    _server_sees = "clients"
+
+
+def test_a_method_that_treats_clients_apart_is_set_up_alike(monkeypatch):
+    monkeypatch.setattr(LocALS, "_dtype", np.float64)
+    X, _ = make_toy()
+    one, other = (M(3, n_rounds=3, random_state=0).fit(X) for M in (Apart, LocALS))
+    np.testing.assert_allclose(one.item_factors_, other.item_factors_, atol=1e-9)
+    assert one.privacy_.server_sees == "single uploads"
+    assert other.privacy_.server_sees == "sums"
