@@ -583,11 +583,10 @@ class Quantization(_Shortener):
         self.direction = direction
 
     def _compress(self, values, generator):
-        received, other = np.zeros_like(values), values != 0
         rounded = {"float16": _to_float16, "int8": _to_int8}[self.dtype]
-        numbers = values[other].astype(np.float64)
-        received[other] = rounded(numbers, generator.random(numbers.shape))
-        return replace(self._lengths(values.size, 1), values=received)
+        # A draw for each number, zeros too: which of them are zeros must not change the others.
+        received = rounded(values.astype(np.float64), generator.random(values.shape))
+        return replace(self._lengths(values.size, 1), values=received.astype(values.dtype))
 
     def _lengths(self, n_rows, width):
         itemsize, n_scales = (2, 0) if self.dtype == "float16" else (1, 1)
@@ -619,9 +618,7 @@ def _to_float16(values, draws):
 
 
 def _to_int8(values, draws):
-    if len(values) == 0:
-        return values
-    step = np.float64(_int8_step(np.max(np.abs(values))))
+    step = np.float64(_int8_step(np.abs(values).max(initial=0)))
     return np.floor(values / step + draws) * step
 
 

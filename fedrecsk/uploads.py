@@ -81,6 +81,14 @@ class Form:
         return self.bits or (self.dtype is not None and np.dtype(self.dtype).kind in "iub")
 
     @property
+    def limits(self):
+        """The least and the largest integer that an attacker may send."""
+        if np.dtype(self.dtype).kind == "b":
+            return 0.0, 1.0
+        info = np.iinfo(self.dtype)
+        return max(float(info.min), -LARGEST_INTEGER), min(float(info.max), LARGEST_INTEGER)
+
+    @property
     def sum_dtype(self):
         """Type of the sum over clients."""
         return np.int64 if self.is_integer else np.float64
@@ -322,13 +330,13 @@ class Ragged(Changes):
             matrix += (weights.sum() - held)[:, None] * self.common.change
 
     def scaled(self, factor):
-        """The changes times `factor`; integers are rounded."""
+        """The changes times `factor`; integers become what the field can send."""
         values = self.values.astype(np.float64)
         if self.origin is not None:
             values = values - self.origin[self.rows]
         values *= factor
         if self.is_integer:
-            values = as_integers(values)
+            values = as_integers(values, self.form)
         common = None if self.common is None else self.common.scaled(factor)
         return replace(self, values=values, origin=None, common=common)
 
@@ -363,12 +371,18 @@ class Listed(Changes):
         return self.updates[client]
 
 
-def as_integers(numbers):
-    """The nearest integers that still add up in 64 bits; NaN and infinity stay what they are."""
+def as_integers(numbers, form):
+    """The nearest that an integer field can send, and that still add up in 64 bits.
+
+    Of bits it is the sign, and +1 for 0. NaN and infinity stay what they are.
+    """
     numbers = np.asarray(numbers)
-    if not np.isfinite(numbers).all():
-        return numbers
-    return np.rint(np.clip(numbers, -LARGEST_INTEGER, LARGEST_INTEGER)).astype(np.int64)
+    if form.bits:
+        integers = np.where(numbers < 0, -1.0, 1.0)
+    else:
+        integers = np.rint(np.clip(numbers, *form.limits))
+    finite = np.isfinite(numbers)
+    return integers.astype(np.int64) if finite.all() else np.where(finite, integers, numbers)
 
 
 def _as_matrix(array):

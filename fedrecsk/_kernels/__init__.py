@@ -17,6 +17,7 @@ _SUBMODULES = (
     "rounding",
     "scores",
     "sgd",
+    "shared",
     "topk",
     "wmf",
 )

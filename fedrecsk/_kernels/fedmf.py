@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
+from fedrecsk._kernels.shared import all_finite
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Items of a page, of which is noted whether anything in it was visited: 2**6.
@@ -331,16 +332,6 @@ def move_users(start, end, work, users, learning_rate, weight_decay):
 
 
 @part
-def is_finite(rows, n):
-    """Whether the first n rows hold neither NaN nor infinity."""
-    total = 0.0
-    for k in range(n):
-        for f in range(rows.shape[1]):
-            total += 0.0 * rows[k, f]
-    return total == 0.0
-
-
-@part
 def train(c, layout, feedback, seed, config, broadcast, moving, users, work):
     """The visit of client c, which leaves its item vectors in `work`.
 
@@ -379,7 +370,7 @@ def train(c, layout, feedback, seed, config, broadcast, moving, users, work):
     for u in range(first, last):
         for f in range(d):
             users[u, work.place[f]] = work.users[u - first, f]
-    sound = is_finite(work.rows, n_visited) and is_finite(work.users, last - first)
+    sound = all_finite(work.rows[:n_visited]) and all_finite(work.users[: last - first])
     return n_visited, n_own, sound, loss, n * config.local_epochs
 
 

@@ -15,9 +15,8 @@ A client's change is ``values[k] - origin[rows[k]]`` in its own rows, and one co
 elsewhere, which these kernels know by the squared lengths of its rows at most.
 """
 
-import numpy as np
-
 from fedrecsk._kernels._jit import kernel
+from fedrecsk._kernels.shared import all_finite, own_change
 
 
 @kernel
@@ -51,9 +50,7 @@ def squared_norms(indptr, rows, values, origin, common_squares, common_square, w
             i = rows[k]
             own = 0.0
             for f in range(width):
-                x = np.float64(values[k, f])
-                if origin is not None:
-                    x -= np.float64(origin[i, f])
+                x = own_change(values, origin, k, i, f)
                 own += x * x
             if common_squares is not None:
                 own -= common_squares[i]
@@ -72,9 +69,7 @@ def largest(indptr, rows, values, origin, whom, out):
         for k in range(indptr[c], indptr[c + 1]):
             i = rows[k]
             for f in range(width):
-                x = np.float64(values[k, f])
-                if origin is not None:
-                    x -= np.float64(origin[i, f])
+                x = own_change(values, origin, k, i, f)
                 most = max(most, abs(x))
         out[c] = most
 
@@ -82,12 +77,6 @@ def largest(indptr, rows, values, origin, whom, out):
 @kernel
 def finite(indptr, values, whom, out):
     """Whether no value of the client is NaN or infinite, (n_clients,) bool."""
-    width = values.shape[1]
     for c in range(len(indptr) - 1):
-        if not whom[c]:
-            continue
-        n_broken = 0
-        for k in range(indptr[c], indptr[c + 1]):
-            for f in range(width):
-                n_broken += not abs(values[k, f]) < np.inf
-        out[c] = n_broken == 0
+        if whom[c]:
+            out[c] = all_finite(values[indptr[c] : indptr[c + 1]])

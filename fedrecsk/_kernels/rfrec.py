@@ -10,23 +10,7 @@ import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
 from fedrecsk._kernels._lanes import LANES, add_lanes, gradient_lanes
-
-
-class Layout(NamedTuple):
-    """Who has rated what.
-
-    client_indptr : (n_clients + 1,), users of each client
-    indptr : (n_users + 1,), ratings of each user
-    row_indptr : (n_clients + 1,), held item rows of each client
-    rows : (n_ratings,), held row of each rating
-    row_items : (n_rows,), item code of each held row
-    """
-
-    client_indptr: np.ndarray
-    indptr: np.ndarray
-    row_indptr: np.ndarray
-    rows: np.ndarray
-    row_items: np.ndarray
+from fedrecsk._kernels.shared import all_finite
 
 
 class Vectors(NamedTuple):
@@ -37,23 +21,23 @@ class Vectors(NamedTuple):
     square: np.ndarray
 
 
-class Model(NamedTuple):
+class Objective(NamedTuple):
     """How scores become ratings, and the penalties.
 
     offset : float; sigmoid, biases : bool
     pull : float, lambda
-    item, item_bias : (n_items,), penalties on items
-    user, user_bias : (n_users,), penalties on users
+    reg_item, reg_item_bias : (n_items,), penalties on items
+    reg_user, reg_user_bias : (n_users,), penalties on users
     """
 
     offset: float
     sigmoid: bool
     biases: bool
     pull: float
-    item: np.ndarray
-    item_bias: np.ndarray
-    user: np.ndarray
-    user_bias: np.ndarray
+    reg_item: np.ndarray
+    reg_item_bias: np.ndarray
+    reg_user: np.ndarray
+    reg_user_bias: np.ndarray
 
 
 class Rule(NamedTuple):
@@ -118,7 +102,7 @@ def local_step(
     users,
     held,
     broadcast,
-    model,
+    objective,
     rule,
     senders,
     clip,
@@ -128,17 +112,17 @@ def local_step(
     """Step every active client's users and rated items, in place, and add up the uploads.
 
     The objective of a client is sum_r w [(r - link(offset + b_u + b_i + p.q))^2
-    + item |q_i|^2 + item_bias b_i^2] + sum_u [user |p_u|^2 + user_bias b_u^2]
+    + reg_item |q_i|^2 + reg_item_bias b_i^2] + sum_u [reg_user |p_u|^2 + reg_user_bias b_u^2]
     + pull / 2 |V - broadcast|^2, and all its gradients are taken at the same point.
 
     Parameters
     ----------
-    layout : Layout
+    layout : shared.Layout
     values, weights : (n_ratings,)
     active : (n_clients,) bool
     users, held : Vectors, of the users and of the clients' own items
     broadcast : (n_items, width), the server's item vectors
-    model : Model
+    objective : Objective
     rule : Rule, with arrays
     senders, clip, sums, holders
         As for :func:`upload`, which adds without a step; here a client's vectors are added
@@ -150,7 +134,7 @@ def local_step(
     """
     width = users.now.shape[1]
     real = held.now.dtype.type
-    pull, offset, biases = real(model.pull), real(model.offset), model.biases
+    pull, offset, biases = real(objective.pull), real(objective.offset), objective.biases
     loss, mass = 0.0, 0.0
     largest = 0
     for c in range(len(active)):
@@ -187,14 +171,14 @@ def local_step(
                 score = level
                 for f in range(width):
                     score += partner[0, f] * item[f]
-                estimate, slope = link(score, model.sigmoid, real(1))
+                estimate, slope = link(score, objective.sigmoid, real(1))
                 error = values[k] - estimate
                 loss += weights[k] * error * error
                 mass += weights[k]
                 g = real(-2) * weights[k] * error * slope
                 slope_sum += g
                 i = layout.row_items[layout.rows[k]]
-                shrink = real(2) * weights[k] * model.item[i]
+                shrink = real(2) * weights[k] * objective.reg_item[i]
                 r, row = layout.rows[k] - first, layout.rows[k]
                 if alone:
                     factors = pull + shrink, pull, g
@@ -212,12 +196,12 @@ def local_step(
                         user_gradient[0, f] += g * item[f]
                         item_gradient[r, f] += g * partner[0, f] + shrink * item[f]
                 if biases:
-                    extra = real(2) * weights[k] * (model.item_bias[i] - model.item[i])
-                    item_gradient[r, 0] += extra * item[0]
+                    extra = objective.reg_item_bias[i] - objective.reg_item[i]
+                    item_gradient[r, 0] += real(2) * weights[k] * extra * item[0]
             for f in range(width):
-                user_gradient[0, f] += real(2) * model.user[u] * user[f]
+                user_gradient[0, f] += real(2) * objective.reg_user[u] * user[f]
             if biases:
-                user_gradient[0, 0] = slope_sum + real(2) * model.user_bias[u] * user[0]
+                user_gradient[0, 0] = slope_sum + real(2) * objective.reg_user_bias[u] * user[0]
             descend(user, user_gradient[0], users.mean[u], users.square[u], own_rule)
         span = slice(first, first + n_rows)
         descend(
@@ -261,20 +245,9 @@ def upload(row_indptr, row_items, held, senders, clip, sums, holders):
 def sound_clients(row_indptr, held, client_indptr, users, sound):
     """Whether each client's own vectors are all finite, into `sound` (n_clients,) bool."""
     for c in range(len(sound)):
-        sound[c] = is_finite(held[row_indptr[c] : row_indptr[c + 1]]) and is_finite(
+        sound[c] = all_finite(held[row_indptr[c] : row_indptr[c + 1]]) and all_finite(
             users[client_indptr[c] : client_indptr[c + 1]]
         )
-
-
-@part
-def is_finite(vectors):
-    """Whether no entry is NaN or infinite."""
-    # A comparison, because `reassoc` folds x - x whether or not x is NaN.
-    n_broken = 0
-    flat = vectors.ravel()
-    for f in range(len(flat)):
-        n_broken += not abs(flat[f]) < np.inf
-    return n_broken == 0
 
 
 @part
@@ -297,18 +270,19 @@ def add_held(items, vectors, clip, sums, holders):
 
 
 @kernel
-def solve_users(layout, values, weights, users, items, model, reg, n_steps):
-    """Fit every user's vector to its ratings with the items fixed, in place.
+def solve_users(layout, values, weights, whom, users, items, objective, reg, n_steps):
+    """Fit the vectors of these users to their ratings with the items fixed, in place.
 
     At most `n_steps` Gauss-Newton steps, each halved until the user's objective falls; with
-    the identity link the first one is the ridge solution. `reg` has shape (n_users, width).
+    the identity link the first one is the ridge solution. `whom` has the users' numbers, `reg`
+    shape (n_users, width).
     """
     width = users.shape[1]
     partner, x, trial = np.empty(width), np.empty(width), np.empty(width)
-    for u in range(len(users)):
+    for u in whom:
         for f in range(width):
             x[f] = users[u, f]
-        current = user_loss(u, x, layout, values, weights, items, model, reg[u], partner)
+        current = user_loss(u, x, layout, values, weights, items, objective, reg, partner)
         for _ in range(n_steps):
             hessian = np.zeros((width, width))
             gradient = np.empty(width)
@@ -317,8 +291,8 @@ def solve_users(layout, values, weights, users, items, model, reg, n_steps):
                 gradient[f] = reg[u, f] * x[f]
             for k in range(layout.indptr[u], layout.indptr[u + 1]):
                 item = items[layout.row_items[layout.rows[k]]]
-                score = user_score(x, item, model, partner)
-                estimate, slope = link(score, model.sigmoid, 1.0)
+                score = user_score(x, item, objective, partner)
+                estimate, slope = link(score, objective.sigmoid, 1.0)
                 g = -weights[k] * (values[k] - estimate) * slope
                 h = weights[k] * slope * slope
                 for f in range(width):
@@ -331,7 +305,7 @@ def solve_users(layout, values, weights, users, items, model, reg, n_steps):
             for halving in range(8):
                 for f in range(width):
                     trial[f] = x[f] - step[f] / 2**halving
-                loss = user_loss(u, trial, layout, values, weights, items, model, reg[u], partner)
+                loss = user_loss(u, trial, layout, values, weights, items, objective, reg, partner)
                 if loss <= current:
                     for f in range(width):
                         x[f] = trial[f]
@@ -342,12 +316,12 @@ def solve_users(layout, values, weights, users, items, model, reg, n_steps):
 
 
 @part
-def user_score(x, item, model, partner):
+def user_score(x, item, objective, partner):
     """Score of an item for user x; `partner` receives the score's gradient in x."""
-    score = float(model.offset)
+    score = float(objective.offset)
     for f in range(len(x)):
         partner[f] = item[f]
-    if model.biases:
+    if objective.biases:
         score += item[0]
         partner[0] = 1
     for f in range(len(x)):
@@ -356,14 +330,14 @@ def user_score(x, item, model, partner):
 
 
 @part
-def user_loss(u, x, layout, values, weights, items, model, reg, partner):
+def user_loss(u, x, layout, values, weights, items, objective, reg, partner):
     """User u's regularised sum of squared errors at x."""
     loss = 0.0
     for f in range(len(x)):
-        loss += reg[f] * x[f] * x[f]
+        loss += reg[u, f] * x[f] * x[f]
     for k in range(layout.indptr[u], layout.indptr[u + 1]):
         item = items[layout.row_items[layout.rows[k]]]
-        score = user_score(x, item, model, partner)
-        estimate = link(score, model.sigmoid, 1.0)[0]
+        score = user_score(x, item, objective, partner)
+        estimate = link(score, objective.sigmoid, 1.0)[0]
         loss += weights[k] * (values[k] - estimate) ** 2
     return loss

@@ -13,6 +13,7 @@ Loops over draws write 32 bits to a tile, because a float64 in them would halve 
 import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
+from fedrecsk._kernels.shared import own_change
 
 _LARGEST16 = 65504.0
 _STRIDE = np.uint32(0x9E3779B1)
@@ -35,14 +36,6 @@ def drawn(seed, place):
 def shifted(seed, start):
     """The seed with which places count from `start`."""
     return np.uint32(seed + np.uint32(np.uint32(start) * _STRIDE))
-
-
-@part
-def own_change(values, origin, k, i, f):
-    x = np.float64(values[k, f])
-    if origin is not None:
-        x -= np.float64(origin[i, f])
-    return x
 
 
 @kernel

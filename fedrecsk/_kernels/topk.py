@@ -11,6 +11,7 @@ What a client keeps is said by three numbers: of the common change, the places o
 import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
+from fedrecsk._kernels.shared import own_change
 
 _INF32 = np.int32(0x7F800000)
 _INF64 = np.int64(0x7FF0000000000000)
@@ -68,9 +69,7 @@ def load(rows, values, first, origin, common, own, ranks):
     for t in range(len(rows)):
         i, at = rows[t], t * width
         for f in range(width):
-            x = np.float64(values[first + t, f])
-            if origin is not None:
-                x -= np.float64(origin[i, f])
+            x = own_change(values, origin, first + t, i, f)
             own[at + f] = abs(x)
             n_broken += not abs(x) < np.inf
         if common is not None:
@@ -254,9 +253,7 @@ def squared_norms(
         for k in range(indptr[c], indptr[c + 1]):
             i = rows[k]
             for f in range(width):
-                x = np.float64(values[k, f])
-                if origin is not None:
-                    x -= np.float64(origin[i, f])
+                x = own_change(values, origin, k, i, f)
                 y = kept(x, np.int64(i) * width + f, size_cut[c], place_cut[c])
                 total += y * y
                 if common is not None:
@@ -276,9 +273,7 @@ def add(indptr, rows, values, origin, change, common, cut, size_cut, place_cut, 
         for k in range(indptr[c], indptr[c + 1]):
             i = rows[k]
             for f in range(width):
-                x = np.float64(values[k, f])
-                if origin is not None:
-                    x -= np.float64(origin[i, f])
+                x = own_change(values, origin, k, i, f)
                 y = kept(x, np.int64(i) * width + f, size, last)
                 if common is not None:
                     y -= change[i, f] if common[2][i, f] < limit else 0.0

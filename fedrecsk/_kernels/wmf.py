@@ -2,7 +2,7 @@
 
 What the kernels share:
 
-    layout : Layout, whose users and items are whose
+    layout : shared.Layout, whose users and items are whose
     feedback : Feedback, how much each rating says
     active : (n_clients,) bool, clients that update
     broadcast : Broadcast, what they have received
@@ -25,27 +25,9 @@ import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
 from fedrecsk._kernels._lapack import solve_positive
+from fedrecsk._kernels.shared import all_finite
 
 LANES = 8
-
-
-class Layout(NamedTuple):
-    """Whose users and items are whose.
-
-    Attributes
-    ----------
-    client_indptr : (n_clients + 1,), users of each client
-    indptr : (n_users + 1,), ratings of each user
-    row_indptr : (n_clients + 1,), held item rows of each client
-    rows : (n_ratings,), held row of each rating
-    row_items : (n_rows,), item code of each held row
-    """
-
-    client_indptr: np.ndarray
-    indptr: np.ndarray
-    row_indptr: np.ndarray
-    rows: np.ndarray
-    row_items: np.ndarray
 
 
 class Feedback(NamedTuple):
@@ -674,14 +656,3 @@ def with_diagonal(matrix, value):
     for f in range(len(out)):
         out[f, f] += value
     return out
-
-
-@part
-def all_finite(matrix):
-    """Whether no entry is NaN or infinite."""
-    # A comparison, because `reassoc` folds x - x whether or not x is NaN.
-    n_broken = 0
-    flat = matrix.ravel()
-    for k in range(len(flat)):
-        n_broken += not abs(flat[k]) < np.inf
-    return n_broken == 0

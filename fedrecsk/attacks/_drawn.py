@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 from scipy import sparse
 
-from fedrecsk.attacks._one_by_one import columns_of
-from fedrecsk.uploads import Changes, Ragged, Update, as_integers
+from fedrecsk.attacks._one_by_one import columns_of, fitting
+from fedrecsk.uploads import Changes, Ragged, Update
 
 
 class _Drawn(Changes):
@@ -36,8 +36,7 @@ class _Drawn(Changes):
         columns = columns_of(self.honest, client)
         if columns is not None:
             normal *= columns
-        change = self._sized(client, normal)
-        return Update(rows, as_integers(change) if self.is_integer else change)
+        return Update(rows, fitting(self._sized(client, normal), self.form, columns))
 
     def _rows(self, client):
         """The rows that a client sends, and the shape of its numbers."""

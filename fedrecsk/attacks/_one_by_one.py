@@ -93,7 +93,9 @@ def columns_of(changes, client):
 
 
 def fitting(change, form, columns):
-    """Rounded where the field has integers, and 0 outside the client's columns."""
-    if columns is not None:
-        change = np.where(columns, change, 0)
-    return as_integers(change) if form.is_integer else change.astype(np.float64, copy=False)
+    """As the field's form allows where it has integers, and 0 outside the client's columns."""
+    if form.is_integer:
+        change = as_integers(change, form)
+    else:
+        change = change.astype(np.float64, copy=False)
+    return change if columns is None else np.where(columns, change, 0)

@@ -54,7 +54,8 @@ class Adversary(BaseEstimator, ABC):
     what one client would honestly send and returns what the client sends instead. `upload` is a
     dict with an ``Update(rows, change)`` for each field: `change` is an array of what differs
     from the upload of a client that has changed nothing. Return the same fields with changes of
-    the same shapes. Integer fields are rounded for you. `data` is what all clients hold, and
+    the same shapes. Integer fields are rounded for you, and
+    where a number takes one bit it becomes its sign. `data` is what all clients hold, and
     `generator` is for your draws.
 
     Parameters
@@ -445,7 +446,7 @@ def _louder(changes, row, factor):
     origin = 0 if changes.origin is None else changes.origin[row].astype(np.float64)
     change = factor * (changes.values[there] - origin)
     if changes.is_integer:
-        change = as_integers(change)
+        change = as_integers(change, changes.form)
         origin = np.asarray(origin).astype(np.int64)
     values = changes.values.astype(change.dtype)
     values[there] = change + origin

@@ -148,7 +148,8 @@ class Loop:
         for step in range(server.n_setups):
             message = server.setup_message(step)
             answers = self.parallel(delayed(one.setup)(step, message) for one in clients)
-            server.close_setup(step, (answer for answer in answers if answer is not None))
+            answers = (answer for answer in answers if answer is not None)
+            server.close_setup(step, answers, trusted=True)
         announcement = server.send_announcement()
         for one in clients:
             one.announce(announcement)
@@ -176,7 +177,7 @@ class Loop:
         answers = self.parallel(delayed(_updated)(one, round) for one in busy)
         is_watched = server.federation.is_watched
         contributions = _contributions(answers, loss, batches if is_watched else None)
-        upload = server.close_round(contributions, loss)
+        upload = server.close_round(contributions, loss, trusted=True)
         return Seen(received, batches, upload)
 
     def _validate(self, turn):
@@ -190,7 +191,7 @@ class Loop:
             for one in self.run.clients
             if who[one.block.clients].any()
         )
-        if server.close_validation(answers, who):
+        if server.close_validation(answers, who, trusted=True):
             for one in self.run.clients:
                 if who[one.block.clients].any():
                     one.keep_measured()
@@ -401,15 +402,19 @@ def _warn_that_nothing_was_measured():
 
 
 def _warn_of_empty_rounds(server):
-    n_empty, aggregator = server.n_empty_rounds, server.federation.aggregator
-    if not n_empty:
-        return
-    why = "every upload was lost"
-    if aggregator is not None:
-        why += f", or {type(aggregator).__name__} returned None (too few uploads for it)"
-    warnings.warn(
-        f"In {n_empty} of {server.round} rounds {why}, so the model did not move in them. Raise "
-        "client_fraction, or lower federation.dropout.",
-        ConvergenceWarning,
-        stacklevel=6,
-    )
+    n_empty, n_undecided = server.n_empty_rounds, server.n_undecided_rounds
+    why = []
+    if n_empty:
+        why.append(f"In {n_empty} of {server.round} rounds every upload was lost")
+    if n_undecided:
+        name = type(server.federation.aggregator).__name__
+        why.append(
+            f"In {n_undecided} of {server.round} rounds {name} returned None (too few uploads)"
+        )
+    if why:
+        warnings.warn(
+            f"{'. '.join(why)}; the model did not move in them. Raise client_fraction, or lower "
+            "federation.dropout.",
+            ConvergenceWarning,
+            stacklevel=6,
+        )

@@ -100,6 +100,11 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
             forms["n_holders"] = Form((n_items,), rows, dtype="uint8", learned=False)
         return forms
 
+    def _upload_centers(self, message):
+        if self.aggregation != "full" or self._idle_matrix is None:
+            return {}
+        return {"others": self._idle_matrix}
+
     # ------------------------------------------------------------------------- the end
 
     def _final_model(self, server):
@@ -152,7 +157,7 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
 
     @staticmethod
     def _layout(block):
-        return _kernels.wmf.Layout(
+        return _kernels.shared.Layout(
             block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
         )
 

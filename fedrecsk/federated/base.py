@@ -171,6 +171,15 @@ class FederatedRecommender(Recommender):
 
     # ----------------------------------------------------------------- each round, server
 
+    def _upload_centers(self, message):
+        """Server: what a client that has changed nothing would send, from the last message.
+
+        A dict of arrays, for the fields of `_upload_forms` where that is not zero: the `center`
+        of a :class:`~fedrecsk.simulation.Ragged`. A server that looks at single uploads of
+        deployed clients tells by it what they have changed; it never asks them. Pure.
+        """
+        return {}
+
     @abstractmethod
     def _aggregate(self, server, message, upload, key):
         """Server: its step on the round's Upload (None if there is none). Returns its state."""
@@ -261,7 +270,7 @@ class FederatedRecommender(Recommender):
         if self.items is None:
             raise ValueError(
                 "Under local_dp the catalogue must be public instead of read off the data, because "
-                "it reveals who is in them; set items= to the ids of all items on offer."
+                "it reveals who is in it; set items= to the ids of all items on offer."
             )
 
     def _fit(self, data, report):
@@ -274,13 +283,14 @@ class FederatedRecommender(Recommender):
     def _new_user_attributes(self, data):
         clients = clone(self)
         message = clients._on_receipt(self._final_message, Key(0))
-        attributes = []
+        blocks, attributes = _blocks.cut(data), []
         with _get_threadpool_controller().limit(limits=1, user_api="blas"):
-            for block in self._blocks_of_newcomers(data):
+            for block in map(self._as_newcomers, blocks):
                 state = clients._personalize(block, None, message, Keys(Key(0), Key(0)))
                 attributes.append(clients._user_attributes(block, state))
-        joined = _blocks.by_user(_blocks.cut(data), attributes)
+        joined = _blocks.by_user(blocks, attributes)
         return {name: rows for name, rows in joined.items() if name.startswith("user_")}
 
-    def _blocks_of_newcomers(self, data):
-        return _blocks.cut(data)
+    def _as_newcomers(self, block):
+        """A block of users who were not there at fit, as they are to draw."""
+        return block

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 AGGREGATIONS = ("full", "gradient", "parameter")
+# Purposes of the keys that negatives are drawn with.
+TRAINING_DRAWS, FINAL_DRAWS = "negatives of a user", "negatives in the end"
 
 
 @documented
@@ -317,7 +319,9 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         state = dict(state or self._init_clients(block, message, key))
         state["codes"] = state["codes"].copy()
         everyone = np.ones(block.n_clients, dtype=bool)
-        self._step(block, state, message, Turn(everyone, everyone, False), key, sends=False)
+        turn = Turn(everyone, everyone, False)
+        # Not those of a round: what is held out is judged on negatives of its own.
+        self._step(block, state, message, turn, key, sends=False, draws=FINAL_DRAWS)
         return state
 
     def _server_attributes(self, message):
@@ -419,15 +423,20 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
             self.balance == "bits",
         )
 
-    def _negatives(self, block, key):
+    def _negatives(self, block, key, draws):
         """How the kernels draw them: a seed for each user, and how many per row."""
         if self.aggregation == "full":
             return None
-        seeds = key.private.hashed("negatives of a user", block.users)
+        seeds = key.private.hashed(draws, block.users)
         return _kernels.lightfr.Negatives(seeds, self.n_negatives)
 
-    def _step(self, block, state, message, turn, key, *, sends=True, moves=True):
-        """One update of the clients: what they send (None if nothing), and their loss."""
+    def _step(
+        self, block, state, message, turn, key, *, sends=True, moves=True, draws=TRAINING_DRAWS
+    ):
+        """One update of the clients: what they send (None if nothing), and their loss.
+
+        `draws` is the purpose of the key under which negatives are drawn.
+        """
         kernels = _kernels.lightfr
         items = kernels.Items(
             message["item_codes"].values,
@@ -441,7 +450,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         loss = kernels.clients(
             kernels.Layout(block.client_indptr, block.indptr, block.items),
             state["targets"],
-            self._negatives(block, key),
+            self._negatives(block, key, draws),
             items,
             self._client_rule(message, moves),
             turn.active,
@@ -526,10 +535,9 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         model.reg_user = 0.0
         return super(LightFR, model)._new_user_attributes(data)
 
-    def _blocks_of_newcomers(self, data):
+    def _as_newcomers(self, block):
         # All begin and draw alike: nobody's code may depend on who else is served.
-        blocks = super()._blocks_of_newcomers(data)
-        return [replace(block, users=np.zeros_like(block.users)) for block in blocks]
+        return replace(block, users=np.zeros_like(block.users))
 
     def _validation_losses(self, held_out):
         """The objective on what a client did not train on.

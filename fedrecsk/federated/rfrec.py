@@ -310,6 +310,11 @@ class RFRec(RatingMixin, FederatedRecommender):
         loss = self._step(block, state, broadcast, turn, self.coupling, self.learning_rate, sums)
         return state, self._upload(block, state, broadcast, turn, sums), loss
 
+    def _upload_centers(self, message):
+        if self.aggregation != "all":
+            return {}
+        return {"item_vectors": message["item_vectors"].values}
+
     def _aggregate(self, server, message, upload, key):
         if upload is None:
             return server
@@ -329,10 +334,9 @@ class RFRec(RatingMixin, FederatedRecommender):
             state = self._init_clients(block, message, key)
         users, held = state["users"].now, state["held"].now
         joined = np.repeat(state["joined"], np.diff(block.client_indptr))
-        trained = joined & np.isfinite(users).all(axis=1)
-        if not trained.all():
-            fresh = np.where(trained[:, None], users, self._dtype(0))
-            users = np.where(trained[:, None], users, self._solved(block, state, fresh, items))
+        untrained = np.flatnonzero(~(joined & np.isfinite(users).all(axis=1)))
+        if len(untrained):
+            users = self._solved(block, state, untrained, items)
         if self.predict_with == "local":
             own = np.repeat(state["joined"], block.row_counts)[:, None] & np.isfinite(held)
             held = np.where(own, held, items[block.row_items])
@@ -437,12 +441,12 @@ class RFRec(RatingMixin, FederatedRecommender):
 
     @staticmethod
     def _layout(block):
-        return _kernels.rfrec.Layout(
+        return _kernels.shared.Layout(
             block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
         )
 
     def _penalties(self, state, pull=0.0):
-        return _kernels.rfrec.Model(
+        return _kernels.rfrec.Objective(
             state["level"],
             self.link == "sigmoid",
             bool(self.biases),
@@ -534,16 +538,18 @@ class RFRec(RatingMixin, FederatedRecommender):
         n_items = 0 if everybody else block.n_items
         return np.zeros((block.n_items, self._width)), np.zeros(n_items)
 
-    def _solved(self, block, state, users, items):
-        """Users' vectors fitted to their own ratings with the items fixed."""
+    def _solved(self, block, state, whom, items):
+        """Users' vectors, of whom some are fitted from zero with the items fixed."""
         penalties = np.repeat(state["reg_user"][:, None], self._width, axis=1)
         if self.biases:
             penalties[:, 0] = state["reg_user_bias"]
-        users = users.copy()
+        users = state["users"].now.copy()
+        users[whom] = 0
         _kernels.rfrec.solve_users(
             self._layout(block),
             state["values"],
             state["weights"],
+            whom,
             users,
             items,
             self._penalties(state),

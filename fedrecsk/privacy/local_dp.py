@@ -119,6 +119,7 @@ class _Noised(Changes):
         self.shape = form.shape
         self.n_clients = len(seeds)
         self.is_integer = form.is_integer
+        self.form = form
         self.seeds = seeds
         self.name = name
         self.scale = scale
@@ -128,7 +129,7 @@ class _Noised(Changes):
         noise, other = np.empty((2, *change.shape))
         self._draw(client, noise, other)
         noise += change
-        return Update(rows, as_integers(noise) if self.is_integer else noise)
+        return Update(rows, as_integers(noise, self.form) if self.is_integer else noise)
 
     def _draw(self, client, noise, other):
         """Write the client's noise; `other` is scratch."""
