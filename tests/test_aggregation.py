@@ -67,14 +67,14 @@ NEUTRAL = [NormClipping(1e9), TrimmedMean(0.0)]
 
 @every_method
 @pytest.mark.parametrize("aggregator", NEUTRAL, ids=str)
-@pytest.mark.parametrize("world", [{}, {"dropout": 0.3}], ids=str)
+@pytest.mark.parametrize("setting", [{}, {"dropout": 0.3}], ids=str)
 def test_an_aggregator_that_clips_and_trims_nothing_changes_nothing(
-    Estimator, aggregator, world, monkeypatch
+    Estimator, aggregator, setting, monkeypatch
 ):
     monkeypatch.setattr(Estimator, "_dtype", np.float64)
     X, y = make_toy(n_users=20, density=0.9)
     groups = X[:, 0] % 5
-    model = Estimator(n_rounds=4, random_state=0, federation=Federation(**world))
+    model = Estimator(n_rounds=4, random_state=0, federation=Federation(**setting))
     plain = clone(model).fit(X, y, clients=groups)
     clipped = model.set_params(federation__aggregator=aggregator).fit(X, y, clients=groups)
     for a, b in zip(attributes_of(plain), attributes_of(clipped), strict=True):
@@ -88,8 +88,8 @@ def test_an_aggregator_that_clips_and_trims_nothing_changes_nothing(
 )
 def test_every_aggregator_serves_every_method(Estimator, aggregator):
     X, y = make_toy(n_users=20, density=0.9)
-    world = Federation(aggregator=aggregator)
-    model = Estimator(n_rounds=3, random_state=0, federation=world)
+    federation = Federation(aggregator=aggregator)
+    model = Estimator(n_rounds=3, random_state=0, federation=federation)
     model.fit(X, y, clients=X[:, 0] % 6)
     assert np.isfinite(model.predict(X)).all()
     again = clone(model).set_params(n_jobs=2).fit(X, y, clients=X[:, 0] % 6)
@@ -102,9 +102,9 @@ def test_noise_of_local_privacy_comes_before_the_aggregator():
     noisy = LaplaceMechanism(clip=0.2, scale=0.1)
     items = {}
     for bound in (1e-9, 1e9):
-        world = Federation(local_dp=noisy, aggregator=NormClipping(bound))
+        federation = Federation(local_dp=noisy, aggregator=NormClipping(bound))
         public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
-        model = RFRec(**public, random_state=0, federation=world)
+        model = RFRec(**public, random_state=0, federation=federation)
         items[bound] = [clone(model).set_params(n_rounds=n).fit(X, y).item_factors_ for n in (1, 3)]
     np.testing.assert_allclose(*items[1e-9], atol=1e-6)
     assert np.abs(np.subtract(*items[1e9])).max() > 0.01
@@ -128,10 +128,9 @@ def test_krum_is_refused_with_too_few_clients():
 
 def test_rounds_with_too_few_uploads_for_krum_change_nothing():
     X, _ = make_toy(n_users=20, density=0.9)
-    world = Federation(dropout=0.95, aggregator=Krum(n_attackers=6))
-    a, b = (
-        LocALS(n_rounds=n, random_state=0, federation=world).fit(X).item_factors_ for n in (1, 3)
-    )
+    federation = Federation(dropout=0.95, aggregator=Krum(n_attackers=6))
+    model = LocALS(random_state=0, federation=federation)
+    a, b = (clone(model).set_params(n_rounds=n).fit(X).item_factors_ for n in (1, 3))
     np.testing.assert_array_equal(a, b)
 
 

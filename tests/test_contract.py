@@ -457,13 +457,13 @@ def test_a_callback_can_stop_the_fit(Estimator, toy):
 
 
 @every_federated
-@pytest.mark.parametrize("world", [{}, {"client_fraction": 0.5}, {"early_stopping": True}])
-def test_a_warm_start_goes_on_where_it_ended(Estimator, toy, world):
+@pytest.mark.parametrize("setting", [{}, {"client_fraction": 0.5}, {"early_stopping": True}])
+def test_a_warm_start_goes_on_where_it_ended(Estimator, toy, setting):
     X, y = toy
-    world |= {"federation": fedrecsk.Federation(dropout=0.3)}
-    warm = make(Estimator, n_rounds=3, warm_start=True, **world).fit(X, y)
+    setting |= {"federation": fedrecsk.Federation(dropout=0.3)}
+    warm = make(Estimator, n_rounds=3, warm_start=True, **setting).fit(X, y)
     warm.set_params(n_rounds=8).fit(X, y)
-    cold = make(Estimator, n_rounds=8, **world).fit(X, y)
+    cold = make(Estimator, n_rounds=8, **setting).fit(X, y)
     assert_same_fit(warm, cold)
     assert warm.communication_ == cold.communication_
     with pytest.raises(ValueError, match="n_rounds=2 must be larger"):
@@ -552,7 +552,7 @@ def test_bad_parameters_are_named(Estimator, toy, name, value):
 
 @every_federated
 @pytest.mark.parametrize("dropout", [1, -0.1, "half"])
-def test_bad_worlds_are_named(Estimator, toy, dropout):
+def test_bad_settings_are_named(Estimator, toy, dropout):
     with pytest.raises(ValueError, match="'dropout' parameter of Federation"):
         Estimator(federation=fedrecsk.Federation(dropout=dropout)).fit(*toy)
 

@@ -74,17 +74,17 @@ def naive(X, y, weight, clients, model, lost):
         return W @ (Z @ P[user] - target)
 
     for round in range(model.n_rounds):
-        total, n_heard = np.zeros_like(Q), 0
+        total, n_delivered = np.zeros_like(Q), 0
         for code, client in enumerate(client_names):
-            heard = (round, code) not in lost
-            n_heard += heard
+            delivered = (round, code) not in lost
+            n_delivered += delivered
             for user in np.unique(u[clients == client]):
                 errors = solve(user)
-                if heard:
+                if delivered:
                     for item, error in zip(i[u == user], errors, strict=True):
                         total[item] += error * np.append(1, P[user, 1:])
-        if n_heard:
-            step = total / n_heard / per_item[:, None] + model.reg * Q
+        if n_delivered:
+            step = total / n_delivered / per_item[:, None] + model.reg * Q
             Q = Q - model.learning_rate * step
     for user in range(len(users)):
         solve(user)

@@ -47,6 +47,12 @@ FORMS = {
 }
 
 
+NARROW_FORMS = {
+    "bits": Form((N_ITEMS, 2), rows="chosen", bits=True),
+    "counts": Form((N_ITEMS, 2), rows="chosen", dtype="int8"),
+}
+
+
 def make_batch(clients, seed=0, forms=FORMS):
     """A batch of clients, of whom the third sends nothing and the fifth is not accepted."""
     rng = np.random.default_rng(seed)
@@ -80,6 +86,8 @@ def make_batch(clients, seed=0, forms=FORMS):
         "trained_held": Ragged(
             indptr, rows, numbers(len(rows), WIDTH) * of_columns, columns=columns
         ),
+        "bits": Ragged(indptr, rows, (-1) ** rng.integers(0, 2, (len(rows), 2))),
+        "counts": Ragged(indptr, rows, rng.integers(-99, 99, (len(rows), 2))),
     }
     changes = {name: with_form(changes[name], form) for name, form in forms.items()}
     arrives = sends.copy()
@@ -100,7 +108,7 @@ def listed(batch):
     """The same batch, its uploads written down one by one."""
     changes = {
         name: Listed(
-            [c.update(k) if batch.sends[k] else None for k in range(c.n_clients)], FORMS[name]
+            [c.update(k) if batch.sends[k] else None for k in range(c.n_clients)], batch.forms[name]
         )
         for name, c in batch.changes.items()
     }
@@ -183,6 +191,39 @@ def test_a_batch_is_forged_as_its_clients_one_by_one(adversary):
         seeds = seeds_of(batch)
         forged = adversary._forged_batch(DATA, batch, seeds, False)
         assert_same_changes(forged, one_by_one(adversary, batch, seeds), batch)
+
+
+class Silent(Adversary):
+    """Zeros, as a user would write it."""
+
+    def _forged(self, data, upload, generator):
+        return {name: u._replace(change=0.0 * u.change) for name, u in upload.items()}
+
+
+@pytest.mark.parametrize(
+    "adversary",
+    [*ATTACKS, RandomUpload(strength=1e-9), RandomUpload(strength=1e9), Silent()],
+    ids=str,
+)
+@pytest.mark.parametrize("change", [lambda batch: batch, listed], ids=["ragged", "listed"])
+def test_forged_integers_fit_into_the_message(adversary, change):
+    for batch in make_batches(NARROW_FORMS):
+        batch = change(batch)
+        forged = adversary._forged_batch(DATA, batch, seeds_of(batch), True)
+        for client in np.flatnonzero(batch.sends):
+            bits, counts = (forged[name].update(client).change for name in NARROW_FORMS)
+            assert bits.dtype == counts.dtype == np.int64
+            assert np.isin(bits, [-1, 1]).all()
+            assert np.abs(counts + 0.5).max() <= 127.5
+
+
+@pytest.mark.parametrize("scale", [0.5, 5.0])
+def test_a_flipped_bit_is_the_other_bit(scale):
+    for batch in make_batches(NARROW_FORMS):
+        forged = SignFlip(scale=scale)._forged_batch(DATA, batch, seeds_of(batch), False)
+        for client in np.flatnonzero(batch.sends):
+            honest = batch.changes["bits"].update(client).change
+            np.testing.assert_array_equal(forged["bits"].update(client).change, -honest)
 
 
 @pytest.mark.parametrize("adversary", ATTACKS[1::2], ids=lambda a: type(a).__name__)

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrecsk.uploads import (
-    LARGEST_INTEGER,
     Batch,
     Changes,
     Common,
@@ -218,15 +217,25 @@ def test_integers_add_up_as_integers(form, dtype):
     assert form.is_integer == (dtype is np.int64)
 
 
-def test_numbers_become_the_nearest_integers_that_still_add_up():
-    assert as_integers([0.4, -1.6, 1e300, -1e300]).tolist() == [
-        0,
-        -2,
-        int(LARGEST_INTEGER),
-        -int(LARGEST_INTEGER),
-    ]
-    assert as_integers([1.0, np.nan]).dtype.kind == "f"
-    assert np.array_equal(as_integers([1.5, np.inf]), [1.5, np.inf])
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (Form((5,), dtype="int64"), [0, -2, 300, 2**53, -(2**53)]),
+        (Form((5,), dtype="int8"), [0, -2, 127, 127, -128]),
+        (Form((5,), dtype="uint16"), [0, 0, 300, 2**16 - 1, 0]),
+        (Form((5,), dtype="bool"), [0, 0, 1, 1, 0]),
+        (Form((5,), bits=True), [1, -1, 1, 1, -1]),
+    ],
+)
+def test_numbers_become_the_nearest_integers_that_can_be_sent(form, expected):
+    integers = as_integers([0.0, -1.6, 300.4, 1e300, -1e300], form)
+    assert integers.dtype == np.int64
+    assert integers.tolist() == expected
+
+
+@pytest.mark.parametrize("form", [Form((3,), dtype="int8"), Form((3,), bits=True)])
+def test_what_is_not_finite_stays_so_among_integers(form):
+    np.testing.assert_array_equal(as_integers([np.nan, np.inf, 1.4], form), [np.nan, np.inf, 1])
 
 
 # ------------------------------------------------------------------------------- batches

@@ -53,7 +53,7 @@ class Block:
         rows = [
             row_indptr[k] + np.searchsorted(held[k], i) for k, i in zip(client, items, strict=True)
         ]
-        self.layout = _kernels.wmf.Layout(
+        self.layout = _kernels.shared.Layout(
             client_indptr,
             np.concatenate([[0], np.cumsum(self.rated.sum(axis=1))]),
             row_indptr,
@@ -130,7 +130,7 @@ class Block:
             rated = self.rated[span]
             holds = rated.any(axis=0)
             client = reference.Client(model, self.c[span], self.r[span], holds, self.n_clients)
-            client.hear(self.items)
+            client.receive(self.items)
             if reference.is_global(model):
                 version = client.gradient(rated)
                 square = client.users.T @ client.users

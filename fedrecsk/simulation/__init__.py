@@ -16,6 +16,7 @@ from fedrecsk.simulation.messages import (
     Uploads,
 )
 from fedrecsk.simulation.network import NetworkProfile, estimate_training_time
+from fedrecsk.simulation.parcel import Numbers, Parcel
 from fedrecsk.simulation.server import Server
 from fedrecsk.uploads import Form, Ragged
 
@@ -29,6 +30,8 @@ __all__ = [
     "Ledger",
     "Message",
     "NetworkProfile",
+    "Numbers",
+    "Parcel",
     "PerClient",
     "Ragged",
     "Rows",

@@ -28,7 +28,7 @@ class Registration(NamedTuple):
     n_users : ndarray of shape (n_clients,)
     n_held : ndarray of shape (n_clients,)
         Items that each client holds. Only where a method's clients tell which these are does
-        the server use it.
+        the server use it. 0 under local differential privacy.
     """
 
     client_ids: np.ndarray
@@ -123,9 +123,11 @@ class Clients:
 
     def register(self):
         """What the server must know first: a Registration."""
-        return Registration(
-            self.client_ids, np.diff(self.block.client_indptr), self.block.row_counts
-        )
+        n_held = self.block.row_counts
+        if self.federation.local_dp is not None:
+            # It depends on the data, and no method that has local noise needs it.
+            n_held = np.zeros_like(n_held)
+        return Registration(self.client_ids, np.diff(self.block.client_indptr), n_held)
 
     def place(self, codes, first_users):
         """Take the numbers that the server has given to these clients and their users."""

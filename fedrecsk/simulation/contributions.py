@@ -32,9 +32,6 @@ class Contribution:
         What is still missing in the sums, because it is drawn once for all blocks.
     n_without_noise : int
         Of how many clients' uploads the local noise is still missing, likewise.
-    checked : bool
-        Whether its form has been checked where it was made, as the simulator does. The server
-        checks whatever else arrives.
     """
 
     phase: str
@@ -48,7 +45,6 @@ class Contribution:
     batch: Batch | None = None
     deferred: list = field(default_factory=list)
     n_without_noise: int = 0
-    checked: bool = False
 
     @classmethod
     def of_sums(cls, step, clients, turn, sound, sums, sizes):
@@ -67,14 +63,13 @@ class Contribution:
             sizes,
             sums=sums if n_accepted else {},
             n_without_noise=n_accepted,
-            checked=True,
         )
 
     @classmethod
     def of_batch(cls, step, batch, *, hold):
         """From single uploads, which are added up here unless they are to be held."""
         masks = batch.sends, batch.arrives, batch.accepted
-        contribution = cls(*step, batch.clients, *masks, batch.sizes, checked=True)
+        contribution = cls(*step, batch.clients, *masks, batch.sizes)
         if hold:
             contribution.batch = batch
         else:

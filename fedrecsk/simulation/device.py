@@ -12,8 +12,9 @@ from sklearn.base import clone
 from fedrecsk.base import attributes_of
 from fedrecsk.interactions import catalogue_ids
 from fedrecsk.simulation.blocks import of_clients
-from fedrecsk.simulation.clients import Clients
+from fedrecsk.simulation.clients import VALIDATION, Clients
 from fedrecsk.simulation.keys import Key, Keys
+from fedrecsk.simulation.parcel import packed
 from fedrecsk.simulation.stopping import hold_out
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ NOBODY = np.zeros(1, dtype=np.int64)
 class Device(Clients):
     """One client that is made of its own rows, as it runs outside the simulator.
 
-    It takes messages as the server sends them, and its uploads leave alone, with its own noise if
-    the federation has any. It can be pickled at any time.
+    It takes messages as the server sends them, and hands over a :class:`Parcel` for each upload,
+    with its own noise if the federation has any. It can be pickled at any time.
 
     Parameters
     ----------
@@ -44,7 +45,8 @@ class Device(Clients):
     Raises
     ------
     ValueError
-        If `items` is None, or as `fit` does.
+        If `items` is None; if the federation has `compression` of uploads, an `adversary` or
+        `secure_aggregation`, which are the simulator's alone; or as `fit` does.
 
     Examples
     --------
@@ -103,13 +105,51 @@ class Device(Clients):
         super().place(place.clients, place.first_users)
         self.keys = self.keys._replace(shared=place.shared)
 
+    def setup(self, step, message):
+        """Answer a set-up message: a list of Parcel, empty if there is nothing to say."""
+        forms = self.method._setup_forms(self.block.n_items, step)
+        return self._packed(super().setup(step, message), forms)
+
     def receive(self, round, message):
         """Take a round's message as the server sends it, None if there is none."""
         super().receive(round, self._complete(message, round))
 
+    def update(self, round):
+        """One local update; asked again for the same round, the same answer.
+
+        Returns
+        -------
+        parcels : list of Parcel
+            What is sent to the server: one upload, or none.
+        loss : ndarray of shape (2,)
+            Sum of the training losses and of their weights. It is not to be sent.
+        """
+        contributions, loss = super().update(round)
+        forms = self.method._upload_forms(self.block.n_items)
+        return [one for c in contributions for one in self._packed(c, forms)], loss
+
     def validate(self, round, message):
-        """Measure a model on held-out rows; `message` is ``server.send_for_validation(...)``."""
-        return super().validate(round, self._complete(message, round))
+        """Measure a model on held-out rows: a list of one Parcel.
+
+        Parameters
+        ----------
+        round : int
+        message : Message
+            ``server.send_for_validation(...)``.
+        """
+        answer = super().validate(round, self._complete(message, round))
+        return self._packed(answer, VALIDATION)
+
+    def _packed(self, contribution, forms):
+        told = contribution is not None and contribution.phase != "setup" and self._has_told
+        return packed(contribution, forms, self.block.row_items, numbered=not told)
+
+    @property
+    def _has_told(self):
+        """Whether the server knows from the set-up which items this client holds."""
+        n_items, steps = self.block.n_items, range(self.method._n_setups)
+        forms = [self.method._setup_forms(n_items, step).values() for step in steps]
+        return any(form.rows == "held" for those in forms for form in those)
 
     def fitted(self, message, round):
         """A fitted estimator of this client's users.
@@ -162,4 +202,21 @@ def bare(estimator):
             f"{type(method).__name__} on its own needs the catalogue, which it cannot read off "
             "everybody's data; set items= to the ids of all items on offer."
         )
+    _check_parts(method._setting())
     return method
+
+
+def _check_parts(federation):
+    """Refuse those parts of a federation that only the simulator has."""
+    compression = federation.compression
+    parts = {
+        "compression": (compression is not None and compression.up, "compress its uploads"),
+        "adversary": (federation.adversary is not None, "attack"),
+        "secure_aggregation": (federation.secure_aggregation is not None, "encrypt"),
+    }
+    for name, (is_set, what) in parts.items():
+        if is_set:
+            raise ValueError(
+                f"A Device does not {what} yet, which only the simulator does; set "
+                f"federation.{name}=None, or call fit."
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +17,10 @@ from fedrecsk.simulation.encryption import SecureChannel
 from fedrecsk.simulation.keys import Key, setup_round
 from fedrecsk.simulation.ledger import Ledger
 from fedrecsk.simulation.messages import Message, Rows
+from fedrecsk.simulation.parcel import Parcel, held_items, unpacked
 from fedrecsk.simulation.stopping import EarlyStopping
 from fedrecsk.simulation.uplink import Uplink
+from fedrecsk.simulation.validation import validated
 
 
 class Catalogue(NamedTuple):
@@ -84,12 +87,17 @@ class Server:
         self.rating_range = rating_range or getattr(method, "rating_scale", None)
         self.state = None
         self.history = []
-        # Rounds in which clients updated and yet nothing could be aggregated.
+        # Rounds in which every upload was lost, and in which the aggregator had too few.
         self.n_empty_rounds = 0
+        self.n_undecided_rounds = 0
         self.stopping = EarlyStopping(method.tol, method.n_iter_no_change)
         self._participation = None
         self._message = None
+        # The last message that was not empty.
+        self._last_message = Message()
         self._has_received = None
+        # The items that clients hold, by code, where their set-up uploads say so.
+        self._held = {}
 
     @classmethod
     def of(cls, estimator, key=None):
@@ -133,12 +141,13 @@ class Server:
         n_users = np.concatenate([one.n_users for one in registrations])
         n_held = np.concatenate([one.n_held for one in registrations])
         self.client_ids = ids[order]
+        self.n_held = n_held[order]
         self.n_users = int(n_users.sum())
         self._has_received = np.zeros(len(ids), dtype=bool)
         scheme = self.federation.secure_aggregation
         self.channel = None if scheme is None else SecureChannel(scheme)
         self.ledger = Ledger(self.client_ids)
-        self.downlink = Downlink(self.federation, self.ledger, n_held[order], self.channel)
+        self.downlink = Downlink(self.federation, self.ledger, self.n_held, self.channel)
         self.uplink = Uplink(
             self.federation, self.ledger, self.downlink, self.channel, self.n_clients
         )
@@ -182,10 +191,18 @@ class Server:
         self.downlink.announce(message)
         return message
 
-    def close_setup(self, step, contributions):
-        """The server's step on the clients' answers."""
+    def close_setup(self, step, uploads, *, trusted=False):
+        """The server's step on the clients' answers.
+
+        Parameters
+        ----------
+        step : int
+        uploads : iterable of Parcel or Contribution
+        trusted : bool, default=False
+            As in `close_round`.
+        """
         forms = self.method._setup_forms(len(self.item_ids), step)
-        contributions = self._checked(contributions, ("setup", step), self._everyone)
+        contributions = self._checked(uploads, ("setup", step), self._everyone, trusted)
         key = self.key.at(setup_round(step))
         upload = self.uplink.collect(contributions, forms, key)
         if upload is None:
@@ -221,17 +238,23 @@ class Server:
         self._message = self.downlink.send(message, receives, delta, key)
         if self._message:
             self._has_received |= receives
+            self._last_message = self._message
         return self._participation, self._message
 
-    def close_round(self, contributions, loss=(0.0, 0.0)):
+    def close_round(self, uploads, loss=(0.0, 0.0), *, trusted=False):
         """The server's step on what arrived.
+
+        What is malformed, or has NaN in it, is counted as rejected and left out.
 
         Parameters
         ----------
-        contributions : iterable of Contribution
+        uploads : iterable of Parcel or Contribution
             In the order of the clients' codes where sums must repeat bit by bit.
         loss : tuple of float
             Sum of the training losses and of their weights; the simulator alone knows them.
+        trusted : bool, default=False
+            Whether they are Contributions that need no look at their form, because whoever calls
+            has just had them made by :class:`Clients` of its own, as the simulator does.
 
         Returns
         -------
@@ -247,14 +270,16 @@ class Server:
         key, turn = self.key.at(self.round), self._participation
         if turn is None:
             raise ValueError(f"Round {self.round} is not open; call open_round() first.")
-        contributions = self._checked(contributions, ("round", self.round), turn.active)
+        contributions = self._checked(uploads, ("round", self.round), turn.active, trusted)
         updating = turn.active & self._has_received
         self.ledger.count(participants=updating.sum(), dropped=turn.dropped.sum())
         forms = self.method._upload_forms(len(self.item_ids))
         sent = self.ledger.entries[-1]["bytes_up"]
         upload = self.uplink.collect(contributions, forms, key, learned=True)
         if upload is None and self.ledger.entries[-1]["bytes_up"] > sent:
-            self.n_empty_rounds += 1
+            arrived = self.ledger.entries[-1]["messages_up"] > 0
+            self.n_undecided_rounds += arrived
+            self.n_empty_rounds += not arrived
         self.state = self.method._aggregate(self.state, self._message, upload, key)
         self._record(loss)
         self._participation = None
@@ -275,25 +300,79 @@ class Server:
             row["validation_loss"] = float("nan")
         self.history.append(row)
 
-    def _checked(self, contributions, step, asked):
-        """The contributions, looked at before anything is counted; as they come if they stream."""
-        looked_at = self._looked_at(contributions, step, asked)
-        return list(looked_at) if isinstance(contributions, list | tuple) else looked_at
+    def _checked(self, uploads, step, asked, trusted):
+        """The uploads as contributions; trusted ones are taken as they come."""
+        looked_at = self._looked_at(uploads, step, asked)
+        if trusted:
+            return looked_at
+        # Whether each has its place in the step, before anything is counted.
+        everything = list(looked_at)
+        forms, centers = self._forms(step), self._centers()
+        return (
+            self.accept(one) if isinstance(one, Parcel) else validated(one, forms, centers)
+            for one in everything
+        )
 
-    def _looked_at(self, contributions, step, asked):
+    def _looked_at(self, uploads, step, asked):
         seen = np.zeros(self.n_clients, dtype=bool)
-        for one in contributions:
-            self._check(one, step, asked, seen)
-            seen[one.clients[one.sends]] = True
+        for one in uploads:
+            senders = _senders(one)
+            self._check(one, senders, step, asked, seen)
+            seen[senders] = True
             yield one
 
-    def _check(self, one, step, asked, seen):
+    def accept(self, parcel):
+        """A parcel as a Contribution; whatever the server says of it, it finds out for itself.
+
+        Parameters
+        ----------
+        parcel : Parcel
+            Of a client that has registered.
+
+        Returns
+        -------
+        Contribution
+            Not accepted if anything in the parcel is malformed.
+        """
+        step, client = (parcel.phase, int(parcel.round)), int(parcel.client)
+        apart = self.federation.aggregator is not None or self.method._treats_clients_apart
+        is_setup = parcel.phase == "setup"
+        one = unpacked(
+            parcel,
+            self._forms(step),
+            self.n_held[client],
+            held=self._held.get(client),
+            centers=self._centers(),
+            wire_dtype=self.federation.wire_dtype,
+            hold=is_setup or (apart and parcel.phase == "round"),
+        )
+        if is_setup:
+            held = held_items(one)
+            if held is not None:
+                self._held[client] = held
+        return one
+
+    def _forms(self, step):
+        """What clients send in a step, a tuple of phase and number."""
+        phase, number = step
+        if phase == "setup":
+            return self.method._setup_forms(len(self.item_ids), number)
+        return (
+            VALIDATION if phase == "validation" else self.method._upload_forms(len(self.item_ids))
+        )
+
+    def _centers(self):
+        """What a client that has changed nothing would send in a round, where it is not zero."""
+        if not self._last_message:
+            return {}
+        return self.method._upload_centers(self._last_message)
+
+    def _check(self, one, senders, step, asked, seen):
         if (one.phase, one.round) != step:
             raise ValueError(
                 f"An upload of {one.phase} {one.round} came in {step[0]} {step[1]}; each upload "
                 "belongs to the step that asked for it."
             )
-        senders = one.clients[one.sends]
         unknown = senders[(senders < 0) | (senders >= self.n_clients)]
         if len(unknown):
             raise ValueError(
@@ -312,17 +391,19 @@ class Server:
 
     # ------------------------------------------------------------------ early stopping
 
-    def close_validation(self, contributions, receives):
+    def close_validation(self, uploads, receives, *, trusted=False):
         """Judge the model that clients have measured; returns whether it is the best so far.
 
         Parameters
         ----------
-        contributions : iterable of Contribution
+        uploads : iterable of Parcel or Contribution
         receives : ndarray of shape (n_clients,), dtype bool
             Clients that were asked.
+        trusted : bool, default=False
+            As in `close_round`.
         """
         key = self.key.at(self.round)
-        contributions = self._checked(contributions, ("validation", self.round), receives)
+        contributions = self._checked(uploads, ("validation", self.round), receives, trusted)
         upload = self.uplink.collect(contributions, VALIDATION, key)
         total, weight = (0, 0) if upload is None else upload["validation_loss"].sum
         loss = float(total / weight) if weight else float("nan")
@@ -379,6 +460,20 @@ class Server:
         else:
             sees = "sums"
         return self.uplink.privacy_report(sees)
+
+
+def _senders(one):
+    """Codes of the clients that an upload says it comes from."""
+    if not isinstance(one, Parcel):
+        return one.clients[one.sends]
+    numbers = (one.round, one.client)
+    # A number of another type, or one that fits no array, is nobody's.
+    if not isinstance(one.phase, str) or not all(isinstance(n, Integral) for n in numbers):
+        raise ValueError(
+            "A parcel says where it belongs with something else than a phase, a whole number of "
+            "a round and a client's code; see fedrecsk.simulation.Parcel."
+        )
+    return np.array([min(max(int(one.client), -1), np.iinfo(np.int64).max)])
 
 
 def catalogue_nbytes(item_ids):

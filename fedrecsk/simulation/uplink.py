@@ -6,7 +6,6 @@ import numpy as np
 
 from fedrecsk.privacy.local_dp import PrivacyReport
 from fedrecsk.simulation.messages import Total, Upload
-from fedrecsk.simulation.validation import validated
 from fedrecsk.uploads import add_sums
 
 
@@ -37,7 +36,7 @@ class Uplink:
         Parameters
         ----------
         contributions : iterable of Contribution
-            Taken one at a time.
+            Well-formed, and taken one at a time.
         forms : dict of {str: Form}
         key : Key
         learned : bool
@@ -58,7 +57,6 @@ class Uplink:
         sent = False
         for contribution in contributions:
             sent = True
-            contribution = validated(contribution, forms)
             self._measure(contribution, forms, learned)
             n_arrived += int(contribution.arrives.sum())
             n_accepted += int(contribution.accepted.sum())

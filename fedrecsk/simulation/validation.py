@@ -6,88 +6,257 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedrecsk.uploads import Ragged
+from fedrecsk.uploads import LARGEST_INTEGER, Batch, Listed, Ragged, Sizes, Update
+
+# ---------------------------------------------------------------------- numbers of one field
 
 
-def validated(contribution, forms):
+def are_numbers(values, form, shape, n_clients=1):
+    """Whether this is an array of what so many clients may send in a field, added up.
+
+    Parameters
+    ----------
+    values : object
+    form : Form
+    shape : tuple of int
+    n_clients : int, default=1
+
+    Returns
+    -------
+    bool
+    """
+    kinds = "iub" if form.is_integer else "iubf"
+    if type(values) is not np.ndarray or values.dtype.kind not in kinds:
+        return False
+    if values.shape != tuple(shape):
+        return False
+    if values.size == 0:
+        return True
+    if not form.is_integer:
+        return bool(np.isfinite(values.astype(np.float64)).all())
+    low, high = _range(form, n_clients)
+    if int(values.min()) < low or int(values.max()) > high:
+        return False
+    return not form.bits or n_clients > 1 or bool((values != 0).all())
+
+
+def _range(form, n_clients):
+    """Smallest and largest sum of an integer field over so many clients."""
+    largest = int(LARGEST_INTEGER)
+    if form.bits:
+        return -n_clients, n_clients
+    if np.dtype(form.dtype).kind == "b":
+        return 0, n_clients
+    limits = np.iinfo(form.dtype)
+    low, high = n_clients * int(limits.min), n_clients * int(limits.max)
+    return max(low, -largest), min(high, largest)
+
+
+def are_rows(rows, form):
+    """Whether these are numbers of rows of a field, ascending, each once."""
+    if type(rows) is not np.ndarray or rows.ndim != 1 or rows.dtype.kind not in "iu":
+        return False
+    if not len(rows):
+        return True
+    inside = 0 <= int(rows.min()) and int(rows.max()) < form.shape[0]
+    return inside and bool((np.diff(rows.astype(np.int64)) > 0).all())
+
+
+def are_columns(columns, form):
+    """Whether this says of each column of a field whether it is sent."""
+    is_mask = type(columns) is np.ndarray and columns.dtype == bool
+    return is_mask and columns.shape == (form.width,)
+
+
+# ----------------------------------------------------------- contributions by hand, untrusted
+
+
+def validated(contribution, forms, centers):
     """The contribution, of which only well-formed uploads are accepted.
 
-    Sums are accepted or rejected as a whole. What the simulator has checked where it was made is
-    not looked at again.
+    Sums are accepted or rejected as a whole.
 
     Parameters
     ----------
     contribution : Contribution
     forms : dict of {str: Form}
-        What clients declared that they would send.
+        What the server expects in this step.
+    centers : dict of {str: ndarray}
+        What a client that has changed nothing would send, as far as that is not zero.
 
     Returns
     -------
     Contribution
     """
-    if contribution.checked:
-        return contribution
-    accepted = contribution.accepted & contribution.arrives & contribution.sends
-    batch = contribution.batch
-    if batch is not None:
-        accepted = accepted & _well_formed_clients(batch, forms)
-        batch = replace(batch, accepted=accepted)
-    elif not _well_formed_sums(contribution.sums, forms):
-        accepted = np.zeros_like(accepted)
-    if accepted.any():
-        return replace(contribution, accepted=accepted, batch=batch, checked=True)
-    nothing = {"sums": {}, "batch": None, "deferred": [], "n_without_noise": 0}
-    return replace(contribution, accepted=accepted, checked=True, **nothing)
-
-
-def _well_formed_sums(sums, forms):
-    return sums.keys() == forms.keys() and all(
-        _is_array(values, form, form.shape) and np.isfinite(values).all()
-        for values, form in ((sums[name], form) for name, form in forms.items())
+    # Whatever goes wrong with what a stranger sent, the upload is at fault and not the server.
+    try:
+        checked = _validated(contribution, forms, centers)
+    except Exception:
+        checked = None
+    if checked is not None:
+        return checked
+    n_clients = len(contribution.clients)
+    sizes = contribution.sizes
+    if not _are_sizes(sizes, n_clients):
+        sizes = Sizes(*np.zeros((3, n_clients), dtype=np.int64))
+    arrives = contribution.arrives
+    if not _is_mask(arrives, n_clients):
+        arrives = contribution.sends
+    return replace(
+        contribution,
+        arrives=arrives,
+        accepted=np.zeros(n_clients, dtype=bool),
+        sizes=sizes,
+        sums={},
+        batch=None,
+        deferred=[],
+        n_without_noise=0,
     )
 
 
-def _is_array(values, form, shape):
-    kinds = "iub" if form.is_integer else "iubf"
-    is_array = isinstance(values, np.ndarray) and values.dtype.kind in kinds
-    return is_array and values.shape == tuple(shape)
+def _validated(contribution, forms, centers):
+    """The same, or None if nothing in it can be accepted."""
+    one, n_clients = contribution, len(contribution.clients)
+    masks = one.sends, one.arrives, one.accepted
+    if not all(_is_mask(mask, n_clients) for mask in masks):
+        return None
+    if not _are_sizes(one.sizes, n_clients):
+        return None
+    accepted = one.accepted & one.arrives & one.sends
+    if one.batch is None:
+        well_formed = _well_formed_sums(one, forms, int(accepted.sum()))
+        return replace(one, accepted=accepted) if well_formed and accepted.any() else None
+    batch = _rebuilt(one, accepted, forms, centers)
+    if batch is None or not batch.accepted.any():
+        return None
+    return replace(one, accepted=batch.accepted, batch=batch)
 
 
-def _well_formed_clients(batch, forms):
-    """Whose fields all have their form, shape (n_clients,), dtype bool."""
-    nobody = np.zeros(len(batch.clients), dtype=bool)
-    fields = batch.changes | batch.counts
-    if fields.keys() != forms.keys() or batch.changes.keys() & batch.counts.keys():
-        return nobody
+def _is_mask(mask, n_clients):
+    return type(mask) is np.ndarray and mask.dtype == bool and mask.shape == (n_clients,)
+
+
+def _are_sizes(sizes, n_clients):
+    return isinstance(sizes, Sizes) and all(
+        type(part) is np.ndarray
+        and part.dtype.kind in "iu"
+        and part.shape == (n_clients,)
+        and (part >= 0).all()
+        for part in sizes
+    )
+
+
+def _well_formed_sums(one, forms, n_accepted):
+    n_without_noise = int(one.n_without_noise)
+    return (
+        0 <= n_without_noise <= n_accepted
+        and one.sums.keys() == forms.keys()
+        and all(
+            are_numbers(values, form, form.shape, n_accepted)
+            for values, form in ((one.sums[name], form) for name, form in forms.items())
+        )
+    )
+
+
+def _rebuilt(one, accepted, forms, centers):
+    """The batch with the server's own forms, centers and masks; None if it has other fields."""
+    batch = one.batch
+    learned = {name for name, form in forms.items() if form.learned}
+    if batch.changes.keys() != learned or batch.counts.keys() != forms.keys() - learned:
+        return None
+    if not np.array_equal(batch.clients, one.clients):
+        return None
     if not all(
-        name in fields and _is_array(center, forms[name], forms[name].shape)
+        name in learned and are_numbers(center, forms[name], forms[name].shape)
         for name, center in batch.centers.items()
     ):
-        return nobody
-    whom = batch.accepted.copy()
-    for name, changes in fields.items():
-        form = forms[name]
+        return None
+    fields, whom = {}, accepted.copy()
+    for name, form in forms.items():
+        changes = (batch.changes if form.learned else batch.counts)[name]
         if tuple(changes.shape) != tuple(form.shape) or changes.n_clients != len(whom):
-            return nobody
-        if isinstance(changes, Ragged):
-            whom &= _well_formed_rows(changes, form)
-        if whom.any():
-            whom &= changes.finite(whom)
-    centers = batch.centers.values()
-    return whom if all(np.isfinite(center).all() for center in centers) else nobody
+            return None
+        ours, theirs = centers.get(name), batch.centers.get(name)
+        fields[name], whom = _own(changes, form, whom)
+        if ours is not theirs and not np.array_equal(ours, theirs):
+            fields[name] = _moved(fields[name], whom, theirs, ours)
+    return Batch(
+        one.clients,
+        one.sends,
+        one.arrives,
+        whom,
+        forms,
+        {name: fields[name] for name in forms if name in learned},
+        {name: fields[name] for name in forms if name not in learned},
+        {name: center for name, center in centers.items() if name in fields},
+        one.sizes,
+    )
+
+
+def _own(changes, form, whom):
+    """A field as an object of the server's own, and whose part of it is well-formed."""
+    if not isinstance(changes, Ragged):
+        return _listed(changes, form, whom)
+    whom = whom & _well_formed_rows(changes, form)
+    changes = replace(changes, form=form, center=None)
+    if not whom.any():
+        return changes, whom
+    if form.is_integer:
+        return _listed(changes, form, whom)
+    return changes, whom & changes.finite(whom)
+
+
+def _listed(changes, form, whom):
+    """Changes of any class written down, as they are when they are looked at."""
+    updates, whom = [None] * len(whom), whom.copy()
+    for client in np.flatnonzero(whom):
+        updates[client] = _update_of(changes, client, form)
+        whom[client] = updates[client] is not None
+    return Listed(updates, form), whom
+
+
+def _update_of(changes, client, form):
+    try:
+        rows, change = changes.update(client)
+        everything = isinstance(rows, slice) and rows == slice(None)
+        if not everything and not are_rows(rows, form):
+            return None
+        n_rows = form.shape[0] if everything else len(rows)
+        if not are_numbers(change, form, (n_rows, *form.shape[1:])):
+            return None
+    except Exception:
+        return None
+    return Update(rows, change)
+
+
+def _moved(changes, whom, theirs, ours):
+    """What the clients send in whole, as changes from the server's own center."""
+    move = np.zeros(changes.shape)
+    move += 0 if theirs is None else theirs
+    move -= 0 if ours is None else ours
+    updates = [
+        Update(slice(None), changes.whole(client) + move) if whom[client] else None
+        for client in range(len(whom))
+    ]
+    return Listed(updates, changes.form)
 
 
 def _well_formed_rows(ragged, form):
     """Whose own rows are rows of the field, ascending, each once."""
     n_clients, n_own, indptr = ragged.n_clients, len(ragged.rows), ragged.indptr
     whole = (ragged.origin, None if ragged.common is None else ragged.common.change)
+    kinds = "iub" if form.is_integer else "iubf"
     if not (
-        _is_array(ragged.values, form, (n_own, *form.shape[1:]))
+        type(ragged.values) is np.ndarray
+        and ragged.values.dtype.kind in kinds
+        and ragged.values.shape == (n_own, *form.shape[1:])
         and ragged.rows.dtype.kind in "iu"
+        and ragged.rows.ndim == 1
         and indptr[0] == 0
         and indptr[-1] == n_own
         and (np.diff(indptr) >= 0).all()
         and all(one is None or one.shape == tuple(form.shape) for one in whole)
+        and (ragged.origin is None or np.isfinite(ragged.origin).all())
     ):
         return np.zeros(n_clients, dtype=bool)
     rows = ragged.rows.astype(np.int64)

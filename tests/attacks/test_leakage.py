@@ -59,8 +59,8 @@ def test_rfrec_gives_away_which_items_are_rated_but_under_noise_less():
 def test_a_secure_sum_gives_nobody_away(Estimator):
     pytest.importorskip("tenseal", reason="needs fedrecsk[privacy]")
     X, _ = make_toy(n_users=30, n_items=20, density=0.3)
-    world = Federation(secure_aggregation=CKKS())
-    model = Estimator(4, reg_user=1.0, download="all", random_state=0, federation=world)
+    federation = Federation(secure_aggregation=CKKS())
+    model = Estimator(4, reg_user=1.0, download="all", random_state=0, federation=federation)
     report = measure_leak(model, X)
     assert report.vectors == 0.0
     assert report.interactions == pytest.approx(len(X) / (30 * 20), abs=0.05)

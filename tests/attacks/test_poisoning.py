@@ -43,7 +43,7 @@ def test_warm_start_goes_on_with_the_same_attackers(adversary, toy):
     np.testing.assert_array_equal(continued.compromised_clients_, whole.compromised_clients_)
 
 
-def gradients(X, world, **parameters):
+def gradients(X, federation, **parameters):
     """Item vectors after one step of size 1 without penalties: minus the summed upload."""
     model = GlobSGD(
         3,
@@ -53,7 +53,7 @@ def gradients(X, world, **parameters):
         aggregation="all",
         init_std=1.0,
         random_state=0,
-        federation=world,
+        federation=federation,
         **parameters,
     )
     return model.fit(X)
@@ -87,8 +87,8 @@ def test_random_uploads_grow_with_their_strength_and_clipping_bounds_them(toy):
     moved = {}
     for defence in (None, NormClipping(0.01)):
         for strength in (1.0, 1000.0):
-            world = Federation(adversary=RandomUpload(strength=strength), aggregator=defence)
-            model = gradients(X, world)
+            federation = Federation(adversary=RandomUpload(strength=strength), aggregator=defence)
+            model = gradients(X, federation)
             moved[defence is None, strength] = np.abs(model.item_factors_ - first_items(X)).max()
     assert moved[True, 1000.0] > 50 * moved[True, 1.0]
     assert moved[False, 1000.0] <= 0.01 + 1e-6
@@ -157,8 +157,8 @@ def test_promotion_raises_exposure_and_clipping_cannot_tell_loud_from_honest_dat
     items, counts = np.unique(X[:, 1], return_counts=True)
     cold = items[counts.argmin()]
     honest = LocALS(4, reg_user=2.0, random_state=0).fit(X)
-    world = Federation(adversary=Promotion(0.3, item=cold))
-    attacked = LocALS(4, reg_user=2.0, random_state=0, federation=world).fit(X)
+    federation = Federation(adversary=Promotion(0.3, item=cold))
+    attacked = LocALS(4, reg_user=2.0, random_state=0, federation=federation).fit(X)
     good = np.setdiff1d(X[:, 0], attacked.compromised_clients_)
     assert exposure(attacked, cold, good) > exposure(honest, cold, good)
 
@@ -204,6 +204,6 @@ def test_a_flipper_who_has_everything_keeps_it(Estimator):
     data, poisoned = trained_on(LabelFlip(clients=[3]), X, None, rates=False)
     np.testing.assert_array_equal(poisoned.items, data.items)
     np.testing.assert_array_equal(poisoned.indptr, data.indptr)
-    world = Federation(adversary=LabelFlip(clients=[3]))
-    model = Estimator(2, client_fraction=1.0, random_state=0, federation=world)
+    federation = Federation(adversary=LabelFlip(clients=[3]))
+    model = Estimator(2, client_fraction=1.0, random_state=0, federation=federation)
     assert np.isfinite(model.fit(X).predict(X)).all()

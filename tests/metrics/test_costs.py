@@ -47,10 +47,10 @@ def costs(model):
 
 
 def private():
-    world = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.1))
+    federation = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.1))
     return RFRec(
         n_rounds=4,
-        federation=world,
+        federation=federation,
         aggregation="all",
         rating_scale=(1, 5),
         items=range(5000),

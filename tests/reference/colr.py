@@ -111,21 +111,21 @@ class Client:
 def run(model, clients, items, turns, draws):
     """All rounds. Returns the items.
 
-    `turns` has (hears, active, delivers), a mask each; `draws` has (B, rows, seeds): the
+    `turns` has (receives, active, delivers), a mask each; `draws` has (B, rows, seeds): the
     round's basis, which of its rows each client trains, and what seeds its visit.
     """
-    heard = [None] * len(clients)
-    for (hears, active, delivers), (basis, rows, seeds) in zip(turns, draws, strict=True):
+    received = [None] * len(clients)
+    for (receives, active, delivers), (basis, rows, seeds) in zip(turns, draws, strict=True):
         exponent = getattr(model, "rank_exponent", 1.0)
         rate_item = model.learning_rate * (len(basis) / model.n_factors) ** exponent
         total = np.zeros((len(items), len(basis)))
         n_visits, data_size = np.zeros_like(total), 0.0
         for c, client in enumerate(clients):
-            if hears[c]:
-                heard[c] = items, basis
-            if not active[c] or heard[c] is None:
+            if receives[c]:
+                received[c] = items, basis
+            if not active[c] or received[c] is None:
                 continue
-            known_items, known_basis = heard[c]
+            known_items, known_basis = received[c]
             mine = rows[c]
             A, visited = client.visit(known_items, known_basis[mine], rate_item, seeds[c])
             if not delivers[c]:

@@ -48,11 +48,11 @@ class LightFR:
 
     # --- section 3.3.1, on a client
 
-    def visits(self, u, key):
+    def visits(self, u, key, draws="negatives of a user"):
         """(item, w, w t) of each own row that counts, and after each its negatives."""
         rated = [i for i in range(len(self.items)) if self.weights[u, i] > 0]
         free = [i for i in range(len(self.items)) if self.weights[u, i] == 0]
-        seed = int(key.hashed("negatives of a user", u))
+        seed = int(key.hashed(draws, u))
         visits, n_drawn = [], 0
         for i in rated:
             y, v = self.values[u, i], self.weights[u, i]
@@ -71,9 +71,9 @@ class LightFR:
                 visits.append((free[rank], fixed(w), aim))
         return visits
 
-    def pairs(self, u, key):
+    def pairs(self, u, key, *draws):
         """All pairs that user u's code is fitted to: visits, and in the full form the rest."""
-        pairs = self.visits(u, key)
+        pairs = self.visits(u, key, *draws)
         if self.full:
             own = {i for i, _, _ in pairs}
             aim = fixed((2 * self.model.negative_target - 1) * self.top)
@@ -84,9 +84,9 @@ class LightFR:
         """lambda in these units."""
         return fixed(4 * reg * self.top**2)
 
-    def fit_user(self, u, items, crowd, key, balanced=True):
+    def fit_user(self, u, items, crowd, key, *draws, balanced=True):
         """Equations 9 and 10, until no entry changes or for so many sweeps."""
-        a, pairs = self.users[u], self.pairs(u, key)
+        a, pairs = self.users[u], self.pairs(u, key, *draws)
         balance = self.balance(self.model.reg_user) if balanced else 0
         within = balance if self.model.balance == "code" else 0
         across = balance if self.model.balance == "bits" else 0
@@ -237,7 +237,7 @@ class LightFR:
     def final_users(self, key):
         """What clients predict with: their codes fitted to the final items."""
         for u in range(len(self.users)):
-            self.fit_user(u, self.items, self.crowd, key)
+            self.fit_user(u, self.items, self.crowd, key, "negatives in the end")
         return self.users
 
 

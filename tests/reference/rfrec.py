@@ -34,7 +34,7 @@ class Client:
         self.users, self.items = users.copy(), None
         self.mean = None
 
-    def hear(self, mean):
+    def receive(self, mean):
         self.mean = mean.copy()
         if self.items is None:
             self.items = mean.copy()
@@ -125,12 +125,12 @@ class Server:
 
 
 def rfrec(model, clients, server, turns, clip=np.inf):
-    """Algorithm 1. `turns` has (hears, active, delivers), a mask each, for every round."""
-    for hears, active, delivers in turns:
+    """Algorithm 1. `turns` has (receives, active, delivers), a mask each, for every round."""
+    for receives, active, delivers in turns:
         uploads = []
         for c, client in enumerate(clients):
-            if hears[c]:
-                client.hear(server.items)
+            if receives[c]:
+                client.receive(server.items)
             if active[c] and client.items is not None:
                 client.update()
                 if delivers[c]:
@@ -141,11 +141,11 @@ def rfrec(model, clients, server, turns, clip=np.inf):
 def rfrecf(model, clients, server, turns, coins, clip=np.inf):
     """Algorithm 2, with upload before averaging and zeta_{-1} = 0."""
     before = 0
-    for k, ((hears, active, delivers), now) in enumerate(zip(turns, coins, strict=True)):
+    for k, ((receives, active, delivers), now) in enumerate(zip(turns, coins, strict=True)):
         uploads = []
         for c, client in enumerate(clients):
-            if hears[c] and (k == 0 or (before, now) == (1, 0)):
-                client.hear(server.items)
+            if receives[c] and (k == 0 or (before, now) == (1, 0)):
+                client.receive(server.items)
             if not active[c] or client.items is None:
                 continue
             if (before, now) == (0, 0):

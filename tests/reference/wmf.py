@@ -35,7 +35,7 @@ class Client:
         self.users = np.zeros((len(c), model.n_factors))
         self.received = None
 
-    def hear(self, items):
+    def receive(self, items):
         self.received = items.copy()
 
     def solve_users(self, items):
@@ -115,7 +115,7 @@ def is_global(model):
 
 
 def run(model, clients, rated, items, turns):
-    """All rounds; `turns` has (hears, active, delivers), a mask each. Returns the items."""
+    """All rounds; `turns` has (receives, active, delivers), a mask each. Returns the items."""
     eye = np.eye(items.shape[1])
     n_clients = len(clients)
     holds = np.array([client.holds for client in clients])
@@ -123,11 +123,11 @@ def run(model, clients, rated, items, turns):
         model.preconditioner == "auto" and model.aggregation == "full"
     )
     rate = getattr(model, "server_learning_rate", model.__dict__.get("learning_rate"))
-    for hears, active, delivers in turns:
+    for receives, active, delivers in turns:
         arrived, versions = [], []
         for c, client in enumerate(clients):
-            if hears[c]:
-                client.hear(items)
+            if receives[c]:
+                client.receive(items)
             if not active[c] or client.received is None:
                 continue
             result = client.gradient(rated[c]) if is_global(model) else client.local_items(rated[c])
@@ -172,10 +172,10 @@ def run(model, clients, rated, items, turns):
 def automatic_step(model, arrived, holds, preconditioned):
     """The server's step on each item, from what it may know."""
     share = holds.mean(axis=0)[:, None]
-    heard = min(1.0, 2 * len(arrived) / len(holds))
+    turnout = min(1.0, 2 * len(arrived) / len(holds))
     if is_global(model):
         if preconditioned:
-            return heard / (1 + model.alpha * share)
+            return turnout / (1 + model.alpha * share)
         if model.aggregation != "full":
             return 3.0
         steepest = np.linalg.eigvalsh(np.mean([c.users.T @ c.users for c in arrived], axis=0))[-1]
@@ -183,7 +183,7 @@ def automatic_step(model, arrived, holds, preconditioned):
     if not preconditioned:
         return 1.0
     lean = np.trace(np.mean([c.background() for c in arrived], axis=0)) / model.n_factors
-    return heard / (1 + model.alpha * share * lean / 2)
+    return turnout / (1 + model.alpha * share * lean / 2)
 
 
 def catch_up(model, client, moved):

@@ -5,8 +5,12 @@ import pickle
 import numpy as np
 import pytest
 
-from fedrecsk import FedMF, LightFR, LocALS, RFRec, RFRecF
-from fedrecsk.simulation import Device, Server
+from fedrecsk import Federation, FedMF, LightFR, LocALS, RFRec, RFRecF
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import SignFlip
+from fedrecsk.compression import Quantization, TopK
+from fedrecsk.privacy import CKKS, LaplaceMechanism
+from fedrecsk.simulation import Device, Form, Numbers, Parcel, Server
 from fedrecsk.simulation.keys import Key
 from tests.conftest import make_toy
 
@@ -38,7 +42,8 @@ def deployed(method, X, y, seed):
         device.place(place)
     for step in range(server.n_setups):
         message = server.setup_message(step)
-        server.close_setup(step, [device.setup(step, message) for device in devices])
+        answers = [device.setup(step, message) for device in devices]
+        server.close_setup(step, [parcel for answer in answers for parcel in answer])
     announcement = server.send_announcement()
     for device in devices:
         device.announce(announcement)
@@ -89,3 +94,139 @@ def test_what_a_device_cannot_know_must_be_given():
         Server.of(make(RFRec, rating_scale=None)).register(
             [Device(make(RFRec, rating_scale=None), X, y, client_id=1).register()]
         )
+
+
+def one_round(method, X, y, seed=1):
+    """The devices after their first update, and the parcels of each step."""
+    server, devices = Server.of(method, Key(seed)), []
+    for user in np.unique(X[:, 0]):
+        mine = X[:, 0] == user
+        devices.append(Device(method, X[mine], y[mine], client_id=user, private=Key(seed)))
+    places = server.register([device.register() for device in devices])
+    for device, place in zip(devices, places, strict=True):
+        device.place(place)
+    steps = []
+    for step in range(server.n_setups):
+        message = server.setup_message(step)
+        steps.append([one for device in devices for one in device.setup(step, message)])
+        server.close_setup(step, steps[-1])
+    announcement = server.send_announcement()
+    _, message = server.open_round()
+    for device in devices:
+        device.announce(announcement)
+        device.receive(0, message)
+    return devices, [*steps, [one for device in devices for one in device.update(0)[0]]]
+
+
+class ToldOtherwise(LocALS):
+    """Its clients say in whole arrays which items they hold, which only its own hooks read."""
+
+    def _setup_forms(self, n_items, step):
+        return {"held_items": Form((n_items,), dtype="uint8", learned=False)}
+
+
+def test_rows_come_with_their_numbers_where_the_set_up_has_not_told_them():
+    X, y = make_toy()
+    for Estimator in (LocALS, ToldOtherwise):
+        devices, (setup, parcels) = one_round(make(Estimator), X, y)
+        for device, told, parcel in zip(devices, setup, parcels, strict=True):
+            places = [one.fields[n].rows for one, n in ((told, "held_items"), (parcel, "rows"))]
+            held, other = places if Estimator is LocALS else places[::-1]
+            np.testing.assert_array_equal(held, device.block.row_items)
+            assert other is None
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    _, server = deployed(make(ToldOtherwise), X, y, seed)
+    simulated = make(ToldOtherwise, random_state=0).fit(X, y, clients=X[:, 0] % 4)
+    assert [entry["messages_up"] for entry in server.ledger.entries if entry["phase"] == "round"]
+    np.testing.assert_allclose(server.state["item_factors"], simulated.item_factors_, atol=1e-5)
+
+
+def parts_of(thing):
+    """All that parcels are made of."""
+    if isinstance(thing, Parcel):
+        thing = vars(thing)
+    if isinstance(thing, dict):
+        for name, part in thing.items():
+            assert type(name) is str
+            yield from parts_of(part)
+    elif isinstance(thing, Numbers | list):
+        for part in thing:
+            yield from parts_of(part)
+    else:
+        yield thing
+
+
+LAPLACE = LaplaceMechanism(clip=0.2, scale=0.1)
+CASES = [
+    (Estimator, {"federation": federation})
+    for Estimator in (RFRec, RFRecF, LocALS, FedMF, LightFR)
+    for federation in (Federation(), Federation(aggregator=NormClipping()))
+] + [(RFRec, {"federation": Federation(local_dp=LAPLACE)})]
+
+
+@pytest.mark.parametrize(("Estimator", "parameters"), CASES)
+def test_nothing_but_plain_numbers_leaves_a_device(Estimator, parameters):
+    _, steps = one_round(make(Estimator, **parameters), *make_toy())
+    assert sum(map(len, steps)) >= 12
+    for part in parts_of(steps):
+        if isinstance(part, np.ndarray):
+            # Not even a view, whose base might have more.
+            assert type(part) is np.ndarray and part.dtype.kind in "iubf" and part.base is None
+        else:
+            assert part is None or type(part) in (str, int)
+
+
+def test_noise_is_in_the_numbers_that_leave_a_device():
+    federation = Federation(local_dp=LAPLACE)
+    devices, (parcels,) = one_round(make(RFRec, federation=federation), *make_toy())
+    noise = []
+    for device, parcel in zip(devices, parcels, strict=True):
+        exact = np.clip(device.state["common"]["vectors"].now, -0.2, 0.2).astype(np.float64)
+        held = device.state["held"].now
+        exact[device.block.row_items] = np.clip(held, -0.2, 0.2)
+        noise.append(parcel.fields["item_vectors"].values - exact)
+    noise = np.stack(noise)
+    # 432 draws, each of its own.
+    assert len(np.unique(noise)) == noise.size
+    assert np.abs(noise).mean() == pytest.approx(0.1, rel=0.2)
+
+
+def test_a_repeated_request_gets_the_same_parcels():
+    devices, (*_, parcels) = one_round(make(RFRec), *make_toy())
+    for device, parcel in zip(devices, parcels, strict=True):
+        sent = parcel.fields["item_vectors"].values
+        numbers = sent.copy()
+        # Whoever writes into what was sent changes nothing in the device.
+        sent[:] = 0
+        (again,), _ = device.update(0)
+        np.testing.assert_array_equal(again.fields["item_vectors"].values, numbers)
+
+
+def test_a_device_that_has_diverged_says_so():
+    (device, *_), _ = one_round(make(RFRec), *make_toy())
+    device.receive(1, device._messages[0])
+    device.state["users"].now[:] = np.nan
+    (parcel,), _ = device.update(1)
+    assert np.isnan(parcel.fields["item_vectors"].values).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("compression", TopK(0.1)),
+        ("adversary", SignFlip(0.1)),
+        ("secure_aggregation", CKKS()),
+    ],
+)
+def test_what_devices_do_not_do_is_refused_on_both_sides(name, part):
+    X, _ = make_toy()
+    method = make(LocALS, federation=Federation(**{name: part}), download="all")
+    for build in (Server.of, lambda method: Device(method, X, client_id=1)):
+        with pytest.raises(ValueError, match=rf"set federation\.{name}=None, or call fit"):
+            build(method)
+
+
+def test_what_devices_receive_may_be_compressed():
+    down = Federation(compression=Quantization("float16", direction="down"))
+    _, (*_, parcels) = one_round(make(RFRec, federation=down), *make_toy())
+    assert len(parcels) == 12

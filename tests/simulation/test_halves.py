@@ -91,11 +91,12 @@ def assert_same_history(deployment, simulated, tolerance):
 
 
 def assert_counted_what_crossed(deployment):
-    """Uploads are counted on arrival; of downloads the ledger has the whole models' bytes."""
+    """Of downloads the ledger has the whole models' bytes."""
     ledger = deployment.server.ledger
     whole = sum(entry["bytes_down_whole"] for entry in ledger.entries)
     catalogue = len(deployment.devices) * catalogue_nbytes(deployment.server.item_ids)
     assert whole == catalogue + deployment.bytes_down
+    assert sum(entry["bytes_up"] for entry in ledger.entries) == deployment.bytes_up
 
 
 SETTINGS = [

@@ -1,19 +1,23 @@
 """What a server does about uploads that it should not get, or that are malformed."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from joblib import Parallel
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec, RFRecF
+from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec, RFRecF, SCoLR
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.federated._fit import Loop, Run
 from fedrecsk.interactions import encode
-from fedrecsk.simulation import Server, blocks
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.simulation import Device, Numbers, Server, blocks
 from fedrecsk.simulation.clients import Registration
 from fedrecsk.simulation.keys import Key
+from fedrecsk.uploads import Listed, Sizes, Update
 from tests.conftest import make_toy
 
 
@@ -33,7 +37,7 @@ def opened(estimator):
     for one in run.clients:
         one.receive(0, received, turn)
         uploads += one.update(0)[0]
-    return server, [replace(upload, checked=False) for upload in uploads]
+    return server, uploads
 
 
 @pytest.mark.parametrize(
@@ -236,6 +240,317 @@ def test_what_methods_send_is_well_formed(estimator, aggregator):
     setting = Federation(aggregator=aggregator)
     server, uploads = opened(estimator.set_params(client_fraction=1.0, federation=setting))
     assert server.close_round(uploads).n_clients == 12
+
+
+# ------------------------------------------------------------------- malformed parcels
+
+
+def deployed(estimator):
+    """A server with an open round, and the parcels of the devices that were asked."""
+    X, y = make_toy()
+    method = estimator.set_params(items=np.unique(X[:, 1]))
+    server, rows = Server.of(method, Key(1)), [X[:, 0] == k for k in np.unique(X[:, 0])]
+    devices = [Device(method, X[r], y[r], client_id=X[r][0, 0], private=Key(2)) for r in rows]
+    places = server.register([device.register() for device in devices])
+    for device, place in zip(devices, places, strict=True):
+        device.place(place)
+    for step in range(server.n_setups):
+        message = server.setup_message(step)
+        server.close_setup(step, [one for d in devices for one in d.setup(step, message)])
+    announcement = server.send_announcement()
+    _, message = server.open_round()
+    parcels = []
+    for device in devices:
+        device.announce(announcement)
+        device.receive(0, message)
+        parcels += device.update(0)[0]
+    return server, parcels
+
+
+LAPLACE = LaplaceMechanism(clip=0.2, scale=0.1)
+RATES = {"n_rounds": 1, "rating_scale": (1, 5)}
+DEPLOYED = {
+    "all": (RFRec(3, **RATES), "item_vectors"),
+    "noised": (RFRec(3, federation=Federation(local_dp=LAPLACE), **RATES), "item_vectors"),
+    "held": (LocALS(3, reg_user=1.0), "rows"),
+    "chosen": (LightFR(5, client_fraction=1.0), "rows"),
+    "bits": (LightFR(5, aggregation="parameter", client_fraction=1.0), "votes"),
+    "columns": (SCoLR(3, n_factors=4, client_fraction=1.0), "updates"),
+    "counts": (SCoLR(3, n_factors=4, client_fraction=1.0), "n_visits"),
+}
+
+
+class Hostile:
+    """It raises whenever anybody looks at it."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def first_row(values, number):
+    """The numbers with others in the first row, as far as their type goes."""
+    values = values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+    values[:1] = number
+    return values
+
+
+BROKEN_NUMBERS = {
+    "NaN": lambda n: n._replace(values=n.values * np.nan),
+    "infinite": lambda n: n._replace(values=n.values + np.inf),
+    "more than the type can hold": lambda n: n._replace(
+        values=first_row(n.values, 1e39 if n.values.dtype.kind == "f" else 2**62)
+    ),
+    "too few rows": lambda n: n._replace(values=n.values[:-1]),
+    "a row that would be broadcast": lambda n: n._replace(values=n.values[:1]),
+    "a number that would be broadcast": lambda n: n._replace(values=np.ones(())),
+    "too many columns": lambda n: n._replace(values=np.repeat(n.values, 2, axis=1)),
+    "text": lambda n: n._replace(values=n.values.astype(str)),
+    "complex": lambda n: n._replace(values=n.values + 0j),
+    "a list": lambda n: n._replace(values=n.values.tolist()),
+    "objects": lambda n: n._replace(values=n.values.astype(object)),
+    "no numbers": lambda n: n._replace(values=None),
+    "an object that raises": lambda n: n._replace(values=Hostile()),
+    "not Numbers": lambda n: Hostile(),
+    "more than Numbers": lambda n: (*n, 1),
+    "rows that are not asked for, or not there": lambda n: n._replace(
+        rows=np.arange(len(n.values)) if n.rows is None else None
+    ),
+    "rows out of range": lambda n: n._replace(rows=np.arange(len(n.values)) + 9),
+    "negative rows": lambda n: n._replace(rows=np.arange(len(n.values)) - 1),
+    "the same row twice": lambda n: n._replace(rows=np.zeros(len(n.values), dtype=int)),
+    "rows in descending order": lambda n: n._replace(rows=np.arange(len(n.values))[::-1]),
+    "real row numbers": lambda n: n._replace(rows=np.arange(len(n.values)) + 0.0),
+    "columns that are numbers": lambda n: n._replace(columns=np.arange(n.values.shape[1])),
+    "more columns than there are": lambda n: n._replace(columns=np.ones(99, dtype=bool)),
+    "columns without numbers": lambda n: n._replace(columns=np.zeros(3, dtype=bool)),
+}
+
+
+def without_rest(upload):
+    """What the server makes of an upload, for comparison."""
+    return {name: total.sum for name, total in upload.items()}
+
+
+@pytest.mark.parametrize("kind", DEPLOYED)
+@pytest.mark.parametrize("broken", BROKEN_NUMBERS)
+def test_a_malformed_parcel_is_rejected_and_counted(kind, broken):
+    estimator, name = DEPLOYED[kind]
+    server, parcels = deployed(clone(estimator))
+    expected = without_rest(pickle.loads(pickle.dumps(server)).close_round(without(parcels, 5)))
+    numbers = BROKEN_NUMBERS[broken](parcels[5].fields[name])
+    parcels[5] = replace(parcels[5], fields=parcels[5].fields | {name: numbers})
+    upload = server.close_round(parcels)
+    for field, total in without_rest(upload).items():
+        np.testing.assert_array_equal(total, expected[field])
+    entry = server.ledger.entries[-1]
+    assert (upload.n_clients, entry["messages_up"], entry["rejected"]) == (11, 11, 1)
+
+
+def without(parcels, place):
+    return parcels[:place] + parcels[place + 1 :]
+
+
+BROKEN_FIELDS = {
+    "no field": lambda fields: {},
+    "another name": lambda fields: {f"my_{name}": numbers for name, numbers in fields.items()},
+    "one name more": lambda fields: fields | {"more": Numbers(np.ones(3))},
+    "no dict": lambda fields: list(fields.values()),
+    "None": lambda fields: None,
+    "an object that raises": lambda fields: Hostile(),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_FIELDS)
+def test_a_parcel_with_other_fields_is_rejected_and_counted(broken):
+    server, parcels = deployed(clone(DEPLOYED["held"][0]))
+    parcels[5] = replace(parcels[5], fields=BROKEN_FIELDS[broken](parcels[5].fields))
+    assert server.close_round(parcels).n_clients == 11
+    assert server.ledger.entries[-1]["rejected"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "number"),
+    [
+        ("chosen", "rows", 2**53 + 1),
+        ("chosen", "rows", -(2**62)),
+        ("chosen", "n_users", 2**32),
+        ("chosen", "n_users", -1),
+        ("counts", "n_visits", 256),
+        ("counts", "n_visits", -1),
+        ("bits", "votes", 0),
+        ("bits", "votes", 2),
+        ("bits", "votes", -(2**63)),
+    ],
+)
+def test_integers_that_do_not_fit_their_form_are_rejected(kind, name, number):
+    server, parcels = deployed(clone(DEPLOYED[kind][0]))
+    numbers = parcels[3].fields[name]
+    numbers = numbers._replace(values=first_row(numbers.values, number))
+    parcels[3] = replace(parcels[3], fields=parcels[3].fields | {name: numbers})
+    assert server.close_round(parcels).n_clients == 11
+    assert server.ledger.entries[-1]["rejected"] == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"phase": 3}, {"round": "0"}, {"round": None}, {"client": 1.0}, {"client": np.arange(2)}],
+    ids=str,
+)
+def test_a_parcel_from_nowhere_is_refused(change):
+    server, parcels = deployed(RFRec(3, **RATES))
+    parcels[7] = replace(parcels[7], **change)
+    with pytest.raises(ValueError, match="A parcel says where it belongs with something else"):
+        server.close_round(parcels)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"client": 12}, "unknown client 12; only the 12 clients"),
+        ({"client": -(10**30)}, "unknown client -1; only the 12 clients"),
+        ({"client": 10**30}, "unknown client"),
+        ({"client": 4}, "Client 128 has sent already in round 0"),
+        ({"round": 1}, "An upload of round 1 came in round 0"),
+        ({"phase": "setup"}, "An upload of setup 0 came in round 0"),
+    ],
+    ids=str,
+)
+def test_a_parcel_that_has_no_place_is_refused_before_anything_is_counted(change, message):
+    server, parcels = deployed(RFRec(3, **RATES))
+    wrong = [*parcels[:7], replace(parcels[7], **change), *parcels[8:]]
+    with pytest.raises(ValueError, match=message):
+        server.close_round(iter(wrong))
+    assert server.close_round(iter(parcels)).n_clients == 12
+    entry = server.ledger.entries[-1]
+    assert (entry["participants"], entry["messages_up"]) == (12, 12)
+    assert server.privacy_report().n_uploads == 2
+
+
+@pytest.mark.parametrize("kind", ["held", "all"])
+def test_a_client_cannot_get_past_a_robust_aggregator(kind):
+    estimator, name = DEPLOYED[kind]
+    setting = Federation(aggregator=NormClipping(0.01))
+    server, parcels = deployed(clone(estimator).set_params(federation=setting))
+    idle = 12 * server._centers().get(name, 0.0)
+    fields = {n: one._replace(values=one.values + 1e6) for n, one in parcels[3].fields.items()}
+    parcels[3] = replace(parcels[3], fields=fields)
+    upload = server.close_round(parcels)
+    assert upload.n_clients == 12
+    assert 0 < np.linalg.norm(upload[name].sum - idle) <= 12 * 0.01 + 1e-9
+
+
+def test_the_server_tells_what_a_client_has_changed_from_what_it_has_sent_itself():
+    setting = Federation(aggregator=NormClipping(1e9))
+    server, parcels = deployed(RFRec(3, federation=setting, **RATES))
+    sent, numbers = server.state["item_vectors"].astype(float), parcels[0].fields["item_vectors"]
+    batch = server.accept(parcels[0]).batch
+    np.testing.assert_array_equal(batch.centers["item_vectors"], sent)
+    np.testing.assert_array_equal(batch.upload(0)["item_vectors"].change, numbers.values - sent)
+
+
+def test_a_client_that_holds_other_items_than_it_registered_is_rejected():
+    X, _ = make_toy()
+    method = LocALS(3, reg_user=1.0, items=np.unique(X[:, 1]))
+    server = Server.of(method, Key(1))
+    devices = [Device(method, X[X[:, 0] == k], client_id=k) for k in np.unique(X[:, 0])]
+    places = server.register([device.register() for device in devices])
+    for device, place in zip(devices, places, strict=True):
+        device.place(place)
+    message = server.setup_message(0)
+    parcels = [one for device in devices for one in device.setup(0, message)]
+    numbers = parcels[0].fields["held_items"]
+    assert np.array_equal(numbers.rows, devices[0].block.row_items)
+    fewer = Numbers(numbers.values[1:], numbers.rows[1:])
+    parcels[0] = replace(parcels[0], fields={"held_items": fewer})
+    server.close_setup(0, parcels)
+    assert server.ledger.entries[-1]["rejected"] == 1
+    # Its rows have no numbers, so the server cannot know which they are.
+    announcement = server.send_announcement()
+    _, message = server.open_round()
+    for device in devices[:2]:
+        device.announce(announcement)
+        device.receive(0, message)
+    upload = server.close_round([one for device in devices[:2] for one in device.update(0)[0]])
+    assert upload.n_clients == 1 and server.ledger.entries[-1]["rejected"] == 1
+
+
+# ------------------------------------------------- contributions that nobody has vouched for
+
+
+def listed(rows, change):
+    return lambda one: replace(
+        one,
+        batch=replace(
+            one.batch,
+            changes=one.batch.changes | {"rows": Listed([Update(rows, change)], None)},
+        ),
+    )
+
+
+UNTRUSTED = {
+    "a learned field among the counts": lambda one: replace(
+        one,
+        batch=replace(
+            one.batch,
+            changes={n: c for n, c in one.batch.changes.items() if n != "rows"},
+            counts=one.batch.counts | {"rows": one.batch.changes["rows"]},
+        ),
+    ),
+    "listed with another shape": listed(slice(None), np.ones((4, 4))),
+    "listed with a negative row": listed(np.array([0, -1]), np.ones((2, 3))),
+    "listed with a row twice": listed(np.array([0, 0]), np.ones((2, 3))),
+    "listed with a row out of range": listed(np.array([77]), np.ones((1, 3))),
+    "listed NaN": listed(np.array([1]), np.full((1, 3), np.nan)),
+    "negative sizes": lambda one: replace(
+        one, sizes=Sizes(np.array([-(10**9)]), np.array([0]), np.array([-5]))
+    ),
+    "no sizes": lambda one: replace(one, sizes=None),
+    "other clients": lambda one: replace(one, batch=replace(one.batch, clients=np.array([5, 6]))),
+    "masks of another length": lambda one: replace(one, accepted=np.ones(3, dtype=bool)),
+    "a batch that is none": lambda one: replace(one, batch=Hostile()),
+}
+
+
+@pytest.mark.parametrize("broken", UNTRUSTED)
+def test_a_contribution_is_taken_at_its_word_in_nothing(broken):
+    setting = Federation(aggregator=NormClipping(1e9))
+    server, uploads = opened(LocALS(3, n_rounds=1, reg_user=1.0, federation=setting))
+    uploads[3] = UNTRUSTED[broken](uploads[3])
+    upload = server.close_round(uploads)
+    entry = server.ledger.entries[-1]
+    assert (upload.n_clients, entry["rejected"]) == (11, 1)
+    assert entry["bytes_up"] >= 0
+
+
+def test_a_contributions_center_is_not_believed():
+    setting = Federation(aggregator=NormClipping(0.01))
+    server, uploads = opened(RFRec(3, n_rounds=1, federation=setting))
+    before = server.state["item_vectors"].copy()
+    far = {"item_vectors": np.full((9, 4), 1e6)}
+    uploads[3] = replace(uploads[3], batch=replace(uploads[3].batch, centers=far))
+    assert server.close_round(uploads).n_clients == 12
+    assert np.abs(server.state["item_vectors"] - before).max() < 0.1
+
+
+def test_nobody_can_claim_that_the_server_must_add_noise():
+    server, uploads = opened(RFRec(3, n_rounds=1))
+    uploads[3] = replace(uploads[3], n_without_noise=10**9)
+    assert server.close_round(uploads).n_clients == 11
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("rows", 2**62), ("rows", -(2**53) - 1), ("n_users", -1)]
+)
+def test_integers_in_sums_must_fit_their_form(name, number):
+    server, uploads = opened(LightFR(5, n_rounds=1, client_fraction=1.0))
+    uploads[1].sums[name] = np.full_like(uploads[1].sums[name], number)
+    assert server.close_round(uploads).n_clients == 11
+
+
+def test_whoever_vouches_for_contributions_is_believed():
+    server, uploads = opened(RFRec(3, n_rounds=1))
+    uploads[3].sums["item_vectors"][:] = np.nan
+    assert server.close_round(uploads, trusted=True).n_clients == 12
 
 
 # ------------------------------------------------------------------------------ what is sent
