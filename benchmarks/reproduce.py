@@ -514,20 +514,20 @@ def _ranked(label, model, hit_rate, ndcg):
 
 def colr_tables():
     """Nguyen et al., WWW 2024."""
-    world = PAPERS_FEDERATION
+    setting = PAPERS_FEDERATION
 
     def compressed(compressor):
         federation = Federation(sampling="rotating", compression=compressor)
-        return FedMF(64, **world | {"federation": federation})
+        return FedMF(64, **setting | {"federation": federation})
 
     nothing = {"HR@10": np.nan, "NDCG@10": np.nan}
-    full = [Row("FedMF, d = 64", FedMF(64, **world), nothing, "1m", leave_one_out)]
+    full = [Row("FedMF, d = 64", FedMF(64, **setting), nothing, "1m", leave_one_out)]
     full += [
-        Row(f"FedMF, d = {d}", FedMF(d, **world), nothing, "1m", leave_one_out)
+        Row(f"FedMF, d = {d}", FedMF(d, **setting), nothing, "1m", leave_one_out)
         for d in (1, 2, 4, 8, 16, 32)
     ]
     ranks = [
-        Row(f"CoLR, rank {r}", CoLR(rank=r, **world), nothing, "1m", leave_one_out)
+        Row(f"CoLR, rank {r}", CoLR(rank=r, **setting), nothing, "1m", leave_one_out)
         for r in (1, 2, 4, 8, 16, 32)
     ]
     equal = [
@@ -549,14 +549,14 @@ def colr_tables():
     subsampled = [
         Row(
             f"SCoLR, local rank 1-{r}",
-            SCoLR(rank=r, **world),
+            SCoLR(rank=r, **setting),
             dict(zip(("HR@10", "NDCG@10"), paper, strict=True)),
             "1m",
             leave_one_out,
         )
         for r, paper in table_4.items()
     ]
-    pinterest = [Row("FedMF, d = 64", FedMF(64, **world), nothing, "Pinterest", leave_one_out)]
+    pinterest = [Row("FedMF, d = 64", FedMF(64, **setting), nothing, "Pinterest", leave_one_out)]
     protocol = f"{LOO}; 1000 rounds of 60 clients in turn"
     return [
         Table("Figure 3: FedMF by width, CoLR by rank", protocol, full + ranks),

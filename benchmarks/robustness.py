@@ -1,10 +1,10 @@
-"""Poisoned clients against guards, on MovieLens-100k: ``python -m benchmarks.robustness``.
+"""Poisoned clients and robust aggregators: ``python -m benchmarks.robustness``.
 
-All ratings are positives, each user's rows are split 80/20 at random; d = 20, defaults. A tenth
-of the clients is poisoned, the same ones for all. The first table has one user a client; in the
-second the users are dealt out to 20 silos. Each cell is precision@10 of the honest users over the
-full catalogue; the last column is the share of honest users who get the promoted item, which
-three quarters of the others outnumber in ratings, among their ten. ``--curve`` prints
+On MovieLens-100k; all ratings are positives, each user's rows are split 80/20 at random; d = 20,
+defaults. A tenth of the clients is poisoned, the same ones for all. The first table has one user a
+client; in the second the users are dealt out to 20 silos. Each cell is precision@10 of the honest
+users over the full catalogue; the last column is the share of honest users who get the promoted
+item, which three quarters of the others outnumber in ratings, among their ten. ``--curve`` prints
 precision by round instead. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA.
 """
 
@@ -56,24 +56,24 @@ def attacks(item):
 
 
 def tables(options):
-    """Precision@10 of honest users: a row a method and guard, a column an attack."""
+    """Precision@10 of honest users: a row a method and aggregator, a column an attack."""
     train, test, item = _data(options)
     print(f"popularity: {precision(Popularity().fit(train), train, test):.3f}")
     columns = attacks(item)
     silos = train[:, 0] % N_SILOS
-    for title, clients, guards in (
+    for title, clients, aggregators in (
         ("one user a client", None, CLIPPING),
         (f"{N_SILOS} silos", silos, CLIPPING | COMPARISONS),
     ):
-        print(f"\n| {title} | guard | {' | '.join(columns)} | exposure |")
+        print(f"\n| {title} | aggregator | {' | '.join(columns)} | exposure |")
         print("|" + "---|" * (len(columns) + 3))
         for method, estimator in METHODS.items():
-            for guard, aggregator in guards.items():
+            for name, aggregator in aggregators.items():
                 cells, reach = [], float("nan")
                 for attack, adversary in columns.items():
-                    world = Federation(adversary=adversary, aggregator=aggregator)
+                    federation = Federation(adversary=adversary, aggregator=aggregator)
                     model = clone(estimator).set_params(
-                        federation=world, random_state=options.seed, n_jobs=options.n_jobs
+                        federation=federation, random_state=options.seed, n_jobs=options.n_jobs
                     )
                     try:
                         model.fit(train, clients=clients)
@@ -87,28 +87,28 @@ def tables(options):
                     if attack == "promotion":
                         reach = exposure(model, item, good)
                 row = " | ".join(cells)
-                print(f"| {method} | {guard} | {row} | {reach:.2f} |", flush=True)
+                print(f"| {method} | {name} | {row} | {reach:.2f} |", flush=True)
 
 
 def curve(options):
     """Precision@10 of honest users by round, one user a client."""
     train, test, item = _data(options)
     rounds = (1, 2, 5, 10, 20, 30)
-    print(f"| method | guard | attack | {' | '.join(map(str, rounds))} |")
+    print(f"| method | aggregator | attack | {' | '.join(map(str, rounds))} |")
     print("|" + "---|" * (len(rounds) + 3))
     for method, estimator in METHODS.items():
-        for guard, aggregator in CLIPPING.items():
+        for name, aggregator in CLIPPING.items():
             for attack, adversary in attacks(item).items():
-                world = Federation(adversary=adversary, aggregator=aggregator)
+                federation = Federation(adversary=adversary, aggregator=aggregator)
                 model = clone(estimator).set_params(
-                    federation=world, warm_start=True, random_state=options.seed
+                    federation=federation, warm_start=True, random_state=options.seed
                 )
                 cells = []
                 for n in rounds:
                     model.set_params(n_rounds=n).fit(train)
                     good = _honest(model, train, None)
                     cells.append(f"{_precision(model, train, test, good):.3f}")
-                print(f"| {method} | {guard} | {attack} | {' | '.join(cells)} |", flush=True)
+                print(f"| {method} | {name} | {attack} | {' | '.join(cells)} |", flush=True)
 
 
 def _data(options):
