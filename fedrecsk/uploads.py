@@ -478,6 +478,12 @@ class Batch:
         return sums
 
 
+def all_finite(values):
+    """Whether no number of an array is NaN or infinite, in one pass without a mask."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool(np.isfinite(values.sum()))
+
+
 def add_sums(totals, sums):
     """Add a dict of arrays to another, in place."""
     for name, values in sums.items():

@@ -18,7 +18,7 @@ from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated._rating_scale import check_ratings, check_scale, scale_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Uploads
-from fedrecsk.uploads import Common, Form, Ragged
+from fedrecsk.uploads import Common, Form, Ragged, all_finite
 
 DENSE_LIMIT = 2 * 2**30
 SOLVER_STEPS = 10
@@ -493,7 +493,7 @@ class RFRec(RatingMixin, FederatedRecommender):
         if sums is None:
             return self._single(block, state, broadcast)
         sound = None
-        if not np.isfinite(sums[0]).all():
+        if not all_finite(sums[0]):
             # Once more without those at fault.
             sound = self._sound(block, state)
             turn = turn._replace(delivers=turn.delivers & sound)

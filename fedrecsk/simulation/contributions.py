@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedrecsk.simulation.messages import Summed
-from fedrecsk.uploads import Batch, Ragged, Sizes, add_sums
+from fedrecsk.uploads import Batch, Ragged, Sizes, add_sums, all_finite
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class Contribution:
         """From the sums that a method has made itself."""
         arrives = turn.active & turn.delivers
         accepted = arrives if sound is None else arrives & sound
-        if not all(np.isfinite(values).all() for values in sums.values()):
+        if not all(all_finite(values) for values in sums.values()):
             accepted = np.zeros_like(arrives)
         n_accepted = int(accepted.sum())
         return cls(
