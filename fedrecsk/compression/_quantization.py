@@ -1,0 +1,325 @@
+"""Quantisation: numbers of fewer bits, rounded up or down at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from sklearn.utils._param_validation import StrOptions
+
+from fedrecsk import _kernels
+from fedrecsk.compression._base import (
+    After,
+    AfterRagged,
+    Compressed,
+    Compressor,
+    Shortener,
+)
+from fedrecsk.uploads import Common, Ragged, Update
+
+_LARGEST_FLOAT16 = 65504.0
+
+
+class Quantization(Shortener):
+    """Send numbers of fewer bits, rounded up or down at random so that the mean is right.
+
+    Parameters
+    ----------
+    dtype : {"float16", "int8"}, default="int8"
+        "float16": 2 bytes a number; beyond 65504 it becomes infinite, and the server rejects
+        the upload. "int8": 1 byte a number, in 255 steps between plus and minus the largest
+        size in the array, and 4 bytes for that.
+    direction : {"both", "up", "down"}, default="both"
+        Which messages to compress.
+
+    Notes
+    -----
+    A number between two that can be sent becomes either, with the chances that make the
+    expectation exact (stochastic rounding), so that errors average out over clients. Zeros
+    stay zeros.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedrecsk.compression import Quantization
+    >>> sent = Quantization("int8").compress(np.linspace(-1, 1, 5), np.random.default_rng(0))
+    >>> sent.nbytes()
+    9
+    >>> float(np.abs(sent.values - np.linspace(-1, 1, 5)).max()) < 1 / 127
+    True
+    """
+
+    _parameter_constraints: dict = {
+        **Compressor._parameter_constraints,
+        "dtype": [StrOptions({"float16", "int8"})],
+    }
+
+    def __init__(
+        self,
+        dtype: Literal["float16", "int8"] = "int8",
+        *,
+        direction: Literal["both", "up", "down"] = "both",
+    ):
+        self.dtype = dtype
+        self.direction = direction
+
+    def _compress(self, values, generator):
+        rounded = {"float16": _to_float16, "int8": _to_int8}[self.dtype]
+        # A draw for each number, zeros too: which of them are zeros must not change the others.
+        received = rounded(values.astype(np.float64), generator.random(values.shape))
+        return replace(self._lengths(values.size, 1), values=received.astype(values.dtype))
+
+    def _lengths(self, n_rows, width):
+        itemsize, n_scales = (2, 0) if self.dtype == "float16" else (1, 1)
+        size = n_rows * width
+        return Compressed(None, size, size, n_scales=n_scales, itemsize=itemsize)
+
+    def _compressed(self, changes, form, sends, seeds, summed):
+        seeds = (seeds ^ (seeds >> np.uint64(32))).astype(np.uint32)
+        if not isinstance(changes, Ragged):
+            kind = {"float16": _Float16, "int8": _Int8}[self.dtype]
+            return kind(changes, self, seeds)
+        if self.dtype == "int8":
+            return _Int8Ragged(changes, self, seeds)
+        return _Float16Ragged(changes, self, seeds, summed)
+
+
+def _to_float16(values, draws):
+    most = float(np.finfo(np.float16).max)
+    too_large = np.copysign(np.inf, values)
+    fits, values = np.abs(values) <= most, np.clip(values, -most, most)
+    nearest = values.astype(np.float16)
+    above = nearest.astype(np.float64) > values
+    with np.errstate(over="ignore"):
+        low = np.where(above, np.nextafter(nearest, np.float16(-np.inf)), nearest)
+        high = np.nextafter(low, np.float16(np.inf)).astype(np.float64)
+    low = low.astype(np.float64)
+    rounded = np.where(draws < (values - low) / (high - low), high, low)
+    return np.where(fits, rounded, too_large)
+
+
+def _to_int8(values, draws):
+    step = np.float64(_int8_step(np.abs(values).max(initial=0)))
+    return np.floor(values / step + draws) * step
+
+
+def _int8_step(largest):
+    """The step of numbers up to `largest`: float32, so large that none exceeds 127 steps."""
+    with np.errstate(over="ignore"):
+        step = np.float32(largest / 127 * (1 + 2.0**-21))
+    return np.maximum(step, np.finfo(np.float32).smallest_subnormal)
+
+
+# Stochastic rounding of uploads: each draw is a counter, the client's seed and the number's place.
+# Unlike a generator's, such draws can be made for all clients at once, and made again.
+
+
+def _draws(seed, rows, width):
+    """24 random bits for each number in these rows of the field; as in `_kernels.rounding`."""
+    places = (np.asarray(rows)[:, None] * width + np.arange(width)).astype(np.uint32)
+    x = places * np.uint32(0x9E3779B1) + seed
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x85EBCA6B)
+    x ^= x >> np.uint32(13)
+    x *= np.uint32(0xC2B2AE35)
+    x ^= x >> np.uint32(16)
+    return (x >> np.uint32(8)).astype(np.int32)
+
+
+def _float16_grid(values):
+    """Distance of the float16 neighbours of each number, and the lower one in such distances."""
+    exponents = np.frexp(values)[1] - 1
+    grid = np.exp2(np.maximum(np.where(values == 0, -14, exponents), -14) - 10.0)
+    return grid, np.floor(values / grid)
+
+
+def _scales(largest):
+    """Of int8: each client's step, and 2^24 of its inverse, float32, as the kernels take it."""
+    # A step so small that its inverse is infinite would not round numbers but lose them.
+    steps = np.maximum(_int8_step(largest), np.float32(2.0**-100))
+    with np.errstate(divide="ignore"):
+        return steps, np.float32(2.0**24) / steps
+
+
+class _Quantized(After):
+    """Changes of any kind, rounded by counters.
+
+    Parameters
+    ----------
+    seeds : ndarray of shape (n_clients,), dtype uint32
+    """
+
+    deferred = None
+
+    def __init__(self, changes, compressor, seeds):
+        super().__init__(changes, compressor)
+        self.seeds = seeds
+
+    def update(self, client):
+        rows, change = self.changes.update(client)
+        numbers = np.arange(self.shape[0])[rows] if isinstance(rows, slice) else rows
+        draws = _draws(self.seeds[client], numbers, self.shape[1])
+        return Update(rows, self._rounded(change, draws))
+
+
+class _Float16(_Quantized):
+    def _rounded(self, change, draws):
+        grid, _ = _float16_grid(change)
+        rounded = grid * np.floor(change / grid + draws * 2.0**-24)
+        return np.where(np.abs(change) <= _LARGEST_FLOAT16, rounded, np.copysign(np.inf, change))
+
+
+class _Int8(_Quantized):
+    def _rounded(self, change, draws):
+        if not np.abs(change).max(initial=0) <= np.finfo(np.float32).max:
+            return np.full_like(change, np.nan)
+        step, inverse = _scales(np.abs(change).max(initial=0))
+        fixed = (change.astype(np.float32) * inverse).astype(np.int32)
+        return ((fixed + draws) >> 24) * np.float64(step)
+
+
+class _QuantizedRagged(AfterRagged, _Quantized):
+    """Ragged changes, rounded by counters: see `_kernels.rounding`."""
+
+    _limit: float
+
+    @cached_property
+    def _sizes(self):
+        """Largest number of each change before rounding; exactly, unlike `Ragged.largest`.
+
+        NaN or infinite where a number is.
+        """
+        sizes, common = np.zeros(self.n_clients), None
+        if self.common is not None:
+            by_row = np.abs(self._change).max(axis=1)
+            order = np.argsort(-by_row, kind="stable")
+            common = order, by_row[order]
+        everybody = np.ones(self.n_clients, dtype=bool)
+        _kernels.rounding.largest(*self.changes._matrix, common, everybody, sizes)
+        return sizes
+
+    def finite(self, whom):
+        finite = self._sizes <= self._limit
+        if self.common is not None and not self.common.is_finite:
+            finite[:] = False
+        return finite | ~whom
+
+    def _groups(self, *arrays):
+        """These arrays of the clients for kernels that take four at a time."""
+        return [np.append(array, np.zeros(-len(array) % 4, array.dtype)) for array in arrays]
+
+
+class _Int8Ragged(_QuantizedRagged, _Int8):
+    _limit = float(np.finfo(np.float32).max)
+
+    @cached_property
+    def _steps(self):
+        # Who sends larger numbers is not finite, and the server rejects it.
+        return _scales(np.where(self._sizes <= self._limit, self._sizes, 0))
+
+    @property
+    def _change32(self):
+        with np.errstate(over="ignore"):
+            return None if self.common is None else self._change.astype(np.float32)
+
+    def largest(self, whom):
+        """At most this: 127 steps."""
+        return np.where(whom, 127 * self._steps[0].astype(np.float64), 0)
+
+    def norms(self, whom):
+        squares, (steps, inverses) = np.zeros(self.n_clients), self._steps
+        _kernels.rounding.int8_squares(
+            *self.changes._matrix, self._change32, self.seeds, inverses, whom, squares
+        )
+        return steps * np.sqrt(squares)
+
+    def add_to(self, sums, weights):
+        steps, inverses = self._steps
+        factors, change = weights * steps.astype(np.float64), self._change32
+        if change is not None:
+            here = weights != 0
+            groups = self._groups(self.seeds[here], inverses[here], factors[here])
+            _kernels.rounding.add_int8_common(change.ravel(), *groups, sums.reshape(-1))
+        _kernels.rounding.add_int8_own(
+            *self.changes._matrix, change, self.seeds, inverses, factors, sums
+        )
+
+
+@dataclass(eq=False)
+class Deferred:
+    """The common change of clients that round it to float16, each for itself, still to be added.
+
+    Attributes
+    ----------
+    common : Common
+        What they round.
+    counts : ndarray of shape (n_rows,), dtype int64
+        How many of them send each row.
+    """
+
+    common: Common
+    counts: np.ndarray
+
+    def merged(self, other):
+        """Both together; they have the same common change."""
+        return Deferred(self.common, self.counts + other.counts)
+
+    def total(self, generator):
+        """The sum over the clients, with its distribution: n * low + Binomial(n, chance) steps."""
+        change, n = self.common.change, self.counts[:, None]
+        if not self.counts.any():
+            return np.zeros_like(change)
+        grid, low = _float16_grid(change)
+        return grid * (n * low + generator.binomial(n, change / grid - low))
+
+
+class _Float16Ragged(_QuantizedRagged, _Float16):
+    _limit = _LARGEST_FLOAT16
+
+    def __init__(self, changes, compressor, seeds, summed):
+        super().__init__(changes, compressor, seeds)
+        self.summed = summed
+
+    def largest(self, whom):
+        """At most this: its next larger float16."""
+        grid, _ = _float16_grid(self._sizes)
+        rounded = grid * np.ceil(self._sizes / grid)
+        return np.where(whom, np.where(self._sizes <= self._limit, rounded, np.inf), 0)
+
+    def _ups(self):
+        """From which draw on the common numbers are rounded up; steps; numbers rounded down."""
+        grid, low = _float16_grid(self._change)
+        # Infinity and NaN have no limits, and the server rejects them.
+        with np.errstate(invalid="ignore"):
+            limits = np.ceil((1 - (self._change / grid - low)) * 2.0**24).astype(np.int32)
+        return limits, grid, grid * low
+
+    def norms(self, whom):
+        squares, common = np.zeros(self.n_clients), None
+        if self.common is not None:
+            limits, grid, low = self._ups()
+            common = limits, (low + grid) ** 2 - low**2, np.einsum("if,if->i", low, low)
+        _kernels.rounding.float16_squares(*self.changes._matrix, common, self.seeds, whom, squares)
+        return np.sqrt(np.maximum(squares, 0))
+
+    def add_to(self, sums, weights):
+        weights, held = np.asarray(weights, dtype=np.float64), np.zeros(self.shape[0])
+        _kernels.rounding.add_float16_own(*self.changes._matrix, self.seeds, weights, sums, held)
+        if self.common is None:
+            return
+        others = weights.sum() - held
+        if self.summed:
+            self.deferred = Deferred(self.common, np.rint(others).astype(np.int64))
+        else:
+            self._add_common(sums, weights, others)
+
+    def _add_common(self, sums, weights, others):
+        limits, grid, low = self._ups()
+        ups, here = np.zeros(self.shape), weights != 0
+        groups = self._groups(self.seeds[here], weights[here])
+        _kernels.rounding.count_ups(limits.ravel(), *groups, ups.reshape(-1))
+        indptr, rows, *_ = self.changes._matrix
+        _kernels.rounding.take_back_ups(indptr, rows, limits, self.seeds, weights, ups)
+        sums += others[:, None] * low + ups * grid

@@ -1,0 +1,149 @@
+"""Top-K: the coordinates of largest size only."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from numbers import Real
+from typing import Literal
+
+import numpy as np
+from sklearn.utils._param_validation import Interval
+
+from fedrecsk import _kernels
+from fedrecsk.compression._base import (
+    AfterRagged,
+    Compressed,
+    Compressor,
+    OneByOne,
+    Shortener,
+    rows_sent,
+    untouched,
+)
+from fedrecsk.uploads import Ragged
+
+
+class TopK(Shortener):
+    """Send the coordinates of largest size only, each with its position.
+
+    Parameters
+    ----------
+    ratio : float in (0, 1], default=1 / 16
+        Share of an array's coordinates to send, rounded to a whole number of at least one.
+    direction : {"both", "up", "down"}, default="both"
+        Which messages to compress.
+
+    Notes
+    -----
+    A message always has the same length, whatever its zeros. A position costs 4 bytes, so
+    that a ratio above 1/2 costs more than the whole array in float32. What was not sent is
+    lost: there is no memory of it (error feedback). The positions tell the server which
+    items a client has visited.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedrecsk.compression import TopK
+    >>> sent = TopK(ratio=0.5).compress(np.array([0.1, -3.0, 2.0, 0.0]), None)
+    >>> sent.values
+    array([ 0., -3.,  2.,  0.])
+    >>> sent.nbytes()
+    16
+    """
+
+    _parameter_constraints: dict = {
+        **Compressor._parameter_constraints,
+        "ratio": [Interval(Real, 0, 1, closed="right")],
+    }
+
+    def __init__(self, ratio: float = 1 / 16, *, direction: Literal["both", "up", "down"] = "both"):
+        self.ratio = ratio
+        self.direction = direction
+
+    def _compress(self, values, generator):
+        if values.size == 0:
+            return untouched(values)
+        k = int(self._n_kept(values.size))
+        kept = _largest(np.abs(values).ravel(), k)
+        received = np.zeros_like(values).ravel()
+        received[kept] = values.ravel()[kept]
+        return Compressed(received.reshape(values.shape), k, k, n_indices=k)
+
+    def _n_kept(self, size):
+        """How many of so many numbers to send; arrays pass through."""
+        wanted = np.floor(self.ratio * np.asarray(size) + 0.5).astype(np.int64)
+        return np.where(np.asarray(size) > 0, np.maximum(wanted, 1), 0)
+
+    def _lengths(self, n_rows, width):
+        k = self._n_kept(n_rows * width)
+        return Compressed(None, k, k, n_indices=k)
+
+    def _compressed(self, changes, form, sends, seeds, summed):
+        if not isinstance(changes, Ragged):
+            return OneByOne(changes, self)
+        n_rows = rows_sent(changes, form, sends)
+        return _Largest(changes, self, sends, self._n_kept(n_rows * form.width))
+
+
+def _largest(sizes, k):
+    """Positions of the k largest, the first ones among equals; without those that are 0."""
+    # Most items of a client's upload are often 0, and equals make np.partition slow.
+    other = np.flatnonzero(sizes)
+    if len(other) <= k:
+        return other
+    sizes = sizes[other]
+    threshold = np.partition(sizes, len(sizes) - k)[len(sizes) - k]
+    above = np.flatnonzero(sizes > threshold)
+    return other[np.concatenate([above, np.flatnonzero(sizes == threshold)[: k - len(above)]])]
+
+
+class _Largest(AfterRagged):
+    """Top-K of Ragged changes: see `_kernels.topk`.
+
+    Parameters
+    ----------
+    sends : ndarray of shape (n_clients,), dtype bool
+    n_kept : ndarray of shape (n_clients,)
+        How many numbers each client sends.
+    """
+
+    def __init__(self, changes, compressor, sends, n_kept):
+        super().__init__(changes, compressor)
+        self.sends = sends
+        self.n_kept = n_kept
+
+    @property
+    def _descending(self):
+        return None if self.common is None else self.common.descending
+
+    @cached_property
+    def _cuts(self):
+        cut = np.zeros(self.n_clients, dtype=np.int64)
+        size, place = np.zeros(self.n_clients), np.zeros(self.n_clients, dtype=np.int64)
+        sends = self.sends & (self.common is None or self.common.is_finite)
+        _kernels.topk.cuts(
+            *self.changes._matrix, self._descending, self.n_kept, sends, cut, size, place
+        )
+        return cut, size, place
+
+    def largest(self, whom):
+        return self.changes.largest(whom)
+
+    def norms(self, whom):
+        squares = np.zeros(self.n_clients)
+        if self.common is not None:
+            kept = np.cumsum(np.square(self._descending[1]))
+            squares = np.where(whom, np.append(0.0, kept)[self._cuts[0]], 0.0)
+        _kernels.topk.squared_norms(
+            *self.changes._matrix, self._change, self._descending, *self._cuts, whom, squares
+        )
+        return np.sqrt(np.maximum(squares, 0))
+
+    def add_to(self, sums, weights):
+        weights = np.asarray(weights, dtype=np.float64)
+        if self.common is not None:
+            _kernels.topk.add_common(
+                self._change, self._descending[2], self._cuts[0], weights, sums
+            )
+        _kernels.topk.add(
+            *self.changes._matrix, self._change, self._descending, *self._cuts, weights, sums
+        )
