@@ -133,6 +133,9 @@ OF_SILOS = {
     ),
 }
 
+# Why a method may refuse a setting; the reference must refuse it too.
+REFUSALS = ("has no local_dp", "but LightFR sends codes and integers")
+
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
@@ -183,6 +186,7 @@ def assert_equal_fits(Estimator, pair, monkeypatch, clients=None):
     try:
         model = fitted(Estimator, fast, clients)
     except ValueError as refusal:
+        assert any(reason in str(refusal) for reason in REFUSALS), refusal
         with pytest.raises(ValueError, match=str(refusal)[:20]):
             fitted(Estimator, slow, clients)
         return

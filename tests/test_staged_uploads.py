@@ -334,7 +334,7 @@ def test_a_sum_without_weights_is_not_touched():
 
 
 class Told(SignFlip):
-    """Adds what it is told, instead of what SignFlip does."""
+    """Adds a given number to every change, instead of flipping its sign."""
 
     def __init__(self, returns, fraction=0.1):
         super().__init__(fraction)
