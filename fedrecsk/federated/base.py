@@ -74,6 +74,9 @@ class FederatedRecommender(Recommender):
     # refused.
     _server_sees = "sums"
 
+    # Whether ``Federation(sampling="auto")`` means cohorts that take turns.
+    _prefers_rotation = False
+
     # How a curious server inverts one upload; see :func:`fedrecsk.attacks.measure_leak`.
     _inversion = None
 
@@ -237,8 +240,12 @@ class FederatedRecommender(Recommender):
         """The federation that the method runs in."""
         return Federation() if self.federation is None else self.federation
 
-    def _n_tasks(self):
+    def _rounds(self):
+        """How many rounds a fit runs in total, where `n_rounds` is no number."""
         return self.n_rounds
+
+    def _n_tasks(self):
+        return self._rounds()
 
     def set_params(self, **params):
         """Set parameters; ``federation__...`` of a federation that is None makes one.

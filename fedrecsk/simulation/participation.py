@@ -53,7 +53,7 @@ class Turn(NamedTuple):
     separate: bool
 
 
-def draw(n_clients, client_fraction, federation, key):
+def draw(n_clients, client_fraction, federation, key, *, prefers_rotation=False):
     """Draw one round's participation.
 
     Parameters
@@ -65,6 +65,8 @@ def draw(n_clients, client_fraction, federation, key):
         Gives `sampling`, `dropout` and `dropout_mode`.
     key : Key
         Of the round.
+    prefers_rotation : bool, default=False
+        Whether ``sampling="auto"`` means "rotating" for the method.
 
     Returns
     -------
@@ -73,7 +75,7 @@ def draw(n_clients, client_fraction, federation, key):
     everyone = np.arange(n_clients)
     if client_fraction == 1:
         cohort = np.ones(n_clients, dtype=bool)
-    elif federation.sampling == "rotating":
+    elif is_rotating(federation, prefers_rotation):
         cohorts = rotation(n_clients, client_fraction, key)
         cohort = cohorts == key.round % (cohorts.max() + 1)
     else:
@@ -107,7 +109,14 @@ def rotation(n_clients, client_fraction, key):
     return rank * n_cohorts // n_clients
 
 
-def histories(n_clients, client_fraction, federation, key):
+def is_rotating(federation, prefers_rotation):
+    """Whether cohorts take turns instead of being drawn anew each round."""
+    if federation.sampling == "auto":
+        return prefers_rotation
+    return federation.sampling == "rotating"
+
+
+def histories(n_clients, client_fraction, federation, key, *, prefers_rotation=False):
     """Group clients that always receive, update and miss the same rounds.
 
     Returns
@@ -118,6 +127,6 @@ def histories(n_clients, client_fraction, federation, key):
     alike = federation.dropout == 0 or federation.dropout_mode == "upload"
     if alike and client_fraction == 1:
         return np.zeros(n_clients, dtype=np.int64)
-    if alike and federation.sampling == "rotating":
+    if alike and is_rotating(federation, prefers_rotation):
         return rotation(n_clients, client_fraction, key)
     return np.arange(n_clients)

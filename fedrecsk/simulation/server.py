@@ -229,7 +229,11 @@ class Server:
         """Begin a round: who takes part in it, and the message; None if none is sent."""
         key = self.key.at(self.round)
         self._participation = participation.draw(
-            self.n_clients, self.method.client_fraction, self.federation, key
+            self.n_clients,
+            self.method.client_fraction,
+            self.federation,
+            key,
+            prefers_rotation=self.method._prefers_rotation,
         )
         self.ledger.open("round", self.round)
         message = self.method._broadcast(self.state, key)
@@ -416,12 +420,17 @@ class Server:
     def send_for_validation(self, receives):
         """The model that clients measure: what is sent to the clients of the mask, or more.
 
-        Where a round's message has rows of own items only, those who measure the model need all
-        of it, which is counted.
+        Where a round's message lacks fields of the final model, or has rows of own items only,
+        those who measure the model need these too, and they are counted.
         """
-        own_rows = any(isinstance(f, Rows) for f in self.method._model(self.state).values())
-        if own_rows and self.ledger.entries[-1]["phase"] != "final":
-            self.downlink.add(self.method._final_model(self.state), receives)
+        sent = self.method._model(self.state)
+        lacking = {
+            name: field
+            for name, field in self.method._final_model(self.state).items()
+            if name not in sent or isinstance(sent[name], Rows)
+        }
+        if lacking and self.ledger.entries[-1]["phase"] != "final":
+            self.downlink.add(Message(**lacking), receives)
         return self.current_message()
 
     # ------------------------------------------------------------------------- the end
