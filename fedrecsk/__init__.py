@@ -13,6 +13,7 @@ from fedrecsk.centralized import (
 )
 from fedrecsk.federated import (
     CoLR,
+    FedEB,
     FedMF,
     GlobSGD,
     LightFR,
@@ -29,6 +30,7 @@ __all__ = [
     "BiasOnly",
     "BiasedMF",
     "CoLR",
+    "FedEB",
     "FedMF",
     "Federation",
     "GlobSGD",

@@ -78,6 +78,21 @@ SIGNATURES = {
             "client_fraction": 0.2,
         },
     ),
+    "FedEB": (
+        {"n_factors": 20},
+        SHARED
+        | {
+            "n_rounds": "auto",
+            "implicit": True,
+            "sketch_size": 128,
+            "user_noise": True,
+            "posterior": "variational",
+            "learning_rate": "auto",
+            "init_std": 0.1,
+            "download": "own",
+            "rating_scale": None,
+        },
+    ),
     "FedMF": (
         {"n_factors": 64},
         SHARED
