@@ -139,8 +139,8 @@ def workspace(layout, model):
 
 
 @kernel
-def update(layout, ratings, active, model, work, out):
-    """The active clients' uploads; returns their squared error and its weight.
+def update(layout, ratings, active, model, work, users, out):
+    """The active clients' uploads, and their users' phi; returns squared error and its weight.
 
     The four numbers of `scales` are sums over a client's users: ``(phi_0 - m_0)^2 + S_00`` and 1,
     ``alpha_u / alpha E`` and the weight of the ratings.
@@ -159,6 +159,8 @@ def update(layout, ratings, active, model, work, out):
         for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
             start, stop = layout.indptr[u], layout.indptr[u + 1]
             alpha, spread, squares, weight = infer(start, stop, layout, ratings, model, work)
+            for k in range(users.shape[1]):
+                users[u, k] = work.phi[k]
             loss += squares
             mass += weight
             scales[0] += work.phi[0] * work.phi[0] + work.inverse[0, 0]

@@ -121,7 +121,8 @@ def measure_leak(
     opposite fit equally, with the ratings mirrored; the server takes the one that likes more.
     FedMF, CoLR, SCoLR: a visited item moves along p_u (along B p_u), positives one way and the
     sampled negatives, which are more, the other. RFRec: a client moves the vectors of the
-    items that it has rated and of no others.
+    items that it has rated and of no others. FedEB: the client's equations have as many numbers
+    sent as unknown, and are solved backwards.
 
     Examples
     --------
@@ -210,7 +211,7 @@ def _guesses(server, received, seen, n_attacked):
         return
     for batch in seen.batches:
         for place in np.flatnonzero(batch.accepted & (batch.clients < n_attacked)):
-            upload = batch.upload(place)
+            upload = batch.all_fields(place)
             yield int(batch.clients[place]), method._inversion(method, received, upload, n_items)
 
 

@@ -11,6 +11,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk.attacks._inversion_fedeb import fedeb as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated import _item_prior
 from fedrecsk.federated._rating_scale import check_ratings, check_scale, scale_of
@@ -23,8 +24,6 @@ UNITS = 4.0
 # Where scales start, in units: precision of ratings, of users' biases, of items' biases and
 # vectors given their prior (R), of the prior itself (psi).
 ALPHA, LAMBDA_0, REG_BIAS, REG, PSI = 1.3, 6.0, 5.0, 100.0, 10.0
-# How many ratings the prior of a user's own precision is worth.
-NU = 10.0
 # Server: Adam, how much of the scales' sums a round replaces, and the round after which it counts.
 BETA_1, BETA_2, EPSILON, NEW, BURN_IN = 0.9, 0.99, 1e-8, 0.1, 3
 # Averages for prediction look back on at least so many rounds.
@@ -183,10 +182,11 @@ class FedEB(RatingMixin, FederatedRecommender):
     scales; up: the same of gradients, and four numbers. At the end, down: all rows.
 
     *What it reveals.* The server uses sums alone, so secure sums hide the rest. Without them, one
-    upload tells which items its client has rated, and its ratings: two unknowns, b_u's error and
-    alpha_u, explain all rows. Rows of y are equal for all items of a user, which links them.
-    Small cohorts leave items with one rater, of whom a sum hides nothing;
-    ``python -m benchmarks.fedeb leak`` measures both.
+    upload tells exactly which items its user has rated and how, and the user's vector:
+    alpha_u follows from the number of rows and the four numbers, and with it the rows
+    are the residuals (:func:`fedrecsk.attacks.measure_leak`). A sum over a small cohort has items
+    with a single rater, of whom it hides little, and rows for y that are equal for all items of a
+    user link them; ``python -m benchmarks.fedeb leak`` counts such ratings.
 
     *Cohorts.* ``Federation(sampling="auto")`` lets equal cohorts take turns. Drawn at random they
     cost accuracy.
@@ -239,7 +239,10 @@ class FedEB(RatingMixin, FederatedRecommender):
 
     _single_uploads = True
     _prefers_rotation = True
+    _inversion = staticmethod(invert)
     _dtype = np.float32
+    # How many ratings the prior of a user's own precision is worth (nu).
+    _nu = 10.0
 
     # --------------------------------------------------------------- before the rounds
 
@@ -325,10 +328,15 @@ class FedEB(RatingMixin, FederatedRecommender):
     def _init_clients(self, block, message, key):
         low, high, mean = message["ratings"].values
         ratings = _kernels.fedeb.Ratings(
-            ((block.values - mean) / unit_of(low, high)).astype(self._dtype),
+            ((block.values - mean) / self._unit(low, high)).astype(self._dtype),
             block.weights.astype(self._dtype),
         )
-        return {"ratings": ratings, "n_ratings": message["n_ratings"].values.astype(self._dtype)}
+        return {
+            "ratings": ratings,
+            "n_ratings": message["n_ratings"].values.astype(self._dtype),
+            # Where each update has left them; the next one starts afresh.
+            "users": np.zeros((block.n_users, self.n_factors + 1), self._dtype),
+        }
 
     def _upload_forms(self, n_items):
         rows = "all" if self.download == "all" else "held"
@@ -342,7 +350,9 @@ class FedEB(RatingMixin, FederatedRecommender):
         model = self._received(state, message["items"].values, implicit, message["scales"].values)
         layout, out = self._layout(block), self._empty_uploads(block, turn)
         work = _kernels.fedeb.workspace(layout, model)
-        loss = _kernels.fedeb.update(layout, state["ratings"], turn.active, model, work, out)
+        loss = _kernels.fedeb.update(
+            layout, state["ratings"], turn.active, model, work, state["users"], out
+        )
         return state, self._uploads(block, turn, out), loss
 
     def _aggregate(self, server, message, upload, key):
@@ -389,7 +399,7 @@ class FedEB(RatingMixin, FederatedRecommender):
         _kernels.fedeb.fit_users(
             layout, state["ratings"], model, work, users, precisions, covariances
         )
-        unit = self._dtype(unit_of(*message["ratings"].values[:2]))
+        unit = self._dtype(self._unit(*message["ratings"].values[:2]))
         # The bias counts in ratings; p_u has no unit.
         users[:, 0] *= unit
         covariances[:, 0] *= unit
@@ -398,7 +408,7 @@ class FedEB(RatingMixin, FederatedRecommender):
 
     def _server_attributes(self, message):
         low, high, mean = (float(number) for number in message["ratings"].values)
-        unit, scales = unit_of(low, high), message["scales"].values
+        unit, scales = self._unit(low, high), message["scales"].values
         items = message["average_items"].values * self._dtype(unit)
         n_ratings = np.append(message["n_ratings"].values, 0)
         variance = unit**2 * self._item_variance(n_ratings, scales).astype(self._dtype)
@@ -428,6 +438,11 @@ class FedEB(RatingMixin, FederatedRecommender):
     # ------------------------------------------------------------------- on the clients
 
     @staticmethod
+    def _unit(low, high):
+        """What counts as 1 in the model, in ratings."""
+        return ((high - low) or UNITS) / UNITS
+
+    @staticmethod
     def _layout(block):
         return _kernels.shared.Layout(
             block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
@@ -448,7 +463,7 @@ class FedEB(RatingMixin, FederatedRecommender):
             np.asarray(reg, real),
             prior,
             float(alpha),
-            NU if self.user_noise else 0.0,
+            self._nu if self.user_noise else 0.0,
             self.posterior == "variational",
         )
 
@@ -586,8 +601,8 @@ class FedEB(RatingMixin, FederatedRecommender):
         factors = np.vstack([self.item_factors_, np.zeros(self.n_factors, self._dtype)])
         item_variance = np.vstack([self.item_variance_, self._new_item_variance])
         items = np.where(items < 0, len(self.item_factors_), items)
-        noise = self.noise_**2 * (NU / (NU - 2) if self.user_noise else 1)
-        spread = np.sum(factors**2 + item_variance[:, 1:], axis=1) + item_variance[:, 0]
+        noise = self.noise_**2 * (self._nu / (self._nu - 2) if self.user_noise else 1)
+        spread = (factors**2).sum(axis=1, dtype=float) + item_variance.sum(axis=1, dtype=float)
         variance = noise + self.user_bias_std_**2 + spread[items]
         known = np.flatnonzero(users >= 0)
         of_known = np.empty(len(known))
@@ -603,8 +618,3 @@ class FedEB(RatingMixin, FederatedRecommender):
         )
         variance[known] = of_known
         return np.sqrt(variance)
-
-
-def unit_of(low, high):
-    """What counts as 1 in the model, in ratings."""
-    return ((high - low) or UNITS) / UNITS
