@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -101,12 +102,20 @@ def cohort_size(n_clients, client_fraction):
 
 def rotation(n_clients, client_fraction, key):
     """Cohort number of each client: a shuffled list cut into about 1 / client_fraction parts."""
+    return _rotation(n_clients, client_fraction, key.at(-1))
+
+
+@lru_cache(maxsize=4)
+def _rotation(n_clients, client_fraction, key):
+    # The same in every round of a fit.
     n_cohorts = min(n_clients, max(1, round(1 / client_fraction)))
     rank = np.empty(n_clients, dtype=np.int64)
-    rank[np.argsort(key.at(-1).hashed("rotation", np.arange(n_clients)), kind="stable")] = (
-        np.arange(n_clients)
+    rank[np.argsort(key.hashed("rotation", np.arange(n_clients)), kind="stable")] = np.arange(
+        n_clients
     )
-    return rank * n_cohorts // n_clients
+    cohorts = rank * n_cohorts // n_clients
+    cohorts.setflags(write=False)
+    return cohorts
 
 
 def is_rotating(federation, prefers_rotation):
