@@ -342,6 +342,28 @@ def test_averages_are_counted_where_clients_measure_them(toy):
     assert down[1] - down[0] == 12 * 4 * 9 * 7
 
 
+SMALL = {
+    "one row": ([[1, 1]], [3.0]),
+    "one user": ([[1, i] for i in range(6)], [1.0, 2, 3, 4, 5, 5]),
+    "one item": ([[u, 1] for u in range(6)], [1.0, 2, 3, 4, 5, 5]),
+    "one rating a user": ([[u, u % 3] for u in range(9)], [1.0, 2, 3, 4, 5, 5, 4, 3, 2]),
+    "all alike": ([[u, i] for u in range(5) for i in range(4)], [4.0] * 20),
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("data", SMALL)
+def test_little_data(data, options):
+    X, y = map(np.array, SMALL[data])
+    model = make(**options | {"n_rounds": 200, "client_fraction": 0.01}).fit(X, y)
+    mean, std = model.predict(X, return_std=True)
+    assert np.isfinite(mean).all() and (std > 0).all()
+    if data == "all alike":
+        np.testing.assert_allclose(mean, 4, atol=0.05)
+    else:
+        assert np.abs(mean - y).max() < 4
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
