@@ -22,6 +22,7 @@ from fedrecsk.compression import Quantization
 from fedrecsk.datasets import fetch_movielens
 
 FIRST_SEED = 300
+INT8_UP = Quantization("int8", direction="up")
 # Normal quantile of intervals that hold 90 %.
 NINETY = 1.6448536
 MODELS = {
@@ -149,7 +150,7 @@ def uploads(options):
     print("| data | uploads | RMSE | MB up a client | MB down a client |\n|---|---|---|---|---|")
     settings = {
         "own rows": {},
-        "own rows, int8": {"federation": Federation(compression=Quantization("int8", "up"))},
+        "own rows, int8": {"federation": Federation(compression=INT8_UP)},
         "all rows": {"download": "all"},
     }
     for name in options.data:

@@ -383,8 +383,8 @@ def ascend(values, sums, scale, reg, center, first, second, adam):
 
 
 @kernel
-def spread(values, center, reg, mass, out):
-    """Expected squared distance of all rows from the center, by column.
+def spread(values, center, reg, mass, squares, variances):
+    """Squared distances of all rows from the center, and their variances, summed by column.
 
     Parameters
     ----------
@@ -392,11 +392,13 @@ def spread(values, center, reg, mass, out):
     center : (n, width), or None for zero
     reg : (width,)
     mass : (n,), precision that the ratings give to a row
-    out : (width,) float64, receives ``sum_i (x_i - c_i)^2 + 1 / (reg + mass_i)``
+    squares, variances : (width,) float64, receive ``sum_i (x_i - c_i)^2`` and
+        ``sum_i 1 / (reg + mass_i)``
     """
-    for k in range(len(out)):
-        out[k] = 0
+    for k in range(len(squares)):
+        squares[k], variances[k] = 0, 0
     for i in range(values.shape[0]):
         for k in range(values.shape[1]):
             away = values[i, k] if center is None else values[i, k] - center[i, k]
-            out[k] += away * away + 1 / (reg[k] + mass[i])
+            squares[k] += away * away
+            variances[k] += 1 / (reg[k] + mass[i])

@@ -539,26 +539,20 @@ class FedEB(RatingMixin, FederatedRecommender):
         psi, of_center = scales.psi, 0.0
         if server["prior"] is not None:
             center, psi, of_center = server["prior"].center(items, psi, scales.reg)
-        away = np.empty(len(scales.reg))
         mass = scales.alpha * server["n_ratings"]
-        _kernels.fedeb.spread(items, center, scales.reg, mass, away)
-        away_implicit = np.empty(len(scales.reg_implicit))
+        away, variance = np.empty((2, len(scales.reg)))
+        _kernels.fedeb.spread(items, center, scales.reg, mass, away, variance)
+        reg = explained(len(items), scales.reg, away, variance + of_center)
+        reg_implicit = scales.reg_implicit
         if self.implicit:
-            _kernels.fedeb.spread(
-                implicit, None, scales.reg_implicit, server["shares"], away_implicit
-            )
+            away, variance = np.empty((2, len(reg_implicit)))
+            _kernels.fedeb.spread(implicit, None, reg_implicit, server["shares"], away, variance)
+            reg_implicit = len(items) / (away + variance)
         alpha, lambda_0 = np.clip([n_ratings / errors, n_users / bias], LOWEST, HIGHEST)
-        return {
-            "center": center,
-            "scales": Scales(
-                float(alpha),
-                float(lambda_0),
-                (1 - NEW) * scales.reg + NEW * len(items) / (away + of_center),
-                len(items) / away_implicit,
-                psi,
-                sums,
-            ),
-        }
+        # A geometric mean, because precisions of vectors that nobody needs grow without end.
+        reg = scales.reg ** (1 - NEW) * np.clip(reg, LOWEST, HIGHEST) ** NEW
+        scales = Scales(float(alpha), float(lambda_0), reg, reg_implicit, psi, sums)
+        return {"center": center, "scales": scales}
 
     def _item_variance(self, n_ratings, scales):
         """V_i of all items, (n_items, d + 1), in squared units."""
@@ -618,3 +612,12 @@ class FedEB(RatingMixin, FederatedRecommender):
         )
         variance[known] = of_known
         return np.sqrt(variance)
+
+
+def explained(n, reg, squares, variances):
+    """The precision at which n numbers have these squares and variances (MacKay 1992).
+
+    It is ``n / (squares + variances)`` where both agree, and gets there in fewer steps.
+    """
+    n_determined = np.maximum(n - reg * variances, 0)
+    return n_determined / np.maximum(squares, np.finfo(float).tiny)

@@ -190,7 +190,9 @@ def run(estimator, ratings, weights, users_of, start, turns):
                 center = vectors @ f
                 psi = len(eigenvalues) / ((f**2 + 1 / precision) / eigenvalues[:, None]).sum(axis=0)
                 of_center = (1 / precision).sum(axis=0)
-            reg = 0.9 * reg + 0.1 * m / (((items - center) ** 2 + variance).sum(axis=0) + of_center)
+            determined = m - reg * (variance.sum(axis=0) + of_center)
+            new = np.clip(determined / ((items - center) ** 2).sum(axis=0), 1e-4, 1e4)
+            reg = reg**0.9 * new**0.1
             own = 1 / (reg_implicit + shares[:, None])
             reg_implicit = m / (implicit**2 + own).sum(axis=0)
             alpha = new_alpha
