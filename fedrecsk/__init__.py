@@ -12,7 +12,9 @@ from fedrecsk.centralized import (
     SVDpp,
 )
 from fedrecsk.federated import (
+    FCF,
     CoLR,
+    ExplicitFCF,
     FedMF,
     GlobSGD,
     LightFR,
@@ -25,10 +27,12 @@ from fedrecsk.federated import (
 from fedrecsk.simulation import Federation
 
 __all__ = [
+    "FCF",
     "PMF",
     "BiasOnly",
     "BiasedMF",
     "CoLR",
+    "ExplicitFCF",
     "FedMF",
     "Federation",
     "GlobSGD",

@@ -121,7 +121,9 @@ def measure_leak(
     opposite fit equally, with the ratings mirrored; the server takes the one that likes more.
     FedMF, CoLR, SCoLR: a visited item moves along p_u (along B p_u), positives one way and the
     sampled negatives, which are more, the other. RFRec: a client moves the vectors of the
-    items that it has rated and of no others.
+    items that it has rated and of no others. FCF: rows of items that the user does not have
+    are (p . q) p, the others stand out. ExplicitFCF: rows are errors times (1, p), and the
+    user's ridge regression gives its bias (its length without biases).
 
     Examples
     --------
