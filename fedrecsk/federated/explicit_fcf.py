@@ -43,20 +43,22 @@ class ExplicitFCF(ServerStep, RatingMixin, FederatedRecommender):
         Length of p_u and q_i (K).
     n_rounds : int, default=100
         Number of rounds in total.
-    reg_user, reg_item : float, default=0.1
+    reg_user, reg_item : float, default=1.3
         Weights of the penalties on user vectors and item vectors (lambda).
     reg_bias : float, default=3.0
         Weight of the penalty on every user's and item's bias, however many ratings it has.
-    reg_power : float, default=1.0
+    reg_power : float, default=0.5
         How the penalties on vectors grow with the number of ratings: 0 not at all, as in the
         papers, 1 in proportion.
-    learning_rate : float, default=0.1
+    learning_rate : float, default=0.03
         Size of the server's step (gamma).
     optimizer : {"adam", "gd"}, default="adam"
         Adam or plain gradient descent. The objective is divided by the number of clients, which
         makes no difference to Adam.
-    beta_1, beta_2 : float in [0, 1), default=0.1 and 0.99
-        Decay of Adam's first and second moments.
+    beta_1 : float in [0, 1), default=0.1
+        Decay of Adam's first moment.
+    beta_2 : float in [0, 1), default=0.99
+        Decay of Adam's second moment.
     epsilon : float, default=1e-8
         Adam's term against division by zero.
     biases : bool, default=True
@@ -151,10 +153,11 @@ class ExplicitFCF(ServerStep, RatingMixin, FederatedRecommender):
     n_factors: int = 20
     _: KW_ONLY
     n_rounds: int = 100
-    reg_user: float = 0.1
-    reg_item: float = 0.1
+    reg_user: float = 1.3
+    reg_item: float = 1.3
     reg_bias: float = 3.0
-    reg_power: float = 1.0
+    reg_power: float = 0.5
+    learning_rate: float = 0.03
     biases: bool = True
     upload: Literal["own", "all"] = "own"
     rating_scale: tuple[float, float] | None = None

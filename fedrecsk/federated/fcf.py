@@ -37,7 +37,7 @@ class FCF(ServerStep, ImplicitMF):
     ----------
     n_factors : int, default=20
         Length of p_u and q_i (K).
-    n_rounds : int, default=50
+    n_rounds : int, default=60
         Number of rounds in total.
     alpha : float, default=1.0
         Extra confidence of a positive of weight 1.
@@ -45,13 +45,15 @@ class FCF(ServerStep, ImplicitMF):
         Weight of the penalty on user vectors (lambda_u).
     reg_item : float, default=10.0
         Weight of the penalty on item vectors (lambda_v), in total over all clients.
-    learning_rate : float, default=0.1
+    learning_rate : float, default=0.05
         Size of the server's step (gamma).
     optimizer : {"adam", "gd"}, default="adam"
         Adam or plain gradient descent. The objective is divided by the number of clients, which
         makes no difference to Adam.
-    beta_1, beta_2 : float in [0, 1), default=0.1 and 0.99
-        Decay of Adam's first and second moments.
+    beta_1 : float in [0, 1), default=0.1
+        Decay of Adam's first moment.
+    beta_2 : float in [0, 1), default=0.99
+        Decay of Adam's second moment.
     epsilon : float, default=1e-8
         Adam's term against division by zero.
     upload : {"all", "own"}, default="all"
@@ -126,16 +128,17 @@ class FCF(ServerStep, ImplicitMF):
     >>> from fedrecsk.datasets import make_ratings
     >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
     >>> model = FCF(n_factors=8, random_state=0).fit(X)
-    >>> model.communication_.bytes_up == 50 * 4 * 60 * 40 * 8
+    >>> model.communication_.bytes_up == 60 * 4 * 60 * 40 * 8
     True
     >>> model.set_params(upload="own").fit(X).communication_.bytes_up == (
-    ...     4 * 900 + 50 * 4 * (900 * 8 + 60 * 8 * 8)
+    ...     4 * 900 + 60 * 4 * (900 * 8 + 60 * 8 * 8)
     ... )
     True
     """
 
     _: KW_ONLY
-    n_rounds: int = 50
+    n_rounds: int = 60
+    learning_rate: float = 0.05
     upload: Literal["all", "own"] = "all"
 
     _parameter_constraints: ClassVar[dict] = (

@@ -9,7 +9,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
 from fedrecsk.federated._implicit import ImplicitMF
 from fedrecsk.interactions import encode
-from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.privacy import LaplaceMechanism, Paillier
 from fedrecsk.simulation import blocks, participation
 from tests.conftest import make_toy
 from tests.federated.test_wmf import dense, first_items, key_of
@@ -173,6 +173,19 @@ def test_one_plaintext_upload_gives_everything(upload, n_rounds):
     report = measure_leak(model, X, y, n_rounds=n_rounds, max_clients=10)
     assert report.vectors == report.directions == 1.0
     assert report.interactions == report.values == 1.0
+
+
+def test_an_encrypted_fit_is_the_plain_one(toy):
+    pytest.importorskip("phe", reason="needs fedrecsk[privacy]")
+    X, _ = toy
+    scheme = Paillier(key_bits=512, allow_weak=True, audit="all")
+    setting = Federation(secure_aggregation=scheme)
+    plain = make(optimizer="gd", learning_rate=0.1).fit(X)
+    secret = make(optimizer="gd", learning_rate=0.1, federation=setting).fit(X)
+    np.testing.assert_allclose(secret.item_factors_, plain.item_factors_, atol=1e-9)
+    assert secret.encryption_.n_encrypted == 5 * 12
+    with pytest.raises(ValueError, match='do not add up encrypted; set upload="all"'):
+        make(upload="own", federation=setting).fit(X)
 
 
 def test_what_does_not_go_together_is_refused(toy):
