@@ -123,7 +123,6 @@ def errors_of(start, stop, ratings, model, x, errors):
 @part
 def add_gradient(step, x, has_bias, out):
     """Add `step` times what an item's numbers are multiplied with."""
-    for f in range(len(x)):
+    out[0] += step if has_bias else step * x[0]
+    for f in range(1, len(x)):
         out[f] += step * x[f]
-    if has_bias:
-        out[0] += step * (1 - x[0])

@@ -12,6 +12,7 @@ from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
 from fedrecsk.base import RankingMixin
+from fedrecsk.federated._item_rows import empty_uploads, layout_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Derived, Message, Rows, Uploads
 from fedrecsk.uploads import Form
@@ -131,11 +132,7 @@ class ImplicitMF(RankingMixin, FederatedRecommender):
             message["gram"].values.astype(self._dtype, copy=False),
         )
 
-    @staticmethod
-    def _layout(block):
-        return _kernels.shared.Layout(
-            block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
-        )
+    _layout = staticmethod(layout_of)
 
     @staticmethod
     def _feedback(state):
@@ -165,15 +162,7 @@ class ImplicitMF(RankingMixin, FederatedRecommender):
 
     def _empty_uploads(self, block, turn):
         """Where the kernels write: sums by item, or rows and a matrix of each client."""
-        d, n, n_rows = self.n_factors, block.n_clients, len(block.row_items)
-        sound = np.ones(n, dtype=bool)
-        if turn.separate:
-            rows, slots = np.zeros((n_rows, d), self._dtype), np.arange(n_rows, dtype=np.int32)
-            squares, numbers = np.zeros((n, d, d), self._dtype), np.arange(n, dtype=np.int32)
-            return _kernels.wmf.Uploads(turn.active, rows, slots, squares, numbers, sound, True)
-        senders, sums = turn.active & turn.delivers, np.zeros((block.n_items, d))
-        square, zeros = np.zeros((1, d, d)), np.zeros(n, dtype=np.int32)
-        return _kernels.wmf.Uploads(senders, sums, block.row_items, square, zeros, sound, False)
+        return empty_uploads(block, turn, self.n_factors, self._dtype)
 
     def _loss(self, block, turn, loss, mass):
         """Loss and weight of a round's active clients, over all pairs of user and item."""

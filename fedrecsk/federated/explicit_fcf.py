@@ -13,6 +13,7 @@ from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_fcf import explicit_fcf as invert
 from fedrecsk.base import RatingMixin
+from fedrecsk.federated._item_rows import empty_uploads, layout_of
 from fedrecsk.federated._rating_scale import check_ratings, check_scale, scale_of
 from fedrecsk.federated._server_step import ServerStep
 from fedrecsk.federated.base import FederatedRecommender
@@ -251,8 +252,8 @@ class ExplicitFCF(ServerStep, RatingMixin, FederatedRecommender):
         return {"gradient": Form((n_items, self._width), self._rows)}
 
     def _client_update(self, block, state, message, turn, key):
-        layout, users = self._layout(block), state["users"]
-        out = self._empty_uploads(block, turn)
+        layout, users = layout_of(block), state["users"]
+        out = empty_uploads(block, turn, self._width, self._dtype)
         loss = _kernels.fcf.rating_gradients(
             layout,
             self._ratings(block, state),
@@ -288,7 +289,7 @@ class ExplicitFCF(ServerStep, RatingMixin, FederatedRecommender):
             self._ratings(block, state),
             self._received(message),
             state["penalties"],
-            _kernels.wmf.workspace(self._layout(block), users),
+            _kernels.wmf.workspace(layout_of(block), users),
             users,
         )
         return {"users": users}
@@ -334,25 +335,8 @@ class ExplicitFCF(ServerStep, RatingMixin, FederatedRecommender):
         return _kernels.fcf.Model(bias, partners, bool(self.biases))
 
     @staticmethod
-    def _layout(block):
-        return _kernels.shared.Layout(
-            block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
-        )
-
-    @staticmethod
     def _ratings(block, state):
         return _kernels.fcf.Ratings(block.items, state["values"], state["weights"])
-
-    def _empty_uploads(self, block, turn):
-        """Where the kernel writes: sums by item, or rows of each client."""
-        n, n_rows, width = block.n_clients, len(block.row_items), self._width
-        sound, nothing = np.ones(n, dtype=bool), np.zeros((0, width, width), self._dtype)
-        if turn.separate:
-            rows, slots = np.zeros((n_rows, width), self._dtype), np.arange(n_rows, dtype=np.int32)
-            return _kernels.wmf.Uploads(turn.active, rows, slots, nothing, slots, sound, True)
-        senders, sums = turn.active & turn.delivers, np.zeros((block.n_items, width))
-        slots = block.row_items
-        return _kernels.wmf.Uploads(senders, sums, slots, nothing, slots, sound, False)
 
     # ---------------------------------------------------------------- checks, predictions
 
