@@ -17,7 +17,9 @@ import numpy as np
 from sklearn.base import clone
 
 from fedrecsk import (
+    FCF,
     CoLR,
+    ExplicitFCF,
     Federation,
     FedMF,
     GlobSGD,
@@ -37,6 +39,8 @@ METHODS = {
     'LocALS, "all"': LocALS(aggregation="all"),
     "LocSGD": LocSGD(),
     "GlobSGD": GlobSGD(),
+    "FCF": FCF(),
+    "ExplicitFCF": ExplicitFCF(rating_scale=(1, 5)),
     "LightFR": LightFR(),
     "LightFR, the paper's gradients": LightFR(aggregation="gradient", user_bits=1),
     "LightFR, the paper's gradients of ratings": LightFR(

@@ -12,7 +12,9 @@ from fedrecsk.centralized import (
     SVDpp,
 )
 from fedrecsk.federated import (
+    FCF,
     CoLR,
+    ExplicitFCF,
     FedEB,
     FedMF,
     GlobSGD,
@@ -26,11 +28,13 @@ from fedrecsk.federated import (
 from fedrecsk.simulation import Federation
 
 __all__ = [
+    "FCF",
     "PMF",
     "BiasOnly",
     "BiasedMF",
     "CoLR",
     "FedEB",
+    "ExplicitFCF",
     "FedMF",
     "Federation",
     "GlobSGD",

@@ -283,7 +283,7 @@ def test_who_has_no_known_item_stays_unknown_in_company(Estimator, toy):
 
 
 @pytest.mark.parametrize(
-    "name", ["CoLR", "SCoLR", "FedMF", "GlobSGD", "LightFR", "LocALS", "LocSGD"]
+    "name", ["CoLR", "SCoLR", "FCF", "FedMF", "GlobSGD", "LightFR", "LocALS", "LocSGD"]
 )
 def test_models_without_biases_cannot_tell_items_apart_for_strangers(name, toy):
     """As the user guide says, and so does its cure."""

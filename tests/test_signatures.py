@@ -93,6 +93,43 @@ SIGNATURES = {
             "rating_scale": None,
         },
     ),
+    "ExplicitFCF": (
+        {"n_factors": 20},
+        SHARED
+        | {
+            "n_rounds": 100,
+            "reg_user": 1.3,
+            "reg_item": 1.3,
+            "reg_bias": 3.0,
+            "reg_power": 0.5,
+            "learning_rate": 0.03,
+            "optimizer": "adam",
+            "beta_1": 0.1,
+            "beta_2": 0.99,
+            "epsilon": 1e-8,
+            "biases": True,
+            "upload": "own",
+            "rating_scale": None,
+            "init_std": 0.1,
+        },
+    ),
+    "FCF": (
+        {"n_factors": 20},
+        SHARED
+        | {
+            "n_rounds": 60,
+            "alpha": 1.0,
+            "reg_user": 30.0,
+            "reg_item": 10.0,
+            "learning_rate": 0.05,
+            "optimizer": "adam",
+            "beta_1": 0.1,
+            "beta_2": 0.99,
+            "epsilon": 1e-8,
+            "upload": "all",
+            "init_std": 0.03,
+        },
+    ),
     "FedMF": (
         {"n_factors": 64},
         SHARED

@@ -8,6 +8,7 @@ import importlib
 
 _SUBMODULES = (
     "fedeb",
+    "fcf",
     "fedmf",
     "hamming",
     "lightfr",

@@ -122,7 +122,9 @@ def measure_leak(
     FedMF, CoLR, SCoLR: a visited item moves along p_u (along B p_u), positives one way and the
     sampled negatives, which are more, the other. RFRec: a client moves the vectors of the
     items that it has rated and of no others. FedEB: the client's equations have as many numbers
-    sent as unknown, and are solved backwards.
+    sent as unknown, and are solved backwards. FCF: rows of items that the user does not have
+    are (p . q) p, the others stand out. ExplicitFCF: rows are errors times (1, p), and the
+    user's ridge regression gives its bias (its length without biases).
 
     Examples
     --------

@@ -2,6 +2,8 @@
 
 from fedrecsk.federated._codes import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR
+from fedrecsk.federated.explicit_fcf import ExplicitFCF
+from fedrecsk.federated.fcf import FCF
 from fedrecsk.federated.fedeb import FedEB
 from fedrecsk.federated.fedmf import FedMF
 from fedrecsk.federated.globsgd import GlobSGD
@@ -13,8 +15,10 @@ from fedrecsk.federated.rfrecf import RFRecF
 from fedrecsk.federated.scolr import SCoLR
 
 __all__ = [
+    "FCF",
     "CoLR",
     "FedEB",
+    "ExplicitFCF",
     "FedMF",
     "GlobSGD",
     "LightFR",

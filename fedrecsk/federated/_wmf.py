@@ -1,4 +1,4 @@
-"""What LocALS, LocSGD and GlobSGD share: preferences, users, and what is sent."""
+"""What LocALS, LocSGD and GlobSGD share: what is sent, and the server's means."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
 from fedrecsk.attacks._inversion_wmf import wmf as invert
-from fedrecsk.base import RankingMixin
-from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation.messages import Dense, Derived, Message, Rows, Uploads
+from fedrecsk.federated._implicit import ImplicitMF
+from fedrecsk.simulation.messages import Dense, Message, Uploads
 from fedrecsk.uploads import Form, Ragged
 
 # Directions in which clients say less than this share of the most are left alone.
@@ -21,78 +20,37 @@ RESOLUTION = 1e-6
 
 
 @dataclass(eq=False, repr=False)
-class FederatedWMF(RankingMixin, FederatedRecommender):
-    """Base class of the federated methods for weighted matrix factorisation."""
+class FederatedWMF(ImplicitMF):
+    """Base class of LocALS, LocSGD and GlobSGD."""
 
-    n_factors: int = 20
     _: KW_ONLY
-    alpha: float = 1.0
-    reg_user: float = 30.0
-    reg_item: float = 10.0
     aggregation: Literal["full", "all", "holders"] = "full"
     preconditioner: bool | Literal["auto"] = "auto"
     download: Literal["own", "all"] = "own"
-    init_std: float = 0.03
 
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "alpha": [Interval(Real, 0, None, closed="left")],
-        "reg_user": [Interval(Real, 0, None, closed="neither")],
-        "reg_item": [Interval(Real, 0, None, closed="left")],
+    _parameter_constraints: ClassVar[dict] = ImplicitMF._parameter_constraints | {
         "aggregation": [StrOptions({"full", "all", "holders"})],
         "preconditioner": ["boolean", StrOptions({"auto"})],
         "download": [StrOptions({"own", "all"})],
-        "init_std": [Interval(Real, 0, None, closed="neither")],
     }
 
-    _single_uploads = True
     _inversion = staticmethod(invert)
-    _dtype = np.float32
+
+    @property
+    def _sends_all(self):
+        return self.download == "all"
 
     # --------------------------------------------------------------- before the rounds
 
     _n_setups = 1
-
-    def _init_server(self, catalogue, key):
-        shape = (catalogue.n_items, self.n_factors)
-        items = self.init_std * key.generator("item factors").standard_normal(shape)
-        return {
-            "item_factors": items.astype(self._dtype),
-            "n_clients": catalogue.n_clients,
-            "reg_item": self.reg_item / catalogue.n_clients,
-        }
-
-    def _setup_forms(self, n_items, step):
-        if self.download == "all":
-            return {"held_items": Form((n_items,), dtype="uint8", learned=False)}
-        # An int32 for each held item: its number.
-        return {"held_items": Form((n_items,), "held", dtype="int32", learned=False)}
-
-    def _setup_update(self, block, message, step, key):
-        return Uploads(held_items=np.bincount(block.row_items, minlength=block.n_items))
 
     def _setup_aggregate(self, server, upload, step, key):
         return server | {"held_share": upload["held_items"].mean[:, None]}
 
     # ---------------------------------------------------------------------- each round
 
-    def _model(self, server):
-        items = server["item_factors"]
-        if self.download == "all":
-            return Message(item_factors=Dense(items))
-        return Message(item_factors=Rows(items), gram=Dense(self._gram(items), compressible=False))
-
-    def _on_receipt(self, message, key):
-        if "gram" in message:
-            return message
-        return Message(**message, gram=Derived(self._gram(message["item_factors"].values)))
-
-    def _init_clients(self, block, message, key):
-        users = np.zeros((block.n_users, self.n_factors), dtype=self._dtype)
-        return self._preferences(block) | {"users": users}
-
     def _upload_forms(self, n_items):
-        d, rows = self.n_factors, "all" if self.download == "all" else "held"
+        d, rows = self.n_factors, "all" if self._sends_all else "held"
         forms = {"rows": Form((n_items, d), rows)}
         if self.aggregation == "full":
             forms["others"] = Form((d, d), compressible=False)
@@ -105,81 +63,11 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
             return {}
         return {"others": self._idle_matrix}
 
-    # ------------------------------------------------------------------------- the end
-
-    def _final_model(self, server):
-        # To recommend, a client needs the items that it does not hold.
-        return Message(item_factors=Dense(server["item_factors"]))
-
-    def _personalize(self, block, state, message, key):
-        state = state or self._init_clients(block, message, key)
-        users = np.empty_like(state["users"])
-        _kernels.wmf.fit_users(
-            block.indptr,
-            block.items,
-            self._feedback(state),
-            self._received(message),
-            float(self.reg_user),
-            _kernels.wmf.workspace(self._layout(block), users),
-            users,
-        )
-        return {"users": users}
-
-    def _server_attributes(self, message):
-        return {"item_factors_": message["item_factors"].values}
-
-    def _user_attributes(self, block, state):
-        return {"user_factors_": state["users"]}
-
     # ------------------------------------------------------------------- on the clients
-
-    def _preferences(self, block):
-        """Confidence and preference of each rating, as the kernels take them."""
-        positive = block.values > 0
-        extra = np.where(positive, self.alpha * block.weights, 0.0)
-        return {
-            "extra": extra.astype(self._dtype),
-            "pull": np.where(positive, 1 + extra, 0.0).astype(self._dtype),
-        }
-
-    def _gram(self, items):
-        items = items.astype(np.float64)
-        # Where clients diverge, the server says so in the next round.
-        with np.errstate(over="ignore", invalid="ignore"):
-            return (items.T @ items).astype(self._dtype)
-
-    def _received(self, message):
-        """The item vectors, of which a client reads its own, and the sum of all q q'."""
-        return _kernels.wmf.Broadcast(
-            message["item_factors"].values.astype(self._dtype, copy=False),
-            message["gram"].values.astype(self._dtype, copy=False),
-        )
-
-    @staticmethod
-    def _layout(block):
-        return _kernels.shared.Layout(
-            block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
-        )
-
-    @staticmethod
-    def _feedback(state):
-        return _kernels.wmf.Feedback(state["extra"], state["pull"])
 
     def _problem(self, reg_item=0.0, mu=0.0):
         full = self.aggregation == "full"
         return _kernels.wmf.Problem(float(self.reg_user), float(reg_item), float(mu), full)
-
-    def _empty_uploads(self, block, turn):
-        """Where the kernels write: sums by item, or rows and a matrix of each client."""
-        d, n, n_rows = self.n_factors, block.n_clients, len(block.row_items)
-        sound = np.ones(n, dtype=bool)
-        if turn.separate:
-            rows, slots = np.zeros((n_rows, d), self._dtype), np.arange(n_rows, dtype=np.int32)
-            squares, numbers = np.zeros((n, d, d), self._dtype), np.arange(n, dtype=np.int32)
-            return _kernels.wmf.Uploads(turn.active, rows, slots, squares, numbers, sound, True)
-        senders, sums = turn.active & turn.delivers, np.zeros((block.n_items, d))
-        square, zeros = np.zeros((1, d, d)), np.zeros(n, dtype=np.int32)
-        return _kernels.wmf.Uploads(senders, sums, block.row_items, square, zeros, sound, False)
 
     def _uploads(self, block, turn, out):
         """What the kernels have written: rows, and matrices or holders if they are sent."""
@@ -203,11 +91,6 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
     def _idle_matrix(self):
         """The matrix of a client that leaves the items it does not hold as they are."""
         return np.eye(self.n_factors)
-
-    def _loss(self, block, turn, loss, mass):
-        """Loss and weight of a round's active clients, over all pairs of user and item."""
-        n_users = np.diff(block.client_indptr)[turn.active].sum()
-        return loss, mass + n_users * block.n_items
 
     # -------------------------------------------------------------------- on the server
 
@@ -233,7 +116,7 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
             return self.aggregation == "full"
         return self.preconditioner
 
-    # ------------------------------------------------------------ checks, early stopping
+    # -------------------------------------------------------------------------- checks
 
     def _check_before_fit(self):
         if self._setting().local_dp is not None:
@@ -253,31 +136,6 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
                 f'preconditioner=True needs the matrices that aggregation="full" uploads, but '
                 f"aggregation={self.aggregation!r}; change one of them."
             )
-
-    def _check_setting(self, federation, data, blocks):
-        if not (data.values > 0).any():
-            raise ValueError(
-                "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
-                "or shift y so that what is liked is above 0."
-            )
-
-    def _validation_losses(self, held_out):
-        """The objective on what a client did not train on.
-
-        Held-out rows count with their confidence; the items that the user has no row of are
-        preferences 0 with confidence 1, shared out over its held-out rows.
-        """
-        confidence = 1.0 + self._preferences(held_out)["extra"]
-        scores = self._score_pairs(held_out.users, held_out.items)
-        users, n_users = held_out.users, held_out.n_users
-        everything = np.einsum(
-            "ud,de,ue->u", self.user_factors_, self._gram(self.item_factors_), self.user_factors_
-        )
-        seen_indptr, seen_items = self._seen
-        seen_users = np.repeat(np.arange(n_users), np.diff(seen_indptr))
-        seen = np.bincount(seen_users, self._score_pairs(seen_users, seen_items) ** 2, n_users)
-        unseen = (everything - seen) / np.maximum(np.bincount(users, minlength=n_users), 1)
-        return confidence * ((held_out.values > 0) - scores) ** 2 + unseen[users], confidence
 
 
 @dataclass(eq=False, repr=False)

@@ -5,7 +5,7 @@ import pytest
 from sklearn.base import clone
 
 import fedrecsk
-from fedrecsk import Federation, FedMF, LightFR, LocALS, RFRec, RFRecF, SCoLR
+from fedrecsk import FCF, ExplicitFCF, Federation, FedMF, LightFR, LocALS, RFRec, RFRecF, SCoLR
 from fedrecsk.aggregation import NormClipping, TrimmedMean
 from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated.base import FederatedRecommender
@@ -135,6 +135,10 @@ VARIANTS = [
     LightFR(70, n_rounds=2, aggregation="parameter", targets="ratings"),
     LightFR(5, n_rounds=3, upload="all"),
     LightFR(5, n_rounds=3, train_items=False),
+    FCF(3, n_rounds=3, upload="own"),
+    FCF(3, n_rounds=3, optimizer="gd"),
+    ExplicitFCF(3, n_rounds=3, upload="all"),
+    ExplicitFCF(3, n_rounds=3, biases=False),
 ]
 STALE = Federation(dropout=0.4, dropout_mode="stale")
 
