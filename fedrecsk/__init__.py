@@ -13,6 +13,7 @@ from fedrecsk.centralized import (
 )
 from fedrecsk.federated import (
     CoLR,
+    FedFast,
     FedMF,
     GlobSGD,
     LightFR,
@@ -29,6 +30,7 @@ __all__ = [
     "BiasOnly",
     "BiasedMF",
     "CoLR",
+    "FedFast",
     "FedMF",
     "Federation",
     "GlobSGD",

@@ -2,6 +2,7 @@
 
 from fedrecsk.federated._codes import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR
+from fedrecsk.federated.fedfast import FedFast
 from fedrecsk.federated.fedmf import FedMF
 from fedrecsk.federated.globsgd import GlobSGD
 from fedrecsk.federated.lightfr import LightFR
@@ -13,6 +14,7 @@ from fedrecsk.federated.scolr import SCoLR
 
 __all__ = [
     "CoLR",
+    "FedFast",
     "FedMF",
     "GlobSGD",
     "LightFR",
