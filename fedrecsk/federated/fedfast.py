@@ -23,7 +23,127 @@ from fedrecsk.uploads import Form, Ragged
 class FedFast(AveragedItems):
     """Federated averaging whose server knows the user vectors and moves those of absent clients.
 
-    DOC
+    As in :class:`FedMF`, a few clients in each round train the item matrix Q and their users'
+    vectors p_u on their own data. They upload their vectors too. The server clusters them,
+    draws the next cohorts from all clusters alike (ActvSAMP), gives those clients more weight on
+    an item that have moved it further, and moves every client that did not take part by what
+    its cluster has learned on average (ActvAGG). Users who were in no round yet so have useful
+    vectors early [1]_. The price is privacy: the server knows every user's vector.
+
+    Feedback, negatives and losses are those of :class:`FedMF`. The paper's model, generalised
+    matrix factorisation, scores h . (p_u * q_i); h is fixed to ones here, which a rescaling
+    of p_u makes up for.
+
+    Parameters
+    ----------
+    n_factors : int, default=64
+        Length of p_u and q_i (d).
+    n_rounds : int, default=200
+        Number of rounds in total (T).
+    loss : {"bce", "squared"}, default="bce"
+        Cross-entropy with sampled negatives, or half the squared error of ratings, without.
+    n_negatives : int, default=4
+        Sampled negatives per positive, as in :class:`FedMF`.
+    local_epochs : int, default=2
+        Passes of a client over its examples in a round (E).
+    batch_size : int, default=64
+        Examples in a mini-batch; an epoch's last one may be smaller.
+    learning_rate : float, default=0.5
+        Step of SGD (eta).
+    weight_decay : float, default=2e-3
+        Weight of ``|p_u|^2 + |q_i|^2`` in the loss of each example.
+    init_std : float, default=0.03
+        Standard deviation of the initial vectors, which the server draws.
+    sampling : {"clusters", "federation"}, default="clusters"
+        Who draws a round's cohort. "clusters": the server, from each cluster its share. It takes
+        the place of the federation's `sampling`. "federation": as the federation says.
+    aggregation : {"active", "visits", "data_size"}, default="active"
+        How the server weighs the clients' versions of an item. "active": by how far each has
+        moved it, ``w_c = |change|_1``. "visits" and "data_size": as in :class:`FedMF`.
+    discount : float or None, default=0.1
+        Clients that did not take part in round t move by ``exp(-discount t)`` times their
+        cluster's mean change (gamma_t). None: they stay where they are.
+    n_clusters : int, default=10
+        Clusters of clients, found by k-means (p).
+    cluster_every : int, default=10
+        Rounds after which the clusters are found anew.
+    final_epochs : int, default=0
+        Epochs of a client on its users' vectors at the end, with the final items as they are. The
+        paper has none: users keep the server's vectors.
+    {shared parameters}
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u; the server knows them.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        The server's Q.
+    global_bias_ : float
+        Mean rating; only with ``loss="squared"``.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        By fit: under local differential privacy, secure aggregation or an aggregator (except with
+        ``aggregation="visits"`` or "data_size" and ``discount=None``), if no y is positive, if
+        `n_negatives` is above 4 and above what any user has left unseen, or if the clients diverge.
+
+    See Also
+    --------
+    FedMF : The same without the server's knowledge of users.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        server draws Q and a vector for each client; clusters them     _init_server
+        each round
+          1  server chooses of each cluster its share (ActvSAMP)       _choose_cohort
+          2  server sends Q, and to each client its vector             _model
+          3  clients train Q and their vector on their own data        _client_update: FedMF's
+          4  clients upload the changes of both                        _client_update
+          5  q_i += sum_c w_c change_ci / sum_c w_c (ActvAGG)          _mean_update
+          6  p_c += its change, or gamma_t times the cluster's mean    _moved
+          7  every 10 rounds: k-means of all p_c                       _with_clusters
+        at the end
+          8  server sends Q, and to each client its vector             _personalize
+
+    ``sampling="federation", aggregation="data_size", discount=None`` is plain federated averaging
+    of this model, and ``aggregation="visits"`` in its place is what :class:`FedMF` does.
+
+    *Clients of several users.* The vector of a client is the mean of its users'; they keep to
+    themselves by how much they differ from it, and all move with it. The paper has one user per
+    client.
+
+    *What is sent.* Each round down: Q and the client's own vector, ``4 (m + 1) d`` bytes for m
+    items. Up: the change of the vector, ``4 d`` bytes, and of the v items that were visited,
+    with their numbers, ``(4 d + 4) v`` bytes; with "visits" and "data_size" as in :class:`FedMF`.
+    At the end, down: Q and the vector.
+
+    *What it reveals.* Everything: the vectors of clients with one user are known to the server, and
+    the rows that moved along a vector are the user's positives. This is why secure sums and
+    ``local_dp`` are refused.
+
+    *New users* have no vector at the server. They do 20 epochs from zero with the final items.
+
+    References
+    ----------
+    .. [1] K. Muhammad, Q. Wang, D. O'Reilly-Morgan, E. Tragos, B. Smyth, N. Hurley, J. Geraci and
+       A. Lawlor, "FedFast: Going Beyond Average for Faster Training of Federated Recommender
+       Systems", KDD 2020, algorithms 1 to 3.
+
+    Examples
+    --------
+    >>> from fedrecsk import FedFast
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> model = FedFast(n_factors=8, n_rounds=50, random_state=0).fit(X)
+    >>> items, scores = model.recommend(X[:2, 0], n_recommendations=3)
+    >>> items.shape
+    (2, 3)
+    >>> model.privacy_.server_sees
+    'single uploads'
     """
 
     n_factors: int = 64
