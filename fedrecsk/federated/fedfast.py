@@ -11,6 +11,7 @@ from sklearn.cluster import KMeans
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.parallel import _get_threadpool_controller
 
+from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_fedfast import uploaded_vectors
 from fedrecsk.federated._fedmf import EPOCHS_OF_THE_NEW, AveragedItems
@@ -103,7 +104,7 @@ class FedFast(AveragedItems):
           2  server sends Q, and to each client its vector             _model
           3  clients train Q and their vector on their own data        _client_update: FedMF's
           4  clients upload the changes of both                        _client_update
-          5  q_i += sum_c w_c change_ci / sum_c w_c (ActvAGG)          _mean_update
+          5  q_i += sum_c w_c change_ci / sum_c w_c (ActvAGG)          _learned
           6  p_c += its change, or gamma_t times the cluster's mean    _moved
           7  every 10 rounds: k-means of all p_c                       _with_clusters
         at the end
@@ -225,28 +226,33 @@ class FedFast(AveragedItems):
     # ------------------------------------------------------------ each round: ActvAGG
 
     def _aggregate(self, server, message, upload, key):
-        server = super()._aggregate(server, message, upload, key)
         if upload is not None:
-            codes, changes = zip(
-                *((code, one["client_vector"].change) for code, one in upload.single()), strict=True
-            )
-            vectors = self._moved(server, np.array(codes), np.stack(changes), key.round)
-            server = server | {"client_vectors": vectors.astype(self._dtype)}
+            update, codes, changes = self._learned(upload)
+            items = server["item_factors"] + update
+            vectors = self._moved(server, codes, changes, key.round)
+            server = server | {
+                "item_factors": items.astype(self._dtype),
+                "client_vectors": vectors.astype(self._dtype),
+            }
         if (key.round + 1) % self.cluster_every == 0:
             server = self._with_clusters(server, key)
         return server
 
-    def _mean_update(self, upload):
-        if self.aggregation != "active":
-            return super()._mean_update(upload)
-        shape = upload["updates"].sum.shape
-        total, weight = np.zeros(shape), np.zeros((shape[0], 1))
-        for _, one in upload.single():
-            rows, change = one["updates"]
-            size = np.abs(change).sum(axis=1, keepdims=True)
-            total[rows] += size * change
-            weight[rows] += size
-        return total / np.where(weight > 0, weight, 1)
+    def _learned(self, upload):
+        """The update of the items; who has sent something, and the changes of their vectors."""
+        codes, changes = [], []
+        totals = np.zeros(upload["updates"].sum.shape)
+        weights = np.zeros(len(totals))
+        for code, one in upload.single():
+            codes.append(code)
+            changes.append(one["client_vector"].change)
+            if self.aggregation == "active":
+                _kernels.fedfast.add_weighed(*one["updates"], totals, weights)
+        if self.aggregation == "active":
+            update = totals / np.where(weights > 0, weights, 1)[:, None]
+        else:
+            update = self._mean_update(upload)
+        return update, np.array(codes), np.stack(changes)
 
     def _moved(self, server, codes, changes, round):
         """Vectors of all clients: those of `codes` by their changes, others with their cluster."""
@@ -309,6 +315,8 @@ def _is_new(block):
 
 def _means(block, users):
     """The mean of each client's user vectors, in their type."""
+    if block.n_users == block.n_clients:
+        return users
     n_users = np.diff(block.client_indptr)[:, None]
     sums = np.add.reduceat(users, block.client_indptr[:-1], axis=0)
     return (sums / n_users).astype(users.dtype)
