@@ -19,6 +19,7 @@ from sklearn.base import clone
 from fedrecsk import (
     CoLR,
     Federation,
+    FedFast,
     FedMF,
     GlobSGD,
     LightFR,
@@ -43,6 +44,7 @@ METHODS = {
         aggregation="gradient", user_bits=1, targets="ratings", n_negatives=0
     ),
     "LightFR, votes": LightFR(aggregation="parameter", user_bits=1),
+    "FedFast": FedFast(),
     "FedMF": FedMF(),
     "CoLR": CoLR(),
     "SCoLR": SCoLR(),
