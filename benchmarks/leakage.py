@@ -21,6 +21,7 @@ from fedrecsk import (
     CoLR,
     ExplicitFCF,
     Federation,
+    FedFast,
     FedMF,
     GlobSGD,
     LightFR,
@@ -47,6 +48,7 @@ METHODS = {
         aggregation="gradient", user_bits=1, targets="ratings", n_negatives=0
     ),
     "LightFR, votes": LightFR(aggregation="parameter", user_bits=1),
+    "FedFast": FedFast(),
     "FedMF": FedMF(),
     "CoLR": CoLR(),
     "SCoLR": SCoLR(),

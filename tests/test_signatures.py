@@ -130,6 +130,27 @@ SIGNATURES = {
             "init_std": 0.03,
         },
     ),
+    "FedFast": (
+        {"n_factors": 64},
+        SHARED
+        | {
+            "n_rounds": 200,
+            "loss": "bce",
+            "n_negatives": 4,
+            "local_epochs": 2,
+            "batch_size": 64,
+            "learning_rate": 0.5,
+            "weight_decay": 0.002,
+            "init_std": 0.03,
+            "client_fraction": 0.2,
+            "sampling": "clusters",
+            "aggregation": "active",
+            "discount": 0.1,
+            "n_clusters": 10,
+            "cluster_every": 10,
+            "final_epochs": 0,
+        },
+    ),
     "FedMF": (
         {"n_factors": 64},
         SHARED

@@ -9,6 +9,7 @@ import importlib
 _SUBMODULES = (
     "fedeb",
     "fcf",
+    "fedfast",
     "fedmf",
     "hamming",
     "lightfr",

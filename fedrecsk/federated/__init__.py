@@ -5,6 +5,7 @@ from fedrecsk.federated.colr import CoLR
 from fedrecsk.federated.explicit_fcf import ExplicitFCF
 from fedrecsk.federated.fcf import FCF
 from fedrecsk.federated.fedeb import FedEB
+from fedrecsk.federated.fedfast import FedFast
 from fedrecsk.federated.fedmf import FedMF
 from fedrecsk.federated.globsgd import GlobSGD
 from fedrecsk.federated.lightfr import LightFR
@@ -19,6 +20,7 @@ __all__ = [
     "CoLR",
     "FedEB",
     "ExplicitFCF",
+    "FedFast",
     "FedMF",
     "GlobSGD",
     "LightFR",

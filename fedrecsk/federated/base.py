@@ -116,6 +116,13 @@ class FederatedRecommender(Recommender):
 
     # -------------------------------------------------------------------- each round, down
 
+    def _choose_cohort(self, server, n_clients, size, key):
+        """Server: the clients of this round, a mask of shape (n_clients,), about `size` of them.
+
+        None: the federation's `sampling` draws them. Whoever chooses, `dropout` then applies to
+        the cohort. Not for methods with `_shares_state`. Pure.
+        """
+
     @abstractmethod
     def _model(self, server):
         """Server: the model as clients receive it. A Message; pure."""

@@ -83,7 +83,12 @@ def draw(n_clients, client_fraction, federation, key, *, prefers_rotation=False)
         size = cohort_size(n_clients, client_fraction)
         cohort = np.zeros(n_clients, dtype=bool)
         cohort[np.argsort(key.hashed("cohort", everyone), kind="stable")[:size]] = True
+    return of_cohort(cohort, federation, key)
 
+
+def of_cohort(cohort, federation, key):
+    """One round's participation, given the cohort, a mask: some of it may fail."""
+    everyone = np.arange(len(cohort))
     dropped = cohort & (key.uniform("dropout", everyone) < federation.dropout)
     connected = cohort & ~dropped
     match federation.dropout_mode:

@@ -228,13 +228,7 @@ class Server:
     def open_round(self):
         """Begin a round: who takes part in it, and the message; None if none is sent."""
         key = self.key.at(self.round)
-        self._participation = participation.draw(
-            self.n_clients,
-            self.method.client_fraction,
-            self.federation,
-            key,
-            prefers_rotation=self.method._prefers_rotation,
-        )
+        self._participation = self._drawn(key)
         self.ledger.open("round", self.round)
         message = self.method._broadcast(self.state, key)
         delta = self.method._model_delta(self.state)
@@ -244,6 +238,23 @@ class Server:
             self._has_received |= receives
             self._last_message = self._message
         return self._participation, self._message
+
+    def _drawn(self, key):
+        """A round's participation: of the cohort that the method chooses, or of a drawn one."""
+        fraction = self.method.client_fraction
+        size = participation.cohort_size(self.n_clients, fraction)
+        cohort = self.method._choose_cohort(self.state, self.n_clients, size, key)
+        if cohort is None:
+            rotates = self.method._prefers_rotation
+            return participation.draw(
+                self.n_clients, fraction, self.federation, key, prefers_rotation=rotates
+            )
+        if self.method._shares_state:
+            raise TypeError(
+                f"{type(self.method).__name__} shares state between clients of equal history, and "
+                "chosen cohorts give each client its own; let _choose_cohort return None."
+            )
+        return participation.of_cohort(cohort, self.federation, key)
 
     def close_round(self, uploads, loss=(0.0, 0.0), *, trusted=False):
         """The server's step on what arrived.
