@@ -7,6 +7,7 @@ the package. Write ``from fedrecsk import _kernels`` and then ``_kernels.scores.
 import importlib
 
 _SUBMODULES = (
+    "bayesian_svdpp",
     "fedmf",
     "hamming",
     "lightfr",
