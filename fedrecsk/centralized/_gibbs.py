@@ -71,6 +71,8 @@ def leading_eigenpairs(held, rank):
     """Eigenvalues and eigenvectors of held' held, at most `rank` and only what is not zero."""
     n_items = held.shape[1]
     rank = min(rank, n_items)
+    if rank == 0:
+        return np.empty(0), np.empty((n_items, 0))
     if n_items <= SMALL or rank > n_items // 4:
         values, vectors = np.linalg.eigh((held.T @ held).toarray())
     else:
