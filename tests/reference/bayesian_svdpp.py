@@ -10,6 +10,7 @@ their weights, 0 where there is no rating. A state is a dict; P, Q have the bias
 """
 
 import numpy as np
+from scipy.stats import gamma
 
 
 def kernel(W):
@@ -138,13 +139,13 @@ def sweep(state, R, W, eigenpairs, df, key, normal_again=None):
 def prior_draw(W, eigenpairs, d, df, shape, generator):
     """A state from the prior, top down."""
 
-    def gamma(size=None):
+    def gamma_draw(size=None):
         return generator.standard_gamma(shape, size) / shape
 
     n, m = W.shape
     values, vectors = eigenpairs
-    state = {"eta": gamma(), "alpha": gamma()}
-    state |= {name: gamma(1 + d) for name in ("lam", "rho", "psi")}
+    state = {"eta": gamma_draw(), "alpha": gamma_draw()}
+    state |= {name: gamma_draw(1 + d) for name in ("lam", "rho", "psi")}
     state["tau"] = generator.standard_gamma(df / 2, n) / (df / 2)
     state["Y"] = generator.standard_normal((m, d)) / np.sqrt(state["eta"])
     noise = generator.standard_normal((n, 1 + d)) / np.sqrt(state["lam"])
@@ -170,3 +171,24 @@ def moments(samples, u, i):
     """Mean and variance over samples (P, Q) of what user u gives item i, without noise."""
     scores = [P[u, 0] + Q[i, 0] + P[u, 1:] @ Q[i, 1:] for P, Q in samples]
     return np.mean(scores), np.var(scores)
+
+
+def newcomer(rated, values, weights, samples, df, key):
+    """(P, 1 / (alpha tau)) of a new user for each sample, given its items, Y, lam and alpha."""
+    tau, drawn = 1.0, []
+    for s, given in enumerate(samples):
+        mean = np.append(0.0, sum(given["Y"][j] for j in rated) / np.sqrt(len(rated)))
+        others, precisions = given["Q"][rated], weights * given["alpha"] * tau
+
+        def draw(normal):
+            return row(others, values, precisions, mean, given["lam"], normal)  # noqa: B023
+
+        P = draw(key.at(s).generator("newcomers").standard_normal(len(mean)))
+        kept = key.at(s // 2).generator("samples of newcomers").standard_normal(len(mean))
+        drawn.append((draw((-1) ** s * kept), 1 / (given["alpha"] * tau)))
+        if df is not None:
+            squares = weights @ (values - P[0] - others[:, 0] - others[:, 1:] @ P[1:]) ** 2
+            # The same uniform number for all newcomers, through the inverse of the distribution.
+            quantile = gamma.ppf(key.at(s).uniform("newcomers' noise"), (df + len(rated)) / 2)
+            tau = quantile / ((df + given["alpha"] * squares) / 2)
+    return drawn
