@@ -333,50 +333,62 @@ class BayesianSVDpp(RatingMixin, Recommender):
     # ------------------------------------------------------------------------ newcomers
 
     def _new_user_attributes(self, data):
-        n, d, scale = data.n_users, self.n_factors, self._scale
-        counts = np.diff(data.indptr)
-        values = (data.values - self.global_bias_) / scale
+        with _get_threadpool_controller().limit(limits=1, user_api="blas"):
+            samples, noise = self._sampled(data)
+        scale, codes = self._scale, np.arange(data.n_users)
+        biases, factors = side_by_side(samples, codes, data.n_users)
+        biases = (biases * scale).astype(DTYPE)
+        return {
+            "user_factors_": (factors * np.sqrt(scale)).astype(DTYPE),
+            "user_bias_": biases.mean(axis=1),
+            "user_bias_samples_": biases,
+            "user_noise_variance_": (noise * scale**2 * self._mean_weight).astype(DTYPE),
+        }
+
+    def _sampled(self, data):
+        """New users' (b_u, p_u) given each sample's items, and the mean of 1 / (alpha tau_u)."""
+        n, size = data.n_users, 1 + self.n_factors
+        values = (data.values - self.global_bias_) / self._scale
         weights = data.weights / self._mean_weight
         side = _kernels.bayesian_svdpp.Side(data.indptr, data.items, values, weights)
         user_noise, noise, samples = np.ones(n), np.zeros(n), []
-        for s in range(self.n_samples_):
+        for s, alpha in enumerate(self._noise_precision):
             key = self._key.at(s)
-            own = slice(s * d, (s + 1) * d)
-            factors = self.item_factors_[:, own] * (self.n_samples_ / np.sqrt(scale))
-            items = np.column_stack([self.item_bias_samples_[:, s] / scale, factors])
-            mean, implicit = np.zeros((n, 1 + d)), np.empty((n, d), dtype=DTYPE)
-            _kernels.sgd.implicit_sums(
-                data.indptr, data.items, self.implicit_factors_[:, own], implicit
-            )
-            mean[:, 1:] = implicit / np.sqrt(scale)
-            normal = key.generator("newcomers").standard_normal(1 + d)
-            again = opposite_normals("samples of newcomers", self._key, s, 1 + d)
-            prior = _kernels.bayesian_svdpp.Prior(mean, self._user_precision[s])
-            precisions = self._noise_precision[s] * user_noise, np.ones(len(items))
-            noise += 1 / precisions[0]
+            items, prior = self._given(s, data)
+            # All newcomers have the same numbers, so that nobody's depend on who else is new.
+            normal = np.tile(key.generator("newcomers").standard_normal(size), (n, 1))
+            again = opposite_normals("samples of newcomers", self._key, s, size)
             squares, P = _gibbs.draw_side(
                 side,
                 items,
                 prior,
-                precisions,
-                np.tile(normal, (n, 1)),
-                np.empty((n, 1 + d)),
+                (alpha * user_noise, np.ones(len(items))),
+                normal,
+                np.empty((n, size)),
                 normal_again=np.tile(again, (n, 1)),
             )
             samples.append(P)
+            noise += 1 / (alpha * user_noise * self.n_samples_)
             if self.noise_df is not None:
-                shape = (self.noise_df + counts) / 2
-                rate = (self.noise_df + self._noise_precision[s] * squares) / 2
+                shape = (self.noise_df + np.diff(data.indptr)) / 2
+                rate = (self.noise_df + alpha * squares) / 2
                 user_noise = gammaincinv(shape, key.uniform("newcomers' noise")) / rate
-        biases = np.stack([P[:, 0] for P in samples], axis=1) * scale
-        factors = np.concatenate([P[:, 1:] for P in samples], axis=1) * np.sqrt(scale)
-        noise *= scale**2 * self._mean_weight / self.n_samples_
-        return {
-            "user_factors_": factors.astype(DTYPE),
-            "user_bias_samples_": biases.astype(DTYPE),
-            "user_bias_": biases.mean(axis=1).astype(DTYPE),
-            "user_noise_variance_": noise.astype(DTYPE),
-        }
+        return samples, noise
+
+    def _given(self, s, data):
+        """(b_i, q_i) of sample s, and the Prior of (b_u, p_u) for the users of `data`."""
+        d, root = self.n_factors, np.sqrt(self._scale)
+        own = slice(s * d, (s + 1) * d)
+        factors = self.item_factors_[:, own] * (self.n_samples_ / root)
+        items = np.column_stack([self.item_bias_samples_[:, s] / self._scale, factors])
+        implicit = np.empty((data.n_users, d), dtype=DTYPE)
+        _kernels.sgd.implicit_sums(
+            data.indptr, data.items, self.implicit_factors_[:, own], implicit
+        )
+        mean = np.column_stack([np.zeros(data.n_users), implicit / root])
+        return items.astype(np.float64), _kernels.bayesian_svdpp.Prior(
+            mean.astype(np.float64), self._user_precision[s]
+        )
 
 
 class Sample(NamedTuple):
