@@ -1,4 +1,4 @@
-"""BayesianSVDpp in numbers: ``python -m benchmarks.bayesian_svdpp quality|choices``.
+"""BayesianSVDpp in numbers: ``python -m benchmarks.bayesian_svdpp quality|choices|sparse``.
 
 Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. Ratings are split 80/20 at random by
 seed. `choices` uses the training rows of split 0 alone: it cuts a validation part from them.
@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
-from benchmarks.centralized import load, split
-from fedrecsk import BayesianSVDpp
+from benchmarks.centralized import load, mean_rmse, sparse_sets, split
+from fedrecsk import BayesianSVDpp, BiasOnly, SVDpp
 
 TARGETS = {"100k": 0.8795, "1m": 0.8243}
 NEIGHBOURS = (
@@ -29,6 +29,7 @@ NEIGHBOURS = (
     {"n_burn_in": 100},
     {"n_samples": 100, "thinning": 2},
     {"n_samples": 25, "thinning": 8},
+    {"thinning": 8},
     {"n_samples": 100},
 )
 
@@ -58,12 +59,13 @@ HEAD = "RMSE | in 50 % intervals | in 90 % intervals | seconds | a sweep |"
 
 def quality(options):
     """Test errors with the defaults, split by split, and their mean."""
-    print("| data | split | to reach |", HEAD, "\n|---|---|---|---|---|---|---|---|")
+    print("| data | split | to reach |", HEAD + "\n|---|---|---|---|---|---|---|---|")
     for name in options.data:
         X, y = load(name, options)
         runs = []
         for seed in range(options.seeds):
-            model = BayesianSVDpp(random_state=seed, n_jobs=options.n_jobs)
+            settings = {"n_samples": options.n_samples, "n_jobs": options.n_jobs}
+            model = BayesianSVDpp(**settings, random_state=seed)
             runs.append(measured(model, *split(X, y, seed)))
             row(name, seed, "", runs[-1])
         row(name, "mean", TARGETS[name], np.mean(runs, axis=0))
@@ -71,7 +73,7 @@ def quality(options):
 
 def choices(options):
     """Neighbours of the defaults on a validation part of the training rows of split 0."""
-    print("| data | with |", HEAD, "\n|---|---|---|---|---|---|---|")
+    print("| data | with |", HEAD + "\n|---|---|---|---|---|---|---|")
     for name in options.data:
         X_train, y_train, *_ = split(*load(name, options), 0)
         part = split(X_train, y_train, 1)
@@ -80,9 +82,18 @@ def choices(options):
             row(name, changed or "defaults", measured(model, *part))
 
 
+def sparse(options):
+    """RMSE where there is little to learn from, MovieLens-100k."""
+    models = BiasOnly(), SVDpp(), BayesianSVDpp()
+    print("| data |", " | ".join(type(model).__name__ for model in models), "|\n|---|---|---|---|")
+    for label, parts in sparse_sets(options):
+        errors = " | ".join(f"{mean_rmse(model, parts):.4f}" for model in models)
+        print(f"| {label} | {errors} |", flush=True)
+
+
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, choices)}
+    commands = {f.__name__: f for f in (quality, choices, sparse)}
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.bayesian_svdpp", description=__doc__
     )
@@ -90,6 +101,7 @@ def main(argv=None):
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])
     parser.add_argument("--data-home")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--n-samples", type=int, default=BayesianSVDpp.n_samples)
     parser.add_argument("--n-jobs", type=int, default=1)
     options = parser.parse_args(argv)
     commands[options.command](options)

@@ -12,8 +12,9 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from fedrecsk import _kernels
 
-# Every precision has the prior Gamma(SHAPE, rate SHAPE), of mean 1: nearly flat for a scale.
-SHAPE = 0.5
+# Every precision has the prior Gamma(SHAPE, rate RATE), which is nearly flat for a scale. A large
+# rate would keep factors that the data do not need from vanishing: sparse data are then overfitted.
+SHAPE, RATE = 0.5, 0.005
 INIT_STD = 0.1
 INIT_PRECISION = 30.0  # of y: it moves slowly, and the posterior's is about as large on MovieLens
 SMALL = 1000  # items up to which all eigenvectors are as quick to find as some
@@ -118,8 +119,14 @@ class State:
 
     @classmethod
     def start(cls, problem, n_factors, generator):
-        """Small random item vectors, and 0 and 1 for the rest."""
+        """Small random item vectors, and moderate precisions.
+
+        A chain forgets slowly how large it took the factors to be, most of all where ratings are
+        few. It starts as if they explained a quarter of the variance, which is
+        d / lambda (1 / rho + 1 / psi) where all three are equal and K_ii = 1.
+        """
         n_users, n_items, size = len(problem.shares), len(problem.rated), 1 + n_factors
+        precision = np.full(size, np.sqrt(8 * n_factors))
         Q = INIT_STD * generator.standard_normal((n_items, size))
         Q[:, 0] = 0
         return cls(
@@ -128,9 +135,9 @@ class State:
             Y=np.zeros((n_items, n_factors)),
             user_mean=np.zeros((n_users, size)),
             item_mean=np.zeros((n_items, size)),
-            user_precision=np.ones(size),
-            item_precision=np.ones(size),
-            kernel_precision=np.ones(size),
+            user_precision=precision,
+            item_precision=precision.copy(),
+            kernel_precision=precision.copy(),
             implicit_precision=INIT_PRECISION,
             noise_precision=1.0,
             user_noise=np.ones(n_users),
@@ -233,7 +240,7 @@ def draw_kernel(problem, state, generator):
 def drawn_precision(generator, count, squares):
     """A precision given `count` normal numbers of mean 0 and the sum of their squares."""
     squares = np.asarray(squares)
-    return generator.standard_gamma(SHAPE + count / 2, squares.shape) / (SHAPE + squares / 2)
+    return generator.standard_gamma(SHAPE + count / 2, squares.shape) / (RATE + squares / 2)
 
 
 def draw_side(side, factors, prior, precisions, normal, out, n_jobs=None, normal_again=None):

@@ -127,7 +127,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
 
     each from its distribution given all others and the ratings. lambda, rho and psi have an
     entry for the bias and for each factor; b_u has the mean 0. All precisions (alpha, lambda,
-    eta, rho, psi) have the prior Gamma(1/2, rate 1/2). K = D^-1/2 C D^-1/2, where C_ij counts
+    eta, rho, psi) have the prior Gamma(1/2, rate 1/200). K = D^-1/2 C D^-1/2, where C_ij counts
     the users of i and j and D is C's diagonal.
 
     Of a sweep that counts, q and y are kept as they were at its beginning, and p_u is drawn

@@ -147,8 +147,9 @@ def test_the_kernels_part_is_gaussian_process_regression(toy):
 def test_sweeps_leave_the_joint_distribution_as_it_is(monkeypatch):
     """Geweke 2004: ratings given the unknowns and unknowns given the ratings, in turn."""
     # A tamer prior of the precisions, so that moments exist and sweeps forget soon.
-    shape, df, d = 4.0, 6.0, 1
+    shape, rate, df, d = 4.0, 3.0, 6.0, 1
     monkeypatch.setattr(_gibbs, "SHAPE", shape)
+    monkeypatch.setattr(_gibbs, "RATE", rate)
     X = [(u, i) for u in range(4) for i in range(3) if (u, i) not in ((0, 1), (3, 2))]
     weights = np.random.default_rng(0).choice([0.5, 2.0], len(X))
     rows = Rows.of(encode(np.array(X), np.arange(len(X)) % 3 + 1.0, sample_weight=weights))
@@ -176,7 +177,7 @@ def test_sweeps_leave_the_joint_distribution_as_it_is(monkeypatch):
         )
 
     rng, n = np.random.default_rng(1), 6_000
-    prior = [reference.prior_draw(W, pairs, d, df, shape, rng) for _ in range(n)]
+    prior = [reference.prior_draw(W, pairs, d, df, shape, rate, rng) for _ in range(n)]
     state = _gibbs.State.start(problem, d, rng)
     for short, name in NAMES.items():
         setattr(state, name, prior[0][short])

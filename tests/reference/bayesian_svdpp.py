@@ -89,11 +89,11 @@ def errors(state, R, W):
     return E
 
 
-def precision(generator, normals, shape=0.5):
-    """Columns of normal numbers of mean 0, prior Gamma(shape, rate shape)."""
+def precision(generator, normals, shape=0.5, rate=0.005):
+    """Of columns of normal numbers of mean 0, prior Gamma(shape, rate)."""
     squares = np.sum(normals**2, axis=0)
     draw = generator.standard_gamma(shape + len(normals) / 2, np.shape(squares))
-    return draw / (shape + squares / 2)
+    return draw / (rate + squares / 2)
 
 
 def sweep(state, R, W, eigenpairs, df, key, normal_again=None):
@@ -136,11 +136,11 @@ def sweep(state, R, W, eigenpairs, df, key, normal_again=None):
     return state, np.sum(E**2), again
 
 
-def prior_draw(W, eigenpairs, d, df, shape, generator):
+def prior_draw(W, eigenpairs, d, df, shape, rate, generator):
     """A state from the prior, top down."""
 
     def gamma_draw(size=None):
-        return generator.standard_gamma(shape, size) / shape
+        return generator.standard_gamma(shape, size) / rate
 
     n, m = W.shape
     values, vectors = eigenpairs
