@@ -158,7 +158,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
     >>> model = BayesianSVDpp(n_factors=2, random_state=0).fit(X, [5, 4, 3, 2])
     >>> rating, std = model.predict([["bob", "brazil"], ["carol", "dune"]], return_std=True)
     >>> rating.round(1)
-    array([2.8, 3.5])
+    array([2.9, 3.5])
     >>> bool(std[1] > std[0])
     True
     """
