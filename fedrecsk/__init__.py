@@ -3,6 +3,7 @@
 from fedrecsk._version import __version__
 from fedrecsk.centralized import (
     PMF,
+    BayesianSVDpp,
     BiasedMF,
     BiasOnly,
     ImplicitALS,
@@ -31,6 +32,7 @@ from fedrecsk.simulation import Federation
 __all__ = [
     "FCF",
     "PMF",
+    "BayesianSVDpp",
     "BiasOnly",
     "BiasedMF",
     "CoLR",

@@ -1,5 +1,6 @@
 """The same contract without clients: comparators and centralised references."""
 
+from fedrecsk.centralized.bayesian_svdpp import BayesianSVDpp
 from fedrecsk.centralized.bias_only import BiasOnly
 from fedrecsk.centralized.biased_mf import BiasedMF
 from fedrecsk.centralized.implicit import ImplicitALS, ImplicitBPR, ImplicitLMF
@@ -9,6 +10,7 @@ from fedrecsk.centralized.svdpp import SVDpp
 
 __all__ = [
     "PMF",
+    "BayesianSVDpp",
     "BiasOnly",
     "BiasedMF",
     "ImplicitALS",
