@@ -2,6 +2,7 @@
 
 from fedrecsk._version import __version__
 from fedrecsk.centralized import (
+    EASE,
     PMF,
     BiasedMF,
     BiasOnly,
@@ -25,6 +26,7 @@ from fedrecsk.federated import (
 from fedrecsk.simulation import Federation
 
 __all__ = [
+    "EASE",
     "PMF",
     "BiasOnly",
     "BiasedMF",

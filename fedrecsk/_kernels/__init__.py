@@ -8,6 +8,7 @@ import importlib
 
 _SUBMODULES = (
     "fedmf",
+    "gram",
     "hamming",
     "lightfr",
     "low_rank",

@@ -11,7 +11,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
 from fedrecsk.attacks._inversion_wmf import wmf as invert
-from fedrecsk.base import RankingMixin
+from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Derived, Message, Rows, Uploads
 from fedrecsk.uploads import Form, Ragged
@@ -255,11 +255,7 @@ class FederatedWMF(RankingMixin, FederatedRecommender):
             )
 
     def _check_setting(self, federation, data, blocks):
-        if not (data.values > 0).any():
-            raise ValueError(
-                "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
-                "or shift y so that what is liked is above 0."
-            )
+        check_likes(data)
 
     def _validation_losses(self, held_out):
         """The objective on what a client did not train on.
