@@ -14,7 +14,9 @@ from fedrecsk.centralized import (
 )
 from fedrecsk.federated import (
     CoLR,
+    FedEASE,
     FedMF,
+    FedSpectral,
     GlobSGD,
     LightFR,
     LocALS,
@@ -31,7 +33,9 @@ __all__ = [
     "BiasOnly",
     "BiasedMF",
     "CoLR",
+    "FedEASE",
     "FedMF",
+    "FedSpectral",
     "Federation",
     "GlobSGD",
     "ImplicitALS",

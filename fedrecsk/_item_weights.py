@@ -68,6 +68,11 @@ def n_pairs(n_items):
     return n_items * (n_items + 1) // 2
 
 
+def n_items_of(triangle):
+    """The number of items that have so many pairs."""
+    return (np.sqrt(8 * len(triangle) + 1).astype(int) - 1) // 2
+
+
 def add_gram(likes, senders, sums):
     """Add X'X of the clients of the mask to a triangle of float64."""
     zeros = np.zeros(len(senders), dtype=np.int64)

@@ -111,7 +111,7 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
         _memory.require(
             MATRICES * 8 * data.n_items**2,
             f"EASE's matrices of {data.n_items} by {data.n_items} items",
-            "Leave out rare items, for example with preprocessing.MinimumFilter, or use a method "
+            "Leave out rare items, for example with preprocessing.filter_min_ratings, or use a method "
             "with factors such as ImplicitALS.",
         )
         likes, gram = liked(data), np.zeros(n_pairs(data.n_items))

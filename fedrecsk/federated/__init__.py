@@ -2,7 +2,9 @@
 
 from fedrecsk.federated._codes import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR
+from fedrecsk.federated.fedease import FedEASE
 from fedrecsk.federated.fedmf import FedMF
+from fedrecsk.federated.fedspectral import FedSpectral
 from fedrecsk.federated.globsgd import GlobSGD
 from fedrecsk.federated.lightfr import LightFR
 from fedrecsk.federated.locals import LocALS
@@ -13,7 +15,9 @@ from fedrecsk.federated.scolr import SCoLR
 
 __all__ = [
     "CoLR",
+    "FedEASE",
     "FedMF",
+    "FedSpectral",
     "GlobSGD",
     "LightFR",
     "LocALS",
