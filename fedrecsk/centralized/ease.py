@@ -37,8 +37,8 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
         |X - X B|^2 + reg |B|^2
 
     where X has a row for each user: the sample weight where it likes the item (y > 0), and 0
-    elsewhere. A user's scores are its row of X times B. Nothing is drawn at random, and there are no
-    factors: accuracy is that of the best linear models, memory grows with the square of the items.
+    elsewhere. A user's scores are its row of X times B. Nothing is drawn at random. Memory grows
+    with the square of the number of items.
 
     Parameters
     ----------
@@ -111,8 +111,8 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
         _memory.require(
             MATRICES * 8 * data.n_items**2,
             f"EASE's matrices of {data.n_items} by {data.n_items} items",
-            "Leave out rare items, for example with preprocessing.filter_min_ratings, or use a method "
-            "with factors such as ImplicitALS.",
+            "Leave out rare items, for example with preprocessing.filter_min_ratings, or use a "
+            "method with factors such as ImplicitALS.",
         )
         likes, gram = liked(data), np.zeros(n_pairs(data.n_items))
         add_gram(likes, np.ones(data.n_clients, dtype=bool), gram)

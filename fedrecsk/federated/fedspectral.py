@@ -83,14 +83,15 @@ class FedSpectral(WMFUsers, FederatedGram):
           6  clients solve p = (Q'Q + reg_user I + alpha sum w q q')^-1
              sum (1 + alpha w) q over a user's own items        _personalize: kernel fit_users
 
-    With the power 1/4, popular items weigh less in G than in a singular value decomposition of X and
-    more than in a normalised Laplacian.
+    With the power 1/4, popular items weigh less in G than in a singular value decomposition of X
+    and more than in a normalised Laplacian.
 
-    *Weights.* w is the sample weight; the entry of X is w where y > 0, and 0 elsewhere. The size of a
-    positive y does not matter.
+    *Weights.* w is the sample weight; the entry of X is w where y > 0, and 0 elsewhere. The size of
+    a positive y does not matter.
 
-    *Rounds, cohorts, lost uploads, what is revealed* are as in :class:`FedEASE`. *What is sent* differs
-    in the end only: every client receives all item vectors, ``4 n_items n_factors`` bytes.
+    *Rounds, cohorts, lost uploads, what is revealed* are as in :class:`FedEASE`. *What is sent*
+    differs: clients say nothing before the round, and receive all item vectors in the end,
+    ``4 n_items n_factors`` bytes.
 
     References
     ----------
