@@ -10,6 +10,7 @@ from sklearn.utils._param_validation import StrOptions
 
 from fedrecsk import _kernels, _memory
 from fedrecsk._item_weights import add_gram, histories, liked, n_pairs
+from fedrecsk.attacks import Promotion
 from fedrecsk.attacks._inversion_gram import gram as invert
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.federated.base import FederatedRecommender
@@ -108,6 +109,11 @@ class FederatedGram(RankingMixin, FederatedRecommender):
             raise ValueError(
                 f"{name} has nothing to compress: its clients send counts of pairs of items, once; "
                 "set compression=None."
+            )
+        if isinstance(federation.adversary, Promotion) and federation.adversary.forges:
+            raise ValueError(
+                f"{name} has no rows of items in its uploads for Promotion to scale up, only pairs; "
+                "set scale=1, so that the attack lies in the data alone."
             )
         super()._check_before_fit()
         if federation.secure_aggregation is not None and self._sends_pairs:
