@@ -112,8 +112,8 @@ class FederatedGram(RankingMixin, FederatedRecommender):
             )
         if isinstance(federation.adversary, Promotion) and federation.adversary.forges:
             raise ValueError(
-                f"{name} has no rows of items in its uploads for Promotion to scale up, only pairs; "
-                "set scale=1, so that the attack lies in the data alone."
+                f"{name} has no rows of items in its uploads for Promotion to scale up, only pairs "
+                "of items; set scale=1, so that the attack lies in the data alone."
             )
         super()._check_before_fit()
         if federation.secure_aggregation is not None and self._sends_pairs:
