@@ -121,7 +121,8 @@ def measure_leak(
     opposite fit equally, with the ratings mirrored; the server takes the one that likes more.
     FedMF, CoLR, SCoLR: a visited item moves along p_u (along B p_u), positives one way and the
     sampled negatives, which are more, the other. RFRec: a client moves the vectors of the
-    items that it has rated and of no others.
+    items that it has rated and of no others. FedEASE, FedSpectral: the pair of an item with
+    itself is the square of the entry of the user's row, which is the private vector here.
 
     Examples
     --------
