@@ -19,8 +19,8 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
     different `random_state` beats each of them.
 
     :class:`~sklearn.ensemble.VotingRegressor` predicts the same means, but has no `recommend`, no
-    `fold_in`, no `items` and no ledger, and drops `clients` unless metadata routing is switched on
-    and every part requests them.
+    `fold_in`, no `items` and no ledger, and refuses `clients` unless metadata routing is switched
+    on.
 
     Parameters
     ----------
