@@ -48,7 +48,6 @@ MODELS = {
     "LocALS": LOCALS,
     "implicit ALS": IALS,
     "FedEASE + FedSpectral + LocALS": searched([*ONE_ROUND, ("als", LOCALS)]),
-    "FedEASE + FedSpectral + implicit ALS": searched([*ONE_ROUND, ("als", IALS)]),
 }
 CHOICES = {
     EASE(): [{"reg": reg} for reg in (100.0, 300.0, 1000.0, 3000.0)],
