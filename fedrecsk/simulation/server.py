@@ -416,12 +416,14 @@ class Server:
     def send_for_validation(self, receives):
         """The model that clients measure: what is sent to the clients of the mask, or more.
 
-        Where a round's message has rows of own items only, those who measure the model need all
-        of it, which is counted.
+        Where a round's message has rows of own items only, or nothing of the model, those who
+        measure the model need all of it, which is counted.
         """
         own_rows = any(isinstance(f, Rows) for f in self.method._model(self.state).values())
-        if own_rows and self.ledger.entries[-1]["phase"] != "final":
-            self.downlink.add(self.method._final_model(self.state), receives)
+        model = self.method._final_model(self.state)
+        lacks_it = own_rows or not model.keys() & self._last_message.keys()
+        if lacks_it and self.ledger.entries[-1]["phase"] != "final":
+            self.downlink.add(model, receives)
         return self.current_message()
 
     # ------------------------------------------------------------------------- the end

@@ -193,3 +193,18 @@ def test_what_does_not_fit_into_memory_is_refused_before_any_work(Estimator, toy
 def test_one_plaintext_upload_says_everything(Estimator, upload, toy):
     report = measure_leak(make(Estimator, upload=upload), toy[0], toy[1] - 2)
     assert report.vectors == report.interactions == 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    [FedEASE(download="own"), FedEASE(download="all"), FedSpectral(4)],
+    ids=["own", "all", "spectral"],
+)
+def test_the_model_that_clients_measure_is_counted(model):
+    X, y = make_toy(30, 9, seed=2)
+    model.set_params(n_rounds=2, early_stopping=True, validation_fraction=0.3, random_state=0)
+    entries = model.fit(X, y).communication_.entries
+    down = {(entry["phase"], entry["round"]): entry["bytes_down"] for entry in entries}
+    # The second round's message is a byte that asks, and comes with the model.
+    assert down["round", 0] == 30
+    assert down["round", 1] == down["final", 2] + 30
