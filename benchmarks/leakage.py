@@ -17,8 +17,11 @@ import numpy as np
 from sklearn.base import clone
 
 from fedrecsk import (
+    FCF,
     CoLR,
+    ExplicitFCF,
     Federation,
+    FedFast,
     FedMF,
     GlobSGD,
     LightFR,
@@ -37,12 +40,15 @@ METHODS = {
     'LocALS, "all"': LocALS(aggregation="all"),
     "LocSGD": LocSGD(),
     "GlobSGD": GlobSGD(),
+    "FCF": FCF(),
+    "ExplicitFCF": ExplicitFCF(rating_scale=(1, 5)),
     "LightFR": LightFR(),
     "LightFR, the paper's gradients": LightFR(aggregation="gradient", user_bits=1),
     "LightFR, the paper's gradients of ratings": LightFR(
         aggregation="gradient", user_bits=1, targets="ratings", n_negatives=0
     ),
     "LightFR, votes": LightFR(aggregation="parameter", user_bits=1),
+    "FedFast": FedFast(),
     "FedMF": FedMF(),
     "CoLR": CoLR(),
     "SCoLR": SCoLR(),

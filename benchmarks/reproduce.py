@@ -26,9 +26,11 @@ from benchmarks import fedals as _fedals
 from benchmarks import rfrec as _rfrec
 from benchmarks._results import Results
 from fedrecsk import (
+    FCF,
     PMF,
     BiasOnly,
     CoLR,
+    ExplicitFCF,
     Federation,
     FedMF,
     GlobSGD,
@@ -250,7 +252,14 @@ def rfrec_tables():
     main = [
         ("PMF", PMF(), (0.7341, 0.9318), (0.6878, 0.8762), (0.3814, 0.7275), (0.8062, 1.0440)),
         ("SVD++", SVDpp(), (0.7289, 0.9273), (0.6924, 0.8863), (0.3760, 0.7145), (0.8006, 1.0430)),
-        ("FCF", None, (0.7602, 0.9614), (0.7014, 0.8874), (0.4861, 0.7569), (0.8175, 1.0718)),
+        (
+            "FCF",
+            ExplicitFCF(),
+            (0.7602, 0.9614),
+            (0.7014, 0.8874),
+            (0.4861, 0.7569),
+            (0.8175, 1.0718),
+        ),
         ("FedRec", None, (0.7549, 0.9832), (0.7289, 0.9161), (0.5949, 0.7969), (0.8473, 1.0755)),
         ("FedFast", None, (0.7545, 0.9403), (0.7056, 0.8860), (0.4678, 0.7387), (0.8321, 1.0982)),
         ("SemiDFEGL", None, (0.7583, 0.9645), (0.7130, 0.8937), (0.4798, 0.7511), (0.8275, 1.0726)),
@@ -430,7 +439,7 @@ def lightfr_tables():
         ("SVD++", SVDpp(), 0.5291, 0.2826),
         ("DDL", None, 0.5101, 0.2743),
         ("NCF", None, 0.5342, 0.2901),
-        ("FCF", None, 0.4945, 0.2625),
+        ("FCF", FCF(), 0.4945, 0.2625),
         ("FedMF", FedMF(**PAPERS_FEDERATION), 0.4836, 0.2534),
         ("FedRec", None, 0.4893, 0.2612),
         ("MetaMF", None, 0.4994, 0.2691),

@@ -77,13 +77,7 @@ def sparse(options):
     print("| data | bias-only | RFRec | RFRecF |\n|---|---|---|---|")
     for name in options.data:
         X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
-        cuts = {
-            "at most 5 ratings a user": lambda X, rng: _first_of_each(X[:, 0], rng, 5),
-            "at most 10 ratings a user": lambda X, rng: _first_of_each(X[:, 0], rng, 10),
-            "at most 20 ratings a user": lambda X, rng: _first_of_each(X[:, 0], rng, 20),
-            "20 % of the rows": lambda X, rng: rng.random(len(X)) < 0.2,
-        }
-        for label, cut in cuts.items():
+        for label, cut in CUTS.items():
             runs = []
             for seed in range(options.seeds):
                 X_train, y_train, X_test, y_test = split(X, y, seed)
@@ -230,6 +224,15 @@ def _first_of_each(users, rng, n):
     starts = np.flatnonzero(np.r_[True, np.diff(users[order]) != 0])
     rank = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
     return order[rank < n]
+
+
+# Sparse parts of a training set, as masks or numbers of its rows.
+CUTS = {
+    "at most 5 ratings a user": lambda X, rng: _first_of_each(X[:, 0], rng, 5),
+    "at most 10 ratings a user": lambda X, rng: _first_of_each(X[:, 0], rng, 10),
+    "at most 20 ratings a user": lambda X, rng: _first_of_each(X[:, 0], rng, 20),
+    "20 % of the rows": lambda X, rng: rng.random(len(X)) < 0.2,
+}
 
 
 def main(argv=None):

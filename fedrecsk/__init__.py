@@ -13,8 +13,12 @@ from fedrecsk.centralized import (
     SVDpp,
 )
 from fedrecsk.federated import (
+    FCF,
     CoLR,
+    ExplicitFCF,
     FedEASE,
+    FedEB,
+    FedFast,
     FedMF,
     FedSpectral,
     GlobSGD,
@@ -29,11 +33,15 @@ from fedrecsk.simulation import Federation
 
 __all__ = [
     "EASE",
+    "FCF",
     "PMF",
     "BiasOnly",
     "BiasedMF",
     "CoLR",
     "FedEASE",
+    "FedEB",
+    "ExplicitFCF",
+    "FedFast",
     "FedMF",
     "FedSpectral",
     "Federation",

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
-from fedrecsk import BiasOnly, Federation, RFRec, RFRecF
+from fedrecsk import BiasOnly, FedEB, Federation, RFRec, RFRecF, SVDpp
 from fedrecsk.datasets import fetch_movielens, load_ratings, make_ratings
 from fedrecsk.privacy import LaplaceMechanism
 
-METHODS = {"rfrec": RFRec, "rfrecf": RFRecF}
+METHODS = {"fedeb": FedEB, "rfrec": RFRec, "rfrecf": RFRecF}
 
 
 def main(argv=None):
@@ -25,6 +25,10 @@ def main(argv=None):
         parser.error(f"--rounds {options.rounds}: at least 1 round is needed")
     if options.n_jobs == 0:
         parser.error("--n-jobs 0: give a number of threads, or -1 for all cores")
+    if options.method is None:
+        options.method = "fedeb" if options.scale is None else "rfrec"
+    if options.method == "fedeb" and options.scale is not None:
+        parser.error("--method fedeb has no local differential privacy; take rfrec or rfrecf")
     for name in ("clip", "scale"):
         number = getattr(options, name)
         if number is not None and not number > 0:
@@ -38,8 +42,9 @@ def main(argv=None):
     train, test = _split(len(y), options.seed)
     print(f"Data: {options.data}, {len(y):,} ratings, 20 % held out at random.")
 
-    biases = BiasOnly().fit(X[train], y[train])
     model = METHODS[options.method](random_state=options.seed, n_jobs=options.n_jobs)
+    if options.method == "fedeb":
+        model.set_params(client_fraction=0.1)
     if options.rounds is not None:
         model.set_params(n_rounds=options.rounds)
     if options.scale is not None:
@@ -52,11 +57,10 @@ def main(argv=None):
             # The catalogue and the scale of a public data set are public.
             items=np.unique(X[:, 1]),
         )
-    model.fit(X[train], y[train])
-    for name, fitted in (("bias-only", biases), (type(model).__name__, model)):
-        predicted = fitted.predict(X[test])
+    for one in (*_others(options), model):
+        predicted = one.fit(X[train], y[train]).predict(X[test])
         print(
-            f"{name:>10}: RMSE {root_mean_squared_error(y[test], predicted):.4f}, "
+            f"{_named(one):>22}: RMSE {root_mean_squared_error(y[test], predicted):.4f}, "
             f"MAE {mean_absolute_error(y[test], predicted):.4f}"
         )
     users, n_rated = np.unique(X[train, 0], return_counts=True)
@@ -69,6 +73,19 @@ def main(argv=None):
     print(f"Privacy: {model.privacy_}.")
 
 
+def _others(options):
+    """What the method is compared with."""
+    yield BiasOnly()
+    yield SVDpp(random_state=options.seed)
+    if options.method == "fedeb":
+        yield RFRec(random_state=options.seed, n_jobs=options.n_jobs)
+
+
+def _named(model):
+    where = "federated" if hasattr(model, "communication_") else "centralised"
+    return f"{type(model).__name__}, {where}"
+
+
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m fedrecsk", description=main.__doc__)
     parser.add_argument(
@@ -77,7 +94,11 @@ def _parser():
         help="generated (default), 100k, 1m or latest-small (MovieLens), or a file of ratings",
     )
     parser.add_argument("--data-home", help="folder with a copy of MovieLens")
-    parser.add_argument("--method", choices=METHODS, default="rfrec")
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        help="default: fedeb, with cohorts of a tenth of the clients; rfrec under local DP",
+    )
     parser.add_argument("--rounds", type=int, help="rounds (default: the method's)")
     parser.add_argument(
         "--clip", type=float, help="local DP: bound on a coordinate (default: 5 times the scale)"

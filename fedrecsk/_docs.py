@@ -51,7 +51,7 @@ items : array-like of shape (n_items,), default={default}
 """,
     "client_fraction": """
 client_fraction : float in (0, 1], default={default}
-    Share of the clients that are chosen for each round.
+    Share of the clients that are chosen for each round; at least one client is.
 """,
     "early_stopping": """
 early_stopping : bool, default={default}

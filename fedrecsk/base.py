@@ -89,6 +89,13 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
     def _new_user_attributes(self, data):
         """Per-user fitted attributes (a dict of arrays) for the users of `data` alone."""
 
+    def _standard_deviations(self, users, items):
+        """Standard deviations of the ratings of pairs of codes, -1 for unknown; shape (n,)."""
+        raise ValueError(
+            f"{type(self).__name__} has no standard deviations; use return_std=False, or FedEB, "
+            "whose users and items are distributions."
+        )
+
     def _forget_users(self, users):
         """Drop what these users (codes) have beside the attributes above, once they are replaced.
 
@@ -226,7 +233,9 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
 
     # ------------------------------------------------------------------ predict, recommend
 
-    def predict(self, X: ArrayLike) -> NDArray[np.float64]:
+    def predict(
+        self, X: ArrayLike, return_std: bool = False
+    ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Estimate the rating or preference of (user, item) pairs.
 
         An unknown user or item adds nothing to the score: what remains is the other's bias
@@ -237,15 +246,32 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         ----------
         X : array-like or DataFrame of shape (n_samples, n_features)
             As many columns as fit saw; column 0 is the user's id, column 1 the item's.
+        return_std : bool, default=False
+            Whether to return standard deviations too, which few models have.
 
         Returns
         -------
         y_pred : ndarray of shape (n_samples,), dtype float64
+        y_std : ndarray of shape (n_samples,), dtype float64
+            With ``return_std=True``: the standard deviation of what the user would say, whose mean
+            is `y_pred` but for clipping.
+
+        Raises
+        ------
+        ValueError
+            With ``return_std=True``, if the model has no standard deviations.
         """
         check_is_fitted(self)
+        validate_parameter_constraints(
+            {"return_std": ["boolean"]}, {"return_std": return_std}, caller_name="predict"
+        )
         X, _ = self._checked(X)
         users, items = id_columns(X)
-        return self._score_pairs(self._users.codes(users), self._items.codes(items))
+        codes = self._users.codes(users), self._items.codes(items)
+        if not return_std:
+            return self._score_pairs(*codes)
+        deviations = self._standard_deviations(*codes)
+        return self._score_pairs(*codes), deviations
 
     def recommend(
         self,

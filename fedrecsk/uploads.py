@@ -442,6 +442,11 @@ class Batch:
         """What one client has learned: a dict of Update, as users' own classes get it."""
         return {name: changes.update(client) for name, changes in self.changes.items()}
 
+    def all_fields(self, client):
+        """All that one client sends, counts too: a dict of Update."""
+        everything = self.changes | self.counts
+        return {name: changes.update(client) for name, changes in everything.items()}
+
     def whole(self, client):
         """All fields of one client as they are encrypted: a dict of arrays."""
         wholes = {}

@@ -282,7 +282,7 @@ def test_who_has_no_known_item_stays_unknown_in_company(Estimator, toy):
         np.testing.assert_array_equal(one, other)
 
 
-WITHOUT_BIASES = ["CoLR", "SCoLR", "FedMF", "GlobSGD", "LightFR", "LocALS", "LocSGD"]
+WITHOUT_BIASES = ["CoLR", "SCoLR", "FCF", "FedMF", "GlobSGD", "LightFR", "LocALS", "LocSGD"]
 
 
 @pytest.mark.parametrize("name", [*WITHOUT_BIASES, "EASE", "FedEASE", "FedSpectral"])

@@ -33,7 +33,7 @@ def test_everything_public_is_there():
 def test_the_main_job_runs_offline(capsys, tmp_path):
     main(["--rounds", "5", "--n-jobs", "1"])
     out = capsys.readouterr().out
-    for words in ("RFRec: RMSE", "For user", "MB up", "mechanism='none'"):
+    for words in ("FedEB, federated: RMSE", "For user", "MB up", "mechanism='none'"):
         assert words in out
 
 

@@ -139,6 +139,7 @@ REFUSALS = (
     "but LightFR sends codes and integers",
     "has nothing to compress",
     "has no rows of items",
+    "so no aggregator would be asked",
 )
 
 # What must be equal, where a method has it.

@@ -7,6 +7,9 @@ the package. Write ``from fedrecsk import _kernels`` and then ``_kernels.scores.
 import importlib
 
 _SUBMODULES = (
+    "fedeb",
+    "fcf",
+    "fedfast",
     "fedmf",
     "gram",
     "hamming",

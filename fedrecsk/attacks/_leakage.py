@@ -120,8 +120,12 @@ def measure_leak(
     residual an item explains all bits; what remains are the targets. With ratings a code and its
     opposite fit equally, with the ratings mirrored; the server takes the one that likes more.
     FedMF, CoLR, SCoLR: a visited item moves along p_u (along B p_u), positives one way and the
-    sampled negatives, which are more, the other. RFRec: a client moves the vectors of the
-    items that it has rated and of no others. FedEASE, FedSpectral: the pair of an item with
+    sampled negatives, which are more, the other. FedFast: the vector is uploaded as it is, and
+    tells positives from negatives. RFRec: a client moves the vectors of the items that it has
+    rated and of no others. FedEB: the client's equations have as many numbers sent as unknown,
+    and are solved backwards. FCF: rows of items that the user does not have are (p . q) p, the
+    others stand out. ExplicitFCF: rows are errors times (1, p), and the user's ridge regression
+    gives its bias (its length without biases). FedEASE, FedSpectral: the pair of an item with
     itself is the square of the entry of the user's row, which is the private vector here.
 
     Examples
@@ -190,7 +194,7 @@ def _read_along(model, data, n_rounds, n_attacked):
     for server, clients, seen in model._watch(data, n_rounds):
         # In a round without a message, clients go on with the last one.
         if seen.message is not None:
-            received = server.announcement() | seen.message
+            received = seen.message
         for client, guess in _guesses(server, received, seen, n_attacked):
             earlier = [guesses[client]] if client in guesses else []
             guesses[client] = agreed([*earlier, guess])
@@ -202,17 +206,18 @@ def _guesses(server, received, seen, n_attacked):
     """The clients attacked whose uploads the server has seen in a round, each with a guess."""
     if seen.upload is None:
         return
-    method, n_items = server.method, len(server.item_ids)
+    method, n_items, announced = server.method, len(server.item_ids), server.announcement()
     if server.federation.secure_aggregation is not None:
         # All it has is the sum, which says the same of everybody.
         mean = {name: Update(slice(None), total.mean) for name, total in seen.upload.items()}
-        guess = method._inversion(method, received, mean, n_items)
+        guess = method._inversion(method, announced | received, mean, n_items)
         yield from ((client, guess) for client in range(n_attacked))
         return
     for batch in seen.batches:
         for place in np.flatnonzero(batch.accepted & (batch.clients < n_attacked)):
-            upload = batch.upload(place)
-            yield int(batch.clients[place]), method._inversion(method, received, upload, n_items)
+            upload, client = batch.all_fields(place), batch.clients[place]
+            own = announced | received.of(np.array([client]))
+            yield int(client), method._inversion(method, own, upload, n_items)
 
 
 def _vectors(method, clients):

@@ -139,19 +139,9 @@ class AveragedItems(RankingMixin, FederatedRecommender):
             state = self._init_clients(block, message, key)
         trained = state["trained"] & np.isfinite(state["users"]).all(axis=1)
         users = np.where(trained[:, None], state["users"], self._dtype(0))
-        items, layout = message["item_factors"].values, self._layout(block)
         for whom, n_epochs in ((~trained, EPOCHS_OF_THE_NEW), (trained, self.local_epochs)):
-            config = self._config()._replace(local_epochs=n_epochs)
-            _kernels.fedmf.fit_users(
-                layout,
-                state["feedback"],
-                np.flatnonzero(whom),
-                # Nobody's vector may depend on who else is served, or when.
-                Key(0).hashed("personal"),
-                config,
-                items,
-                _kernels.fedmf.scratch_of_users(layout, config, items),
-                users,
+            self._fit_users(
+                block, state["feedback"], message, np.flatnonzero(whom), n_epochs, users
             )
         return {"users": users}
 
@@ -193,6 +183,22 @@ class AveragedItems(RankingMixin, FederatedRecommender):
             learning_rate=float(self.learning_rate),
             weight_decay=float(self.weight_decay),
             squared=self.loss == "squared",
+        )
+
+    def _fit_users(self, block, feedback, message, whom, n_epochs, users):
+        """Train these users' vectors, in place, with the items as they are."""
+        items, layout = message["item_factors"].values, self._layout(block)
+        config = self._config()._replace(local_epochs=n_epochs)
+        _kernels.fedmf.fit_users(
+            layout,
+            feedback,
+            whom,
+            # Nobody's vector may depend on who else is served, or when.
+            Key(0).hashed("personal"),
+            config,
+            items,
+            _kernels.fedmf.scratch_of_users(layout, config, items),
+            users,
         )
 
     @property

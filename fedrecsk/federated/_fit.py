@@ -36,7 +36,7 @@ def fit(estimator, data, report):
         loop = Loop(run, parallel)
         if run.server.state is None:
             loop.set_up()
-        while run.server.round < estimator.n_rounds and not run.server.stopping.stopped:
+        while run.server.round < estimator._rounds() and not run.server.stopping.stopped:
             close = report.step("round")
             loop.round()
             if close(loop.attributes_now):
@@ -309,7 +309,13 @@ def _histories(method, data, federation, key):
     """Equal numbers for clients that must have equal histories to share a block."""
     if not method._shares_state:
         return np.zeros(data.n_clients, dtype=np.int64)
-    return participation.histories(data.n_clients, method.client_fraction, federation, key)
+    return participation.histories(
+        data.n_clients,
+        method.client_fraction,
+        federation,
+        key,
+        prefers_rotation=method._prefers_rotation,
+    )
 
 
 def _groups(method, federation, histories, intrusion):
@@ -370,9 +376,9 @@ def _resumed(estimator, data):
             f"{before.get(name)!r} to {now.get(name)!r} since; set it back or fit with "
             "warm_start=False."
         )
-    if estimator.n_rounds < run.server.round:
+    if estimator._rounds() < run.server.round:
         raise ValueError(
-            f"n_rounds={estimator.n_rounds} must be larger or equal to the {run.server.round} "
+            f"n_rounds={estimator._rounds()} must be larger or equal to the {run.server.round} "
             "rounds already run when warm_start=True."
         )
     return run

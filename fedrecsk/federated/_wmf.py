@@ -1,4 +1,4 @@
-"""What LocALS, LocSGD and GlobSGD share: preferences, users, and what is sent."""
+"""What LocALS, LocSGD and GlobSGD share: what is sent, and the server's means."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
 from fedrecsk.attacks._inversion_wmf import wmf as invert
-from fedrecsk.base import RankingMixin, check_likes
-from fedrecsk.federated._wmf_users import WMFUsers
-from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation.messages import Dense, Message, Rows, Uploads
+from fedrecsk.federated._implicit import ImplicitMF
+from fedrecsk.simulation.messages import Dense, Message, Uploads
 from fedrecsk.uploads import Form, Ragged
 
 # Directions in which clients say less than this share of the most are left alone.
@@ -22,68 +20,37 @@ RESOLUTION = 1e-6
 
 
 @dataclass(eq=False, repr=False)
-class FederatedWMF(WMFUsers, RankingMixin, FederatedRecommender):
-    """Base class of the federated methods for weighted matrix factorisation."""
+class FederatedWMF(ImplicitMF):
+    """Base class of LocALS, LocSGD and GlobSGD."""
 
-    n_factors: int = 20
     _: KW_ONLY
-    alpha: float = 1.0
-    reg_user: float = 30.0
-    reg_item: float = 10.0
     aggregation: Literal["full", "all", "holders"] = "full"
     preconditioner: bool | Literal["auto"] = "auto"
     download: Literal["own", "all"] = "own"
-    init_std: float = 0.03
 
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "alpha": [Interval(Real, 0, None, closed="left")],
-        "reg_user": [Interval(Real, 0, None, closed="neither")],
-        "reg_item": [Interval(Real, 0, None, closed="left")],
+    _parameter_constraints: ClassVar[dict] = ImplicitMF._parameter_constraints | {
         "aggregation": [StrOptions({"full", "all", "holders"})],
         "preconditioner": ["boolean", StrOptions({"auto"})],
         "download": [StrOptions({"own", "all"})],
-        "init_std": [Interval(Real, 0, None, closed="neither")],
     }
 
-    _single_uploads = True
     _inversion = staticmethod(invert)
+
+    @property
+    def _sends_all(self):
+        return self.download == "all"
 
     # --------------------------------------------------------------- before the rounds
 
     _n_setups = 1
-
-    def _init_server(self, catalogue, key):
-        shape = (catalogue.n_items, self.n_factors)
-        items = self.init_std * key.generator("item factors").standard_normal(shape)
-        return {
-            "item_factors": items.astype(self._dtype),
-            "n_clients": catalogue.n_clients,
-            "reg_item": self.reg_item / catalogue.n_clients,
-        }
-
-    def _setup_forms(self, n_items, step):
-        if self.download == "all":
-            return {"held_items": Form((n_items,), dtype="uint8", learned=False)}
-        # An int32 for each held item: its number.
-        return {"held_items": Form((n_items,), "held", dtype="int32", learned=False)}
-
-    def _setup_update(self, block, message, step, key):
-        return Uploads(held_items=np.bincount(block.row_items, minlength=block.n_items))
 
     def _setup_aggregate(self, server, upload, step, key):
         return server | {"held_share": upload["held_items"].mean[:, None]}
 
     # ---------------------------------------------------------------------- each round
 
-    def _model(self, server):
-        items = server["item_factors"]
-        if self.download == "all":
-            return Message(item_factors=Dense(items))
-        return Message(item_factors=Rows(items), gram=Dense(self._gram(items), compressible=False))
-
     def _upload_forms(self, n_items):
-        d, rows = self.n_factors, "all" if self.download == "all" else "held"
+        d, rows = self.n_factors, "all" if self._sends_all else "held"
         forms = {"rows": Form((n_items, d), rows)}
         if self.aggregation == "full":
             forms["others"] = Form((d, d), compressible=False)
@@ -96,29 +63,11 @@ class FederatedWMF(WMFUsers, RankingMixin, FederatedRecommender):
             return {}
         return {"others": self._idle_matrix}
 
-    # ------------------------------------------------------------------------- the end
-
-    def _final_model(self, server):
-        # To recommend, a client needs the items that it does not hold.
-        return Message(item_factors=Dense(server["item_factors"]))
-
     # ------------------------------------------------------------------- on the clients
 
     def _problem(self, reg_item=0.0, mu=0.0):
         full = self.aggregation == "full"
         return _kernels.wmf.Problem(float(self.reg_user), float(reg_item), float(mu), full)
-
-    def _empty_uploads(self, block, turn):
-        """Where the kernels write: sums by item, or rows and a matrix of each client."""
-        d, n, n_rows = self.n_factors, block.n_clients, len(block.row_items)
-        sound = np.ones(n, dtype=bool)
-        if turn.separate:
-            rows, slots = np.zeros((n_rows, d), self._dtype), np.arange(n_rows, dtype=np.int32)
-            squares, numbers = np.zeros((n, d, d), self._dtype), np.arange(n, dtype=np.int32)
-            return _kernels.wmf.Uploads(turn.active, rows, slots, squares, numbers, sound, True)
-        senders, sums = turn.active & turn.delivers, np.zeros((block.n_items, d))
-        square, zeros = np.zeros((1, d, d)), np.zeros(n, dtype=np.int32)
-        return _kernels.wmf.Uploads(senders, sums, block.row_items, square, zeros, sound, False)
 
     def _uploads(self, block, turn, out):
         """What the kernels have written: rows, and matrices or holders if they are sent."""
@@ -142,11 +91,6 @@ class FederatedWMF(WMFUsers, RankingMixin, FederatedRecommender):
     def _idle_matrix(self):
         """The matrix of a client that leaves the items it does not hold as they are."""
         return np.eye(self.n_factors)
-
-    def _loss(self, block, turn, loss, mass):
-        """Loss and weight of a round's active clients, over all pairs of user and item."""
-        n_users = np.diff(block.client_indptr)[turn.active].sum()
-        return loss, mass + n_users * block.n_items
 
     # -------------------------------------------------------------------- on the server
 
@@ -172,7 +116,7 @@ class FederatedWMF(WMFUsers, RankingMixin, FederatedRecommender):
             return self.aggregation == "full"
         return self.preconditioner
 
-    # ------------------------------------------------------------ checks, early stopping
+    # -------------------------------------------------------------------------- checks
 
     def _check_before_fit(self):
         if self._setting().local_dp is not None:
@@ -192,9 +136,6 @@ class FederatedWMF(WMFUsers, RankingMixin, FederatedRecommender):
                 f'preconditioner=True needs the matrices that aggregation="full" uploads, but '
                 f"aggregation={self.aggregation!r}; change one of them."
             )
-
-    def _check_setting(self, federation, data, blocks):
-        check_likes(data)
 
 
 @dataclass(eq=False, repr=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedrecsk import _kernels
+from fedrecsk.federated._item_rows import layout_of
 from fedrecsk.simulation.messages import Derived, Message
 
 
@@ -72,11 +73,7 @@ class WMFUsers:
             message["gram"].values.astype(self._dtype, copy=False),
         )
 
-    @staticmethod
-    def _layout(block):
-        return _kernels.shared.Layout(
-            block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
-        )
+    _layout = staticmethod(layout_of)
 
     @staticmethod
     def _feedback(state):

@@ -74,6 +74,9 @@ class FederatedRecommender(Recommender):
     # refused.
     _server_sees = "sums"
 
+    # Whether ``Federation(sampling="auto")`` means cohorts that take turns.
+    _prefers_rotation = False
+
     # How a curious server inverts one upload; see :func:`fedrecsk.attacks.measure_leak`.
     _inversion = None
 
@@ -112,6 +115,13 @@ class FederatedRecommender(Recommender):
         return Message()
 
     # -------------------------------------------------------------------- each round, down
+
+    def _choose_cohort(self, server, n_clients, size, key):
+        """Server: the clients of this round, a mask of shape (n_clients,), about `size` of them.
+
+        None: the federation's `sampling` draws them. Whoever chooses, `dropout` then applies to
+        the cohort. Not for methods with `_shares_state`. Pure.
+        """
 
     @abstractmethod
     def _model(self, server):
@@ -237,8 +247,12 @@ class FederatedRecommender(Recommender):
         """The federation that the method runs in."""
         return Federation() if self.federation is None else self.federation
 
-    def _n_tasks(self):
+    def _rounds(self):
+        """How many rounds a fit runs in total, where `n_rounds` is no number."""
         return self.n_rounds
+
+    def _n_tasks(self):
+        return self._rounds()
 
     def set_params(self, **params):
         """Set parameters; ``federation__...`` of a federation that is None makes one.

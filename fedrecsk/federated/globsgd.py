@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 import numpy as np
 from sklearn.utils._param_validation import Interval, StrOptions
 
-from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk.federated._wmf import FederatedWMF, divide
 
@@ -125,19 +124,9 @@ class GlobSGD(FederatedWMF):
     # ---------------------------------------------------------------------- the algorithm
 
     def _client_update(self, block, state, message, turn, key):
-        layout, users = self._layout(block), state["users"]
-        out = self._empty_uploads(block, turn)
-        loss = _kernels.wmf.item_gradients(
-            layout,
-            self._feedback(state),
-            turn.active,
-            self._received(message),
-            self._problem(),
-            _kernels.wmf.workspace(layout, users),
-            users,
-            out,
-        )
-        return state, self._uploads(block, turn, out), self._loss(block, turn, *loss)
+        full = self.aggregation == "full"
+        out, loss = self._gradients(block, state, message, turn, full=full)
+        return state, self._uploads(block, turn, out), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:

@@ -105,7 +105,7 @@ def cut(data, groups=None, max_ratings=None, share=1.0):
     groups : ndarray of shape (n_clients,) or None
         Clients of different groups never share a block. None: one group.
     max_ratings : int or None
-        None: :func:`block_size`, up to four times as many if only a share of the clients takes
+        None: :func:`block_size`, up to eight times as many if only a share of the clients takes
         part in a round.
     share : float in (0, 1]
         That share.
@@ -115,7 +115,7 @@ def cut(data, groups=None, max_ratings=None, share=1.0):
     blocks : list of Block
     """
     if max_ratings is None:
-        max_ratings = block_size(data) / max(share, 0.25)
+        max_ratings = block_size(data) / max(share, 1 / 8)
     groups = np.zeros(data.n_clients, dtype=np.int64) if groups is None else groups
     sizes = np.diff(data.rating_indptr)
     order = np.argsort(groups, kind="stable")

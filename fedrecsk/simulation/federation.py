@@ -28,9 +28,11 @@ class Federation(BaseEstimator):
         What failing means. "upload": the client receives the broadcast and updates, and its
         upload is lost. "stale": it has no connection and goes on with the last broadcast it
         received (RFRec, section 3.3). "offline": it does nothing that round.
-    sampling : {"random", "rotating"}, default="random"
-        How a cohort of ``client_fraction`` of the clients is chosen: anew each round, or in
-        turn from a shuffled list cut into ``round(1 / client_fraction)`` cohorts.
+    sampling : {"auto", "random", "rotating"}, default="auto"
+        How a cohort of ``client_fraction`` of the clients is chosen. "random": anew each round.
+        "rotating": in turn, from a shuffled list cut into ``round(1 / client_fraction)`` equal
+        parts. "auto": as suits the method; in turn for :class:`~fedrecsk.FedEB`, at random for
+        all others.
     local_dp : LaplaceMechanism or None, default=None
         Clipping and noise that every client applies to all it uploads.
     wire_dtype : {"float32", "float64"}, default="float32"
@@ -66,7 +68,7 @@ class Federation(BaseEstimator):
     _parameter_constraints: dict = {
         "dropout": [Interval(Real, 0, 1, closed="left")],
         "dropout_mode": [StrOptions({"upload", "stale", "offline"})],
-        "sampling": [StrOptions({"random", "rotating"})],
+        "sampling": [StrOptions({"auto", "random", "rotating"})],
         "local_dp": [LaplaceMechanism, None],
         "wire_dtype": [StrOptions({"float32", "float64"})],
         "compression": [Compressor, None],
@@ -80,7 +82,7 @@ class Federation(BaseEstimator):
         *,
         dropout: float = 0.0,
         dropout_mode: Literal["upload", "stale", "offline"] = "upload",
-        sampling: Literal["random", "rotating"] = "random",
+        sampling: Literal["auto", "random", "rotating"] = "auto",
         local_dp: LaplaceMechanism | None = None,
         compression: Compressor | None = None,
         secure_aggregation: SecureAggregation | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ class Turn(NamedTuple):
     separate: bool
 
 
-def draw(n_clients, client_fraction, federation, key):
+def draw(n_clients, client_fraction, federation, key, *, prefers_rotation=False):
     """Draw one round's participation.
 
     Parameters
@@ -65,6 +66,8 @@ def draw(n_clients, client_fraction, federation, key):
         Gives `sampling`, `dropout` and `dropout_mode`.
     key : Key
         Of the round.
+    prefers_rotation : bool, default=False
+        Whether ``sampling="auto"`` means "rotating" for the method.
 
     Returns
     -------
@@ -73,14 +76,19 @@ def draw(n_clients, client_fraction, federation, key):
     everyone = np.arange(n_clients)
     if client_fraction == 1:
         cohort = np.ones(n_clients, dtype=bool)
-    elif federation.sampling == "rotating":
+    elif is_rotating(federation, prefers_rotation):
         cohorts = rotation(n_clients, client_fraction, key)
         cohort = cohorts == key.round % (cohorts.max() + 1)
     else:
         size = cohort_size(n_clients, client_fraction)
         cohort = np.zeros(n_clients, dtype=bool)
         cohort[np.argsort(key.hashed("cohort", everyone), kind="stable")[:size]] = True
+    return of_cohort(cohort, federation, key)
 
+
+def of_cohort(cohort, federation, key):
+    """One round's participation, given the cohort, a mask: some of it may fail."""
+    everyone = np.arange(len(cohort))
     dropped = cohort & (key.uniform("dropout", everyone) < federation.dropout)
     connected = cohort & ~dropped
     match federation.dropout_mode:
@@ -99,15 +107,30 @@ def cohort_size(n_clients, client_fraction):
 
 def rotation(n_clients, client_fraction, key):
     """Cohort number of each client: a shuffled list cut into about 1 / client_fraction parts."""
+    return _rotation(n_clients, client_fraction, key.at(-1))
+
+
+@lru_cache(maxsize=4)
+def _rotation(n_clients, client_fraction, key):
+    # The same in every round of a fit.
     n_cohorts = min(n_clients, max(1, round(1 / client_fraction)))
     rank = np.empty(n_clients, dtype=np.int64)
-    rank[np.argsort(key.at(-1).hashed("rotation", np.arange(n_clients)), kind="stable")] = (
-        np.arange(n_clients)
+    rank[np.argsort(key.hashed("rotation", np.arange(n_clients)), kind="stable")] = np.arange(
+        n_clients
     )
-    return rank * n_cohorts // n_clients
+    cohorts = rank * n_cohorts // n_clients
+    cohorts.setflags(write=False)
+    return cohorts
 
 
-def histories(n_clients, client_fraction, federation, key):
+def is_rotating(federation, prefers_rotation):
+    """Whether cohorts take turns instead of being drawn anew each round."""
+    if federation.sampling == "auto":
+        return prefers_rotation
+    return federation.sampling == "rotating"
+
+
+def histories(n_clients, client_fraction, federation, key, *, prefers_rotation=False):
     """Group clients that always receive, update and miss the same rounds.
 
     Returns
@@ -118,6 +141,6 @@ def histories(n_clients, client_fraction, federation, key):
     alike = federation.dropout == 0 or federation.dropout_mode == "upload"
     if alike and client_fraction == 1:
         return np.zeros(n_clients, dtype=np.int64)
-    if alike and federation.sampling == "rotating":
+    if alike and is_rotating(federation, prefers_rotation):
         return rotation(n_clients, client_fraction, key)
     return np.arange(n_clients)

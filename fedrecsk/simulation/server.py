@@ -228,9 +228,7 @@ class Server:
     def open_round(self):
         """Begin a round: who takes part in it, and the message; None if none is sent."""
         key = self.key.at(self.round)
-        self._participation = participation.draw(
-            self.n_clients, self.method.client_fraction, self.federation, key
-        )
+        self._participation = self._drawn(key)
         self.ledger.open("round", self.round)
         message = self.method._broadcast(self.state, key)
         delta = self.method._model_delta(self.state)
@@ -240,6 +238,23 @@ class Server:
             self._has_received |= receives
             self._last_message = self._message
         return self._participation, self._message
+
+    def _drawn(self, key):
+        """A round's participation: of the cohort that the method chooses, or of a drawn one."""
+        fraction = self.method.client_fraction
+        size = participation.cohort_size(self.n_clients, fraction)
+        cohort = self.method._choose_cohort(self.state, self.n_clients, size, key)
+        if cohort is None:
+            rotates = self.method._prefers_rotation
+            return participation.draw(
+                self.n_clients, fraction, self.federation, key, prefers_rotation=rotates
+            )
+        if self.method._shares_state:
+            raise TypeError(
+                f"{type(self.method).__name__} shares state between clients of equal history, and "
+                "chosen cohorts give each client its own; let _choose_cohort return None."
+            )
+        return participation.of_cohort(cohort, self.federation, key)
 
     def close_round(self, uploads, loss=(0.0, 0.0), *, trusted=False):
         """The server's step on what arrived.
@@ -416,14 +431,20 @@ class Server:
     def send_for_validation(self, receives):
         """The model that clients measure: what is sent to the clients of the mask, or more.
 
-        Where a round's message has rows of own items only, or nothing of the model, those who
-        measure the model need all of it, which is counted.
+        Where a round's message lacks fields of the final model, or has rows of own items only,
+        those who measure the model need these too, and they are counted.
         """
-        own_rows = any(isinstance(f, Rows) for f in self.method._model(self.state).values())
-        model = self.method._final_model(self.state)
-        lacks_it = own_rows or not model.keys() & self._last_message.keys()
-        if lacks_it and self.ledger.entries[-1]["phase"] != "final":
-            self.downlink.add(model, receives)
+        sent, model = self.method._model(self.state), self.method._final_model(self.state)
+        # Some methods' rounds send nothing of the model at all.
+        if not model.keys() & self._last_message.keys():
+            sent = {}
+        lacking = {
+            name: field
+            for name, field in model.items()
+            if name not in sent or isinstance(sent[name], Rows)
+        }
+        if lacking and self.ledger.entries[-1]["phase"] != "final":
+            self.downlink.add(Message(**lacking), receives)
         return self.current_message()
 
     # ------------------------------------------------------------------------- the end

@@ -6,7 +6,18 @@ from scipy import sparse
 from sklearn.base import clone
 
 import fedrecsk
-from fedrecsk import Federation, FedMF, LightFR, LocALS, RFRec, RFRecF, SCoLR
+from fedrecsk import (
+    FCF,
+    ExplicitFCF,
+    Federation,
+    FedFast,
+    FedMF,
+    LightFR,
+    LocALS,
+    RFRec,
+    RFRecF,
+    SCoLR,
+)
 from fedrecsk.aggregation import NormClipping, TrimmedMean
 from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated.base import FederatedRecommender
@@ -48,7 +59,8 @@ def make(Estimator, **parameters):
 def must_separate(estimator):
     """Whether its uploads lose something when they are added up, even over one client."""
     forms = estimator._upload_forms(9).values()
-    return isinstance(estimator, SCoLR) or any(form.rows == "chosen" for form in forms)
+    apart = estimator._treats_clients_apart or isinstance(estimator, SCoLR)
+    return apart or any(form.rows == "chosen" for form in forms)
 
 
 def deploy(estimator, X, y, clients=None, *, separate=None):
@@ -134,10 +146,16 @@ VARIANTS = [
     FedMF(3, n_rounds=3, client_fraction=1.0, loss="squared"),
     FedMF(3, n_rounds=3, client_fraction=1.0, aggregation="data_size", n_negatives=1),
     SCoLR(2, n_factors=3, n_rounds=3, client_fraction=1.0, aggregation="entries"),
+    FedFast(3, n_rounds=3, client_fraction=0.5, cluster_every=1, discount=None),
+    FedFast(3, n_rounds=3, aggregation="visits", sampling="federation", final_epochs=1),
     LightFR(5, n_rounds=3, aggregation="parameter"),
     LightFR(70, n_rounds=2, aggregation="parameter", targets="ratings"),
     LightFR(5, n_rounds=3, upload="all"),
     LightFR(5, n_rounds=3, train_items=False),
+    FCF(3, n_rounds=3, upload="own"),
+    FCF(3, n_rounds=3, optimizer="gd"),
+    ExplicitFCF(3, n_rounds=3, upload="all"),
+    ExplicitFCF(3, n_rounds=3, biases=False),
 ]
 STALE = Federation(dropout=0.4, dropout_mode="stale")
 
@@ -221,7 +239,13 @@ def test_a_robust_aggregator_sees_the_same_uploads(Estimator, aggregator, monkey
     monkeypatch.setattr(Estimator, "_dtype", np.float64, raising=False)
     X, y = make_toy()
     estimator = make(Estimator, federation=Federation(aggregator=aggregator))
+    try:
+        simulated = clone(estimator).fit(X, y)
+    except ValueError as refusal:
+        assert "so no aggregator would be asked" in str(refusal)
+        with pytest.raises(ValueError, match=str(refusal)[:20]):
+            deploy(estimator, X, y)
+        return
     deployed, deployment = deploy(estimator, X, y)
-    simulated = clone(estimator).fit(X, y)
     assert_same(deployed, simulated, 1e-9)
     assert_same_history(deployment, simulated, 1e-9)

@@ -9,12 +9,12 @@ from joblib import Parallel
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec, RFRecF, SCoLR
+from fedrecsk import CoLR, Federation, FedMF, LightFR, LocALS, RFRec, RFRecF, SCoLR
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.federated._fit import Loop, Run
 from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.simulation import Device, Numbers, Server, blocks
+from fedrecsk.simulation import Device, Numbers, Server, blocks, participation
 from fedrecsk.simulation.clients import Registration
 from fedrecsk.simulation.keys import Key
 from fedrecsk.uploads import Listed, Sizes, Update
@@ -105,6 +105,43 @@ def test_places_follow_the_order_of_the_ids():
     assert [place.clients.tolist() for place in places] == [[2, 0], [1]]
     assert [place.first_users.tolist() for place in places] == [[3, 0], [1]]
     assert server.client_ids.tolist() == [10, 20, 30] and server.n_users == 6
+
+
+# ------------------------------------------------------------------------- chosen cohorts
+
+
+class Even(FedMF):
+    """Its cohort is every other client, in odd rounds; in even ones the federation draws it."""
+
+    def _choose_cohort(self, server, n_clients, size, key):
+        assert n_clients == 12 and size == 3 and "item_factors" in server
+        return np.arange(n_clients) % 2 == 0 if key.round % 2 else None
+
+
+@pytest.mark.parametrize("mode", ["upload", "stale", "offline"])
+def test_a_method_may_choose_the_cohort_and_dropout_applies_to_it(mode):
+    federation = Federation(dropout=0.4, dropout_mode=mode)
+    server, uploads = opened(Even(2, n_rounds=2, client_fraction=0.25, federation=federation))
+    drawn = participation.draw(12, 0.25, federation, server.key.at(0))
+    np.testing.assert_array_equal(server._participation, drawn)
+    server.close_round(uploads)
+    turn, _ = server.open_round()
+    chosen = np.arange(12) % 2 == 0
+    np.testing.assert_array_equal(
+        turn, participation.of_cohort(chosen, federation, server.key.at(1))
+    )
+    assert 0 < turn.dropped.sum() < 6 and not turn.dropped[~chosen].any()
+    np.testing.assert_array_equal(turn.delivers, chosen & ~turn.dropped)
+    np.testing.assert_array_equal(turn.active, chosen if mode != "offline" else turn.delivers)
+
+
+def test_clients_that_share_state_have_cohorts_of_the_federation():
+    class Chosen(RFRec):
+        def _choose_cohort(self, server, n_clients, size, key):
+            return np.arange(n_clients) < size
+
+    with pytest.raises(TypeError, match="Chosen shares state between clients of equal history"):
+        opened(Chosen(3, n_rounds=1, client_fraction=0.5))
 
 
 # ------------------------------------------------------------------------ malformed uploads

@@ -1,0 +1,240 @@
+"""FedEB in numbers: ``python -m benchmarks.fedeb COMMAND``.
+
+Commands: quality, cohorts, averaged, sparse, parts, uploads, leak, speed. Needs MovieLens under
+``--data-home`` or FEDRECSK_DATA. Splits are 80/20 at random, one user a client, by seeds that chose
+nothing (300, 301, ...). `cohorts` and `parts` take the test part of a training part, so that test
+rows choose nothing either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.metrics import root_mean_squared_error
+
+from benchmarks.rfrec import CUTS, split
+from fedrecsk import BiasOnly, FedEB, Federation, SVDpp
+from fedrecsk.attacks import measure_leak
+from fedrecsk.compression import Quantization
+from fedrecsk.datasets import fetch_movielens
+
+FIRST_SEED = 300
+INT8_UP = Quantization("int8", direction="up")
+# Normal quantile of intervals that hold 90 %.
+NINETY = 1.6448536
+MODELS = {
+    "100k": {
+        "everybody, d = 20": FedEB(),
+        "10 %, d = 20": FedEB(client_fraction=0.1),
+        "1 %, d = 20": FedEB(client_fraction=0.01),
+    },
+    "1m": {
+        "10 %, d = 20": FedEB(client_fraction=0.1),
+        "1 %, d = 20": FedEB(client_fraction=0.01),
+        "1 %, d = 40": FedEB(40, client_fraction=0.01),
+    },
+}
+BEST = {"100k": FedEB(client_fraction=0.1), "1m": FedEB(40, client_fraction=0.01)}
+
+
+def quality(options):
+    """Test RMSE, coverage of 90 % intervals, what is sent, seconds."""
+    print("| data | cohorts | rounds | RMSE | +- | within 90 % | MB up a client | seconds |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in options.data:
+        for label, model in MODELS[name].items():
+            rows = []
+            for X, y, X_test, y_test, seed in _splits(name, options):
+                fitted, seconds = _fitted(model, X, y, seed, options)
+                mean, std = fitted.predict(X_test, return_std=True)
+                covered = np.mean(np.abs(y_test - mean) <= NINETY * std)
+                sent = fitted.communication_.client_bytes_up.mean() / 1e6
+                rows.append([root_mean_squared_error(y_test, mean), covered, sent, seconds])
+            rmse, covered, sent, seconds = np.mean(rows, axis=0)
+            print(
+                f"| {name} | {label} | {fitted.n_rounds_} | {rmse:.4f} | {np.std(rows, 0)[0]:.4f} "
+                f"| {covered:.3f} | {sent:.2f} | {seconds:.1f} |",
+                flush=True,
+            )
+
+
+def cohorts(options):
+    """Validation RMSE of cohorts from everybody to 1 %, in turn and at random."""
+    shares = (1.0, 0.3, 0.1, 0.03, 0.01)
+    print("| data | cohorts |" + "".join(f" {share:g} |" for share in shares))
+    print("|---|---|" + "---|" * len(shares))
+    for name in options.data:
+        X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
+        part = split(*split(X, y, 0)[:2], 1)
+        for sampling in ("rotating", "random"):
+            federation = Federation(sampling=sampling)
+            row = [
+                _rmse(FedEB(client_fraction=f, federation=federation), *part, 0, options)
+                for f in shares
+            ]
+            values = " | ".join(f"{value:.4f}" for value in row)
+            print(f"| {name} | {sampling} | {values} |", flush=True)
+
+
+def averaged(options, n_runs=4):
+    """The mean of some runs' predictions, beside one run's."""
+    print(f"| data | one run | mean of {n_runs} |\n|---|---|---|")
+    for name in options.data:
+        rows = []
+        for X, y, X_test, y_test, seed in _splits(name, options):
+            runs = [
+                _fitted(BEST[name], X, y, 10 * seed + k, options)[0].predict(X_test)
+                for k in range(n_runs)
+            ]
+            single = np.mean([root_mean_squared_error(y_test, run) for run in runs])
+            rows.append([single, root_mean_squared_error(y_test, np.mean(runs, axis=0))])
+        single, together = np.mean(rows, axis=0)
+        print(f"| {name} | {single:.4f} | {together:.4f} |", flush=True)
+
+
+def sparse(options):
+    """Few rows: RMSE beside the bias-only model's and SVD++'s."""
+    print("| data | bias-only | SVD++ | FedEB |\n|---|---|---|---|")
+    for name in options.data:
+        for label, cut in CUTS.items():
+            rows = []
+            for X, y, X_test, y_test, seed in _splits(name, options):
+                kept = cut(X, np.random.default_rng(seed))
+                part = X[kept], y[kept], X_test, y_test
+                federated = FedEB(client_fraction=0.1)
+                rows.append(
+                    [
+                        root_mean_squared_error(y_test, BiasOnly().fit(*part[:2]).predict(X_test)),
+                        root_mean_squared_error(
+                            y_test, SVDpp(random_state=seed).fit(*part[:2]).predict(X_test)
+                        ),
+                        _rmse(federated, *part, seed, options),
+                    ]
+                )
+            row = " | ".join(f"{value:.4f}" for value in np.mean(rows, axis=0))
+            print(f"| {name}, {label} | {row} |", flush=True)
+
+
+def parts(options):
+    """What each part of the model is worth: validation RMSE without it."""
+    without = {
+        "all of it": {},
+        "no implicit part": {"implicit": False},
+        "no sketch": {"sketch_size": 0},
+        "shared noise": {"user_noise": False},
+        "points instead of distributions": {"posterior": "map"},
+        "points, no implicit part, no sketch": {
+            "posterior": "map",
+            "implicit": False,
+            "sketch_size": 0,
+        },
+        "half the rate": {"learning_rate": 0.5},
+        "twice the rate": {"learning_rate": 2.0},
+    }
+    print("| data | FedEB with cohorts of 10 % | RMSE |\n|---|---|---|")
+    for name in options.data:
+        X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
+        part = split(*split(X, y, 0)[:2], 1)
+        for label, changed in without.items():
+            if "learning_rate" in changed:
+                changed = {"learning_rate": changed["learning_rate"] * 0.05 * 0.1 ** (1 / 3)}
+            model = FedEB(client_fraction=0.1, **changed)
+            print(f"| {name} | {label} | {_rmse(model, *part, 0, options):.4f} |", flush=True)
+
+
+def uploads(options):
+    """What crosses, plain and with int8 uploads, and what that costs in accuracy."""
+    print("| data | uploads | RMSE | MB up a client | MB down a client |\n|---|---|---|---|---|")
+    settings = {
+        "own rows": {},
+        "own rows, int8": {"federation": Federation(compression=INT8_UP)},
+        "all rows": {"download": "all"},
+    }
+    for name in options.data:
+        for label, changed in settings.items():
+            rows = []
+            for X, y, X_test, y_test, seed in _splits(name, options):
+                model = clone(BEST[name]).set_params(**changed)
+                fitted, _ = _fitted(model, X, y, seed, options)
+                ledger = fitted.communication_
+                up, down = (
+                    nbytes.mean() / 1e6
+                    for nbytes in (ledger.client_bytes_up, ledger.client_bytes_down)
+                )
+                rows.append([root_mean_squared_error(y_test, fitted.predict(X_test)), up, down])
+            rmse, up, down = np.mean(rows, axis=0)
+            print(f"| {name} | {label} | {rmse:.4f} | {up:.3f} | {down:.3f} |", flush=True)
+
+
+def leak(options):
+    """What a plaintext upload gives away, and how many ratings stand alone in a cohort's sum."""
+    for name in options.data:
+        X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
+        report = measure_leak(FedEB(random_state=0), X[:, :2], y, max_clients=200)
+        print(f"{name}: {report}", flush=True)
+        users, items = (np.unique(column, return_inverse=True)[1] for column in X[:, :2].T)
+        order = np.random.default_rng(0).permutation(users.max() + 1)
+        for share in (0.01, 0.1, 1.0):
+            alone = 0
+            for cohort in np.array_split(order, round(1 / share)):
+                counts = np.bincount(items[np.isin(users, cohort)])
+                alone += (counts == 1).sum()
+            print(
+                f"{name}: cohorts of {share:.0%}, about {share * len(order):.0f} clients: "
+                f"{alone / len(items):.1%} of the ratings stand alone in a sum",
+                flush=True,
+            )
+
+
+def speed(options):
+    """Seconds of whole fits of ML-1M, 1,000 rounds of 1 %, with one and two threads."""
+    X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
+    X, y, *_ = split(X, y, FIRST_SEED)
+    for d in (20, 40):
+        FedEB(d, client_fraction=0.01, n_rounds=20).fit(X, y)
+        for n_jobs in (1, 2):
+            start, cpu = time.perf_counter(), time.process_time()
+            FedEB(d, client_fraction=0.01, n_jobs=n_jobs, random_state=0).fit(X, y)
+            print(
+                f"d = {d}, {n_jobs} thread(s): {time.perf_counter() - start:.1f} s "
+                f"({time.process_time() - cpu:.1f} s of CPU)",
+                flush=True,
+            )
+
+
+def _splits(name, options):
+    X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
+    for seed in range(FIRST_SEED, FIRST_SEED + options.seeds):
+        yield *split(X, y, seed), seed
+
+
+def _fitted(model, X, y, seed, options):
+    model = clone(model).set_params(random_state=seed, n_jobs=options.n_jobs)
+    start = time.perf_counter()
+    return model.fit(X, y), time.perf_counter() - start
+
+
+def _rmse(model, X, y, X_test, y_test, seed, options):
+    fitted, _ = _fitted(model, X, y, seed, options)
+    return root_mean_squared_error(y_test, fitted.predict(X_test))
+
+
+def main(argv=None):
+    """Run one of the benchmarks."""
+    functions = (quality, cohorts, averaged, sparse, parts, uploads, leak, speed)
+    commands = {f.__name__: f for f in functions}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fedeb", description=__doc__)
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("--data", nargs="+", default=["100k", "1m"])
+    parser.add_argument("--data-home")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--n-jobs", type=int, default=1)
+    parsed = parser.parse_args(argv)
+    commands[parsed.command](parsed)
+
+
+if __name__ == "__main__":
+    main()

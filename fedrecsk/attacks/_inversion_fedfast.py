@@ -1,0 +1,13 @@
+"""FedFast: from one client's upload to its user's vector and items."""
+
+from __future__ import annotations
+
+from fedrecsk.attacks._guesses import Guess, sent_rows
+
+
+def uploaded_vectors(model, message, upload, n_items):
+    """The user's vector is uploaded; items that have moved along it are positives."""
+    vector = message["client_vector"].values[0] + upload["client_vector"].change
+    rows, items = sent_rows(upload["updates"], n_items)
+    has_negatives = model.loss == "bce" and model.n_negatives > 0
+    return Guess(vector, items[rows @ vector > 0] if has_negatives else items)

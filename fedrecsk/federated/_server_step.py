@@ -1,0 +1,43 @@
+"""A server that steps along gradients, by Adam or plain gradient descent."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Real
+from typing import ClassVar, Literal
+
+import numpy as np
+from sklearn.utils._param_validation import Interval, StrOptions
+
+
+@dataclass(eq=False, repr=False)
+class ServerStep:
+    """The parameters of the server's step, and the step."""
+
+    _: KW_ONLY
+    learning_rate: float = 0.1
+    optimizer: Literal["adam", "gd"] = "adam"
+    beta_1: float = 0.1
+    beta_2: float = 0.99
+    epsilon: float = 1e-8
+
+    _step_constraints: ClassVar[dict] = {
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "optimizer": [StrOptions({"adam", "gd"})],
+        "beta_1": [Interval(Real, 0, 1, closed="left")],
+        "beta_2": [Interval(Real, 0, 1, closed="left")],
+        "epsilon": [Interval(Real, 0, None, closed="neither")],
+    }
+
+    def _stepped(self, server, name, gradient):
+        """The server's state after a step of the array of this name down the gradient."""
+        moments = {}
+        if self.optimizer == "adam":
+            step = server.get("step", 0) + 1
+            mean = self.beta_1 * server.get("mean", 0.0) + (1 - self.beta_1) * gradient
+            square = self.beta_2 * server.get("square", 0.0) + (1 - self.beta_2) * gradient**2
+            moments = {"step": step, "mean": mean, "square": square}
+            gradient = mean / (1 - self.beta_1**step)
+            gradient = gradient / (np.sqrt(square / (1 - self.beta_2**step)) + self.epsilon)
+        items = server[name].astype(np.float64) - self.learning_rate * gradient
+        return server | moments | {name: items.astype(self._dtype)}

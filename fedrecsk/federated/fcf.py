@@ -1,0 +1,258 @@
+"""FCF: federated collaborative filtering (Ammad-ud-din et al., 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from sklearn.utils._param_validation import StrOptions
+
+from fedrecsk._docs import documented
+from fedrecsk.attacks._inversion_fcf import fcf as invert
+from fedrecsk.federated._implicit import ImplicitMF
+from fedrecsk.federated._server_step import ServerStep
+from fedrecsk.simulation.messages import Uploads
+from fedrecsk.uploads import Form, Ragged
+
+DENSE_LIMIT = 2 * 2**30
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class FCF(ServerStep, ImplicitMF):
+    """Federated collaborative filtering: gradients of all items, and Adam on the server.
+
+    Each round every client solves for its users' vectors exactly, given all items, and uploads
+    the gradient of its loss in all items; the server adds these up and takes a step of Adam.
+    Together they descend the objective of implicit matrix factorisation::
+
+        sum_u sum_i c_ui (r_ui - p_u . q_i)^2 + reg_user sum_u |p_u|^2 + reg_item sum_i |q_i|^2
+
+    over all pairs of user and item, with preference r = 1 and confidence c = 1 + alpha w for
+    rows with y > 0, w the row's weight (its count, if rows are repeated), and r = 0, c = 1 for
+    all other pairs.
+
+    Parameters
+    ----------
+    n_factors : int, default=20
+        Length of p_u and q_i (K).
+    n_rounds : int, default=60
+        Number of rounds in total.
+    alpha : float, default=1.0
+        Extra confidence of a positive of weight 1.
+    reg_user : float, default=30.0
+        Weight of the penalty on user vectors (lambda_u).
+    reg_item : float, default=10.0
+        Weight of the penalty on item vectors (lambda_v), in total over all clients.
+    learning_rate : float, default=0.05
+        Size of the server's step (gamma).
+    optimizer : {"adam", "gd"}, default="adam"
+        Adam or plain gradient descent. The objective is divided by the number of clients, which
+        makes no difference to Adam.
+    beta_1 : float in [0, 1), default=0.1
+        Decay of Adam's first moment.
+    beta_2 : float in [0, 1), default=0.99
+        Decay of Adam's second moment.
+    epsilon : float, default=1e-8
+        Adam's term against division by zero.
+    upload : {"all", "own"}, default="all"
+        What is sent each round. "all", the paper's: whole item matrices down and up. "own": the
+        rows of the client's own items and a d x d matrix both ways, from which follows the same
+        sum in fewer bytes.
+    init_std : float, default=0.03
+        Standard deviation of the initial item vectors.
+    {shared parameters}
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u, solved by every client for the final item vectors; private to the client.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        The server's q_i.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        By fit: if no row has y > 0; under `local_dp`; under `secure_aggregation` with
+        ``upload="own"``; if the clients diverge; if something looks at single uploads and
+        writing them down takes more than 2 GiB.
+
+    See Also
+    --------
+    ExplicitFCF : The same for ratings.
+    GlobSGD : The same sums, with another step.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        set-up  with "own", clients say which items they hold     _setup_update
+        each round
+          1  server sends all q_i ("own": theirs, and sum q q')   _model
+          2  clients solve for their users                        kernels item_gradients, fit_client
+          3  ... and upload the gradient of all items             _client_update
+          4  server takes a step of Adam                          _aggregate
+        end
+          5  server sends all items                               _final_model
+          6  clients solve for their users once more              _personalize: kernel fit_users
+
+    *What is sent.* Each round, down: all q_i. Up: for every item
+    ``sum_u c_ui (p_u . q_i - r_ui) p_u``, m x d numbers. With "own", once, up: which items the
+    client holds; each round, down: its own q_i, and the d x d sum of all q q'; up: its own
+    items' gradients less ``(p_u . q_i) p_u``, and P_c' P_c. At the end, down: all q_i.
+
+    *What it reveals.* The server uses sums over clients only. In plaintext one upload of a
+    one-user client gives p_u and the user's items exactly: a row is
+    ``(p_u . q_i) p_u`` for items that the user does not have, and something else for the others
+    (:func:`fedrecsk.attacks.measure_leak`).
+
+    *Gradients* are sent as half of the derivatives; the server doubles them. A cohort's sum
+    stands for that of all clients: it is divided by the number of uploads accepted, and so is
+    ``reg_item`` by the number of all clients.
+
+    *Simulation.* Over all clients the rows of items that they do not hold add up to
+    ``Q sum_c P_c' P_c``, so a round takes time O(ratings d + m d^2), not O(clients m d). This
+    is exact. Where something looks at single uploads, "all" has to write them down.
+
+    References
+    ----------
+    .. [1] M. Ammad-ud-din, E. Ivannikova, S. A. Khan, W. Oyomno, Q. Fu, K. E. Tan and
+       A. Flanagan, "Federated Collaborative Filtering for Privacy-Preserving Personalized
+       Recommendation System", arXiv:1901.09888, 2019, algorithm 1.
+
+    Examples
+    --------
+    >>> from fedrecsk import FCF
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> model = FCF(n_factors=8, random_state=0).fit(X)
+    >>> model.communication_.bytes_up == 60 * 4 * 60 * 40 * 8
+    True
+    >>> model.set_params(upload="own").fit(X).communication_.bytes_up == (
+    ...     4 * 900 + 60 * 4 * (900 * 8 + 60 * 8 * 8)
+    ... )
+    True
+    """
+
+    _: KW_ONLY
+    n_rounds: int = 60
+    learning_rate: float = 0.05
+    upload: Literal["all", "own"] = "all"
+
+    _parameter_constraints: ClassVar[dict] = (
+        ImplicitMF._parameter_constraints
+        | ServerStep._step_constraints
+        | {"upload": [StrOptions({"all", "own"})]}
+    )
+
+    _inversion = staticmethod(invert)
+
+    @property
+    def _sends_all(self):
+        return self.upload == "all"
+
+    @property
+    def _n_setups(self):
+        # Who gets and sends whole matrices need not say what it holds.
+        return int(not self._sends_all)
+
+    # ---------------------------------------------------------------------- the algorithm
+
+    def _upload_forms(self, n_items):
+        d = self.n_factors
+        if self._sends_all:
+            return {"gradient": Form((n_items, d))}
+        return {"rows": Form((n_items, d), "held"), "others": Form((d, d), compressible=False)}
+
+    def _client_update(self, block, state, message, turn, key):
+        out, loss = self._gradients(block, state, message, turn, full=True)
+        items = message["item_factors"].values
+        if turn.separate:
+            fields = self._single(block, turn.active, items, out)
+        elif self._sends_all:
+            fields = {"gradient": out.rows + self._others(items, out.squares[0])}
+        else:
+            fields = {"rows": out.rows, "others": out.squares[0]}
+        return state, Uploads(sound=out.sound, **fields), loss
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        items = server["item_factors"].astype(np.float64)
+        if self._sends_all:
+            gradient = upload["gradient"].mean
+        else:
+            gradient = upload["rows"].mean + items @ upload["others"].mean
+        return self._stepped(server, "item_factors", 2 * (gradient + server["reg_item"] * items))
+
+    # ----------------------------------------------------------------------- what it needs
+
+    def _single(self, block, active, items, out):
+        """The fields client by client."""
+        if not self._sends_all:
+            rows = Ragged(block.row_indptr, block.row_items, out.rows)
+            return {"rows": rows, "others": Ragged.stacked(out.squares)}
+        n_items, d = items.shape
+        place = np.cumsum(active) - 1
+        whole = self._others(items, out.squares[active])
+        client = np.repeat(np.arange(block.n_clients), block.row_counts)
+        sent = active[client]
+        whole[place[client[sent]], block.row_items[sent]] += out.rows[sent]
+        rows = np.tile(np.arange(n_items), len(whole))
+        indptr = np.concatenate([[0], np.cumsum(active)]) * n_items
+        return {"gradient": Ragged(indptr, rows, whole.reshape(-1, d))}
+
+    @staticmethod
+    def _others(items, squares):
+        """Gradients of items that a client does not hold, given its P'P."""
+        # A client that has diverged is left out of the sums, or says so itself.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return items.astype(squares.dtype, copy=False) @ squares
+
+    def _upload_of_one(self, vector, items, message):
+        """What a one-user client with this vector sends for own items of weight 1."""
+        scores = items @ vector
+        multiples = (1 + self.alpha) * (scores - 1)
+        if self._sends_all:
+            return {"rows": np.outer(multiples, vector)}
+        return {
+            "rows": np.outer(multiples - scores, vector),
+            "others": np.outer(vector, vector),
+        }
+
+    # ------------------------------------------------------------------------------ checks
+
+    def _check_before_fit(self):
+        federation = self._setting()
+        if federation.local_dp is not None:
+            raise ValueError(
+                f"{type(self).__name__} has no local_dp: to clip its gradients, every client would "
+                "have to write down those of all items. Use RFRec under local differential "
+                "privacy."
+            )
+        super()._check_before_fit()
+        if federation.secure_aggregation is not None and not self._sends_all:
+            raise ValueError(
+                f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
+                'rows of some items only do not add up encrypted; set upload="all".'
+            )
+
+    def _check_setting(self, federation, data, blocks):
+        super()._check_setting(federation, data, blocks)
+        looks = federation.looks_at_uploads or federation.adversary is not None
+        if not (self._sends_all and looks):
+            return
+        n_clients = max(block.n_clients for block in blocks)
+        if federation.holds_uploads:
+            n_clients = data.n_clients
+        n_clients = int(np.ceil(n_clients * self.client_fraction))
+        nbytes = n_clients * data.n_items * self.n_factors * np.dtype(self._dtype).itemsize
+        if nbytes > DENSE_LIMIT:
+            raise ValueError(
+                f"Something in the federation looks at single uploads, and those of {n_clients} "
+                f"clients, each with {data.n_items} x {self.n_factors} numbers, would take "
+                f'{nbytes / 2**30:.1f} GiB at a time. Set upload="own", which makes the same '
+                "sums of fewer numbers, or a smaller client_fraction."
+            )

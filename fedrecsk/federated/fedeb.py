@@ -1,0 +1,623 @@
+"""FedEB: federated empirical Bayes for ratings, by sums over clients."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+from sklearn.utils._param_validation import Interval, StrOptions
+
+from fedrecsk import _kernels
+from fedrecsk._docs import documented
+from fedrecsk.attacks._inversion_fedeb import fedeb as invert
+from fedrecsk.base import RatingMixin
+from fedrecsk.federated import _item_prior
+from fedrecsk.federated._rating_scale import check_ratings, check_scale, scale_of
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.simulation.messages import Dense, Message, Rows, Uploads
+from fedrecsk.uploads import Form, Ragged
+
+# The ends of the scale are this many units apart: on a scale from 1 to 5 a unit is a star.
+UNITS = 4.0
+# Where scales start, in units: precision of ratings, of users' biases, of items' biases and
+# vectors given their prior (R), of the prior itself (psi).
+ALPHA, LAMBDA_0, REG_BIAS, REG, PSI = 1.3, 6.0, 5.0, 100.0, 10.0
+# Server: Adam, how much of the scales' sums a round replaces, and the round after which it counts.
+BETA_1, BETA_2, EPSILON, NEW, BURN_IN = 0.9, 0.99, 1e-8, 0.1, 3
+# Averages for prediction look back on at least so many rounds.
+LOOK_BACK = 10
+# Bounds of learned precisions: where all ratings are equal, nothing else bounds them.
+LOWEST, HIGHEST = 1e-4, 1e4
+
+
+class Moments(NamedTuple):
+    """Adam's, of the shape of what it moves."""
+
+    first: np.ndarray
+    second: np.ndarray
+
+    @classmethod
+    def of(cls, values):
+        """Before the first step."""
+        return cls(np.zeros_like(values), np.zeros_like(values))
+
+
+class Scales(NamedTuple):
+    """What the server learns beside the items.
+
+    Attributes
+    ----------
+    alpha : precision of a rating of a typical user
+    lambda_0 : precision of users' biases
+    reg : (d + 1,), precision of items given their prior mean (R)
+    reg_implicit : (d,), precision of the implicit part (R_y)
+    psi : (d + 1,), precision of the prior mean
+    sums : (4,) or None, moving averages of what clients send for the first two
+    """
+
+    alpha: float
+    lambda_0: float
+    reg: np.ndarray
+    reg_implicit: np.ndarray
+    psi: np.ndarray
+    sums: np.ndarray | None = None
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class FedEB(RatingMixin, FederatedRecommender):
+    """Federated empirical Bayes: SVD++ with learned variances, trained by sums of uploads.
+
+    Each client infers the distribution of its users' vectors given the items, exactly, and
+    uploads the gradient of the ratings' likelihood in its own items; the server adds these up,
+    moves the items, and learns how noisy ratings and how different users and items are. Few
+    clients a round suffice, and each client uploads some ten times in all. Beside each prediction
+    stands its standard deviation.
+
+    The model of user u's rating of item i::
+
+        r = mean + b_i + b_u + q_i . p_u + e,        e ~ N(0, 1 / alpha_u)
+        (b_u, p_u) ~ N((0, m_u), diag(1 / lambda_0, 1, ..., 1)),  m_u = n_u^-1/2 sum_j y_j
+        alpha_u ~ Gamma(nu / 2, nu / (2 alpha))
+        (b_i, q_i) ~ N(f_i, 1 / R),                  f ~ N(0, K / psi)
+
+    where the sum runs over the n_u items j that u has rated, and K says how much two items
+    are rated by the same users. The method and its name are this project's.
+
+    Parameters
+    ----------
+    n_factors : int, default=20
+        Length of p_u and q_i (d).
+    n_rounds : int or "auto", default="auto"
+        Number of rounds in total (T). "auto": ``100 f^-1/2``, where f is the share of the clients
+        that upload in a round: 100 rounds of everybody, 1,000 of 1 %.
+    implicit : bool, default=True
+        Whether what a user has rated says something by itself (y_j). Without it, m_u is 0.
+    sketch_size : int, default=128
+        Columns of the sketch from which the server learns K, at most the number of items. 0: items
+        do not depend on each other (f is 0).
+    user_noise : bool, default=True
+        Whether every user has a noise of its own. If not, alpha_u is alpha for all.
+    posterior : {"variational", "map"}, default="variational"
+        "variational": users and items have variances, and the scales are learned. "map": the most
+        likely vectors alone; the scales then stay where they start.
+    learning_rate : float or "auto", default="auto"
+        Step size of the server's Adam (eta). "auto": ``0.05 f^1/3``, with f as above, counted
+        in each round.
+    init_std : float, default=0.1
+        Standard deviation of the initial item vectors.
+    download : {"own", "all"}, default="own"
+        "own": a client tells the server once which items it holds, and receives and sends their
+        rows alone. "all": rows of all items cross, as secure sums need it.
+    rating_scale : tuple (low, high) or None, default=None
+        The ends of the rating scale, to which predictions are clipped. None: the range of y.
+    {shared parameters}
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        Mean of p_u; private to the client.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        q_i, in ratings.
+    implicit_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        y_j; absent with ``implicit=False``.
+    user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
+        b_u and b_i, in ratings.
+    global_bias_ : float
+        The mean rating.
+    user_covariance_ : ndarray of shape (n_users, n_factors + 1, n_factors + 1), dtype float32
+        Covariance of (b_u, p_u); private to the client.
+    user_noise_ : ndarray of shape (n_users,), dtype float32
+        Standard deviation of a user's ratings, alpha_u^-1/2, in ratings; private to the client.
+    item_variance_ : ndarray of shape (n_items, n_factors + 1), dtype float32
+        Variances of (b_i, q_i), in squared ratings.
+    noise_, user_bias_std_ : float
+        Standard deviations of a rating and of users' biases, as learned of all users.
+    rating_scale_ : tuple of float
+        The ends of the rating scale.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        By fit: if ratings lie outside `rating_scale`; under local differential privacy, which
+        it has no form of; under secure sums with ``download="own"``.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        set-up  clients send counts and a sketch of who rates what  _setup_update
+                server finds K's leading eigenpairs                 _setup_aggregate
+        each round
+          1  server sends b_i, q_i, y_i and the scales              _model
+          2  clients infer their users                              kernel infer
+          3  ... and upload the gradient in their items             kernel add_user
+          4  server takes a step of Adam, and learns the scales     _aggregate
+        end
+          5  server sends the items' averages over the last rounds  _final_model
+          6  clients infer their users once more                    _personalize: kernel fit_users
+
+    With ``x_i = (1, q_i)``, X the rows of the items that u has rated, and
+    ``V_i = 1 / (R + alpha n_i)``, step 2 is::
+
+        G = X'X + diag(0, sum_i V_i),   S = (alpha G + Lambda)^-1
+        (b_u, p_u) = S (alpha X' (r - mean - b) + Lambda (0, m_u))
+        res = r - mean - b - X (b_u, p_u)
+        E = |res|^2 + tr(S G) + sum_i [V_i0 + sum_k V_ik p_uk^2]
+        alpha_u = (nu + n_u) / (nu / alpha + E)
+
+    and step 3: ``alpha_u res_i`` for b_i, ``alpha_u (res_i p_u - S x_i)`` for q_i,
+    ``n_u^-1/2 (p_u - m_u)`` for y_i, and four numbers for the scales: ``b_u^2 + S_00``, 1,
+    ``alpha_u / alpha E`` and n_u. These are the partial gradients of a lower bound of the ratings'
+    likelihood, at the users' optimum up to one sweep. A weight of a rating counts as so many
+    ratings.
+
+    *What is sent.* Once, up: sum and number of ratings; for each item that the client holds (or
+    for all) how many ratings and users it has there, the sum of 1 / n_u, and a row of
+    `sketch_size` numbers; with "own", which items these are. Once, down: the scale, the mean and
+    the number of ratings of every item. Each round, down: a row of 2 d + 1 numbers an item, and the
+    scales; up: the same of gradients, and four numbers. At the end, down: all rows.
+
+    *What it reveals.* The server uses sums alone, so secure sums hide the rest. Without them, one
+    upload tells exactly which items its user has rated and how, and the user's vector:
+    alpha_u follows from the number of rows and the four numbers, and with it the rows
+    are the residuals (:func:`fedrecsk.attacks.measure_leak`). A sum over a small cohort has items
+    with a single rater, of whom it hides little, and rows for y that are equal for all items of a
+    user link them; ``python -m benchmarks.fedeb leak`` counts such ratings.
+
+    *Cohorts.* ``Federation(sampling="auto")`` lets equal cohorts take turns. Drawn at random they
+    cost accuracy.
+
+    References
+    ----------
+    .. [1] Y. Koren, "Factorization meets the neighborhood", KDD 2008 (SVD++), equation 15.
+    .. [2] R. Salakhutdinov and A. Mnih, "Bayesian probabilistic matrix factorization using
+       Markov chain Monte Carlo", ICML 2008, section 3.
+    .. [3] D. Kingma and J. Ba, "Adam: a method for stochastic optimization", ICLR 2015,
+       algorithm 1.
+
+    Examples
+    --------
+    >>> from fedrecsk import FedEB
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> model = FedEB(n_factors=4, client_fraction=0.1, random_state=0).fit(X, y)
+    >>> model.n_rounds_
+    316
+    >>> mean, std = model.predict(X[:3], return_std=True)
+    >>> mean.shape, std.shape
+    ((3,), (3,))
+    """
+
+    n_factors: int = 20
+    _: KW_ONLY
+    n_rounds: int | Literal["auto"] = "auto"
+    implicit: bool = True
+    sketch_size: int = 128
+    user_noise: bool = True
+    posterior: Literal["variational", "map"] = "variational"
+    learning_rate: float | Literal["auto"] = "auto"
+    init_std: float = 0.1
+    download: Literal["own", "all"] = "own"
+    rating_scale: tuple[float, float] | None = None
+
+    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "n_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "implicit": ["boolean"],
+        "sketch_size": [Interval(Integral, 0, None, closed="left")],
+        "user_noise": ["boolean"],
+        "posterior": [StrOptions({"variational", "map"})],
+        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "init_std": [Interval(Real, 0, None, closed="neither")],
+        "download": [StrOptions({"own", "all"})],
+        "rating_scale": [tuple, list, None],
+    }
+
+    _single_uploads = True
+    _prefers_rotation = True
+    _inversion = staticmethod(invert)
+    _dtype = np.float32
+    # How many ratings the prior of a user's own precision is worth (nu).
+    _nu = 10.0
+
+    # --------------------------------------------------------------- before the rounds
+
+    _n_setups = 1
+
+    def _init_server(self, catalogue, key):
+        low, high = scale_of(self.rating_scale, catalogue.rating_range)
+        m, d = catalogue.n_items, self.n_factors
+        items = np.zeros((m, d + 1), self._dtype)
+        items[:, 1:] = self.init_std * key.generator("item factors").standard_normal((m, d))
+        implicit = np.zeros((m, d if self.implicit else 0), self._dtype)
+        return {
+            "rating_scale": (low, high),
+            "n_clients": catalogue.n_clients,
+            "items": items,
+            "implicit": implicit,
+            "moments": (Moments.of(items), Moments.of(implicit)),
+            "averages": (items, implicit),
+            "n_steps": 0,
+            "scales": Scales(
+                ALPHA,
+                LAMBDA_0,
+                np.r_[REG_BIAS, np.full(d, REG)],
+                np.full(implicit.shape[1], REG),
+                np.full(d + 1, PSI),
+            ),
+        }
+
+    def _setup_forms(self, n_items, step):
+        rows = "all" if self.download == "all" else "held"
+        forms = {
+            "ratings": Form((2,), learned=False),
+            "counts": Form((n_items, 3), rows, learned=False),
+        }
+        if self.sketch_size:
+            n_columns = min(self.sketch_size, n_items)
+            forms["sketch"] = Form((n_items, n_columns), rows, learned=False)
+        if self.download == "own":
+            # An int32 for each held item: its number.
+            forms["held_items"] = Form((n_items,), "held", dtype="int32", learned=False)
+        return forms
+
+    def _setup_update(self, block, message, step, key):
+        n_rated = np.diff(block.indptr)
+        columns = block.weights, None, np.repeat(1 / n_rated, n_rated)
+        counts = [np.bincount(block.items, one, minlength=block.n_items) for one in columns]
+        fields = {
+            "ratings": np.array([block.weights @ block.values, block.weights.sum()]),
+            "counts": np.column_stack(counts).astype(np.float64),
+            "held_items": np.bincount(block.row_items, minlength=block.n_items),
+        }
+        if self.sketch_size:
+            directions = _item_prior.directions(block.n_items, self.sketch_size, key.shared)
+            fields["sketch"] = _item_prior.sketch(block, directions)
+        return Uploads(**{name: fields[name] for name in self._setup_forms(block.n_items, step)})
+
+    def _setup_aggregate(self, server, upload, step, key):
+        total, weight = upload["ratings"].sum
+        n_ratings, n_users, shares = upload["counts"].sum.T
+        server = server | {"mean": total / weight, "n_ratings": n_ratings, "shares": shares}
+        prior = None
+        if self.sketch_size:
+            directions = _item_prior.directions(len(n_users), self.sketch_size, key)
+            prior = _item_prior.eigenpairs(upload["sketch"].sum, directions, n_users)
+            prior = prior._replace(vectors=prior.vectors.astype(self._dtype))
+        return server | {"prior": prior, "center": np.zeros_like(server["items"])}
+
+    def _announce(self, server):
+        return Message(
+            ratings=Dense(np.array([*server["rating_scale"], server["mean"]])),
+            n_ratings=Dense(server["n_ratings"], learned=False),
+        )
+
+    # ---------------------------------------------------------------------- each round
+
+    def _model(self, server):
+        field = Dense if self.download == "all" else Rows
+        fields = {"items": field(server["items"])}
+        if self.implicit:
+            fields["implicit"] = field(server["implicit"])
+        return Message(**fields, scales=self._sent_scales(server))
+
+    def _init_clients(self, block, message, key):
+        low, high, mean = message["ratings"].values
+        ratings = _kernels.fedeb.Ratings(
+            ((block.values - mean) / self._unit(low, high)).astype(self._dtype),
+            block.weights.astype(self._dtype),
+        )
+        return {
+            "ratings": ratings,
+            "n_ratings": message["n_ratings"].values.astype(self._dtype),
+            # Where each update has left them; the next one starts afresh.
+            "users": np.zeros((block.n_users, self.n_factors + 1), self._dtype),
+        }
+
+    def _upload_forms(self, n_items):
+        rows = "all" if self.download == "all" else "held"
+        forms = {"items": Form((n_items, self.n_factors + 1), rows)}
+        if self.implicit:
+            forms["implicit"] = Form((n_items, self.n_factors), rows)
+        return forms | {"scales": Form((4,), learned=False)}
+
+    def _client_update(self, block, state, message, turn, key):
+        implicit = message["implicit"].values if self.implicit else None
+        model = self._received(state, message["items"].values, implicit, message["scales"].values)
+        layout, out = self._layout(block), self._empty_uploads(block, turn)
+        work = _kernels.fedeb.workspace(layout, model)
+        loss = _kernels.fedeb.update(
+            layout, state["ratings"], turn.active, model, work, state["users"], out
+        )
+        return state, self._uploads(block, turn, out), loss
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        share = upload.n_clients / server["n_clients"]
+        t, scales = server["n_steps"] + 1, server["scales"]
+        adam = self._adam(t, share)
+        items, implicit = server["items"].copy(), server["implicit"].copy()
+        moments, center = server["moments"], server["center"]
+        reg, reg_implicit = scales.reg.astype(self._dtype), scales.reg_implicit.astype(self._dtype)
+        _kernels.fedeb.ascend(items, upload["items"].sum, 1 / share, reg, center, *moments[0], adam)
+        if self.implicit:
+            _kernels.fedeb.ascend(
+                implicit, upload["implicit"].sum, 1 / share, reg_implicit, None, *moments[1], adam
+            )
+        server = server | {"items": items, "implicit": implicit, "n_steps": t}
+        if self.posterior == "variational":
+            server |= self._learned(server, upload["scales"].sum / share)
+        weight = self._dtype(max(1 / t, min(share, 1 / LOOK_BACK)))
+        averages = zip(server["averages"], (items, implicit), strict=True)
+        return server | {"averages": tuple(mean + weight * (new - mean) for mean, new in averages)}
+
+    # ------------------------------------------------------------------------- the end
+
+    def _final_model(self, server):
+        items, implicit = server["averages"]
+        fields = {"average_items": Dense(items)}
+        if self.implicit:
+            fields["average_implicit"] = Dense(implicit)
+        return Message(**fields, scales=self._sent_scales(server))
+
+    def _personalize(self, block, state, message, key):
+        state = self._init_clients(block, message, key)
+        implicit = message["average_implicit"].values if self.implicit else None
+        model = self._received(
+            state, message["average_items"].values, implicit, message["scales"].values
+        )
+        layout, width = self._layout(block), self.n_factors + 1
+        users = np.empty((block.n_users, width), self._dtype)
+        precisions = np.empty(block.n_users, self._dtype)
+        covariances = np.empty((block.n_users, width, width), self._dtype)
+        work = _kernels.fedeb.workspace(layout, model)
+        _kernels.fedeb.fit_users(
+            layout, state["ratings"], model, work, users, precisions, covariances
+        )
+        unit = self._dtype(self._unit(*message["ratings"].values[:2]))
+        # The bias counts in ratings; p_u has no unit.
+        users[:, 0] *= unit
+        covariances[:, 0] *= unit
+        covariances[:, :, 0] *= unit
+        return {"users": users, "covariances": covariances, "noise": unit / np.sqrt(precisions)}
+
+    def _server_attributes(self, message):
+        low, high, mean = (float(number) for number in message["ratings"].values)
+        unit, scales = self._unit(low, high), message["scales"].values
+        items = message["average_items"].values * self._dtype(unit)
+        n_ratings = np.append(message["n_ratings"].values, 0)
+        variance = unit**2 * self._item_variance(n_ratings, scales).astype(self._dtype)
+        attributes = {
+            "item_factors_": np.ascontiguousarray(items[:, 1:]),
+            "item_bias_": items[:, 0].copy(),
+            "item_variance_": variance[:-1],
+            "_new_item_variance": variance[-1],
+            "global_bias_": mean,
+            "rating_scale_": (low, high),
+            "noise_": float(unit / np.sqrt(scales[0])),
+            "user_bias_std_": float(unit / np.sqrt(scales[1])),
+        }
+        if self.implicit:
+            attributes["implicit_factors_"] = message["average_implicit"].values
+        return attributes
+
+    def _user_attributes(self, block, state):
+        users = state["users"]
+        return {
+            "user_factors_": np.ascontiguousarray(users[:, 1:]),
+            "user_bias_": users[:, 0].copy(),
+            "user_covariance_": state["covariances"],
+            "user_noise_": state["noise"],
+        }
+
+    # ------------------------------------------------------------------- on the clients
+
+    @staticmethod
+    def _unit(low, high):
+        """What counts as 1 in the model, in ratings."""
+        return ((high - low) or UNITS) / UNITS
+
+    @staticmethod
+    def _layout(block):
+        return _kernels.shared.Layout(
+            block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
+        )
+
+    def _received(self, state, items, implicit, scales):
+        """What clients know of the model, as the kernels take it."""
+        real = self._dtype
+        if implicit is None:
+            implicit = np.zeros((len(items), 0), real)
+        alpha, lambda_0, *reg = scales
+        prior = np.ones(items.shape[1], real)
+        prior[0] = lambda_0
+        return _kernels.fedeb.Model(
+            items.astype(real, copy=False),
+            implicit.astype(real, copy=False),
+            state["n_ratings"],
+            np.asarray(reg, real),
+            prior,
+            float(alpha),
+            self._nu if self.user_noise else 0.0,
+            self.posterior == "variational",
+        )
+
+    def _empty_uploads(self, block, turn):
+        """Where the kernel writes: sums by item, or rows and scales of each client."""
+        n, n_rows, width = block.n_clients, len(block.row_items), self.n_factors + 1
+        sound, n_implicit = np.ones(n, dtype=bool), self.n_factors if self.implicit else 0
+        if turn.separate:
+            return _kernels.fedeb.Uploads(
+                turn.active,
+                np.zeros((n_rows, width), self._dtype),
+                np.zeros((n_rows, n_implicit), self._dtype),
+                np.arange(n_rows, dtype=np.int32),
+                np.zeros((n, 4)),
+                np.arange(n, dtype=np.int32),
+                sound,
+                True,
+            )
+        return _kernels.fedeb.Uploads(
+            turn.active & turn.delivers,
+            np.zeros((block.n_items, width)),
+            np.zeros((block.n_items, n_implicit)),
+            block.row_items,
+            np.zeros((1, 4)),
+            np.zeros(n, dtype=np.int32),
+            sound,
+            False,
+        )
+
+    def _uploads(self, block, turn, out):
+        """What the kernel has written."""
+        fields = {"items": out.items, "implicit": out.implicit, "scales": out.scales[0]}
+        if turn.separate:
+            own = block.row_indptr, block.row_items
+            fields = {
+                "items": Ragged(*own, out.items),
+                "implicit": Ragged(*own, out.implicit),
+                "scales": Ragged.stacked(out.scales),
+            }
+        names = self._upload_forms(block.n_items)
+        return Uploads(sound=out.sound, **{name: fields[name] for name in names})
+
+    # -------------------------------------------------------------------- on the server
+
+    def _rounds(self):
+        if self.n_rounds != "auto":
+            return self.n_rounds
+        arriving = self.client_fraction * (1 - self._setting().dropout)
+        return round(100 / np.sqrt(arriving))
+
+    def _sent_scales(self, server):
+        scales = server["scales"]
+        return Dense(np.r_[scales.alpha, scales.lambda_0, scales.reg])
+
+    def _adam(self, t, share):
+        rate = self.learning_rate
+        if rate == "auto":
+            rate = 0.05 * share ** (1 / 3)
+        return _kernels.fedeb.Adam(
+            float(rate), BETA_1, BETA_2, EPSILON, 1 - BETA_1**t, 1 - BETA_2**t
+        )
+
+    def _learned(self, server, sums):
+        """The scales and the items' prior mean, learned from a round's sums over all clients."""
+        scales, center = server["scales"], server["center"]
+        if scales.sums is not None:
+            sums = (1 - NEW) * scales.sums + NEW * sums
+        scales = scales._replace(sums=sums)
+        if server["n_steps"] <= BURN_IN:
+            return {"scales": scales}
+        items, implicit = server["items"], server["implicit"]
+        bias, n_users, errors, n_ratings = np.maximum(sums, np.finfo(float).tiny)
+        psi, of_center = scales.psi, 0.0
+        if server["prior"] is not None:
+            center, psi, of_center = server["prior"].center(items, psi, scales.reg)
+        mass = scales.alpha * server["n_ratings"]
+        away, variance = np.empty((2, len(scales.reg)))
+        _kernels.fedeb.spread(items, center, scales.reg, mass, away, variance)
+        reg = explained(len(items), scales.reg, away, variance + of_center)
+        reg_implicit = scales.reg_implicit
+        if self.implicit:
+            away, variance = np.empty((2, len(reg_implicit)))
+            _kernels.fedeb.spread(implicit, None, reg_implicit, server["shares"], away, variance)
+            reg_implicit = len(items) / (away + variance)
+        alpha, lambda_0 = np.clip([n_ratings / errors, n_users / bias], LOWEST, HIGHEST)
+        # A geometric mean, because precisions of vectors that nobody needs grow without end.
+        reg = scales.reg ** (1 - NEW) * np.clip(reg, LOWEST, HIGHEST) ** NEW
+        scales = Scales(float(alpha), float(lambda_0), reg, reg_implicit, psi, sums)
+        return {"center": center, "scales": scales}
+
+    def _item_variance(self, n_ratings, scales):
+        """V_i of all items, (n_items, d + 1), in squared units."""
+        alpha, reg = scales[0], scales[2:]
+        if self.posterior == "map":
+            return np.zeros((len(n_ratings), len(reg)))
+        return 1 / (reg + alpha * n_ratings[:, None])
+
+    # ---------------------------------------------------------------- checks, predictions
+
+    def _check_before_fit(self):
+        if self._setting().local_dp is not None:
+            raise ValueError(
+                f"{type(self).__name__} has no local_dp: which rows a client sends reveals the "
+                "items it has rated, and noise cannot hide that. Use RFRec under local "
+                "differential privacy."
+            )
+        super()._check_before_fit()
+        if self.rating_scale is not None:
+            check_scale(self.rating_scale)
+        if self._setting().secure_aggregation is not None and self.download == "own":
+            raise ValueError(
+                f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
+                'rows of some items only do not add up encrypted; set download="all".'
+            )
+
+    def _check_setting(self, federation, data, blocks):
+        if self.rating_scale is not None:
+            check_ratings(data.values, self.rating_scale)
+
+    def _new_user_attributes(self, data):
+        check_ratings(data.values, self.rating_scale_)
+        return super()._new_user_attributes(data)
+
+    def _response(self, scores):
+        return np.clip(scores, *self.rating_scale_)
+
+    def _standard_deviations(self, users, items):
+        # An unknown item is 0, with the variance of the prior.
+        factors = np.vstack([self.item_factors_, np.zeros(self.n_factors, self._dtype)])
+        item_variance = np.vstack([self.item_variance_, self._new_item_variance])
+        items = np.where(items < 0, len(self.item_factors_), items)
+        noise = self.noise_**2 * (self._nu / (self._nu - 2) if self.user_noise else 1)
+        spread = (factors**2).sum(axis=1, dtype=float) + item_variance.sum(axis=1, dtype=float)
+        variance = noise + self.user_bias_std_**2 + spread[items]
+        known = np.flatnonzero(users >= 0)
+        of_known = np.empty(len(known))
+        _kernels.fedeb.variances(
+            users[known],
+            items[known],
+            self.user_factors_,
+            self.user_covariance_,
+            self.user_noise_,
+            factors,
+            item_variance,
+            of_known,
+        )
+        variance[known] = of_known
+        return np.sqrt(variance)
+
+
+def explained(n, reg, squares, variances):
+    """The precision at which n numbers have these squares and variances (MacKay 1992).
+
+    It is ``n / (squares + variances)`` where both agree, and gets there in fewer steps.
+    """
+    n_determined = np.maximum(n - reg * variances, 0)
+    return n_determined / np.maximum(squares, np.finfo(float).tiny)

@@ -1,0 +1,193 @@
+"""ExplicitFCF: exact users and gradients of rated items; under encryption, FedMF."""
+
+import numpy as np
+import pytest
+
+from fedrecsk import BiasOnly, ExplicitFCF, Federation
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import measure_leak
+from fedrecsk.interactions import encode
+from fedrecsk.privacy import LaplaceMechanism, Paillier
+from fedrecsk.simulation import blocks
+from tests.conftest import make_toy, rmse, split
+from tests.federated.test_fcf import turns_of
+from tests.federated.test_wmf import key_of
+from tests.reference import fcf as reference
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    monkeypatch.setattr(ExplicitFCF, "_dtype", np.float64)
+
+
+def make(**parameters):
+    defaults = {"n_factors": 3, "n_rounds": 5, "init_std": 0.5, "random_state": 0}
+    return ExplicitFCF(**defaults | parameters)
+
+
+def first_items(model, n_items):
+    shape = (n_items, model.n_factors + model.biases)
+    items = model.init_std * key_of(model).generator("item vectors").standard_normal(shape)
+    if model.biases:
+        items[:, 0] = 0
+    return items
+
+
+def assert_equals_reference(model, X, y, **fit_params):
+    model.fit(X, y, **fit_params)
+    data = encode(X, y, **fit_params)
+    w, ratings = np.zeros((2, data.n_users, data.n_items))
+    level = np.average(data.values, weights=data.weights) if model.biases else 0.0
+    w[data.users, data.items] = data.weights
+    ratings[data.users, data.items] = data.values - level
+    spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
+    clients = [reference.RatingClient(model, w[s], ratings[s]) for s in spans]
+    start = first_items(model, data.n_items)
+    penalties = np.ones_like(start) * model.reg_item * w.sum(axis=0)[:, None] ** model.reg_power
+    if model.biases:
+        penalties[:, 0] = model.reg_bias
+    items = reference.run(model, clients, start, penalties, turns_of(model, data.n_clients))
+    everybody = reference.RatingClient(model, w, ratings)
+    users = np.array([everybody.user(*one, items) for one in zip(w, ratings, strict=True)])
+    first = int(model.biases)
+    np.testing.assert_allclose(model.item_factors_, items[:, first:], atol=1e-9)
+    np.testing.assert_allclose(model.user_factors_, users[:, first:], atol=1e-9)
+    if model.biases:
+        np.testing.assert_allclose(model.item_bias_, items[:, 0], atol=1e-9)
+        np.testing.assert_allclose(model.user_bias_, users[:, 0], atol=1e-9)
+    assert model.global_bias_ == pytest.approx(level)
+    assert np.abs(items - start).max() > 1e-3
+    expected = [
+        level + everybody.score(users[u], items[i])
+        for u, i in zip(data.users, data.items, strict=True)
+    ]
+    pairs = np.column_stack([data.user_ids.values[data.users], data.item_ids.values[data.items]])
+    low, high = data.values.min(), data.values.max()
+    np.testing.assert_allclose(model.predict(pairs), np.clip(expected, low, high), atol=1e-9)
+
+
+every_upload = pytest.mark.parametrize("upload", ["all", "own"])
+PARAMETERS = [
+    {},
+    {"biases": False, "reg_power": 0.0, "reg_user": 0.5},
+    {"reg_power": 0.5, "reg_item": 0.0, "reg_bias": 0.3, "epsilon": 1e-3},
+    {"optimizer": "gd", "learning_rate": 0.2},
+    {"beta_1": 0.9, "beta_2": 0.9, "learning_rate": 0.02, "biases": False},
+]
+every_parameters = pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+
+
+@every_upload
+@every_parameters
+@pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
+def test_equals_the_naive_reference(upload, parameters, ratings_per_block, toy, monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+    X, y = toy
+    weight = np.random.default_rng(3).random(len(y)) + 0.5
+    for clients in (None, X[:, 0] % 4, np.where(X[:, 0] < 140, X[:, 0] % 4, X[:, 0])):
+        model = make(upload=upload, **parameters)
+        assert_equals_reference(model, X, y, clients=clients)
+        assert_equals_reference(model, X, y, clients=clients, sample_weight=weight)
+
+
+# Nothing is that long; but single uploads are looked at.
+IDLE = NormClipping(1e9)
+SETTINGS = [
+    {"federation": Federation(dropout=0.4)},
+    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
+    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
+    {"client_fraction": 0.4},
+    {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
+    {"federation": Federation(aggregator=IDLE)},
+    {"client_fraction": 0.4, "federation": Federation(aggregator=IDLE, dropout=0.3)},
+]
+
+
+@every_upload
+@every_parameters
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_equals_the_naive_reference_in_any_setting(upload, parameters, setting, toy):
+    X, y = toy
+    assert_equals_reference(make(upload=upload, **parameters, **setting), X, y)
+    assert_equals_reference(make(upload=upload, **parameters, **setting), X, y, clients=X[:, 0] % 5)
+
+
+@pytest.mark.parametrize("n_clients", [None, 4])
+def test_the_ledger_counts_own_rows_or_whole_matrices(n_clients, toy):
+    X, y = toy
+    clients = X[:, 0] if n_clients is None else X[:, 0] % n_clients
+    n, n_items, width = len(np.unique(clients)), 9, 4
+    n_rows = len(np.unique(np.column_stack([clients, X[:, 1]]), axis=0))
+    for upload, n_setup, n_numbers in (
+        ("own", 2 * n + 2 * n_rows, n_rows * width),
+        ("all", 2 * n + n * n_items, n * n_items * width),
+    ):
+        _, setup, *rounds, final = (
+            make(upload=upload).fit(X, y, clients=clients).communication_.entries
+        )
+        assert setup["bytes_up"] == 4 * n_setup
+        assert {e["bytes_up"] for e in rounds} == {4 * n_numbers}
+        assert {e["bytes_down"] for e in rounds} == {4 * n_numbers}
+        assert final["bytes_down"] == 4 * n * n_items * width
+
+
+def test_items_that_nobody_has_rated_have_no_vector(toy):
+    X, y = toy
+    items = np.append(np.unique(X[:, 1]), 5000)
+    model = make(items=items).fit(X, y)
+    assert not model.item_factors_[-1].any() and model.item_bias_[-1] == 0
+
+
+@pytest.mark.parametrize("n_rounds", [1, 2])
+@pytest.mark.parametrize("biases", [True, False])
+@every_upload
+def test_one_plaintext_upload_gives_all_ratings(upload, biases, n_rounds):
+    X, y = make_toy(n_users=30, n_items=20, density=0.4)
+    model = ExplicitFCF(
+        4, biases=biases, upload=upload, init_std=0.3, rating_scale=(1, 5), random_state=0
+    )
+    report = measure_leak(model, X, y, n_rounds=n_rounds)
+    assert report.vectors == report.directions == 1.0
+    assert report.interactions == report.values == 1.0
+
+
+def test_fedmf_by_encryption_is_the_plain_fit(toy):
+    """With all clients' uploads encrypted; gradient descent does not enlarge rounding."""
+    pytest.importorskip("phe", reason="needs fedrecsk[privacy]")
+    X, y = toy
+    scheme = Paillier(key_bits=512, allow_weak=True, audit="all")
+    parameters = {"upload": "all", "optimizer": "gd", "learning_rate": 0.2, "n_rounds": 4}
+    plain = make(**parameters).fit(X, y)
+    secret = make(**parameters, federation=Federation(secure_aggregation=scheme)).fit(X, y)
+    np.testing.assert_allclose(secret.item_factors_, plain.item_factors_, atol=1e-9)
+    np.testing.assert_allclose(secret.predict(X), plain.predict(X), atol=1e-9)
+    assert secret.encryption_.n_encrypted == 4 * 12
+    assert secret.encryption_.max_error <= secret.encryption_.precision < 1e-9
+    assert secret.privacy_.server_sees == "encrypted sums"
+    rounds = [e for e in secret.communication_.entries if e["phase"] == "round"]
+    assert {e["bytes_up"] for e in rounds} == {12 * scheme.ciphertext_bytes(9 * 4)}
+
+
+def test_what_does_not_go_together_is_refused(toy):
+    X, y = toy
+    with pytest.raises(ValueError, match="has no local_dp"):
+        ExplicitFCF(federation=Federation(local_dp=LaplaceMechanism(1, 1))).fit(X, y)
+    with pytest.raises(ValueError, match="outside rating_scale"):
+        ExplicitFCF(rating_scale=(2, 5)).fit(X, y)
+    with pytest.raises(ValueError, match="low < high"):
+        ExplicitFCF(rating_scale=(5, 1)).fit(X, y)
+
+
+def test_rows_of_own_items_are_refused_under_encryption(toy):
+    pytest.importorskip("phe", reason="needs fedrecsk[privacy]")
+    scheme = Paillier(key_bits=512, allow_weak=True)
+    with pytest.raises(ValueError, match='do not add up encrypted; set upload="all"'):
+        ExplicitFCF(federation=Federation(secure_aggregation=scheme)).fit(*toy)
+
+
+def test_quality(ml100k, monkeypatch):
+    monkeypatch.setattr(ExplicitFCF, "_dtype", np.float32)
+    X_train, y_train, X_test, y_test = split(*ml100k, 1)
+    model = ExplicitFCF(random_state=1).fit(X_train, y_train)
+    assert rmse(model, X_test, y_test) < 0.921
+    assert rmse(BiasOnly().fit(X_train, y_train), X_test, y_test) > 0.935

@@ -1,0 +1,203 @@
+"""FCF: gradients of all items by a collapsed sum."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import FCF, Federation, GlobSGD
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import measure_leak
+from fedrecsk.federated._implicit import ImplicitMF
+from fedrecsk.interactions import encode
+from fedrecsk.privacy import LaplaceMechanism, Paillier
+from fedrecsk.simulation import blocks, participation
+from tests.conftest import make_toy
+from tests.federated.test_wmf import dense, first_items, key_of
+from tests.reference import fcf as reference
+from tests.reference.wmf import user_solve
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    monkeypatch.setattr(ImplicitMF, "_dtype", np.float64)
+
+
+def make(**parameters):
+    defaults = {
+        "n_factors": 3,
+        "n_rounds": 5,
+        "alpha": 2.0,
+        "reg_user": 0.5,
+        "reg_item": 0.7,
+        "init_std": 0.5,
+        "random_state": 0,
+    }
+    return FCF(**defaults | parameters)
+
+
+def turns_of(model, n_clients):
+    key, setting = key_of(model), model.federation or Federation()
+    return [
+        participation.draw(n_clients, model.client_fraction, setting, key.at(t))[:3]
+        for t in range(model.n_rounds)
+    ]
+
+
+def assert_equals_reference(model, X, y=None, **fit_params):
+    model.fit(X, y, **fit_params)
+    data = encode(X, y, **fit_params)
+    c, r, _ = dense(data, model.alpha)
+    spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
+    clients = [reference.ImplicitClient(model, c[s], r[s]) for s in spans]
+    start = first_items(model, data.n_items)
+    turns = turns_of(model, data.n_clients)
+    items = reference.run(model, clients, start, model.reg_item, turns)
+    np.testing.assert_allclose(model.item_factors_, items, atol=1e-9)
+    users = [user_solve(c[u], r[u], items, model.reg_user) for u in range(len(c))]
+    np.testing.assert_allclose(model.user_factors_, users, atol=1e-9)
+    assert np.abs(items - start).max() > 1e-3
+
+
+every_upload = pytest.mark.parametrize("upload", ["all", "own"])
+PARAMETERS = [
+    {},
+    {"optimizer": "gd", "learning_rate": 0.2},
+    {"learning_rate": 0.03, "beta_1": 0.9, "beta_2": 0.999, "reg_item": 0.0},
+    {"alpha": 0.5, "reg_user": 2.0, "epsilon": 1e-3},
+]
+
+
+@every_upload
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+@pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
+def test_equals_the_naive_reference(upload, parameters, ratings_per_block, toy, monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+    X, y = toy
+    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
+    for clients in (None, X[:, 0] % 4, np.where(X[:, 0] < 140, X[:, 0] % 4, X[:, 0])):
+        assert_equals_reference(make(upload=upload, **parameters), X, clients=clients)
+        assert_equals_reference(
+            make(upload=upload, **parameters), X, y - 2, clients=clients, sample_weight=weight
+        )
+
+
+# Nothing is that long; but single uploads are looked at.
+IDLE = NormClipping(1e9)
+SETTINGS = [
+    {"federation": Federation(dropout=0.4)},
+    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
+    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
+    {"client_fraction": 0.4},
+    {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
+    {"federation": Federation(aggregator=IDLE)},
+    {"client_fraction": 0.4, "federation": Federation(aggregator=IDLE, dropout=0.3)},
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("parameters", PARAMETERS[:2], ids=str)
+def test_equals_the_naive_reference_in_any_setting(parameters, setting, toy):
+    X, _ = toy
+    assert_equals_reference(make(**parameters, **setting), X)
+    assert_equals_reference(make(**parameters, **setting), X, clients=X[:, 0] % 5)
+
+
+STALE = {"dropout": 0.4, "dropout_mode": "stale"}
+
+
+@pytest.mark.parametrize("extra", [{}, {"aggregator": IDLE}], ids=str)
+def test_stale_gradients_in_few_bytes_are_taken_at_the_servers_items(extra, toy):
+    """As GlobSGD's are, of which FCF with plain gradient descent is a form."""
+    X, _ = toy
+    common = {"n_rounds": 5, "random_state": 0, "federation": Federation(**STALE, **extra)}
+    one = make(upload="own", optimizer="gd", learning_rate=0.1, **common).fit(X)
+    parameters = {name: getattr(one, name) for name in ("alpha", "reg_user", "reg_item")}
+    other = GlobSGD(3, learning_rate=0.2, init_std=0.5, **parameters, **common).fit(X)
+    np.testing.assert_allclose(one.item_factors_, other.item_factors_, atol=1e-12)
+
+
+def test_the_ledger_counts_whole_matrices(toy):
+    X, _ = toy
+    n, n_items, d = 12, 9, 3
+    catalogue, *rounds, final = make().fit(X).communication_.entries
+    assert catalogue["bytes_up"] == 0
+    assert [e["bytes_up"] for e in rounds] == [4 * n * n_items * d] * 5
+    assert [e["bytes_down"] for e in rounds] == [4 * n * n_items * d] * 5
+    assert final["bytes_down"] == 4 * n * n_items * d
+
+
+@pytest.mark.parametrize("n_clients", [None, 4])
+def test_the_ledger_counts_own_rows_and_small_matrices(n_clients, toy):
+    X, _ = toy
+    clients = X[:, 0] if n_clients is None else X[:, 0] % n_clients
+    n, d = len(np.unique(clients)), 3
+    n_rows = len(np.unique(np.column_stack([clients, X[:, 1]]), axis=0))
+    model = make(upload="own").fit(X, clients=clients)
+    _, setup, *rounds, _ = model.communication_.entries
+    assert setup["bytes_up"] == 4 * n_rows
+    assert {e["bytes_up"] for e in rounds} == {4 * (n_rows * d + n * d * d)}
+    assert {e["bytes_down"] for e in rounds} == {4 * (n_rows * d + n * d * d)}
+
+
+@pytest.mark.parametrize("setting", [{}, {"aggregator": IDLE}], ids=str)
+def test_both_uploads_give_the_same_model(setting, toy):
+    X, _ = toy
+    one, other = (
+        make(upload=upload, federation=Federation(**setting)).fit(X) for upload in ("all", "own")
+    )
+    np.testing.assert_allclose(one.item_factors_, other.item_factors_, atol=1e-12)
+
+
+def test_dense_uploads_that_do_not_fit_are_refused(toy, monkeypatch):
+    from fedrecsk.federated import fcf
+
+    X, _ = toy
+    # 12 clients, 9 items, 3 factors, 8 bytes each.
+    monkeypatch.setattr(fcf, "DENSE_LIMIT", 12 * 9 * 3 * 8 - 1)
+    model = make(federation=Federation(aggregator=IDLE))
+    with pytest.raises(ValueError, match='those of 12 clients, each with 9 x 3 .* upload="own"'):
+        model.fit(X)
+    for fits in (
+        make(),
+        clone(model).set_params(upload="own"),
+        clone(model).set_params(client_fraction=0.5),
+    ):
+        assert np.isfinite(fits.fit(X).item_factors_).all()
+
+
+@pytest.mark.parametrize("n_rounds", [1, 2])
+@every_upload
+def test_one_plaintext_upload_gives_everything(upload, n_rounds):
+    X, y = make_toy(n_users=30, n_items=20, density=0.4)
+    model = FCF(4, reg_user=1.0, init_std=0.3, random_state=0, upload=upload)
+    report = measure_leak(model, X, y, n_rounds=n_rounds, max_clients=10)
+    assert report.vectors == report.directions == 1.0
+    assert report.interactions == report.values == 1.0
+
+
+def test_an_encrypted_fit_is_the_plain_one(toy):
+    pytest.importorskip("phe", reason="needs fedrecsk[privacy]")
+    X, _ = toy
+    scheme = Paillier(key_bits=512, allow_weak=True, audit="all")
+    setting = Federation(secure_aggregation=scheme)
+    plain = make(optimizer="gd", learning_rate=0.1).fit(X)
+    secret = make(optimizer="gd", learning_rate=0.1, federation=setting).fit(X)
+    np.testing.assert_allclose(secret.item_factors_, plain.item_factors_, atol=1e-9)
+    assert secret.encryption_.n_encrypted == 5 * 12
+    with pytest.raises(ValueError, match='do not add up encrypted; set upload="all"'):
+        make(upload="own", federation=setting).fit(X)
+
+
+def test_what_does_not_go_together_is_refused(toy):
+    X, _ = toy
+    with pytest.raises(ValueError, match="has no local_dp"):
+        FCF(federation=Federation(local_dp=LaplaceMechanism(1, 1))).fit(X)
+    with pytest.raises(ValueError, match="No row of X has y > 0"):
+        FCF().fit(X, np.zeros(len(X)))
+
+
+def test_quality(ml100k):
+    from benchmarks import fedals
+
+    train, test = fedals.split(ml100k[0][:, :2], 1)
+    assert fedals.precision(FCF(random_state=1).fit(train), train, test) > 0.36

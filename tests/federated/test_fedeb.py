@@ -1,0 +1,378 @@
+"""FedEB: the algorithm against loops, its mathematics, its predictions, and what it sends."""
+
+import numpy as np
+import pytest
+
+from fedrecsk import BiasOnly, FedEB, Federation
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import measure_leak
+from fedrecsk.federated import _item_prior
+from fedrecsk.interactions import encode
+from fedrecsk.privacy import CKKS
+from fedrecsk.simulation import blocks, participation
+from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy, rmse
+from tests.reference import fedeb as reference
+
+
+@pytest.fixture
+def float64(monkeypatch):
+    monkeypatch.setattr(FedEB, "_dtype", np.float64)
+
+
+def make(**parameters):
+    return FedEB(**{"n_factors": 3, "n_rounds": 7, "random_state": 0} | parameters)
+
+
+def dense(data, scale):
+    """Ratings less their mean, in quarters of the scale, and weights, as matrices."""
+    ratings, weights = np.zeros((2, data.n_users, data.n_items))
+    mean, unit = np.average(data.values, weights=data.weights), (scale[1] - scale[0]) / 4
+    ratings[data.users, data.items] = (data.values - mean) / unit
+    weights[data.users, data.items] = data.weights
+    return ratings, weights, mean, unit
+
+
+def assert_equals_reference(model, X, y, **fit_params):
+    model.fit(X, y, **fit_params)
+    data = encode(X, y, **fit_params)
+    ratings, weights, mean, unit = dense(data, model.rating_scale or (y.min(), y.max()))
+    spans = [range(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
+    key = Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
+    shape = data.n_items, model.n_factors
+    start = model.init_std * key.generator("item factors").standard_normal(shape)
+    setting = model.federation or Federation()
+    turns = [
+        participation.draw(
+            data.n_clients, model.client_fraction, setting, key.at(t), prefers_rotation=True
+        )[:3]
+        for t in range(model.n_rounds)
+    ]
+    final = reference.run(model, ratings, weights, spans, start, turns)
+    np.testing.assert_allclose(model.item_bias_, unit * final.items[:, 0], atol=1e-9)
+    np.testing.assert_allclose(model.item_factors_, unit * final.items[:, 1:], atol=1e-9)
+    if model.implicit:
+        np.testing.assert_allclose(model.implicit_factors_, final.implicit, atol=1e-9)
+    posteriors = [reference.infer(final, *row) for row in zip(ratings, weights, strict=True)]
+    phi = np.array([p.phi for p in posteriors])
+    np.testing.assert_allclose(model.user_bias_, unit * phi[:, 0], atol=1e-9)
+    np.testing.assert_allclose(model.user_factors_, phi[:, 1:], atol=1e-9)
+    np.testing.assert_allclose(
+        model.user_noise_, [unit / np.sqrt(p.alpha) for p in posteriors], atol=1e-9
+    )
+    users, items = data.users, data.items
+    predicted = mean + unit * (
+        final.items[items, 0]
+        + phi[users, 0]
+        + np.einsum("nk,nk->n", phi[users, 1:], final.items[items, 1:])
+    )
+    np.testing.assert_allclose(
+        model._score_pairs(users, items), np.clip(predicted, *model.rating_scale_), atol=1e-9
+    )
+    stds = [std_of(final, posteriors[u], i) * unit for u, i in zip(users, items, strict=True)]
+    np.testing.assert_allclose(model._standard_deviations(users, items), stds, atol=1e-9)
+    assert np.abs(final.items[:, 1:] - start).max() > 1e-2
+
+
+def std_of(model, posterior, i):
+    """Of one pair, in units."""
+    x = np.r_[1.0, model.items[i, 1:]]
+    total = 1 / posterior.alpha + x @ posterior.covariance @ x + model.variance[i, 0]
+    for k in range(1, len(x)):
+        squared = posterior.phi[k] ** 2 + posterior.covariance[k, k]
+        total += model.variance[i, k] * squared
+    return np.sqrt(total)
+
+
+OPTIONS = [
+    {},
+    {"implicit": False},
+    {"sketch_size": 0},
+    {"user_noise": False},
+    {"posterior": "map"},
+    {"posterior": "map", "implicit": False, "user_noise": False},
+    {"learning_rate": 0.2},
+    {"download": "all"},
+    {"rating_scale": (0, 10)},
+]
+
+
+@pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
+@pytest.mark.parametrize("silos", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equals_the_naive_reference(options, silos, ratings_per_block, toy, float64, monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+    X, y = toy
+    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
+    clients = X[:, 0] % 4 if silos else None
+    assert_equals_reference(make(**options), X, y, clients=clients)
+    assert_equals_reference(make(**options), X, y, clients=clients, sample_weight=weight)
+
+
+# Nothing is that long; but single uploads are looked at.
+IDLE = NormClipping(1e9)
+SETTINGS = [
+    {"federation": Federation(dropout=0.4)},
+    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
+    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
+    {"client_fraction": 0.4},
+    {"client_fraction": 0.4, "federation": Federation(sampling="random", dropout=0.2)},
+    {"federation": Federation(aggregator=IDLE, dropout=0.4, dropout_mode="stale")},
+    {"client_fraction": 0.4, "federation": Federation(aggregator=IDLE, dropout=0.3)},
+]
+
+
+@pytest.mark.filterwarnings("ignore:In . of 12 rounds every upload was lost")
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_equals_the_naive_reference_in_any_setting(setting, toy, float64):
+    X, y = toy
+    assert_equals_reference(make(n_rounds=12, **setting), X, y)
+    assert_equals_reference(make(n_rounds=12, **setting), X, y, clients=X[:, 0] % 5)
+
+
+# ----------------------------------------------------------------------- its mathematics
+
+
+@pytest.fixture
+def problem():
+    """A model and one user's ratings, none of them anything in particular."""
+    rng = np.random.default_rng(0)
+    weights = np.array([1.0, 0, 2, 1, 0, 1])
+    model = reference.Model(
+        rng.normal(0, 0.5, (6, 4)),
+        rng.normal(0, 0.5, (6, 3)),
+        np.array([3.0, 9, 4, 1, 2, 7]),
+        np.array([2.0, 3, 5, 4]),
+        2.5,
+        1.7,
+    )
+    return model, rng.normal(size=6), weights
+
+
+def derivative(function, at, step=1e-6):
+    """Central differences, number by number."""
+    out = np.zeros_like(at)
+    for place in np.ndindex(*at.shape):
+        up, down = at.copy(), at.copy()
+        up[place] += step
+        down[place] -= step
+        out[place] = (function(up) - function(down)) / (2 * step)
+    return out
+
+
+def test_uploads_are_the_gradient_of_the_bound(problem):
+    model, ratings, weights = problem
+    posterior = reference.infer(model, ratings, weights)
+    items, implicit, _ = reference.upload(model, ratings, weights)
+
+    def bound(items, implicit):
+        return reference.bound(items, implicit, model, posterior, ratings, weights)
+
+    of_items = derivative(lambda x: bound(x, model.implicit), model.items)
+    of_implicit = derivative(lambda y: bound(model.items, y), model.implicit)
+    np.testing.assert_allclose(items, of_items, atol=1e-8)
+    np.testing.assert_allclose(implicit, of_implicit, atol=1e-8)
+
+
+def test_a_user_s_posterior_is_where_its_bound_is_highest(problem):
+    """In phi, at the precision that the client begins with."""
+    model, ratings, weights = problem
+    model.user_noise = False
+    posterior = reference.infer(model, ratings, weights)
+
+    def bound(phi):
+        posterior.phi = phi
+        return reference.bound(model.items, model.implicit, model, posterior, ratings, weights)
+
+    np.testing.assert_allclose(derivative(bound, posterior.phi.copy()), 0, atol=1e-8)
+
+
+@pytest.mark.parametrize("size", [3, 9, 40])
+def test_eigenpairs_of_a_sketch(size):
+    """As wide as the catalogue it is exact; narrower, it is Nystroem's approximation."""
+    X, y = make_toy(30, 12, density=0.3, seed=2)
+    data = encode(X, y, item_ids=None)
+    (block,) = blocks.cut(data)
+    directions = _item_prior.directions(data.n_items, size, Key(3))
+    n_users = np.bincount(block.items, minlength=data.n_items)
+    prior = _item_prior.eigenpairs(_item_prior.sketch(block, directions), directions, n_users)
+    _, weights, *_ = dense(data, (1, 5))
+    kernel = reference.kernel(weights)
+    basis = np.linalg.qr(np.sqrt(n_users)[:, None] * directions)[0]
+    image = kernel @ basis
+    expected = image @ np.linalg.pinv(basis.T @ image) @ image.T
+    found = (prior.vectors * prior.values) @ prior.vectors.T
+    np.testing.assert_allclose(found, expected, atol=1e-4 if size < 12 else 1e-9)
+    assert (size < 12) == (np.abs(expected - kernel).max() > 0.01)
+
+
+def test_a_sketch_of_items_that_nobody_has_rated(toy):
+    X, y = toy
+    wider = make(items=np.arange(990, 1040)).fit(X, y)
+    assert np.isfinite(wider.predict(X)).all()
+    unrated = ~np.isin(wider.item_ids_, X[:, 1])
+    # Nothing is known of them but that they have a larger variance.
+    variance = wider.item_variance_
+    assert (variance[unrated].min(axis=0) > variance[~unrated].max(axis=0)).all()
+    assert np.abs(wider.item_bias_[unrated]).max() < 0.1
+
+
+# --------------------------------------------------------------------------- predictions
+
+
+@pytest.fixture(scope="module")
+def fitted(ml100k):
+    X, y = ml100k
+    order = np.random.default_rng(300).permutation(len(y))
+    test, train = order[: len(y) // 5], order[len(y) // 5 :]
+    model = FedEB(client_fraction=0.1, n_jobs=2, random_state=0).fit(X[train], y[train])
+    return model, (X[train], y[train]), (X[test], y[test])
+
+
+def test_accuracy(fitted):
+    """The mean of three splits is .880; `benchmarks.fedeb quality` prints more."""
+    model, train, test = fitted
+    assert rmse(model, *test) < 0.89
+    assert rmse(model, *test) < rmse(BiasOnly().fit(*train), *test) - 0.04
+
+
+def test_standard_deviations_cover(fitted):
+    model, _, (X, y) = fitted
+    mean, std = model.predict(X, return_std=True)
+    covered = np.mean(np.abs(y - mean) <= 1.645 * std)
+    assert 0.88 <= covered <= 0.92
+    # Where it is less sure it is further off.
+    sure = std < np.median(std)
+    assert np.mean((y - mean)[sure] ** 2) < 0.8 * np.mean((y - mean)[~sure] ** 2)
+
+
+def test_newcomers_are_served_exactly(fitted):
+    model, (X, y), _ = fitted
+    some = np.isin(X[:, 0], model.user_ids_[:20])
+    as_known = model.predict(X[some], return_std=True)
+    renamed = X[some].copy()
+    renamed[:, 0] += 10**6
+    grown = model.fold_in(renamed, y[some])
+    for known, new in zip(as_known, grown.predict(renamed, return_std=True), strict=True):
+        np.testing.assert_allclose(new, known, rtol=1e-5)
+
+
+def test_unknown_users_and_items(fitted):
+    model, (X, _), _ = fitted
+    pairs = [[X[0, 0], X[0, 1], 0], [X[0, 0], -1, 0], [-1, X[0, 1], 0], [-1, -1, 0]]
+    mean, std = model.predict(pairs, return_std=True)
+    assert mean[3] == pytest.approx(model.global_bias_)
+    assert std[0] < std[1]
+    everybody = [[user, X[0, 1], 0] for user in model.user_ids_]
+    assert model.predict(everybody, return_std=True)[1].mean() < std[2]
+
+
+def test_ratings_on_any_scale(toy):
+    X, y = toy
+    model, wide = make().fit(X, y), make().fit(X, 100 * y - 7)
+    np.testing.assert_allclose(wide.predict(X), 100 * model.predict(X) - 7, rtol=1e-4)
+    stds = [one.predict(X, return_std=True)[1] for one in (model, wide)]
+    np.testing.assert_allclose(stds[1], 100 * stds[0], rtol=1e-4)
+
+
+def test_return_std_of_a_model_that_has_none(toy):
+    model = BiasOnly().fit(*toy)
+    with pytest.raises(ValueError, match="BiasOnly has no standard deviations; use return_std"):
+        model.predict(toy[0], return_std=True)
+
+
+# -------------------------------------------------------------------------- what is sent
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"implicit": False}, {"user_noise": False}, {"posterior": "map"}, {"download": "all"}],
+    ids=str,
+)
+def test_a_plaintext_upload_gives_everything_away(options):
+    X, y = make_toy(20, 9, seed=1)
+    report = measure_leak(make(**options), X, y)
+    assert (report.vectors, report.interactions, report.values) == (1, 1, 1)
+    assert max(report.chance.values()) < 0.8
+
+
+def test_secure_sums_do_not(toy):
+    federation = Federation(secure_aggregation=CKKS())
+    model = make(download="all", federation=federation)
+    report = measure_leak(model, *toy)
+    assert report.vectors == 0
+    assert report.values <= report.chance["values"]
+
+
+@pytest.mark.parametrize(("share", "rounds"), [(1.0, 100), (0.1, 316), (0.01, 1000)])
+def test_automatic_rounds(share, rounds):
+    assert FedEB(client_fraction=share)._rounds() == rounds
+    lossy = FedEB(federation=Federation(dropout=1 - share))
+    assert lossy._rounds() == rounds
+
+
+def test_cohorts_take_turns_unless_told_otherwise(toy):
+    X, y = toy
+    model = make(client_fraction=0.25, n_rounds=8).fit(X, y)
+    n_rated = np.unique(X[:, 0], return_counts=True)[1]
+    setup = 4 * 2 + n_rated * 4 * (3 + 9 + 1)
+    # Of four cohorts, each sends twice.
+    expected = setup + 2 * (n_rated * 4 * 7 + 4 * 4)
+    np.testing.assert_array_equal(model.communication_.client_bytes_up, expected)
+
+
+def test_bytes(toy):
+    X, y = toy
+    n, m, n_clients = len(y), 9, 12
+    own = make(n_rounds=2).fit(X, y).communication_
+    setup = n_clients * 4 * 2 + n * 4 * (3 + 9 + 1)
+    assert own.bytes_up == setup + 2 * (n * 4 * 7 + n_clients * 4 * 4)
+    whole = make(n_rounds=2, download="all").fit(X, y).communication_
+    setup = n_clients * 4 * (2 + m * (3 + 9))
+    assert whole.bytes_up == setup + 2 * n_clients * 4 * (m * 7 + 4)
+
+
+def test_averages_are_counted_where_clients_measure_them(toy):
+    X, y = toy
+    plain, stopping = (
+        make(early_stopping=stops, n_rounds=3, n_iter_no_change=9, download="all").fit(X, y)
+        for stops in (False, True)
+    )
+    down = [model.communication_.entries[3]["bytes_down"] for model in (plain, stopping)]
+    assert down[1] - down[0] == 12 * 4 * 9 * 7
+
+
+SMALL = {
+    "one row": ([[1, 1]], [3.0]),
+    "one user": ([[1, i] for i in range(6)], [1.0, 2, 3, 4, 5, 5]),
+    "one item": ([[u, 1] for u in range(6)], [1.0, 2, 3, 4, 5, 5]),
+    "one rating a user": ([[u, u % 3] for u in range(9)], [1.0, 2, 3, 4, 5, 5, 4, 3, 2]),
+    "all alike": ([[u, i] for u in range(5) for i in range(4)], [4.0] * 20),
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("data", SMALL)
+def test_little_data(data, options):
+    X, y = map(np.array, SMALL[data])
+    model = make(**options | {"n_rounds": 200, "client_fraction": 0.01}).fit(X, y)
+    mean, std = model.predict(X, return_std=True)
+    assert np.isfinite(mean).all() and (std > 0).all()
+    if data == "all alike":
+        np.testing.assert_allclose(mean, 4, atol=0.05)
+    else:
+        assert np.abs(mean - y).max() < 4
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"rating_scale": (2, 5)}, "outside rating_scale"),
+        ({"rating_scale": (5, 1)}, "low < high"),
+        ({"n_rounds": "many"}, "n_rounds"),
+        ({"posterior": "exact"}, "posterior"),
+    ],
+)
+def test_bad_parameters(parameters, message, toy):
+    with pytest.raises(ValueError, match=message):
+        make(**parameters).fit(*toy)

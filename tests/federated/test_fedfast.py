@@ -1,0 +1,273 @@
+"""FedFast: its reference, what its page claims, its leak, and cohorts chosen by a method."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import Federation, FedFast, FedMF
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import SignFlip, measure_leak
+from fedrecsk.compression import TopK
+from fedrecsk.federated._fedmf import EPOCHS_OF_THE_NEW
+from fedrecsk.interactions import catalogue_ids, encode
+from fedrecsk.privacy import CKKS, LaplaceMechanism
+from fedrecsk.simulation import blocks, participation
+from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy
+from tests.federated.test_colr import clients_of, first_items, key_of
+from tests.reference import fedfast as reference
+
+PLAIN = {"sampling": "federation", "aggregation": "visits", "discount": None}
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    monkeypatch.setattr(FedFast, "_dtype", np.float64)
+
+
+def make(**parameters):
+    """Small, with half of the clients in a round and clusters that change on the way."""
+    defaults = {
+        "n_factors": 5,
+        "n_rounds": 4,
+        "n_negatives": 2,
+        "batch_size": 7,
+        "weight_decay": 0.01,
+        "init_std": 0.5,
+        "client_fraction": 0.5,
+        "n_clusters": 3,
+        "cluster_every": 2,
+        "random_state": 0,
+    }
+    return FedFast(**defaults | parameters)
+
+
+def first_vectors(model, n_clients):
+    shape = (n_clients, model.n_factors)
+    return model.init_std * key_of(model).generator("client vectors").standard_normal(shape)
+
+
+def turn_of(model, n, key):
+    """The round's participation as a function of the clusters."""
+    federation = model.federation or Federation()
+    if model.sampling == "federation":
+        turn = participation.draw(n, model.client_fraction, federation, key)
+        return lambda clusters: turn[:3]
+    chance, offset = key.hashed("cohort", np.arange(n)), int(n * key.uniform("first of the cohort"))
+    size = participation.cohort_size(n, model.client_fraction)
+
+    def chosen(clusters):
+        cohort = reference.cohort_of(clusters, size, chance, offset)
+        return participation.of_cohort(cohort, federation, key)[:3]
+
+    return chosen
+
+
+def assert_equals_reference(model, X, y=None, **fit_params):
+    model.fit(X, y, **fit_params)
+    data, key = encode(X, y, **fit_params), key_of(model)
+    clients, n = clients_of(model, data), data.n_clients
+    for client in clients:
+        client.users[:] = 0
+    keys = [key.at(t) for t in range(model.n_rounds)]
+    rounds = [(turn_of(model, n, k), k.hashed("visit", np.arange(n))) for k in keys]
+    start = first_items(model, data.n_items), first_vectors(model, n)
+    items, vectors = reference.run(
+        model, clients, *start, rounds, lambda t: int(key.at(t).hashed("clusters") >> np.uint64(32))
+    )
+    np.testing.assert_allclose(model.item_factors_, items, atol=1e-9)
+    users = reference.final_users(model, clients, items, vectors, Key(0).hashed("personal"))
+    np.testing.assert_allclose(model.user_factors_, users, atol=1e-9)
+    assert np.abs(items - start[0]).max() > 1e-3
+
+
+PARAMETERS = [
+    {},
+    {"discount": 0.0, "cluster_every": 1},
+    {"discount": None, "aggregation": "data_size"},
+    {"sampling": "federation", "aggregation": "visits"},
+    PLAIN,
+    {"loss": "squared", "learning_rate": 0.1, "n_clusters": 1},
+    {"client_fraction": 1.0, "final_epochs": 2},
+    {"n_clusters": 99, "client_fraction": 0.1},
+]
+every_parameters = pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+
+
+@pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
+@pytest.mark.parametrize("holders", ["users", "groups", "both"])
+@every_parameters
+def test_equals_the_naive_reference(parameters, holders, ratings_per_block, toy, monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+    X, y = toy
+    users, groups = X[:, 0], X[:, 0] % 4
+    both = np.where(users < 140, groups, users)
+    clients = {"users": None, "groups": groups, "both": both}[holders]
+    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
+    assert_equals_reference(make(**parameters), X, y, clients=clients)
+    assert_equals_reference(make(**parameters), X, y - 2, clients=clients, sample_weight=weight)
+
+
+@pytest.mark.parametrize("mode", ["upload", "stale", "offline"])
+@every_parameters
+def test_equals_the_naive_reference_in_any_federation(parameters, mode, toy):
+    X, y = toy
+    model = make(**parameters, federation=Federation(dropout=0.4, dropout_mode=mode))
+    assert_equals_reference(clone(model), X, y)
+    assert_equals_reference(clone(model), X, y, clients=X[:, 0] % 5)
+
+
+# ----------------------------------------------------------------- what the page claims
+
+
+def test_a_cohort_has_of_each_cluster_its_share():
+    model, n, size = make(n_clusters=4), 1000, 60
+    clusters = np.random.default_rng(0).choice(4, n, p=[0.5, 0.3, 0.15, 0.05])
+    share = np.bincount(clusters) * size / n
+    drawn = np.zeros(n)
+    for t in range(400):
+        cohort = model._choose_cohort({"clusters": clusters}, n, size, Key(3, t))
+        assert cohort.sum() == size
+        assert np.abs(np.bincount(clusters[cohort], minlength=4) - share).max() < 1
+        drawn += cohort
+    # Everybody is as likely as everybody else: binomial, five standard deviations.
+    assert np.abs(drawn - 400 * 0.06).max() < 5 * np.sqrt(400 * 0.06 * 0.94)
+
+
+def test_plain_averaging_has_the_items_of_fedmf(toy, monkeypatch):
+    """Its server knows the users' vectors as well; with all clients in one round they begin there.
+
+    FedMF's users begin elsewhere, so they are given the same vectors.
+    """
+    X, _ = toy
+    monkeypatch.setattr(FedMF, "_dtype", np.float64)
+    model = make(**PLAIN, n_rounds=5)
+    start = first_vectors(model, 12)
+
+    class SameStart(FedMF):
+        def _init_clients(self, block, message, key):
+            state = super()._init_clients(block, message, key)
+            return state | {"users": start[block.users].copy()}
+
+    shared = {name: getattr(model, name) for name in FedMF().get_params(deep=False)}
+    items = SameStart(**shared).fit(X).item_factors_
+    np.testing.assert_allclose(model.fit(X).item_factors_, items, atol=1e-12)
+
+
+def test_clients_that_were_never_drawn_move_with_their_cluster(toy):
+    X, _ = toy
+    model = make(n_rounds=1, client_fraction=0.25).fit(X)
+    moved = np.abs(model.user_factors_ - first_vectors(model, 12)).max(axis=1)
+    assert (moved > 0).sum() > 3
+    still = clone(model).set_params(discount=None).fit(X)
+    moved = np.abs(still.user_factors_ - first_vectors(model, 12)).max(axis=1)
+    assert (moved > 0).sum() == 3
+
+
+def test_newcomers_begin_without_the_server(toy):
+    """They have no vector there, and fit one to the final items."""
+    X, _ = toy
+    new = X[:, 0] == X[0, 0]
+    model = make(init_std=0.03).fit(X[~new]).fold_in(X[new])
+    (client,) = clients_of(model, encode(X[new], item_ids=catalogue_ids(model.item_ids_)))
+    n_epochs = {False: EPOCHS_OF_THE_NEW}
+    seed = Key(0).hashed("personal")
+    vector = client.personal_vectors(model.item_factors_, n_epochs, seed)[0]
+    np.testing.assert_allclose(model.user_factors_[-1], vector, atol=1e-9)
+
+
+def test_the_ledger_counts_a_vector_both_ways_and_visited_rows_up(toy):
+    X, _ = toy
+    n, m, d = 12, 9, 5
+    model = make(client_fraction=1.0, n_negatives=0, n_rounds=2).fit(X)
+    for entry in (e for e in model.communication_.entries if e["phase"] == "round"):
+        assert entry["bytes_down"] == n * 4 * (m * d + d)
+        assert entry["bytes_up"] == len(X) * 4 * (d + 1) + n * 4 * d
+    plain = make(**PLAIN, client_fraction=1.0, n_rounds=1).fit(X).communication_
+    (entry,) = [e for e in plain.entries if e["phase"] == "round"]
+    assert entry["bytes_up"] == n * (4 * m * d + m + 4 * d)
+
+
+def test_a_client_that_diverges_goes_back_to_where_it_began(toy):
+    X, _ = toy
+    weight = np.where(X[:, 0] == X[0, 0], 1e-300, 1.0)
+    huge = np.where(X[:, 0] == X[0, 0], 1e200, 3.0)
+    model = make(client_fraction=1.0, loss="squared", learning_rate=0.1, discount=None)
+    with np.errstate(over="ignore", invalid="ignore"):
+        model.fit(X, huge, sample_weight=weight)
+    rejected = sum(e["rejected"] for e in model.communication_.entries)
+    assert rejected == model.n_rounds
+    code = model.user_ids_.tolist().index(X[0, 0])
+    np.testing.assert_array_equal(model.user_factors_[code], first_vectors(model, 12)[code])
+
+
+# ------------------------------------------------------------------------- what it reveals
+
+
+def test_every_user_vector_is_uploaded():
+    X, y = make_toy(n_users=30, n_items=200, density=0.05)
+    model = FedFast(8, random_state=0)
+    assert model.fit(X).privacy_.server_sees == "single uploads"
+    report = measure_leak(model, X)
+    assert report.vectors == report.directions == 1.0
+    assert report.interactions > 0.85
+    few = measure_leak(make(n_negatives=0), X)
+    assert few.vectors == few.interactions == 1.0
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"discount": -0.1}, "'discount' parameter of FedFast"),
+        ({"n_clusters": 0}, "'n_clusters' parameter of FedFast"),
+        ({"sampling": "rotating"}, "'sampling' parameter of FedFast"),
+        (
+            {"federation": Federation(aggregator=NormClipping())},
+            "no aggregator would be asked; set aggregator=None, or aggregation='visits' and",
+        ),
+        (
+            {"federation": Federation(aggregator=NormClipping()), "aggregation": "visits"},
+            "no aggregator would be asked",
+        ),
+        ({"federation": Federation(secure_aggregation=CKKS())}, "set secure_aggregation=None"),
+        (
+            {"federation": Federation(local_dp=LaplaceMechanism(clip=1.0, scale=1.0))},
+            "FedFast has no local_dp",
+        ),
+    ],
+)
+def test_bad_settings_are_named(parameters, message, toy):
+    with pytest.raises(ValueError, match=message):
+        make(**parameters).fit(toy[0])
+
+
+def test_plain_averaging_takes_an_aggregator(toy):
+    X, _ = toy
+    free, loose, tight = (
+        make(**PLAIN, federation=Federation(aggregator=a)).fit(X).item_factors_
+        for a in (None, NormClipping(1e6), NormClipping(1e-3))
+    )
+    np.testing.assert_allclose(free, loose, atol=1e-12)
+    assert np.abs(free - tight).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "setting", [{"adversary": SignFlip(0.2)}, {"compression": TopK(0.3)}], ids=str
+)
+def test_what_happens_to_uploads_happens_before_they_are_weighed(setting, toy):
+    X, _ = toy
+    plain = make().fit(X).item_factors_
+    changed = make(federation=Federation(**setting)).fit(X).item_factors_
+    assert np.isfinite(changed).all() and np.abs(plain - changed).max() > 1e-3
+
+
+def test_equal_vectors_make_fewer_clusters(toy, recwarn):
+    model = make(n_clusters=5)
+    server = {"client_vectors": np.array([[0.0, 1.0]] * 3 + [[2.0, 1.0]])}
+    clusters = model._with_clusters(server, Key(0))["clusters"]
+    assert Counter(clusters.tolist()).most_common(1)[0][1] == 3 and not recwarn

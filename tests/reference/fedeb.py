@@ -1,0 +1,204 @@
+"""FedEB as METHODS writes it: loops over users and items, dense arrays, the equations in order.
+
+Slow on purpose. Ratings and their weights are (n_users, n_items) matrices, weights 0 where there is
+no rating; `items` has b_i in column 0 and q_i in the others, `implicit` the y_j.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+NU = 10.0
+
+
+@dataclass
+class Model:
+    """What the server knows and clients receive; all in units of a quarter of the scale."""
+
+    items: np.ndarray
+    implicit: np.ndarray
+    n_ratings: np.ndarray
+    reg: np.ndarray
+    lambda_0: float
+    alpha: float
+    user_noise: bool = True
+    variational: bool = True
+
+    @property
+    def variance(self):
+        """V_i, (n_items, d + 1)."""
+        if not self.variational:
+            return np.zeros_like(self.items)
+        return np.array([1 / (self.reg + self.alpha * n) for n in self.n_ratings])
+
+
+@dataclass
+class Posterior:
+    """Of one user: mean and covariance of (b_u, p_u), their prior mean, alpha_u and E."""
+
+    phi: np.ndarray
+    covariance: np.ndarray
+    center: np.ndarray
+    alpha: float
+    spread: float
+
+
+def infer(model, ratings, weights):
+    """The posterior of one user; `ratings` less the mean rating."""
+    rated = np.flatnonzero(weights > 0)
+    width, w = model.items.shape[1], weights[rated]
+    center = np.zeros(width)
+    if model.implicit.shape[1]:
+        center[1:] = model.implicit[rated].sum(axis=0) / np.sqrt(len(rated))
+    x = np.column_stack([np.ones(len(rated)), model.items[rated, 1:]])
+    y = ratings[rated] - model.items[rated, 0]
+    prior = np.diag(np.r_[model.lambda_0, np.ones(width - 1)])
+    gram = (x.T * w) @ x
+    for i, weight in zip(rated, w, strict=True):
+        gram += weight * np.diag(np.r_[0, model.variance[i, 1:]])
+    covariance = np.linalg.inv(model.alpha * gram + prior)
+    phi = covariance @ (model.alpha * x.T @ (w * y) + prior @ center)
+    if not model.variational:
+        covariance = np.zeros_like(covariance)
+    spread = expected_squares(model.items, model.variance, phi, covariance, ratings, weights)
+    alpha = model.alpha
+    if model.user_noise:
+        alpha = (NU + w.sum()) / (NU / model.alpha + spread)
+    return Posterior(phi, covariance, center, alpha, spread)
+
+
+def expected_squares(items, variance, phi, covariance, ratings, weights):
+    """E: expected sum of w (r - b_i - b_u - q_i.p_u)^2 over the user, and the items' variances."""
+    total = 0.0
+    for i in np.flatnonzero(weights > 0):
+        x = np.r_[1.0, items[i, 1:]]
+        error = ratings[i] - items[i, 0] - x @ phi
+        of_item = variance[i, 0]
+        for k in range(1, len(phi)):
+            of_item += variance[i, k] * (phi[k] ** 2 + covariance[k, k])
+        total += weights[i] * (error**2 + x @ covariance @ x + of_item)
+    return total
+
+
+def bound(items, implicit, model, posterior, ratings, weights):
+    """The user's lower bound as a function of the items, at a fixed posterior; no constants."""
+    rated = np.flatnonzero(weights > 0)
+    center = np.zeros(items.shape[1])
+    center[1:] = implicit[rated].sum(axis=0) / np.sqrt(len(rated))
+    away = posterior.phi - center
+    prior = np.r_[model.lambda_0, np.ones(items.shape[1] - 1)]
+    squares = expected_squares(
+        items, model.variance, posterior.phi, posterior.covariance, ratings, weights
+    )
+    return -posterior.alpha / 2 * squares - away @ (prior * away) / 2
+
+
+def upload(model, ratings, weights):
+    """What one user contributes: gradients of all items (zero if not rated), and four numbers."""
+    p = infer(model, ratings, weights)
+    items, implicit = np.zeros_like(model.items), np.zeros_like(model.implicit)
+    rated = np.flatnonzero(weights > 0)
+    for i in rated:
+        x = np.r_[1.0, model.items[i, 1:]]
+        error = ratings[i] - model.items[i, 0] - x @ p.phi
+        precision = p.alpha * weights[i]
+        items[i, 0] = precision * error
+        items[i, 1:] = precision * (error * p.phi[1:] - (p.covariance @ x)[1:])
+        if implicit.shape[1]:
+            implicit[i] = (p.phi - p.center)[1:] / np.sqrt(len(rated))
+    scales = [
+        (p.phi[0] - p.center[0]) ** 2 + p.covariance[0, 0],
+        1,
+        p.alpha / model.alpha * p.spread,
+        weights.sum(),
+    ]
+    return items, implicit, np.array(scales)
+
+
+def kernel(weights):
+    """K = D (sum_u r_u r_u') D, the items' similarity by who rates them."""
+    rated = (weights > 0).astype(float)
+    n = rated.sum(axis=0)
+    scale = np.divide(1, np.sqrt(n), out=np.zeros_like(n), where=n > 0)
+    return scale[:, None] * (rated.T @ rated) * scale
+
+
+class Adam:
+    """Upwards."""
+
+    def __init__(self, shape):
+        self.first, self.second, self.t = np.zeros(shape), np.zeros(shape), 0
+
+    def step(self, gradient, rate):
+        self.t += 1
+        self.first = 0.9 * self.first + 0.1 * gradient
+        self.second = 0.99 * self.second + 0.01 * gradient**2
+        first, second = self.first / (1 - 0.9**self.t), self.second / (1 - 0.99**self.t)
+        return rate * first / (np.sqrt(second) + 1e-8)
+
+
+def run(estimator, ratings, weights, users_of, start, turns):
+    """All rounds; `turns` has who receives, updates and delivers. Returns the final Model.
+
+    Assumes that the sketch is as wide as the catalogue, so that the server knows all of K.
+    """
+    m, d = start.shape
+    n_clients, n_ratings = len(users_of), weights.sum(axis=0)
+    rated = weights > 0
+    shares = (rated / rated.sum(axis=1)[:, None]).sum(axis=0)
+    eigenvalues, vectors = np.linalg.eigh(kernel(weights))
+    vectors, eigenvalues = vectors[:, eigenvalues > 1e-8], eigenvalues[eigenvalues > 1e-8]
+    items = np.column_stack([np.zeros(m), start])
+    implicit = np.zeros((m, d if estimator.implicit else 0))
+    reg, reg_implicit = np.r_[5.0, np.full(d, 100.0)], np.full(implicit.shape[1], 100.0)
+    psi, center, sums = np.full(d + 1, 10.0), np.zeros_like(items), None
+    lambda_0, alpha, t = 6.0, 1.3, 0
+    move_items, move_implicit = Adam(items.shape), Adam(implicit.shape)
+    averages = items.copy(), implicit.copy()
+    options = estimator.user_noise, estimator.posterior == "variational"
+    received = [None] * n_clients
+    for receives, active, delivers in turns:
+        model = Model(items, implicit, n_ratings, reg, lambda_0, alpha, *options)
+        received = [model if receives[c] else received[c] for c in range(n_clients)]
+        arrived = [c for c in range(n_clients) if active[c] and delivers[c] and received[c]]
+        if not arrived:
+            continue
+        totals = [np.zeros_like(items), np.zeros_like(implicit), np.zeros(4)]
+        for c in arrived:
+            for u in users_of[c]:
+                for total, part in zip(
+                    totals, upload(received[c], ratings[u], weights[u]), strict=True
+                ):
+                    total += part
+        t, share = t + 1, len(arrived) / n_clients
+        gradient, gradient_implicit, scales = (total / share for total in totals)
+        rate = estimator.learning_rate
+        if rate == "auto":
+            rate = 0.05 * share ** (1 / 3)
+        items = items + move_items.step(gradient - reg * (items - center), rate)
+        implicit = implicit + move_implicit.step(gradient_implicit - reg_implicit * implicit, rate)
+        if options[1]:
+            sums = scales if sums is None else 0.9 * sums + 0.1 * scales
+        if options[1] and t > 3:
+            variance = Model(items, implicit, n_ratings, reg, lambda_0, alpha).variance
+            lambda_0 = np.clip(sums[1] / sums[0], 1e-4, 1e4)
+            new_alpha = np.clip(sums[3] / sums[2], 1e-4, 1e4)
+            of_center = 0.0
+            if estimator.sketch_size:
+                precision = psi / eigenvalues[:, None] + reg
+                f = reg * (vectors.T @ items) / precision
+                center = vectors @ f
+                psi = len(eigenvalues) / ((f**2 + 1 / precision) / eigenvalues[:, None]).sum(axis=0)
+                of_center = (1 / precision).sum(axis=0)
+            determined = m - reg * (variance.sum(axis=0) + of_center)
+            new = np.clip(determined / ((items - center) ** 2).sum(axis=0), 1e-4, 1e4)
+            reg = reg**0.9 * new**0.1
+            own = 1 / (reg_implicit + shares[:, None])
+            reg_implicit = m / (implicit**2 + own).sum(axis=0)
+            alpha = new_alpha
+        weight = max(1 / t, min(share, 0.1))
+        averages = tuple(
+            mean + weight * (new - mean)
+            for mean, new in zip(averages, (items, implicit), strict=True)
+        )
+    return Model(*averages, n_ratings, reg, lambda_0, alpha, *options)
