@@ -92,7 +92,7 @@ METHOD_PAGES = {
     "fedals": ("LocALS", "LocSGD", "GlobSGD"),
     "lightfr": ("LightFR",),
     "colr": ("FedMF", "CoLR", "SCoLR"),
-    "mf": ("PMF", "BiasedMF", "SVDpp"),
+    "mf": ("PMF", "BiasedMF", "SVDpp", "BayesianSVDpp"),
 }
 # Their members are exported by the package itself, or are not for users.
 NOT_LISTED = {

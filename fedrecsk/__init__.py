@@ -4,6 +4,7 @@ from fedrecsk._version import __version__
 from fedrecsk.centralized import (
     EASE,
     PMF,
+    BayesianSVDpp,
     BiasedMF,
     BiasOnly,
     ImplicitALS,
@@ -35,6 +36,7 @@ __all__ = [
     "EASE",
     "FCF",
     "PMF",
+    "BayesianSVDpp",
     "BiasOnly",
     "BiasedMF",
     "CoLR",

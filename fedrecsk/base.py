@@ -92,8 +92,8 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
     def _standard_deviations(self, users, items):
         """Standard deviations of the ratings of pairs of codes, -1 for unknown; shape (n,)."""
         raise ValueError(
-            f"{type(self).__name__} has no standard deviations; use return_std=False, or FedEB, "
-            "whose users and items are distributions."
+            f"{type(self).__name__} has no standard deviations; use return_std=False, or a model "
+            "whose users and items are distributions: FedEB or BayesianSVDpp."
         )
 
     def _forget_users(self, users):

@@ -8,6 +8,7 @@ from sklearn.model_selection import GridSearchCV, KFold
 
 from fedrecsk import (
     PMF,
+    BayesianSVDpp,
     BiasedMF,
     BiasOnly,
     ImplicitALS,
@@ -22,6 +23,7 @@ X = np.array([[1, 20], [1, 30], [2, 20], [3, 40]])
 y = np.array([4.0, 3.0, 5.0, 1.0])
 
 CENTRALIZED = [
+    BayesianSVDpp(8, n_samples=10, random_state=0),
     BiasOnly(),
     Popularity(),
     ImplicitALS(8, random_state=0),

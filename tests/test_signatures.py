@@ -31,6 +31,20 @@ SHARED = {
 
 # Positional parameters in their order, and keyword-only ones in any.
 SIGNATURES = {
+    "BayesianSVDpp": (
+        {"n_factors": 20},
+        {
+            "n_samples": 50,
+            "n_burn_in": 40,
+            "thinning": 4,
+            "kernel_rank": 128,
+            "noise_df": 10.0,
+            "warm_start": False,
+            "n_jobs": None,
+            "random_state": None,
+            "items": None,
+        },
+    ),
     "BiasOnly": (
         {},
         {

@@ -10,6 +10,7 @@ _SUBMODULES = (
     "fedeb",
     "fcf",
     "fedfast",
+    "bayesian_svdpp",
     "fedmf",
     "gram",
     "hamming",

@@ -55,7 +55,8 @@ def solve_positive(matrix, right, integers):
 
     Parameters
     ----------
-    matrix : (m, m) symmetric, of which the leading (d, d) part counts; destroyed
+    matrix : (m, m) symmetric, of which the leading (d, d) part counts
+        Its upper triangle becomes U with U'U = matrix, the rest is destroyed.
     right : (n, d), replaced by the solutions, or by NaN if the matrix is not positive definite
     integers : (5,) int32, scratch
     """

@@ -1,5 +1,6 @@
 """The same contract without clients: comparators and centralised references."""
 
+from fedrecsk.centralized.bayesian_svdpp import BayesianSVDpp
 from fedrecsk.centralized.bias_only import BiasOnly
 from fedrecsk.centralized.biased_mf import BiasedMF
 from fedrecsk.centralized.ease import EASE
@@ -11,6 +12,7 @@ from fedrecsk.centralized.svdpp import SVDpp
 __all__ = [
     "EASE",
     "PMF",
+    "BayesianSVDpp",
     "BiasOnly",
     "BiasedMF",
     "ImplicitALS",

@@ -14,6 +14,7 @@ from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
 from fedrecsk.base import RatingMixin, Recommender
+from fedrecsk.centralized._warm_start import parameters_of_a_run, resumed
 from fedrecsk.simulation.keys import Key
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class GradientDescent(RatingMixin, Recommender):
         return self.n_epochs
 
     def _fit(self, data, report):
-        run = self._resumed(data) or Run.new(self, data)
+        run = resumed(self, data, "n_epochs") or Run.new(self, data)
         # Epochs update in place: a fit that fails half-way must not be continued.
         self._run = None
         rows, held_out = Rows.of(data), None
@@ -168,31 +169,6 @@ class GradientDescent(RatingMixin, Recommender):
     def _response(self, scores):
         return np.clip(scores, *self.rating_range_)
 
-    def _resumed(self, data):
-        run = getattr(self, "_run", None) if self.warm_start else None
-        if run is None:
-            return None
-        if run.fingerprint != data.fingerprint():
-            raise ValueError(
-                "warm_start continues the epochs of the last fit, but X, y, clients, "
-                "sample_weight or items have changed since; fit with warm_start=False, or use "
-                "fold_in to add users."
-            )
-        parameters = _parameters_of_a_run(self)
-        changed = [name for name, value in run.parameters.items() if parameters[name] != value]
-        if changed:
-            raise ValueError(
-                f"warm_start continues the epochs of the last fit, but {changed[0]} has changed "
-                f"from {run.parameters[changed[0]]!r} to {parameters[changed[0]]!r} since; set it "
-                "back or fit with warm_start=False."
-            )
-        if self.n_epochs < run.n_epochs:
-            raise ValueError(
-                f"n_epochs={self.n_epochs} must be larger or equal to the {run.n_epochs} epochs "
-                "already run when warm_start=True."
-            )
-        return run
-
 
 @dataclass(eq=False)
 class Run:
@@ -214,7 +190,7 @@ class Run:
     @classmethod
     def new(cls, estimator, data):
         """Before the first epoch."""
-        parameters = _parameters_of_a_run(estimator)
+        parameters = parameters_of_a_run(estimator, "n_epochs")
         seed = check_random_state(estimator.random_state).randint(2**31 - 1)
         return cls(Key(int(seed)), data.fingerprint() if estimator.warm_start else None, parameters)
 
@@ -222,15 +198,6 @@ class Run:
     def n_epochs(self):
         """Epochs run so far."""
         return len(self.loss_curve)
-
-
-def _parameters_of_a_run(estimator):
-    """The parameters that must not change between the epochs of one run.
-
-    The fingerprint of the data tells whether `items` has.
-    """
-    free = {"items", "n_epochs", "warm_start", "n_iter_no_change", "tol"}
-    return {k: v for k, v in estimator.get_params(deep=False).items() if k not in free}
 
 
 class Rows(NamedTuple):

@@ -1,0 +1,450 @@
+"""Bayesian SVD++: the mean over many models that fit the ratings, by Gibbs sampling."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+from scipy.special import gammaincinv
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval
+from sklearn.utils.parallel import _get_threadpool_controller
+
+from fedrecsk import _kernels
+from fedrecsk._docs import documented
+from fedrecsk.base import RatingMixin, Recommender
+from fedrecsk.centralized import _gibbs
+from fedrecsk.centralized._sgd import Rows
+from fedrecsk.centralized._warm_start import parameters_of_a_run, resumed
+from fedrecsk.simulation.keys import Key
+
+if TYPE_CHECKING:
+    from numpy.random import RandomState
+
+DTYPE = np.float32
+MAX_BYTES = 8 * 2**30
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class BayesianSVDpp(RatingMixin, Recommender):
+    """Bayesian SVD++: the mean prediction of models drawn from the posterior distribution.
+
+    The model of a rating is that of :class:`SVDpp`, with a distribution for everything::
+
+        r_ui = mu + b_u + b_i + q_i.p_u + e_ui,    e_ui ~ N(0, 1 / (w_ui alpha tau_u))
+        p_u ~ N(|R_u|^-1/2 sum_{j in R_u} y_j, 1 / lambda),    y_j ~ N(0, 1 / eta)
+        (b_i, q_i) ~ N(f_i, 1 / rho),    f ~ GP(0, K / psi)
+
+    R_u are the items that the user has rated, w_ui is `sample_weight`, tau_u says how
+    predictable a user is, and K_ij says how many users have rated both i and j, so that items
+    with the same audience are thought to be alike. Nothing has to be tuned: a Gibbs sampler
+    draws all unknowns in turn, strengths of regularisation included, and predictions are
+    averaged over the draws.
+
+    Parameters
+    ----------
+    n_factors : int, default=20
+        Length of p_u, q_i and y_j (d).
+    n_samples : int, default=50
+        Draws to keep (S), in total where `warm_start` continues a fit. The fitted model holds
+        ``4 S (d + 1) (n_users + 2 n_items)`` bytes, twice that while fit ends.
+    n_burn_in : int, default=40
+        Sweeps before the first draw that counts.
+    thinning : int, default=4
+        Sweeps for each draw kept.
+    kernel_rank : int, default=128
+        Number of K's leading eigenvectors to which f is confined; 0 for f = 0.
+    noise_df : float or None, default=10.0
+        Degrees of freedom nu of the prior tau_u ~ Gamma(nu / 2, rate nu / 2). The larger it
+        is, the more alike are users; None for tau_u = 1.
+    warm_start : bool, default=False
+        Continue the last fit to `n_samples` samples in all, exactly as if it had never
+        stopped.
+    {n_jobs}
+    random_state : int, RandomState instance or None, default=None
+        Seeds all draws.
+    {items}
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_samples_ * n_factors), dtype float32
+        p_u of all samples side by side, sample by sample, in the root of rating units.
+    item_factors_ : ndarray of shape (n_items, n_samples_ * n_factors), dtype float32
+        Likewise q_i, divided by `n_samples_`: the product of two rows is the mean of p_u.q_i.
+    implicit_factors_ : ndarray of shape (n_items, n_samples_ * n_factors), dtype float32
+        Likewise y_j, not divided.
+    user_bias_ : ndarray of shape (n_users,), dtype float32
+        Posterior mean of b_u, in rating units.
+    item_bias_ : ndarray of shape (n_items,), dtype float32
+        Posterior mean of b_i.
+    user_bias_samples_ : ndarray of shape (n_users, n_samples_), dtype float32
+        b_u of each sample.
+    item_bias_samples_ : ndarray of shape (n_items, n_samples_), dtype float32
+        b_i of each sample.
+    user_noise_variance_ : ndarray of shape (n_users,), dtype float32
+        Posterior mean of 1 / (alpha tau_u): what a user's rating of weight 1 deviates from
+        what even the true model would predict, in squared ratings.
+    global_bias_ : float
+        Weighted mean of the ratings (mu).
+    rating_range_ : tuple of float
+        Least and greatest rating; predictions are clipped to it.
+    loss_curve_ : list of float
+        Weighted mean squared error on the training rows, of the draws of each sweep.
+    n_samples_ : int
+        Samples kept; fewer than `n_samples` if a callback stopped the fit. If it did so before
+        the first, the last sweep is the sample.
+    {user_ids_}
+    {item_ids_}
+    {n_users_}
+    {n_items_}
+
+    Raises
+    ------
+    ValueError
+        By fit: if the samples would take more than 8 GiB; if a warm start meets other data or
+        parameters.
+
+    See Also
+    --------
+    SVDpp : One such model, by stochastic gradient descent.
+
+    Notes
+    -----
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
+
+    *Algorithm*. Ratings are centred and divided by their standard deviation. Each sweep draws
+
+    1. (b_u, p_u) of all users, then lambda (``_gibbs.draw_users``),
+    2. y_j of one item after the other, then eta (``draw_implicit``),
+    3. tau_u of all users, then alpha (``draw_noise``),
+    4. (b_i, q_i) of all items, then rho (``draw_items``),
+    5. f, then psi (``draw_kernel``),
+
+    each from its distribution given all others and the ratings. lambda, rho and psi have an
+    entry for the bias and for each factor; b_u has the mean 0. All precisions (alpha, lambda,
+    eta, rho, psi) have the prior Gamma(1/2, rate 1/200). K = D^-1/2 C D^-1/2, where C_ij counts
+    the users of i and j and D is C's diagonal.
+
+    Of a sweep that counts, q and y are kept as they were at its beginning, and p_u is drawn
+    once more from its distribution given these. Two samples in turn use opposite numbers for
+    that, which cancels part of the sampling error.
+
+    Weights matter relative to each other: a common factor changes nothing but the unit of
+    `user_noise_variance_`. A merged row counts once in R_u, and its weight is the sum.
+
+    An unknown user or item adds nothing, and neither does an item of `items` without ratings,
+    also where it is in R_u of a new user. `fold_in` draws b_u, p_u and tau_u of new users given
+    the items of each sample, with draws that are the same for all of them: what a newcomer
+    gets depends on its own rows and `random_state` alone.
+
+    References
+    ----------
+    .. [1] R. Salakhutdinov, A. Mnih, "Bayesian probabilistic matrix factorization using
+       Markov chain Monte Carlo", ICML 2008.
+    .. [2] Y. Koren, "Factorization meets the neighborhood: a multifaceted collaborative
+       filtering model", KDD 2008, section 4.
+    .. [3] S. Rendle, L. Zhang, Y. Koren, "On the difficulty of evaluating baselines",
+       arXiv:1905.01395, 2019: Gibbs sampling of SVD++ beside tuned baselines.
+
+    Examples
+    --------
+    >>> from fedrecsk import BayesianSVDpp
+    >>> X = [["ann", "alien"], ["ann", "brazil"], ["bob", "alien"], ["bob", "clue"]]
+    >>> model = BayesianSVDpp(n_factors=2, random_state=0).fit(X, [5, 4, 3, 2])
+    >>> rating, std = model.predict([["bob", "brazil"], ["carol", "dune"]], return_std=True)
+    >>> rating.round(1)
+    array([2.9, 3.5])
+    >>> bool(std[1] > std[0])
+    True
+    """
+
+    n_factors: int = 20
+    _: KW_ONLY
+    n_samples: int = 50
+    n_burn_in: int = 40
+    thinning: int = 4
+    kernel_rank: int = 128
+    noise_df: float | None = 10.0
+    warm_start: bool = False
+    n_jobs: int | None = None
+    random_state: int | RandomState | None = None
+
+    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "n_samples": [Interval(Integral, 1, None, closed="left")],
+        "n_burn_in": [Interval(Integral, 0, None, closed="left")],
+        "thinning": [Interval(Integral, 1, None, closed="left")],
+        "kernel_rank": [Interval(Integral, 0, None, closed="left")],
+        "noise_df": [Interval(Real, 0, None, closed="neither"), None],
+        "warm_start": ["boolean"],
+        "n_jobs": [Integral, None],
+        "random_state": ["random_state"],
+    }
+
+    # ------------------------------------------------------------------------------ fit
+
+    def _n_tasks(self):
+        return self.n_burn_in + self.n_samples * self.thinning
+
+    def _fit(self, data, report):
+        self._check_memory(data.n_users, data.n_items)
+        run = resumed(self, data, "n_samples") or Run.new(self, data)
+        # Sweeps change the state in place: a fit that fails half-way must not be continued.
+        self._run = None
+        rows = Rows.of(data)
+        with _get_threadpool_controller().limit(limits=1, user_api="blas"):
+            problem = _gibbs.Problem.of(rows, self.kernel_rank, self.noise_df)
+            if run.state is None:
+                generator = run.key.generator("first vectors")
+                run.state = _gibbs.State.start(problem, self.n_factors, generator)
+            while run.n_samples < self.n_samples:
+                close = report.step("sweep")
+                run.loss_curve.append(self._sweep(problem, run) * rows.scale**2 / len(rows.values))
+                if close(lambda: self._finished(run, rows, problem.rated)):
+                    break
+        attributes = self._finished(run, rows, problem.rated)
+        self._run = run if self.warm_start else None
+        return attributes
+
+    def _check_memory(self, n_users, n_items):
+        per_sample = np.dtype(DTYPE).itemsize * (self.n_factors + 1) * (n_users + 2 * n_items)
+        if per_sample * self.n_samples > MAX_BYTES:
+            raise ValueError(
+                f"n_samples={self.n_samples} samples of {n_users} users and {n_items} items with "
+                f"n_factors={self.n_factors} would take {per_sample * self.n_samples / 2**30:.1f} "
+                f"GiB, more than the {MAX_BYTES / 2**30:g} GiB that are allowed. Lower n_samples "
+                "or n_factors."
+            )
+
+    def _sweep(self, problem, run):
+        """One sweep, and a sample if it is its turn; the sum of weighted squared errors."""
+        key, state = run.key.at(len(run.loss_curve)), run.state
+        n_counting = len(run.loss_curve) + 1 - self.n_burn_in
+        if n_counting <= 0 or n_counting % self.thinning:
+            return _gibbs.sweep(problem, state, key, self.n_jobs)[0]
+        given = Sample.of(state)
+        normal = opposite_normals("samples", run.key, run.n_samples, state.P.shape)
+        loss, P = _gibbs.sweep(problem, state, key, self.n_jobs, normal)
+        run.samples.append(given._replace(users=P.astype(DTYPE)))
+        return loss
+
+    def _finished(self, run, rows, rated):
+        """Fitted attributes as if the sampling ended here; new arrays."""
+        samples = run.samples or [Sample.of(run.state)]
+        n, scale, weight = len(samples), rows.scale, float(rows.weights.mean())
+        users, items = [s.users for s in samples], [s.items for s in samples]
+        codes = np.argsort(rows.rank_of_user)
+        user_biases, user_factors = side_by_side(users, codes, rows.n_users)
+        item_biases, item_factors = side_by_side(items, rated, rows.n_items)
+        user_biases *= DTYPE(scale)
+        item_biases *= DTYPE(scale)
+        user_factors *= DTYPE(np.sqrt(scale))
+        item_factors *= DTYPE(np.sqrt(scale) / n)
+        implicit = stacked([s.implicit for s in samples], rated, rows.n_items)
+        implicit *= DTYPE(np.sqrt(scale))
+        noise = np.mean([s.noise for s in samples], axis=0)[rows.rank_of_user]
+        return {
+            "global_bias_": rows.mean,
+            "rating_range_": rows.range,
+            "user_factors_": user_factors,
+            "item_factors_": item_factors,
+            "implicit_factors_": implicit,
+            "user_bias_": user_biases.mean(axis=1),
+            "item_bias_": item_biases.mean(axis=1),
+            "user_bias_samples_": user_biases,
+            "item_bias_samples_": item_biases,
+            "user_noise_variance_": noise * DTYPE(scale**2 * weight),
+            "n_samples_": n,
+            "loss_curve_": list(run.loss_curve),
+            "_scale": scale,
+            "_mean_weight": weight,
+            "_rated": rated.copy(),
+            "_user_precision": np.array([sample.user_precision for sample in samples]),
+            "_item_variance": np.array([np.mean(s.items**2.0, axis=0) for s in samples]),
+            "_noise_precision": np.array([sample.noise_precision for sample in samples]),
+            "_key": run.key,
+        }
+
+    def _response(self, scores):
+        return np.clip(scores, *self.rating_range_)
+
+    # -------------------------------------------------------------------------- predict
+
+    def _standard_deviations(self, users, items):
+        # The spread over the samples and the user's own noise, of a rating of weight 1. Of unknown
+        # users and items it is the spread of all of them, and an unknown user has the mean noise.
+        unrated = np.ones(self.n_items_, dtype=bool)
+        unrated[self._rated] = False
+        items = np.where(unrated[items], -1, items)
+        noise = self.user_noise_variance_.astype(np.float64)
+        variances = np.where(users >= 0, noise[users], noise.mean())
+        return np.sqrt(variances + self._variance_over_samples(users, items))
+
+    def _variance_over_samples(self, users, items):
+        """Of the scores of pairs of codes, -1 for unknown."""
+        units = np.full(1 + self.n_factors, self._scale)
+        units[0] **= 2
+        module = _kernels.bayesian_svdpp
+        variances = np.empty(len(users))
+        module.variances(
+            users,
+            items,
+            module.Samples(
+                self.user_bias_samples_, self.user_factors_, units / self._user_precision
+            ),
+            module.Samples(
+                self.item_bias_samples_, self.item_factors_, units * self._item_variance
+            ),
+            float(self.n_samples_),
+            variances,
+        )
+        return variances
+
+    # ------------------------------------------------------------------------ newcomers
+
+    def _new_user_attributes(self, data):
+        with _get_threadpool_controller().limit(limits=1, user_api="blas"):
+            samples, noise = self._sampled(data)
+        scale, codes = self._scale, np.arange(data.n_users)
+        biases, factors = side_by_side(samples, codes, data.n_users)
+        biases = (biases * scale).astype(DTYPE)
+        return {
+            "user_factors_": (factors * np.sqrt(scale)).astype(DTYPE),
+            "user_bias_": biases.mean(axis=1),
+            "user_bias_samples_": biases,
+            "user_noise_variance_": (noise * scale**2 * self._mean_weight).astype(DTYPE),
+        }
+
+    def _sampled(self, data):
+        """New users' (b_u, p_u) given each sample's items, and the mean of 1 / (alpha tau_u)."""
+        n, size = data.n_users, 1 + self.n_factors
+        values = (data.values - self.global_bias_) / self._scale
+        weights = data.weights / self._mean_weight
+        side = _kernels.bayesian_svdpp.Side(data.indptr, data.items, values, weights)
+        user_noise, noise, samples = np.ones(n), np.zeros(n), []
+        for s, alpha in enumerate(self._noise_precision):
+            key = self._key.at(s)
+            items, prior = self._given(s, data)
+            # All newcomers have the same numbers, so that nobody's depend on who else is new.
+            normal = np.tile(key.generator("newcomers").standard_normal(size), (n, 1))
+            again = opposite_normals("samples of newcomers", self._key, s, size)
+            squares, P = _gibbs.draw_side(
+                side,
+                items,
+                prior,
+                (alpha * user_noise, np.ones(len(items))),
+                normal,
+                np.empty((n, size)),
+                normal_again=np.tile(again, (n, 1)),
+            )
+            samples.append(P)
+            noise += 1 / (alpha * user_noise * self.n_samples_)
+            if self.noise_df is not None:
+                shape = (self.noise_df + np.diff(data.indptr)) / 2
+                rate = (self.noise_df + alpha * squares) / 2
+                user_noise = gammaincinv(shape, key.uniform("newcomers' noise")) / rate
+        return samples, noise
+
+    def _given(self, s, data):
+        """(b_i, q_i) of sample s, and the Prior of (b_u, p_u) for the users of `data`."""
+        d, root = self.n_factors, np.sqrt(self._scale)
+        own = slice(s * d, (s + 1) * d)
+        factors = self.item_factors_[:, own] * (self.n_samples_ / root)
+        items = np.column_stack([self.item_bias_samples_[:, s] / self._scale, factors])
+        implicit = np.empty((data.n_users, d), dtype=DTYPE)
+        _kernels.sgd.implicit_sums(
+            data.indptr, data.items, self.implicit_factors_[:, own], implicit
+        )
+        mean = np.column_stack([np.zeros(data.n_users), implicit / root])
+        return items.astype(np.float64), _kernels.bayesian_svdpp.Prior(
+            mean.astype(np.float64), self._user_precision[s]
+        )
+
+
+class Sample(NamedTuple):
+    """What is kept of a draw, users in the order of their ids.
+
+    Attributes
+    ----------
+    users : ndarray of shape (n_users, 1 + d)
+        (b_u, p_u) given the rest.
+    items : ndarray of shape (n_rated_items, 1 + d)
+        (b_i, q_i).
+    implicit : ndarray of shape (n_rated_items, d)
+        y_j.
+    user_precision : ndarray of shape (1 + d,)
+        lambda.
+    noise_precision : float
+        alpha.
+    noise : ndarray of shape (n_users,)
+        1 / (alpha tau_u).
+    """
+
+    users: np.ndarray
+    items: np.ndarray
+    implicit: np.ndarray
+    user_precision: np.ndarray
+    noise_precision: float
+    noise: np.ndarray
+
+    @classmethod
+    def of(cls, state):
+        """A copy of what the state has, in single precision."""
+        return cls(
+            state.P.astype(DTYPE),
+            state.Q.astype(DTYPE),
+            state.Y.astype(DTYPE),
+            state.user_precision,
+            float(state.noise_precision),
+            (1 / (state.noise_precision * state.user_noise)).astype(DTYPE),
+        )
+
+
+@dataclass(eq=False)
+class Run:
+    """A fit in progress: all that warm_start needs to go on exactly where it ended."""
+
+    key: Key
+    fingerprint: bytes | None
+    parameters: dict
+    state: _gibbs.State | None = None
+    loss_curve: list = field(default_factory=list)
+    samples: list = field(default_factory=list)
+
+    @classmethod
+    def new(cls, estimator, data):
+        """Before the first sweep."""
+        parameters = parameters_of_a_run(estimator, "n_samples")
+        seed = check_random_state(estimator.random_state).randint(2**31 - 1)
+        return cls(Key(int(seed)), data.fingerprint() if estimator.warm_start else None, parameters)
+
+    @property
+    def n_samples(self):
+        """Samples kept so far."""
+        return len(self.samples)
+
+
+def opposite_normals(purpose, key, sample, shape):
+    """Standard normal numbers; each second sample has the opposite of those of the one before."""
+    normal = key.at(sample // 2).generator(purpose).standard_normal(shape)
+    return -normal if sample % 2 else normal
+
+
+def side_by_side(samples, places, n_rows):
+    """Biases (n_rows, S) and factors (n_rows, S d) of samples of (bias, vector)."""
+    return (
+        stacked([rows[:, :1] for rows in samples], places, n_rows),
+        stacked([rows[:, 1:] for rows in samples], places, n_rows),
+    )
+
+
+def stacked(blocks, places, n_rows):
+    """Arrays of one shape side by side, their rows at `places` and 0 elsewhere."""
+    width = blocks[0].shape[1]
+    everything = np.zeros((n_rows, len(blocks) * width), dtype=blocks[0].dtype)
+    for s, block in enumerate(blocks):
+        everything[places, s * width : (s + 1) * width] = block
+    return everything
