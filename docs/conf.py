@@ -88,6 +88,7 @@ FOR_AUTHORS = {
 # The pages that explain an estimator; its page in the API reference leads there.
 METHOD_PAGES = {
     "rfrec": ("RFRec", "RFRecF"),
+    "ease": ("EASE", "FedEASE", "FedSpectral"),
     "fedals": ("LocALS", "LocSGD", "GlobSGD"),
     "lightfr": ("LightFR",),
     "colr": ("FedMF", "CoLR", "SCoLR"),

@@ -2,6 +2,7 @@
 
 from fedrecsk._version import __version__
 from fedrecsk.centralized import (
+    EASE,
     PMF,
     BayesianSVDpp,
     BiasedMF,
@@ -16,9 +17,11 @@ from fedrecsk.federated import (
     FCF,
     CoLR,
     ExplicitFCF,
+    FedEASE,
     FedEB,
     FedFast,
     FedMF,
+    FedSpectral,
     GlobSGD,
     LightFR,
     LocALS,
@@ -30,16 +33,19 @@ from fedrecsk.federated import (
 from fedrecsk.simulation import Federation
 
 __all__ = [
+    "EASE",
     "FCF",
     "PMF",
     "BayesianSVDpp",
     "BiasOnly",
     "BiasedMF",
     "CoLR",
+    "FedEASE",
     "FedEB",
     "ExplicitFCF",
     "FedFast",
     "FedMF",
+    "FedSpectral",
     "Federation",
     "GlobSGD",
     "ImplicitALS",

@@ -613,6 +613,25 @@ class RankingMixin:
         return metrics.catalogue_ndcg(self, X, y, sample_weight)
 
 
+def check_likes(data):
+    """Raise unless somebody likes something.
+
+    Parameters
+    ----------
+    data : Interactions
+
+    Raises
+    ------
+    ValueError
+        If no row has y > 0.
+    """
+    if not (data.values > 0).any():
+        raise ValueError(
+            "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
+            "or shift y so that what is liked is above 0."
+        )
+
+
 def attributes_of(data):
     """What every fitted model knows of its users and items: a dict of fitted attributes."""
     return {
@@ -698,6 +717,10 @@ def _batches(n_rows, n_columns):
 
 def _placed(rows, places, old):
     """A copy of `old` with `rows` at `places`; those behind its end come in their order."""
+    if sparse.issparse(old):
+        order = np.arange(max(old.shape[0], places.max(initial=-1) + 1))
+        order[places] = old.shape[0] + np.arange(rows.shape[0])
+        return sparse.vstack([old, rows], "csr")[order]
     grown = np.concatenate([old, rows[places >= len(old)]])
     grown[places] = rows
     return grown

@@ -282,9 +282,10 @@ def test_who_has_no_known_item_stays_unknown_in_company(Estimator, toy):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(
-    "name", ["CoLR", "SCoLR", "FCF", "FedMF", "GlobSGD", "LightFR", "LocALS", "LocSGD"]
-)
+WITHOUT_BIASES = ["CoLR", "SCoLR", "FCF", "FedMF", "GlobSGD", "LightFR", "LocALS", "LocSGD"]
+
+
+@pytest.mark.parametrize("name", [*WITHOUT_BIASES, "EASE", "FedEASE", "FedSpectral"])
 def test_models_without_biases_cannot_tell_items_apart_for_strangers(name, toy):
     """As the user guide says, and so does its cure."""
     X, y = toy

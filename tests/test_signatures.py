@@ -92,6 +92,11 @@ SIGNATURES = {
             "client_fraction": 0.2,
         },
     ),
+    "EASE": ({"reg": 1000.0}, {"items": None}),
+    "FedEASE": (
+        {"reg": 1000.0},
+        SHARED | {"n_rounds": 1, "upload": "auto", "download": "auto"},
+    ),
     "FedEB": (
         {"n_factors": 20},
         SHARED
@@ -180,6 +185,10 @@ SIGNATURES = {
             "init_std": 0.03,
             "client_fraction": 0.2,
         },
+    ),
+    "FedSpectral": (
+        {"n_factors": 128},
+        SHARED | {"n_rounds": 1, "alpha": 4.0, "reg_user": 30.0, "upload": "auto"},
     ),
     "GlobSGD": (
         {"n_factors": 20},

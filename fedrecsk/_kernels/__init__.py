@@ -12,6 +12,7 @@ _SUBMODULES = (
     "fedfast",
     "bayesian_svdpp",
     "fedmf",
+    "gram",
     "hamming",
     "lightfr",
     "low_rank",

@@ -125,7 +125,8 @@ def measure_leak(
     rated and of no others. FedEB: the client's equations have as many numbers sent as unknown,
     and are solved backwards. FCF: rows of items that the user does not have are (p . q) p, the
     others stand out. ExplicitFCF: rows are errors times (1, p), and the user's ridge regression
-    gives its bias (its length without biases).
+    gives its bias (its length without biases). FedEASE, FedSpectral: the pair of an item with
+    itself is the square of the entry of the user's row, which is the private vector here.
 
     Examples
     --------

@@ -3,12 +3,14 @@
 from fedrecsk.centralized.bayesian_svdpp import BayesianSVDpp
 from fedrecsk.centralized.bias_only import BiasOnly
 from fedrecsk.centralized.biased_mf import BiasedMF
+from fedrecsk.centralized.ease import EASE
 from fedrecsk.centralized.implicit import ImplicitALS, ImplicitBPR, ImplicitLMF
 from fedrecsk.centralized.pmf import PMF
 from fedrecsk.centralized.popularity import Popularity
 from fedrecsk.centralized.svdpp import SVDpp
 
 __all__ = [
+    "EASE",
     "PMF",
     "BayesianSVDpp",
     "BiasOnly",

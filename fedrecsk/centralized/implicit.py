@@ -20,7 +20,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.parallel import _get_threadpool_controller
 
 from fedrecsk._docs import documented
-from fedrecsk.base import RankingMixin, Recommender
+from fedrecsk.base import RankingMixin, Recommender, check_likes
 
 if TYPE_CHECKING:
     from numpy.random import RandomState
@@ -75,11 +75,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
         likes = _likes(data)[order]
         # Also its draws by item, so these are the items with rows and not the whole catalogue.
         items = np.flatnonzero(np.bincount(data.items, minlength=data.n_items))
-        if not likes.nnz:
-            raise ValueError(
-                "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
-                "or shift y so that what is liked is above 0."
-            )
+        check_likes(data)
         n_threads = effective_n_jobs(self.n_jobs)
         seed = self.random_state
         if not isinstance(seed, Integral):

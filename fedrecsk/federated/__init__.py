@@ -4,9 +4,11 @@ from fedrecsk.federated._codes import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR
 from fedrecsk.federated.explicit_fcf import ExplicitFCF
 from fedrecsk.federated.fcf import FCF
+from fedrecsk.federated.fedease import FedEASE
 from fedrecsk.federated.fedeb import FedEB
 from fedrecsk.federated.fedfast import FedFast
 from fedrecsk.federated.fedmf import FedMF
+from fedrecsk.federated.fedspectral import FedSpectral
 from fedrecsk.federated.globsgd import GlobSGD
 from fedrecsk.federated.lightfr import LightFR
 from fedrecsk.federated.locals import LocALS
@@ -18,10 +20,12 @@ from fedrecsk.federated.scolr import SCoLR
 __all__ = [
     "FCF",
     "CoLR",
+    "FedEASE",
     "FedEB",
     "ExplicitFCF",
     "FedFast",
     "FedMF",
+    "FedSpectral",
     "GlobSGD",
     "LightFR",
     "LocALS",

@@ -158,6 +158,10 @@ class _Noised(Changes):
         return self.honest.finite(whom)
 
 
+# From the least to the most.
+SERVER_SEES = ("encrypted sums", "sums", "single uploads")
+
+
 @dataclass(frozen=True)
 class PrivacyReport:
     """What a fit promises about the data behind the uploads.
@@ -197,3 +201,26 @@ class PrivacyReport:
             return cls("none", unbounded, uploads, coordinates, unbounded, server_sees)
         each = mechanism.epsilon
         return cls("laplace", each, uploads, coordinates, each * coordinates, server_sees)
+
+    @classmethod
+    def joined(cls, reports):
+        """What several fits to the same data promise together, by basic composition.
+
+        Parameters
+        ----------
+        reports : list of PrivacyReport
+
+        Returns
+        -------
+        report : PrivacyReport
+        """
+        everywhere = all(one.mechanism == "laplace" for one in reports)
+        return cls(
+            "laplace" if everywhere else "none",
+            max(one.epsilon_per_coordinate for one in reports),
+            sum(one.n_uploads for one in reports),
+            sum(one.n_coordinates for one in reports),
+            sum(one.epsilon for one in reports),
+            # Whichever of them sees the most.
+            max((one.server_sees for one in reports), key=SERVER_SEES.index),
+        )

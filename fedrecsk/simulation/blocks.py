@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from scipy import sparse
 
 RATINGS_PER_BLOCK = 2**16
 MAX_BLOCKS = 64
@@ -169,7 +170,8 @@ def by_user(blocks, attributes):
     ----------
     blocks : list of Block
     attributes : list of dict
-        One for each block: arrays by user, or objects with a class method ``joined``.
+        One for each block: arrays by user (sparse ones too), or objects with a class method
+        ``joined``.
 
     Returns
     -------
@@ -179,6 +181,9 @@ def by_user(blocks, attributes):
     joined = {}
     for name, first in attributes[0].items():
         parts = [one[name] for one in attributes]
+        if sparse.issparse(first):
+            joined[name] = sparse.vstack(parts, "csr")[np.argsort(users)]
+            continue
         if not isinstance(first, np.ndarray):
             joined[name] = type(first).joined(parts)
             continue

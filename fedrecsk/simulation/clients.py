@@ -265,6 +265,8 @@ class Clients:
     def _contribution(self, round, uploads, turn, key):
         if uploads is None:
             return None
+        if uploads.sends is not None:
+            turn = turn._replace(active=turn.active & uploads.sends)
         forms, step = self.method._upload_forms(self.block.n_items), ("round", round)
         if not self._separates:
             return self._summed(step, uploads, forms, turn)
@@ -318,7 +320,7 @@ class Clients:
             elif form.rows == "chosen":
                 rows = np.flatnonzero(values.reshape(len(values), -1).any(axis=1))
             singles[name] = Ragged(np.array([0, len(rows)]), rows, values[rows])
-        return type(uploads)(sound=uploads.sound, **singles)
+        return type(uploads)(sound=uploads.sound, sends=uploads.sends, **singles)
 
     def _batch(self, uploads, forms, turn):
         """Single uploads as the method hands them over."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from fedrecsk._extras import require
@@ -42,6 +44,25 @@ class Ledger:
         self.entries = []
         self.client_bytes_down = np.zeros(n_clients, dtype=np.int64)
         self.client_bytes_up = np.zeros(n_clients, dtype=np.int64)
+
+    @classmethod
+    def joined(cls, ledgers):
+        """One account of several fits with the same clients, one after the other.
+
+        Parameters
+        ----------
+        ledgers : list of Ledger
+
+        Returns
+        -------
+        ledger : Ledger
+        """
+        whole = cls(ledgers[0].client_ids)
+        for ledger in ledgers:
+            whole.entries += copy.deepcopy(ledger.entries)
+            whole.client_bytes_down += ledger.client_bytes_down
+            whole.client_bytes_up += ledger.client_bytes_up
+        return whole
 
     def open(self, phase, round=-1):
         """Begin an entry, to which the counts that follow belong."""

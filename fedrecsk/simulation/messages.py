@@ -170,14 +170,18 @@ class Uploads(dict):
     sound : ndarray of shape (n_clients of the block,), dtype bool, or None
         Clients all of whose numbers are finite; sums leave the others out, as a server that
         looks at what it receives would. None: all of them.
+    sends : ndarray of shape (n_clients of the block,), dtype bool, or None
+        Of the clients that take part in the round, those that have something to send; the others
+        send nothing at all. None: all of them.
     **fields : ndarray, Summed or Ragged
         An array or a :class:`Summed` is the sum over the clients that deliver; a
         :class:`~fedrecsk.uploads.Ragged` has each client's own.
     """
 
-    def __init__(self, *, sound=None, **fields):
+    def __init__(self, *, sound=None, sends=None, **fields):
         super().__init__(fields)
         self.sound = sound
+        self.sends = sends
 
 
 @dataclass(frozen=True, eq=False)

@@ -434,10 +434,13 @@ class Server:
         Where a round's message lacks fields of the final model, or has rows of own items only,
         those who measure the model need these too, and they are counted.
         """
-        sent = self.method._model(self.state)
+        sent, model = self.method._model(self.state), self.method._final_model(self.state)
+        # Some methods' rounds send nothing of the model at all.
+        if not model.keys() & self._last_message.keys():
+            sent = {}
         lacking = {
             name: field
-            for name, field in self.method._final_model(self.state).items()
+            for name, field in model.items()
             if name not in sent or isinstance(sent[name], Rows)
         }
         if lacking and self.ledger.entries[-1]["phase"] != "final":

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 from sklearn.base import clone
 
 import fedrecsk
@@ -76,6 +77,8 @@ def assert_same(deployed, simulated, tolerance):
         expected = getattr(simulated, name)
         if isinstance(values, OwnItems):
             values, expected = own_vectors(values), own_vectors(expected)
+        if sparse.issparse(values):
+            values, expected = values.toarray(), expected.toarray()
         if tolerance:
             np.testing.assert_allclose(values, expected, atol=tolerance, err_msg=name)
         else:

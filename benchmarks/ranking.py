@@ -1,0 +1,161 @@
+"""Rankers from one round, and their sums: ``python -m benchmarks.ranking quality|choices|cost``.
+
+Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. All ratings are positives. The protocols are
+those of :mod:`benchmarks.lightfr`: a test row is ranked among 99 items that its user has not rated;
+HR@10 and NDCG@10 are means over test rows. ML-1M: the last row of each user, among the negatives
+of the usual file. ML-100k: in order of time.
+
+`choices` ranks one random row of each user, cut from the training rows, and never reads a test
+row. The weights of sums are searched on such rows, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+from sklearn.base import clone
+
+from benchmarks.lightfr import (
+    N_NEGATIVES,
+    chronological,
+    drawn_negatives,
+    hits,
+    last_but_one,
+    leave_one_out,
+)
+from fedrecsk import EASE, FedEASE, FedSpectral, ImplicitALS, LocALS, Popularity
+from fedrecsk.ensemble import RankingEnsemble
+
+LOCALS = LocALS(128, n_rounds=12, alpha=8.0, reg_user=100.0, reg_item=30.0)
+IALS = ImplicitALS(128, regularization=100.0, alpha=9.0, n_iterations=12, solver="cholesky")
+ONE_ROUND = [("ease", FedEASE()), ("spectral", FedSpectral())]
+
+
+def searched(parts):
+    """Their sum, with weights that the benchmark's own kind of validation rows choose."""
+    return RankingEnsemble(parts, weights="search", n_negatives=N_NEGATIVES)
+
+
+MODELS = {
+    "popularity": Popularity(),
+    "EASE": EASE(),
+    "FedEASE": FedEASE(),
+    "FedSpectral": FedSpectral(),
+    "FedEASE + FedSpectral": RankingEnsemble(ONE_ROUND),
+    "FedEASE + FedSpectral, weights searched": searched(ONE_ROUND),
+    "LocALS": LOCALS,
+    "implicit ALS": IALS,
+    "FedEASE + FedSpectral + LocALS": searched([*ONE_ROUND, ("als", LOCALS)]),
+}
+CHOICES = {
+    EASE(): [{"reg": reg} for reg in (100.0, 300.0, 1000.0, 3000.0)],
+    FedSpectral(): [
+        {},
+        {"n_factors": 64},
+        {"n_factors": 256},
+        {"alpha": 2.0},
+        {"alpha": 8.0},
+        {"reg_user": 10.0},
+        {"reg_user": 100.0},
+    ],
+    LOCALS: [
+        {},
+        {"reg_item": 100.0},
+        {"reg_item": 10.0},
+        {"reg_user": 200.0},
+        {"reg_user": 50.0, "reg_item": 50.0},
+        {"alpha": 4.0},
+        {"n_rounds": 20},
+    ],
+}
+
+
+def split(name, options):
+    """Training rows, test rows and their negatives."""
+    if name == "1m":
+        X, _, test, negatives = leave_one_out(options)
+        return X, test, negatives
+    X, _, validation, test = chronological(options)
+    return X, test, drawn_negatives(np.concatenate([X, validation, test]), test)
+
+
+def fitted(model, X, seed):
+    """The model fitted to positives, everything random in it seeded."""
+    model = clone(model)
+    seeded = [name for name in model.get_params() if name.split("__")[-1] == "random_state"]
+    return model.set_params(**dict.fromkeys(seeded, seed)).fit(X)
+
+
+def quality(options):
+    """HR@10 and NDCG@10 on test rows."""
+    for name in options.data:
+        X, test, negatives = split(name, options)
+        print(f"\n| {name} | HR@10 | NDCG@10 | weights |\n|---|---|---|---|", flush=True)
+        for label, model in MODELS.items():
+            if options.only and label not in options.only:
+                continue
+            fits = [fitted(model, X, seed) for seed in range(10, 10 + options.seeds)]
+            scores = np.mean([hits(one, test, negatives) for one in fits], axis=0)
+            weights = " and ".join(
+                ", ".join(f"{weight:.1f}" for weight in one.weights_)
+                for one in fits
+                if hasattr(one, "weights_")
+            )
+            print(f"| {label} | {scores[0]:.4f} | {scores[1]:.4f} | {weights} |", flush=True)
+
+
+def choices(options):
+    """Neighbours of the defaults, on a row of each user cut from the training rows."""
+    for name in options.data:
+        X, _, _ = split(name, options)
+        inner, _, validation = last_but_one(X, X[:, 0])
+        negatives = drawn_negatives(X, validation, seed=1)
+        print(f"\n| {name}, validation rows | HR@10 | NDCG@10 |\n|---|---|---|", flush=True)
+        for model, grid in CHOICES.items():
+            for changed in grid:
+                one = fitted(clone(model).set_params(**changed), inner, 0)
+                hr, ndcg = hits(one, validation, negatives)
+                label = f"{type(model).__name__} {changed or 'as it is'}"
+                print(f"| {label} | {hr:.4f} | {ndcg:.4f} |", flush=True)
+
+
+def cost(options):
+    """CPU seconds of a fit, and bytes per client."""
+    for name in options.data:
+        X, _, _ = split(name, options)
+        print(f"\n| {name} | CPU s | kB up | kB down |\n|---|---|---|---|", flush=True)
+        models = {
+            "FedEASE": FedEASE(),
+            'FedEASE, upload="dense", download="all"': FedEASE(upload="dense", download="all"),
+            "FedSpectral": FedSpectral(),
+            "LocALS": LOCALS,
+        }
+        for label, model in models.items():
+            fitted(model, X[:2000], 10)
+            start = time.process_time()
+            ledger = fitted(model, X, 10).communication_
+            taken = time.process_time() - start
+            up, down = (
+                total / len(ledger.client_ids) / 1000
+                for total in (ledger.bytes_up, ledger.bytes_down)
+            )
+            print(f"| {label} | {taken:.1f} | {up:,.0f} | {down:,.0f} |", flush=True)
+
+
+def main(argv=None):
+    """Run one of the benchmarks."""
+    commands = {f.__name__: f for f in (quality, choices, cost)}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ranking", description=__doc__)
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
+    parser.add_argument("--data-home")
+    parser.add_argument("--only", nargs="+", default=[], choices=MODELS)
+    parser.add_argument("--seeds", type=int, default=2)
+    options = parser.parse_args(argv)
+    commands[options.command](options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""EASE: a linear model of items whose solution is one inverse (Steck, WWW 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import ClassVar
+
+import numpy as np
+from sklearn.utils._param_validation import Interval
+from sklearn.utils.parallel import _get_threadpool_controller
+
+from fedrecsk import _memory
+from fedrecsk._docs import documented
+from fedrecsk._item_weights import (
+    ItemWeightsMixin,
+    add_gram,
+    histories,
+    liked,
+    n_pairs,
+    regularized_inverse,
+    weights_of,
+)
+from fedrecsk.base import RankingMixin, Recommender, check_likes
+
+# At most so many of a float64 for each pair of items at a time: X'X, and its inverse.
+MATRICES = 4
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class EASE(ItemWeightsMixin, RankingMixin, Recommender):
+    """Embarrassingly shallow autoencoder: weights between items, in closed form.
+
+    Minimises over matrices B of items by items whose diagonal is 0::
+
+        |X - X B|^2 + reg |B|^2
+
+    where X has a row for each user: the sample weight where it likes the item (y > 0), and 0
+    elsewhere. A user's scores are its row of X times B. Nothing is drawn at random. Memory grows
+    with the square of the number of items.
+
+    Parameters
+    ----------
+    reg : float, default=1000.0
+        Weight of the penalty on B (lambda).
+    {items}
+
+    Attributes
+    ----------
+    item_weights_ : ndarray of shape (n_items, n_items), dtype float32
+        B: row j is what liking item j adds to the scores of all items.
+    user_history_ : csr_array of shape (n_users, n_items), dtype float32
+        X. All that a user's scores need of the user.
+    {user_ids_}
+    {item_ids_}
+    {n_users_}
+    {n_items_}
+
+    Raises
+    ------
+    ValueError
+        By fit: if no y is positive, or if the matrices do not fit into memory.
+
+    See Also
+    --------
+    FedEASE : The same model from one sum over clients.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        1  G = X'X                              add_gram: kernel add_pairs
+        2  P = (G + reg I)^-1                   regularized_inverse
+        3  B_ij = -P_ij / P_jj, and B_jj = 0    weights_of
+        4  scores of a user: x_u' B             kernels score_all, score_pairs
+
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
+
+    The size of a positive y does not matter; to make it count, pass it as sample_weight. Rows with
+    y <= 0 say no more than their absence, except that `recommend` leaves out their items too.
+    Unknown users and items score 0, and so do items that nobody likes.
+
+    References
+    ----------
+    .. [1] H. Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019,
+       equations 2 to 8.
+
+    Examples
+    --------
+    >>> from fedrecsk import EASE
+    >>> X = [["ann", "alien"], ["ann", "aliens"], ["bob", "alien"], ["bob", "aliens"],
+    ...      ["bob", "predator"], ["cat", "emma"], ["cat", "persuasion"]]
+    >>> model = EASE(reg=1.0).fit(X)
+    >>> model.recommend(["ann"], 1)[0].tolist()
+    [['predator']]
+    >>> model.recommend(["dan"], 1, interactions=[["dan", "emma"]])[0].tolist()
+    [['persuasion']]
+    """
+
+    reg: float = 1000.0
+
+    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
+        "reg": [Interval(Real, 0, None, closed="neither")],
+    }
+
+    _dtype = np.float32
+
+    def _fit(self, data, report):
+        check_likes(data)
+        _memory.require(
+            MATRICES * 8 * data.n_items**2,
+            f"EASE's matrices of {data.n_items} by {data.n_items} items",
+            "Leave out rare items, for example with preprocessing.filter_min_ratings, or use a "
+            "method with factors such as ImplicitALS.",
+        )
+        likes, gram = liked(data), np.zeros(n_pairs(data.n_items))
+        add_gram(likes, np.ones(data.n_clients, dtype=bool), gram)
+        with _get_threadpool_controller().limit(limits=1, user_api="blas"):
+            inverse = regularized_inverse(gram, data.n_items, self.reg)
+        return {
+            "item_weights_": weights_of(inverse).astype(self._dtype),
+            "user_history_": histories(likes, self._dtype),
+        }
+
+    def _new_user_attributes(self, data):
+        return {"user_history_": histories(liked(data), self._dtype)}

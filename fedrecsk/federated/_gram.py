@@ -1,0 +1,159 @@
+"""What FedEASE and FedSpectral share: one sum over clients of their pairs of items."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from sklearn.utils._param_validation import StrOptions
+
+from fedrecsk import _kernels, _memory
+from fedrecsk._item_weights import add_gram, histories, liked, n_pairs
+from fedrecsk.attacks import Promotion
+from fedrecsk.attacks._inversion_gram import gram as invert
+from fedrecsk.base import RankingMixin, check_likes
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.simulation.messages import Dense, Message, Summed, Uploads
+from fedrecsk.uploads import Form, Ragged
+
+# At most so many of a float64 for each pair of items at a time: sums, X'X and what is made of it.
+MATRICES = 6
+
+
+@dataclass(eq=False, repr=False)
+class FederatedGram(RankingMixin, FederatedRecommender):
+    """Base class of the methods whose server needs X'X, and nothing else.
+
+    A method gives `_solve`, `_model`, and the users' half.
+    """
+
+    _: KW_ONLY
+    n_rounds: int = 1
+    upload: Literal["auto", "pairs", "dense"] = "auto"
+
+    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
+        "upload": [StrOptions({"auto", "pairs", "dense"})],
+    }
+
+    _single_uploads = True
+    _inversion = staticmethod(invert)
+    _dtype = np.float32
+
+    # ---------------------------------------------------------------------- the algorithm
+
+    def _init_server(self, catalogue, key):
+        n_items = catalogue.n_items
+        return {"n_items": n_items, "gram": np.zeros(n_pairs(n_items)), "solved": {}}
+
+    def _broadcast(self, server, key):
+        # Clients need nothing of the model to answer; a byte asks them to.
+        return Message(request=Dense(np.ones(1, dtype=np.uint8), dtype="uint8"))
+
+    def _init_clients(self, block, message, key):
+        likes = liked(block)
+        has_sent = np.zeros(block.n_clients, dtype=bool)
+        return {"likes": likes, "history": histories(likes, self._dtype), "has_sent": has_sent}
+
+    def _upload_forms(self, n_items):
+        return {"gram": Form((n_pairs(n_items),), "chosen" if self._sends_pairs else "all")}
+
+    def _client_update(self, block, state, message, turn, key):
+        likes, fresh = state["likes"], ~state["has_sent"]
+        senders = turn.active & fresh
+        if not senders.any():
+            return state, None, None
+        if turn.separate:
+            gram = _single(likes, senders)
+        else:
+            sums = np.zeros(n_pairs(block.n_items))
+            add_gram(likes, senders & turn.delivers, sums)
+            gram = Summed(sums, n_pairs(likes.row_counts))
+        # A client does not know whether its upload arrives, so it never sends another.
+        state = state | {"has_sent": state["has_sent"] | senders}
+        return state, Uploads(gram=gram, sends=fresh), None
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        return server | {"gram": server["gram"] + upload["gram"].sum, "solved": {}}
+
+    # ----------------------------------------------------------------------- what it needs
+
+    def _solved(self, server):
+        """What `_solve` makes of the sum, which is computed once."""
+        if not server["solved"]:
+            server["solved"].update(self._solve(server["gram"], server["n_items"]))
+        return server["solved"]
+
+    @property
+    def _sends_pairs(self):
+        if self.upload == "auto":
+            return self._setting().secure_aggregation is None
+        return self.upload == "pairs"
+
+    def _private_vectors(self, state):
+        return state["history"].toarray()
+
+    # ------------------------------------------------------------------------------ checks
+
+    def _check_before_fit(self):
+        name, federation = type(self).__name__, self._setting()
+        if federation.local_dp is not None:
+            raise ValueError(
+                f"{name} has no local_dp: noise on every pair of items would drown the few that a "
+                "client has, and which it sends says which items it holds. Use RFRec under local "
+                "differential privacy."
+            )
+        if federation.compression is not None:
+            raise ValueError(
+                f"{name} has nothing to compress: its clients send counts of pairs of items, once; "
+                "set compression=None."
+            )
+        if isinstance(federation.adversary, Promotion) and federation.adversary.forges:
+            raise ValueError(
+                f"{name} has no rows of items in its uploads for Promotion to scale up, only pairs "
+                "of items; set scale=1, so that the attack lies in the data alone."
+            )
+        super()._check_before_fit()
+        if federation.secure_aggregation is not None and self._sends_pairs:
+            raise ValueError(
+                f"Under secure_aggregation {name} must send whole matrices, because pairs of some "
+                'items only do not add up encrypted; set upload="dense" or "auto".'
+            )
+
+    def _check_setting(self, federation, data, blocks):
+        check_likes(data)
+        nbytes = 8 * MATRICES * data.n_items**2
+        if federation.looks_at_uploads or federation.adversary is not None:
+            held = [16 * n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
+            nbytes += sum(held) if federation.holds_uploads else max(held)
+        _memory.require(
+            int(nbytes),
+            f"{type(self).__name__}'s matrices of {data.n_items} by {data.n_items} items, and the "
+            f"pairs of {data.n_clients} clients,",
+            "Leave out rare items, for example with preprocessing.filter_min_ratings, or use a "
+            "method with factors such as LocALS.",
+        )
+
+
+def _single(likes, senders):
+    """Each sender's own pairs, of which the others have none."""
+    counts = np.where(senders, n_pairs(likes.row_counts.astype(np.int64)), 0)
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    row_indptr = np.concatenate([[0], np.cumsum(np.where(senders, likes.row_counts, 0))])
+    row_items = likes.row_items[np.repeat(senders, likes.row_counts)]
+    numbers = np.empty(indptr[-1], dtype=np.int64)
+    _kernels.gram.pair_numbers(row_indptr, row_items, indptr[:-1], numbers)
+    values = np.zeros(len(numbers))
+    _kernels.gram.add_pairs(
+        likes.client_indptr,
+        likes.indptr,
+        likes.rows,
+        likes.row_indptr[:-1],
+        likes.weights,
+        senders,
+        indptr[:-1],
+        values,
+    )
+    return Ragged(indptr, numbers, values)

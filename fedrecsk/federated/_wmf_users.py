@@ -1,0 +1,100 @@
+"""What methods share whose clients fit users to items with confidences, exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedrecsk import _kernels
+from fedrecsk.federated._item_rows import layout_of
+from fedrecsk.simulation.messages import Derived, Message
+
+
+class WMFUsers:
+    """The clients' half of weighted matrix factorisation: users, given the server's items.
+
+    A method has the parameters `n_factors`, `alpha` and `reg_user`; its message has
+    `item_factors`, and `gram` where not all of them are sent.
+    """
+
+    _dtype = np.float32
+
+    def _on_receipt(self, message, key):
+        if "gram" in message or "item_factors" not in message:
+            return message
+        return Message(**message, gram=Derived(self._gram(message["item_factors"].values)))
+
+    def _init_clients(self, block, message, key):
+        users = np.zeros((block.n_users, self.n_factors), dtype=self._dtype)
+        return self._preferences(block) | {"users": users}
+
+    # ------------------------------------------------------------------------- the end
+
+    def _personalize(self, block, state, message, key):
+        state = state or self._init_clients(block, message, key)
+        users = np.empty_like(state["users"])
+        _kernels.wmf.fit_users(
+            block.indptr,
+            block.items,
+            self._feedback(state),
+            self._received(message),
+            float(self.reg_user),
+            _kernels.wmf.workspace(self._layout(block), users),
+            users,
+        )
+        return {"users": users}
+
+    def _server_attributes(self, message):
+        return {"item_factors_": message["item_factors"].values}
+
+    def _user_attributes(self, block, state):
+        return {"user_factors_": state["users"]}
+
+    # ---------------------------------------------------------------- confidences, items
+
+    def _preferences(self, block):
+        """Confidence and preference of each rating, as the kernels take them."""
+        positive = block.values > 0
+        extra = np.where(positive, self.alpha * block.weights, 0.0)
+        return {
+            "extra": extra.astype(self._dtype),
+            "pull": np.where(positive, 1 + extra, 0.0).astype(self._dtype),
+        }
+
+    def _gram(self, items):
+        items = items.astype(np.float64)
+        # Where clients diverge, the server says so in the next round.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return (items.T @ items).astype(self._dtype)
+
+    def _received(self, message):
+        """The item vectors, of which a client reads its own, and the sum of all q q'."""
+        return _kernels.wmf.Broadcast(
+            message["item_factors"].values.astype(self._dtype, copy=False),
+            message["gram"].values.astype(self._dtype, copy=False),
+        )
+
+    _layout = staticmethod(layout_of)
+
+    @staticmethod
+    def _feedback(state):
+        return _kernels.wmf.Feedback(state["extra"], state["pull"])
+
+    # -------------------------------------------------------------------- early stopping
+
+    def _validation_losses(self, held_out):
+        """The objective on what a client did not train on.
+
+        Held-out rows count with their confidence; the items that the user has no row of are
+        preferences 0 with confidence 1, shared out over its held-out rows.
+        """
+        confidence = 1.0 + self._preferences(held_out)["extra"]
+        scores = self._score_pairs(held_out.users, held_out.items)
+        users, n_users = held_out.users, held_out.n_users
+        everything = np.einsum(
+            "ud,de,ue->u", self.user_factors_, self._gram(self.item_factors_), self.user_factors_
+        )
+        seen_indptr, seen_items = self._seen
+        seen_users = np.repeat(np.arange(n_users), np.diff(seen_indptr))
+        seen = np.bincount(seen_users, self._score_pairs(seen_users, seen_items) ** 2, n_users)
+        unseen = (everything - seen) / np.maximum(np.bincount(users, minlength=n_users), 1)
+        return confidence * ((held_out.values > 0) - scores) ** 2 + unseen[users], confidence

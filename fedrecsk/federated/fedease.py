@@ -1,0 +1,200 @@
+"""FedEASE: EASE (Steck, WWW 2019) from one sum over clients."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Real
+from typing import ClassVar, Literal
+
+import numpy as np
+from sklearn.utils._param_validation import Interval, StrOptions
+
+from fedrecsk._docs import documented
+from fedrecsk._item_weights import (
+    ItemWeightsMixin,
+    histories,
+    liked,
+    lower_part,
+    n_items_of,
+    regularized_inverse,
+    weights_of,
+    whole,
+)
+from fedrecsk.federated._gram import FederatedGram
+from fedrecsk.simulation.messages import Dense, Derived, Message, Rows, Uploads
+from fedrecsk.uploads import Form
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class FedEASE(ItemWeightsMixin, FederatedGram):
+    """Embarrassingly shallow autoencoder in one round of one sum.
+
+    :class:`EASE` needs of the data only X'X, which is a sum over users. Every client
+    uploads its users' part of it once, and the server inverts the sum. The result is exactly that
+    of the centralised model on all data whose uploads have arrived.
+
+    Parameters
+    ----------
+    reg : float, default=1000.0
+        Weight of the penalty on B (lambda).
+    n_rounds : int, default=1
+        Number of rounds in total. One is enough if all clients take part in it
+        (``client_fraction=1``).
+    upload : {"auto", "pairs", "dense"}, default="auto"
+        What a client sends: its own pairs of items with their numbers, or all
+        n_items (n_items + 1) / 2 pairs. "auto": "dense" under secure aggregation, which needs it,
+        and otherwise "pairs", which is less for every client with under 7 in 10 of the items.
+    download : {"auto", "own", "all"}, default="auto"
+        What a client receives in the end: the rows of B of its own items, or one triangle of
+        (X'X + reg I)^-1, from which B follows. "auto": "all" under secure aggregation, and
+        otherwise "own", for which the client says beforehand which items it holds.
+    {shared parameters}
+
+    Attributes
+    ----------
+    item_weights_ : ndarray of shape (n_items, n_items), dtype float32
+        B: row j is what liking item j adds to the scores of all items.
+    user_history_ : csr_array of shape (n_users, n_items), dtype float32
+        X: the weight of each item that a user likes. It never leaves the client.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        By fit: if parameters do not go together, under local differential privacy or compression,
+        if no y is positive, or if the matrices do not fit into memory.
+
+    See Also
+    --------
+    EASE : The same model without clients.
+    FedSpectral : Factors from the same sum.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        set-up  with download="own", clients say which items they hold  _setup_update
+        each round
+          1  server asks (1 byte)                               _broadcast
+          2  clients that have not sent before upload x x',
+             summed over their users                            _client_update: kernel add_pairs
+          3  server adds up: G                                  _aggregate
+        end
+          4  server inverts: P = (G + reg I)^-1, B = I - P diag(P)^-1   _solve
+          5  clients receive rows of B                          _model
+          6  ... and add up those of a user's own items         kernels score_all, score_pairs
+
+    *Weights.* The entry of X is the sample weight where y > 0, and 0 elsewhere, as in
+    :class:`EASE`.
+
+    *Rounds and cohorts.* A client sends in the first round in which it takes part, and nothing
+    later, since it would be counted twice. With ``client_fraction=0.1`` and
+    ``federation=Federation(sampling="rotating")`` ten rounds reach every client once; random
+    cohorts leave some out for long. An upload that is lost on the way stays lost, because the
+    client does not know it: the sum is then over fewer users. `loss_curve_` is NaN, as clients
+    train nothing.
+
+    *What is sent.* Once, up: with "own", the numbers of the client's items; then 8 bytes (number
+    and value) for each pair of items that one of its users likes, an item with itself
+    included, or with "dense" 4 for each pair of the catalogue. Down: a byte for each round, and in
+    the end ``4 n_items`` bytes for each own item, or ``2 n_items (n_items + 1)`` with "all". B
+    itself is not symmetric, so the inverse is half the size. Under encryption the clients hold the
+    server's state: each inverts the decrypted sum itself.
+
+    *What it reveals.* A plaintext upload of a client with one user says exactly what it likes: the
+    pairs of an item with itself. The server uses the sum only; secure aggregation hides the rest,
+    and in a sum over few clients pairs of rare items still give somebody away.
+
+    *Attacks and aggregators* see uploads of very different sizes: the norm of one grows with the
+    square root of the number of pairs, and faster with sample weights.
+
+    References
+    ----------
+    .. [1] H. Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019,
+       equations 2 to 8.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedrecsk import EASE, FedEASE
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> model, centralised = FedEASE(reg=50.0).fit(X), EASE(reg=50.0).fit(X)
+    >>> np.allclose(model.predict(X), centralised.predict(X))
+    True
+    >>> n_own = np.unique(X[:, 0], return_counts=True)[1]
+    >>> model.communication_.bytes_up - 4 * 900 - 8 * (n_own * (n_own + 1) // 2).sum()
+    np.int64(0)
+    """
+
+    reg: float = 1000.0
+    _: KW_ONLY
+    download: Literal["auto", "own", "all"] = "auto"
+
+    _parameter_constraints: ClassVar[dict] = FederatedGram._parameter_constraints | {
+        "reg": [Interval(Real, 0, None, closed="neither")],
+        "download": [StrOptions({"auto", "own", "all"})],
+    }
+
+    # ---------------------------------------------------------------------- the algorithm
+
+    @property
+    def _n_setups(self):
+        return int(self._sends_rows)
+
+    def _setup_forms(self, n_items, step):
+        return {"held_items": Form((n_items,), "held", dtype="int32", learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        return Uploads(held_items=np.bincount(block.row_items, minlength=block.n_items))
+
+    def _solve(self, gram, n_items):
+        inverse = regularized_inverse(gram, n_items, self.reg)
+        if self._sends_rows:
+            return {"item_weights": weights_of(inverse).astype(self._dtype)}
+        return {"inverse": lower_part(inverse).astype(self._dtype)}
+
+    def _model(self, server):
+        solved = self._solved(server)
+        if self._sends_rows:
+            return Message(item_weights=Rows(solved["item_weights"]))
+        return Message(inverse=Dense(solved["inverse"]))
+
+    def _on_receipt(self, message, key):
+        if "inverse" not in message:
+            return message
+        triangle = message["inverse"].values
+        weights = weights_of(whole(triangle, n_items_of(triangle)))
+        return Message(**message, item_weights=Derived(weights.astype(self._dtype)))
+
+    def _personalize(self, block, state, message, key):
+        return {"history": histories(liked(block), self._dtype)} if state is None else state
+
+    def _server_attributes(self, message):
+        return {"item_weights_": message["item_weights"].values}
+
+    def _user_attributes(self, block, state):
+        return {"user_history_": state["history"]}
+
+    # ----------------------------------------------------------------------- what it needs
+
+    @property
+    def _sends_rows(self):
+        if self.download == "auto":
+            return self._setting().secure_aggregation is None
+        return self.download == "own"
+
+    def _check_before_fit(self):
+        super()._check_before_fit()
+        if self._setting().secure_aggregation is not None and self._sends_rows:
+            raise ValueError(
+                "Under secure_aggregation FedEASE must not be told which items a client holds, as "
+                'download="own" needs; set download="all" or "auto".'
+            )
+
+    def _validation_losses(self, held_out):
+        """The objective, without its penalty, on rows that the client does not train on."""
+        likes = np.where(held_out.values > 0, held_out.weights, 0.0)
+        scores = self._score_pairs(held_out.users, held_out.items)
+        return (likes - scores) ** 2, np.ones(len(scores))

@@ -1,0 +1,83 @@
+"""EASE against ridge regressions, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from fedrecsk import EASE, _memory
+from fedrecsk.interactions import encode
+from tests.conftest import make_toy
+from tests.reference import ease as reference
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    monkeypatch.setattr(EASE, "_dtype", np.float64)
+
+
+@pytest.mark.parametrize("reg", [0.01, 1.0, 1000.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_each_column_is_a_ridge_regression_on_the_other_items(reg, weighted):
+    X, y = make_toy(25, 11, seed=3)
+    y -= 3
+    weight = np.random.default_rng(0).uniform(0, 3, len(y)) if weighted else None
+    model = EASE(reg).fit(X, y, sample_weight=weight)
+    rows = reference.rows_of(encode(X, y, sample_weight=weight))
+    expected = reference.ease(rows.T @ rows, reg)
+    np.testing.assert_allclose(model.item_weights_, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(model.user_history_.toarray(), rows)
+    users, items = np.indices(rows.shape)
+    pairs = np.column_stack([model.user_ids_[users.ravel()], model.item_ids_[items.ravel()]])
+    np.testing.assert_allclose(model.predict(pairs), (rows @ expected).ravel(), atol=1e-9)
+
+
+def test_newcomers_have_the_scores_that_fit_would_give_their_rows():
+    X, y = make_toy(25, 11, seed=3)
+    weight = np.random.default_rng(0).uniform(0.5, 3, len(y))
+    model = EASE(5.0).fit(X, y, sample_weight=weight)
+    user = X[0, 0]
+    own = X[:, 0] == user
+    twin = X[own].copy()
+    twin[:, 0] = -1
+    model.fold_in(twin, y[own], sample_weight=weight[own])
+    pairs = np.column_stack([np.full(11, user), model.item_ids_])
+    scores = model.predict(pairs)
+    pairs[:, 0] = -1
+    np.testing.assert_array_equal(model.predict(pairs), scores)
+
+
+def test_known_users_rows_are_replaced_among_those_of_others():
+    X, y = make_toy(25, 11, seed=3)
+    model, before = EASE(5.0).fit(X, y), EASE(5.0).fit(X, y).user_history_.toarray()
+    user, item = X[0, 0], X[0, 1]
+    model.fold_in([[-1, item], [user, item]], [1.0, 1.0], replace=True)
+    rows = model.user_history_.toarray()
+    place = int(np.flatnonzero(model.user_ids_ == user)[0])
+    assert rows.shape == (26, 11) and rows[place].sum() == rows[25].sum() == 1
+    others = np.arange(25) != place
+    np.testing.assert_array_equal(rows[:25][others], before[others])
+
+
+def test_a_catalogue_too_large_for_the_memory_is_refused(monkeypatch, toy):
+    monkeypatch.setattr(_memory, "available", lambda: 4 * 8 * 9**2 - 1)
+    with pytest.raises(ValueError, match=r"9 by 9 items take about .* GiB, and .* available"):
+        EASE().fit(*toy)
+    monkeypatch.setattr(_memory, "available", lambda: 4 * 8 * 9**2)
+    EASE().fit(*toy)
+
+
+def test_somebody_must_like_something(toy):
+    with pytest.raises(ValueError, match="nobody likes anything"):
+        EASE().fit(toy[0], -toy[1])
+
+
+def test_disliked_items_are_left_out_and_say_nothing_else(toy):
+    X, y = toy
+    y = y - 3
+    alone, both = EASE(1.0).fit(X[y > 0]), EASE(1.0).fit(X, y)
+    shared = np.searchsorted(both.item_ids_, alone.item_ids_)
+    np.testing.assert_allclose(
+        both.item_weights_[np.ix_(shared, shared)], alone.item_weights_, atol=1e-12
+    )
+    user = X[0, 0]
+    items, _ = both.recommend([user], 9)
+    assert not set(items[0]) & set(X[X[:, 0] == user, 1])

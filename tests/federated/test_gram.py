@@ -1,0 +1,210 @@
+"""FedEASE and FedSpectral against sums over clients, client by client."""
+
+import numpy as np
+import pytest
+
+from fedrecsk import EASE, FedEASE, Federation, FedSpectral, _memory
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import Promotion, SignFlip, measure_leak
+from fedrecsk.compression import Quantization
+from fedrecsk.federated._gram import FederatedGram
+from fedrecsk.federated._wmf_users import WMFUsers
+from fedrecsk.interactions import encode
+from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
+from fedrecsk.simulation import blocks, participation
+from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy
+from tests.reference import ease as reference
+
+METHODS = [FedEASE, FedSpectral]
+every_method = pytest.mark.parametrize("Estimator", METHODS)
+SPECTRAL = {"n_factors": 4, "alpha": 2.0, "reg_user": 0.7}
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    for owner in (EASE, FederatedGram, WMFUsers):
+        monkeypatch.setattr(owner, "_dtype", np.float64)
+
+
+def make(Estimator, **parameters):
+    own = {"reg": 3.0} if Estimator is FedEASE else SPECTRAL
+    return Estimator(**own | {"random_state": 0} | parameters)
+
+
+def counted(model, data):
+    """Users of the clients that take part at least once, if the first upload arrives."""
+    key = Key(int(np.random.RandomState(0).randint(2**31 - 1)))
+    asked = np.zeros(data.n_clients, dtype=bool)
+    arrived = asked.copy()
+    for round in range(model.n_rounds):
+        turn = participation.draw(
+            data.n_clients, model.client_fraction, model._setting(), key.at(round)
+        )
+        arrived |= turn.active & turn.delivers & ~asked
+        asked |= turn.active
+    return np.flatnonzero(np.repeat(arrived, np.diff(data.client_indptr)))
+
+
+def assert_equals_the_reference(model, X, y, clients=None, weight=None):
+    data = encode(X, y, clients=clients, sample_weight=weight)
+    rows = reference.rows_of(data)
+    G = reference.gram(rows, counted(model, data))
+    if isinstance(model, FedEASE):
+        expected = rows @ reference.ease(G, model.reg)
+    else:
+        expected = reference.spectral_scores(G, rows, model.n_factors, model.alpha, model.reg_user)
+    np.testing.assert_allclose(
+        model._score_all(np.arange(data.n_users)), expected, rtol=1e-7, atol=1e-9
+    )
+
+
+COHORTS = [
+    {},
+    {"upload": "dense"},
+    {"client_fraction": 0.3, "n_rounds": 2},
+    {"client_fraction": 0.3, "n_rounds": 9, "federation": Federation(dropout=0.4)},
+    {"client_fraction": 0.25, "n_rounds": 4, "federation": Federation(sampling="rotating")},
+    {"n_rounds": 3, "federation": Federation(dropout=0.5, dropout_mode="offline")},
+    # Looks at single uploads and changes nothing.
+    {"federation": Federation(aggregator=NormClipping(1e9)), "client_fraction": 0.5, "n_rounds": 3},
+    {"upload": "dense", "federation": Federation(aggregator=NormClipping(1e9))},
+]
+
+
+@every_method
+@pytest.mark.parametrize("setting", COHORTS, ids=str)
+@pytest.mark.parametrize("n_silos", [None, 4])
+def test_equals_the_sum_over_clients(Estimator, setting, n_silos, monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: 40)
+    X, y = make_toy(30, 9, seed=2)
+    y -= 2
+    weight = np.random.default_rng(1).uniform(0.2, 2, len(y))
+    clients = None if n_silos is None else X[:, 0] // 7 % n_silos
+    model = make(Estimator, **setting).fit(X, y, clients=clients, sample_weight=weight)
+    assert_equals_the_reference(model, X, y, clients, weight)
+
+
+@pytest.mark.parametrize("download", ["own", "all"])
+@pytest.mark.parametrize("upload", ["pairs", "dense"])
+def test_fedease_is_ease_whatever_is_sent(upload, download):
+    X, y = make_toy(30, 9, seed=2)
+    model = FedEASE(3.0, upload=upload, download=download).fit(X, y)
+    expected = EASE(3.0).fit(X, y)
+    np.testing.assert_allclose(model.item_weights_, expected.item_weights_, atol=1e-12)
+    np.testing.assert_allclose(model.predict(X), expected.predict(X), atol=1e-12)
+    n_own, counts = np.unique(X[:, 0], return_counts=True)[1], model.communication_
+    pairs = (n_own * (n_own + 1) // 2).sum()
+    up = 8 * pairs if upload == "pairs" else 30 * 4 * 45
+    ids, request = 30 * 9 * 8, 30
+    if download == "own":
+        up += 4 * len(X)
+        down = 4 * 9 * len(X)
+    else:
+        down = 30 * 4 * 45
+    assert counts.bytes_up == up
+    assert counts.bytes_down == ids + request + down
+
+
+def test_spectral_factors_have_a_sign_an_order_and_a_size():
+    X, y = make_toy(60, 20, seed=4)
+    factors = FedSpectral(6).fit(X, y).item_factors_
+    lengths = (factors**2).sum(axis=0)
+    assert lengths.mean() == pytest.approx(100)
+    largest = np.abs(factors).argmax(axis=0)
+    assert (factors[largest, np.arange(6)] > 0).all()
+    wide = FedSpectral(25).fit(X, y).item_factors_
+    assert wide.shape == (20, 25) and not wide[:, 20:].any()
+
+
+@every_method
+def test_a_client_sends_once(Estimator):
+    X, y = make_toy(30, 9, seed=2)
+    once = make(Estimator).fit(X, y)
+    often = make(Estimator, n_rounds=4).fit(X, y)
+    rounds = [e for e in often.communication_.entries if e["phase"] == "round"]
+    assert [e["messages_up"] for e in rounds] == [30, 0, 0, 0]
+    assert [e["bytes_up"] > 0 for e in rounds] == [True, False, False, False]
+    np.testing.assert_array_equal(often.predict(X), once.predict(X))
+    assert often.privacy_.n_uploads == once.privacy_.n_uploads
+
+
+@every_method
+def test_lost_uploads_make_a_smaller_sum(Estimator):
+    X, y = make_toy(30, 9, seed=2)
+    model = make(Estimator, n_rounds=5, federation=Federation(dropout=0.5)).fit(X, y)
+    assert sum(e["messages_up"] for e in model.communication_.entries if e["phase"] == "round") < 30
+    assert_equals_the_reference(model, X, y)
+
+
+@every_method
+def test_poisoned_clients_do_not_break_the_server(Estimator):
+    X, y = make_toy(30, 9, seed=2)
+    federation = Federation(adversary=SignFlip(0.4, scale=50.0))
+    model = make(Estimator, federation=federation).fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("federation", "parameters", "message"),
+    [
+        ({"local_dp": LaplaceMechanism(1, 1)}, {}, "has no local_dp"),
+        ({"compression": Quantization("int8")}, {}, "has nothing to compress"),
+        ({"adversary": Promotion(0.2, item=1003)}, {}, "no rows of items.*set scale=1"),
+        ({"secure_aggregation": CKKS()}, {"upload": "pairs"}, 'set upload="dense" or "auto"'),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(Estimator, toy, federation, parameters, message):
+    model = make(Estimator, federation=Federation(**federation), **parameters)
+    with pytest.raises(ValueError, match=message):
+        model.fit(*toy)
+
+
+def test_rows_of_own_items_are_refused_under_encryption(toy):
+    federation = Federation(secure_aggregation=CKKS())
+    with pytest.raises(ValueError, match='set download="all" or "auto"'):
+        FedEASE(download="own", federation=federation).fit(*toy)
+
+
+@every_method
+def test_encrypted_sums_give_the_same_model(Estimator):
+    pytest.importorskip("phe")
+    X, y = make_toy(6, 4)
+    scheme = Paillier(key_bits=256, allow_weak=True, audit="all")
+    model = make(Estimator, federation=Federation(secure_aggregation=scheme)).fit(X, y)
+    assert model.privacy_.server_sees == "encrypted sums"
+    np.testing.assert_allclose(model.predict(X), make(Estimator).fit(X, y).predict(X), atol=1e-5)
+
+
+@every_method
+def test_what_does_not_fit_into_memory_is_refused_before_any_work(Estimator, toy, monkeypatch):
+    monkeypatch.setattr(_memory, "available", lambda: 6 * 8 * 81)
+    make(Estimator).fit(*toy)
+    with pytest.raises(ValueError, match=r"9 by 9 items, and the pairs of 12 clients, take"):
+        make(Estimator, federation=Federation(aggregator=NormClipping())).fit(*toy)
+    monkeypatch.setattr(_memory, "available", lambda: 6 * 8 * 81 - 1)
+    with pytest.raises(ValueError, match=f"{Estimator.__name__}'s matrices"):
+        make(Estimator).fit(*toy)
+
+
+@every_method
+@pytest.mark.parametrize("upload", ["pairs", "dense"])
+def test_one_plaintext_upload_says_everything(Estimator, upload, toy):
+    report = measure_leak(make(Estimator, upload=upload), toy[0], toy[1] - 2)
+    assert report.vectors == report.interactions == 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    [FedEASE(download="own"), FedEASE(download="all"), FedSpectral(4)],
+    ids=["own", "all", "spectral"],
+)
+def test_the_model_that_clients_measure_is_counted(model):
+    X, y = make_toy(30, 9, seed=2)
+    model.set_params(n_rounds=2, early_stopping=True, validation_fraction=0.3, random_state=0)
+    entries = model.fit(X, y).communication_.entries
+    down = {(entry["phase"], entry["round"]): entry["bytes_down"] for entry in entries}
+    # The second round's message is a byte that asks, and comes with the model.
+    assert down["round", 0] == 30
+    assert down["round", 1] == down["final", 2] + 30

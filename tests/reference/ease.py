@@ -1,0 +1,61 @@
+"""EASE and spectral items by their definitions: one user after the other, dense arrays."""
+
+import numpy as np
+
+
+def rows_of(data):
+    """X: a dense row for each user, the weight where y > 0 and 0 elsewhere."""
+    X = np.zeros((data.n_users, data.n_items))
+    for user, item, value, weight in zip(
+        data.users, data.items, data.values, data.weights, strict=True
+    ):
+        if value > 0:
+            X[user, item] = weight
+    return X
+
+
+def gram(X, users):
+    """The sum over these users of x x'."""
+    total = np.zeros((X.shape[1], X.shape[1]))
+    for user in users:
+        total += np.outer(X[user], X[user])
+    return total
+
+
+def ease(G, reg):
+    """Steck's B, column by column: the ridge regression of an item on all the others."""
+    n_items = len(G)
+    B = np.zeros((n_items, n_items))
+    for j in range(n_items):
+        others = [i for i in range(n_items) if i != j]
+        A = G[np.ix_(others, others)] + reg * np.eye(n_items - 1)
+        B[others, j] = np.linalg.solve(A, G[others, j])
+    return B
+
+
+def spectral(G, n_factors):
+    """Q = D^1/4 V e^1/2 for the leading eigenpairs of D^-1/4 G D^-1/4, columns of mean square 100.
+
+    All eigenpairs, and Q Q' instead of Q, because eigenvectors have no sign.
+    """
+    n = np.diag(G)
+    D = np.diag(np.where(n > 0, n, 1.0))
+    root = np.diag(np.diag(D) ** 0.25)
+    e, V = np.linalg.eig(np.linalg.inv(root) @ G @ np.linalg.inv(root))
+    order = np.argsort(-e.real)[:n_factors]
+    Q = root @ V[:, order].real @ np.diag(np.sqrt(np.maximum(e[order].real, 0)))
+    return Q @ Q.T * 100 * Q.shape[1] / np.sum(Q**2)
+
+
+def spectral_scores(G, X, n_factors, alpha, reg):
+    """Scores of all users: the exact user step, written for S = Q Q' instead of Q.
+
+    With p = (Q'Q + reg I + alpha Q' W Q)^-1 Q' t the scores Q p are
+    S (reg I + (I + alpha W) S)^-1 t.
+    """
+    S, scores = spectral(G, n_factors), np.zeros(X.shape)
+    eye = np.eye(len(G))
+    for user, x in enumerate(X):
+        target = np.where(x > 0, 1 + alpha * x, 0.0)
+        scores[user] = S @ np.linalg.solve(reg * eye + (eye + alpha * np.diag(x)) @ S, target)
+    return scores
