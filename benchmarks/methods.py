@@ -16,8 +16,8 @@ from typing import NamedTuple
 from sklearn.base import BaseEstimator, clone
 from sklearn.metrics import root_mean_squared_error
 
+from benchmarks import ranking
 from benchmarks.lightfr import hits, leave_one_out
-from benchmarks.ranking import BEST_SUM
 from benchmarks.rfrec import split
 from fedrecsk import (
     EASE,
@@ -42,7 +42,6 @@ from fedrecsk import (
     LocALS,
     LocSGD,
     Popularity,
-    RatingEnsemble,
     RFRec,
     RFRecF,
     SCoLR,
@@ -50,6 +49,7 @@ from fedrecsk import (
 )
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import fetch_movielens
+from fedrecsk.ensemble import RatingEnsemble
 from fedrecsk.privacy import LaplaceMechanism
 
 SEED = 300
@@ -90,6 +90,7 @@ RATINGS = [
         RatingEnsemble([(f"run {k}", clone(SMALL_COHORTS)) for k in range(4)]),
     ),
 ]
+SUM = "FedEASE + FedSpectral + LocALS"
 RANKINGS = [
     Entry("popularity", Popularity()),
     Entry("implicit BPR", ImplicitBPR()),
@@ -104,9 +105,11 @@ RANKINGS = [
     Entry("CoLR, rank 4", CoLR()),
     Entry("SCoLR, rank 4", SCoLR()),
     Entry("LightFR", LightFR(), ".5010 / .2710"),
+    Entry("LocALS, d = 128, 12 rounds", ranking.LOCALS),
     Entry("FedEASE", FedEASE()),
+    Entry("FedEASE + FedSpectral", ranking.MODELS["FedEASE + FedSpectral"]),
     Entry("FedSpectral", FedSpectral()),
-    Entry("FedEASE + FedSpectral + LocALS", BEST_SUM),
+    Entry(SUM, ranking.MODELS[SUM]),
 ]
 
 

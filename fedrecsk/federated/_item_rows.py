@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fedrecsk import _kernels
@@ -12,6 +14,32 @@ def layout_of(block):
     return _kernels.shared.Layout(
         block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
     )
+
+
+class OwnRows(NamedTuple):
+    """Where the own rows of a round's active clients lie, one after the other.
+
+    Attributes
+    ----------
+    indptr : ndarray of shape (n_clients + 1,)
+        Rows ``indptr[c]:indptr[c + 1]`` are client c's; those that are not active have none.
+    items : ndarray of shape (n_rows,), dtype int32
+        Item code of each row.
+    slots : ndarray of shape (n_rows of the block,), dtype int32
+        Place of each of the block's held rows among them.
+    """
+
+    indptr: np.ndarray
+    items: np.ndarray
+    slots: np.ndarray
+
+    @classmethod
+    def of(cls, block, active):
+        """Those of the clients of a mask."""
+        counts = np.where(active, block.row_counts, 0)
+        taken = np.repeat(active, block.row_counts)
+        slots = np.cumsum(taken, dtype=np.int32) - 1
+        return cls(np.r_[0, np.cumsum(counts)], block.row_items[taken], slots)
 
 
 def empty_uploads(block, turn, width, dtype):

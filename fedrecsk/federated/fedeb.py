@@ -14,6 +14,7 @@ from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_fedeb import fedeb as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated import _item_prior
+from fedrecsk.federated._item_rows import OwnRows, layout_of
 from fedrecsk.federated._rating_scale import check_ratings, check_scale, scale_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Rows, Uploads
@@ -348,12 +349,13 @@ class FedEB(RatingMixin, FederatedRecommender):
     def _client_update(self, block, state, message, turn, key):
         implicit = message["implicit"].values if self.implicit else None
         model = self._received(state, message["items"].values, implicit, message["scales"].values)
-        layout, out = self._layout(block), self._empty_uploads(block, turn)
+        own = OwnRows.of(block, turn.active) if turn.separate else None
+        layout, out = layout_of(block), self._empty_uploads(block, turn, own)
         work = _kernels.fedeb.workspace(layout, model)
         loss = _kernels.fedeb.update(
             layout, state["ratings"], turn.active, model, work, state["users"], out
         )
-        return state, self._uploads(block, turn, out), loss
+        return state, self._uploads(block, own, out), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -391,7 +393,7 @@ class FedEB(RatingMixin, FederatedRecommender):
         model = self._received(
             state, message["average_items"].values, implicit, message["scales"].values
         )
-        layout, width = self._layout(block), self.n_factors + 1
+        layout, width = layout_of(block), self.n_factors + 1
         users = np.empty((block.n_users, width), self._dtype)
         precisions = np.empty(block.n_users, self._dtype)
         covariances = np.empty((block.n_users, width, width), self._dtype)
@@ -442,12 +444,6 @@ class FedEB(RatingMixin, FederatedRecommender):
         """What counts as 1 in the model, in ratings."""
         return ((high - low) or UNITS) / UNITS
 
-    @staticmethod
-    def _layout(block):
-        return _kernels.shared.Layout(
-            block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
-        )
-
     def _received(self, state, items, implicit, scales):
         """What clients know of the model, as the kernels take it."""
         real = self._dtype
@@ -467,16 +463,16 @@ class FedEB(RatingMixin, FederatedRecommender):
             self.posterior == "variational",
         )
 
-    def _empty_uploads(self, block, turn):
-        """Where the kernel writes: sums by item, or rows and scales of each client."""
-        n, n_rows, width = block.n_clients, len(block.row_items), self.n_factors + 1
+    def _empty_uploads(self, block, turn, own):
+        """Where the kernel writes: sums by item, or the active clients' own rows and scales."""
+        n, width = block.n_clients, self.n_factors + 1
         sound, n_implicit = np.ones(n, dtype=bool), self.n_factors if self.implicit else 0
-        if turn.separate:
+        if own is not None:
             return _kernels.fedeb.Uploads(
                 turn.active,
-                np.zeros((n_rows, width), self._dtype),
-                np.zeros((n_rows, n_implicit), self._dtype),
-                np.arange(n_rows, dtype=np.int32),
+                np.zeros((len(own.items), width), self._dtype),
+                np.zeros((len(own.items), n_implicit), self._dtype),
+                own.slots,
                 np.zeros((n, 4)),
                 np.arange(n, dtype=np.int32),
                 sound,
@@ -493,14 +489,13 @@ class FedEB(RatingMixin, FederatedRecommender):
             False,
         )
 
-    def _uploads(self, block, turn, out):
+    def _uploads(self, block, own, out):
         """What the kernel has written."""
         fields = {"items": out.items, "implicit": out.implicit, "scales": out.scales[0]}
-        if turn.separate:
-            own = block.row_indptr, block.row_items
+        if own is not None:
             fields = {
-                "items": Ragged(*own, out.items),
-                "implicit": Ragged(*own, out.implicit),
+                "items": Ragged(own.indptr, own.items, out.items),
+                "implicit": Ragged(own.indptr, own.items, out.implicit),
                 "scales": Ragged.stacked(out.scales),
             }
         names = self._upload_forms(block.n_items)
