@@ -14,6 +14,7 @@ from fedrecsk.centralized import (
 from fedrecsk.federated import (
     CoLR,
     FedMF,
+    FedRec,
     GlobSGD,
     LightFR,
     LocALS,
@@ -30,6 +31,7 @@ __all__ = [
     "BiasedMF",
     "CoLR",
     "FedMF",
+    "FedRec",
     "Federation",
     "GlobSGD",
     "ImplicitALS",

@@ -94,6 +94,26 @@ SIGNATURES = {
             "client_fraction": 0.2,
         },
     ),
+    "FedRec": (
+        {"n_factors": 20},
+        SHARED
+        | {
+            "n_rounds": 100,
+            "n_virtual": 3,
+            "filling": "hybrid",
+            "virtual_items": "fixed",
+            "hybrid_start": 10,
+            "hybrid_steps": 10,
+            "user_steps": 5,
+            "learning_rate": 0.8,
+            "learning_rate_decay": 0.99,
+            "reg": "auto",
+            "biases": True,
+            "upload": "chosen",
+            "rating_scale": None,
+            "init_range": 0.05,
+        },
+    ),
     "GlobSGD": (
         {"n_factors": 20},
         SHARED

@@ -8,6 +8,7 @@ import importlib
 
 _SUBMODULES = (
     "fedmf",
+    "fedrec",
     "hamming",
     "lightfr",
     "low_rank",

@@ -3,6 +3,7 @@
 from fedrecsk.federated._codes import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR
 from fedrecsk.federated.fedmf import FedMF
+from fedrecsk.federated.fedrec import FedRec
 from fedrecsk.federated.globsgd import GlobSGD
 from fedrecsk.federated.lightfr import LightFR
 from fedrecsk.federated.locals import LocALS
@@ -14,6 +15,7 @@ from fedrecsk.federated.scolr import SCoLR
 __all__ = [
     "CoLR",
     "FedMF",
+    "FedRec",
     "GlobSGD",
     "LightFR",
     "LocALS",
