@@ -212,7 +212,8 @@ def local_round(client_indptr, examples, active, users, model, training, out):
         for u in range(first_user, end_user):
             if sound and out.senders[c]:
                 start, end = examples.indptr[u], examples.indptr[u + 1]
-                send(start, end, examples, users[u], model, training, slopes[start - first :], out)
+                notes = slopes[start - first :]
+                send(start, end, examples, users[u], model, training, notes, gradient, out)
             for f in range(width):
                 users[u, f] -= users.dtype.type(training.learning_rate) * changes[u - first_user, f]
     return loss, mass
@@ -309,17 +310,22 @@ def is_sound(user, steepest):
 
 
 @part
-def send(start, end, examples, user, model, training, slopes, out):
-    """Add the gradients of a user's examples in the items, and their weights, to the upload."""
-    real = user.dtype.type
+def send(start, end, examples, user, model, training, slopes, row, out):
+    """Add the gradients of a user's examples in the items, and their weights, to the upload.
+
+    `row` is scratch, in which a gradient is rounded to the type that is sent.
+    """
+    width = len(user)
     for k in range(start, end):
         i, s = examples.items[k], out.slots[k]
-        g, shrink = slopes[k - start], real(training.reg) * examples.weights[k]
-        for f in range(len(user)):
-            out.gradients[s, f] += g * user[f] + shrink * model.items[i, f]
+        g, shrink = slopes[k - start], user.dtype.type(training.reg) * examples.weights[k]
+        for f in range(width):
+            row[f] = g * user[f] + shrink * model.items[i, f]
         if model.biases:
             # Column 0 of an item meets a 1 instead of the user's bias.
-            out.gradients[s, 0] += g * (real(1) - user[0])
+            row[0] = g + shrink * model.items[i, 0]
+        for f in range(width):
+            out.gradients[s, f] += row[f]
         out.masses[s] += examples.weights[k]
 
 
