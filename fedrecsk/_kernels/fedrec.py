@@ -50,11 +50,13 @@ class Model(NamedTuple):
     Attributes
     ----------
     items : (n_items, width)
+    squares : (n_items,), squared lengths of what users' vectors are multiplied by
     level : float, added to every score
     biases : bool
     """
 
     items: np.ndarray
+    squares: np.ndarray
     level: float
     biases: bool
 
@@ -256,7 +258,7 @@ def score_of(user, i, model):
 
 @part
 def differentiate(start, end, rated_only, examples, user, model, training, slopes, gradient):
-    """The gradient of a user's loss in its vector, into `gradient`.
+    """The gradient of a user's loss in its vector, into `gradient`; damped, see :func:`damping`.
 
     Notes w (score - value) of each example in `slopes`, unless that is None. Returns the sum of
     w (rating - score)^2 and of w over the real ratings, and the largest absolute slope.
@@ -264,7 +266,7 @@ def differentiate(start, end, rated_only, examples, user, model, training, slope
     real, width = user.dtype.type, len(user)
     for f in range(width):
         gradient[f] = 0
-    mass, slope_sum, steepest = real(0), real(0), real(0)
+    mass, slope_sum, steepest, curvature = real(0), real(0), real(0), real(0)
     loss, rated = 0.0, 0.0
     for k in range(start, end):
         if rated_only and examples.is_virtual[k]:
@@ -275,6 +277,7 @@ def differentiate(start, end, rated_only, examples, user, model, training, slope
         for f in range(width):
             gradient[f] += g * model.items[i, f]
         slope_sum += g
+        curvature += w * model.squares[i]
         mass += w
         if slopes is not None:
             slopes[k - start] = g
@@ -285,9 +288,22 @@ def differentiate(start, end, rated_only, examples, user, model, training, slope
             rated += w
     if model.biases:
         gradient[0] = slope_sum
+    reg = real(training.reg)
+    damp = real(damping(curvature / mass + reg, training, real(1)))
     for f in range(width):
-        gradient[f] = gradient[f] / mass + real(training.reg) * user[f]
+        gradient[f] = damp * (gradient[f] / mass + reg * user[f])
     return loss, rated, steepest
+
+
+@part
+def damping(curvature, training, one):
+    """A factor at most 1 that keeps a step along a gradient of this curvature from overshooting.
+
+    Without it a loss of this curvature grows if the learning rate is above 2 / curvature. `one`
+    is 1 in the type to compute in.
+    """
+    half = one * training.learning_rate / 2
+    return one / max(one, half * curvature)
 
 
 @part
@@ -315,10 +331,16 @@ def send(start, end, examples, user, model, training, slopes, row, out):
 
     `row` is scratch, in which a gradient is rounded to the type that is sent.
     """
-    width = len(user)
+    real, width = user.dtype.type, len(user)
+    square = real(0)
+    for f in range(width):
+        square += user[f] * user[f]
+    if model.biases:
+        square += real(1) - user[0] * user[0]
+    damp = real(damping(square, training, real(1)))
     for k in range(start, end):
         i, s = examples.items[k], out.slots[k]
-        g, shrink = slopes[k - start], user.dtype.type(training.reg) * examples.weights[k]
+        g, shrink = damp * slopes[k - start], real(training.reg) * examples.weights[k]
         for f in range(width):
             row[f] = g * user[f] + shrink * model.items[i, f]
         if model.biases:

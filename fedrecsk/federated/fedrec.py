@@ -44,8 +44,8 @@ class FedRec(RatingMixin, FederatedRecommender):
     ----------
     n_factors : int, default=20
         Length of p_u and q_i (d).
-    n_rounds : int, default=100
-        Number of rounds in total (T).
+    n_rounds : int, default=600
+        Number of rounds in total; 30 passes over the clients (T) at `client_fraction`.
     n_virtual : int, default=3
         Virtual items per rated item (rho), as far as the catalogue goes. 0: only rated items
         are sent.
@@ -57,18 +57,18 @@ class FedRec(RatingMixin, FederatedRecommender):
         is sent in every round is then likely rated: see Notes.
     hybrid_start : int, default=10
         Passes over the clients before the hybrid filling begins (T_start).
-    hybrid_steps : int, default=10
+    hybrid_steps : int, default=5
         Gradient steps of the copy that predicts virtual ratings (T_local).
     user_steps : int, default=5
         Gradient steps of the users' vectors in a round, on the client alone; the gradients of
         items are taken where the last one begins. The paper's is 1.
     learning_rate : float, default=0.8
         Step of users and of the server (gamma), on a rating scale from 1 to 5.
-    learning_rate_decay : float in (0, 1], default=0.99
+    learning_rate_decay : float in (0, 1], default=0.95
         Factor of the learning rate after each pass over the clients, which is a round if all
         take part.
     reg : float or "auto", default="auto"
-        Weight of the penalties (lambda). "auto": 0.13 / (1 + n_virtual), because virtual
+        Weight of the penalties (lambda). "auto": 0.1 / (1 + n_virtual), because virtual
         items weaken the ratings but not the penalties.
     biases : bool, default=True
         Whether to have a global level (fixed at the mean rating) and biases of users and items.
@@ -116,8 +116,13 @@ class FedRec(RatingMixin, FederatedRecommender):
           5  server steps along the mean gradient, item by   _aggregate
              item: q_i -= gamma sum_i / (weight of all who sent i)
 
-    *The paper's setting* is ``biases=False, learning_rate_decay=0.9, reg=0.001, init_range=0.005,
-    user_steps=1, virtual_items="redrawn"``. Its stochastic variant, in which the server steps
+    *Step lengths.* A user's step is cut where it would overshoot, and so is what its gradients
+    make the server move: by 2 / gamma over the mean squared length of what the vector is
+    multiplied by, if that is below 1. Few clients diverge without it.
+
+    *The paper's setting* is ``biases=False, n_rounds=100, client_fraction=1.0,
+    learning_rate_decay=0.9, reg=0.001, init_range=0.005, user_steps=1, hybrid_steps=10,
+    virtual_items="redrawn"``. Its stochastic variant, in which the server steps
     after each client and the next one receives the result, is a cohort of one: with n clients,
     ``client_fraction=1 / n, n_rounds=100 * n, federation=Federation(sampling="rotating")``.
     The server then sees each upload on its own, whatever is encrypted. Cohorts of a few percent
@@ -149,7 +154,7 @@ class FedRec(RatingMixin, FederatedRecommender):
     >>> from fedrecsk import FedRec
     >>> from fedrecsk.datasets import make_ratings
     >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=600, random_state=0)
-    >>> model = FedRec(n_virtual=1, n_rounds=20, random_state=0).fit(X, y)
+    >>> model = FedRec(n_virtual=1, n_rounds=20, client_fraction=1.0, random_state=0).fit(X, y)
     >>> items, scores = model.recommend(X[:2, 0], n_recommendations=3)
     >>> items.shape
     (2, 3)
@@ -160,20 +165,21 @@ class FedRec(RatingMixin, FederatedRecommender):
 
     n_factors: int = 20
     _: KW_ONLY
-    n_rounds: int = 100
+    n_rounds: int = 600
     n_virtual: int = 3
     filling: Literal["hybrid", "average"] = "hybrid"
     virtual_items: Literal["fixed", "redrawn"] = "fixed"
     hybrid_start: int = 10
-    hybrid_steps: int = 10
+    hybrid_steps: int = 5
     user_steps: int = 5
     learning_rate: float = 0.8
-    learning_rate_decay: float = 0.99
+    learning_rate_decay: float = 0.95
     reg: float | Literal["auto"] = "auto"
     biases: bool = True
     upload: Literal["chosen", "all"] = "chosen"
     rating_scale: tuple[float, float] | None = None
     init_range: float = 0.05
+    client_fraction: float = 0.05
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
@@ -243,7 +249,6 @@ class FedRec(RatingMixin, FederatedRecommender):
             "ratings": self._ratings(block, low, high),
             "level": float(level),
             "unit": ((high - low) or 1) / (HIGH - LOW),
-            "examples": None,
             "trained": np.zeros(block.n_users, dtype=bool),
         }
 
@@ -255,7 +260,7 @@ class FedRec(RatingMixin, FederatedRecommender):
         }
 
     def _client_update(self, block, state, message, turn, key):
-        examples = state["examples"] = self._drawn(block, state, turn.active, key)
+        examples = self._drawn(block, state, turn.active, key)
         state["trained"] |= np.repeat(turn.active, np.diff(block.client_indptr))
         out, rows = self._empty_uploads(block, examples, turn)
         loss, mass = _kernels.fedrec.local_round(
@@ -320,7 +325,7 @@ class FedRec(RatingMixin, FederatedRecommender):
 
     @property
     def _reg(self):
-        return 0.13 / (1 + self.n_virtual) if self.reg == "auto" else float(self.reg)
+        return 0.1 / (1 + self.n_virtual) if self.reg == "auto" else float(self.reg)
 
     def _passes(self, round):
         """How often every client has taken part before this round, on average."""
@@ -337,7 +342,9 @@ class FedRec(RatingMixin, FederatedRecommender):
 
     def _received(self, message, level):
         items = message["item_vectors"].values.astype(self._dtype, copy=False)
-        return _kernels.fedrec.Model(items, level, bool(self.biases))
+        met = items[:, int(self.biases) :]
+        squares = np.einsum("if,if->i", met, met) + self._dtype(self.biases)
+        return _kernels.fedrec.Model(items, squares, level, bool(self.biases))
 
     def _ratings(self, block, low, high):
         values = _rescaled(block.values, low, high).astype(self._dtype)
@@ -345,17 +352,17 @@ class FedRec(RatingMixin, FederatedRecommender):
         return _kernels.fedrec.Ratings(block.indptr, block.items, values, weights)
 
     def _drawn(self, block, state, active, key):
-        """The users' examples, with virtual items drawn anew if they are to be."""
-        examples, ratings = state["examples"], state["ratings"]
+        """The users' examples: drawn once, or anew for those who take part."""
         fixed = self.virtual_items == "fixed"
-        if examples is not None and fixed:
-            return examples
-        if examples is None:
-            examples = self._room(block)
+        if "examples" in state:
+            return state["examples"]
+        examples = self._room(block)
         users = np.repeat(active | fixed, np.diff(block.client_indptr))
         key = key.private.at(-1) if fixed else key.private
         seeds = key.hashed("virtual items", block.users)
-        _kernels.fedrec.list_examples(ratings, block.n_items, users, seeds, examples)
+        _kernels.fedrec.list_examples(state["ratings"], block.n_items, users, seeds, examples)
+        if fixed:
+            state["examples"] = examples
         return examples
 
     def _room(self, block):

@@ -1,10 +1,13 @@
 import numpy as np
 import pytest
 
-from fedrecsk import Federation, FedRec
+from fedrecsk import BiasOnly, Federation, FedRec
+from fedrecsk.attacks import measure_leak
 from fedrecsk.interactions import encode
+from fedrecsk.privacy import CKKS, LaplaceMechanism
 from fedrecsk.simulation import blocks, participation
 from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy, rmse, split
 from tests.reference import fedrec as reference
 
 
@@ -79,7 +82,8 @@ def assert_equals_reference(model, X, y, **fit_params):
 
 def make(**parameters):
     small = {"n_factors": 3, "n_rounds": 8, "n_virtual": 1, "hybrid_start": 3, "hybrid_steps": 2}
-    return FedRec(**small | {"random_state": 0, "init_range": 0.3} | parameters)
+    small |= {"random_state": 0, "init_range": 0.3, "client_fraction": 1.0}
+    return FedRec(**small | parameters)
 
 
 PAPER = {"biases": False, "learning_rate_decay": 0.9, "reg": 0.001, "user_steps": 1}
@@ -121,3 +125,138 @@ SETTINGS = [
 def test_equals_the_naive_reference_in_any_setting(setting, virtual_items, toy):
     X, y = toy
     assert_equals_reference(make(virtual_items=virtual_items, **setting), X, y)
+
+
+def uploads_of(model, X, y, n_rounds):
+    """Rows that each client sends, round by round."""
+    data = model._prepared(X, y)
+    rounds = []
+    for _, _, seen in model._watch(data, n_rounds):
+        rounds.append({})
+        for batch in seen.batches:
+            for place, client in enumerate(batch.clients):
+                rounds[-1][client] = batch.upload(place)["gradients"].rows
+    return data, rounds
+
+
+@pytest.mark.parametrize("virtual_items", ["fixed", "redrawn"])
+def test_virtual_items_are_unrated_and_as_many_as_asked_for(virtual_items):
+    model = make(virtual_items=virtual_items)
+    data, (one, other) = uploads_of(model, *make_toy(20, 40, density=0.3), 2)
+    changed = False
+    for u in range(data.n_users):
+        rated = data.items[data.indptr[u] : data.indptr[u + 1]]
+        for sent in (one[u], other[u]):
+            assert np.isin(rated, sent).all() and len(np.unique(sent)) == len(sent)
+            assert len(sent) == min(2 * len(rated), data.n_items)
+        changed |= not np.array_equal(one[u], other[u])
+    assert changed == (virtual_items == "redrawn")
+
+
+def test_every_set_of_virtual_items_is_equally_likely():
+    X = [[u, 0] for u in range(3000)] + [[-1, i] for i in range(5)]
+    model = make(n_virtual=2)
+    data, (sent,) = uploads_of(model, X, np.arange(3005) % 5, 1)
+    pairs, counts = np.unique(
+        [sent[c] for c in sent if len(sent[c]) == 3], axis=0, return_counts=True
+    )
+    assert len(pairs) == 6 and data.n_items == 5
+    assert counts == pytest.approx(500, abs=4 * np.sqrt(500))
+
+
+def test_weights_do_not_tell_which_items_are_virtual(toy):
+    X, y = toy
+    model = make(n_virtual=1)
+    data = model._prepared(X, y, sample_weight=np.full(len(y), 2.5))
+    for _, _, seen in model._watch(data, 1):
+        for batch in seen.batches:
+            assert (batch.counts["weights"].values == 2.5).all()
+
+
+def test_intersecting_rounds_finds_redrawn_virtual_items_out():
+    fedrec = pytest.importorskip("benchmarks.fedrec", reason="run pytest from the repository")
+    X, y = make_toy(40, 200, density=0.05)
+    redrawn = make(n_virtual=3, virtual_items="redrawn")
+    shares = fedrec.rated_among_repeated(redrawn, X, y, (1, 3, 10))
+    assert shares[0] == pytest.approx(0.25, abs=0.01)
+    assert shares[1] > 0.7 and shares[2] > 0.99
+    fixed = redrawn.set_params(virtual_items="fixed")
+    assert fedrec.rated_among_repeated(fixed, X, y, (1, 3, 10)) == [shares[0]] * 3
+
+
+@pytest.mark.parametrize("hybrid_start", [0, 10], ids=["hybrid", "average"])
+@pytest.mark.parametrize("virtual_items", ["fixed", "redrawn"])
+def test_values_of_one_plaintext_upload_find_them_out(hybrid_start, virtual_items):
+    X, y = make_toy(30, 200, density=0.1)
+    model = make(n_virtual=3, hybrid_start=hybrid_start, virtual_items=virtual_items)
+    report = measure_leak(model, X, y)
+    assert report.interactions > 0.95 and report.directions == 1
+    assert report.values > 3 * report.chance["values"]
+
+
+def test_what_does_not_add_up_encrypted_is_refused(toy):
+    pytest.importorskip("tenseal", reason="needs the extra [privacy]")
+    federation = Federation(secure_aggregation=CKKS())
+    with pytest.raises(ValueError, match='FedRec must send whole matrices.*upload="all"'):
+        make(federation=federation).fit(*toy)
+    model = make(upload="all", n_virtual=0, n_rounds=3)
+    plain = model.fit(*toy).item_factors_
+    encrypted = model.set_params(federation=federation).fit(*toy).item_factors_
+    np.testing.assert_allclose(encrypted, plain, atol=1e-4)
+
+
+def test_local_noise_is_refused(toy):
+    federation = Federation(local_dp=LaplaceMechanism(0.2, 0.1))
+    with pytest.raises(ValueError, match="FedRec has no local_dp.*Use RFRec"):
+        make(federation=federation, rating_scale=(1, 5), items=np.unique(toy[0][:, 1])).fit(*toy)
+
+
+def test_bad_ratings_are_named(toy):
+    X, y = toy
+    with pytest.raises(ValueError, match=r"the rating 5, outside rating_scale=\(1, 4\)"):
+        make(rating_scale=(1, 4)).fit(X, y)
+    with pytest.raises(ValueError, match="rating_scale must be"):
+        make(rating_scale=(4, 1)).fit(X, y)
+
+
+def test_whole_matrices_give_the_same_model():
+    X, y = make_toy(20, 40, density=0.2)
+    one, other = (make(upload=upload).fit(X, y) for upload in ("chosen", "all"))
+    np.testing.assert_array_equal(one.item_factors_, other.item_factors_)
+    assert one.communication_.bytes_up < other.communication_.bytes_up
+
+
+def test_the_scale_of_ratings_does_not_matter(toy):
+    X, y = toy
+    one, other = make().fit(X, y), make().fit(X, 20 * y - 7)
+    np.testing.assert_allclose(other.predict(X), 20 * one.predict(X) - 7, atol=1e-9)
+    assert other.loss_curve_ == pytest.approx(400 * np.array(one.loss_curve_))
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_newcomers_get_the_vector_of_least_loss(biases, toy):
+    X, y = toy
+    model = make(biases=biases, reg=0.1, learning_rate=0.2).fit(X, y)
+    rows = X[:5].copy()
+    rows[:, 0] = -1
+    rows[:, 1] = model.item_ids_[:5]
+    model.fold_in(rows, y[:5])
+    low, high = model.rating_scale_
+    rest = 1 + 4 * (y[:5] - low) / (high - low)
+    design = model.item_factors_[:5]
+    if biases:
+        rest = rest - model.global_bias_ - model.item_bias_[:5]
+        design = np.column_stack([np.ones(5), design])
+    gram = design.T @ design / 5 + 0.1 * np.eye(design.shape[1])
+    expected = np.linalg.solve(gram, design.T @ rest / 5)
+    found = model.user_factors_[-1]
+    found = np.r_[model.user_bias_[-1], found] if biases else found
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_it_beats_biases_on_movielens(ml100k, monkeypatch):
+    monkeypatch.setattr(FedRec, "_dtype", np.float32)
+    X_train, y_train, X_test, y_test = split(*ml100k, seed=5)
+    biases = rmse(BiasOnly().fit(X_train, y_train), X_test, y_test)
+    model = FedRec(random_state=0).fit(X_train, y_train)
+    assert rmse(model, X_test, y_test) < min(0.945, biases)

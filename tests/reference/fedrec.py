@@ -33,13 +33,19 @@ class Client:
         """What the other side's vector is multiplied by."""
         return np.r_[1, vector[1:]] if self.model.biases else vector
 
-    def user_gradient(self, p, items, examples):
+    def user_gradient(self, p, items, examples, rate):
         """Of the mean of 1/2 (r - score)^2 + reg/2 |p|^2 over (item, rating, weight)."""
         total = sum(
             w * ((self.score(p, items[i]) - r) * self.partner(items[i]) + self.model._reg * p)
             for i, r, w in examples
         )
-        return total / sum(w for _, _, w in examples)
+        mass = sum(w for _, _, w in examples)
+        squares = sum(w * np.sum(self.partner(items[i]) ** 2) for i, _, w in examples)
+        return self.damping(squares / mass + self.model._reg, rate) * total / mass
+
+    def damping(self, curvature, rate):
+        """So that a step does not overshoot."""
+        return 1 / max(1, rate * curvature / 2)
 
     def update(self, items, virtual, rate, is_hybrid):
         """Gradients in all items, and the weights that they have."""
@@ -52,7 +58,7 @@ class Client:
             own = self.users[u]
             if is_hybrid:
                 for _ in range(model.hybrid_steps):
-                    own = own - rate * self.user_gradient(own, items, real)
+                    own = own - rate * self.user_gradient(own, items, real, rate)
             filled = []
             for k, i in enumerate(virtual[u]):
                 rating = self.score(own, items[i]) if is_hybrid else mean
@@ -60,9 +66,10 @@ class Client:
             p = self.users[u]
             for _ in range(model.user_steps):
                 last = p
-                p = p - rate * self.user_gradient(p, items, real + filled)
+                p = p - rate * self.user_gradient(p, items, real + filled, rate)
+            damping = self.damping(np.sum(self.partner(last) ** 2), rate)
             for i, r, w in real + filled:
-                error = self.score(last, items[i]) - r
+                error = damping * (self.score(last, items[i]) - r)
                 gradients[i] += w * (error * self.partner(last) + model._reg * items[i])
                 masses[i] += w
             self.users[u] = p
