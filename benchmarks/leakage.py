@@ -20,6 +20,7 @@ from fedrecsk import (
     CoLR,
     Federation,
     FedMF,
+    FedRec,
     GlobSGD,
     LightFR,
     LocALS,
@@ -33,6 +34,7 @@ from fedrecsk.privacy import CKKS, LaplaceMechanism
 
 METHODS = {
     "RFRec": RFRec(rating_scale=(1, 5)),
+    "FedRec": FedRec(rating_scale=(1, 5), upload="all"),
     "LocALS": LocALS(),
     'LocALS, "all"': LocALS(aggregation="all"),
     "LocSGD": LocSGD(),

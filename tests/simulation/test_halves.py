@@ -5,7 +5,7 @@ import pytest
 from sklearn.base import clone
 
 import fedrecsk
-from fedrecsk import Federation, FedMF, LightFR, LocALS, RFRec, RFRecF, SCoLR
+from fedrecsk import Federation, FedMF, FedRec, LightFR, LocALS, RFRec, RFRecF, SCoLR
 from fedrecsk.aggregation import NormClipping, TrimmedMean
 from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated.base import FederatedRecommender
@@ -130,6 +130,8 @@ VARIANTS = [
     LocALS(3, n_rounds=3, reg_user=1.0, download="all"),
     FedMF(3, n_rounds=3, client_fraction=1.0, loss="squared"),
     FedMF(3, n_rounds=3, client_fraction=1.0, aggregation="data_size", n_negatives=1),
+    FedRec(3, n_rounds=4, client_fraction=1.0, virtual_items="redrawn", hybrid_start=1),
+    FedRec(3, n_rounds=4, client_fraction=1.0, biases=False, upload="all"),
     SCoLR(2, n_factors=3, n_rounds=3, client_fraction=1.0, aggregation="entries"),
     LightFR(5, n_rounds=3, aggregation="parameter"),
     LightFR(70, n_rounds=2, aggregation="parameter", targets="ratings"),
