@@ -382,11 +382,13 @@ class FedRec(RatingMixin, FederatedRecommender):
     def _empty_uploads(self, block, examples, turn):
         """Where the kernel writes, by item or by client, and each client's own rows."""
         row_indptr, row_items, rows = _rows(block, examples)
+        alone = block.n_users == block.n_clients
         if turn.separate:
-            senders, slots, n_slots, dtype = turn.active, rows, len(row_items), self._dtype
+            senders, slots, n_slots = turn.active, rows, len(row_items)
         else:
-            senders, slots = turn.active & turn.delivers, examples.items
-            n_slots, dtype = block.n_items, np.float64
+            senders, slots, n_slots = turn.active & turn.delivers, examples.items, block.n_items
+        # Only rows of one user each are no sums.
+        dtype = self._dtype if turn.separate and alone else np.float64
         out = _kernels.fedrec.Uploads(
             senders,
             slots,
