@@ -23,6 +23,7 @@ from fedrecsk import (
     Federation,
     FedFast,
     FedMF,
+    FedRec,
     GlobSGD,
     LightFR,
     LocALS,
@@ -36,6 +37,7 @@ from fedrecsk.privacy import CKKS, LaplaceMechanism
 
 METHODS = {
     "RFRec": RFRec(rating_scale=(1, 5)),
+    "FedRec": FedRec(rating_scale=(1, 5), upload="all"),
     "LocALS": LocALS(),
     'LocALS, "all"': LocALS(aggregation="all"),
     "LocSGD": LocSGD(),

@@ -190,6 +190,27 @@ SIGNATURES = {
         {"n_factors": 128},
         SHARED | {"n_rounds": 1, "alpha": 4.0, "reg_user": 30.0, "upload": "auto"},
     ),
+    "FedRec": (
+        {"n_factors": 20},
+        SHARED
+        | {
+            "n_rounds": 600,
+            "n_virtual": 3,
+            "filling": "hybrid",
+            "virtual_items": "fixed",
+            "hybrid_start": 10,
+            "hybrid_steps": 5,
+            "user_steps": 5,
+            "learning_rate": 0.8,
+            "learning_rate_decay": 0.95,
+            "reg": "auto",
+            "biases": True,
+            "upload": "chosen",
+            "rating_scale": None,
+            "init_range": 0.05,
+            "client_fraction": 0.05,
+        },
+    ),
     "GlobSGD": (
         {"n_factors": 20},
         SHARED

@@ -7,11 +7,12 @@ the package. Write ``from fedrecsk import _kernels`` and then ``_kernels.scores.
 import importlib
 
 _SUBMODULES = (
-    "fedeb",
-    "fcf",
-    "fedfast",
     "bayesian_svdpp",
+    "fcf",
+    "fedeb",
+    "fedfast",
     "fedmf",
+    "fedrec",
     "gram",
     "hamming",
     "lightfr",

@@ -119,6 +119,8 @@ def measure_leak(
     those that explain the rows best. LightFR: gradients are exact integers, of which one
     residual an item explains all bits; what remains are the targets. With ratings a code and its
     opposite fit equally, with the ratings mirrored; the server takes the one that likes more.
+    FedRec: rows of one user are multiples of (1, p_u); virtual ratings are all equal, or scores
+    of some vector, and so linear in the items, which real ones are not.
     FedMF, CoLR, SCoLR: a visited item moves along p_u (along B p_u), positives one way and the
     sampled negatives, which are more, the other. FedFast: the vector is uploaded as it is, and
     tells positives from negatives. RFRec: a client moves the vectors of the items that it has

@@ -8,6 +8,7 @@ from fedrecsk.federated.fedease import FedEASE
 from fedrecsk.federated.fedeb import FedEB
 from fedrecsk.federated.fedfast import FedFast
 from fedrecsk.federated.fedmf import FedMF
+from fedrecsk.federated.fedrec import FedRec
 from fedrecsk.federated.fedspectral import FedSpectral
 from fedrecsk.federated.globsgd import GlobSGD
 from fedrecsk.federated.lightfr import LightFR
@@ -20,11 +21,12 @@ from fedrecsk.federated.scolr import SCoLR
 __all__ = [
     "FCF",
     "CoLR",
+    "ExplicitFCF",
     "FedEASE",
     "FedEB",
-    "ExplicitFCF",
     "FedFast",
     "FedMF",
+    "FedRec",
     "FedSpectral",
     "GlobSGD",
     "LightFR",

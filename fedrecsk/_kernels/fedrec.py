@@ -1,0 +1,397 @@
+"""FedRec's round on the clients: virtual items, virtual ratings, and gradients.
+
+An example is an item that a user has rated, or one that it only pretends to have rated: a
+virtual item. Vectors have `width` columns. With biases, column 0 of an item is its bias (met by a
+1 on the user's side) and column 0 of a user is the user's bias (met by a 1 on the item's side).
+
+A user's loss is the mean over its examples, by weight, of
+
+    1/2 (value - score)^2 + reg/2 (|p|^2 + |q|^2).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedrecsk._kernels._jit import kernel, part
+from fedrecsk._kernels._lapack import solve_positive
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Ratings(NamedTuple):
+    """What users have rated: (n_users + 1,), and (n_ratings,) each; items ascend."""
+
+    indptr: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray
+
+
+class Examples(NamedTuple):
+    """Rated and virtual items of each user, ascending: (n_users + 1,), and (n_examples,) each.
+
+    Attributes
+    ----------
+    indptr, items, values, weights : as in :class:`Ratings`
+    is_virtual : bool
+    """
+
+    indptr: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray
+    is_virtual: np.ndarray
+
+
+class Model(NamedTuple):
+    """The received items, (n_items, width), and how they are met.
+
+    Attributes
+    ----------
+    items : (n_items, width)
+    squares : (n_items,), squared lengths of what users' vectors are multiplied by
+    level : float, added to every score
+    biases : bool
+    """
+
+    items: np.ndarray
+    squares: np.ndarray
+    level: float
+    biases: bool
+
+
+class Training(NamedTuple):
+    """How clients train.
+
+    learning_rate, reg : float
+    hybrid_steps : int, steps of the vector that predicts virtual ratings; 0: they stay as they are
+    user_steps : int, steps of the users, at the last of which items are differentiated
+    """
+
+    learning_rate: float
+    reg: float
+    hybrid_steps: int
+    user_steps: int
+
+
+class Uploads(NamedTuple):
+    """Where the clients' gradients go.
+
+    Attributes
+    ----------
+    senders : (n_clients,) bool
+    slots : (n_examples,), row of `gradients` that an example is added to
+    gradients : (n_slots, width)
+    masses : (n_slots,), sum of the weights of the examples in each row
+    sound : (n_clients,) bool, written: whether all that a client sends is finite
+    """
+
+    senders: np.ndarray
+    slots: np.ndarray
+    gradients: np.ndarray
+    masses: np.ndarray
+    sound: np.ndarray
+
+
+# -------------------------------------------------------------------------- virtual items
+
+
+@part
+def chance(stream):
+    """The next draw of a splitmix64 stream, uniform in [0, 1)."""
+    stream[0] += GOLDEN
+    x = stream[0]
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> np.uint64(31))
+    return np.float64(x >> np.uint64(11)) * 2.0**-53
+
+
+@kernel
+def list_examples(ratings, n_items, whom, seeds, examples):
+    """Draw virtual items for the users in `whom`, and write these users' examples.
+
+    A user has as many virtual items as ``examples.indptr`` leaves room for. Every set of items
+    that it has not rated is equally likely. Their ratings are its mean, and their weights are
+    those of its ratings, taken in turn, so that weights do not tell which items are virtual.
+
+    Parameters
+    ----------
+    ratings : Ratings
+    n_items : int
+    whom : (n_users,) bool
+    seeds : (n_users,) uint64
+    examples : Examples
+    """
+    stream = np.empty(1, dtype=np.uint64)
+    for u in range(len(whom)):
+        if not whom[u]:
+            continue
+        stream[0] = seeds[u]
+        first, n_rated = ratings.indptr[u], ratings.indptr[u + 1] - ratings.indptr[u]
+        n_wanted = examples.indptr[u + 1] - examples.indptr[u] - n_rated
+        n_left = n_items - n_rated
+        mean = mean_rating(u, ratings)
+        at, k, drawn = examples.indptr[u], 0, 0
+        for i in range(n_items):
+            if k < n_rated and ratings.items[first + k] == i:
+                value, source, virtual = ratings.values[first + k], first + k, False
+                k += 1
+            else:
+                # Of n_left items, so many are still to be taken.
+                taken = chance(stream) * n_left < n_wanted - drawn
+                n_left -= 1
+                if not taken:
+                    continue
+                value, source, virtual = mean, first + drawn % n_rated, True
+                drawn += 1
+            examples.items[at] = i
+            examples.values[at] = value
+            examples.weights[at] = ratings.weights[source]
+            examples.is_virtual[at] = virtual
+            at += 1
+
+
+@part
+def mean_rating(u, ratings):
+    """A user's mean rating, by weight."""
+    total, mass = 0.0, 0.0
+    for k in range(ratings.indptr[u], ratings.indptr[u + 1]):
+        total += np.float64(ratings.weights[k]) * ratings.values[k]
+        mass += ratings.weights[k]
+    return ratings.values.dtype.type(total / mass)
+
+
+# ------------------------------------------------------------------------------- a round
+
+
+@kernel
+def local_round(client_indptr, examples, active, users, model, training, out):
+    """The active clients' round: virtual ratings, gradients, and a step of their users.
+
+    All gradients are taken at the same point.
+
+    Parameters
+    ----------
+    client_indptr : (n_clients + 1,), users of each client
+    examples : Examples, whose virtual ratings are replaced where ``training.hybrid_steps`` > 0
+    active : (n_clients,) bool
+    users : (n_users, width), stepped in place
+    model : Model
+    training : Training
+    out : Uploads
+
+    Returns
+    -------
+    loss, weight : sums of w (rating - score)^2 before the step, and of w; of real ratings
+    """
+    width = users.shape[1]
+    most_users, most_examples = largest_client(client_indptr, examples.indptr)
+    changes = np.empty((most_users, width), dtype=users.dtype)
+    own, gradient = np.empty((2, width), dtype=users.dtype)
+    slopes = np.empty(most_examples, dtype=users.dtype)
+    loss, mass = 0.0, 0.0
+    for c in range(len(active)):
+        if not active[c]:
+            continue
+        first_user, end_user = client_indptr[c], client_indptr[c + 1]
+        first, sound = examples.indptr[first_user], True
+        for u in range(first_user, end_user):
+            start, end = examples.indptr[u], examples.indptr[u + 1]
+            if training.hybrid_steps > 0:
+                predict_virtual(start, end, examples, users[u], model, training, own, gradient)
+            n_steps = training.user_steps - 1
+            descend(start, end, n_steps, False, examples, users[u], model, training, gradient)
+            notes, change = slopes[start - first :], changes[u - first_user]
+            error, weight, steepest = differentiate(
+                start, end, False, examples, users[u], model, training, notes, change
+            )
+            loss += error
+            mass += weight
+            sound = sound and is_sound(users[u], steepest)
+        out.sound[c] = sound
+        for u in range(first_user, end_user):
+            if sound and out.senders[c]:
+                start, end = examples.indptr[u], examples.indptr[u + 1]
+                notes = slopes[start - first :]
+                send(start, end, examples, users[u], model, training, notes, gradient, out)
+            for f in range(width):
+                users[u, f] -= users.dtype.type(training.learning_rate) * changes[u - first_user, f]
+    return loss, mass
+
+
+@part
+def largest_client(client_indptr, indptr):
+    """The most users that a client has, and the most examples."""
+    most_users, most_examples = 0, 0
+    for c in range(len(client_indptr) - 1):
+        start, end = client_indptr[c], client_indptr[c + 1]
+        most_users = max(most_users, end - start)
+        most_examples = max(most_examples, indptr[end] - indptr[start])
+    return most_users, most_examples
+
+
+@part
+def predict_virtual(start, end, examples, user, model, training, own, gradient):
+    """Replace a user's virtual ratings by the scores of a vector trained on the real ones."""
+    for f in range(len(user)):
+        own[f] = user[f]
+    n_steps = training.hybrid_steps
+    descend(start, end, n_steps, True, examples, own, model, training, gradient)
+    for k in range(start, end):
+        if examples.is_virtual[k]:
+            examples.values[k] = score_of(own, examples.items[k], model)
+
+
+@part
+def score_of(user, i, model):
+    """Score of item i for a user's vector."""
+    score = user.dtype.type(model.level)
+    for f in range(len(user)):
+        score += user[f] * model.items[i, f]
+    if model.biases:
+        # Column 0 has been multiplied, and is to be added up.
+        score += user[0] + model.items[i, 0] - user[0] * model.items[i, 0]
+    return score
+
+
+@part
+def differentiate(start, end, rated_only, examples, user, model, training, slopes, gradient):
+    """The gradient of a user's loss in its vector, into `gradient`; damped, see :func:`damping`.
+
+    Notes w (score - value) of each example in `slopes`, unless that is None. Returns the sum of
+    w (rating - score)^2 and of w over the real ratings, and the largest absolute slope.
+    """
+    real, width = user.dtype.type, len(user)
+    for f in range(width):
+        gradient[f] = 0
+    mass, slope_sum, steepest, curvature = real(0), real(0), real(0), real(0)
+    loss, rated = 0.0, 0.0
+    for k in range(start, end):
+        if rated_only and examples.is_virtual[k]:
+            continue
+        i, w = examples.items[k], examples.weights[k]
+        error = score_of(user, i, model) - examples.values[k]
+        g = w * error
+        for f in range(width):
+            gradient[f] += g * model.items[i, f]
+        slope_sum += g
+        curvature += w * model.squares[i]
+        mass += w
+        if slopes is not None:
+            slopes[k - start] = g
+            # A NaN would be lost in a maximum.
+            steepest = abs(g) if not abs(g) <= steepest else steepest
+        if not examples.is_virtual[k]:
+            loss += np.float64(g) * error
+            rated += w
+    if model.biases:
+        gradient[0] = slope_sum
+    reg = real(training.reg)
+    damp = real(damping(curvature / mass + reg, training, real(1)))
+    for f in range(width):
+        gradient[f] = damp * (gradient[f] / mass + reg * user[f])
+    return loss, rated, steepest
+
+
+@part
+def damping(curvature, training, one):
+    """A factor at most 1 that keeps a step along a gradient of this curvature from overshooting.
+
+    Without it a loss of this curvature grows if the learning rate is above 2 / curvature. `one`
+    is 1 in the type to compute in.
+    """
+    half = one * training.learning_rate / 2
+    return one / max(one, half * curvature)
+
+
+@part
+def descend(start, end, n_steps, rated_only, examples, user, model, training, gradient):
+    """Gradient steps of a user's vector, in place."""
+    for _ in range(n_steps):
+        differentiate(start, end, rated_only, examples, user, model, training, None, gradient)
+        for f in range(len(user)):
+            user[f] -= user.dtype.type(training.learning_rate) * gradient[f]
+
+
+@part
+def is_sound(user, steepest):
+    """Whether gradients with slopes of this size at most are finite."""
+    n_broken = int(not steepest < np.inf)
+    for f in range(len(user)):
+        n_broken += not abs(user[f]) < np.inf
+        n_broken += not abs(user[f] * steepest) < np.inf
+    return n_broken == 0
+
+
+@part
+def send(start, end, examples, user, model, training, slopes, row, out):
+    """Add the gradients of a user's examples in the items, and their weights, to the upload.
+
+    `row` is scratch, in which a gradient is rounded to the type that is sent.
+    """
+    real, width = user.dtype.type, len(user)
+    square = real(0)
+    for f in range(width):
+        square += user[f] * user[f]
+    if model.biases:
+        square += real(1) - user[0] * user[0]
+    damp = real(damping(square, training, real(1)))
+    for k in range(start, end):
+        i, s = examples.items[k], out.slots[k]
+        g, shrink = damp * slopes[k - start], real(training.reg) * examples.weights[k]
+        for f in range(width):
+            row[f] = g * user[f] + shrink * model.items[i, f]
+        if model.biases:
+            # Column 0 of an item meets a 1 instead of the user's bias.
+            row[0] = g + shrink * model.items[i, 0]
+        for f in range(width):
+            out.gradients[s, f] += row[f]
+        out.masses[s] += examples.weights[k]
+
+
+# ------------------------------------------------------------------------------ at the end
+
+
+@kernel
+def solve_users(ratings, whom, model, reg, users):
+    """The vectors of least loss on the real ratings, items fixed, for the users in `whom`.
+
+    Parameters
+    ----------
+    ratings : Ratings
+    whom : (n_users,) bool
+    model : Model
+    reg : float, weight of 1/2 |p|^2 beside the mean of the errors
+    users : (n_users, width), receives the vectors
+    """
+    width = users.shape[1]
+    matrix, right = np.empty((width, width)), np.empty((1, width))
+    partner, integers = np.empty(width), np.empty(5, dtype=np.int32)
+    for u in range(len(whom)):
+        if not whom[u]:
+            continue
+        mass = 0.0
+        for f in range(width):
+            right[0, f] = 0
+            for g in range(width):
+                matrix[f, g] = 0
+        for k in range(ratings.indptr[u], ratings.indptr[u + 1]):
+            i, w = ratings.items[k], np.float64(ratings.weights[k])
+            rest = np.float64(ratings.values[k]) - model.level
+            for f in range(width):
+                partner[f] = model.items[i, f]
+            if model.biases:
+                rest -= partner[0]
+                partner[0] = 1
+            mass += w
+            for f in range(width):
+                right[0, f] += w * rest * partner[f]
+                for g in range(width):
+                    matrix[f, g] += w * partner[f] * partner[g]
+        for f in range(width):
+            matrix[f, f] += reg * mass + 1e-9
+        solve_positive(matrix, right, integers)
+        for f in range(width):
+            users[u, f] = right[0, f]

@@ -1,0 +1,455 @@
+"""FedRec: ratings hidden among virtual ones (Lin, Liang, Pan and Ming, 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import ClassVar, Literal
+
+import numpy as np
+from sklearn.utils._param_validation import Interval, StrOptions
+
+from fedrecsk import _kernels
+from fedrecsk._docs import documented
+from fedrecsk.attacks._inversion_fedrec import fedrec as invert
+from fedrecsk.base import RatingMixin
+from fedrecsk.federated._rating_scale import check_ratings, check_scale, scale_of
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.simulation.messages import Dense, Message, Summed, Uploads
+from fedrecsk.uploads import Form, Ragged
+
+# Ratings are computed with on this scale, which is that of the paper's data.
+LOW, HIGH = 1.0, 5.0
+# Items whose summed weight is a smaller share of the largest one are left alone: it may be the
+# error of an encrypted zero.
+RESOLUTION = 1e-5
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class FedRec(RatingMixin, FederatedRecommender):
+    """Federated matrix factorisation whose clients upload gradients of items they have not rated.
+
+    A client that uploads gradients of the items that it has rated tells the server which these
+    are. In FedRec each user adds some items that it has not rated, with virtual ratings: its mean
+    rating ("average", the paper's user averaging), or after some rounds its own predictions
+    ("hybrid", the paper's hybrid filling), which disturb the model less.
+
+    A rating r is estimated by ``global level + b_u + b_i + p_u . q_i``. Each user minimises the
+    mean over its rated and virtual items of::
+
+        1/2 (r - estimate)^2 + reg/2 (b_u^2 + |p_u|^2 + b_i^2 + |q_i|^2)
+
+    Parameters
+    ----------
+    n_factors : int, default=20
+        Length of p_u and q_i (d).
+    n_rounds : int, default=600
+        Number of rounds in total; 30 passes over the clients (T) at `client_fraction`.
+    n_virtual : int, default=3
+        Virtual items per rated item (rho), as far as the catalogue goes. 0: only rated items
+        are sent.
+    filling : {"hybrid", "average"}, default="hybrid"
+        Virtual ratings: the user's mean rating throughout, or from `hybrid_start` on the
+        scores of a copy of the user's vector that has been trained on its real ratings alone.
+    virtual_items : {"fixed", "redrawn"}, default="fixed"
+        Whether a user draws its virtual items once, or anew in each round, as in the paper. What
+        is sent in every round is then likely rated: see Notes.
+    hybrid_start : int, default=10
+        Passes over the clients before the hybrid filling begins (T_start).
+    hybrid_steps : int, default=5
+        Gradient steps of the copy that predicts virtual ratings (T_local).
+    user_steps : int, default=5
+        Gradient steps of the users' vectors in a round, on the client alone; the gradients of
+        items are taken where the last one begins. The paper's is 1.
+    learning_rate : float, default=0.8
+        Step of users and of the server (gamma), on a rating scale from 1 to 5.
+    learning_rate_decay : float in (0, 1], default=0.95
+        Factor of the learning rate after each pass over the clients, which is a round if all
+        take part.
+    reg : float or "auto", default="auto"
+        Weight of the penalties (lambda). "auto": 0.1 / (1 + n_virtual), because virtual
+        items weaken the ratings but not the penalties.
+    biases : bool, default=True
+        Whether to have a global level (fixed at the mean rating) and biases of users and items.
+        The paper's model is p_u . q_i alone.
+    upload : {"chosen", "all"}, default="chosen"
+        Whether clients send the rows of rated and virtual items, each with its number, or whole
+        matrices, zero elsewhere, which secure sums need.
+    rating_scale : tuple (low, high) or None, default=None
+        The ends of the rating scale, which everybody is taken to know. None: the range of y.
+    init_range : float, default=0.05
+        Initial vectors are uniform in [-init_range, init_range].
+    {shared parameters}
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u; private to the client.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        The server's q_i.
+    user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
+        b_u and b_i, on the scale of scores; absent without biases.
+    global_bias_ : float
+        The level, on the scale of scores, which goes from 1 to 5; 0 without biases.
+    rating_scale_ : tuple of float
+        The ends of the rating scale.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        By fit: under local differential privacy; under secure aggregation unless
+        ``upload="all"``; if ratings lie outside `rating_scale`; if the clients diverge.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        set-up  clients send sums and counts of ratings      _setup_update, _setup_aggregate
+        once    each user draws its virtual items            kernel list_examples
+        each round
+          1  server sends b_i and q_i of all items           _model
+          2  users predict their virtual ratings             kernel predict_virtual
+          3  ... and take user_steps gradient steps          kernel local_round
+          4  clients upload their items' gradients           kernel send
+          5  server steps along the mean gradient, item by   _aggregate
+             item: q_i -= gamma sum_i / (weight of all who sent i)
+
+    *Step lengths.* A user's step is cut where it would overshoot, and so is what its gradients
+    make the server move: by 2 / gamma over the mean squared length of what the vector is
+    multiplied by, if that is below 1. Few clients diverge without it.
+
+    *The paper's setting* is ``biases=False, n_rounds=100, client_fraction=1.0,
+    learning_rate_decay=0.9, reg=0.001, init_range=0.005, user_steps=1, hybrid_steps=10,
+    virtual_items="redrawn"``. Its stochastic variant, in which the server steps
+    after each client and the next one receives the result, is a cohort of one: with n clients,
+    ``client_fraction=1 / n, n_rounds=100 * n, federation=Federation(sampling="rotating")``.
+    The server then sees each upload on its own, whatever is encrypted. Cohorts of a few percent
+    lie in between.
+
+    *What is sent.* With biases once, up: the client's sum and number of ratings; once, down: the
+    rating scale and the level. Each round, down: all item vectors, so that requests tell
+    nothing. Up: for each of its rated and virtual items the number, the gradient, the number
+    again and the weight, by which the server divides; with ``upload="all"`` the same of all items,
+    without numbers. At the end, down: the item vectors.
+
+    *What it reveals.* Alone, a plaintext upload gives it all away. The gradients of one user are
+    multiples of (1, p_u): the first upload yields p_u, the errors, and so each rating up to what
+    all have in common; and the virtual ones stand out, because they are all equal (see
+    :func:`fedrecsk.attacks.measure_leak`). A server that looks at item numbers alone learns the
+    rated items by intersecting rounds if virtual items are redrawn, and nothing new if they are
+    fixed. Only sums over clients are used: with secure sums virtual items are not needed, and
+    ``n_virtual=0, upload="all"`` gives the better model.
+
+    *Unknown users and items* have score 0 without biases, which is below the scale.
+
+    References
+    ----------
+    .. [1] G. Lin, F. Liang, W. Pan and Z. Ming, "FedRec: Federated Recommendation with Explicit
+       Feedback", IEEE Intelligent Systems 36(5), 2021.
+
+    Examples
+    --------
+    >>> from fedrecsk import FedRec
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=600, random_state=0)
+    >>> model = FedRec(n_virtual=1, n_rounds=20, client_fraction=1.0, random_state=0).fit(X, y)
+    >>> items, scores = model.recommend(X[:2, 0], n_recommendations=3)
+    >>> items.shape
+    (2, 3)
+    >>> n_sent = sum(min(2 * int(sum(X[:, 0] == user)), 40) for user in model.user_ids_)
+    >>> model.communication_.bytes_up == 60 * 4 * 2 + 20 * n_sent * (4 + 4 * 21 + 4 + 4)
+    True
+    """
+
+    n_factors: int = 20
+    _: KW_ONLY
+    n_rounds: int = 600
+    n_virtual: int = 3
+    filling: Literal["hybrid", "average"] = "hybrid"
+    virtual_items: Literal["fixed", "redrawn"] = "fixed"
+    hybrid_start: int = 10
+    hybrid_steps: int = 5
+    user_steps: int = 5
+    learning_rate: float = 0.8
+    learning_rate_decay: float = 0.95
+    reg: float | Literal["auto"] = "auto"
+    biases: bool = True
+    upload: Literal["chosen", "all"] = "chosen"
+    rating_scale: tuple[float, float] | None = None
+    init_range: float = 0.05
+    client_fraction: float = 0.05
+
+    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "n_virtual": [Interval(Integral, 0, None, closed="left")],
+        "filling": [StrOptions({"hybrid", "average"})],
+        "virtual_items": [StrOptions({"fixed", "redrawn"})],
+        "hybrid_start": [Interval(Integral, 0, None, closed="left")],
+        "hybrid_steps": [Interval(Integral, 1, None, closed="left")],
+        "user_steps": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "learning_rate_decay": [Interval(Real, 0, 1, closed="right")],
+        "reg": [Interval(Real, 0, None, closed="left"), StrOptions({"auto"})],
+        "biases": ["boolean"],
+        "upload": [StrOptions({"chosen", "all"})],
+        "rating_scale": [tuple, list, None],
+        "init_range": [Interval(Real, 0, None, closed="neither")],
+    }
+
+    _single_uploads = True
+    _inversion = staticmethod(invert)
+    _dtype = np.float32
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _init_server(self, catalogue, key):
+        shape = (catalogue.n_items, self._width)
+        vectors = self.init_range * key.generator("item vectors").uniform(-1, 1, shape)
+        if self.biases:
+            vectors[:, 0] = 0
+        return {
+            "item_vectors": vectors.astype(self._dtype),
+            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
+            "level": 0.0,
+        }
+
+    @property
+    def _n_setups(self):
+        return int(self.biases)
+
+    def _setup_forms(self, n_items, step):
+        return {"ratings": Form((2,), learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        return Uploads(ratings=np.array([block.weights @ block.values, block.weights.sum()]))
+
+    def _setup_aggregate(self, server, upload, step, key):
+        total, weight = upload["ratings"].sum
+        return server | {"level": float(_rescaled(total / weight, *server["rating_scale"]))}
+
+    def _announce(self, server):
+        return Message(scale=Dense(np.array([*server["rating_scale"], server["level"]])))
+
+    # ---------------------------------------------------------------------- each round
+
+    def _model(self, server):
+        return Message(item_vectors=Dense(server["item_vectors"]))
+
+    def _init_clients(self, block, message, key):
+        columns = block.users[:, None] * self._width + np.arange(self._width)
+        draws = key.private.at(-1).uniform("user vectors", columns)
+        users = self.init_range * (2 * draws - 1)
+        if self.biases:
+            users[:, 0] = 0
+        low, high, level = message["scale"].values
+        return {
+            "users": users.astype(self._dtype),
+            "ratings": self._ratings(block, low, high),
+            "level": float(level),
+            "unit": ((high - low) or 1) / (HIGH - LOW),
+            "trained": np.zeros(block.n_users, dtype=bool),
+        }
+
+    def _upload_forms(self, n_items):
+        rows = "all" if self.upload == "all" else "chosen"
+        return {
+            "gradients": Form((n_items, self._width), rows),
+            "weights": Form((n_items,), rows, learned=False),
+        }
+
+    def _client_update(self, block, state, message, turn, key):
+        examples = self._drawn(block, state, turn.active, key)
+        state["trained"] |= np.repeat(turn.active, np.diff(block.client_indptr))
+        out, rows = self._empty_uploads(block, examples, turn)
+        loss, mass = _kernels.fedrec.local_round(
+            block.client_indptr,
+            examples,
+            turn.active,
+            state["users"],
+            self._received(message, state["level"]),
+            self._training(key.round),
+            out,
+        )
+        return state, self._uploads(turn, out, rows), (loss * state["unit"] ** 2, mass)
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        weights, items = upload["weights"].sum, server["item_vectors"].astype(np.float64)
+        moved = weights > RESOLUTION * weights.max()
+        mean = upload["gradients"].sum[moved] / weights[moved, None]
+        items[moved] -= self._rate(key.round) * mean
+        return server | {"item_vectors": items.astype(self._dtype)}
+
+    # ------------------------------------------------------------------------- the end
+
+    def _personalize(self, block, state, message, key):
+        if state is None:
+            state = self._init_clients(block, message, key)
+        users = state["users"].copy()
+        whom = ~(state["trained"] & np.isfinite(users).all(axis=1))
+        _kernels.fedrec.solve_users(
+            state["ratings"],
+            whom,
+            self._received(message, state["level"]),
+            self._reg,
+            users,
+        )
+        return {"users": users}
+
+    def _server_attributes(self, message):
+        items, first = message["item_vectors"].values, int(self.biases)
+        low, high, level = (float(number) for number in message["scale"].values)
+        attributes = {
+            "item_factors_": items[:, first:],
+            "global_bias_": level,
+            "rating_scale_": (low, high),
+        }
+        return attributes | ({"item_bias_": items[:, 0]} if self.biases else {})
+
+    def _user_attributes(self, block, state):
+        users, first = state["users"], int(self.biases)
+        attributes = {"user_factors_": users[:, first:]}
+        return attributes | ({"user_bias_": users[:, 0]} if self.biases else {})
+
+    def _private_vectors(self, state):
+        return state["users"][:, int(self.biases) :]
+
+    # ------------------------------------------------------------------- on the clients
+
+    @property
+    def _width(self):
+        return self.n_factors + int(self.biases)
+
+    @property
+    def _reg(self):
+        return 0.1 / (1 + self.n_virtual) if self.reg == "auto" else float(self.reg)
+
+    def _passes(self, round):
+        """How often every client has taken part before this round, on average."""
+        return int(round * self.client_fraction + 1e-9)
+
+    def _rate(self, round):
+        """The learning rate (gamma)."""
+        return self.learning_rate * self.learning_rate_decay ** self._passes(round)
+
+    def _training(self, round):
+        is_hybrid = self.filling == "hybrid" and self._passes(round) >= self.hybrid_start
+        steps = self.hybrid_steps if is_hybrid and self.n_virtual > 0 else 0
+        return _kernels.fedrec.Training(self._rate(round), self._reg, steps, int(self.user_steps))
+
+    def _received(self, message, level):
+        items = message["item_vectors"].values.astype(self._dtype, copy=False)
+        met = items[:, int(self.biases) :]
+        squares = np.einsum("if,if->i", met, met) + self._dtype(self.biases)
+        return _kernels.fedrec.Model(items, squares, level, bool(self.biases))
+
+    def _ratings(self, block, low, high):
+        values = _rescaled(block.values, low, high).astype(self._dtype)
+        weights = block.weights.astype(self._dtype)
+        return _kernels.fedrec.Ratings(block.indptr, block.items, values, weights)
+
+    def _drawn(self, block, state, active, key):
+        """The users' examples: drawn once, or anew for those who take part."""
+        fixed = self.virtual_items == "fixed"
+        if "examples" in state:
+            return state["examples"]
+        examples = self._room(block)
+        users = np.repeat(active | fixed, np.diff(block.client_indptr))
+        key = key.private.at(-1) if fixed else key.private
+        seeds = key.hashed("virtual items", block.users)
+        _kernels.fedrec.list_examples(state["ratings"], block.n_items, users, seeds, examples)
+        if fixed:
+            state["examples"] = examples
+        return examples
+
+    def _room(self, block):
+        """Examples to be written: all of the ratings, and so many virtual ones."""
+        n_rated = np.diff(block.indptr)
+        n_virtual = np.minimum(self.n_virtual * n_rated, block.n_items - n_rated)
+        indptr = np.concatenate([[0], np.cumsum(n_rated + n_virtual)])
+        n = indptr[-1]
+        return _kernels.fedrec.Examples(
+            indptr,
+            np.zeros(n, dtype=np.int32),
+            np.zeros(n, dtype=self._dtype),
+            np.ones(n, dtype=self._dtype),
+            np.zeros(n, dtype=bool),
+        )
+
+    def _empty_uploads(self, block, examples, turn):
+        """Where the kernel writes, by item or by client, and each client's own rows."""
+        row_indptr, row_items, rows = _rows(block, examples)
+        alone = block.n_users == block.n_clients
+        if turn.separate:
+            senders, slots, n_slots = turn.active, rows, len(row_items)
+        else:
+            senders, slots, n_slots = turn.active & turn.delivers, examples.items, block.n_items
+        # Only rows of one user each are no sums.
+        dtype = self._dtype if turn.separate and alone else np.float64
+        out = _kernels.fedrec.Uploads(
+            senders,
+            slots,
+            np.zeros((n_slots, self._width), dtype),
+            np.zeros(n_slots, dtype),
+            np.ones(block.n_clients, dtype=bool),
+        )
+        return out, (row_indptr, row_items)
+
+    def _uploads(self, turn, out, rows):
+        fields = {"gradients": out.gradients, "weights": out.masses}
+        if turn.separate:
+            fields = {name: Ragged(*rows, values) for name, values in fields.items()}
+        elif self.upload == "chosen":
+            n_rows = np.diff(rows[0])
+            fields = {name: Summed(values, n_rows) for name, values in fields.items()}
+        return Uploads(sound=out.sound, **fields)
+
+    # ------------------------------------------------------------------ checks, predictions
+
+    def _check_before_fit(self):
+        federation = self._setting()
+        if federation.local_dp is not None:
+            raise ValueError(
+                "FedRec has no local_dp: virtual ratings hide which items a client has rated, "
+                "without noise. Use RFRec under local differential privacy."
+            )
+        super()._check_before_fit()
+        if federation.secure_aggregation is not None and self.upload == "chosen":
+            raise ValueError(
+                "Under secure_aggregation FedRec must send whole matrices, because rows of some "
+                'items only do not add up encrypted; set upload="all".'
+            )
+        if self.rating_scale is not None:
+            check_scale(self.rating_scale)
+
+    def _check_setting(self, federation, data, blocks):
+        if self.rating_scale is not None:
+            check_ratings(data.values, self.rating_scale)
+
+    def _new_user_attributes(self, data):
+        check_ratings(data.values, self.rating_scale_)
+        return super()._new_user_attributes(data)
+
+    def _response(self, scores):
+        low, high = self.rating_scale_
+        share = np.clip((scores - LOW) / (HIGH - LOW), 0, 1)
+        return low + (high - low) * share
+
+
+def _rescaled(values, low, high):
+    """Ratings on the scale to compute with."""
+    return LOW + (HIGH - LOW) * (values - low) / ((high - low) or 1)
+
+
+def _rows(block, examples):
+    """Each client's distinct items, ascending, and which of these rows each example is in."""
+    indptr = examples.indptr[block.client_indptr]
+    if block.n_users == block.n_clients:
+        return indptr, examples.items, np.arange(len(examples.items), dtype=np.int32)
+    clients = np.repeat(np.arange(block.n_clients), np.diff(indptr))
+    held, rows = np.unique(clients * block.n_items + examples.items, return_inverse=True)
+    row_indptr = np.searchsorted(held, np.arange(block.n_clients + 1) * block.n_items)
+    return row_indptr, (held % block.n_items).astype(np.int32), rows.astype(np.int32)

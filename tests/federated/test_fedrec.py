@@ -1,0 +1,262 @@
+import numpy as np
+import pytest
+
+from fedrecsk import BiasOnly, Federation, FedRec
+from fedrecsk.attacks import measure_leak
+from fedrecsk.interactions import encode
+from fedrecsk.privacy import CKKS, LaplaceMechanism
+from fedrecsk.simulation import blocks, participation
+from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy, rmse, split
+from tests.reference import fedrec as reference
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    monkeypatch.setattr(FedRec, "_dtype", np.float64)
+
+
+def chances(key, user, n):
+    """The draws of one user: a splitmix64 stream from its seed on."""
+    seed, mask = int(key.hashed("virtual items", user)), 2**64 - 1
+    for k in range(1, n + 1):
+        x = (seed + k * 0x9E3779B97F4A7C15) & mask
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        yield ((x ^ (x >> 31)) >> 11) * 2.0**-53
+
+
+def reference_fit(model, X, y, clients=None, sample_weight=None):
+    """Run the naive reference in the setting of `model`; returns its clients and items."""
+    data = encode(X, y, clients=clients, sample_weight=sample_weight)
+    low, high = model.rating_scale or (y.min(), y.max())
+    ratings = np.full((data.n_users, data.n_items), np.nan)
+    weights = np.zeros(ratings.shape)
+    ratings[data.users, data.items] = 1 + 4 * (data.values - low) / (high - low)
+    weights[data.users, data.items] = data.weights
+    key = Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
+    level = np.nansum(weights * np.nan_to_num(ratings)) / weights.sum() * model.biases
+
+    width = model.n_factors + model.biases
+    items = key.generator("item vectors").uniform(-1, 1, (data.n_items, width))
+    users = 2 * key.uniform("user vectors", np.arange(data.n_users * width)) - 1
+    items, users = model.init_range * items, model.init_range * users.reshape(-1, width)
+    if model.biases:
+        items[:, 0] = users[:, 0] = 0
+
+    def virtual(t, client):
+        drawn = key.at(t if model.virtual_items == "redrawn" else -1)
+        of_users = []
+        for u in range(*data.client_indptr[client : client + 2]):
+            rated = ~np.isnan(ratings[u])
+            n_wanted = min(model.n_virtual * rated.sum(), (~rated).sum())
+            of_users.append(
+                reference.virtual_items(rated, n_wanted, chances(drawn, u, data.n_items))
+            )
+        return of_users
+
+    spans = [slice(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
+    everyone = [reference.Client(model, ratings[s], weights[s], users[s], level) for s in spans]
+    setting = model.federation or Federation()
+    turns = [
+        participation.draw(data.n_clients, model.client_fraction, setting, key.at(t))[:3]
+        for t in range(model.n_rounds)
+    ]
+    reference.fedrec(model, everyone, items, turns, virtual)
+    return everyone, items
+
+
+def assert_equals_reference(model, X, y, **fit_params):
+    model.fit(X, y, **fit_params)
+    everyone, items = reference_fit(model, X, y, **fit_params)
+    users = np.concatenate([c.users for c in everyone])
+    trained = np.concatenate([np.full(len(c.users), c.has_trained) for c in everyone])
+    first = int(model.biases)
+    assert trained.any()
+    np.testing.assert_allclose(model.item_factors_, items[:, first:], atol=1e-9)
+    np.testing.assert_allclose(model.user_factors_[trained], users[trained, first:], atol=1e-9)
+    if model.biases:
+        np.testing.assert_allclose(model.item_bias_, items[:, 0], atol=1e-9)
+        np.testing.assert_allclose(model.user_bias_[trained], users[trained, 0], atol=1e-9)
+
+
+def make(**parameters):
+    small = {"n_factors": 3, "n_rounds": 8, "n_virtual": 1, "hybrid_start": 3, "hybrid_steps": 2}
+    small |= {"random_state": 0, "init_range": 0.3, "client_fraction": 1.0}
+    return FedRec(**small | parameters)
+
+
+PAPER = {"biases": False, "learning_rate_decay": 0.9, "reg": 0.001, "user_steps": 1}
+METHODS = [
+    {},
+    PAPER | {"virtual_items": "redrawn", "learning_rate": 0.2},
+    {"filling": "average", "user_steps": 2, "learning_rate_decay": 0.5},
+    {"n_virtual": 3, "virtual_items": "redrawn", "hybrid_start": 0},
+    {"n_virtual": 0, "rating_scale": (0, 6)},
+    {"upload": "all", "virtual_items": "redrawn"},
+]
+SIZES = pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
+
+
+@SIZES
+@pytest.mark.parametrize("parameters", METHODS, ids=str)
+@pytest.mark.parametrize("n_clients", [None, 4], ids=["users", "silos"])
+def test_equals_the_naive_reference(parameters, n_clients, ratings_per_block, toy, monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+    X, y = toy
+    clients = None if n_clients is None else X[:, 0] % n_clients
+    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
+    assert_equals_reference(make(**parameters), X, y, clients=clients)
+    assert_equals_reference(make(**parameters), X, y, clients=clients, sample_weight=weight)
+
+
+SETTINGS = [
+    {"federation": Federation(dropout=0.4)},
+    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
+    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
+    {"client_fraction": 0.3, "n_rounds": 15},
+    {"client_fraction": 0.3, "federation": Federation(sampling="rotating"), "n_rounds": 15},
+    {"client_fraction": 1 / 12, "federation": Federation(sampling="rotating"), "n_rounds": 60},
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("virtual_items", ["fixed", "redrawn"])
+def test_equals_the_naive_reference_in_any_setting(setting, virtual_items, toy):
+    X, y = toy
+    assert_equals_reference(make(virtual_items=virtual_items, **setting), X, y)
+
+
+def uploads_of(model, X, y, n_rounds):
+    """Rows that each client sends, round by round."""
+    data = model._prepared(X, y)
+    rounds = []
+    for _, _, seen in model._watch(data, n_rounds):
+        rounds.append({})
+        for batch in seen.batches:
+            for place, client in enumerate(batch.clients):
+                rounds[-1][client] = batch.upload(place)["gradients"].rows
+    return data, rounds
+
+
+@pytest.mark.parametrize("virtual_items", ["fixed", "redrawn"])
+def test_virtual_items_are_unrated_and_as_many_as_asked_for(virtual_items):
+    model = make(virtual_items=virtual_items)
+    data, (one, other) = uploads_of(model, *make_toy(20, 40, density=0.3), 2)
+    changed = False
+    for u in range(data.n_users):
+        rated = data.items[data.indptr[u] : data.indptr[u + 1]]
+        for sent in (one[u], other[u]):
+            assert np.isin(rated, sent).all() and len(np.unique(sent)) == len(sent)
+            assert len(sent) == min(2 * len(rated), data.n_items)
+        changed |= not np.array_equal(one[u], other[u])
+    assert changed == (virtual_items == "redrawn")
+
+
+def test_every_set_of_virtual_items_is_equally_likely():
+    X = [[u, 0] for u in range(3000)] + [[-1, i] for i in range(5)]
+    model = make(n_virtual=2)
+    data, (sent,) = uploads_of(model, X, np.arange(3005) % 5, 1)
+    pairs, counts = np.unique(
+        [sent[c] for c in sent if len(sent[c]) == 3], axis=0, return_counts=True
+    )
+    assert len(pairs) == 6 and data.n_items == 5
+    assert counts == pytest.approx(500, abs=4 * np.sqrt(500))
+
+
+def test_weights_do_not_tell_which_items_are_virtual(toy):
+    X, y = toy
+    model = make(n_virtual=1)
+    data = model._prepared(X, y, sample_weight=np.full(len(y), 2.5))
+    for _, _, seen in model._watch(data, 1):
+        for batch in seen.batches:
+            assert (batch.counts["weights"].values == 2.5).all()
+
+
+def test_intersecting_rounds_finds_redrawn_virtual_items_out():
+    fedrec = pytest.importorskip("benchmarks.fedrec", reason="run pytest from the repository")
+    X, y = make_toy(40, 200, density=0.05)
+    redrawn = make(n_virtual=3, virtual_items="redrawn")
+    shares = fedrec.rated_among_repeated(redrawn, X, y, (1, 3, 10))
+    assert shares[0] == pytest.approx(0.25, abs=0.01)
+    assert shares[1] > 0.7 and shares[2] > 0.99
+    fixed = redrawn.set_params(virtual_items="fixed")
+    assert fedrec.rated_among_repeated(fixed, X, y, (1, 3, 10)) == [shares[0]] * 3
+
+
+@pytest.mark.parametrize("hybrid_start", [0, 10], ids=["hybrid", "average"])
+@pytest.mark.parametrize("virtual_items", ["fixed", "redrawn"])
+def test_values_of_one_plaintext_upload_find_them_out(hybrid_start, virtual_items):
+    X, y = make_toy(30, 200, density=0.1)
+    model = make(n_virtual=3, hybrid_start=hybrid_start, virtual_items=virtual_items)
+    report = measure_leak(model, X, y)
+    assert report.interactions > 0.95 and report.directions == 1
+    assert report.values > 3 * report.chance["values"]
+
+
+def test_what_does_not_add_up_encrypted_is_refused(toy):
+    pytest.importorskip("tenseal", reason="needs the extra [privacy]")
+    federation = Federation(secure_aggregation=CKKS())
+    with pytest.raises(ValueError, match='FedRec must send whole matrices.*upload="all"'):
+        make(federation=federation).fit(*toy)
+    model = make(upload="all", n_virtual=0, n_rounds=3)
+    plain = model.fit(*toy).item_factors_
+    encrypted = model.set_params(federation=federation).fit(*toy).item_factors_
+    np.testing.assert_allclose(encrypted, plain, atol=1e-4)
+
+
+def test_local_noise_is_refused(toy):
+    federation = Federation(local_dp=LaplaceMechanism(0.2, 0.1))
+    with pytest.raises(ValueError, match="FedRec has no local_dp.*Use RFRec"):
+        make(federation=federation, rating_scale=(1, 5), items=np.unique(toy[0][:, 1])).fit(*toy)
+
+
+def test_bad_ratings_are_named(toy):
+    X, y = toy
+    with pytest.raises(ValueError, match=r"the rating 5, outside rating_scale=\(1, 4\)"):
+        make(rating_scale=(1, 4)).fit(X, y)
+    with pytest.raises(ValueError, match="rating_scale must be"):
+        make(rating_scale=(4, 1)).fit(X, y)
+
+
+def test_whole_matrices_give_the_same_model():
+    X, y = make_toy(20, 40, density=0.2)
+    one, other = (make(upload=upload).fit(X, y) for upload in ("chosen", "all"))
+    np.testing.assert_array_equal(one.item_factors_, other.item_factors_)
+    assert one.communication_.bytes_up < other.communication_.bytes_up
+
+
+def test_the_scale_of_ratings_does_not_matter(toy):
+    X, y = toy
+    one, other = make().fit(X, y), make().fit(X, 20 * y - 7)
+    np.testing.assert_allclose(other.predict(X), 20 * one.predict(X) - 7, atol=1e-9)
+    assert other.loss_curve_ == pytest.approx(400 * np.array(one.loss_curve_))
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_newcomers_get_the_vector_of_least_loss(biases, toy):
+    X, y = toy
+    model = make(biases=biases, reg=0.1, learning_rate=0.2).fit(X, y)
+    rows = X[:5].copy()
+    rows[:, 0] = -1
+    rows[:, 1] = model.item_ids_[:5]
+    model.fold_in(rows, y[:5])
+    low, high = model.rating_scale_
+    rest = 1 + 4 * (y[:5] - low) / (high - low)
+    design = model.item_factors_[:5]
+    if biases:
+        rest = rest - model.global_bias_ - model.item_bias_[:5]
+        design = np.column_stack([np.ones(5), design])
+    gram = design.T @ design / 5 + 0.1 * np.eye(design.shape[1])
+    expected = np.linalg.solve(gram, design.T @ rest / 5)
+    found = model.user_factors_[-1]
+    found = np.r_[model.user_bias_[-1], found] if biases else found
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_it_beats_biases_on_movielens(ml100k, monkeypatch):
+    monkeypatch.setattr(FedRec, "_dtype", np.float32)
+    X_train, y_train, X_test, y_test = split(*ml100k, seed=5)
+    biases = rmse(BiasOnly().fit(X_train, y_train), X_test, y_test)
+    model = FedRec(random_state=0).fit(X_train, y_train)
+    assert rmse(model, X_test, y_test) < min(0.945, biases)
