@@ -151,7 +151,7 @@ def uploads(options):
     settings = {
         "own rows": {},
         "own rows, int8": {"federation": Federation(compression=INT8_UP)},
-        "all rows": {"download": "all"},
+        "all rows": {"upload": "all"},
     }
     for name in options.data:
         for label, changed in settings.items():

@@ -104,9 +104,8 @@ def whole_matrices(model):
     """Secure sums need every client to send the same rows."""
     if model.federation.secure_aggregation is None:
         return
-    for name in ("download", "upload"):
-        if name in model.get_params():
-            model.set_params(**{name: "all"})
+    if "upload" in model.get_params():
+        model.set_params(upload="all")
 
 
 if __name__ == "__main__":

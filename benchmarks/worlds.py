@@ -101,8 +101,8 @@ def prepared(name, federation, items):
     model = clone(METHODS[name]).set_params(federation=federation, random_state=0)
     known = model.get_params(deep=False)
     if federation.secure_aggregation is not None:
-        for parameter in {"download", "upload"} & known.keys():
-            model.set_params(**{parameter: "all"})
+        if "upload" in known:
+            model.set_params(upload="all")
     if federation.local_dp is not None:
         model.set_params(items=items)
         if "rating_scale" in known:

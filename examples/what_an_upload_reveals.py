@@ -15,7 +15,7 @@ noise = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.4))
 sums = Federation(secure_aggregation=CKKS())
 for name, model in {
     "LocALS, plaintext": LocALS(8, reg_user=1.0),
-    "LocALS, encrypted sums": LocALS(8, reg_user=1.0, download="all", federation=sums),
+    "LocALS, encrypted sums": LocALS(8, reg_user=1.0, upload="all", federation=sums),
     "LightFR, plaintext": LightFR(),
     "CoLR, plaintext": CoLR(16, n_factors=16),
     "RFRec, plaintext": RFRec(8, rating_scale=(1, 5)),

@@ -26,19 +26,19 @@ class FederatedWMF(ImplicitMF):
     _: KW_ONLY
     aggregation: Literal["full", "all", "holders"] = "full"
     preconditioner: bool | Literal["auto"] = "auto"
-    download: Literal["own", "all"] = "own"
+    upload: Literal["own", "all"] = "own"
 
     _parameter_constraints: ClassVar[dict] = ImplicitMF._parameter_constraints | {
         "aggregation": [StrOptions({"full", "all", "holders"})],
         "preconditioner": ["boolean", StrOptions({"auto"})],
-        "download": [StrOptions({"own", "all"})],
+        "upload": [StrOptions({"own", "all"})],
     }
 
     _inversion = staticmethod(invert)
 
     @property
     def _sends_all(self):
-        return self.download == "all"
+        return self.upload == "all"
 
     # --------------------------------------------------------------- before the rounds
 
@@ -126,10 +126,10 @@ class FederatedWMF(ImplicitMF):
                 "differential privacy."
             )
         super()._check_before_fit()
-        if self._setting().secure_aggregation is not None and self.download == "own":
+        if self._setting().secure_aggregation is not None and self.upload == "own":
             raise ValueError(
                 f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
-                'rows of some items only do not add up encrypted; set download="all".'
+                'rows of some items only do not add up encrypted; set upload="all".'
             )
         if self.preconditioner is True and self.aggregation != "full":
             raise ValueError(

@@ -109,7 +109,7 @@ class FedEB(RatingMixin, FederatedRecommender):
         in each round.
     init_std : float, default=0.1
         Standard deviation of the initial item vectors.
-    download : {"own", "all"}, default="own"
+    upload : {"own", "all"}, default="own"
         "own": a client tells the server once which items it holds, and receives and sends their
         rows alone. "all": rows of all items cross, as secure sums need it.
     rating_scale : tuple (low, high) or None, default=None
@@ -144,7 +144,7 @@ class FedEB(RatingMixin, FederatedRecommender):
     ------
     ValueError
         By fit: if ratings lie outside `rating_scale`; under local differential privacy, which
-        it has no form of; under secure sums with ``download="own"``.
+        it has no form of; under secure sums with ``upload="own"``.
 
     Notes
     -----
@@ -222,7 +222,7 @@ class FedEB(RatingMixin, FederatedRecommender):
     posterior: Literal["variational", "map"] = "variational"
     learning_rate: float | Literal["auto"] = "auto"
     init_std: float = 0.1
-    download: Literal["own", "all"] = "own"
+    upload: Literal["own", "all"] = "own"
     rating_scale: tuple[float, float] | None = None
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
@@ -234,7 +234,7 @@ class FedEB(RatingMixin, FederatedRecommender):
         "posterior": [StrOptions({"variational", "map"})],
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "init_std": [Interval(Real, 0, None, closed="neither")],
-        "download": [StrOptions({"own", "all"})],
+        "upload": [StrOptions({"own", "all"})],
         "rating_scale": [tuple, list, None],
     }
 
@@ -273,7 +273,7 @@ class FedEB(RatingMixin, FederatedRecommender):
         }
 
     def _setup_forms(self, n_items, step):
-        rows = "all" if self.download == "all" else "held"
+        rows = "all" if self.upload == "all" else "held"
         forms = {
             "ratings": Form((2,), learned=False),
             "counts": Form((n_items, 3), rows, learned=False),
@@ -281,7 +281,7 @@ class FedEB(RatingMixin, FederatedRecommender):
         if self.sketch_size:
             n_columns = min(self.sketch_size, n_items)
             forms["sketch"] = Form((n_items, n_columns), rows, learned=False)
-        if self.download == "own":
+        if self.upload == "own":
             # An int32 for each held item: its number.
             forms["held_items"] = Form((n_items,), "held", dtype="int32", learned=False)
         return forms
@@ -320,7 +320,7 @@ class FedEB(RatingMixin, FederatedRecommender):
     # ---------------------------------------------------------------------- each round
 
     def _model(self, server):
-        field = Dense if self.download == "all" else Rows
+        field = Dense if self.upload == "all" else Rows
         fields = {"items": field(server["items"])}
         if self.implicit:
             fields["implicit"] = field(server["implicit"])
@@ -340,7 +340,7 @@ class FedEB(RatingMixin, FederatedRecommender):
         }
 
     def _upload_forms(self, n_items):
-        rows = "all" if self.download == "all" else "held"
+        rows = "all" if self.upload == "all" else "held"
         forms = {"items": Form((n_items, self.n_factors + 1), rows)}
         if self.implicit:
             forms["implicit"] = Form((n_items, self.n_factors), rows)
@@ -568,10 +568,10 @@ class FedEB(RatingMixin, FederatedRecommender):
         super()._check_before_fit()
         if self.rating_scale is not None:
             check_scale(self.rating_scale)
-        if self._setting().secure_aggregation is not None and self.download == "own":
+        if self._setting().secure_aggregation is not None and self.upload == "own":
             raise ValueError(
                 f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
-                'rows of some items only do not add up encrypted; set download="all".'
+                'rows of some items only do not add up encrypted; set upload="all".'
             )
 
     def _check_setting(self, federation, data, blocks):

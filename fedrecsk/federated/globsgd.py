@@ -52,7 +52,7 @@ class GlobSGD(FederatedWMF):
         Whether the server multiplies the gradient by
         ``(mean P_c' P_c + reg_item / n_clients I)^-1``. It makes the comparison with LocALS
         fair. "auto": with "full", which it needs.
-    download : {"own", "all"}, default="own"
+    upload : {"own", "all"}, default="own"
         As in :class:`LocALS`.
     init_std : float, default=0.03
         Standard deviation of the initial item vectors.

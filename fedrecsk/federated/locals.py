@@ -71,7 +71,7 @@ class LocALS(ClientItemsWMF):
         twice the share of the clients whose uploads were accepted in the round, at most 1, over
         ``1 + alpha h_i t / 2``, where h_i is the share of the clients that hold item i and t
         the mean of the diagonal of mean A_c: an item that many hold overshoots otherwise.
-    download : {"own", "all"}, default="own"
+    upload : {"own", "all"}, default="own"
         Whether clients receive and send the rows of their own items only, or of all items. See
         Notes for what each reveals.
     init_std : float, default=0.03
@@ -112,14 +112,14 @@ class LocALS(ClientItemsWMF):
           6  server sends all items                             _final_model
           7  clients solve for their users once more            _personalize: kernel fit_users
 
-    *What is sent.* Once: up, which items the client holds, with ``download="own"`` as their
+    *What is sent.* Once: up, which items the client holds, with ``upload="own"`` as their
     numbers and with "all" as a vector of 0 and 1 over all items, so that a secure sum gives the
     number of holders only; down, reg_item / n_clients. Each round, down: q_i of the client's own
     items and the d x d matrix ``sum q_i q_i'`` over all items. Up: for each own item
     ``q_ci - A_c q_i`` (or ``q_ci - q_i`` where aggregation is not "full"); with "full" the d x d
     matrix A_c; with "holders" a count of 1 for each item, so that counts can be summed under
     encryption. At the end, down: q_i of all items, which a client needs to recommend. With
-    ``download="all"`` the rows of all items are sent in both directions, zero where the client
+    ``upload="all"`` the rows of all items are sent in both directions, zero where the client
     holds nothing: n_items / (own items) times the bytes.
 
     *What it reveals.* "own" tells the server which items each client holds. "all" hides it

@@ -53,7 +53,7 @@ class LocSGD(ClientItemsWMF):
         As in :class:`LocALS`.
     server_learning_rate : float or "auto", default="auto"
         As in :class:`LocALS`.
-    download : {"own", "all"}, default="own"
+    upload : {"own", "all"}, default="own"
         As in :class:`LocALS`.
     init_std : float, default=0.03
         Standard deviation of the initial item vectors.

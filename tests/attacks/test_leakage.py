@@ -60,7 +60,7 @@ def test_a_secure_sum_gives_nobody_away(Estimator):
     pytest.importorskip("tenseal", reason="needs fedrecsk[privacy]")
     X, _ = make_toy(n_users=30, n_items=20, density=0.3)
     federation = Federation(secure_aggregation=CKKS())
-    model = Estimator(4, reg_user=1.0, download="all", random_state=0, federation=federation)
+    model = Estimator(4, reg_user=1.0, upload="all", random_state=0, federation=federation)
     report = measure_leak(model, X)
     assert report.vectors == 0.0
     assert report.interactions == pytest.approx(len(X) / (30 * 20), abs=0.05)

@@ -92,7 +92,7 @@ OPTIONS = [
     {"posterior": "map"},
     {"posterior": "map", "implicit": False, "user_noise": False},
     {"learning_rate": 0.2},
-    {"download": "all"},
+    {"upload": "all"},
     {"rating_scale": (0, 10)},
 ]
 
@@ -286,7 +286,7 @@ def test_return_std_of_a_model_that_has_none(toy):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"implicit": False}, {"user_noise": False}, {"posterior": "map"}, {"download": "all"}],
+    [{}, {"implicit": False}, {"user_noise": False}, {"posterior": "map"}, {"upload": "all"}],
     ids=str,
 )
 def test_a_plaintext_upload_gives_everything_away(options):
@@ -298,7 +298,7 @@ def test_a_plaintext_upload_gives_everything_away(options):
 
 def test_secure_sums_do_not(toy):
     federation = Federation(secure_aggregation=CKKS())
-    model = make(download="all", federation=federation)
+    model = make(upload="all", federation=federation)
     report = measure_leak(model, *toy)
     assert report.vectors == 0
     assert report.values <= report.chance["values"]
@@ -327,7 +327,7 @@ def test_bytes(toy):
     own = make(n_rounds=2).fit(X, y).communication_
     setup = n_clients * 4 * 2 + n * 4 * (3 + 9 + 1)
     assert own.bytes_up == setup + 2 * (n * 4 * 7 + n_clients * 4 * 4)
-    whole = make(n_rounds=2, download="all").fit(X, y).communication_
+    whole = make(n_rounds=2, upload="all").fit(X, y).communication_
     setup = n_clients * 4 * (2 + m * (3 + 9))
     assert whole.bytes_up == setup + 2 * n_clients * 4 * (m * 7 + 4)
 
@@ -335,7 +335,7 @@ def test_bytes(toy):
 def test_averages_are_counted_where_clients_measure_them(toy):
     X, y = toy
     plain, stopping = (
-        make(early_stopping=stops, n_rounds=3, n_iter_no_change=9, download="all").fit(X, y)
+        make(early_stopping=stops, n_rounds=3, n_iter_no_change=9, upload="all").fit(X, y)
         for stops in (False, True)
     )
     down = [model.communication_.entries[3]["bytes_down"] for model in (plain, stopping)]

@@ -165,8 +165,8 @@ def test_a_given_rate_is_used(Estimator, parameters, toy):
 
 
 @every_combination
-def test_what_is_downloaded_does_not_change_the_model(Estimator, parameters, toy):
-    own, whole = (make(Estimator, download=d, **parameters).fit(toy[0]) for d in ("own", "all"))
+def test_what_is_sent_does_not_change_the_model(Estimator, parameters, toy):
+    own, whole = (make(Estimator, upload=d, **parameters).fit(toy[0]) for d in ("own", "all"))
     np.testing.assert_allclose(own.item_factors_, whole.item_factors_, atol=1e-12)
 
 
@@ -231,7 +231,7 @@ def test_the_ledger_counts_the_whole_matrix(Estimator, toy):
     X, _ = toy
     n, n_items, d = 12, 9, 3
     for aggregation, extra in {"full": 4 * d * d, "all": 0, "holders": n_items}.items():
-        model = make(Estimator, aggregation=aggregation, download="all")
+        model = make(Estimator, aggregation=aggregation, upload="all")
         _, setup, *rounds, final = ledger_of(model, X).entries
         assert setup["bytes_up"] == n * n_items
         assert {e["bytes_down"] for e in rounds} == {4 * n * n_items * d}
@@ -296,12 +296,12 @@ WITHOUT_CENTER = [(LocALS, "all"), (LocALS, "holders"), (LocSGD, "holders"), (Gl
 
 
 @pytest.mark.parametrize(("Estimator", "aggregation"), WITHOUT_CENTER)
-@pytest.mark.parametrize("download", ["own", "all"])
+@pytest.mark.parametrize("upload", ["own", "all"])
 def test_single_uploads_are_treated_like_sums_of_one_client(
-    Estimator, aggregation, download, toy, monkeypatch
+    Estimator, aggregation, upload, toy, monkeypatch
 ):
     federation = Federation(adversary=SignFlip(0.3, scale=2.0), aggregator=NormClipping())
-    model = make(Estimator, aggregation=aggregation, download=download, federation=federation)
+    model = make(Estimator, aggregation=aggregation, upload=upload, federation=federation)
     ragged = clone(model).fit(toy[0])
     monkeypatch.setattr(Estimator, "_single_uploads", False)
     one_by_one = clone(model).fit(toy[0])
@@ -462,7 +462,7 @@ def test_items_without_any_penalty_are_refused(toy):
 @every_method
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("alpha", -1), ("reg_user", 0), ("reg_item", -1), ("aggregation", "mean"), ("download", 1)],
+    [("alpha", -1), ("reg_user", 0), ("reg_item", -1), ("aggregation", "mean"), ("upload", 1)],
 )
 def test_bad_parameters_are_named(Estimator, toy, name, value):
     with pytest.raises(ValueError, match=f"'{name}' parameter of {Estimator.__name__}"):

@@ -28,7 +28,7 @@ def make(Estimator, federation, **parameters):
     if issubclass(Estimator, RFRec):
         defaults = {"n_factors": 3, "n_rounds": 4}
     else:
-        defaults = {"n_factors": 3, "n_rounds": 4, "download": "all", "reg_user": 1.0}
+        defaults = {"n_factors": 3, "n_rounds": 4, "upload": "all", "reg_user": 1.0}
     return Estimator(**defaults | parameters, random_state=0, federation=federation)
 
 
@@ -220,11 +220,11 @@ def test_forged_integers_are_integers_and_are_not_compressed():
 
 
 @pytest.mark.parametrize("Estimator", [LocALS, LocSGD, GlobSGD])
-@pytest.mark.parametrize("download", ["own", "all"])
-def test_small_matrices_that_must_fit_the_items_are_not_compressed(Estimator, download):
+@pytest.mark.parametrize("upload", ["own", "all"])
+def test_small_matrices_that_must_fit_the_items_are_not_compressed(Estimator, upload):
     X, _ = make_toy(n_users=60, n_items=30, density=0.3)
     setting = Federation(compression=TopK(0.1))
-    model = Estimator(8, reg_user=1.0, download=download, random_state=0, federation=setting).fit(X)
+    model = Estimator(8, reg_user=1.0, upload=upload, random_state=0, federation=setting).fit(X)
     assert np.isfinite(model.predict(X)).all()
 
 

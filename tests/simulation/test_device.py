@@ -220,7 +220,7 @@ def test_a_device_that_has_diverged_says_so():
 )
 def test_what_devices_do_not_do_is_refused_on_both_sides(name, part):
     X, _ = make_toy()
-    method = make(LocALS, federation=Federation(**{name: part}), download="all")
+    method = make(LocALS, federation=Federation(**{name: part}), upload="all")
     for build in (Server.of, lambda method: Device(method, X, client_id=1)):
         with pytest.raises(ValueError, match=rf"set federation\.{name}=None, or call fit"):
             build(method)

@@ -22,7 +22,7 @@ def make(Estimator, federation, **parameters):
     if issubclass(Estimator, RFRec):
         defaults = {"n_factors": 3, "n_rounds": 4}
     else:
-        defaults = {"n_factors": 3, "n_rounds": 4, "download": "all", "reg_user": 1.0}
+        defaults = {"n_factors": 3, "n_rounds": 4, "upload": "all", "reg_user": 1.0}
     return Estimator(**defaults | parameters, random_state=0, federation=federation)
 
 
@@ -148,7 +148,7 @@ def test_what_secure_sums_make_meaningless_is_refused(setting, message):
 def test_rows_of_own_items_are_refused_under_encryption(Estimator):
     schemes()
     X, _ = make_toy()
-    with pytest.raises(ValueError, match='do not add up encrypted; set download="all"'):
+    with pytest.raises(ValueError, match='do not add up encrypted; set upload="all"'):
         Estimator(federation=Federation(secure_aggregation=CKKS())).fit(X)
 
 
