@@ -1,4 +1,4 @@
-"""The one loop that simulates all methods: a Server, and Clients in joblib threads."""
+"""The one loop that simulates all methods: a Server, and Clients in threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from joblib import Parallel, delayed
+from joblib import delayed
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
@@ -21,6 +21,7 @@ from fedrecsk.simulation.keys import Key, Keys
 from fedrecsk.simulation.participation import Participation
 from fedrecsk.simulation.server import Server
 from fedrecsk.simulation.stopping import hold_out
+from fedrecsk.simulation.threads import Threads
 
 
 def fit(estimator, data, report):
@@ -30,7 +31,7 @@ def fit(estimator, data, report):
     estimator._run = None
     with (
         _get_threadpool_controller().limit(limits=1, user_api="blas"),
-        Parallel(estimator.n_jobs, require="sharedmem", return_as="generator") as parallel,
+        Threads(estimator.n_jobs) as parallel,
     ):
         run.settle(estimator)
         loop = Loop(run, parallel)
@@ -133,7 +134,7 @@ class Loop:
     Parameters
     ----------
     run : Run
-    parallel : joblib.Parallel
+    parallel : Threads
     """
 
     def __init__(self, run, parallel):
@@ -280,7 +281,7 @@ def watch(estimator, data, n_rounds):
     run = Run.new(estimator, data, is_watched=not secure)
     with (
         _get_threadpool_controller().limit(limits=1, user_api="blas"),
-        Parallel(None, require="sharedmem", return_as="generator") as parallel,
+        Threads(None) as parallel,
     ):
         loop = Loop(run, parallel)
         loop.set_up()

@@ -134,7 +134,7 @@ class FedEB(RatingMixin, FederatedRecommender):
         Standard deviation of a user's ratings, alpha_u^-1/2, in ratings; private to the client.
     item_variance_ : ndarray of shape (n_items, n_factors + 1), dtype float32
         Variances of (b_i, q_i), in squared ratings.
-    noise_, user_bias_std_ : float
+    noise_std_, bias_std_ : float
         Standard deviations of a rating and of users' biases, as learned of all users.
     rating_scale_ : tuple of float
         The ends of the rating scale.
@@ -421,8 +421,8 @@ class FedEB(RatingMixin, FederatedRecommender):
             "_new_item_variance": variance[-1],
             "global_bias_": mean,
             "rating_scale_": (low, high),
-            "noise_": float(unit / np.sqrt(scales[0])),
-            "user_bias_std_": float(unit / np.sqrt(scales[1])),
+            "noise_std_": float(unit / np.sqrt(scales[0])),
+            "bias_std_": float(unit / np.sqrt(scales[1])),
         }
         if self.implicit:
             attributes["implicit_factors_"] = message["average_implicit"].values
@@ -590,9 +590,9 @@ class FedEB(RatingMixin, FederatedRecommender):
         factors = np.vstack([self.item_factors_, np.zeros(self.n_factors, self._dtype)])
         item_variance = np.vstack([self.item_variance_, self._new_item_variance])
         items = np.where(items < 0, len(self.item_factors_), items)
-        noise = self.noise_**2 * (self._nu / (self._nu - 2) if self.user_noise else 1)
+        noise = self.noise_std_**2 * (self._nu / (self._nu - 2) if self.user_noise else 1)
         spread = (factors**2).sum(axis=1, dtype=float) + item_variance.sum(axis=1, dtype=float)
-        variance = noise + self.user_bias_std_**2 + spread[items]
+        variance = noise + self.bias_std_**2 + spread[items]
         known = np.flatnonzero(users >= 0)
         of_known = np.empty(len(known))
         _kernels.fedeb.variances(
