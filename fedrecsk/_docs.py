@@ -64,7 +64,8 @@ validation_fraction : float in (0, 1), default={default}
 """,
     "n_iter_no_change": """
 n_iter_no_change : int, default={default}
-    Number of rounds without improvement after which early stopping ends the fit.
+    Number of rounds without improvement after which early stopping ends the fit. With cohorts,
+    number of passes over all of them; models are then judged by the mean loss of a pass.
 """,
     "tol": """
 tol : float, default={default}

@@ -60,10 +60,11 @@ def _of_container():
     limit = CONTAINER / "memory.max"
     if not limit.exists() or limit.read_text().strip() == "max":
         return None
-    return max(0, int(limit.read_text()) - _number(CONTAINER / "memory.stat", "anon"))
+    taken = _number(CONTAINER / "memory.stat", "anon")
+    return None if taken is None else max(0, int(limit.read_text()) - taken)
 
 
 def _number(path, name):
-    """The number behind a name, of which the file has one a line."""
+    """The number behind a name, of which the file has one a line; None if it lacks this one."""
     rows = (line.split() for line in path.read_text().splitlines())
-    return next(int(row[1]) for row in rows if row[0] == name)
+    return next((int(row[1]) for row in rows if row[0] == name), None)

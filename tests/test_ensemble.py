@@ -13,6 +13,7 @@ from fedrecsk import (
     BiasedMF,
     BiasOnly,
     FedEASE,
+    FedEB,
     Federation,
     FedSpectral,
     LightFR,
@@ -22,7 +23,7 @@ from fedrecsk import (
 )
 from fedrecsk.ensemble import RankingEnsemble, RatingEnsemble, _search
 from fedrecsk.interactions import encode
-from fedrecsk.metrics import evaluate_ranking
+from fedrecsk.metrics import epsilon_scorer, evaluate_ranking
 from fedrecsk.privacy import LaplaceMechanism
 from tests import test_contract as contract
 from tests.conftest import make_toy
@@ -195,7 +196,7 @@ def test_parameters_of_parts_are_the_ensembles(toy):
         (RankingEnsemble([("a", "drop")]), ValueError, "keep at least one"),
         (ranking(weights=[1, 2]), ValueError, "there are 3 estimators"),
         (ranking(weights=[1, -2, 1]), ValueError, "not negative"),
-        (ranking(weights=[0, 0, 0]), ValueError, "not all zero"),
+        (ranking(weights=[0, 0, 0]), ValueError, "not zero for all"),
         (ranking(weights="guess"), ValueError, "'weights' parameter"),
         (rating(weights="search"), ValueError, "'weights' parameter"),
         (RankingEnsemble([("a", EASE(-1.0))]), ValueError, "'reg' parameter of EASE"),
@@ -266,18 +267,18 @@ def test_candidates_are_all_tenths_that_add_up_to_one():
     assert len(_search.candidates(2)) == 11
 
 
-def test_a_liked_row_of_each_user_that_has_another_is_held_out():
+def test_a_liked_row_of_each_user_that_has_two_is_held_out():
     X = np.array([[1, 1], [2, 1], [2, 2], [3, 1], [3, 2], [4, 1], [4, 2], [4, 3]])
     y = np.array([1.0, -1, 1, -1, -1, 1, 1, 1])
     data = encode(X, y)
     chosen = np.zeros(len(X))
     for seed in range(50):
         mask = _search.held_out(data, np.random.RandomState(seed))
-        assert mask.sum() == 2
+        assert mask.sum() == 1
         chosen += mask
-    assert (chosen > 0).tolist() == [False, False, True, False, False, True, True, True]
+    assert (chosen > 0).tolist() == [False, False, False, False, False, True, True, True]
     with pytest.raises(ValueError, match="no row to hold out"):
-        _search.held_out(encode(X[:2], y[:2]), np.random.RandomState(0))
+        _search.held_out(encode(X[:5], y[:5]), np.random.RandomState(0))
 
 
 @pytest.mark.parametrize("n_negatives", [None, 3])
@@ -327,3 +328,29 @@ def test_means_of_seeds_are_better_than_one():
     held_out = X[~train], y[~train]
     errors = [np.mean((m.predict(held_out[0]) - held_out[1]) ** 2) for m in fits]
     assert errors[0] < np.mean(errors[1:]) - 0.005
+
+
+def test_standard_deviations_are_those_of_the_mixture(toy):
+    X, y = toy
+    parts = [(f"run {k}", FedEB(3, n_rounds=5, random_state=k)) for k in range(3)]
+    model = RatingEnsemble(parts, weights=[1, 1, 2]).fit(X, y)
+    mean, std = model.predict(X, return_std=True)
+    runs = [part.predict(X, return_std=True) for part in model.estimators_]
+    second = sum(w * (s**2 + m**2) for w, (m, s) in zip([0.25, 0.25, 0.5], runs, strict=True))
+    np.testing.assert_allclose(std, np.sqrt(second - mean**2), rtol=1e-6)
+    with pytest.raises(ValueError, match="BiasOnly has no standard deviations"):
+        RatingEnsemble([("a", BiasOnly())]).fit(X, y).predict(X, return_std=True)
+
+
+def test_parts_take_the_tables_that_the_ensemble_takes(toy):
+    X, y = toy
+    table = np.column_stack([X, np.arange(len(X))])
+    model = RatingEnsemble([("a", BiasOnly())]).fit(table, y)
+    np.testing.assert_array_equal(model.estimators_[0].predict(table), model.predict(table))
+
+
+def test_costs_of_a_mixed_ensemble(toy):
+    """Centralised parts see everything, so nothing is promised."""
+    X, y = toy
+    model = RatingEnsemble([("a", RFRec(3, n_rounds=2)), ("b", BiasOnly())]).fit(X, y)
+    assert epsilon_scorer(model, X, y) == -np.inf

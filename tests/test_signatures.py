@@ -194,7 +194,7 @@ SIGNATURES = {
         {"n_factors": 20},
         SHARED
         | {
-            "n_rounds": 600,
+            "n_rounds": "auto",
             "n_virtual": 3,
             "filling": "hybrid",
             "virtual_items": "fixed",

@@ -10,18 +10,21 @@ from fedrecsk.attacks._guesses import Guess, sent_rows
 def fedeb(model, message, upload, n_items):
     """Solve the client's own equations backwards.
 
-    ``alpha_u`` follows from the number of rows and ``alpha_u / alpha E``; it turns the rows of b_i
-    into residuals; at the posterior mean these and ``Lambda (phi - m_u)`` balance, which gives phi;
-    and residuals and phi give the ratings.
+    ``alpha_u`` follows from n_u and ``alpha_u / alpha E``; it turns the rows of b_i into residuals;
+    at the posterior mean these and ``Lambda (phi - m_u)`` balance, which gives phi; and residuals
+    and phi give the ratings. Ratings are taken to weigh alike, n_u divided by the number of rows.
     """
     rows, items = sent_rows(upload["items"], n_items)
     n = max(len(items), 1)
+    n_ratings = float(upload["scales"].change[3])
+    weight = n_ratings / n or 1.0
     low, high, mean = message["ratings"].values
     alpha, lambda_0, *reg = message["scales"].values
     precision = alpha
     if model.user_noise:
         nu = model._nu
-        precision = alpha * (nu + n - alpha * upload["scales"].change[2]) / nu
+        precision = alpha * (nu + n_ratings - alpha * upload["scales"].change[2]) / nu
+    # Times their weights.
     residuals = rows[:, 0] / (precision or 1)
     received = message["items"].values[items].astype(np.float64)
     x = np.column_stack([np.ones(len(items)), received[:, 1:]])
@@ -32,9 +35,9 @@ def fedeb(model, message, upload, n_items):
     pull = np.zeros(x.shape[1])
     if model.posterior == "variational":
         known = alpha * message["n_ratings"].values[items, None]
-        pull = alpha * (1 / (np.array(reg) + known)).sum(axis=0)
+        pull = alpha * weight * (1 / (np.array(reg) + known)).sum(axis=0)
         pull[0] = 0
     phi = (alpha * residuals @ x + prior * center) / (prior + pull)
     unit = model._unit(low, high)
-    ratings = mean + unit * (received[:, 0] + x @ phi + residuals)
+    ratings = mean + unit * (received[:, 0] + x @ phi + residuals / weight)
     return Guess(phi, items, ratings)

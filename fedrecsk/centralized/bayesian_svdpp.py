@@ -257,6 +257,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
             "user_bias_samples_": user_biases,
             "item_bias_samples_": item_biases,
             "user_noise_variance_": noise * DTYPE(scale**2 * weight),
+            "_mean_noise": float(noise.mean() * scale**2 * weight),
             "n_samples_": n,
             "loss_curve_": list(run.loss_curve),
             "_scale": scale,
@@ -280,7 +281,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
         unrated[self._rated] = False
         items = np.where(unrated[items], -1, items)
         noise = self.user_noise_variance_.astype(np.float64)
-        variances = np.where(users >= 0, noise[users], noise.mean())
+        variances = np.where(users >= 0, noise[users], self._mean_noise)
         return np.sqrt(variances + self._variance_over_samples(users, items))
 
     def _variance_over_samples(self, users, items):

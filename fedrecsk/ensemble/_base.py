@@ -63,10 +63,17 @@ class RecommenderEnsemble(Recommender, _BaseComposition):
         fitted = []
         for name, part in zip(names, parts, strict=True):
             close = report.step(name)
-            fitted.append(fit_part(part, data))
+            fitted.append(self._like_this(fit_part(part, data)))
             if close(lambda: self._attributes(names, fitted, weights, trial)):
                 break
         return self._attributes(names, fitted, weights, trial) | found
+
+    def _like_this(self, part):
+        """The part, which takes the same tables as this model from now on."""
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self, name):
+                setattr(part, name, getattr(self, name))
+        return part
 
     def _n_tasks(self):
         return len(self._named_parts()[0])
@@ -93,7 +100,7 @@ class RecommenderEnsemble(Recommender, _BaseComposition):
         if federated:
             attributes["communication_"] = Ledger.joined([m.communication_ for m in federated])
             attributes["n_rounds_"] = sum(m.n_rounds_ for m in federated)
-        if len(federated) == len(everything):
+        if all(hasattr(part, "privacy_") for part in everything):
             attributes["privacy_"] = PrivacyReport.joined([m.privacy_ for m in federated])
         return attributes
 
@@ -150,7 +157,12 @@ class RecommenderEnsemble(Recommender, _BaseComposition):
     def _check_weights(self):
         if self.weights is None:
             return
-        weights = np.asarray(self.weights, dtype=np.float64)
+        try:
+            weights = np.asarray(self.weights, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"weights should be a number for each estimator, got {self.weights!r}."
+            ) from error
         if weights.shape != (len(self.estimators),):
             raise ValueError(
                 f"weights has shape {weights.shape}, and there are {len(self.estimators)} "
@@ -159,7 +171,8 @@ class RecommenderEnsemble(Recommender, _BaseComposition):
         kept = weights[[part != "drop" for _, part in self.estimators]]
         if not np.isfinite(weights).all() or (weights < 0).any() or not kept.any():
             raise ValueError(
-                f"weights should be finite, not negative and not all zero, got {self.weights!r}."
+                "weights should be finite, not negative, and not zero for all estimators that are "
+                f"kept, got {self.weights!r}."
             )
 
 

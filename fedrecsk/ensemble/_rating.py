@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from fedrecsk._docs import documented
 from fedrecsk.base import RatingMixin
 from fedrecsk.ensemble._base import RecommenderEnsemble
@@ -97,3 +99,12 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
             weight * part._response(part._score_all(users))
             for weight, part in zip(self.weights_, self.estimators_, strict=True)
         )
+
+    def _standard_deviations(self, users, items):
+        # Of a mixture of the parts' distributions.
+        square, mean = 0.0, 0.0
+        for weight, part in zip(self.weights_, self.estimators_, strict=True):
+            rating = part._score_pairs(users, items)
+            square += weight * (part._standard_deviations(users, items) ** 2 + rating**2)
+            mean += weight * rating
+        return np.sqrt(np.maximum(square - mean**2, 0))

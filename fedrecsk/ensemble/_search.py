@@ -20,7 +20,7 @@ def candidates(n_parts):
 
 
 def held_out(data, generator):
-    """A random row of y > 0 of each user that has another row; a mask of the rows.
+    """A random row of y > 0 of each user that has two of them; a mask of the rows.
 
     Parameters
     ----------
@@ -32,7 +32,9 @@ def held_out(data, generator):
     ValueError
         If no user has one.
     """
-    spare = (data.values > 0) & np.repeat(np.diff(data.indptr) > 1, np.diff(data.indptr))
+    likes = data.values > 0
+    users = np.repeat(np.arange(data.n_users), np.diff(data.indptr))
+    spare = likes & (np.bincount(users, likes, data.n_users) > 1)[users]
     draws = np.where(spare, generator.uniform(size=len(spare)), -1.0)
     order = np.lexsort((draws, data.users))
     last = order[data.indptr[1:] - 1]
@@ -40,8 +42,8 @@ def held_out(data, generator):
     mask[last[spare[last]]] = True
     if not mask.any():
         raise ValueError(
-            'weights="search" has no row to hold out, because no user has a row of y > 0 and '
-            "another one; give weights."
+            'weights="search" has no row to hold out, because no user has two rows of y > 0; '
+            "give weights."
         )
     return mask
 

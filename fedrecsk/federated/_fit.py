@@ -87,7 +87,12 @@ class Run:
         if method.early_stopping:
             training, held_out = hold_out(training, method.validation_fraction, key)
         if federation.aggregator is not None:
-            cohort = participation.cohort_size(data.n_clients, method.client_fraction)
+            cohort = participation.smallest_cohort(
+                data.n_clients,
+                method.client_fraction,
+                federation,
+                prefers_rotation=method._prefers_rotation,
+            )
             federation.aggregator._check_clients(training, cohort)
         histories = _histories(method, training, federation, key)
         groups = _groups(method, federation, histories, intrusion)

@@ -37,6 +37,8 @@ class FederatedGram(RankingMixin, FederatedRecommender):
     }
 
     _single_uploads = True
+    # Every client is then reached once in a pass.
+    _prefers_rotation = True
     _inversion = staticmethod(invert)
     _dtype = np.float32
 

@@ -71,13 +71,13 @@ def sketch(block, directions):
 
 def eigenpairs(sketch, directions, n_users):
     """The prior from a sketch of all clients and each item's number of users (Nystroem)."""
-    scale = np.sqrt(n_users)[:, None]
+    scale = np.sqrt(np.maximum(np.rint(n_users), 0))[:, None]
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
     basis, sizes, turn = np.linalg.svd(scale * directions, full_matrices=False)
     # Fewer rated items than directions leave some of them out.
     kept = sizes > SMALLEST * sizes.max(initial=0)
     basis = basis[:, kept]
-    # K basis; sums that were encrypted are not quite exact, so what K cannot be is left out.
+    # K basis. Rounding, or encryption of the sums, may make of K what it cannot be: left out.
     image = inverse * (sketch @ (turn[kept].T / sizes[kept]))
     shift = SHIFT * np.linalg.norm(image)
     image += shift * basis

@@ -18,7 +18,8 @@ def check_ratings(values, scale):
     outside = (values < low) | (values > high)
     if outside.any():
         raise ValueError(
-            f"y has the rating {values[outside][0]:g}, outside rating_scale=({low:g}, {high:g})."
+            f"y has the rating {values[outside][0]:g}, outside rating_scale=({low:g}, {high:g}); "
+            "set rating_scale to the ends of the scale on which users rate."
         )
 
 

@@ -248,7 +248,7 @@ class FederatedRecommender(Recommender):
         return Federation() if self.federation is None else self.federation
 
     def _rounds(self):
-        """How many rounds a fit runs in total, where `n_rounds` is no number."""
+        """How many rounds a fit runs in total: `n_rounds`, or what "auto" stands for."""
         return self.n_rounds
 
     def _n_tasks(self):

@@ -27,6 +27,8 @@ UNITS = 4.0
 ALPHA, LAMBDA_0, REG_BIAS, REG, PSI = 1.3, 6.0, 5.0, 100.0, 10.0
 # Server: Adam, how much of the scales' sums a round replaces, and the round after which it counts.
 BETA_1, BETA_2, EPSILON, NEW, BURN_IN = 0.9, 0.99, 1e-8, 0.1, 3
+# Share of the numbers that ratings must determine for their precision to fall freely.
+DETERMINED = 0.02
 # Averages for prediction look back on at least so many rounds.
 LOOK_BACK = 10
 # Bounds of learned precisions: where all ratings are equal, nothing else bounds them.
@@ -135,7 +137,8 @@ class FedEB(RatingMixin, FederatedRecommender):
     item_variance_ : ndarray of shape (n_items, n_factors + 1), dtype float32
         Variances of (b_i, q_i), in squared ratings.
     noise_std_, bias_std_ : float
-        Standard deviations of a rating and of users' biases, as learned of all users.
+        Standard deviations of a rating and of users' biases, as learned of all users. With
+        ``posterior="map"`` where they started.
     rating_scale_ : tuple of float
         The ends of the rating scale.
     {shared attributes}
@@ -337,6 +340,7 @@ class FedEB(RatingMixin, FederatedRecommender):
             "n_ratings": message["n_ratings"].values.astype(self._dtype),
             # Where each update has left them; the next one starts afresh.
             "users": np.zeros((block.n_users, self.n_factors + 1), self._dtype),
+            "unit": self._unit(low, high),
         }
 
     def _upload_forms(self, n_items):
@@ -352,9 +356,10 @@ class FedEB(RatingMixin, FederatedRecommender):
         own = OwnRows.of(block, turn.active) if turn.separate else None
         layout, out = layout_of(block), self._empty_uploads(block, turn, own)
         work = _kernels.fedeb.workspace(layout, model)
-        loss = _kernels.fedeb.update(
+        squares, weight = _kernels.fedeb.update(
             layout, state["ratings"], turn.active, model, work, state["users"], out
         )
+        loss = state["unit"] ** 2 * squares, weight
         return state, self._uploads(block, own, out), loss
 
     def _aggregate(self, server, message, upload, key):
@@ -364,14 +369,15 @@ class FedEB(RatingMixin, FederatedRecommender):
         t, scales = server["n_steps"] + 1, server["scales"]
         adam = self._adam(t, share)
         items, implicit = server["items"].copy(), server["implicit"].copy()
-        moments, center = server["moments"], server["center"]
+        moments = tuple(Moments(*map(np.copy, pair)) for pair in server["moments"])
+        center = server["center"]
         reg, reg_implicit = scales.reg.astype(self._dtype), scales.reg_implicit.astype(self._dtype)
         _kernels.fedeb.ascend(items, upload["items"].sum, 1 / share, reg, center, *moments[0], adam)
         if self.implicit:
             _kernels.fedeb.ascend(
                 implicit, upload["implicit"].sum, 1 / share, reg_implicit, None, *moments[1], adam
             )
-        server = server | {"items": items, "implicit": implicit, "n_steps": t}
+        server = server | {"items": items, "implicit": implicit, "moments": moments, "n_steps": t}
         if self.posterior == "variational":
             server |= self._learned(server, upload["scales"].sum / share)
         weight = self._dtype(max(1 / t, min(share, 1 / LOOK_BACK)))
@@ -537,7 +543,7 @@ class FedEB(RatingMixin, FederatedRecommender):
         mass = scales.alpha * server["n_ratings"]
         away, variance = np.empty((2, len(scales.reg)))
         _kernels.fedeb.spread(items, center, scales.reg, mass, away, variance)
-        reg = explained(len(items), scales.reg, away, variance + of_center)
+        reg = precision_of(len(items), scales.reg, away, variance + of_center)
         reg_implicit = scales.reg_implicit
         if self.implicit:
             away, variance = np.empty((2, len(reg_implicit)))
@@ -586,6 +592,11 @@ class FedEB(RatingMixin, FederatedRecommender):
         return np.clip(scores, *self.rating_scale_)
 
     def _standard_deviations(self, users, items):
+        if self.posterior == "map":
+            raise ValueError(
+                'FedEB with posterior="map" knows no variances; use return_std=False, or '
+                'posterior="variational".'
+            )
         # An unknown item is 0, with the variance of the prior.
         factors = np.vstack([self.item_factors_, np.zeros(self.n_factors, self._dtype)])
         item_variance = np.vstack([self.item_variance_, self._new_item_variance])
@@ -609,10 +620,14 @@ class FedEB(RatingMixin, FederatedRecommender):
         return np.sqrt(variance)
 
 
-def explained(n, reg, squares, variances):
-    """The precision at which n numbers have these squares and variances (MacKay 1992).
+def precision_of(n, reg, squares, variances):
+    """The precision of n numbers, estimated anew from their squares and variances, both summed.
 
-    It is ``n / (squares + variances)`` where both agree, and gets there in fewer steps.
+    At a precision that explains them, ``n / (squares + variances)`` (the EM algorithm) and
+    ``(n - reg variances) / squares`` (MacKay 1992) agree. MacKay's estimate gets there in far
+    fewer rounds, but where ratings determine hardly any of the numbers it may fall without end.
     """
-    n_determined = np.maximum(n - reg * variances, 0)
-    return n_determined / np.maximum(squares, np.finfo(float).tiny)
+    determined = np.maximum(n - reg * variances, np.finfo(float).tiny)
+    with_mackay = determined / np.maximum(squares, determined / HIGHEST)
+    at_least = np.where(determined > DETERMINED * n, 0, n / (squares + variances))
+    return np.maximum(at_least, with_mackay)

@@ -44,8 +44,8 @@ class FedRec(RatingMixin, FederatedRecommender):
     ----------
     n_factors : int, default=20
         Length of p_u and q_i (d).
-    n_rounds : int, default=600
-        Number of rounds in total; 30 passes over the clients (T) at `client_fraction`.
+    n_rounds : int or "auto", default="auto"
+        Number of rounds in total (T). "auto": 30 passes over the clients, 600 rounds of 5 %.
     n_virtual : int, default=3
         Virtual items per rated item (rho), as far as the catalogue goes. 0: only rated items
         are sent.
@@ -165,7 +165,7 @@ class FedRec(RatingMixin, FederatedRecommender):
 
     n_factors: int = 20
     _: KW_ONLY
-    n_rounds: int = 600
+    n_rounds: int | Literal["auto"] = "auto"
     n_virtual: int = 3
     filling: Literal["hybrid", "average"] = "hybrid"
     virtual_items: Literal["fixed", "redrawn"] = "fixed"
@@ -183,6 +183,7 @@ class FedRec(RatingMixin, FederatedRecommender):
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "n_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "n_virtual": [Interval(Integral, 0, None, closed="left")],
         "filling": [StrOptions({"hybrid", "average"})],
         "virtual_items": [StrOptions({"fixed", "redrawn"})],
@@ -408,6 +409,9 @@ class FedRec(RatingMixin, FederatedRecommender):
         return Uploads(sound=out.sound, **fields)
 
     # ------------------------------------------------------------------ checks, predictions
+
+    def _rounds(self):
+        return round(30 / self.client_fraction) if self.n_rounds == "auto" else self.n_rounds
 
     def _check_before_fit(self):
         federation = self._setting()

@@ -134,7 +134,9 @@ def _rounds(model):
 
 def _epsilon(model):
     # A centralised fit has everybody's data in the clear.
-    return float("inf") if _ledger(model) is None else model.privacy_.epsilon
+    if _ledger(model) is None or not hasattr(model, "privacy_"):
+        return float("inf")
+    return model.privacy_.epsilon
 
 
 def _ledger(model):

@@ -31,8 +31,8 @@ class Federation(BaseEstimator):
     sampling : {"auto", "random", "rotating"}, default="auto"
         How a cohort of ``client_fraction`` of the clients is chosen. "random": anew each round.
         "rotating": in turn, from a shuffled list cut into ``round(1 / client_fraction)`` equal
-        parts. "auto": as suits the method; in turn for :class:`~fedrecsk.FedEB`, at random for
-        all others.
+        parts. "auto": as suits the method; most take them at random. A method may also choose
+        its cohorts itself.
     local_dp : LaplaceMechanism or None, default=None
         Clipping and noise that every client applies to all it uploads.
     wire_dtype : {"float32", "float64"}, default="float32"

@@ -87,7 +87,7 @@ def draw(n_clients, client_fraction, federation, key, *, prefers_rotation=False)
 
 
 def of_cohort(cohort, federation, key):
-    """One round's participation, given the cohort, a mask: some of it may fail."""
+    """One round's participation of a cohort (a mask), some of which may fail."""
     everyone = np.arange(len(cohort))
     dropped = cohort & (key.uniform("dropout", everyone) < federation.dropout)
     connected = cohort & ~dropped
@@ -101,8 +101,20 @@ def of_cohort(cohort, federation, key):
 
 
 def cohort_size(n_clients, client_fraction):
-    """Clients in a round's cohort; rotating cohorts differ from it by a few."""
+    """Clients in a cohort that is drawn anew for its round."""
     return max(1, round(client_fraction * n_clients))
+
+
+def smallest_cohort(n_clients, client_fraction, federation, *, prefers_rotation=False):
+    """The least number of clients in a round's cohort, before any of them fails."""
+    if client_fraction < 1 and is_rotating(federation, prefers_rotation):
+        return n_clients // n_rotating(n_clients, client_fraction)
+    return cohort_size(n_clients, client_fraction)
+
+
+def n_rotating(n_clients, client_fraction):
+    """How many cohorts take turns."""
+    return min(n_clients, max(1, round(1 / client_fraction)))
 
 
 def rotation(n_clients, client_fraction, key):
@@ -113,7 +125,7 @@ def rotation(n_clients, client_fraction, key):
 @lru_cache(maxsize=4)
 def _rotation(n_clients, client_fraction, key):
     # The same in every round of a fit.
-    n_cohorts = min(n_clients, max(1, round(1 / client_fraction)))
+    n_cohorts = n_rotating(n_clients, client_fraction)
     rank = np.empty(n_clients, dtype=np.int64)
     rank[np.argsort(key.hashed("rotation", np.arange(n_clients)), kind="stable")] = np.arange(
         n_clients

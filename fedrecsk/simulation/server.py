@@ -144,6 +144,8 @@ class Server:
         self.n_held = n_held[order]
         self.n_users = int(n_users.sum())
         self._has_received = np.zeros(len(ids), dtype=bool)
+        share = self.method.client_fraction
+        self.stopping.n_cohorts = participation.n_rotating(len(ids), share)
         scheme = self.federation.secure_aggregation
         self.channel = None if scheme is None else SecureChannel(scheme)
         self.ledger = Ledger(self.client_ids)
@@ -423,7 +425,9 @@ class Server:
         total, weight = (0, 0) if upload is None else upload["validation_loss"].sum
         loss = float(total / weight) if weight else float("nan")
         self.history[-1]["validation_loss"] = loss
-        is_best = self.stopping.judge(loss, self.round - 1, self.current_message)
+        is_best = self.stopping.judge(
+            loss, self.round - 1, self.current_message, by_everybody=receives.all()
+        )
         if self.stopping.stopped and self.ledger.entries[-1]["phase"] == "round":
             self.ledger.entries[-1]["phase"] = "stop"
         return is_best

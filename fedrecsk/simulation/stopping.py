@@ -91,7 +91,10 @@ class EarlyStopping:
     tol : float
         What counts as an improvement.
     patience : int
-        Judgements without improvement that end the fit.
+        Passes without improvement that end the fit.
+    n_cohorts : int
+        Rounds of a pass, in which every client is reached about once: cohorts measure on rows of
+        their own, so that models are judged by the mean over a pass.
 
     Attributes
     ----------
@@ -104,19 +107,21 @@ class EarlyStopping:
 
     tol: float
     patience: int
+    n_cohorts: int = 1
     message: Message | None = None
     best_loss: float = float("inf")
     best_round: int = -1
     stopped: bool = False
     _target: float = float("inf")
     _rounds_without_progress: int = 0
+    _last_losses: tuple = ()
 
     def be_patient(self, patience):
         """Take another patience, which a stopped fit may still have."""
         self.patience = patience
-        self.stopped = self._rounds_without_progress >= patience
+        self.stopped = self._rounds_without_progress >= patience * self.n_cohorts
 
-    def judge(self, loss, round, message):
+    def judge(self, loss, round, message, *, by_everybody=True):
         """Take the loss of a round's model; returns whether it is the best so far.
 
         Parameters
@@ -126,9 +131,16 @@ class EarlyStopping:
         round : int
         message : callable
             Makes the model's message.
+        by_everybody : bool, default=True
+            Whether all clients were asked, instead of a cohort.
         """
         if np.isnan(loss):
             return False
+        if not by_everybody:
+            self._last_losses = (*self._last_losses, loss)[-self.n_cohorts :]
+            if len(self._last_losses) < self.n_cohorts:
+                return False
+            loss = sum(self._last_losses) / self.n_cohorts
         is_best = loss < self.best_loss
         if is_best:
             self.message, self.best_loss, self.best_round = message(), loss, round
@@ -136,5 +148,5 @@ class EarlyStopping:
             self._target, self._rounds_without_progress = loss, 0
         else:
             self._rounds_without_progress += 1
-        self.stopped = self._rounds_without_progress >= self.patience
+        self.stopped = self._rounds_without_progress >= self.patience * self.n_cohorts
         return is_best

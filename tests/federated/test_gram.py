@@ -39,7 +39,11 @@ def counted(model, data):
     arrived = asked.copy()
     for round in range(model.n_rounds):
         turn = participation.draw(
-            data.n_clients, model.client_fraction, model._setting(), key.at(round)
+            data.n_clients,
+            model.client_fraction,
+            model._setting(),
+            key.at(round),
+            prefers_rotation=True,
         )
         arrived |= turn.active & turn.delivers & ~asked
         asked |= turn.active

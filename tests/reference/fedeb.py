@@ -181,6 +181,7 @@ def run(estimator, ratings, weights, users_of, start, turns):
             sums = scales if sums is None else 0.9 * sums + 0.1 * scales
         if options[1] and t > 3:
             variance = Model(items, implicit, n_ratings, reg, lambda_0, alpha).variance
+            reg = reg.copy()
             lambda_0 = np.clip(sums[1] / sums[0], 1e-4, 1e4)
             new_alpha = np.clip(sums[3] / sums[2], 1e-4, 1e4)
             of_center = 0.0
@@ -190,9 +191,14 @@ def run(estimator, ratings, weights, users_of, start, turns):
                 center = vectors @ f
                 psi = len(eigenvalues) / ((f**2 + 1 / precision) / eigenvalues[:, None]).sum(axis=0)
                 of_center = (1 / precision).sum(axis=0)
-            determined = m - reg * (variance.sum(axis=0) + of_center)
-            new = np.clip(determined / ((items - center) ** 2).sum(axis=0), 1e-4, 1e4)
-            reg = reg**0.9 * new**0.1
+            squares = ((items - center) ** 2).sum(axis=0)
+            variance = variance.sum(axis=0) + of_center
+            for k in range(d + 1):
+                determined = max(m - reg[k] * variance[k], 1e-300)
+                new = min(determined / max(squares[k], 1e-300), 1e4)
+                if determined <= 0.02 * m:
+                    new = max(new, m / (squares[k] + variance[k]))
+                reg[k] = reg[k] ** 0.9 * max(new, 1e-4) ** 0.1
             own = 1 / (reg_implicit + shares[:, None])
             reg_implicit = m / (implicit**2 + own).sum(axis=0)
             alpha = new_alpha
