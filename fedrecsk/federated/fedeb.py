@@ -76,8 +76,8 @@ class FedEB(RatingMixin, FederatedRecommender):
     Each client infers the distribution of its users' vectors given the items, exactly, and
     uploads the gradient of the ratings' likelihood in its own items; the server adds these up,
     moves the items, and learns how noisy ratings and how different users and items are. Few
-    clients a round suffice, and each client uploads some ten times in all. Beside each prediction
-    stands its standard deviation.
+    clients a round suffice: with cohorts of 1 % each client uploads ten times in all. Predictions
+    come with standard deviations.
 
     The model of user u's rating of item i::
 
@@ -94,10 +94,12 @@ class FedEB(RatingMixin, FederatedRecommender):
     n_factors : int, default=20
         Length of p_u and q_i (d).
     n_rounds : int or "auto", default="auto"
-        Number of rounds in total (T). "auto": ``100 f^-1/2``, where f is the share of the clients
-        that upload in a round: 100 rounds of everybody, 1,000 of 1 %.
+        Number of rounds in total (T). "auto": ``100 f^-1/2``, where f is `client_fraction` less
+        what `dropout` takes: 100 rounds of everybody, 1,000 of 1 %. Each client then uploads
+        about ``100 f^1/2`` times.
     implicit : bool, default=True
-        Whether what a user has rated says something by itself (y_j). Without it, m_u is 0.
+        Whether the choice of what a user has rated, apart from its ratings, says something about
+        it (y_j). Without it, m_u is 0.
     sketch_size : int, default=128
         Columns of the sketch from which the server learns K, at most the number of items. 0: items
         do not depend on each other (f is 0).
@@ -107,8 +109,8 @@ class FedEB(RatingMixin, FederatedRecommender):
         "variational": users and items have variances, and the scales are learned. "map": the most
         likely vectors alone; the scales then stay where they start.
     learning_rate : float or "auto", default="auto"
-        Step size of the server's Adam (eta). "auto": ``0.05 f^1/3``, with f as above, counted
-        in each round.
+        Step size of the server's Adam (eta). "auto": ``0.05 f^1/3``, where f is the share of
+        the clients whose uploads were accepted in the round.
     init_std : float, default=0.1
         Standard deviation of the initial item vectors.
     upload : {"own", "all"}, default="own"
