@@ -14,7 +14,7 @@ from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_fcf import explicit_fcf as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._item_rows import empty_uploads, layout_of
-from fedrecsk.federated._rating_scale import check_ratings, check_scale, scale_of
+from fedrecsk.federated._rating_scale import RatingScale, scale_of
 from fedrecsk.federated._server_step import ServerStep
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Rows, Uploads
@@ -23,7 +23,7 @@ from fedrecsk.uploads import Form, Ragged
 
 @documented
 @dataclass(eq=False, repr=False)
-class ExplicitFCF(ServerStep, RatingMixin, FederatedRecommender):
+class ExplicitFCF(ServerStep, RatingScale, RatingMixin, FederatedRecommender):
     """Federated collaborative filtering of ratings: exact users, gradients, Adam on the server.
 
     Each round every client solves for its users' vectors and biases exactly, given the items
@@ -348,21 +348,11 @@ class ExplicitFCF(ServerStep, RatingMixin, FederatedRecommender):
                 "and its gradients are not clipped. Use RFRec under local differential privacy."
             )
         super()._check_before_fit()
-        if self.rating_scale is not None:
-            check_scale(self.rating_scale)
         if federation.secure_aggregation is not None and self.upload == "own":
             raise ValueError(
                 f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
                 'rows of some items only do not add up encrypted; set upload="all".'
             )
-
-    def _check_setting(self, federation, data, blocks):
-        if self.rating_scale is not None:
-            check_ratings(data.values, self.rating_scale)
-
-    def _new_user_attributes(self, data):
-        check_ratings(data.values, self.rating_scale_)
-        return super()._new_user_attributes(data)
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_scale_)

@@ -14,25 +14,19 @@ from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_fedeb import fedeb as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated import _item_prior
+from fedrecsk.federated._fedeb_scales import Scales, learned
 from fedrecsk.federated._item_rows import OwnRows, layout_of
-from fedrecsk.federated._rating_scale import check_ratings, check_scale, scale_of
+from fedrecsk.federated._rating_scale import RatingScale, scale_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Rows, Uploads
 from fedrecsk.uploads import Form, Ragged
 
 # The ends of the scale are this many units apart: on a scale from 1 to 5 a unit is a star.
 UNITS = 4.0
-# Where scales start, in units: precision of ratings, of users' biases, of items' biases and
-# vectors given their prior (R), of the prior itself (psi).
-ALPHA, LAMBDA_0, REG_BIAS, REG, PSI = 1.3, 6.0, 5.0, 100.0, 10.0
-# Server: Adam, how much of the scales' sums a round replaces, and the round after which it counts.
-BETA_1, BETA_2, EPSILON, NEW, BURN_IN = 0.9, 0.99, 1e-8, 0.1, 3
-# Share of the numbers that ratings must determine for their precision to fall freely.
-DETERMINED = 0.02
+# Of the server's Adam.
+BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
 # Averages for prediction look back on at least so many rounds.
 LOOK_BACK = 10
-# Bounds of learned precisions: where all ratings are equal, nothing else bounds them.
-LOWEST, HIGHEST = 1e-4, 1e4
 
 
 class Moments(NamedTuple):
@@ -47,30 +41,9 @@ class Moments(NamedTuple):
         return cls(np.zeros_like(values), np.zeros_like(values))
 
 
-class Scales(NamedTuple):
-    """What the server learns beside the items.
-
-    Attributes
-    ----------
-    alpha : precision of a rating of a typical user
-    lambda_0 : precision of users' biases
-    reg : (d + 1,), precision of items given their prior mean (R)
-    reg_implicit : (d,), precision of the implicit part (R_y)
-    psi : (d + 1,), precision of the prior mean
-    sums : (4,) or None, moving averages of what clients send for the first two
-    """
-
-    alpha: float
-    lambda_0: float
-    reg: np.ndarray
-    reg_implicit: np.ndarray
-    psi: np.ndarray
-    sums: np.ndarray | None = None
-
-
 @documented
 @dataclass(eq=False, repr=False)
-class FedEB(RatingMixin, FederatedRecommender):
+class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     """Federated empirical Bayes: SVD++ with learned variances, trained by sums of uploads.
 
     Each client infers the distribution of its users' vectors given the items, exactly, and
@@ -268,13 +241,7 @@ class FedEB(RatingMixin, FederatedRecommender):
             "moments": (Moments.of(items), Moments.of(implicit)),
             "averages": (items, implicit),
             "n_steps": 0,
-            "scales": Scales(
-                ALPHA,
-                LAMBDA_0,
-                np.r_[REG_BIAS, np.full(d, REG)],
-                np.full(implicit.shape[1], REG),
-                np.full(d + 1, PSI),
-            ),
+            "scales": Scales.of(self.n_factors, implicit.shape[1]),
         }
 
     def _setup_forms(self, n_items, step):
@@ -381,7 +348,7 @@ class FedEB(RatingMixin, FederatedRecommender):
             )
         server = server | {"items": items, "implicit": implicit, "moments": moments, "n_steps": t}
         if self.posterior == "variational":
-            server |= self._learned(server, upload["scales"].sum / share)
+            server |= learned(server, upload["scales"].sum / share)
         weight = self._dtype(max(1 / t, min(share, 1 / LOOK_BACK)))
         averages = zip(server["averages"], (items, implicit), strict=True)
         return server | {"averages": tuple(mean + weight * (new - mean) for mean, new in averages)}
@@ -529,34 +496,6 @@ class FedEB(RatingMixin, FederatedRecommender):
             float(rate), BETA_1, BETA_2, EPSILON, 1 - BETA_1**t, 1 - BETA_2**t
         )
 
-    def _learned(self, server, sums):
-        """The scales and the items' prior mean, learned from a round's sums over all clients."""
-        scales, center = server["scales"], server["center"]
-        if scales.sums is not None:
-            sums = (1 - NEW) * scales.sums + NEW * sums
-        scales = scales._replace(sums=sums)
-        if server["n_steps"] <= BURN_IN:
-            return {"scales": scales}
-        items, implicit = server["items"], server["implicit"]
-        bias, n_users, errors, n_ratings = np.maximum(sums, np.finfo(float).tiny)
-        psi, of_center = scales.psi, 0.0
-        if server["prior"] is not None:
-            center, psi, of_center = server["prior"].center(items, psi, scales.reg)
-        mass = scales.alpha * server["n_ratings"]
-        away, variance = np.empty((2, len(scales.reg)))
-        _kernels.fedeb.spread(items, center, scales.reg, mass, away, variance)
-        reg = precision_of(len(items), scales.reg, away, variance + of_center)
-        reg_implicit = scales.reg_implicit
-        if self.implicit:
-            away, variance = np.empty((2, len(reg_implicit)))
-            _kernels.fedeb.spread(implicit, None, reg_implicit, server["shares"], away, variance)
-            reg_implicit = len(items) / (away + variance)
-        alpha, lambda_0 = np.clip([n_ratings / errors, n_users / bias], LOWEST, HIGHEST)
-        # A geometric mean, because precisions of vectors that nobody needs grow without end.
-        reg = scales.reg ** (1 - NEW) * np.clip(reg, LOWEST, HIGHEST) ** NEW
-        scales = Scales(float(alpha), float(lambda_0), reg, reg_implicit, psi, sums)
-        return {"center": center, "scales": scales}
-
     def _item_variance(self, n_ratings, scales):
         """V_i of all items, (n_items, d + 1), in squared units."""
         alpha, reg = scales[0], scales[2:]
@@ -574,21 +513,11 @@ class FedEB(RatingMixin, FederatedRecommender):
                 "differential privacy."
             )
         super()._check_before_fit()
-        if self.rating_scale is not None:
-            check_scale(self.rating_scale)
         if self._setting().secure_aggregation is not None and self.upload == "own":
             raise ValueError(
                 f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
                 'rows of some items only do not add up encrypted; set upload="all".'
             )
-
-    def _check_setting(self, federation, data, blocks):
-        if self.rating_scale is not None:
-            check_ratings(data.values, self.rating_scale)
-
-    def _new_user_attributes(self, data):
-        check_ratings(data.values, self.rating_scale_)
-        return super()._new_user_attributes(data)
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_scale_)
@@ -620,16 +549,3 @@ class FedEB(RatingMixin, FederatedRecommender):
         )
         variance[known] = of_known
         return np.sqrt(variance)
-
-
-def precision_of(n, reg, squares, variances):
-    """The precision of n numbers, estimated anew from their squares and variances, both summed.
-
-    At a precision that explains them, ``n / (squares + variances)`` (the EM algorithm) and
-    ``(n - reg variances) / squares`` (MacKay 1992) agree. MacKay's estimate gets there in far
-    fewer rounds, but where ratings determine hardly any of the numbers it may fall without end.
-    """
-    determined = np.maximum(n - reg * variances, np.finfo(float).tiny)
-    with_mackay = determined / np.maximum(squares, determined / HIGHEST)
-    at_least = np.where(determined > DETERMINED * n, 0, n / (squares + variances))
-    return np.maximum(at_least, with_mackay)

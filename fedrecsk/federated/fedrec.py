@@ -13,7 +13,7 @@ from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_fedrec import fedrec as invert
 from fedrecsk.base import RatingMixin
-from fedrecsk.federated._rating_scale import check_ratings, check_scale, scale_of
+from fedrecsk.federated._rating_scale import RatingScale, scale_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Summed, Uploads
 from fedrecsk.uploads import Form, Ragged
@@ -27,7 +27,7 @@ RESOLUTION = 1e-5
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedRec(RatingMixin, FederatedRecommender):
+class FedRec(RatingScale, RatingMixin, FederatedRecommender):
     """Federated matrix factorisation whose clients upload gradients of items they have not rated.
 
     A client that uploads gradients of the items that it has rated tells the server which these
@@ -426,16 +426,6 @@ class FedRec(RatingMixin, FederatedRecommender):
                 "Under secure_aggregation FedRec must send whole matrices, because rows of some "
                 'items only do not add up encrypted; set upload="all".'
             )
-        if self.rating_scale is not None:
-            check_scale(self.rating_scale)
-
-    def _check_setting(self, federation, data, blocks):
-        if self.rating_scale is not None:
-            check_ratings(data.values, self.rating_scale)
-
-    def _new_user_attributes(self, data):
-        check_ratings(data.values, self.rating_scale_)
-        return super()._new_user_attributes(data)
 
     def _response(self, scores):
         low, high = self.rating_scale_

@@ -15,7 +15,7 @@ from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_rfrec import rfrec as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._own_items import OwnItems
-from fedrecsk.federated._rating_scale import check_ratings, check_scale, scale_of
+from fedrecsk.federated._rating_scale import RatingScale, scale_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Uploads
 from fedrecsk.uploads import Common, Form, Ragged, all_finite
@@ -28,7 +28,7 @@ NO_SUMS = np.zeros((0, 1)), np.zeros(0)
 
 @documented
 @dataclass(eq=False, repr=False)
-class RFRec(RatingMixin, FederatedRecommender):
+class RFRec(RatingScale, RatingMixin, FederatedRecommender):
     """Regularised federated recommendation: every client has an item matrix of its own.
 
     Client c has its users' private vectors and its own copy V_c of the whole item matrix, which
@@ -562,8 +562,6 @@ class RFRec(RatingMixin, FederatedRecommender):
 
     def _check_before_fit(self):
         super()._check_before_fit()
-        if self.rating_scale is not None:
-            check_scale(self.rating_scale)
         if self._local_dp is None:
             return
         if self.aggregation == "holders":
@@ -578,8 +576,7 @@ class RFRec(RatingMixin, FederatedRecommender):
             )
 
     def _check_setting(self, federation, data, blocks):
-        if self.rating_scale is not None:
-            check_ratings(data.values, self.rating_scale)
+        super()._check_setting(federation, data, blocks)
         if not self._shares_state:
             return
         n_vectors = len(blocks) * data.n_items
@@ -594,10 +591,6 @@ class RFRec(RatingMixin, FederatedRecommender):
                 'dropout_mode="upload", client_fraction=1 or sampling="rotating", or group users '
                 "into fewer clients."
             )
-
-    def _new_user_attributes(self, data):
-        check_ratings(data.values, self.rating_scale_)
-        return super()._new_user_attributes(data)
 
     def _forget_users(self, users):
         if hasattr(self, "_own_items"):
