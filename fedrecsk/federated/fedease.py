@@ -89,11 +89,11 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     :class:`EASE`.
 
     *Rounds and cohorts.* A client sends in the first round in which it takes part, and nothing
-    later, since it would be counted twice. With ``client_fraction=0.1`` and
-    ``federation=Federation(sampling="rotating")`` ten rounds reach every client once; random
-    cohorts leave some out for long. An upload that is lost on the way stays lost, because the
-    client does not know it: the sum is then over fewer users. `loss_curve_` is NaN, as clients
-    train nothing.
+    later, since it would be counted twice. Cohorts take turns, so with ``client_fraction=0.1`` ten
+    rounds reach every client once, and fewer rounds leave users out;
+    ``federation=Federation(sampling="random")`` leaves some out for long. An upload that is lost on
+    the way stays lost, because the client does not know it: the sum is then over fewer users.
+    `loss_curve_` is NaN, as clients train nothing.
 
     *What is sent.* Once, up: with "own", the numbers of the client's items; then 8 bytes (number
     and value) for each pair of items that one of its users likes, an item with itself
