@@ -25,6 +25,8 @@ from fedrecsk.uploads import Form, Ragged
 UNITS = 4.0
 # Of the server's Adam.
 BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
+# A user's ratings may weigh so much; a weight of 1 is a rating.
+HEAVIEST = 1e6
 # Averages for prediction look back on at least so many rounds.
 LOOK_BACK = 10
 
@@ -121,7 +123,8 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     Raises
     ------
     ValueError
-        By fit: if ratings lie outside `rating_scale`; under local differential privacy, which
+        By fit: if ratings lie outside `rating_scale`; if weights are so large that float32 does
+        not do; under local differential privacy, which
         it has no form of; under secure sums with ``upload="own"``.
 
     Notes
@@ -517,6 +520,15 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             raise ValueError(
                 f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
                 'rows of some items only do not add up encrypted; set upload="all".'
+            )
+
+    def _check_setting(self, federation, data, blocks):
+        super()._check_setting(federation, data, blocks)
+        largest = np.add.reduceat(data.weights, data.indptr[:-1]).max()
+        if largest > HEAVIEST:
+            raise ValueError(
+                f"The ratings of a user weigh {largest:.3g} in all, and more than {HEAVIEST:g} is "
+                "too much for float32; divide sample_weight by its mean."
             )
 
     def _response(self, scores):
