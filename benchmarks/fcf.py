@@ -1,7 +1,7 @@
 """FCF and ExplicitFCF in numbers: ``python -m benchmarks.fcf quality|fedmf|choices|speed``.
 
 Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. Implicit: all ratings are positives; each
-user's rows are split 80/20 at random, one user a client; precision@10 over the full catalogue
+user's rows are split 80/20 at random, one user per client; precision@10 over the full catalogue
 without the user's training items; d = 20 (as in ``benchmarks.fedals``). Ratings: 80/20 at random
 (as in ``benchmarks.rfrec``).
 """

@@ -1,7 +1,7 @@
 """LocALS, LocSGD and GlobSGD in numbers: ``python -m benchmarks.fedals quality|choices|speed``.
 
 Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. All ratings are positives; each user's
-rows are split 80/20 at random by seed, one user a client; precision@10 over the full
+rows are split 80/20 at random by seed, one user per client; precision@10 over the full
 catalogue without the user's training items; d = 20.
 """
 

@@ -1,9 +1,9 @@
 """FedEB in numbers: ``python -m benchmarks.fedeb COMMAND``.
 
 Commands: quality, cohorts, averaged, sparse, parts, uploads, leak, speed. Needs MovieLens under
-``--data-home`` or FEDRECSK_DATA. Splits are 80/20 at random, one user a client, by seeds that chose
-nothing (300, 301, ...). `cohorts` and `parts` take the test part of a training part, so that test
-rows choose nothing either.
+``--data-home`` or FEDRECSK_DATA. Splits are 80/20 at random, one user per client, by seeds that
+chose nothing (300, 301, ...). `cohorts` and `parts` take the test part of a training part, so that
+test rows choose nothing either.
 """
 
 from __future__ import annotations

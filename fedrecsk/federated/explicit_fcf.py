@@ -13,6 +13,7 @@ from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_fcf import explicit_fcf as invert
 from fedrecsk.base import RatingMixin
+from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._item_rows import empty_uploads, layout_of
 from fedrecsk.federated._rating_scale import RatingScale, scale_of
 from fedrecsk.federated._server_step import ServerStep
@@ -23,7 +24,7 @@ from fedrecsk.uploads import Form, Ragged
 
 @documented
 @dataclass(eq=False, repr=False)
-class ExplicitFCF(ServerStep, RatingScale, RatingMixin, FederatedRecommender):
+class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     """Federated collaborative filtering of ratings: exact users, gradients, Adam on the server.
 
     Each round every client solves for its users' vectors and biases exactly, given the items
@@ -294,26 +295,7 @@ class ExplicitFCF(ServerStep, RatingScale, RatingMixin, FederatedRecommender):
         )
         return {"users": users}
 
-    def _server_attributes(self, message):
-        items, first = message["item_vectors"].values, int(self.biases)
-        low, high, level = (float(number) for number in message["scale"].values)
-        attributes = {
-            "item_factors_": items[:, first:],
-            "global_bias_": level,
-            "rating_scale_": (low, high),
-        }
-        return attributes | ({"item_bias_": items[:, 0]} if self.biases else {})
-
-    def _user_attributes(self, block, state):
-        users, first = state["users"], int(self.biases)
-        attributes = {"user_factors_": users[:, first:]}
-        return attributes | ({"user_bias_": users[:, 0]} if self.biases else {})
-
     # ------------------------------------------------------------------- what it needs
-
-    @property
-    def _width(self):
-        return self.n_factors + int(self.biases)
 
     @property
     def _rows(self):

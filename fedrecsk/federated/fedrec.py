@@ -13,6 +13,7 @@ from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_fedrec import fedrec as invert
 from fedrecsk.base import RatingMixin
+from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._rating_scale import RatingScale, scale_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Summed, Uploads
@@ -27,7 +28,7 @@ RESOLUTION = 1e-5
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedRec(RatingScale, RatingMixin, FederatedRecommender):
+class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     """Federated matrix factorisation whose clients upload gradients of items they have not rated.
 
     A client that uploads gradients of the items that it has rated tells the server which these
@@ -300,29 +301,10 @@ class FedRec(RatingScale, RatingMixin, FederatedRecommender):
         )
         return {"users": users}
 
-    def _server_attributes(self, message):
-        items, first = message["item_vectors"].values, int(self.biases)
-        low, high, level = (float(number) for number in message["scale"].values)
-        attributes = {
-            "item_factors_": items[:, first:],
-            "global_bias_": level,
-            "rating_scale_": (low, high),
-        }
-        return attributes | ({"item_bias_": items[:, 0]} if self.biases else {})
-
-    def _user_attributes(self, block, state):
-        users, first = state["users"], int(self.biases)
-        attributes = {"user_factors_": users[:, first:]}
-        return attributes | ({"user_bias_": users[:, 0]} if self.biases else {})
-
     def _private_vectors(self, state):
         return state["users"][:, int(self.biases) :]
 
     # ------------------------------------------------------------------- on the clients
-
-    @property
-    def _width(self):
-        return self.n_factors + int(self.biases)
 
     @property
     def _reg(self):

@@ -14,6 +14,7 @@ from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_rfrec import rfrec as invert
 from fedrecsk.base import RatingMixin
+from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated._rating_scale import RatingScale, scale_of
 from fedrecsk.federated.base import FederatedRecommender
@@ -28,7 +29,7 @@ NO_SUMS = np.zeros((0, 1)), np.zeros(0)
 
 @documented
 @dataclass(eq=False, repr=False)
-class RFRec(RatingScale, RatingMixin, FederatedRecommender):
+class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     """Regularised federated recommendation: every client has an item matrix of its own.
 
     Client c has its users' private vectors and its own copy V_c of the whole item matrix, which
@@ -344,21 +345,8 @@ class RFRec(RatingScale, RatingMixin, FederatedRecommender):
         shared = items if common is None else common["vectors"].now
         return {"users": users, "held": held, "shared": shared}
 
-    def _server_attributes(self, message):
-        items, first = message["item_vectors"].values, int(self.biases)
-        low, high, level = (float(number) for number in message["scale"].values)
-        attributes = {
-            "item_factors_": items[:, first:],
-            "global_bias_": level,
-            "rating_scale_": (low, high),
-        }
-        return attributes | ({"item_bias_": items[:, 0]} if self.biases else {})
-
     def _user_attributes(self, block, state):
-        users, first = state["users"], int(self.biases)
-        attributes = {"user_factors_": users[:, first:]}
-        if self.biases:
-            attributes["user_bias_"] = users[:, 0]
+        attributes = super()._user_attributes(block, state)
         if self.predict_with == "local":
             attributes["_own_items"] = OwnItems.of(block, state["held"], state["shared"])
         return attributes
@@ -367,10 +355,6 @@ class RFRec(RatingScale, RatingMixin, FederatedRecommender):
         return state["users"].now
 
     # ------------------------------------------------------------------- on the clients
-
-    @property
-    def _width(self):
-        return self.n_factors + int(self.biases)
 
     @property
     def _local_dp(self):
