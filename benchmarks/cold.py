@@ -1,0 +1,73 @@
+"""How long the first fit of a new process takes: ``python -m benchmarks.cold [METHOD ...]``.
+
+For each method two new processes, the first with an empty cache of compiled code and the second
+with what the first has left there. In each, on 3,000 made-up ratings: CPU seconds that the first
+fit (first recommendation included) needs beyond the second fit. Beside them CPU seconds that
+``import fedrecsk`` needs beyond ``import sklearn.base``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+FIT = """
+import sys, time
+start = time.process_time()
+import sklearn.base
+middle = time.process_time()
+import fedrecsk
+end = time.process_time()
+from fedrecsk.datasets import make_ratings
+X, y = make_ratings(200, 150, 3000, random_state=0)
+def fit():
+    start = time.process_time()
+    model = getattr(fedrecsk, sys.argv[1])()
+    few = {"n_rounds": 2, "n_epochs": 2, "n_iterations": 2, "random_state": 0}
+    few = {name: n for name, n in few.items() if name in model.get_params()}
+    model.set_params(**few).fit(X, y)
+    model.recommend(X[:5, 0])
+    return time.process_time() - start
+first = fit()
+print(first - fit(), (end - middle))
+"""
+
+
+def beyond_the_second(method, cache):
+    """CPU seconds of the first fit beyond the second, and of the import beyond scikit-learn's."""
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FIT, method],
+        env=os.environ | {"NUMBA_CACHE_DIR": cache, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [float(number) for number in process.stdout.split()]
+
+
+def main(argv=None):
+    """Print a row for each method."""
+    import fedrecsk
+
+    every = [n for n in fedrecsk.__all__ if hasattr(getattr(fedrecsk, n), "fit")]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cold", description=__doc__)
+    parser.add_argument("methods", nargs="*", metavar="METHOD", help="default: all")
+    options = parser.parse_args(argv)
+    imports = []
+    print("| method | empty cache (CPU s) | full cache (CPU s) |")
+    print("|---|---|---|", flush=True)
+    for method in options.methods or every:
+        with tempfile.TemporaryDirectory() as cache:
+            empty, _ = beyond_the_second(method, cache)
+            full, extra = beyond_the_second(method, cache)
+        imports.append(extra)
+        print(f"| {method} | {empty:.1f} | {full:.2f} |", flush=True)
+    print(f"\nimport fedrecsk beyond sklearn.base: {statistics.median(imports):.2f} CPU s")
+
+
+if __name__ == "__main__":
+    main()
