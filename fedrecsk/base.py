@@ -268,10 +268,11 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         X, _ = self._checked(X)
         users, items = id_columns(X)
         codes = self._users.codes(users), self._items.codes(items)
+        model = self._serving(codes[0])
         if not return_std:
-            return self._score_pairs(*codes)
-        deviations = self._standard_deviations(*codes)
-        return self._score_pairs(*codes), deviations
+            return model._score_pairs(*codes)
+        deviations = model._standard_deviations(*codes)
+        return model._score_pairs(*codes), deviations
 
     def recommend(
         self,
@@ -361,6 +362,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             users = _safe_indexing(as_table(users), 0, axis=1)
         users = id_array(users, "users")
         codes = self._users.codes(users) if len(users) else np.empty(0, dtype=np.int64)
+        model = self._serving(codes)
         eligible = self._eligible(candidates)
         barred_rows, barred_items = self._barred(users, exclude_interactions)
         n_eligible = self.n_items_ if eligible is None else len(eligible)
@@ -372,7 +374,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             barred = barred_rows[inside] - batch.start, barred_items[inside]
             if exclude_seen:
                 barred = np.concatenate([barred, self._seen_by(codes[batch])], axis=1)
-            best[batch, :n_best], scores[batch, :n_best] = self._best_items(
+            best[batch, :n_best], scores[batch, :n_best] = model._best_items(
                 codes[batch], n_best, eligible, barred
             )
         found = np.isfinite(scores)
@@ -454,8 +456,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         places = self._users.codes(data.user_ids.values)
         new = places < 0
         places[new] = self.n_users_ + np.arange(new.sum())
-        for name, rows in self._new_user_attributes(data).items():
-            setattr(self, name, _placed(rows, places, getattr(self, name)))
+        self._take_users(self._new_user_attributes(data), places)
         self._forget_users(places[~new])
         indptr, seen_items = self._seen
         starts = _placed(indptr[-1] + data.indptr[:-1], places, indptr[:-1])
@@ -467,6 +468,15 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         self._users = self._users.followed_by(data.user_ids.values[new])
         self.user_ids_ = self._users.values.copy()
         self.n_users_ = len(self.user_ids_)
+        return self
+
+    def _take_users(self, attributes, places):
+        """Take the attributes of users computed anew or added, at these codes."""
+        for name, rows in attributes.items():
+            setattr(self, name, _placed(rows, places, getattr(self, name)))
+
+    def _serving(self, users):
+        """The model with all that it takes to score for these users (codes, -1 for unknown)."""
         return self
 
     def _seen_by(self, users):

@@ -365,16 +365,18 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             fields["average_implicit"] = Dense(implicit)
         return Message(**fields, scales=self._sent_scales(server))
 
-    def _personalize(self, block, state, message, key):
-        state = self._init_clients(block, message, key)
+    def _personalize(self, block, state, message, turn, key):
+        # Users begin anew: all that counts is their own data.
+        part = block.part(turn.active)
+        state = self._init_clients(part, message, key)
         implicit = message["average_implicit"].values if self.implicit else None
         model = self._received(
             state, message["average_items"].values, implicit, message["scales"].values
         )
-        layout, width = layout_of(block), self.n_factors + 1
-        users = np.empty((block.n_users, width), self._dtype)
-        precisions = np.empty(block.n_users, self._dtype)
-        covariances = np.empty((block.n_users, width, width), self._dtype)
+        layout, width = layout_of(part), self.n_factors + 1
+        users = np.empty((part.n_users, width), self._dtype)
+        precisions = np.empty(part.n_users, self._dtype)
+        covariances = np.empty((part.n_users, width, width), self._dtype)
         work = _kernels.fedeb.workspace(layout, model)
         _kernels.fedeb.fit_users(
             layout, state["ratings"], model, work, users, precisions, covariances
@@ -384,7 +386,8 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         users[:, 0] *= unit
         covariances[:, 0] *= unit
         covariances[:, :, 0] *= unit
-        return {"users": users, "covariances": covariances, "noise": unit / np.sqrt(precisions)}
+        ends = {"users": users, "covariances": covariances, "noise": unit / np.sqrt(precisions)}
+        return {name: block.spread(rows, turn.active) for name, rows in ends.items()}
 
     def _server_attributes(self, message):
         low, high, mean = (float(number) for number in message["ratings"].values)

@@ -280,15 +280,15 @@ class FedFast(AveragedItems):
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, key):
+    def _personalize(self, block, state, message, turn, key):
         if state is None:
             state = self._init_clients(block, message, key)
         users, n_epochs = state["users"], EPOCHS_OF_THE_NEW
         if not _is_new(block):
             users = _placed(block, users, message["client_vector"].values)
             n_epochs = self.final_epochs
-        everybody = np.arange(block.n_users)
-        self._fit_users(block, state["feedback"], message, everybody, n_epochs, users)
+        whom = np.flatnonzero(block.users_of(turn.active))
+        self._fit_users(block, state["feedback"], message, whom, n_epochs, users)
         return {"users": users}
 
     def _as_newcomers(self, block):

@@ -251,7 +251,6 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             "ratings": self._ratings(block, low, high),
             "level": float(level),
             "unit": ((high - low) or 1) / (HIGH - LOW),
-            "trained": np.zeros(block.n_users, dtype=bool),
         }
 
     def _upload_forms(self, n_items):
@@ -263,7 +262,6 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _client_update(self, block, state, message, turn, key):
         examples = self._drawn(block, state, turn.active, key)
-        state["trained"] |= np.repeat(turn.active, np.diff(block.client_indptr))
         out, rows = self._empty_uploads(block, examples, turn)
         loss, mass = _kernels.fedrec.local_round(
             block.client_indptr,
@@ -287,11 +285,12 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, key):
-        if state is None:
+    def _personalize(self, block, state, message, turn, key):
+        trained = state is not None
+        if not trained:
             state = self._init_clients(block, message, key)
         users = state["users"].copy()
-        whom = ~(state["trained"] & np.isfinite(users).all(axis=1))
+        whom = block.users_of(turn.active) & ~(trained & np.isfinite(users).all(axis=1))
         _kernels.fedrec.solve_users(
             state["ratings"],
             whom,

@@ -21,7 +21,6 @@ from fedrecsk.federated._lightfr_checks import check_parameters, check_rows, che
 from fedrecsk.federated._lightfr_items import ItemFoldIn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Derived, Message, Summed, Uploads
-from fedrecsk.simulation.participation import Turn
 from fedrecsk.uploads import Form, Ragged
 
 if TYPE_CHECKING:
@@ -315,11 +314,9 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, key):
+    def _personalize(self, block, state, message, turn, key):
         state = dict(state or self._init_clients(block, message, key))
         state["codes"] = state["codes"].copy()
-        everyone = np.ones(block.n_clients, dtype=bool)
-        turn = Turn(everyone, everyone, False)
         # Not those of a round: what is held out is judged on negatives of its own.
         self._step(block, state, message, turn, key, sends=False, draws=FINAL_DRAWS)
         return state

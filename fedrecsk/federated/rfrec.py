@@ -329,17 +329,17 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, key):
-        items = message["item_vectors"].values
-        if state is None:
+    def _personalize(self, block, state, message, turn, key):
+        items, trained = message["item_vectors"].values, state is not None
+        if not trained:
             state = self._init_clients(block, message, key)
         users, held = state["users"].now, state["held"].now
-        joined = np.repeat(state["joined"], np.diff(block.client_indptr))
-        untrained = np.flatnonzero(~(joined & np.isfinite(users).all(axis=1)))
+        untrained = ~(trained & np.isfinite(users).all(axis=1))
+        untrained = np.flatnonzero(block.users_of(turn.active) & untrained)
         if len(untrained):
             users = self._solved(block, state, untrained, items)
         if self.predict_with == "local":
-            own = np.repeat(state["joined"], block.row_counts)[:, None] & np.isfinite(held)
+            own = trained & np.isfinite(held)
             held = np.where(own, held, items[block.row_items])
         common = state.get("common")
         shared = items if common is None else common["vectors"].now

@@ -116,6 +116,8 @@ class RFRecF(RFRec):
 
     # ---------------------------------------------------------------------- each round
 
+    _may_be_silent = True
+
     def _broadcast(self, server, key):
         return self._model(server) if key.round == 0 or self._coins(key) == (1, 0) else None
 

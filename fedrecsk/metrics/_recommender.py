@@ -126,11 +126,11 @@ class _Own:
 
     def board(self, users, ids):
         """Scores of all items, ours to overwrite; shape (n_users, n_items)."""
-        return np.ascontiguousarray(self._model._score_all(users))
+        return np.ascontiguousarray(self._model._serving(users)._score_all(users))
 
     def pairs(self, users, ids, rows, items):
         """Scores of pairs: position in `users` and item code of each."""
-        return self._model._score_all(users)[rows, items]
+        return self._model._serving(users)._score_all(users)[rows, items]
 
 
 class _Peer:

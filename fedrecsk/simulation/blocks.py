@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -87,6 +87,36 @@ class Block:
         """Row of each rating, shape (n_ratings,)."""
         return self._holdings[2]
 
+    def part(self, who):
+        """The block of the clients of a mask; this one if that is all of them."""
+        return self if who.all() else self._of(np.flatnonzero(who))
+
+    def parts(self, who, max_ratings):
+        """The clients of a mask in blocks of at most about so many ratings."""
+        clients = np.flatnonzero(who)
+        sizes = np.diff(self.rating_indptr)[clients]
+        return [self._of(clients[run]) for run in _runs_of_size(sizes, max_ratings)]
+
+    def _of(self, clients):
+        part = _block(self, clients)
+        return replace(part, clients=self.clients[part.clients], users=self.users[part.users])
+
+    def spread(self, rows, who):
+        """The rows of the users of ``part(who)`` in an array for all users, zero for the others."""
+        if who.all():
+            return rows
+        spread = np.zeros((self.n_users, *rows.shape[1:]), rows.dtype)
+        spread[self.users_of(who)] = rows
+        return spread
+
+    def clients_of(self, users):
+        """Mask of the clients that hold a user of a mask."""
+        return np.logical_or.reduceat(users, self.client_indptr[:-1])
+
+    def users_of(self, who):
+        """Mask of the users of the clients of a mask."""
+        return np.repeat(who, np.diff(self.client_indptr))
+
 
 def block_size(data):
     """Ratings in a block: 65,536, or more for large data and large catalogues.
@@ -117,17 +147,22 @@ def cut(data, groups=None, max_ratings=None, share=1.0):
     if max_ratings is None:
         max_ratings = block_size(data) / max(share, 1 / 8)
     groups = np.zeros(data.n_clients, dtype=np.int64) if groups is None else groups
-    sizes = np.diff(data.rating_indptr)
     order = np.argsort(groups, kind="stable")
-    blocks, start, filled = [], 0, 0
-    for k, client in enumerate(order):
-        full = filled and filled + sizes[client] > max_ratings
-        if k > start and (full or groups[client] != groups[order[start]]):
-            blocks.append(_block(data, order[start:k]))
-            start, filled = k, 0
-        filled += sizes[client]
-    blocks.append(_block(data, order[start:]))
-    return blocks
+    sizes = np.diff(data.rating_indptr)[order]
+    return [_block(data, order[run]) for run in _runs_of_size(sizes, max_ratings, groups[order])]
+
+
+def _runs_of_size(sizes, largest, groups=None):
+    """Slices of an array of sizes, as long as their sums allow, each of one (sorted) group."""
+    ends = np.cumsum(sizes)
+    groups = np.zeros(len(sizes), dtype=np.int64) if groups is None else groups
+    start = 0
+    while start < len(sizes):
+        full = np.searchsorted(ends, ends[start] - sizes[start] + largest, "right")
+        others = np.searchsorted(groups, groups[start], "right")
+        stop = max(start + 1, min(full, others))
+        yield slice(start, stop)
+        start = stop
 
 
 def of_clients(data, clients):
@@ -163,31 +198,44 @@ def _local_indptr(indptr, rows):
     return np.concatenate([[0], np.cumsum(indptr[rows + 1] - indptr[rows])]).astype(np.int64)
 
 
-def by_user(blocks, attributes):
-    """Put blocks' attributes together, arrays in the order of the users' codes.
+def by_user(users, attributes, n_users=None):
+    """Put attributes of some users and of others together, arrays in the order of their codes.
 
     Parameters
     ----------
-    blocks : list of Block
+    users : list of ndarray
+        Their codes.
     attributes : list of dict
-        One for each block: arrays by user (sparse ones too), or objects with a class method
-        ``joined``.
+        One for each of these arrays: arrays by user (sparse ones too), or objects with a class
+        method ``joined``.
+    n_users : int or None
+        Users in all; the rows of those that are in none of the arrays are zero. None: as many
+        as are in the arrays.
 
     Returns
     -------
     attributes : dict
+        Copies.
     """
-    users = np.concatenate([block.users for block in blocks])
+    n_users = sum(map(len, users)) if n_users is None else n_users
     joined = {}
     for name, first in attributes[0].items():
         parts = [one[name] for one in attributes]
         if sparse.issparse(first):
-            joined[name] = sparse.vstack(parts, "csr")[np.argsort(users)]
-            continue
-        if not isinstance(first, np.ndarray):
+            joined[name] = _rows_by_user(users, parts, n_users)
+        elif isinstance(first, np.ndarray):
+            joined[name] = np.zeros((n_users, *first.shape[1:]), first.dtype)
+            for codes, rows in zip(users, parts, strict=True):
+                joined[name][codes] = rows
+        else:
             joined[name] = type(first).joined(parts)
-            continue
-        rows = np.concatenate(parts)
-        joined[name] = np.empty_like(rows)
-        joined[name][users] = rows
     return joined
+
+
+def _rows_by_user(users, parts, n_users):
+    users = np.concatenate(users)
+    rows = sparse.vstack(parts, "csr")
+    rows.resize(len(users) + 1, rows.shape[1])
+    places = np.full(n_users, len(users))
+    places[users] = np.arange(len(users))
+    return rows[places]

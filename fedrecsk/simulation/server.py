@@ -18,6 +18,7 @@ from fedrecsk.simulation.keys import Key, setup_round
 from fedrecsk.simulation.ledger import Ledger
 from fedrecsk.simulation.messages import Message, Rows
 from fedrecsk.simulation.parcel import Parcel, held_items, unpacked
+from fedrecsk.simulation.participation import Participation
 from fedrecsk.simulation.stopping import EarlyStopping
 from fedrecsk.simulation.uplink import Uplink
 from fedrecsk.simulation.validation import validated
@@ -236,6 +237,11 @@ class Server:
         delta = self.method._model_delta(self.state)
         receives = self._participation.receives
         self._message = self.downlink.send(message, receives, delta, key)
+        if not self._message and not self.method._may_be_silent:
+            raise TypeError(
+                f"{type(self.method).__name__} broadcasts nothing in round {self.round}; a method "
+                "whose clients go on with an earlier message must set _may_be_silent = True."
+            )
         if self._message:
             self._has_received |= receives
             self._last_message = self._message
@@ -408,6 +414,12 @@ class Server:
 
     # ------------------------------------------------------------------ early stopping
 
+    def final_participation(self):
+        """Who measures the last model: all clients, or the cohort that would be the next one."""
+        if self.method.client_fraction == 1:
+            return Participation.full(self.n_clients)
+        return self._drawn(self.key.at(self.round))
+
     def close_validation(self, uploads, receives, *, trusted=False):
         """Judge the model that clients have measured; returns whether it is the best so far.
 
@@ -426,7 +438,11 @@ class Server:
         loss = float(total / weight) if weight else float("nan")
         self.history[-1]["validation_loss"] = loss
         is_best = self.stopping.judge(
-            loss, self.round - 1, self.current_message, by_everybody=receives.all()
+            loss,
+            self.round - 1,
+            self.current_message,
+            by_everybody=bool(receives.all()),
+            is_last=self.ledger.entries[-1]["phase"] == "final",
         )
         if self.stopping.stopped and self.ledger.entries[-1]["phase"] == "round":
             self.ledger.entries[-1]["phase"] = "stop"
