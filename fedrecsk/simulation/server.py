@@ -402,10 +402,13 @@ class Server:
                 f"An upload came from the unknown client {unknown[0]}; only the {self.n_clients} "
                 "clients that have registered may send."
             )
-        twice = seen | (np.bincount(senders, minlength=self.n_clients) > 1)
-        for mask, what in ((~asked, "was not asked in"), (twice, "has sent already in")):
-            if mask[senders].any():
-                name = self.client_ids[senders[mask[senders]][0]]
+        # Where it is written down twice, the earlier place is lost.
+        places = np.empty(self.n_clients, dtype=np.intp)
+        places[senders] = np.arange(len(senders))
+        twice = seen[senders] | (places[senders] != np.arange(len(senders)))
+        for mask, what in ((~asked[senders], "was not asked in"), (twice, "has sent already in")):
+            if mask.any():
+                name = self.client_ids[senders[mask][0]]
                 raise ValueError(f"Client {name!s} {what} {step[0]} {step[1]}.")
 
     @property
