@@ -53,6 +53,10 @@ class Unreached:
         for number, (block, who) in enumerate(zip(blocks, unreached, strict=True)):
             self._block_of_user[block.users[block.users_of(who)]] = number
 
+    def __len__(self):
+        """How many users wait."""
+        return int((self._block_of_user >= 0).sum())
+
     def serve(self, users=None):
         """Personalise those of these users (codes, -1 for unknown) who wait; None: everybody."""
         with _LOCK:
