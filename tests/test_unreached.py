@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import dataclass
 from threading import Thread
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedrecsk.ensemble import RankingEnsemble
 from fedrecsk.federated._fit import Run
 from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.metrics import evaluate_ranking
-from fedrecsk.simulation import blocks
+from fedrecsk.simulation import Message, PerClient, blocks
 from tests.conftest import make_toy
 from tests.test_contract import every_federated, make
 
@@ -169,6 +170,7 @@ def test_metrics_and_ensembles_serve_those_whom_they_are_about():
     users = [waiting(part)[0] for part in ensemble.estimators_]
     ensemble.recommend(np.unique(users), 3)
     ensemble.predict([[user, X[0, 1]] for user in users])
+    assert all("user_factors_" not in vars(part) for part in ensemble.estimators_)
     for part, n in zip(ensemble.estimators_, before, strict=True):
         assert n - 2 <= len(part._unreached) <= n - 1
 
@@ -204,6 +206,29 @@ def test_users_can_be_folded_in_while_others_wait(Estimator):
         np.testing.assert_array_equal(one, same)
     assert_same(model, served)
     assert before.n_users_ == 40 and len(attributes(before).popitem()[1]) == 40
+
+
+@dataclass(eq=False, repr=False)
+class Numbered(LocALS):
+    """Sends each client its number at the end."""
+
+    def _final_model(self, server):
+        numbers = PerClient(np.arange(float(server["n_clients"])))
+        return Message(**super()._final_model(server), numbers=numbers)
+
+    def _personalize(self, block, state, message, turn, key):
+        numbers = message["numbers"].values
+        numbers = numbers if len(numbers) == block.n_clients else np.repeat(numbers.mean(), 1)
+        return super()._personalize(block, state, message, turn, key) | {"numbers": numbers}
+
+    def _user_attributes(self, block, state):
+        return super()._user_attributes(block, state) | {"user_number_": state["numbers"]}
+
+
+def test_each_client_receives_its_own_entry_and_newcomers_those_of_all():
+    model = fit(Numbered, n_factors=2)
+    model.fold_in([[-7, X[0, 1]]])
+    assert model.user_number_.tolist() == [*range(40), 19.5]
 
 
 def test_items_can_be_added_while_users_wait():

@@ -186,7 +186,7 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
 
 def _standardised(part, users):
     """A part's scores of all items, for each user with mean 0 and standard deviation 1."""
-    board = np.asarray(part._serving(users)._score_all(users), dtype=np.float64)
+    board = np.asarray(part._score_all(users), dtype=np.float64)
     board = board - board.mean(axis=1, keepdims=True)
     spread = board.std(axis=1, keepdims=True)
     # What differs by rounding alone is all alike.

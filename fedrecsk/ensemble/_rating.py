@@ -90,13 +90,13 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
 
     def _score_pairs(self, users, items):
         return sum(
-            weight * part._serving(users)._score_pairs(users, items)
+            weight * part._score_pairs(users, items)
             for weight, part in zip(self.weights_, self.estimators_, strict=True)
         )
 
     def _score_all(self, users):
         return sum(
-            weight * part._response(part._serving(users)._score_all(users))
+            weight * part._response(part._score_all(users))
             for weight, part in zip(self.weights_, self.estimators_, strict=True)
         )
 
@@ -104,7 +104,6 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
         # Of a mixture of the parts' distributions.
         square, mean = 0.0, 0.0
         for weight, part in zip(self.weights_, self.estimators_, strict=True):
-            part = part._serving(users)
             rating = part._score_pairs(users, items)
             square += weight * (part._standard_deviations(users, items) ** 2 + rating**2)
             mean += weight * rating

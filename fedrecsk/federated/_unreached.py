@@ -45,7 +45,9 @@ class Unreached:
         self.method = method
         self.message = message
         self.key = key
-        self.blocks = blocks
+        self.blocks = [
+            block if who.any() else None for block, who in zip(blocks, unreached, strict=True)
+        ]
         self.attributes = attributes
         self._received = None
         # The block of each user who waits, and -1 for the others.
@@ -100,7 +102,8 @@ class Unreached:
         return parts
 
     def _attributes_of(self, block):
-        state = personalized(self.method, block, self._model, self.key)
+        message = self._model.of(block.clients)
+        state = personalized(self.method, block, message, self.key)
         return self.method._user_attributes(block, state)
 
     @property

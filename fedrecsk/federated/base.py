@@ -321,7 +321,9 @@ class FederatedRecommender(Recommender):
         if waiting is None or name not in waiting.attributes:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         waiting.serve()
-        return vars(waiting.shown_in(self))[name]
+        # Copies, because other copies of the model share it.
+        vars(self).update(copy.deepcopy(waiting.attributes), _waiting=None)
+        return vars(self)[name]
 
     def _serving(self, users):
         if self._waiting is None:

@@ -267,6 +267,7 @@ def _rank(model, held_out, depth, n_candidates, scored):
     """Rank batches of users with the candidates that `scored` gives, and join the places."""
     ahead = np.empty(len(held_out.items), dtype=np.int64)
     tied = np.empty_like(ahead)
+    model.serve(held_out.users)
     for batch in _batches(model.n_scored(n_candidates), model.scores_per_batch):
         indptr = held_out.indptr[batch.start : batch.stop + 1]
         rows = slice(indptr[0], indptr[-1])

@@ -120,17 +120,21 @@ class _Own:
         self.user_ids = model._users
         self.seen = tuple(np.asarray(part, dtype=np.int64) for part in model._seen)
 
+    def serve(self, users):
+        """Make sure that these users (codes) can be scored."""
+        self._model = self._model._serving(users)
+
     def n_scored(self, n_candidates):
         """How many scores it takes to have those of each user's candidates."""
         return np.full_like(n_candidates, len(self.item_ids))
 
     def board(self, users, ids):
         """Scores of all items, ours to overwrite; shape (n_users, n_items)."""
-        return np.ascontiguousarray(self._model._serving(users)._score_all(users))
+        return np.ascontiguousarray(self._model._score_all(users))
 
     def pairs(self, users, ids, rows, items):
         """Scores of pairs: position in `users` and item code of each."""
-        return self._model._serving(users)._score_all(users)[rows, items]
+        return self._model._score_all(users)[rows, items]
 
 
 class _Peer:
@@ -141,6 +145,9 @@ class _Peer:
     """
 
     scores_per_batch = 2**20
+
+    def serve(self, users):
+        """Nothing: it can score all users that it knows."""
 
     def __init__(self, model):
         self._model = model

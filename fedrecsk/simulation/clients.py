@@ -463,7 +463,7 @@ class Clients:
             yield End(block, places, block.users_of(old), state)
         if new.any():
             part, places = block.part(new), np.flatnonzero(block.users_of(new))
-            state = personalized(self.method, part, message, key)
+            state = personalized(self.method, part, message.of(part.clients), key)
             yield End(part, places, np.ones(len(places), dtype=bool), state)
 
     def _joined(self, ends, names, who):
@@ -510,7 +510,7 @@ def personalized(method, block, message, key):
     method : FederatedRecommender
     block : Block
     message : Message
-        To all clients, as `_on_receipt` leaves it.
+        As `_on_receipt` leaves it. These clients' own, or that of all for users who were not there.
     key : Keys
 
     Returns
@@ -519,7 +519,7 @@ def personalized(method, block, message, key):
     """
     everyone = np.ones(block.n_clients, dtype=bool)
     turn = Turn(everyone, everyone, False)
-    return method._personalize(block, None, message.of(block.clients), turn, key)
+    return method._personalize(block, None, message, turn, key)
 
 
 def _numbers(mask):
