@@ -59,7 +59,7 @@ class Run:
     client_ids : ndarray of shape (n_clients,)
     intrusion : Intrusion or None
     fingerprint : bytes or None
-        Of the data, if the run may be continued.
+        Of the data; only where the fit can be continued.
     parameters : dict
         Those that must not change between the rounds of one run.
     """

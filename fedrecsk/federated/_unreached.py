@@ -98,7 +98,7 @@ class Unreached:
             block = self.blocks[number]
             asked = np.zeros(block.n_users, dtype=bool)
             asked[np.searchsorted(block.users, users[numbers == number])] = True
-            parts += block.parts(block.clients_of(asked), _blocks.RATINGS_PER_BLOCK)
+            parts += block.part(block.clients_of(asked)).cut(_blocks.RATINGS_PER_BLOCK)
         return parts
 
     def _attributes_of(self, block):

@@ -89,16 +89,14 @@ class Block:
 
     def part(self, who):
         """The block of the clients of a mask; this one if that is all of them."""
-        return self if who.all() else self._of(np.flatnonzero(who))
+        return self if who.all() else self._with_codes(_block(self, np.flatnonzero(who)))
 
-    def parts(self, who, max_ratings):
-        """The clients of a mask in blocks of at most about so many ratings."""
-        clients = np.flatnonzero(who)
-        sizes = np.diff(self.rating_indptr)[clients]
-        return [self._of(clients[run]) for run in _runs_of_size(sizes, max_ratings)]
+    def cut(self, max_ratings):
+        """The block in blocks of at most about so many ratings."""
+        return [self._with_codes(part) for part in cut(self, max_ratings=max_ratings)]
 
-    def _of(self, clients):
-        part = _block(self, clients)
+    def _with_codes(self, part):
+        """A block of some of this one's clients, of which it has the numbers in this one."""
         return replace(part, clients=self.clients[part.clients], users=self.users[part.users])
 
     def spread(self, rows, who):
@@ -149,20 +147,18 @@ def cut(data, groups=None, max_ratings=None, share=1.0):
     groups = np.zeros(data.n_clients, dtype=np.int64) if groups is None else groups
     order = np.argsort(groups, kind="stable")
     sizes = np.diff(data.rating_indptr)[order]
-    return [_block(data, order[run]) for run in _runs_of_size(sizes, max_ratings, groups[order])]
-
-
-def _runs_of_size(sizes, largest, groups=None):
-    """Slices of an array of sizes, as long as their sums allow, each of one (sorted) group."""
     ends = np.cumsum(sizes)
-    groups = np.zeros(len(sizes), dtype=np.int64) if groups is None else groups
-    start = 0
-    while start < len(sizes):
-        full = np.searchsorted(ends, ends[start] - sizes[start] + largest, "right")
-        others = np.searchsorted(groups, groups[start], "right")
-        stop = max(start + 1, min(full, others))
-        yield slice(start, stop)
-        start = stop
+    group_ends = np.append(np.flatnonzero(np.diff(groups[order])) + 1, len(order))
+    blocks, start = [], 0
+    for stop in group_ends:
+        while start < stop:
+            # As many clients as fit, and one at least.
+            before = ends[start] - sizes[start]
+            end = max(start + 1, int(np.searchsorted(ends, before + max_ratings, "right")))
+            end = min(end, stop)
+            blocks.append(_block(data, order[start:end]))
+            start = end
+    return blocks
 
 
 def of_clients(data, clients):
@@ -172,9 +168,11 @@ def of_clients(data, clients):
 
 def _block(data, clients):
     users = _runs(data.client_indptr, clients)
-    ratings = _runs(data.indptr, users)
-    if len(ratings) and ratings[-1] - ratings[0] + 1 == len(ratings):
-        ratings = slice(ratings[0], ratings[-1] + 1)
+    if len(users) and (np.diff(users) == 1).all():
+        # One run of rows: views instead of copies.
+        ratings = slice(data.indptr[users[0]], data.indptr[users[-1] + 1])
+    else:
+        ratings = _runs(data.indptr, users)
     return Block(
         clients=clients,
         users=users,

@@ -9,8 +9,6 @@ import numpy as np
 
 from fedrecsk.simulation.messages import Message
 
-ROWS_AT_A_TIME = 2**16
-
 
 def hold_out(data, fraction, key):
     """Let every client hold out some of its rows.
@@ -41,23 +39,16 @@ def hold_out(data, fraction, key):
     chance = key.uniform("held-out rows of a user", np.arange(data.n_users))
     n_held_out = np.minimum(np.floor(fraction * lengths + chance), lengths - 1)
     draws = key.uniform("held-out row", users * 2**32 + place)
-    mask = np.empty(len(users), dtype=bool)
-    for few in _some_users_at_a_time(data.indptr):
-        order = np.lexsort((draws[few], users[few]))
-        mask[few][order] = place[few] < n_held_out[users[few]]
+    order = np.lexsort((draws, users))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = place
+    mask = rank < np.repeat(n_held_out, lengths)
     if not mask.any():
         raise ValueError(
             "early_stopping has no row to hold out, because hardly any user has more than one; "
             "raise validation_fraction or use early_stopping=False."
         )
     return data.take(~mask), data.take(mask)
-
-
-def _some_users_at_a_time(indptr):
-    """Slices of the rows, each of a few users: they are sorted faster than all of them."""
-    starts = np.searchsorted(indptr, np.arange(0, indptr[-1], ROWS_AT_A_TIME))
-    bounds = np.unique(np.append(indptr[starts], indptr[-1]))
-    return [slice(*pair) for pair in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
 class HeldOut(NamedTuple):
