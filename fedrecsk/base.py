@@ -222,7 +222,8 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         if hasattr(X, "columns"):
             # A DataFrame is read column by column, each with its type; later ones are not read.
             validate_data(self, X, skip_check_array=True, reset=reset)
-            table = _safe_indexing(X, list(range(min(2, X.shape[1]))), axis=1)
+            # Its shape is all that is left to check, and an array of both columns would be large.
+            table = np.broadcast_to(np.int8(0), (len(X), min(2, X.shape[1])))
             if y is None and not required:
                 check_array(table, input_name="X", estimator=self, **options)
                 return X, y

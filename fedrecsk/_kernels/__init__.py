@@ -15,6 +15,7 @@ _SUBMODULES = (
     "fedrec",
     "gram",
     "hamming",
+    "ids",
     "lightfr",
     "low_rank",
     "ragged",
@@ -24,6 +25,7 @@ _SUBMODULES = (
     "scores",
     "sgd",
     "shared",
+    "text",
     "topk",
     "wmf",
 )

@@ -3,11 +3,11 @@
 from numbers import Integral, Real
 
 import numpy as np
-from scipy import sparse
 from scipy.special import gammaincinv
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, validate_params
 
+from fedrecsk._order import stable_order
 from fedrecsk.datasets._bunch import check_pandas, make_X, make_y
 
 # Shares of MovieLens-100k's ratings up to each of its five stars.
@@ -406,7 +406,7 @@ def _lay_out(
 ) -> np.ndarray:
     """Return each row's time: a user's rows follow upon the arrival in order of `turns`."""
     order = np.argsort(turns)
-    grouped = order[_by_user(users[order], len(arrivals))]
+    grouped = order[stable_order(users[order], len(arrivals))]
     counts = np.bincount(users)
     begins = np.cumsum(counts) - counts
     gaps[begins] = 0
@@ -415,13 +415,6 @@ def _lay_out(
     times = np.empty(len(users), dtype=np.int64)
     times[grouped] = elapsed
     return times
-
-
-def _by_user(users: np.ndarray, n_users: int) -> np.ndarray:
-    """Order rows by user, else as they are: a stable sort in linear time."""
-    rows = np.arange(len(users))
-    entries = (np.ones(len(users), dtype=bool), (users, rows))
-    return sparse.csr_array(entries, shape=(n_users, len(users))).indices
 
 
 def _to_stars(opinion: np.ndarray, low: int, high: int) -> np.ndarray:

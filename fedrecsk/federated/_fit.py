@@ -58,8 +58,8 @@ class Run:
     clients : list of Clients
     client_ids : ndarray of shape (n_clients,)
     intrusion : Intrusion or None
-    fingerprint : bytes
-        Of the data.
+    fingerprint : bytes or None
+        Of the data; only where the fit can be continued.
     parameters : dict
         Those that must not change between the rounds of one run.
     """
@@ -106,7 +106,7 @@ class Run:
             clients,
             data.client_ids,
             intrusion,
-            data.fingerprint(),
+            data.fingerprint() if estimator.warm_start else None,
             _parameters_of_a_run(estimator),
         )
         run.block_of_client = np.empty(data.n_clients, dtype=np.int64)

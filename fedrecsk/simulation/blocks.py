@@ -117,16 +117,19 @@ def cut(data, groups=None, max_ratings=None, share=1.0):
     if max_ratings is None:
         max_ratings = block_size(data) / max(share, 1 / 8)
     groups = np.zeros(data.n_clients, dtype=np.int64) if groups is None else groups
-    sizes = np.diff(data.rating_indptr)
     order = np.argsort(groups, kind="stable")
-    blocks, start, filled = [], 0, 0
-    for k, client in enumerate(order):
-        full = filled and filled + sizes[client] > max_ratings
-        if k > start and (full or groups[client] != groups[order[start]]):
-            blocks.append(_block(data, order[start:k]))
-            start, filled = k, 0
-        filled += sizes[client]
-    blocks.append(_block(data, order[start:]))
+    sizes = np.diff(data.rating_indptr)[order]
+    ends = np.cumsum(sizes)
+    group_ends = np.append(np.flatnonzero(np.diff(groups[order])) + 1, len(order))
+    blocks, start = [], 0
+    for stop in group_ends:
+        while start < stop:
+            # As many clients as fit, and one at least.
+            before = ends[start] - sizes[start]
+            end = max(start + 1, int(np.searchsorted(ends, before + max_ratings, "right")))
+            end = min(end, stop)
+            blocks.append(_block(data, order[start:end]))
+            start = end
     return blocks
 
 
@@ -137,9 +140,11 @@ def of_clients(data, clients):
 
 def _block(data, clients):
     users = _runs(data.client_indptr, clients)
-    ratings = _runs(data.indptr, users)
-    if len(ratings) and ratings[-1] - ratings[0] + 1 == len(ratings):
-        ratings = slice(ratings[0], ratings[-1] + 1)
+    if len(users) and (np.diff(users) == 1).all():
+        # One run of rows: views instead of copies.
+        ratings = slice(data.indptr[users[0]], data.indptr[users[-1] + 1])
+    else:
+        ratings = _runs(data.indptr, users)
     return Block(
         clients=clients,
         users=users,
