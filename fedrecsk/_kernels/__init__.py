@@ -6,6 +6,8 @@ the package. Write ``from fedrecsk import _kernels`` and then ``_kernels.scores.
 
 import importlib
 
+from fedrecsk._interrupts import postponed
+
 _SUBMODULES = (
     "bayesian_svdpp",
     "fcf",
@@ -33,5 +35,7 @@ _SUBMODULES = (
 
 def __getattr__(name):
     if name in _SUBMODULES:
-        return importlib.import_module(f"{__name__}.{name}")
+        # Half of numba, imported up to an interrupt, could not be imported again.
+        with postponed():
+            return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
