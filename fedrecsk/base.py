@@ -23,7 +23,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from fedrecsk import _kernels, metrics
+from fedrecsk import _kernels, _memory, metrics
 from fedrecsk.interactions import (
     Ids,
     as_table,
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 SCORES_PER_BATCH = 2**22
+# Parameters that say how large the model is.
+_SIZES = ("n_factors", "n_bits")
 
 
 @dataclass(eq=False, repr=False)
@@ -80,6 +82,13 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
 
     def _check_before_fit(self):
         """Raise where parameters do not go together."""
+
+    def _least_bytes(self, data):
+        """Bytes that a fit to `data` (Interactions) takes at least, by the shapes of its arrays.
+
+        A fit is refused where so much memory is not there, so it must never be too much.
+        """
+        return 0
 
     def _response(self, scores):
         """Turn scores into estimated ratings; never reverses their order."""
@@ -165,6 +174,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             If an id is neither a string nor a number, or X is sparse.
         """
         data = self._prepared(X, y, clients, sample_weight)
+        self._require_memory(data)
         report = FitReport(self, X, y, sample_weight, data)
         report.begin()
         attributes = self._fit(data, report)
@@ -176,6 +186,19 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             setattr(self, name, value)
         report.end()
         return self
+
+    def _require_memory(self, data):
+        """Raise, before any work, if there is less memory than the fit takes at least."""
+        sizes = [name for name in _SIZES if name in self.get_params(deep=False)]
+        given = " with " + ", ".join(f"{n}={getattr(self, n)}" for n in sizes) if sizes else ""
+        _memory.require(
+            int(self._least_bytes(data)),
+            f"The vectors and sums of {type(self).__name__}{given}, for {data.n_users} users, "
+            f"{data.n_items} items and {len(data.items)} ratings,",
+            f"Lower {' or '.join(sizes)}, or leave out rare users and items."
+            if sizes
+            else "Leave out rare users and items.",
+        )
 
     def _prepared(self, X, y=None, clients=None, sample_weight=None):
         """Everything before a fit: checks, and the data encoded."""
@@ -222,7 +245,8 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         if hasattr(X, "columns"):
             # A DataFrame is read column by column, each with its type; later ones are not read.
             validate_data(self, X, skip_check_array=True, reset=reset)
-            table = _safe_indexing(X, list(range(min(2, X.shape[1]))), axis=1)
+            # Its shape is all that is left to check, and an array of both columns would be large.
+            table = np.broadcast_to(np.int8(0), (len(X), min(2, X.shape[1])))
             if y is None and not required:
                 check_array(table, input_name="X", estimator=self, **options)
                 return X, y

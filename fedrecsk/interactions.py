@@ -14,7 +14,11 @@ from scipy import sparse
 from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import check_consistent_length
 
+from fedrecsk import _kernels
+
 ROLES = ("user", "item")
+# So many are numbered by a hash table instead of sorted; also how many at a time.
+_MANY_IDS = 2**18
 NO_ID = "drop these or give them an id first."
 
 
@@ -213,6 +217,13 @@ class Ids:
         -------
         codes : ndarray of shape (n,), dtype int64
         """
+        has_table = self.values.dtype.kind in "iu" and _is_narrow(self.values)
+        if len(ids) < _MANY_IDS or ids.dtype.kind not in "iufU" or has_table:
+            return self._found(ids)
+        values, codes = unique_codes(ids)
+        return self._found(values)[codes]
+
+    def _found(self, ids):
         known, asked = self.values, ids
         if (known.dtype.kind == "U") != (asked.dtype.kind == "U"):
             fitted, given = ("strings", "numbers")[:: 1 if known.dtype.kind == "U" else -1]
@@ -259,13 +270,141 @@ def _is_narrow(integers):
 
 
 def unique_codes(ids):
-    """Sorted distinct ids and the position of each id among them; linear for narrow integers."""
-    if ids.dtype.kind not in "iu" or not _is_narrow(ids):
+    """Sorted distinct ids and the position of each id among them; linear for narrow integers
+    and for long arrays.
+    """
+    if ids.dtype.kind in "iu" and len(ids) and _is_narrow(ids):
+        return _narrow_codes(ids)
+    if len(ids) < _MANY_IDS or ids.dtype.kind not in "iufU":
         return np.unique(ids, return_inverse=True)
-    shifted = ids - ids.min()
-    present = np.zeros(int(shifted.max()) + 1, dtype=bool)
+    keys = _string_keys(ids) if ids.dtype.kind == "U" else _number_keys(ids)
+    first, codes = _numbered(next(keys))
+    for more in keys:
+        both = (codes.astype(np.uint64) << np.uint64(32)) | _numbered(more)[1].astype(np.uint64)
+        first, codes = _numbered(both)
+    values, ranks = np.unique(ids[first], return_inverse=True)
+    return values, ranks.astype(np.int32)[codes]
+
+
+def _narrow_codes(ids):
+    low, high = int(ids.min()), int(ids.max())
+    shifted = ids - low if ids.dtype.itemsize == 8 else ids.astype(np.int64) - low
+    present = np.zeros(high - low + 1, dtype=bool)
     present[shifted] = True
-    return np.flatnonzero(present).astype(ids.dtype) + ids.min(), (np.cumsum(present) - 1)[shifted]
+    ranks = np.cumsum(present, dtype=np.int32) - np.int32(1)
+    values = np.flatnonzero(present).astype(ids.dtype) + ids.dtype.type(low)
+    return values, ranks[shifted]
+
+
+def _number_keys(numbers):
+    """One 64-bit key for each number."""
+    if numbers.dtype.kind == "f":
+        # Adding zero makes -0.0 the same as 0.0.
+        yield (numbers.astype(np.float64) + 0.0).view(np.uint64)
+    else:
+        yield numbers.astype(np.int64 if numbers.dtype.kind == "i" else np.uint64).view(np.uint64)
+
+
+def _string_keys(strings):
+    """As many 64-bit keys for each string as its characters need."""
+    width = strings.dtype.itemsize // 4
+    characters = np.ascontiguousarray(strings).view(np.uint32).reshape(-1, width)
+    small = characters.max() < 256
+    per_key, dtype = (8, np.uint8) if small else (2, np.uint32)
+    for start in range(0, width, per_key):
+        piece = np.zeros((len(strings), per_key), dtype=dtype)
+        part = characters[:, start : start + per_key]
+        piece[:, : part.shape[1]] = part
+        yield piece.view(np.uint64).ravel()
+
+
+def _numbered(keys):
+    """Where each distinct key appears first, and each key's number among them."""
+    size, n_keys = 2**16, len(keys)
+    codes = np.empty(n_keys, dtype=np.int32)
+    slots, done, n = _table(size), 0, 0
+    distinct, first = np.empty(size // 2, dtype=np.uint64), np.empty(size // 2, dtype=np.int64)
+    while done < n_keys:
+        stop = min(done + _MANY_IDS, n_keys)
+        shift = np.uint64(64 - size.bit_length() + 1)
+        done, n = _kernels.ids.number(keys, done, stop, n, slots, shift, distinct, first, codes)
+        if done < stop:
+            # The table is half full: those in it move to a larger one, with the same numbers.
+            size *= 8
+            slots, known = _table(size), distinct
+            distinct, first = np.resize(distinct, size // 2), np.resize(first, size // 2)
+            shift = np.uint64(64 - size.bit_length() + 1)
+            ours = np.empty(n, dtype=np.int32)
+            where = np.empty(len(distinct), dtype=np.int64)
+            _kernels.ids.number(known, 0, n, 0, slots, shift, distinct, where, ours)
+    return first[:n], codes
+
+
+def _table(size):
+    return np.full(size, -1, dtype=np.int32)
+
+
+def coded_ids(ids, name):
+    """Sorted distinct ids, and the position of each id among them.
+
+    Like :func:`id_array` and then :func:`unique_codes`, but strings that Python or pandas has
+    numbered, or can number, are not copied first.
+
+    Parameters
+    ----------
+    ids : array-like of shape (n_ids,)
+    name : str
+        What the ids are, for the error messages.
+
+    Returns
+    -------
+    values : ndarray of shape (n_values,)
+    codes : ndarray of shape (n_ids,)
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`id_array` does.
+    """
+    numbered = _numbered_by_pandas(ids) or _numbered_by_python(ids)
+    if numbered is None:
+        return unique_codes(id_array(ids, name))
+    distinct, codes = numbered
+    values, ranks = np.unique(id_array(distinct, name), return_inverse=True)
+    return values, ranks.astype(np.int32)[codes]
+
+
+def _numbered_by_pandas(ids):
+    """Distinct ids and codes of a pandas column of strings or categories; None for others."""
+    if not hasattr(ids, "factorize") or isinstance(ids.dtype, np.dtype) or not len(ids):
+        return None
+    codes, distinct = ids.factorize()
+    # What is missing has the code -1, which :func:`id_array` is to complain about.
+    return None if codes.min() < 0 else (np.asarray(distinct), codes)
+
+
+def _numbered_by_python(ids):
+    """Distinct ids and codes of many string objects; None for others."""
+    ids = np.asarray(ids) if hasattr(ids, "dtype") else ids
+    if not isinstance(ids, np.ndarray) or ids.dtype != object:
+        return None
+    if ids.ndim != 1 or len(ids) < _MANY_IDS:
+        return None
+    numbers, parts = _Numbers(), []
+    for start in range(0, len(ids), _MANY_IDS):
+        part = ids[start : start + _MANY_IDS].tolist()
+        if not all(issubclass(kind, str) for kind in set(map(type, part))):
+            return None
+        parts.append(np.fromiter(map(numbers.__getitem__, part), np.int32, len(part)))
+    return np.array(list(numbers), dtype=object), np.concatenate(parts)
+
+
+class _Numbers(dict):
+    """Numbers keys in the order in which it is asked for them."""
+
+    def __missing__(self, key):
+        self[key] = number = len(self)
+        return number
 
 
 def _is_sorted(values):
@@ -393,57 +532,74 @@ def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None, drop_o
     TypeError
         If an id is neither a string nor a number.
     """
-    users, items = id_columns(X)
-    y = np.ones(len(users)) if y is None else np.asarray(y, dtype=np.float64)
-    weights = np.ones(len(users)) if sample_weight is None else sample_weight
+    users, items = _coded_columns(X)
     if clients is not None:
-        clients = id_array(clients, "clients")
-        check_consistent_length(users, clients)
-
-    present = weights > 0
-    if not present.any():
+        clients = coded_ids(clients, "clients")
+        check_consistent_length(users[1], clients[1])
+    if sample_weight is not None and not (sample_weight > 0).any():
         raise ValueError(
             "Sample weights must contain at least one non-zero number: rows of weight zero count "
             "as absent, and none are left."
         )
-    if item_ids is None:
-        item_ids = Ids(unique_codes(items[present])[0], "item ids")
-    elif not drop_other_items:
-        _check_items(items[present], item_ids)
-    item_codes = item_ids.codes(items)
-    present &= item_codes >= 0
+    absent = None if sample_weight is None else ~(sample_weight > 0)
+    item_ids, item_codes = _in_catalogue(*items, item_ids, absent, drop_other_items)
+    user_values, user_codes = users
+    client_values, client_of_user = user_values, np.arange(len(user_values))
+    if clients is not None:
+        client_values, client_of_user = clients[0], _one_client_each(*users, *clients)
 
-    user_values, user_codes = unique_codes(users)
-    if clients is None:
-        client_values, client_of_user = user_values, np.arange(len(user_values))
-    else:
-        client_values, client_codes = unique_codes(clients)
-        client_of_user = _one_client_each(user_values, user_codes, client_values, client_codes)
+    columns = user_codes, item_codes, None if y is None else np.asarray(y), sample_weight
+    present = item_codes >= 0
+    if not present.all():
+        columns = [None if column is None else column[present] for column in columns]
+    user_codes, item_codes, y, weights = columns
 
     # Users whose every row is gone vanish, and so do their clients.
-    kept_users = np.flatnonzero(np.bincount(user_codes[present], minlength=len(user_values)))
+    kept_users = np.flatnonzero(np.bincount(user_codes, minlength=len(user_values)))
     order = kept_users[np.argsort(client_of_user[kept_users], kind="stable")]
-    rank = np.full(len(user_values), -1)
+    rank = np.full(len(user_values), -1, dtype=np.int32)
     rank[order] = np.arange(len(order))
     kept_clients, users_per_client = np.unique(client_of_user[order], return_counts=True)
 
-    rows, cols, values, weights = _merge(
-        rank[user_codes[present]],
-        item_codes[present],
-        y[present],
-        weights[present],
-        n_items=len(item_ids),
+    indptr, items, values, weights = _merge(
+        rank[user_codes], item_codes, y, weights, (len(order), len(item_ids))
     )
     return Interactions(
         user_ids=Ids(user_values[order], "user ids"),
         item_ids=item_ids,
         client_ids=client_values[kept_clients],
         client_indptr=_indptr(users_per_client),
-        indptr=_indptr(np.bincount(rows, minlength=len(order))),
-        items=cols.astype(np.int32),
+        indptr=indptr,
+        items=items,
         values=values,
         weights=weights,
     )
+
+
+def _coded_columns(X):
+    """Distinct users and their codes, and the same of items."""
+    return tuple(
+        coded_ids(_safe_indexing(X, column, axis=1), f"{role} ids (column {column} of X)")
+        for column, role in enumerate(ROLES)
+    )
+
+
+def _in_catalogue(values, codes, item_ids, absent, drop_others):
+    """The catalogue, and each row's item in it: -1 for absent rows and others' items."""
+    if absent is not None:
+        codes = np.where(absent, -1, codes)
+        used = np.bincount(codes[~absent], minlength=len(values)) > 0
+    else:
+        used = np.ones(len(values), dtype=bool)
+    if item_ids is None:
+        item_ids = Ids(values[used], "item ids")
+        places = np.where(used, np.cumsum(used) - 1, -1)
+    else:
+        if not drop_others:
+            _check_items(values[used], item_ids)
+        places = item_ids.codes(values)
+    # An absent row's code, -1, is the last place.
+    return item_ids, np.append(places, -1).astype(np.int32)[codes]
 
 
 def _check_items(items, item_ids):
@@ -479,18 +635,43 @@ def _one_client_each(user_values, user_codes, client_values, client_codes):
     return first
 
 
-def _merge(users, items, values, weights, n_items):
-    pair = users * n_items + items
-    order = np.argsort(pair, kind="stable")
-    starts = np.flatnonzero(np.r_[True, np.diff(pair[order]) > 0])
-    if len(starts) < len(pair):
-        # Equal pairs are ordered by value and weight, so that sums do not depend on row order.
-        order = np.lexsort((weights, values, pair))
-        total = np.add.reduceat(weights[order], starts)
-        mean = np.add.reduceat((weights * values)[order], starts) / total
-        order = order[starts]
-        return users[order], items[order], mean, total
-    return users[order], items[order], values[order], weights[order]
+def _merge(users, items, values, weights, shape):
+    """Sort rows by user and item and merge equal pairs: indptr, items, values and weights."""
+    order, sorted_items, indptr = _by_user_and_item(users, items, shape)
+    repeats = np.zeros(len(order), dtype=bool)
+    np.equal(sorted_items[1:], sorted_items[:-1], out=repeats[1:])
+    repeats[indptr[:-1]] = False
+    if not repeats.any():
+        values = np.ones(len(order)) if values is None else _floats(values)[order]
+        weights = np.ones(len(order)) if weights is None else weights[order]
+        return indptr, sorted_items, values, weights
+    values = np.ones(len(order)) if values is None else _floats(values)
+    weights = np.ones(len(order)) if weights is None else weights
+    # Equal pairs are ordered by value and weight, so that sums do not depend on row order.
+    starts = np.flatnonzero(~repeats)
+    several = np.flatnonzero(repeats | np.append(repeats[1:], False))
+    pair = np.cumsum(~repeats)[several]
+    rows = order[several]
+    order[several] = rows[np.lexsort((weights[rows], values[rows], pair))]
+    total = np.add.reduceat(weights[order], starts)
+    mean = np.add.reduceat((weights * values)[order], starts) / total
+    kept = np.append(0, np.cumsum(~repeats))
+    return kept[indptr], sorted_items[starts], mean, total
+
+
+def _floats(values):
+    return np.asarray(values, dtype=np.float64)
+
+
+def _by_user_and_item(users, items, shape):
+    """The order of rows by user and item, the items in it, and where each user's begin."""
+    n_users, n_items = shape
+    rows = np.arange(len(users), dtype=np.int32)
+    # A row number for a column, so that no two entries are added up.
+    by_user = sparse.csr_array((items, (users, rows)), shape=(n_users, len(users)))
+    both = sparse.csr_array((by_user.indices, by_user.data, by_user.indptr), shape=shape)
+    both.sort_indices()
+    return both.data, both.indices.astype(np.int32, copy=False), both.indptr.astype(np.int64)
 
 
 def _indptr(counts):

@@ -1,12 +1,15 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
+from fedrecsk import interactions
 from fedrecsk.interactions import (
     Ids,
     as_table,
+    coded_ids,
     encode,
     id_array,
     id_columns,
@@ -188,3 +191,71 @@ def test_ids_are_named_in_order_and_a_few_at_most():
     assert named("user", np.array([7])) == "user 7"
     assert named("user", np.array([7, 3, 7])) == "users 3, 7"
     assert named("item", np.array(["d", "b", "e", "a", "c"])) == "items a, b, c and 2 more"
+
+
+LONG_IDS = st.one_of(
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1).map(np.array),
+    st.lists(st.integers(0, 2**64 - 1), min_size=1).map(lambda ids: np.array(ids, dtype="u8")),
+    st.lists(st.floats(-1e15, 1e15), min_size=1).map(np.array),
+    st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), min_size=1).map(
+        lambda ids: np.array(ids, dtype=str)
+    ),
+    st.lists(st.text("ab", max_size=20), min_size=1).map(lambda ids: np.array(ids, dtype=str)),
+)
+
+
+@settings(deadline=None)
+@given(LONG_IDS)
+def test_long_columns_are_numbered_as_short_ones_are(ids):
+    expected_values, expected = np.unique(ids, return_inverse=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interactions, "_MANY_IDS", 1)
+        values, codes = unique_codes(ids)
+        assert_array_equal(Ids(values[::2], "ids").codes(ids), np.where(codes % 2, -1, codes // 2))
+    assert values.dtype == expected_values.dtype
+    assert_array_equal(values, expected_values)
+    assert_array_equal(codes, expected)
+
+
+def test_more_ids_than_the_first_table_holds():
+    ids = np.random.RandomState(0).randint(-(2**62), 2**62, size=300_000)
+    ids = np.concatenate([ids, ids])
+    values, codes = unique_codes(ids)
+    assert_array_equal(values, np.unique(ids))
+    assert_array_equal(values[codes], ids)
+
+
+def _columns_of_strings(names, codes):
+    return {
+        "numpy": names.astype(str)[codes],
+        "objects": names[codes],
+        "pandas": pd.Series(names[codes], dtype="str"),
+        "categories": pd.Series(pd.Categorical.from_codes(codes, names)),
+    }
+
+
+def test_strings_in_whatever_column_have_the_same_codes(monkeypatch):
+    monkeypatch.setattr(interactions, "_MANY_IDS", 100)
+    names = np.array([f"name {k * 7 % 50}" for k in range(50)], dtype=object)
+    codes = np.random.RandomState(0).randint(1, 50, size=1000)
+    expected = np.unique(names.astype(str)[codes], return_inverse=True)
+    for ids in _columns_of_strings(names, codes).values():
+        values, found = coded_ids(ids, "user ids")
+        assert values.dtype == expected[0].dtype
+        assert_array_equal(values, expected[0])
+        assert_array_equal(found, expected[1])
+
+
+@pytest.mark.parametrize("missing", [None, np.nan])
+@pytest.mark.parametrize("dtype", ["str", "category", object])
+def test_a_missing_string_among_many_is_an_error(monkeypatch, missing, dtype):
+    monkeypatch.setattr(interactions, "_MANY_IDS", 2)
+    column = pd.Series(["ann", "bob", missing, "ann"], dtype=dtype)
+    with pytest.raises((ValueError, TypeError), match="user ids"):
+        coded_ids(column, "user ids")
+
+
+def test_whole_numbers_of_a_nullable_column():
+    values, codes = coded_ids(pd.Series([7, 3, 7], dtype="Int64"), "user ids")
+    assert values.dtype == np.int64
+    assert values.tolist() == [3, 7] and codes.tolist() == [1, 0, 1]

@@ -6,6 +6,8 @@ the package. Write ``from fedrecsk import _kernels`` and then ``_kernels.scores.
 
 import importlib
 
+from fedrecsk._interrupts import postponed
+
 _SUBMODULES = (
     "bayesian_svdpp",
     "fcf",
@@ -15,6 +17,7 @@ _SUBMODULES = (
     "fedrec",
     "gram",
     "hamming",
+    "ids",
     "lightfr",
     "low_rank",
     "ragged",
@@ -24,6 +27,7 @@ _SUBMODULES = (
     "scores",
     "sgd",
     "shared",
+    "text",
     "topk",
     "wmf",
 )
@@ -31,7 +35,9 @@ _SUBMODULES = (
 
 def __getattr__(name):
     if name in _SUBMODULES:
-        return importlib.import_module(f"{__name__}.{name}")
+        # Half of numba, imported up to an interrupt, could not be imported again.
+        with postponed():
+            return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

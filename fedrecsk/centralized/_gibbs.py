@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from joblib import Parallel, delayed, effective_n_jobs
+from joblib import Parallel, delayed
 from scipy import sparse
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from fedrecsk import _kernels
+from fedrecsk._threads import n_threads
 
 # Every precision has the prior Gamma(SHAPE, rate RATE), which is nearly flat for a scale. A large
 # rate would keep factors that the data do not need from vanishing: sparse data are then overfitted.
@@ -258,7 +259,7 @@ def draw_side(side, factors, prior, precisions, normal, out, n_jobs=None, normal
         normal_again = np.empty((0, normal.shape[1]))
     drawn = module.Drawn(out, np.empty_like(normal_again), np.empty(len(out)))
     rest = side, factors, prior, module.Noise(*precisions), normal, normal_again, drawn
-    n_parts = effective_n_jobs(n_jobs)
+    n_parts = n_threads(n_jobs)
     if n_parts == 1:
         module.rows(0, len(out), *rest)
         return drawn.squares, drawn.again

@@ -117,6 +117,9 @@ class GradientDescent(RatingMixin, Recommender):
         self._run = run if self.warm_start else None
         return attributes
 
+    def _least_bytes(self, data):
+        return 4 * self.n_factors * (data.n_users + data.n_items)
+
     def _check_finite(self, run):
         arrays = run.state.values()
         if not all(np.isfinite(array).all() for array in (run.loss_curve[-1], *arrays)):

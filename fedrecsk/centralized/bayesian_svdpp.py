@@ -14,6 +14,7 @@ from sklearn.utils.parallel import _get_threadpool_controller
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._threads import N_JOBS
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.centralized import _gibbs
 from fedrecsk.centralized._sgd import Rows
@@ -180,7 +181,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
         "kernel_rank": [Interval(Integral, 0, None, closed="left")],
         "noise_df": [Interval(Real, 0, None, closed="neither"), None],
         "warm_start": ["boolean"],
-        "n_jobs": [Integral, None],
+        "n_jobs": N_JOBS,
         "random_state": ["random_state"],
     }
 
@@ -208,6 +209,9 @@ class BayesianSVDpp(RatingMixin, Recommender):
         attributes = self._finished(run, rows, problem.rated)
         self._run = run if self.warm_start else None
         return attributes
+
+    def _least_bytes(self, data):
+        return 8 * self.n_factors * (data.n_users + 2 * data.n_items)
 
     def _check_memory(self, n_users, n_items):
         per_sample = np.dtype(DTYPE).itemsize * (self.n_factors + 1) * (n_users + 2 * n_items)

@@ -12,7 +12,6 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from joblib import effective_n_jobs
 from scipy import sparse
 from scipy.special import expit
 from sklearn.utils import check_random_state
@@ -20,6 +19,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.parallel import _get_threadpool_controller
 
 from fedrecsk._docs import documented
+from fedrecsk._threads import N_JOBS, n_threads
 from fedrecsk.base import RankingMixin, Recommender, check_likes
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
         "n_factors": [Interval(Integral, 1, None, closed="left")],
         "regularization": [Interval(Real, 0, None, closed="left")],
         "n_iterations": [Interval(Integral, 1, None, closed="left")],
-        "n_jobs": [Integral, None],
+        "n_jobs": N_JOBS,
         "random_state": ["random_state"],
     }
 
@@ -69,6 +69,9 @@ class ImplicitRecommender(RankingMixin, Recommender):
     def _n_tasks(self):
         return self.n_iterations
 
+    def _least_bytes(self, data):
+        return 4 * self.n_factors * (data.n_users + data.n_items)
+
     def _fit(self, data, report):
         # The library's draws go by row, so rows are in the order of ids, whatever the clients.
         order = np.argsort(data.user_ids.values, kind="stable")
@@ -76,7 +79,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
         # Also its draws by item, so these are the items with rows and not the whole catalogue.
         items = np.flatnonzero(np.bincount(data.items, minlength=data.n_items))
         check_likes(data)
-        n_threads = effective_n_jobs(self.n_jobs)
+        threads = n_threads(self.n_jobs)
         seed = self.random_state
         if not isinstance(seed, Integral):
             seed = check_random_state(seed).randint(2**31 - 1)
@@ -98,7 +101,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
                 close = report.step("iteration")
 
         with _single_threaded_blas(), contextlib.suppress(_Stop):
-            model = self._library_model(n_threads, int(seed))
+            model = self._library_model(threads, int(seed))
             some = len(items) < data.n_items
             model.fit(
                 likes[:, items] if some else likes, show_progress=False, callback=after_iteration
@@ -270,7 +273,7 @@ class ImplicitALS(ImplicitRecommender):
         }
 
     def _newcomers(self, likes):
-        model = self._library_model(effective_n_jobs(self.n_jobs), self._seed)
+        model = self._library_model(n_threads(self.n_jobs), self._seed)
         model.item_factors = self.item_factors_
         model.factors = self.item_factors_.shape[1]
         return {"user_factors_": model.recalculate_user(np.arange(likes.shape[0]), likes)}

@@ -140,6 +140,9 @@ class SVDpp(BiasedMF):
         "reg_implicit": [Interval(Real, 0, None, closed="left")],
     }
 
+    def _least_bytes(self, data):
+        return super()._least_bytes(data) + 4 * self.n_factors * data.n_items
+
     def _start(self, rows, key):
         generator = key.generator("first implicit vectors")
         Y = item_vectors(rows, self.n_factors, self.init_std, generator)

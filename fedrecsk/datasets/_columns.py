@@ -117,11 +117,14 @@ def _is_number(field: str) -> bool:
 def typed(chunks: list[np.ndarray]) -> np.ndarray:
     """Join chunks of texts as int64 if all are whole numbers, else as float64, else as str.
 
+    A chunk of int64 stands for the texts that these numbers have.
+
     The type is only narrowed where no two different texts become one value: `007` and
     `7` (or `1.10` and `1.1`) may be two items, so such a column stays text.
     """
-    if all(_are_whole_numbers(chunk) for chunk in chunks):
+    if all(chunk.dtype == np.int64 or _are_whole_numbers(chunk) for chunk in chunks):
         return np.concatenate([chunk.astype(np.int64) for chunk in chunks])
+    chunks = [chunk.astype(str) if chunk.dtype == np.int64 else chunk for chunk in chunks]
     if all(_are_numbers(chunk) for chunk in chunks):
         texts = np.concatenate(chunks)
         numbers = texts.astype(np.float64)

@@ -31,18 +31,26 @@ class TextSource:
         # utf-8-sig also reads plain UTF-8; it drops the mark that Excel puts first.
         is_utf8 = self.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
         encoding = "utf-8-sig" if is_utf8 else self.encoding
+        try:
+            with (
+                self.open_bytes() as binary,
+                io.TextIOWrapper(binary, encoding=encoding, newline="") as text,
+            ):
+                yield text
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self.name} is not {self.encoding} text ({error.reason} at byte "
+                f"{error.start} of a block). Pass its encoding, for example "
+                "encoding='latin-1'."
+            ) from error
+
+    @contextmanager
+    def open_bytes(self) -> Iterator[io.BufferedIOBase]:
+        """Open the text's bytes; those of a damaged gzip file are an error that names it."""
         with self.open_binary() as raw:
             is_gzip = raw.peek(2)[:2] == _GZIP_MAGIC
-            binary = gzip.GzipFile(fileobj=raw) if is_gzip else raw
             try:
-                with io.TextIOWrapper(binary, encoding=encoding, newline="") as text:
-                    yield text
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{self.name} is not {self.encoding} text ({error.reason} at byte "
-                    f"{error.start} of a block). Pass its encoding, for example "
-                    "encoding='latin-1'."
-                ) from error
+                yield gzip.GzipFile(fileobj=raw) if is_gzip else raw
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise ValueError(
                     f"{self.name} is a damaged gzip file ({error}). Fetch or compress it again."

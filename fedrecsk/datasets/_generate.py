@@ -7,6 +7,7 @@ from scipy.special import gammaincinv
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, validate_params
 
+from fedrecsk._order import stable_order
 from fedrecsk.datasets._bunch import check_pandas, make_X, make_y
 
 # Shares of MovieLens-100k's ratings up to each of its five stars.
@@ -33,6 +34,12 @@ _BETWEEN_SESSIONS = 14 * 86_400
 _WITHIN_SESSION = 30
 
 _BLOCK = 1 << 22  # user-item pairs held in memory at a time
+
+# Up to so many user-item pairs, each gets noise of its own and each user's pairs are ranked by
+# it. For more, items are drawn one by one, which gives the same distribution.
+_RANKED_PAIRS = 1 << 26
+_DRAWN_BLOCK = 1 << 20  # pairs in a block then: few enough to stay in the processor's cache
+_GROUP = 32  # items that are first drawn as one
 
 
 @validate_params(
@@ -156,7 +163,7 @@ def make_ratings(
     ===================================   =============   =============
 
     The time, but not the memory, grows with `n_users * n_items`: a set of MovieLens-1M's size
-    takes about two seconds.
+    takes about two seconds, one of MovieLens-25M's about half a minute.
 
     Examples
     --------
@@ -183,7 +190,7 @@ def make_ratings(
     item_bias = _ITEM_BIAS * rng.standard_normal(n_items)
     item_bias += _ITEM_BIAS_PER_LOG_POPULARITY * log_popularity
     opinion = user_bias[users] + item_bias[items]
-    opinion += np.einsum("ij,ij->i", user_factors[users], item_factors[items])
+    _add_products(opinion, users, items, user_factors, item_factors)
     opinion += noise * rng.standard_normal(n_ratings)
 
     columns = {"user": users, "item": items}
@@ -277,6 +284,12 @@ def _draw_pairs(rng, n_per_user, log_popularity, user_factors, item_factors):
 
 def _choose_items(rng, n_per_user, log_popularity, user_factors, item_factors) -> np.ndarray:
     """Let each user draw different items, the popular and the liked more often."""
+    few = len(n_per_user) * len(log_popularity) <= _RANKED_PAIRS
+    choose = _rank_items if few else _draw_items
+    return choose(rng, n_per_user, log_popularity, user_factors, item_factors)
+
+
+def _rank_items(rng, n_per_user, log_popularity, user_factors, item_factors):
     n_users, n_items = len(n_per_user), len(log_popularity)
     size = max(1, _BLOCK // n_items)
     chosen = []
@@ -290,13 +303,91 @@ def _choose_items(rng, n_per_user, log_popularity, user_factors, item_factors) -
     return np.concatenate(chosen)
 
 
+def _draw_items(rng, n_per_user, log_popularity, user_factors, item_factors):
+    n_users, n_items = len(n_per_user), len(log_popularity)
+    # The popularity is one factor more. Groups are filled up with items that nobody wants.
+    users = np.column_stack([user_factors, np.ones(n_users)]).astype(np.float32)
+    items = np.zeros((users.shape[1], -(-n_items // _GROUP) * _GROUP), dtype=np.float32)
+    items[:-1, :n_items], items[-1, :n_items] = item_factors.T, log_popularity
+    size = max(1, _DRAWN_BLOCK // items.shape[1])
+    chosen = []
+    for start in range(0, n_users, size):
+        weights = users[start : start + size] @ items
+        weights -= weights[:, :n_items].max(axis=1, keepdims=True)
+        np.exp(weights, out=weights)
+        weights[:, n_items:] = 0
+        chosen.append(_draw_different(rng, weights, n_per_user[start : start + size], n_items))
+    return np.concatenate(chosen)
+
+
+def _draw_different(rng, weights, n_per_row, n_items) -> np.ndarray:
+    """Draw items with probabilities in proportion to each row's weights, until all has enough.
+
+    What a row draws again does not count. Rows follow upon each other, each with ascending items.
+    """
+    n_rows, width = weights.shape
+    drawn, short, missing = np.empty(0, dtype=np.int64), np.arange(n_rows), n_per_row
+    while len(short):
+        # A few to spare, because most who draw often draw something twice.
+        rows = np.repeat(np.arange(len(short)), missing + missing // 8 + 4)
+        of_short = weights if len(short) == n_rows else weights[short]
+        cells = short[rows] * width + _draw_columns(rng, of_short, rows)
+        # Rounding errors can lead to a neighbour that must not be drawn.
+        cells = cells[weights.ravel()[cells] > 0]
+        drawn = _first_of_each_row(np.concatenate([drawn, cells]), width, n_per_row)
+        missing = n_per_row - np.bincount(drawn // width, minlength=n_rows)
+        short = np.flatnonzero(missing)
+        missing = missing[short]
+        # However little they weigh, there must be something left to draw.
+        weights[short, :n_items] = np.maximum(weights[short, :n_items], np.float32(1e-30))
+        weights.ravel()[drawn] = 0
+    return np.sort(drawn) % width
+
+
+def _draw_columns(rng, weights, rows) -> np.ndarray:
+    """Draw a column for each of `rows` (ascending): first a group of columns, then one of it."""
+    groups = weights.reshape(-1, _GROUP)
+    per_row = weights.shape[1] // _GROUP
+    ends = np.cumsum(groups @ np.ones(_GROUP, dtype=np.float32), dtype=np.float64)
+    begin, end = np.append(0.0, ends)[rows * per_row], ends[(rows + 1) * per_row - 1]
+    group = np.searchsorted(ends, begin + rng.random_sample(len(rows)) * (end - begin), "right")
+    group = np.minimum(group, (rows + 1) * per_row - 1)
+    within = np.cumsum(groups[group], axis=1)
+    column = (within <= rng.random_sample((len(rows), 1)) * within[:, -1:]).sum(axis=1)
+    return (group - rows * per_row) * _GROUP + np.minimum(column, _GROUP - 1)
+
+
+def _first_of_each_row(cells, width, n_per_row) -> np.ndarray:
+    """Keep the first so many different cells of each row."""
+    _, first = np.unique(cells, return_index=True)
+    cells = cells[np.sort(first)]
+    rows = cells // width
+    order = np.argsort(rows, kind="stable")
+    begins = np.searchsorted(rows[order], np.arange(len(n_per_row)))
+    place = np.empty(len(cells), dtype=np.int64)
+    place[order] = np.arange(len(cells)) - begins[rows[order]]
+    return cells[place < n_per_row[rows]]
+
+
 def _rate_the_unrated(items: np.ndarray, n_items: int) -> None:
     """Give each item without a rating one of an item that has several, in place."""
     # No pair can occur twice: nobody has the new item yet.
-    present, first = np.unique(items, return_index=True)
-    spare = np.delete(np.arange(len(items)), first)
-    unrated = np.setdiff1d(np.arange(n_items), present)[: len(spare)]
-    items[spare[: len(unrated)]] = unrated
+    first = np.full(n_items, -1)
+    first[items[::-1]] = np.arange(len(items))[::-1]
+    unrated = np.flatnonzero(first < 0)
+    is_spare = np.ones(len(items), dtype=bool)
+    is_spare[first[first >= 0]] = False
+    spare = np.flatnonzero(is_spare)[: len(unrated)]
+    items[spare] = unrated[: len(spare)]
+
+
+def _add_products(totals, users, items, user_factors, item_factors) -> None:
+    """Add to each row's total the product of its user's and its item's factors, in place."""
+    for start in range(0, len(totals), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        totals[block] += np.einsum(
+            "ij,ij->i", user_factors[users[block]], item_factors[items[block]]
+        )
 
 
 def _draw_arrivals(rng, n_users: int) -> np.ndarray:
@@ -314,13 +405,15 @@ def _lay_out(
     users: np.ndarray, turns: np.ndarray, arrivals: np.ndarray, gaps: np.ndarray
 ) -> np.ndarray:
     """Return each row's time: a user's rows follow upon the arrival in order of `turns`."""
-    grouped = np.lexsort((turns, users))
-    begins = np.searchsorted(users[grouped], np.arange(len(arrivals)))
+    order = np.argsort(turns)
+    grouped = order[stable_order(users[order], len(arrivals))]
+    counts = np.bincount(users)
+    begins = np.cumsum(counts) - counts
     gaps[begins] = 0
     elapsed = np.cumsum(gaps)
-    elapsed -= np.repeat(elapsed[begins], np.diff(np.append(begins, len(users))))
+    elapsed += np.repeat(_FIRST_SECOND + arrivals - elapsed[begins], counts)
     times = np.empty(len(users), dtype=np.int64)
-    times[grouped] = _FIRST_SECOND + arrivals[users[grouped]] + elapsed
+    times[grouped] = elapsed
     return times
 
 

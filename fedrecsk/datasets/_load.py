@@ -12,6 +12,7 @@ from sklearn.utils._param_validation import StrOptions, validate_params
 from fedrecsk.datasets import _columns
 from fedrecsk.datasets._bunch import check_pandas, make_bunch, make_X, make_y
 from fedrecsk.datasets._delimited import Row, TextSource, read_rows, sniff_separator
+from fedrecsk.datasets._plain import read_plain
 
 # Rows converted at a time: enough to amortise numpy's calls, few enough that their Python
 # strings stay in cache.
@@ -190,13 +191,18 @@ def read_ratings(
         names = [name.strip() for name in first] if header else None
         roles = _columns.assign_roles(columns, names, len(first), source.name)
 
-        body = chain(head[1:] if header else head, rows)
-        parts = {role: [] for role in roles}
-        while chunk := _next_chunk(body):
-            for role, position in roles.items():
-                parts[role].append(
-                    _convert(role, position, *chunk, source.name, is_number=role in numbers)
-                )
+        n_skipped = 1 if header else 0
+        parts = None
+        if head[0][0] == 1:
+            parts = read_plain(source, sep, len(first), roles, numbers, n_skipped=n_skipped)
+        if parts is None:
+            body = chain(head[n_skipped:], rows)
+            parts = {role: [] for role in roles}
+            while chunk := _next_chunk(body):
+                for role, position in roles.items():
+                    parts[role].append(
+                        _convert(role, position, *chunk, source.name, is_number=role in numbers)
+                    )
 
     if not parts["user"]:
         raise ValueError(f"{source.name} has a header and no rows after it.")

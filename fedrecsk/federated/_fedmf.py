@@ -56,6 +56,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
     _single_uploads = True
     _inversion = staticmethod(sampled)
     _dtype = np.float32
+    _user_width = "n_factors"
 
     # --------------------------------------------------------------- before the rounds
 
@@ -96,6 +97,10 @@ class AveragedItems(RankingMixin, FederatedRecommender):
             "feedback": self._feedback(block, message),
             "users": users.astype(self._dtype),
         }
+
+    def _least_bytes(self, data):
+        # The mean update beside the sum.
+        return super()._least_bytes(data) + 8 * data.n_items * self._n_columns
 
     def _upload_forms(self, n_items):
         forms = {"updates": Form((n_items, self._n_columns))}

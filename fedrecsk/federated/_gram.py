@@ -99,6 +99,10 @@ class FederatedGram(RankingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------------------ checks
 
+    def _least_bytes(self, data):
+        # `_check_setting` knows more.
+        return 0
+
     def _check_before_fit(self):
         name, federation = type(self).__name__, self._setting()
         if federation.local_dp is not None:

@@ -17,6 +17,7 @@ class WMFUsers:
     """
 
     _dtype = np.float32
+    _user_width = "n_factors"
 
     def _on_receipt(self, message, key):
         if "gram" in message or "item_factors" not in message:

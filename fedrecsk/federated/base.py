@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
+from math import prod
 from numbers import Integral, Real
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from sklearn.base import clone
 from sklearn.utils._param_validation import Interval
 from sklearn.utils.parallel import _get_threadpool_controller
 
+from fedrecsk._threads import N_JOBS
 from fedrecsk.base import Recommender
 from fedrecsk.federated import _fit
 from fedrecsk.simulation import blocks as _blocks
@@ -56,7 +58,7 @@ class FederatedRecommender(Recommender):
         "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
         "tol": [Interval(Real, 0, None, closed="left")],
         "warm_start": ["boolean"],
-        "n_jobs": [Integral, None],
+        "n_jobs": N_JOBS,
         "random_state": ["random_state"],
         "federation": [Federation, None],
     }
@@ -85,6 +87,10 @@ class FederatedRecommender(Recommender):
 
     # Whether ``Federation(sampling="auto")`` means cohorts that take turns.
     _prefers_rotation = False
+
+    # The parameter that says how many numbers of `_dtype` every user keeps. None: they need not
+    # be that many. It serves to refuse fits for which there is not enough memory.
+    _user_width = None
 
     # How a curious server inverts one upload; see :func:`fedrecsk.attacks.measure_leak`.
     _inversion = None
@@ -276,6 +282,17 @@ class FederatedRecommender(Recommender):
         if nested and self.federation is None and params.get("federation") is None:
             params["federation"] = Federation()
         return super().set_params(**params)
+
+    def _least_bytes(self, data):
+        # A round's sums, the server's model, and users' vectors during and after the rounds.
+        itemsize = np.dtype(getattr(self, "_dtype", np.float32)).itemsize
+        forms = self._upload_forms(data.n_items).values()
+        total = sum(prod(form.shape) * np.dtype(form.sum_dtype).itemsize for form in forms)
+        model = [form for form in forms if form.learned and not form.is_integer]
+        total += itemsize * sum(prod(f.shape) for f in model if f.shape[0] == data.n_items)
+        if self._user_width is not None and self.client_fraction == 1:
+            total += 2 * itemsize * data.n_users * getattr(self, self._user_width)
+        return total
 
     def _check_before_fit(self):
         federation = self._setting()

@@ -151,6 +151,11 @@ class CoLR(AveragedItems):
 
     # -------------------------------------------------------------------- what differs
 
+    def _least_bytes(self, data):
+        # The factors have more columns than what is sent, and B is completed in float64.
+        factors = np.dtype(self._dtype).itemsize * data.n_items * self.n_factors
+        return super()._least_bytes(data) + factors + 8 * self.n_factors**2
+
     def _directions(self, key):
         """Orthonormal rows, (n_factors, n_factors): B's, and any that complete them."""
         normal = key.generator("basis").standard_normal((self.n_factors, self.rank))

@@ -184,6 +184,7 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
     _single_uploads = True
     _inversion = staticmethod(invert)
     _dtype = np.float32
+    _user_width = "n_factors"
 
     # --------------------------------------------------------------- before the rounds
 

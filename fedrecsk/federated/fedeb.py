@@ -223,6 +223,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     _prefers_rotation = True
     _inversion = staticmethod(invert)
     _dtype = np.float32
+    _user_width = "n_factors"
     # How many ratings the prior of a user's own precision is worth (nu).
     _nu = 10.0
 
@@ -314,6 +315,10 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             "users": np.zeros((block.n_users, self.n_factors + 1), self._dtype),
             "unit": self._unit(low, high),
         }
+
+    def _least_bytes(self, data):
+        covariances = np.dtype(self._dtype).itemsize * data.n_users * (self.n_factors + 1) ** 2
+        return super()._least_bytes(data) + (covariances if self.client_fraction == 1 else 0)
 
     def _upload_forms(self, n_items):
         rows = "all" if self.upload == "all" else "held"

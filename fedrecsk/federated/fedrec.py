@@ -203,6 +203,7 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     _single_uploads = True
     _inversion = staticmethod(invert)
     _dtype = np.float32
+    _user_width = "n_factors"
 
     # --------------------------------------------------------------- before the rounds
 

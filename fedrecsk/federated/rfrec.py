@@ -206,6 +206,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     _single_uploads = True
     _inversion = staticmethod(invert)
     _dtype = np.float32
+    _user_width = "n_factors"
 
     @property
     def _shares_state(self):
@@ -299,6 +300,11 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             "joined": np.zeros(block.n_clients, dtype=bool),
             "steps": np.zeros(block.n_clients, dtype=np.int64),
         }
+
+    def _least_bytes(self, data):
+        own = np.dtype(self._dtype).itemsize * len(data.items) * self._width
+        everybody = self.client_fraction == 1 and not self.early_stopping
+        return super()._least_bytes(data) + (own if everybody else 0)
 
     def _upload_forms(self, n_items):
         clip = None if self._local_dp is None else self._clip

@@ -26,7 +26,6 @@ from sklearn.metrics._scorer import _BaseScorer, _MultimetricScorer
 from sklearn.model_selection import check_cv, cross_validate
 from sklearn.utils import _safe_indexing, get_tags
 from sklearn.utils._param_validation import (
-    Interval,
     InvalidParameterError,
     StrOptions,
     validate_parameter_constraints,
@@ -36,6 +35,7 @@ from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk import _kernels
+from fedrecsk._threads import N_JOBS
 from fedrecsk.metrics import (
     bytes_down_scorer,
     bytes_up_scorer,
@@ -71,11 +71,7 @@ _PARAMETERS = {
     "scoring": [str, list, tuple, dict, callable, None],
     "clients": ["array-like", None],
     "sample_weight": ["array-like", None],
-    "n_jobs": [
-        Interval(Integral, 1, None, closed="left"),
-        Interval(Integral, None, -1, closed="right"),
-        None,
-    ],
+    "n_jobs": N_JOBS,
     "return_estimator": ["boolean"],
     "error_score": [StrOptions({"raise"}), "nan"],
 }

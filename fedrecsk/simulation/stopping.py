@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedrecsk._order import stable_order
 from fedrecsk.simulation.messages import Message
 
 
@@ -39,7 +40,8 @@ def hold_out(data, fraction, key):
     chance = key.uniform("held-out rows of a user", np.arange(data.n_users))
     n_held_out = np.minimum(np.floor(fraction * lengths + chance), lengths - 1)
     draws = key.uniform("held-out row", users * 2**32 + place)
-    order = np.lexsort((draws, users))
+    order = np.argsort(draws)
+    order = order[stable_order(users[order], data.n_users)]
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = place
     mask = rank < np.repeat(n_held_out, lengths)

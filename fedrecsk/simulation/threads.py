@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
-from joblib import effective_n_jobs
+from fedrecsk._threads import n_threads
 
 
 class Threads:
@@ -17,11 +17,11 @@ class Threads:
     Parameters
     ----------
     n_jobs : int or None
-        As in :class:`joblib.Parallel`.
+        As in :class:`joblib.Parallel`, but never more threads than processors.
     """
 
     def __init__(self, n_jobs):
-        self.n_threads = effective_n_jobs(n_jobs)
+        self.n_threads = n_threads(n_jobs)
         self._pool = ThreadPoolExecutor(self.n_threads) if self.n_threads > 1 else None
 
     def __enter__(self):

@@ -111,6 +111,35 @@ def test_the_size_of_blocks_changes_nothing(monkeypatch):
         assert_array_equal(a, b)
 
 
+def test_items_drawn_one_by_one_are_as_popular_and_as_liked(monkeypatch):
+    popularity = 2.0 * np.arange(50) / 50
+    users, items = _generate._draw_taste(np.random.RandomState(0), 4, 50, 3, 1.0)
+    # Every user 5000 times, so that the frequencies are close to the probabilities.
+    users, n_per_user = np.tile(users, (5000, 1)), np.tile([1, 5, 20, 50], 5000)
+
+    def shares(choose):
+        chosen = choose(np.random.RandomState(1), n_per_user, popularity, users, items)
+        person = np.repeat(np.tile(np.arange(4), 5000), n_per_user)
+        counts = np.zeros((4, 50))
+        np.add.at(counts, (person, chosen), 1)
+        rows = np.repeat(np.arange(20_000), n_per_user)
+        assert len(np.unique(rows * 50 + chosen)) == len(chosen)
+        return counts / 5000
+
+    one_by_one = shares(_generate._draw_items)
+    assert_array_equal(one_by_one[3], np.ones(50))
+    # Four standard deviations of the difference of two shares.
+    assert np.abs(one_by_one - shares(_generate._rank_items)).max() < 4 * np.sqrt(0.5 / 5000)
+
+
+@pytest.mark.parametrize("popularity", [0, 4.7, 500])
+def test_many_pairs(monkeypatch, popularity):
+    monkeypatch.setattr(_generate, "_RANKED_PAIRS", 0)
+    X, _ = make_ratings(40, 60, 2000, popularity=popularity, random_state=0)
+    assert len(np.unique(X[:, :2], axis=0)) == 2000
+    assert_array_equal(np.unique(X[:, 1]), np.arange(60))
+
+
 def test_default_resembles_movielens_100k():
     # On the right of each: what MovieLens-100k has.
     X, y = make_ratings(random_state=0)

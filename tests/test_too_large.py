@@ -1,0 +1,109 @@
+"""Fits that need more memory than there is, and numbers of threads that make no sense."""
+
+import tracemalloc
+import warnings
+
+import pytest
+from numpy.testing import assert_array_equal
+
+import fedrecsk
+from fedrecsk import _memory
+from fedrecsk._threads import n_threads
+from fedrecsk.datasets import make_ratings
+from fedrecsk.model_selection import compare
+
+ESTIMATORS = [getattr(fedrecsk, name) for name in fedrecsk.__all__]
+ESTIMATORS = [one for one in ESTIMATORS if hasattr(one, "fit")]
+SHORT = {"n_rounds": 1, "n_epochs": 1, "n_iterations": 1, "n_samples": 1, "n_burn_in": 1, "rank": 4}
+# What is said to be there when it is tested what does not fit: this machine may have more.
+GIBIBYTES = 16 * 2**30
+
+
+def short(cls, **parameters):
+    known = cls().get_params(deep=False)
+    some = SHORT | {"random_state": 0} | parameters
+    return cls(**{name: value for name, value in some.items() if name in known})
+
+
+@pytest.fixture(scope="module")
+def small():
+    return make_ratings(n_users=60, n_items=90, n_ratings=900, random_state=0)
+
+
+@pytest.fixture(scope="module")
+def like_movielens_100k():
+    return make_ratings(random_state=0)
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+@pytest.mark.parametrize("n_factors", [4, 160])
+def test_a_fit_takes_more_than_what_it_is_refused_for(cls, n_factors, small):
+    model = short(cls, n_factors=n_factors, n_bits=n_factors)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        needed = model._least_bytes(model._prepared(*small))
+        tracemalloc.start()
+        model.fit(*small)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert needed <= peak
+    # Where there are factors, it is not just anything below.
+    if n_factors == 160 and hasattr(model, "n_factors") and needed:
+        assert needed > peak / 20
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("RFRec", {"n_factors": 10**6}),
+        ("RFRecF", {"n_factors": 10**6}),
+        ("FedMF", {"n_factors": 10**6}),
+        ("FedRec", {"n_factors": 10**6}),
+        ("FedEB", {"n_factors": 10**4}),
+        ("LocALS", {"n_factors": 10**5}),
+        ("CoLR", {"n_factors": 10**6}),
+        ("LightFR", {"n_bits": 10**5}),
+        ("SVDpp", {"n_factors": 10**7}),
+        ("BiasedMF", {"n_factors": 10**7}),
+        ("ImplicitALS", {"n_factors": 10**7}),
+        ("BayesianSVDpp", {"n_factors": 10**6, "n_samples": 1}),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_work(name, sizes, like_movielens_100k, monkeypatch):
+    monkeypatch.setattr(_memory, "available", lambda: GIBIBYTES)
+    model = getattr(fedrecsk, name)(**sizes, random_state=0)
+    monkeypatch.setattr(type(model), "_fit", None)
+    size, value = next(iter(sizes.items()))
+    with pytest.raises(ValueError, match=f"{name} with {size}={value}, for 943 .*Lower {size}"):
+        model.fit(*like_movielens_100k)
+
+
+def test_what_fits_is_not_refused(like_movielens_100k, monkeypatch):
+    monkeypatch.setattr(_memory, "available", lambda: 2**29)
+    for cls in ESTIMATORS:
+        model = cls()
+        model._require_memory(model._prepared(*like_movielens_100k))
+
+
+@pytest.mark.parametrize("cls", [one for one in ESTIMATORS if hasattr(one(), "n_jobs")])
+def test_no_threads_at_all_are_refused(cls, small):
+    with pytest.raises(ValueError, match="'n_jobs' parameter of .* Got 0 instead"):
+        cls(n_jobs=0).fit(*small)
+
+
+def test_no_jobs_at_all_are_refused(small):
+    with pytest.raises(ValueError, match="'n_jobs' parameter of .* Got 0 instead"):
+        compare([fedrecsk.BiasOnly()], *small, n_jobs=0)
+
+
+@pytest.mark.parametrize("name", ["RFRec", "ImplicitALS", "BayesianSVDpp"])
+def test_more_jobs_than_processors(name, small):
+    cls = getattr(fedrecsk, name)
+    one, many = (short(cls, n_factors=4, n_jobs=n).fit(*small) for n in (None, 10**6))
+    assert_array_equal(one.item_factors_, many.item_factors_)
+
+
+def test_as_many_threads_as_processors_at_most():
+    assert n_threads(None) == n_threads(1) == 1
+    assert n_threads(-1) == n_threads(10**6)
+    assert n_threads(-(10**6)) == 1
