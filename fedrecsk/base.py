@@ -521,8 +521,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
 
     def _score_pairs(self, users, items):
         """Score pairs of codes, -1 for unknown; shape (n,)."""
-        scores = _kernels.scores.pairs(users, items, *self._linear_part())
-        return self._response(scores)
+        return self._response(linear_scores(users, items, *self._linear_part()))
 
     def _score_all(self, users):
         """Score every item for users (codes, -1 for unknown); shape (n, n_items).
@@ -613,6 +612,15 @@ class RankingMixin:
         check_is_fitted(self)
         X, y = self._checked(X, y)
         return metrics.catalogue_ndcg(self, X, y, sample_weight)
+
+
+def linear_scores(users, items, *linear_part):
+    """Scores of pairs of codes, -1 for unknown, under `Recommender._linear_part`; shape (n,)."""
+    scores = np.empty(len(users))
+    # Ctrl-C comes through between two calls of a kernel.
+    for batch in _batches(len(users), 1):
+        _kernels.scores.pairs(users[batch], items[batch], *linear_part, scores[batch])
+    return scores
 
 
 def check_likes(data):
