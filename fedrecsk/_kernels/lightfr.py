@@ -122,22 +122,25 @@ class Upload(NamedTuple):
     each : bool, client by client instead of added up
     n_rows : (n_clients,) int64, receives how many items each client visits
     rows : (n_own,) int64, receives each client's items in ascending order; scratch if not `each`
-    slots : (n_items,) int64, places of the items in `values`; scratch if `each`
     values : (n_own or n_items, n_bits or one more) int64
         The rows, in the order of `rows` if `each`, else added by item.
     gram, total : (n_out, n_bits, n_bits or 0) and (n_out, n_bits) int64
         Sums over users of a a' and of a; n_out is 1, or the number of active clients if `each`.
     marks : (n_items / 64,) uint64, scratch of zeros
+    slots : (n_items,) int64, scratch
+    places, order : (n_visits,) int64, scratch
     """
 
     each: bool
     n_rows: np.ndarray
     rows: np.ndarray
-    slots: np.ndarray
     values: np.ndarray
     gram: np.ndarray
     total: np.ndarray
     marks: np.ndarray
+    slots: np.ndarray
+    places: np.ndarray
+    order: np.ndarray
 
 
 class Ballots(NamedTuple):
@@ -413,7 +416,36 @@ def add_users(vectors, first, last, upload, out):
 
 
 @part
-def add_gradients(begin, end, visits, upload, rule, signs):
+def place(begin, end, first, n_rows, sends, visits, upload):
+    """Find where a client's visits add to; -1 for nowhere."""
+    if upload.each:
+        for r in range(first, first + n_rows):
+            upload.slots[upload.rows[r]] = r
+    for q in range(begin, end):
+        i = visits.items[q]
+        to = upload.slots[i] if upload.each else i
+        upload.places[q] = to if sends else -1
+
+
+@part
+def sort(n, items, counts, order):
+    """The order of visits by item. A large catalogue's rows are then written one after another."""
+    for i in range(len(counts)):
+        counts[i] = 0
+    for q in range(n):
+        counts[items[q]] += 1
+    begin = np.int64(0)
+    for i in range(len(counts)):
+        count = counts[i]
+        counts[i] = begin
+        begin += count
+    for q in range(n):
+        order[counts[items[q]]] = q
+        counts[items[q]] += 1
+
+
+@part
+def add_gradients(n, visits, upload, rule, signs):
     """Add what each visit pulls at its item.
 
     That is the gradient, and w; or without the bit's own part if `signs` (n_items, n_bits) int8
@@ -421,9 +453,12 @@ def add_gradients(begin, end, visits, upload, rule, signs):
     """
     a, values = visits.vectors, upload.values
     n_bits = a.shape[1]
-    for q in range(begin, end):
+    for r in range(n):
+        q = upload.order[r] if not upload.each else r
         i, j, rest, weight = visits.items[q], visits.users[q], visits.left[q], visits.weights[q]
-        slot = upload.slots[i]
+        slot = upload.places[q]
+        if slot < 0:
+            continue
         if signs is None:
             for k in range(n_bits):
                 values[slot, k] += rest * a[j, k]
@@ -450,7 +485,7 @@ def add_votes(begin, end, first, n_rows, visits, upload, rule, item_signs, ballo
         links[q], heads[i] = heads[i], q
     for r in range(first, first + n_rows):
         i = upload.rows[r]
-        slot, total = upload.slots[i], np.int64(0)
+        slot, total = r if upload.each else i, np.int64(0)
         for k in range(n_bits):
             d[k] = item_signs[i, k]
             total += d[k]
@@ -497,19 +532,20 @@ def send(clients, indptr, senders, first, out, visits, rule, upload, signs, ball
         begin, end = visits.starts[indptr[c]], visits.starts[indptr[c + 1]]
         n_rows = collect(visits.items, begin, end, upload.marks, upload.rows, first)
         upload.n_rows[clients[c]] = n_rows
-        if not senders[c]:
-            continue
-        if upload.each:
-            for r in range(first, first + n_rows):
-                upload.slots[upload.rows[r]] = r
-        add_users(visits.vectors, indptr[c], indptr[c + 1], upload, out)
-        if ballots is not None:
+        if senders[c]:
+            add_users(visits.vectors, indptr[c], indptr[c + 1], upload, out)
+        if ballots is None:
+            place(begin, end, first, n_rows, senders[c], visits, upload)
+        elif senders[c]:
             add_votes(begin, end, first, n_rows, visits, upload, rule, signs, ballots)
-        else:
-            add_gradients(begin, end, visits, upload, rule, signs)
         if upload.each:
             first += n_rows
             out += 1
+    if ballots is None:
+        n = visits.starts[indptr[-1]]
+        if not upload.each:
+            sort(n, visits.items, upload.slots, upload.order)
+        add_gradients(n, visits, upload, rule, signs)
     return first, out
 
 

@@ -7,8 +7,9 @@ import numpy as np
 from fedrecsk import _kernels
 from fedrecsk.federated._codes import n_words, unpack_codes
 
-# Numbers that one call works through, for each sweep over the bits.
+# Numbers that one call works through: for each sweep over users' bits, and to add them up.
 NUMBERS_PER_CALL = 2**21
+NUMBERS_PER_SUM = 2**25
 
 
 class Listing:
@@ -38,24 +39,24 @@ class Listing:
         self.users = np.arange(self._indptr[-1]) + np.repeat(shift, counts)
         self._most = np.diff(block.indptr)[self.users] * visits_per_row
         self._ends = np.concatenate([[0], np.cumsum(self._most)])
-        self._per_call = max(1, NUMBERS_PER_CALL // n_bits)
         self._n_bits = n_bits
 
     def pieces(self):
         """Yields runs of active clients, the places of their users, and runs of these users.
 
-        A run of clients has as many visits as one call should do, or is a single client; its
-        runs of users, places from its first user's, have no more either, or are a single user.
+        A run of clients has as many visits as one call should add up, or is a single client; its
+        runs of users, places from its first user's, as many as one call should fit to, or are
+        a single user.
         """
-        for first, last in self._runs(self._ends[self._indptr]):
+        for first, last in self._runs(self._ends[self._indptr], NUMBERS_PER_SUM):
             indptr = self._indptr[first : last + 1]
             users = slice(indptr[0], indptr[-1])
             ends = self._ends[users.start : users.stop + 1]
-            yield slice(first, last), indptr - indptr[0], users, self._runs(ends)
+            yield slice(first, last), indptr - indptr[0], users, self._runs(ends, NUMBERS_PER_CALL)
 
-    def _runs(self, ends):
+    def _runs(self, ends, n_numbers):
         """Cut what ends there into runs."""
-        part = (ends[1:] - ends[0] - 1) // self._per_call
+        part = (ends[1:] - ends[0] - 1) // max(1, n_numbers // self._n_bits)
         cuts = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(part)]
         return list(zip(cuts[:-1], cuts[1:], strict=True)) if len(part) else []
 

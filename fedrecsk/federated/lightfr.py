@@ -446,7 +446,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         rule = self._client_rule(message, moves)
         listing = Listing(block, turn.active, 1 if full else 1 + self.n_negatives, self.n_bits)
         visits, scratch = listing.room()
-        out = self._out(block, listing, turn) if sends else None
+        out = self._out(block, listing, turn, len(visits.items)) if sends else None
         ballots = self._ballots(block, visits) if self.aggregation == "parameter" else None
         delivers = turn.active if turn.separate else turn.delivers
         loss, written = np.zeros(2), (0, 0)
@@ -473,7 +473,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
                 )
         return self._uploads(block, turn, out) if sends else None, tuple(loss)
 
-    def _out(self, block, listing, turn):
+    def _out(self, block, listing, turn, n_visits):
         """Where the kernel writes what is sent."""
         f, full, n_items = self.n_bits, self.aggregation == "full", block.n_items
         n_out = len(listing.clients) if turn.separate else 1
@@ -484,11 +484,12 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
             turn.separate,
             np.zeros(block.n_clients, dtype=np.int64),
             np.empty(n_own, dtype=np.int64),
-            np.arange(n_items),
             np.zeros((n_own, f + full), dtype=np.int64),
             np.zeros((n_out, f, f if full else 0), dtype=np.int64),
             np.zeros((n_out, f), dtype=np.int64),
             np.zeros(-(-n_items // 64), dtype=np.uint64),
+            np.empty(n_items, dtype=np.int64),
+            *np.empty((2, n_visits), dtype=np.int64),
         )
 
     def _ballots(self, block, visits):
