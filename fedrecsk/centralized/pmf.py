@@ -11,6 +11,7 @@ from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk.base import linear_scores
 from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import (
     GradientDescent,
@@ -201,7 +202,7 @@ class PMF(GradientDescent):
     def _score_pairs(self, users, items):
         offset, user_bias, item_bias, user_factors, item_factors = self._linear_part()
         user_mean, item_mean = self._fitted_prior_means()
-        scores = _kernels.scores.pairs(
+        scores = linear_scores(
             np.where(users < 0, self.n_users_, users),
             np.where(items < 0, self.n_items_, items),
             offset,

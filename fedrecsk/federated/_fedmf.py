@@ -12,7 +12,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
 from fedrecsk.attacks._inversion_sampled import sampled
-from fedrecsk.base import RankingMixin
+from fedrecsk.base import RankingMixin, linear_scores
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.keys import Key
 from fedrecsk.simulation.messages import Dense, Message, Uploads
@@ -315,7 +315,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         positive = held_out.values > 0
         rows, negatives = self._held_out_negatives(held_out, positive)
         scores, others = (
-            _kernels.scores.pairs(*pairs, *self._linear_part())
+            linear_scores(*pairs, *self._linear_part())
             for pairs in ((held_out.users, held_out.items), (held_out.users[rows], negatives))
         )
         losses = np.logaddexp(0, np.where(positive, -scores, scores))

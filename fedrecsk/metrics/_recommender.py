@@ -111,7 +111,7 @@ class _Own:
     Scores are those before the response (clipping to the scale, say), which makes ties.
     """
 
-    scores_per_batch = 2**18
+    scores_per_batch = 2**22
 
     def __init__(self, model):
         self._model = model
