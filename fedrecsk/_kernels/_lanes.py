@@ -6,12 +6,11 @@ arrays are C-contiguous, and matrices of one call equally wide. Each function ha
 `..._plain`, that says what it does.
 """
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
-
-import numpy as np
 
 WIDE = 16
 CHUNKS = WIDE, 4, 1
