@@ -13,6 +13,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 WIDE = 16
+# Where rows are taken in turn, memory is asked for the one that comes so many rows later: the
+# processor does not see by itself that another row's numbers go on from here.
+AHEAD = 32
 CHUNKS = WIDE, 4, 1
 FAST = "reassoc", "contract", "nsz"
 INT32, INT64 = ir.IntType(32), ir.IntType(64)
@@ -44,6 +47,16 @@ class Lanes:
     def store(self, vector, row, f):
         place = self.builder.bitcast(self.builder.gep(row, [f]), self.vector.as_pointer())
         self.builder.store(vector, place).align = 4
+
+    def fetch(self, row, f, distance):
+        """Ask memory for what is so many numbers further on, because it is needed soon."""
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
+        declared = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        place = self.builder.gep(row, [self.builder.add(f, distance)])
+        # To read, into all caches, data.
+        how = [ir.Constant(INT32, n) for n in (0, 3, 1)]
+        self.builder.call(declared, [self.builder.bitcast(place, byte), *how])
 
     def splat(self, number):
         """The number, of a narrower type or of this one, in every lane."""
@@ -117,6 +130,10 @@ class Arguments:
         start = self.builder.mul(self.values[number], self.width(k))
         return self.builder.gep(self.first_row(k), [start])
 
+    def ahead(self, k):
+        """How many numbers further on the row is that is asked for."""
+        return self.builder.mul(self.width(k), ir.Constant(INT64, AHEAD))
+
     def first_row(self, k):
         """Where the numbers of the k-th argument begin."""
         return self._array(k).data
@@ -145,13 +162,13 @@ def every_chunk(builder, width, lane):
 
 
 def dot_row_plain(x, k, y, i):
-    """``x[k] . y[i]``, of one type."""
+    """``x[k] . y[i]``, of one type; rows of y are taken in turn."""
     return x[k] @ y[i]
 
 
 @intrinsic
 def dot_row(_, x, k, y, i):
-    """``x[k] . y[i]``, of one type."""
+    """``x[k] . y[i]``, of one type; rows of y are taken in turn."""
 
     def generate(context, builder, signature, values):
         given = Arguments(context, builder, signature, values)
@@ -161,6 +178,7 @@ def dot_row(_, x, k, y, i):
             zero = Lanes(builder, lane, n).constant(0.0)
             sums[n] = cgutils.alloca_once_value(builder, zero)
         for lanes, f in every_chunk(builder, given.width(0), lane):
+            lanes.fetch(y, f, given.ahead(2))
             product = lanes.times(lanes.load(x, f), lanes.load(y, f))
             so_far = builder.load(sums[lanes.n], typ=lanes.vector)
             builder.store(lanes.add(so_far, product), sums[lanes.n])
@@ -311,6 +329,9 @@ def step_row(_, x, k, mean, square, centre, i, user, factors, rule, total, t, or
         total, origin = given.row(9, 10), given.row(11, 5)
         clip = None if given.is_none(12) else values[12]
         for lanes, f in every_chunk(builder, given.width(0), given.lane(0)):
+            if not given.is_none(2):
+                lanes.fetch(rows[1], f, given.ahead(2))
+                lanes.fetch(rows[2], f, given.ahead(3))
             product = lanes.times(lanes.splat(factors[3]), lanes.load(rows[0], f))
             lanes.store(lanes.add(lanes.load(gradient, f), product), gradient, f)
             new = _descend(builder, lanes, f, rows, factors, rule)
