@@ -8,6 +8,7 @@ import llvmlite.binding
 import numpy as np
 from numba import types
 from numba.extending import get_cython_function_address, overload
+from scipy.linalg import get_lapack_funcs
 
 from fedrecsk._kernels._jit import part
 
@@ -25,7 +26,11 @@ _sposv, _dposv = _posv("s"), _posv("d")
 
 
 def _call_posv(integers, matrix, right):
-    raise NotImplementedError
+    """What the compiled call does, for NUMBA_DISABLE_JIT=1."""
+    d = right.shape[1]
+    leading = matrix[:d, :d]
+    (posv,) = get_lapack_funcs(("posv",), (matrix,))
+    leading.T[:], right.T[:], integers[4] = posv(leading.T, right.T, lower=True)
 
 
 @overload(_call_posv)

@@ -7,7 +7,6 @@ from numbers import Integral, Real
 from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.cluster import KMeans
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.parallel import _get_threadpool_controller
 
@@ -273,6 +272,8 @@ class FedFast(AveragedItems):
             return server
         vectors = server["client_vectors"]
         n_clusters = min(self.n_clusters, len(np.unique(vectors, axis=0)))
+        from sklearn.cluster import KMeans  # slow to load
+
         k_means = KMeans(n_clusters, random_state=int(key.hashed("clusters") >> np.uint64(32)))
         # Sums over several threads would be added up in any order.
         with _get_threadpool_controller().limit(limits=1, user_api="openmp"):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from scipy import sparse
-from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
-from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._extras import require
@@ -44,13 +42,14 @@ def unwrap(estimator):
     transformers, inner = [], estimator
     while True:
         check_is_fitted(inner)
-        if isinstance(inner, Pipeline):
+        # By what they have: their modules load slowly.
+        if hasattr(inner, "steps"):
             transformers += [step for _, step in inner.steps[:-1] if hasattr(step, "transform")]
             inner = inner.steps[-1][1]
         elif hasattr(inner, "best_estimator_"):
             inner = inner.best_estimator_
-        elif isinstance(inner, TransformedTargetRegressor):
-            # Its transformer rescales ratings, which leaves their order alone.
+        elif hasattr(inner, "regressor_"):
+            # A TransformedTargetRegressor rescales ratings, which leaves their order alone.
             inner = inner.regressor_
         else:
             break
