@@ -10,7 +10,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+from fedrecsk._kernels._jit import intrinsic
 
 WIDE = 16
 # Where rows are taken in turn, memory is asked for the one that comes so many rows later: the
@@ -166,7 +167,7 @@ def dot_row_plain(x, k, y, i):
     return x[k] @ y[i]
 
 
-@intrinsic
+@intrinsic(dot_row_plain)
 def dot_row(_, x, k, y, i):
     """``x[k] . y[i]``, of one type; rows of y are taken in turn."""
 
@@ -197,7 +198,7 @@ def add_row_plain(total, i, number, x, k):
     total[i] += number * x[k]
 
 
-@intrinsic
+@intrinsic(add_row_plain)
 def add_row(_, total, i, number, x, k):
     """``total[i] += number x[k]``; the total may be of the wider type."""
 
@@ -218,7 +219,7 @@ def add_change_plain(total, i, x, k, origin, clip):
     total[i] += change.astype(total.dtype) - origin[i]
 
 
-@intrinsic
+@intrinsic(add_change_plain)
 def add_change(_, total, i, x, k, origin, clip):
     """``total[i] += x[k] - origin[i]`` in the total's type, x clipped first unless clip is None."""
 
@@ -278,7 +279,7 @@ def descend_row_plain(x, k, mean, square, centre, i, partner, p, factors, rule):
     x[k] -= rate * mean[k] / (np.sqrt(square[k] * debias) + epsilon)
 
 
-@intrinsic
+@intrinsic(descend_row_plain)
 def descend_row(_, x, k, mean, square, centre, i, partner, p, factors, rule):
     """One step of a row on the gradient ``own x[k] + pull (x[k] - centre[i]) + g partner[p]``.
 
@@ -313,7 +314,7 @@ def step_row_plain(x, k, mean, square, centre, i, user, factors, rule, total, t,
     total[t] += change.astype(total.dtype) - origin[i]
 
 
-@intrinsic
+@intrinsic(step_row_plain)
 def step_row(_, x, k, mean, square, centre, i, user, factors, rule, total, t, origin, clip):
     """:func:`descend_row` on an item with row 0 of `user`, whose gradient is in its row 1.
 
@@ -450,7 +451,7 @@ def logistic_plain(x, n):
     x[: room(n)] = expit(x[: room(n)])
 
 
-@intrinsic
+@intrinsic(logistic_plain)
 def logistic(_, x, n):
     """``1 / (1 + exp(-x))`` of the first n numbers, in place; whole groups of 16 are replaced."""
 
