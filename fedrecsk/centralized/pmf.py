@@ -16,6 +16,7 @@ from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import (
     GradientDescent,
     item_vectors,
+    pieces,
     ridge_by_user,
     shuffled,
     vectors,
@@ -171,7 +172,8 @@ class PMF(GradientDescent):
     def _epoch(self, arranged, state, rate):
         ratings, decays = arranged
         means = self._prior_means(state["P"].shape[1])
-        return _kernels.sgd.pmf(*ratings, rate, state["P"], state["Q"], *decays, *means)
+        ends, vectors = pieces(len(ratings[0])), (state["P"], state["Q"])
+        return self._by_pieces(_kernels.sgd.pmf, ends, *ratings, rate, *vectors, *decays, *means)
 
     def _parameters(self, rows, state):
         d = self.n_factors
