@@ -248,7 +248,7 @@ def infer(start, stop, layout, ratings, model, work):
         if k > 0:
             work.matrix[k, k] += alpha * work.variance[k]
         work.inverse[k, k] = 1
-    solve_positive(work.matrix, work.inverse, work.integers)
+    solve_positive(work.matrix, work.inverse)
     trace = real(width)
     for k in range(width):
         total = real(0)
