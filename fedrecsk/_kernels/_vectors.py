@@ -166,7 +166,8 @@ def _shared(context, builder, name, returns, arguments, build):
 def _plain(stack, k, n):
     """The row as plain Python sees it."""
     width = 1 if stack.ndim == 1 else stack.shape[-1]
-    return stack.reshape(-1)[k * width :][:n]
+    # A narrow integer of NumPy would overflow.
+    return stack.reshape(-1)[int(k) * width :][:n]
 
 
 # ------------------------------------------------------------------------------- one row

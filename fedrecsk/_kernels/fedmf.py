@@ -140,7 +140,7 @@ def _scratch(n_rated, n_users, config, broadcast, trains_items):
         weight=weight,
         order=order,
         slopes=slopes,
-        is_visited=np.zeros(n_visited, np.uint8),
+        is_visited=np.zeros(n_visited, np.int32),
         pages=np.zeros((n_visited >> PAGE_BITS) + 1, np.bool_),
         slot_of=slot_of,
         visited=visited,
