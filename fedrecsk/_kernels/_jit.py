@@ -15,9 +15,9 @@ import numba.extending
 import numpy as np
 from numba import config, njit
 from numba.core import event
+from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
-from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.runtime import rtsys
 
 # nogil: blocks run in threads. error_model: zero-division checks halve the speed.
