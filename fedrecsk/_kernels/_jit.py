@@ -16,6 +16,8 @@ import numpy as np
 from numba import config, njit
 from numba.core import event
 from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.runtime import rtsys
 
 # nogil: blocks run in threads. error_model: zero-division checks halve the speed.
@@ -30,8 +32,39 @@ _OPTIONS = {
 }
 _PACKAGE = __name__.rpartition(".")[0]
 
+
+class _PartLibrary(JITCodeLibrary):
+    """A part's code, of which no machine code is made: its callers' has it inlined."""
+
+    def finalize(self):
+        """Link what it calls itself."""
+        for library in dict.fromkeys(self._linking_libraries):
+            self._reload_init.update(library._reload_init)
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalized = True
+
+    @property
+    def codegen(self):
+        """Who is told where the code's environment is; nobody, because there is none."""
+        return self
+
+    def set_env(self, name, env):
+        """Nothing is in memory that would need it."""
+
+
+class _PartCompiler(Compiler):
+    """Numba's compiler into such a library."""
+
+    def define_pipelines(self):
+        state = self.state
+        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        return super().define_pipelines()
+
+
 # What only kernels call: no wrappers for Python, and stored within its callers.
-part = njit(**_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+part = njit(
+    **_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=_PartCompiler
+)
 
 
 def kernel(function):

@@ -10,6 +10,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import get_cython_function_address
+from scipy.linalg import get_lapack_funcs
 
 from fedrecsk._kernels._jit import intrinsic, part
 
@@ -23,10 +24,8 @@ for letter in "sd":
 
 
 def _plain_posv(matrix, n, right, first, n_right):
-    from scipy.linalg import lapack
-
     rows = right[first : first + n_right, :n]
-    posv = lapack.sposv if matrix.dtype == np.float32 else lapack.dposv
+    (posv,) = get_lapack_funcs(("posv",), (matrix,))
     matrix[:n, :n], solutions, info = posv(matrix[:n, :n], rows.T)
     rows[:] = solutions.T
     return info
