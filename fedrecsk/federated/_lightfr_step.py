@@ -70,7 +70,7 @@ class Listing:
         visits = kernels.Visits(
             np.zeros(n_users + 1, dtype=np.int64),
             *np.empty((4, n_visits), dtype=np.int64),
-            np.empty((n_users, self._n_bits), dtype=np.int64),
+            np.empty((n_users, self._n_bits), dtype=np.int32),
         )
         scratch = kernels.Scratch(
             np.empty((n_words(self._n_bits), most), dtype=np.uint64),
