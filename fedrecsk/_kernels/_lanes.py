@@ -6,6 +6,8 @@ arrays are C-contiguous, and matrices of one call equally wide. Each function ha
 `..._plain`, that says what it does.
 """
 
+from contextlib import contextmanager
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -133,7 +135,7 @@ class Arguments:
 
     def ahead(self, k):
         """How many numbers further on the row is that is asked for."""
-        return self.builder.mul(self.width(k), ir.Constant(INT64, AHEAD))
+        return self.builder.mul(self.width(k), _word(AHEAD))
 
     def first_row(self, k):
         """Where the numbers of the k-th argument begin."""
@@ -148,13 +150,29 @@ class Arguments:
         return self.context.get_value_type(self.types[k].dtype)
 
 
+@contextmanager
+def loop(builder, start, stop, step):
+    """A loop that LLVM leaves as it is: it would unroll it, which costs half a kernel's time to
+    compile and gains nothing.
+    """
+    with cgutils.for_range_slice(builder, start, stop, step, inc=True) as (k, _):
+        yield k
+        last = builder.basic_block
+    module = builder.module
+    hint = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    itself = module.add_metadata([hint, ir.MetaDataString(module, f"loop {id(last)}")])
+    # LLVM wants a loop's description to begin with itself.
+    itself.operands = (itself, hint)
+    last.terminator.set_metadata("llvm.loop", itself)
+
+
 def every_chunk(builder, width, lane):
     """Yields (Lanes, place) of each chunk of a row; what the caller builds is the loops' body."""
     start = ir.Constant(width.type, 0)
     for n in CHUNKS:
         step = ir.Constant(width.type, n)
         stop = builder.and_(width, ir.Constant(width.type, -n))
-        with cgutils.for_range_slice(builder, start, stop, step, inc=True) as (f, _):
+        with loop(builder, start, stop, step) as f:
             yield Lanes(builder, lane, n), f
         start = stop
 
@@ -248,6 +266,202 @@ def _clipped(lanes, x, most):
     builder, least = lanes.builder, lanes.subtract(lanes.constant(0.0), most)
     x = builder.select(builder.fcmp_ordered("<", x, least), least, x)
     return builder.select(builder.fcmp_ordered(">", x, most), most, x)
+
+
+def add_inverse_plain(total, i, number, x, k, shift):
+    """``total[i] += number / (x[k] + shift)``, of one type."""
+    total[i] += number / (x[k] + shift)
+
+
+@intrinsic(add_inverse_plain)
+def add_inverse(_, total, i, number, x, k, shift):
+    """``total[i] += number / (x[k] + shift)``, of one type."""
+
+    def generate(context, builder, signature, values):
+        given = Arguments(context, builder, signature, values)
+        total, x = given.row(0, 1), given.row(3, 4)
+        for lanes, f in every_chunk(builder, given.width(0), given.lane(0)):
+            size = lanes.add(lanes.load(x, f), lanes.splat(values[5]))
+            ratio = builder.fdiv(lanes.splat(values[2]), size, flags=FAST)
+            lanes.store(lanes.add(lanes.load(total, f), ratio), total, f)
+        return context.get_dummy_value()
+
+    number = total.dtype
+    return types.void(total, types.intp, number, x, types.intp, number), generate
+
+
+def add_outer_plain(total, numbers, n, x, k):
+    """``total[i] += numbers[i] x[k]`` for i below n; x may be the total if ``numbers[k]`` is 0."""
+    total[:n] += numbers[:n, None] * x[k]
+
+
+@intrinsic(add_outer_plain)
+def add_outer(_, total, numbers, n, x, k):
+    """``total[i] += numbers[i] x[k]`` for i below n; x may be the total if ``numbers[k]`` is 0."""
+
+    def generate(context, builder, signature, values):
+        given = Arguments(context, builder, signature, values)
+        total, numbers, x, width = (
+            given.first_row(0), given.first_row(1), given.row(3, 4), given.width(0)
+        )  # fmt: skip
+        for lanes, f in every_chunk(builder, width, given.lane(0)):
+            row = lanes.load(x, f)
+            with loop(builder, _word(0), values[2], _word(1)) as i:
+                number = builder.load(builder.gep(numbers, [i]), typ=given.lane(1))
+                place = builder.gep(total, [builder.mul(i, width)])
+                product = lanes.times(lanes.splat(number), row)
+                lanes.store(lanes.add(lanes.load(place, f), product), place, f)
+        return context.get_dummy_value()
+
+    return types.void(total, numbers, types.intp, x, types.intp), generate
+
+
+def clear_rows_plain(x, n):
+    """``x[:n] = 0``"""
+    x[:n] = 0
+
+
+@intrinsic(clear_rows_plain)
+def clear_rows(_, x, n):
+    """``x[:n] = 0``"""
+
+    def generate(context, builder, signature, values):
+        given = Arguments(context, builder, signature, values)
+        size = ir.Constant(INT64, context.get_abi_sizeof(given.lane(0)))
+        nbytes = builder.mul(builder.mul(values[1], given.width(0)), size)
+        cgutils.memset(builder, given.first_row(0), nbytes, 0)
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp), generate
+
+
+def scale_row_plain(copy, i, number, x, k):
+    """``copy[i] = number x[k]``, the front of it where x is wider; one may be the other."""
+    copy[i] = number * x[k, : copy.shape[1]]
+
+
+@intrinsic(scale_row_plain)
+def scale_row(_, copy, i, number, x, k):
+    """``copy[i] = number x[k]``, the front of it where x is wider; one may be the other."""
+
+    def generate(context, builder, signature, values):
+        given = Arguments(context, builder, signature, values)
+        copy, x = given.row(0, 1), given.row(3, 4)
+        for lanes, f in every_chunk(builder, given.width(0), given.lane(0)):
+            lanes.store(lanes.times(lanes.splat(values[2]), lanes.load(x, f)), copy, f)
+        return context.get_dummy_value()
+
+    return types.void(copy, types.intp, x.dtype, x, types.intp), generate
+
+
+def copy_row_plain(copy, scaled, a, x, k, number):
+    """``copy[a] = x[k]`` and ``scaled[a] = number x[k]``, both in front of wider rows."""
+    width = x.shape[1]
+    copy[a, :width] = x[k]
+    scaled[a, :width] = number * x[k]
+
+
+@intrinsic(copy_row_plain)
+def copy_row(_, copy, scaled, a, x, k, number):
+    """``copy[a] = x[k]`` and ``scaled[a] = number x[k]``, both in front of wider rows."""
+
+    def generate(context, builder, signature, values):
+        given = Arguments(context, builder, signature, values)
+        copy, scaled, x = given.row(0, 2), given.row(1, 2), given.row(3, 4)
+        for lanes, f in every_chunk(builder, given.width(3), given.lane(3)):
+            row = lanes.load(x, f)
+            lanes.store(row, copy, f)
+            lanes.store(lanes.times(lanes.splat(values[5]), row), scaled, f)
+        return context.get_dummy_value()
+
+    return types.void(copy, scaled, types.intp, x, types.intp, x.dtype), generate
+
+
+# Rows and columns of a tile of a matrix product.
+TILE = 8
+
+
+def multiply_plain(product, left, right, n_rows, n_inner):
+    """``product[:n_rows] = left[:n_rows, :n_inner] @ right[:n_inner]``.
+
+    Widths are multiples of 8; rows are replaced up to the next multiple of 8.
+    """
+    n_rows = -(-n_rows // TILE) * TILE
+    product[:n_rows] = left[:n_rows, :n_inner] @ right[:n_inner]
+
+
+@intrinsic(multiply_plain)
+def multiply(_, product, left, right, n_rows, n_inner):
+    """``product[:n_rows] = left[:n_rows, :n_inner] @ right[:n_inner]``, in groups of 8 rows."""
+
+    def generate(context, builder, signature, values):
+        given = Arguments(context, builder, signature, values)
+        _multiply(given, values[3], values[4], given.width(1), _word(1))
+        return context.get_dummy_value()
+
+    return types.void(product, left, right, types.intp, types.intp), generate
+
+
+def multiply_turned_plain(product, left, right, n_inner):
+    """``product = left[:n_inner].T @ right[:n_inner]``; widths are multiples of 8."""
+    product[:] = left[:n_inner].T @ right[:n_inner]
+
+
+@intrinsic(multiply_turned_plain)
+def multiply_turned(_, product, left, right, n_inner):
+    """``product = left[:n_inner].T @ right[:n_inner]``; widths are multiples of 8."""
+
+    def generate(context, builder, signature, values):
+        given = Arguments(context, builder, signature, values)
+        _multiply(given, given.width(1), values[3], _word(1), given.width(1))
+        return context.get_dummy_value()
+
+    return types.void(product, left, right, types.intp), generate
+
+
+def _multiply(given, n_rows, n_inner, row_step, inner_step):
+    """A product with the matrix whose number (r, k) is at ``r row_step + k inner_step``."""
+    builder, lane = given.builder, given.lane(0)
+    product, left, right = (given.first_row(k) for k in range(3))
+    width, start = given.width(2), _word(0)
+    for n in (WIDE, TILE):
+        lanes, stop = Lanes(builder, lane, n), builder.and_(width, _word(-n))
+        with (
+            loop(builder, start, stop, _word(n)) as f,
+            loop(builder, _word(0), n_rows, _word(TILE)) as r,
+        ):
+            tile = _Tile(lanes, builder.gep(left, [builder.mul(r, row_step)]), row_step)
+            with loop(builder, _word(0), n_inner, _word(1)) as k:
+                row = builder.gep(right, [builder.mul(k, width)])
+                tile.add(builder.mul(k, inner_step), lanes.load(row, f))
+            for j, place in enumerate(tile.sums):
+                row = builder.gep(product, [builder.mul(builder.add(r, _word(j)), width)])
+                lanes.store(builder.load(place, typ=lanes.vector), row, f)
+        start = stop
+
+
+def _word(number):
+    return ir.Constant(INT64, number)
+
+
+class _Tile:
+    """Eight rows of a product, as many columns as there are lanes."""
+
+    def __init__(self, lanes, left, row_step):
+        self.lanes, builder = lanes, lanes.builder
+        self.sums = [cgutils.alloca_once(builder, lanes.vector) for _ in range(TILE)]
+        for place in self.sums:
+            builder.store(lanes.constant(0.0), place)
+        steps = [builder.mul(row_step, _word(j)) for j in range(TILE)]
+        self.rows = [builder.gep(left, [step]) for step in steps]
+
+    def add(self, offset, vector):
+        """One inner number: that of each row times the vector."""
+        lanes, builder = self.lanes, self.lanes.builder
+        for place, row in zip(self.sums, self.rows, strict=True):
+            number = builder.load(builder.gep(row, [offset]), typ=lanes.vector.element)
+            so_far = builder.load(place, typ=lanes.vector)
+            builder.store(lanes.add(so_far, lanes.times(lanes.splat(number), vector)), place)
 
 
 # ------------------------------------------------------------------------- steps of descent
@@ -460,7 +674,7 @@ def logistic(_, x, n):
         lane, numbers, count = given.lane(0), given.first_row(0), values[1]
         lanes, zero = Lanes(builder, lane, WIDE), ir.Constant(count.type, 0)
         step = ir.Constant(count.type, WIDE)
-        with cgutils.for_range_slice(builder, zero, count, step, inc=True) as (k, _):
+        with loop(builder, zero, count, step) as k:
             lanes.store(_logistic(lanes, lanes.load(numbers, k)), numbers, k)
         return context.get_dummy_value()
 
