@@ -14,6 +14,7 @@ from fedrecsk import FedEASE, Federation, FedMF, LightFR, LocALS, RFRec, RFRecF
 from fedrecsk.ensemble import RankingEnsemble
 from fedrecsk.federated._fit import Run
 from fedrecsk.federated._own_items import OwnItems
+from fedrecsk.federated._unreached import Unreached
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.simulation import Message, PerClient, blocks
 from tests.conftest import make_toy
@@ -361,3 +362,26 @@ def test_a_sparse_attribute_is_filled_in_row_by_row():
     partial = model._unreached.attributes["user_history_"]
     assert partial[[row]].nnz == expected[[row]].nnz > 0 and partial.nnz < expected.nnz
     assert (model.user_history_ != expected).nnz == 0
+
+
+# ------------------------------------------------------------------------------- interrupted
+
+
+def test_whoever_was_interrupted_asks_again(monkeypatch):
+    monkeypatch.setattr(blocks, "RATINGS_PER_BLOCK", 30)
+    model = fit(FedMF)
+    expected = copy.deepcopy(model).user_factors_
+    served, attributes_of = [], Unreached._attributes_of
+
+    def interrupted(unreached, block):
+        if len(served) >= 3:
+            raise KeyboardInterrupt
+        served.extend(block.users)
+        return attributes_of(unreached, block)
+
+    n = len(model._unreached)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Unreached, "_attributes_of", interrupted)
+        _ = model.user_factors_
+    assert 0 < len(model._unreached) < n
+    np.testing.assert_array_equal(model.user_factors_, expected)
