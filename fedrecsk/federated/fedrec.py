@@ -272,6 +272,7 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             state["users"],
             self._received(message, state["level"]),
             self._training(key.round),
+            _kernels.fedrec.scratch(block.client_indptr, examples, turn.active, state["users"]),
             out,
         )
         return state, self._uploads(turn, out, rows), (loss * state["unit"] ** 2, mass)
@@ -343,7 +344,10 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         users = np.repeat(active | fixed, np.diff(block.client_indptr))
         key = key.private.at(-1) if fixed else key.private
         seeds = key.hashed("virtual items", block.users)
-        _kernels.fedrec.list_examples(state["ratings"], block.n_items, users, seeds, examples)
+        stream = np.empty(1, dtype=np.uint64)
+        _kernels.fedrec.list_examples(
+            state["ratings"], block.n_items, users, seeds, stream, examples
+        )
         if fixed:
             state["examples"] = examples
         return examples
