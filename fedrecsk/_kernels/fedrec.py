@@ -15,6 +15,7 @@ import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
 from fedrecsk._kernels._lapack import solve_positive
+from fedrecsk._kernels._vectors import add_row, copy_row, dot_rows, fill_row
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -94,6 +95,34 @@ class Uploads(NamedTuple):
     sound: np.ndarray
 
 
+class Scratch(NamedTuple):
+    """Room for the largest client; see :func:`scratch`.
+
+    Attributes
+    ----------
+    changes : (n_users, width), the gradients of its users
+    slopes : (n_examples,), those of its examples
+    own, gradient : (1, width)
+    """
+
+    changes: np.ndarray
+    slopes: np.ndarray
+    own: np.ndarray
+    gradient: np.ndarray
+
+
+def scratch(client_indptr, examples, active, users):
+    """What :func:`local_round` writes in."""
+    width, dtype = users.shape[1], users.dtype
+    n_users = np.diff(client_indptr)[active].max(initial=0)
+    n_examples = np.diff(examples.indptr[client_indptr])[active].max(initial=0)
+    return Scratch(
+        np.empty((n_users, width), dtype),
+        np.empty(n_examples, dtype),
+        *np.empty((2, 1, width), dtype),
+    )
+
+
 # -------------------------------------------------------------------------- virtual items
 
 
@@ -109,7 +138,7 @@ def chance(stream):
 
 
 @kernel
-def list_examples(ratings, n_items, whom, seeds, examples):
+def list_examples(ratings, n_items, whom, seeds, stream, examples):
     """Draw virtual items for the users in `whom`, and write these users' examples.
 
     A user has as many virtual items as ``examples.indptr`` leaves room for. Every set of items
@@ -122,9 +151,9 @@ def list_examples(ratings, n_items, whom, seeds, examples):
     n_items : int
     whom : (n_users,) bool
     seeds : (n_users,) uint64
+    stream : (1,) uint64, scratch
     examples : Examples
     """
-    stream = np.empty(1, dtype=np.uint64)
     for u in range(len(whom)):
         if not whom[u]:
             continue
@@ -167,7 +196,7 @@ def mean_rating(u, ratings):
 
 
 @kernel
-def local_round(client_indptr, examples, active, users, model, training, out):
+def local_round(client_indptr, examples, active, users, model, training, work, out):
     """The active clients' round: virtual ratings, gradients, and a step of their users.
 
     All gradients are taken at the same point.
@@ -180,18 +209,15 @@ def local_round(client_indptr, examples, active, users, model, training, out):
     users : (n_users, width), stepped in place
     model : Model
     training : Training
+    work : of :func:`scratch`
     out : Uploads
 
     Returns
     -------
     loss, weight : sums of w (rating - score)^2 before the step, and of w; of real ratings
     """
-    width = users.shape[1]
-    most_users, most_examples = largest_client(client_indptr, examples.indptr)
-    changes = np.empty((most_users, width), dtype=users.dtype)
-    own, gradient = np.empty((2, width), dtype=users.dtype)
-    slopes = np.empty(most_examples, dtype=users.dtype)
-    loss, mass = 0.0, 0.0
+    width, rate = users.shape[1], users.dtype.type(training.learning_rate)
+    every, loss, mass = np.bool_(False), 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
             continue
@@ -200,98 +226,82 @@ def local_round(client_indptr, examples, active, users, model, training, out):
         for u in range(first_user, end_user):
             start, end = examples.indptr[u], examples.indptr[u + 1]
             if training.hybrid_steps > 0:
-                predict_virtual(start, end, examples, users[u], model, training, own, gradient)
+                predict_virtual(start, end, first, examples, users, u, model, training, work)
             n_steps = training.user_steps - 1
-            descend(start, end, n_steps, False, examples, users[u], model, training, gradient)
-            notes, change = slopes[start - first :], changes[u - first_user]
+            descend(start, end, first, n_steps, every, examples, users, u, model, training, work)
             error, weight, steepest = differentiate(
-                start, end, False, examples, users[u], model, training, notes, change
-            )
+                start, end, first, every, examples, users, u, model, training, work.slopes,
+                work.changes, u - first_user,
+            )  # fmt: skip
             loss += error
             mass += weight
-            sound = sound and is_sound(users[u], steepest)
+            sound = sound and is_sound(users, u, steepest)
         out.sound[c] = sound
         for u in range(first_user, end_user):
             if sound and out.senders[c]:
                 start, end = examples.indptr[u], examples.indptr[u + 1]
-                notes = slopes[start - first :]
-                send(start, end, examples, users[u], model, training, notes, gradient, out)
-            for f in range(width):
-                users[u, f] -= users.dtype.type(training.learning_rate) * changes[u - first_user, f]
+                send(start, end, first, examples, users, u, model, training, work, out)
+            add_row(users, u, -rate, work.changes, u - first_user, width)
     return loss, mass
 
 
 @part
-def largest_client(client_indptr, indptr):
-    """The most users that a client has, and the most examples."""
-    most_users, most_examples = 0, 0
-    for c in range(len(client_indptr) - 1):
-        start, end = client_indptr[c], client_indptr[c + 1]
-        most_users = max(most_users, end - start)
-        most_examples = max(most_examples, indptr[end] - indptr[start])
-    return most_users, most_examples
-
-
-@part
-def predict_virtual(start, end, examples, user, model, training, own, gradient):
+def predict_virtual(start, end, first, examples, users, u, model, training, work):
     """Replace a user's virtual ratings by the scores of a vector trained on the real ones."""
-    for f in range(len(user)):
-        own[f] = user[f]
-    n_steps = training.hybrid_steps
-    descend(start, end, n_steps, True, examples, own, model, training, gradient)
+    own, rated_only = work.own, np.bool_(True)
+    copy_row(own, 0, users, u, users.shape[1])
+    n_steps, zero = training.hybrid_steps, np.int64(0)
+    descend(start, end, first, n_steps, rated_only, examples, own, zero, model, training, work)
     for k in range(start, end):
         if examples.is_virtual[k]:
-            examples.values[k] = score_of(own, examples.items[k], model)
+            examples.values[k] = score_of(own, zero, examples.items[k], model)
 
 
 @part
-def score_of(user, i, model):
+def score_of(users, u, i, model):
     """Score of item i for a user's vector."""
-    score = user.dtype.type(model.level)
-    for f in range(len(user)):
-        score += user[f] * model.items[i, f]
+    score = users.dtype.type(model.level) + dot_rows(users, u, model.items, i, users.shape[1])
     if model.biases:
         # Column 0 has been multiplied, and is to be added up.
-        score += user[0] + model.items[i, 0] - user[0] * model.items[i, 0]
+        score += users[u, 0] + model.items[i, 0] - users[u, 0] * model.items[i, 0]
     return score
 
 
 @part
-def differentiate(start, end, rated_only, examples, user, model, training, slopes, gradient):
-    """The gradient of a user's loss in its vector, into `gradient`; damped, see :func:`damping`.
+def differentiate(
+    start, end, first, rated_only, examples, users, u, model, training, slopes, out, row
+):
+    """The gradient of a user's loss in its vector, into ``out[row]``; damped, see :func:`damping`.
 
-    Notes w (score - value) of each example in `slopes`, unless that is None. Returns the sum of
+    Notes w (score - value) of example k as ``slopes[k - first]``. Returns the sum of
     w (rating - score)^2 and of w over the real ratings, and the largest absolute slope.
     """
-    real, width = user.dtype.type, len(user)
-    for f in range(width):
-        gradient[f] = 0
+    real, width = users.dtype.type, users.shape[1]
+    fill_row(out, row, real(0), width)
     mass, slope_sum, steepest, curvature = real(0), real(0), real(0), real(0)
     loss, rated = 0.0, 0.0
     for k in range(start, end):
         if rated_only and examples.is_virtual[k]:
             continue
         i, w = examples.items[k], examples.weights[k]
-        error = score_of(user, i, model) - examples.values[k]
+        error = score_of(users, u, i, model) - examples.values[k]
         g = w * error
-        for f in range(width):
-            gradient[f] += g * model.items[i, f]
+        add_row(out, row, g, model.items, i, width)
         slope_sum += g
         curvature += w * model.squares[i]
         mass += w
-        if slopes is not None:
-            slopes[k - start] = g
-            # A NaN would be lost in a maximum.
-            steepest = abs(g) if not abs(g) <= steepest else steepest
+        slopes[k - first] = g
+        # A NaN would be lost in a maximum.
+        steepest = abs(g) if not abs(g) <= steepest else steepest
         if not examples.is_virtual[k]:
             loss += np.float64(g) * error
             rated += w
     if model.biases:
-        gradient[0] = slope_sum
+        out[row, 0] = slope_sum
     reg = real(training.reg)
     damp = real(damping(curvature / mass + reg, training, real(1)))
     for f in range(width):
-        gradient[f] = damp * (gradient[f] / mass + reg * user[f])
+        out[row, f] = damp * (out[row, f] / mass + reg * users[u, f])
     return loss, rated, steepest
 
 
@@ -307,47 +317,46 @@ def damping(curvature, training, one):
 
 
 @part
-def descend(start, end, n_steps, rated_only, examples, user, model, training, gradient):
+def descend(start, end, first, n_steps, rated_only, examples, users, u, model, training, work):
     """Gradient steps of a user's vector, in place."""
+    rate, zero = users.dtype.type(training.learning_rate), np.int64(0)
     for _ in range(n_steps):
-        differentiate(start, end, rated_only, examples, user, model, training, None, gradient)
-        for f in range(len(user)):
-            user[f] -= user.dtype.type(training.learning_rate) * gradient[f]
+        differentiate(
+            start, end, first, rated_only, examples, users, u, model, training, work.slopes,
+            work.gradient, zero,
+        )  # fmt: skip
+        add_row(users, u, -rate, work.gradient, zero, users.shape[1])
 
 
 @part
-def is_sound(user, steepest):
+def is_sound(users, u, steepest):
     """Whether gradients with slopes of this size at most are finite."""
     n_broken = int(not steepest < np.inf)
-    for f in range(len(user)):
-        n_broken += not abs(user[f]) < np.inf
-        n_broken += not abs(user[f] * steepest) < np.inf
+    for f in range(users.shape[1]):
+        n_broken += not abs(users[u, f]) < np.inf
+        n_broken += not abs(users[u, f] * steepest) < np.inf
     return n_broken == 0
 
 
 @part
-def send(start, end, examples, user, model, training, slopes, row, out):
-    """Add the gradients of a user's examples in the items, and their weights, to the upload.
-
-    `row` is scratch, in which a gradient is rounded to the type that is sent.
-    """
-    real, width = user.dtype.type, len(user)
-    square = real(0)
-    for f in range(width):
-        square += user[f] * user[f]
+def send(start, end, first, examples, users, u, model, training, work, out):
+    """Add the gradients of a user's examples in the items, and their weights, to the upload."""
+    real, width, row = users.dtype.type, users.shape[1], work.gradient
+    square = dot_rows(users, u, users, u, width)
     if model.biases:
-        square += real(1) - user[0] * user[0]
+        square += real(1) - users[u, 0] * users[u, 0]
     damp = real(damping(square, training, real(1)))
     for k in range(start, end):
         i, s = examples.items[k], out.slots[k]
-        g, shrink = damp * slopes[k - start], real(training.reg) * examples.weights[k]
-        for f in range(width):
-            row[f] = g * user[f] + shrink * model.items[i, f]
+        g, shrink = damp * work.slopes[k - first], real(training.reg) * examples.weights[k]
+        # Rounded to the type that is sent before it is added up.
+        fill_row(row, 0, real(0), width)
+        add_row(row, 0, g, users, u, width)
+        add_row(row, 0, shrink, model.items, i, width)
         if model.biases:
             # Column 0 of an item meets a 1 instead of the user's bias.
-            row[0] = g + shrink * model.items[i, 0]
-        for f in range(width):
-            out.gradients[s, f] += row[f]
+            row[0, 0] = g + shrink * model.items[i, 0]
+        add_row(out.gradients, s, real(1), row, 0, width)
         out.masses[s] += examples.weights[k]
 
 
