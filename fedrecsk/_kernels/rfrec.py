@@ -314,23 +314,19 @@ def count_broken(matrix, first, last):
 
 
 class Newton(NamedTuple):
-    """Scratch of :func:`solve_users`: float64 of shape (width, width), (1, width) and (width,).
-
-    `integers` has shape (5,), int32.
-    """
+    """Scratch of :func:`solve_users`: float64 of shape (width, width), (1, width) and (width,)."""
 
     hessian: np.ndarray
     step: np.ndarray
     x: np.ndarray
     trial: np.ndarray
     partner: np.ndarray
-    integers: np.ndarray
 
     @classmethod
     def of(cls, width):
         """For vectors of this width."""
         rows = np.zeros((4, width))
-        return cls(np.zeros((width, width)), rows[:1], *rows[1:].copy(), np.zeros(5, np.int32))
+        return cls(np.zeros((width, width)), rows[:1], *rows[1:].copy())
 
 
 @kernel
@@ -395,7 +391,7 @@ def newton_step(u, layout, values, weights, items, objective, reg, work):
     for f in range(width):
         # Above the rounding of a sum that is not of full rank.
         work.hessian[f, f] += 1e-9 + 1e-14 * largest
-    solve_positive(work.hessian, work.step, work.integers)
+    solve_positive(work.hessian, work.step)
 
 
 @part

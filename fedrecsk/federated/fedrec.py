@@ -336,7 +336,6 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         return _kernels.fedrec.Ratings(block.indptr, block.items, values, weights)
 
     def _drawn(self, block, state, active, key):
-<<<<<<< HEAD
         """The active users' examples, drawn anew, or when they take part for the first time."""
         users, fixed = block.users_of(active), self.virtual_items == "fixed"
         if not fixed:
@@ -351,23 +350,14 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         """Draw virtual items for the users of a mask, and write all of these users' examples."""
         if users.any():
             seeds = key.hashed("virtual items", block.users)
-            _kernels.fedrec.list_examples(state["ratings"], block.n_items, users, seeds, examples)
-=======
-        """The users' examples: drawn once, or anew for those who take part."""
-        fixed = self.virtual_items == "fixed"
-        if "examples" in state:
-            return state["examples"]
-        examples = self._room(block)
-        users = np.repeat(active | fixed, np.diff(block.client_indptr))
-        key = key.private.at(-1) if fixed else key.private
-        seeds = key.hashed("virtual items", block.users)
-        stream = np.empty(1, dtype=np.uint64)
-        _kernels.fedrec.list_examples(
-            state["ratings"], block.n_items, users, seeds, stream, examples
-        )
-        if fixed:
-            state["examples"] = examples
->>>>>>> 0d19c1765c49c59b696724ec18a2760f2b829bb2
+            _kernels.fedrec.list_examples(
+                state["ratings"],
+                block.n_items,
+                users,
+                seeds,
+                np.empty(1, dtype=np.uint64),
+                examples,
+            )
         return examples
 
     def _room(self, block):
