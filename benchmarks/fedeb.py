@@ -15,6 +15,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.metrics import root_mean_squared_error
 
+from benchmarks._timing import Stopwatch
 from benchmarks.rfrec import CUTS, split
 from fedrecsk import BiasOnly, FedEB, Federation, SVDpp
 from fedrecsk.attacks import measure_leak
@@ -213,8 +214,8 @@ def _splits(name, options):
 
 def _fitted(model, X, y, seed, options):
     model = clone(model).set_params(random_state=seed, n_jobs=options.n_jobs)
-    start = time.perf_counter()
-    return model.fit(X, y), time.perf_counter() - start
+    watch = Stopwatch()
+    return model.fit(X, y), watch.seconds()
 
 
 def _rmse(model, X, y, X_test, y_test, seed, options):

@@ -10,13 +10,13 @@ everything), and what the papers print. Needs MovieLens under ``--data-home`` or
 from __future__ import annotations
 
 import argparse
-import time
 from typing import NamedTuple
 
 from sklearn.base import BaseEstimator, clone
 from sklearn.metrics import root_mean_squared_error
 
 from benchmarks import ranking
+from benchmarks._timing import Stopwatch
 from benchmarks.lightfr import hits, leave_one_out
 from benchmarks.rfrec import split
 from fedrecsk import (
@@ -140,9 +140,9 @@ def _table(metric, entries, X, y, score, options):
     for entry in entries:
         if options.only and not any(word in entry.label for word in options.only):
             continue
-        model, start = _seeded(entry.model, X), time.perf_counter()
+        model, watch = _seeded(entry.model, X), Stopwatch()
         model.fit(X, y)
-        seconds = time.perf_counter() - start
+        seconds = watch.seconds()
         print(
             f"| {entry.label} | {score(model)} | {entry.published} | {_costs(model)} "
             f"| {seconds:.0f} |",

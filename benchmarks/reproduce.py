@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,6 +24,7 @@ from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 from benchmarks import fedals as _fedals
 from benchmarks import rfrec as _rfrec
 from benchmarks._results import Results
+from benchmarks._timing import Stopwatch
 from fedrecsk import (
     FCF,
     PMF,
@@ -644,7 +644,7 @@ def run(name, options):
             continue
         seed = key[-1]
         _say(f"[{n + 1}/{len(cells)}] {row.label}, {row.data}, seed {seed}")
-        start = time.perf_counter()
+        watch = Stopwatch()
         try:
             scores = row.protocol(clone(model), row.data, seed, options)
         except FileNotFoundError:
@@ -654,7 +654,7 @@ def run(name, options):
             if "diverged" not in str(error):
                 raise
             scores = dict.fromkeys(row.paper, float("nan"))
-        _say(f" {time.perf_counter() - start:.1f} s\n")
+        _say(f" {watch.seconds():.1f} s\n")
         results.put(key, _settings(model), {name: float(value) for name, value in scores.items()})
     if options.quick:
         print("A quick run: a tenth of the rounds; not to be set beside the papers.")

@@ -97,7 +97,7 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, key):
+    def _personalize(self, block, state, message, turn, key):
         state = state or self._init_clients(block, message, key)
         state = state | {"users": np.zeros_like(state["users"])}
         for user in range(block.n_users):

@@ -82,7 +82,7 @@ class GroupTastes(RatingMixin, FederatedRecommender):
             tastes[g] = errors[mine].sum(axis=0) / (counts[mine].sum(axis=0) + SHRINKAGE)
         return server | {"group": group, "tastes": tastes}
 
-    def _personalize(self, block, state, message, key):
+    def _personalize(self, block, state, message, turn, key):
         # A newcomer belongs to no group yet: it gets the mean of all clients' tastes.
         tastes = message["tastes"].values
         if state is None:

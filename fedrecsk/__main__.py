@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
-from fedrecsk import BiasOnly, FedEB, Federation, RFRec, RFRecF, SVDpp
+from fedrecsk import BiasOnly, FedEB, Federation, RFRec, RFRecF, SVDpp, _warmup
 from fedrecsk.datasets import fetch_movielens, load_ratings, make_ratings
 from fedrecsk.privacy import LaplaceMechanism
 
@@ -17,8 +18,12 @@ METHODS = {"fedeb": FedEB, "rfrec": RFRec, "rfrecf": RFRecF}
 
 def main(argv=None):
     """Fit a federated recommender and print accuracy, recommendations, bytes and privacy."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["warmup"]:
+        _warmup.main(arguments[1:])
+        return
     parser = _parser()
-    options = parser.parse_args(argv)
+    options = parser.parse_args(arguments)
     if options.clip is not None and options.scale is None:
         parser.error("--clip without --scale would add no noise; give --scale too")
     if options.rounds is not None and options.rounds < 1:
@@ -87,7 +92,11 @@ def _named(model):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="python -m fedrecsk", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m fedrecsk",
+        description=main.__doc__,
+        epilog="`python -m fedrecsk warmup` compiles all methods ahead of time.",
+    )
     parser.add_argument(
         "--data",
         default="generated",

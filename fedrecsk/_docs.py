@@ -51,7 +51,9 @@ items : array-like of shape (n_items,), default={default}
 """,
     "client_fraction": """
 client_fraction : float in (0, 1], default={default}
-    Share of the clients that are chosen for each round; at least one client is.
+    Share of the clients that are chosen for each round; at least one client is. Users whom no
+    round has reached are personalised when somebody asks for them, or all of them at once when
+    an attribute by user, like ``user_factors_``, is read.
 """,
     "early_stopping": """
 early_stopping : bool, default={default}

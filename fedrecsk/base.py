@@ -292,10 +292,11 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         X, _ = self._checked(X)
         users, items = id_columns(X)
         codes = self._users.codes(users), self._items.codes(items)
+        model = self._serving(codes[0])
         if not return_std:
-            return self._score_pairs(*codes)
-        deviations = self._standard_deviations(*codes)
-        return self._score_pairs(*codes), deviations
+            return model._score_pairs(*codes)
+        deviations = model._standard_deviations(*codes)
+        return model._score_pairs(*codes), deviations
 
     def recommend(
         self,
@@ -315,8 +316,9 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             Ids, or a table with the ids in column 0. Unknown users get what the model knows
             without them; see Notes.
         n_recommendations : int, default=10
-            Length of the lists. A user with fewer eligible items gets what there is, and then
-            places that are filled up; see `items`.
+            Length of the lists, which are never longer than there are items to choose from. A
+            user with fewer eligible items gets what there is, and then places that are filled up;
+            see `items`.
         exclude_seen : bool, default=True
             Leave out the items of the user's own interactions.
         candidates : array-like of shape (n_candidates,), default=None
@@ -331,11 +333,11 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
 
         Returns
         -------
-        items : ndarray of shape (n_users, n_recommendations)
+        items : ndarray of shape (n_users, min(n_recommendations, n_candidates))
             Ids; ties are resolved by the order of `item_ids_`. Places without an item come
             last and hold -1 (the largest number where ids are unsigned), NaN where ids are
             floats, "" where they are strings. `scores` tells them from items for certain.
-        scores : ndarray of shape (n_users, n_recommendations), dtype float64
+        scores : ndarray of the same shape, dtype float64
             What `predict` gives for these pairs; -inf in places without an item.
 
         Raises
@@ -385,20 +387,19 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             users = _safe_indexing(as_table(users), 0, axis=1)
         users = id_array(users, "users")
         codes = self._users.codes(users) if len(users) else np.empty(0, dtype=np.int64)
+        model = self._serving(codes)
         eligible = self._eligible(candidates)
         barred_rows, barred_items = self._barred(users, exclude_interactions)
         n_eligible = self.n_items_ if eligible is None else len(eligible)
-        shape = len(codes), int(n_recommendations)
-        n_best = min(shape[1], n_eligible)
-        best, scores = np.zeros(shape, dtype=np.int64), np.full(shape, -np.inf)
+        n_best = int(min(n_recommendations, n_eligible))
+        best = np.empty((len(codes), n_best), dtype=np.int64)
+        scores = np.empty(best.shape)
         for batch in _batches(len(codes), self.n_items_):
-            inside = (barred_rows >= batch.start) & (barred_rows < batch.stop)
+            inside = slice(*np.searchsorted(barred_rows, [batch.start, batch.stop]))
             barred = barred_rows[inside] - batch.start, barred_items[inside]
             if exclude_seen:
                 barred = np.concatenate([barred, self._seen_by(codes[batch])], axis=1)
-            best[batch, :n_best], scores[batch, :n_best] = self._best_items(
-                codes[batch], n_best, eligible, barred
-            )
+            best[batch], scores[batch] = model._best_items(codes[batch], n_best, eligible, barred)
         found = np.isfinite(scores)
         scores[found] = self._response(scores[found])
         return np.where(found, self.item_ids_[best], missing_id(self.item_ids_.dtype)), scores
@@ -478,8 +479,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         places = self._users.codes(data.user_ids.values)
         new = places < 0
         places[new] = self.n_users_ + np.arange(new.sum())
-        for name, rows in self._new_user_attributes(data).items():
-            setattr(self, name, _placed(rows, places, getattr(self, name)))
+        self._take_users(self._new_user_attributes(data), places)
         self._forget_users(places[~new])
         indptr, seen_items = self._seen
         starts = _placed(indptr[-1] + data.indptr[:-1], places, indptr[:-1])
@@ -493,6 +493,15 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         self.n_users_ = len(self.user_ids_)
         return self
 
+    def _take_users(self, attributes, places):
+        """Take the attributes of users computed anew or added, at these codes."""
+        for name, rows in attributes.items():
+            setattr(self, name, _placed(rows, places, getattr(self, name)))
+
+    def _serving(self, users):
+        """The model with all that it takes to score for these users (codes, -1 for unknown)."""
+        return self
+
     def _seen_by(self, users):
         """Positions in `users` and item codes of all their interactions in fit."""
         indptr, items = self._seen
@@ -501,7 +510,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         return rows, items[_runs(indptr[users], lengths)]
 
     def _barred(self, users, pairs):
-        """Positions in `users` and item codes of the pairs that name them."""
+        """Ascending positions in `users`, and item codes, of the pairs that name them."""
         if pairs is None or len(users) == 0:
             return np.empty((2, 0), dtype=np.int64)
         theirs, items = id_columns(as_table(pairs))
@@ -536,17 +545,17 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         """
         board = self._score_all(users)
         board[barred[0], barred[1]] = -np.inf
-        board[~np.isfinite(board)] = -np.inf
         if eligible is not None:
-            board = board[:, eligible]
+            board = np.take(board, eligible, axis=1)
         top = metrics.top_k(board, n)
-        items = top if eligible is None else eligible[top]
-        return items, np.take_along_axis(board, top, axis=1)
+        items, scores = top, np.take_along_axis(board, top, axis=1)
+        if eligible is not None:
+            items = eligible[top]
+        return items, np.where(np.isfinite(scores), scores, -np.inf)
 
     def _score_pairs(self, users, items):
         """Score pairs of codes, -1 for unknown; shape (n,)."""
-        scores = _kernels.scores.pairs(users, items, *self._linear_part())
-        return self._response(scores)
+        return self._response(linear_scores(users, items, *self._linear_part()))
 
     def _score_all(self, users):
         """Score every item for users (codes, -1 for unknown); shape (n, n_items).
@@ -563,8 +572,10 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
                 np.ones(len(users)),
             ]
         )
-        right = np.vstack([item_factors.T, np.ones(len(item_bias)), item_bias])
-        return left @ right
+        # Item by item, which is the fast way to write it.
+        right = np.empty((len(item_bias), left.shape[1]))
+        right[:, :-2], right[:, -2], right[:, -1] = item_factors, 1, item_bias
+        return left @ right.T
 
     def _linear_part(self):
         n_users, n_items = self.n_users_, self.n_items_
@@ -635,6 +646,15 @@ class RankingMixin:
         check_is_fitted(self)
         X, y = self._checked(X, y)
         return metrics.catalogue_ndcg(self, X, y, sample_weight)
+
+
+def linear_scores(users, items, *linear_part):
+    """Scores of pairs of codes, -1 for unknown, under `Recommender._linear_part`; shape (n,)."""
+    scores = np.empty(len(users))
+    # Ctrl-C comes through between two calls of a kernel.
+    for batch in _batches(len(users), 1):
+        _kernels.scores.pairs(users[batch], items[batch], *linear_part, scores[batch])
+    return scores
 
 
 def check_likes(data):

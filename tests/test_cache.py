@@ -1,27 +1,142 @@
-"""A fit that compiles its kernels and one that finds them in numba's cache."""
+"""Compiled kernels: what compiles them, where they are kept, and what must not depend on it."""
 
+import json
 import os
 import subprocess
 import sys
 
-PROGRAM = """
-import hashlib
 import numpy as np
-from fedrecsk import RFRec
-from fedrecsk.datasets import make_ratings
-X, y = make_ratings(n_users=300, n_items=100, n_ratings=9_000, random_state=0)
-model = RFRec(n_rounds=4, random_state=0).fit(X, y)
-print(hashlib.md5(model.item_factors_.tobytes() + model.user_factors_.tobytes()).hexdigest())
+import pytest
+
+from fedrecsk._warmup import METHODS
+
+WORD = "fedrecsk compiles numerical code"
+PROGRAM = """
+import hashlib, json, sys, warnings
+from itertools import islice
+from numba.core import event, types
+from numba.core.dispatcher import Dispatcher
+from fedrecsk import _kernels, _warmup
+
+warnings.simplefilter("always", RuntimeWarning)
+
+class Watch(event.Listener):
+    def __init__(self):
+        self.compiled = []
+
+    def on_start(self, event):
+        self.compiled.append(event.data["dispatcher"].py_func.__module__)
+
+    def on_end(self, event):
+        pass
+
+watch, digests, predictions = Watch(), {}, {}
+event.register("numba:compile", watch)
+for name in sys.argv[1:]:
+    for model in islice(_warmup.models(name), 1):
+        _warmup.use(model)
+        digest = hashlib.md5()
+        for key in ("user_factors_", "item_factors_", "user_bias_", "item_bias_"):
+            if hasattr(model, key):
+                digest.update(getattr(model, key).tobytes())
+        digests[name] = digest.hexdigest()
+        predictions[name] = model.predict(_warmup._ratings()[0][:50]).tolist()
+
+def holds_array(kind):
+    return isinstance(kind, types.Array) or any(map(holds_array, getattr(kind, "types", ())))
+
+compiled = {
+    f"{module}.{name}": kernel.nopython_signatures
+    for module in _kernels._SUBMODULES
+    for name, kernel in vars(getattr(_kernels, module)).items()
+    if isinstance(kernel, Dispatcher)
+}
+print(json.dumps({
+    "digests": digests,
+    "predictions": predictions,
+    "compiled": watch.compiled,
+    "returns": [
+        name
+        for name, signatures in compiled.items()
+        if any(
+            isinstance(one.return_type, types.BaseTuple) and holds_array(one.return_type)
+            for one in signatures
+        )
+    ],
+}))
 """
 
 
-def test_a_first_fit_equals_later_ones_bit_for_bit(tmp_path):
-    place = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    first, second = (
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM], env=place, check=True, capture_output=True, text=True
-        ).stdout
-        for _ in range(2)
+def fits(methods, **environment):
+    """What the program prints in a process of its own, and what it writes to stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *methods],
+        env=os.environ | environment,
+        check=True,
+        capture_output=True,
+        text=True,
     )
-    assert list(tmp_path.rglob("*.nbc"))
-    assert first == second
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def first(cache):
+    """All methods in a process that finds an empty cache."""
+    return fits(METHODS, NUMBA_CACHE_DIR=str(cache))
+
+
+def test_who_waits_is_told_why_and_once(first):
+    assert first[1].count(WORD) == 1
+
+
+def test_later_processes_compile_nothing_and_fit_the_same_bits(first, cache):
+    again, errors = fits(METHODS, NUMBA_CACHE_DIR=str(cache))
+    assert again["digests"] == first[0]["digests"]
+    assert again["compiled"] == []
+    assert WORD not in errors
+
+
+def test_no_kernel_compiles_what_formats_text(first):
+    # It takes seconds, and comes with the error message of `x[:] = y`.
+    assert not [module for module in first[0]["compiled"] if "unicode" in module]
+
+
+def test_no_kernel_returns_a_tuple_with_an_array(first):
+    # numba loses a KeyboardInterrupt there.
+    assert first[0]["returns"] == []
+
+
+@pytest.mark.parametrize("length", [0, 100])
+def test_broken_files_are_made_anew(length, first, tmp_path):
+    place = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    expected = fits(["PMF"], **place)[0]["digests"]
+    files = list(tmp_path.rglob("*.nb[ci]"))
+    assert files
+    for file in files:
+        os.truncate(file, length)
+    assert fits(["PMF"], **place)[0]["digests"] == expected
+    assert fits(["PMF"], **place)[0]["compiled"] == []
+
+
+def test_no_place_for_a_cache_is_a_warning():
+    nowhere = {
+        "NUMBA_CACHE_DIR": "/proc/nowhere",
+        "NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator",
+    }
+    done, errors = fits(["PMF"], **nowhere)
+    assert done["predictions"]["PMF"]
+    assert errors.count("RuntimeWarning") == 1
+    assert "NUMBA_CACHE_DIR" in errors
+
+
+def test_all_methods_run_without_a_compiler(first):
+    interpreted, _ = fits(METHODS, NUMBA_DISABLE_JIT="1")
+    for method, expected in first[0]["predictions"].items():
+        np.testing.assert_allclose(
+            interpreted["predictions"][method], expected, rtol=1e-3, atol=1e-4, err_msg=method
+        )

@@ -7,6 +7,8 @@ import pytest
 from numba.core import types
 
 from fedrecsk import LightFR, _kernels
+from fedrecsk.federated import pack_codes, unpack_codes
+from fedrecsk.federated._lightfr_step import by_curvature
 from fedrecsk.interactions import encode
 from fedrecsk.simulation import blocks
 from fedrecsk.simulation.keys import Key, Keys
@@ -126,20 +128,23 @@ def test_a_server_given_matrices_without_symmetry_comes_to_an_end():
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 2**63, (5, 1)).astype(np.uint64)
     rule = _kernels.lightfr.ServerRule(2**20, 0, 0, False)
-    rows = rng.integers(-(2**53), 2**53, (5, 65))
-    gram, total = rng.integers(-(2**53), 2**53, (64, 64)), rng.integers(-(2**53), 2**53, 64)
+    shapes = {"rows": (5, 65), "gram": (64, 64), "total": 64}
+    sums = {name: rng.integers(-(2**53), 2**53, shape) for name, shape in shapes.items()}
     before = codes.copy()
-    _kernels.lightfr.step_by_curvature(codes, rows, gram, total, 3, rule)
+    by_curvature(codes, 64, sums | {"n_users": np.array([3])}, rule)
     assert (codes != before).any()
 
 
 @pytest.mark.parametrize("n_bits", [1, 63, 64, 65, 130])
 def test_packing_is_undone_by_unpacking(n_bits):
     signs = np.where(np.random.default_rng(1).random((7, n_bits)) < 0.5, -1.0, 1.0)
-    codes = np.full((7, -(-n_bits // 64)), 2**64 - 1, dtype=np.uint64)
-    _kernels.hamming.pack(signs, codes)
-    unpacked = np.zeros(signs.shape, dtype=np.int8)
-    _kernels.hamming.unpack(codes, unpacked)
+    codes = pack_codes(signs)
+    assert codes.shape == (7, -(-n_bits // 64))
+    for k in (0, n_bits - 1):
+        bits = (codes[:, k // 64] >> np.uint64(k % 64)) & np.uint64(1)
+        np.testing.assert_array_equal(2.0 * bits - 1, signs[:, k])
+    unpacked = unpack_codes(codes, n_bits)
+    assert unpacked.dtype == np.int8
     np.testing.assert_array_equal(unpacked, signs)
     if n_bits % 64:
         assert (codes[:, -1] >> np.uint64(n_bits % 64) == 0).all()
@@ -149,8 +154,8 @@ def test_kernels_return_scalars_at_most():
     setting = Setting({})
     everyone = np.ones(setting.block.n_clients, dtype=bool)
     setting.update(everyone, everyone, True)
-    compiled = _kernels.lightfr.clients.overloads.values()
-    assert compiled
-    for overload in compiled:
+    kernels = _kernels.lightfr.fit_users, _kernels.lightfr.send
+    assert all(kernel.overloads for kernel in kernels)
+    for overload in [one for kernel in kernels for one in kernel.overloads.values()]:
         returned = overload.signature.return_type
         assert all(isinstance(one, types.Number) for one in getattr(returned, "types", [returned]))

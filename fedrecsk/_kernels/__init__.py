@@ -39,3 +39,13 @@ def __getattr__(name):
         with postponed():
             return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def seconds_compiling():
+    """Seconds that this process has spent compiling kernels until now."""
+    return importlib.import_module(f"{__name__}._jit").compiling.seconds
+
+
+def cache_path():
+    """The folder in which compiled kernels are kept; None where there is no place for them."""
+    return importlib.import_module(f"{__name__}.scores").pairs._cache.cache_path

@@ -1,8 +1,26 @@
-"""How kernels are compiled."""
+"""How kernels are compiled, and kept for later processes."""
 
-from numba import njit
+import functools
+import hashlib
+import inspect
+import logging
+import multiprocessing
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
 
-# nogil: blocks run in joblib threads. error_model: zero-division checks halve the speed.
+import numba.extending
+import numpy as np
+from numba import config, njit
+from numba.core import event
+from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.runtime import rtsys
+
+# nogil: blocks run in threads. error_model: zero-division checks halve the speed.
 # fastmath stops short of "nnan" and "ninf": a server must be able to see a NaN.
 # forceinline: a function within a kernel would be compiled twice, with sums in different orders,
 # and which of the two runs would depend on whether they come from numba's cache.
@@ -12,9 +30,185 @@ _OPTIONS = {
     "fastmath": {"reassoc", "contract", "nsz"},
     "forceinline": True,
 }
+_PACKAGE = __name__.rpartition(".")[0]
 
-# What Python calls.
-kernel = njit(**_OPTIONS, cache=True)
+
+class _PartLibrary(JITCodeLibrary):
+    """A part's code, of which no machine code is made: its callers' has it inlined."""
+
+    def finalize(self):
+        """Link what it calls itself."""
+        for library in dict.fromkeys(self._linking_libraries):
+            self._reload_init.update(library._reload_init)
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalized = True
+
+    @property
+    def codegen(self):
+        """Who is told where the code's environment is; nobody, because there is none."""
+        return self
+
+    def set_env(self, name, env):
+        """Nothing is in memory that would need it."""
+
+
+class _PartCompiler(Compiler):
+    """Numba's compiler into such a library."""
+
+    def define_pipelines(self):
+        state = self.state
+        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        return super().define_pipelines()
+
 
 # What only kernels call: no wrappers for Python, and stored within its callers.
-part = njit(**_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+part = njit(
+    **_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=_PartCompiler
+)
+
+
+def kernel(function):
+    """Decorate what Python calls; under NUMBA_DISABLE_JIT=1 it is interpreted."""
+    if config.DISABLE_JIT:
+        return _interpreted(function)
+    compiled = njit(**_OPTIONS)(function)
+    compiled._cache = _cache_of(function)
+    return compiled
+
+
+def intrinsic(plain):
+    """Decorate like :func:`numba.extending.intrinsic`; `plain` does it where nothing compiles."""
+
+    def decorate(typed):
+        return plain if config.DISABLE_JIT else numba.extending.intrinsic(typed)
+
+    return decorate
+
+
+def _interpreted(function):
+    """Compiled code overflows and divides by zero in silence, so this does too."""
+
+    @functools.wraps(function)
+    def run(*args):
+        with np.errstate(all="ignore"):
+            return function(*args)
+
+    return run
+
+
+# ------------------------------------------------------------------- the cache on disk
+
+
+class _Cache(FunctionCache):
+    """Numba's cache on disk, which a broken file or a full disk must not make fail.
+
+    It is also out of date when another module of kernels changes that the function's imports.
+    """
+
+    def __init__(self, function):
+        super().__init__(function)
+        base, stamp = self._impl.filename_base, _stamp(function.__module__)
+        self._cache_file = IndexDataCacheFile(self.cache_path, base, stamp)
+
+    def load_overload(self, sig, target_context):
+        # Running needs numba's runtime only; compiling would also load what it knows of Python.
+        rtsys.initialize(target_context)
+        # Truncated, unreadable, or of classes that have moved since: compile anew.
+        with suppress(Exception):
+            return self._load_overload(sig, target_context)
+        return None
+
+    def save_overload(self, sig, data):
+        try:
+            try:
+                super().save_overload(sig, data)
+            except OSError:
+                raise
+            except Exception:
+                # The index that is there cannot be read; begin another.
+                self.flush()
+                super().save_overload(sig, data)
+        except OSError as error:
+            _warn_of_no_cache(f"{self.cache_path} cannot be written ({error.strerror})")
+
+
+def _cache_of(function):
+    try:
+        return _Cache(function)
+    except RuntimeError:
+        _warn_of_no_cache("Neither the package's folder nor your home can be written")
+        return NullCache()
+
+
+@functools.cache
+def _warn_of_no_cache(why):
+    warnings.warn(
+        f"{why}, so fedrecsk compiles its numerical code again in every process, for some seconds. "
+        "Set the environment variable NUMBA_CACHE_DIR to a folder that can be written.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+@functools.cache
+def _stamp(module):
+    """Digest of the text of a module of kernels and of those that it imports."""
+    digest = hashlib.sha256()
+    for name in sorted(_imported(module, set())):
+        digest.update(Path(inspect.getfile(sys.modules[name])).read_bytes())
+    return digest.digest()
+
+
+def _imported(module, found):
+    found.add(module)
+    for value in list(vars(sys.modules[module]).values()):
+        owner = getattr(value, "__module__", None) or ""
+        if owner.startswith(_PACKAGE) and owner not in found:
+            _imported(owner, found)
+    return found
+
+
+# --------------------------------------------------------------- a word to who is waiting
+
+
+class Stopwatch(event.Listener):
+    """Seconds that this process has spent compiling; says so once they are more than one.
+
+    Attributes
+    ----------
+    seconds : float
+    """
+
+    patience = 1.0
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._depth, self._start, self._has_spoken = 0, 0.0, False
+
+    def on_start(self, event):
+        """A function begins to compile; numba's lock lets one thread do so at a time."""
+        if self._depth == 0:
+            self._start = time.perf_counter()
+        self._depth += 1
+
+    def on_end(self, event):
+        """It is compiled."""
+        self._depth -= 1
+        if self._depth == 0:
+            self.seconds += time.perf_counter() - self._start
+        if self.seconds > self.patience and not self._has_spoken:
+            self._has_spoken = True
+            self._speak()
+
+    @staticmethod
+    def _speak():
+        # One of many processes of a search is not to repeat it.
+        if multiprocessing.parent_process() is None:
+            logging.getLogger("fedrecsk").warning(
+                "fedrecsk compiles numerical code when it is first used, for some seconds, and "
+                "keeps it for later. `python -m fedrecsk warmup` does it ahead of time."
+            )
+
+
+compiling = Stopwatch()
+event.register("numba:compile", compiling)

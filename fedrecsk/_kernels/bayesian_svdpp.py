@@ -90,7 +90,7 @@ def rows(first, last, side, factors, prior, noise, normal, normal_again, out):
         longest = max(longest, side.indptr[a + 1] - side.indptr[a])
     width = (size + LANES - 1) // LANES * LANES
     design, targets = np.zeros((longest, width)), np.empty(longest)
-    matrix, mean, integers = np.empty((width, width)), np.empty((1, size)), np.empty(5, np.int32)
+    matrix, mean = np.empty((width, width)), np.empty((1, size))
     for a in range(first, last):
         start, n = side.indptr[a], side.indptr[a + 1] - side.indptr[a]
         right = mean[0]
@@ -109,7 +109,7 @@ def rows(first, last, side, factors, prior, noise, normal, normal_again, out):
         np.dot(design[:n].T, design[:n], matrix)
         for f in range(size):
             matrix[f, f] += prior.precision[f]
-        solve_positive(matrix, mean, integers)
+        solve_positive(matrix, mean)
         add_normal(matrix, right, normal[a], out.rows[a])
         if len(out.again) > 0:
             add_normal(matrix, right, normal_again[a], out.again[a])

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
-from fedrecsk._kernels.wmf import dot, ridge, send
+from fedrecsk._kernels._vectors import add_row, dot_rows, fill_row
+from fedrecsk._kernels.wmf import collect, send, solve_collected
 
 
 class Ratings(NamedTuple):
@@ -62,67 +63,55 @@ def rating_gradients(layout, ratings, active, model, penalties, work, users, out
     -------
     loss, mass : sums of w (score - rating)^2 and of w
     """
-    pull, errors = np.empty_like(work.left[:, 0]), np.empty_like(work.left[:, 0])
-    base = np.zeros((users.shape[1], users.shape[1]), users.dtype)
+    width, gradient = users.shape[1], work.after
     loss, mass = 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
             continue
-        first, n = layout.row_indptr[c], layout.row_indptr[c + 1] - layout.row_indptr[c]
-        gradient = work.after[:n]
-        for row in range(n):
-            for f in range(gradient.shape[1]):
-                gradient[row, f] = 0
+        first = layout.row_indptr[c]
+        for row in range(layout.row_indptr[c + 1] - first):
+            fill_row(gradient, row, users.dtype.type(0), width)
         for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
             start, stop = layout.indptr[u], layout.indptr[u + 1]
-            fit_user(start, stop, ratings, model, penalties[u], base, work, pull, users[u])
-            errors_of(start, stop, ratings, model, users[u], errors)
+            fit_user(start, stop, ratings, model, penalties, work, users, u)
             for k in range(start, stop):
-                error, weight = errors[k - start], ratings.weights[k]
+                i, row, weight = ratings.items[k], layout.rows[k] - first, ratings.weights[k]
+                score = dot_rows(users, u, model.partners, i, width) + model.bias[i]
+                error = score - ratings.values[k]
                 loss += weight * error * error
                 mass += weight
-                add_gradient(
-                    weight * error, users[u], model.has_bias, gradient[layout.rows[k] - first]
-                )
+                # What an item's numbers are multiplied with: users' vectors, or a 1 for a bias.
+                bias = gradient[row, 0] + weight * error
+                add_row(gradient, row, weight * error, users, u, width)
+                if model.has_bias:
+                    gradient[row, 0] = bias
         if out.senders[c]:
-            send(c, first, gradient, base, False, out)
+            send(c, layout, gradient, work.follow, False, out)
     return loss, mass
 
 
 @kernel
 def fit_raters(indptr, ratings, model, penalties, work, users):
     """Find every user's exact vector given the server's items."""
-    pull = np.empty_like(work.left[:, 0])
-    base = np.zeros((users.shape[1], users.shape[1]), users.dtype)
     for u in range(len(users)):
-        fit_user(indptr[u], indptr[u + 1], ratings, model, penalties[u], base, work, pull, users[u])
+        fit_user(indptr[u], indptr[u + 1], ratings, model, penalties, work, users, u)
 
 
 @part
-def fit_user(start, stop, ratings, model, penalty, base, work, pull, x):
-    """Ridge regression of ratings[start:stop] into x; `base` is zero off its diagonal."""
-    for f in range(len(x)):
-        base[f, f] = penalty[f]
-        x[f] = 0
+def fit_user(start, stop, ratings, model, penalties, work, users, u):
+    """Ridge regression of ratings[start:stop] into ``users[u]``; work.base is diagonal."""
+    real, d, width = users.dtype.type, users.shape[1], work.left.shape[1]
+    fill_row(users, u, real(0), d)
     if start == stop:
         return
-    chosen, weights = ratings.items[start:stop], ratings.weights[start:stop]
-    for k in range(len(chosen)):
-        pull[k] = weights[k] * (ratings.values[start + k] - model.bias[chosen[k]])
-    ridge(model.partners, chosen, np.int64(0), weights, pull, base, work, x)
-
-
-@part
-def errors_of(start, stop, ratings, model, x, errors):
-    """Score less rating of ratings[start:stop]."""
+    for f in range(d):
+        work.base[f * width + f] = penalties[u, f]
     for k in range(start, stop):
-        i = ratings.items[k]
-        errors[k - start] = dot(x, model.partners[i]) + model.bias[i] - ratings.values[k]
-
-
-@part
-def add_gradient(step, x, has_bias, out):
-    """Add `step` times what an item's numbers are multiplied with."""
-    out[0] += step if has_bias else step * x[0]
-    for f in range(1, len(x)):
-        out[f] += step * x[f]
+        rest = ratings.values[k] - model.bias[ratings.items[k]]
+        work.multiples[k - start] = ratings.weights[k] * rest
+    fill_row(work.target, 0, real(0), d)
+    collect(
+        model.partners, ratings.items, start, np.int64(0), ratings.weights, start, work.multiples,
+        np.int64(0), stop - start, work.base, work,
+    )  # fmt: skip
+    solve_collected(work, users, u)

@@ -9,9 +9,18 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
-from fedrecsk._kernels._lapack import solve_positive
-
-LANES = 8
+from fedrecsk._kernels._lanes import (
+    TILE,
+    add_inverse,
+    add_outer,
+    add_row,
+    clear_rows,
+    copy_row,
+    dot_row,
+    multiply,
+    multiply_turned,
+    scale_row,
+)
 
 
 class Ratings(NamedTuple):
@@ -29,7 +38,7 @@ class Model(NamedTuple):
     items : (n_items, d + 1), b_i and q_i
     implicit : (n_items, d), y_i; (n_items, 0) if there is no implicit part
     n_ratings : (n_items,), total weight of each item's ratings
-    reg : (d + 1,), precision of items given their prior (R)
+    reg : (1, d + 1), precision of items given their prior (R)
     prior : (d + 1,), precision of users given theirs (the diagonal of Lambda)
     alpha : precision of a rating, of a typical user
     nu : how many ratings the prior of a user's precision is worth; 0 if all users have alpha
@@ -49,32 +58,40 @@ class Model(NamedTuple):
 class Workspace(NamedTuple):
     """Scratch arrays; what :func:`infer` leaves there of a user is named after its symbol.
 
+    Rows are as wide as tiles of matrix products want, and at least d + 2.
+
     Attributes
     ----------
-    rows, weighted, turned : (longest, width), the x_i; w x_i; S x_i
-    rest : (longest,), y - X phi
-    matrix, square : (width, width), X'WX + ... ; S, zero beyond d + 1
-    inverse : (d + 1, d + 1), S
-    phi, center, right : (d + 1,); phi; (0, m_u)
-    variance : (d + 1,), sum of w V_i
-    integers : (5,) int32
+    rows, weighted, turned : (longest, wide), the x_i and in column d + 1 ``y - x_i . phi``; both
+        times w; what a client sends of its items, but for w and alpha
+    matrix : (wide, wide), S in the first d + 1 rows and columns
+    square : (wide, wide)
+    column : (wide,)
+    minus : (1, wide)
+    phi : (1, d + 1)
+    center, told : (1, d) if there is an implicit part, else (1, 0); m_u; what a user sends of y
+    variance : (1, d + 1), sum of w V_i
     items, implicit : (most, d + 1) and (most, d), what a client sends of its own items
+    zero_item, zero_implicit : (1, d + 1) and (1, d)
+    scales : (4,) float64
     """
 
     rows: np.ndarray
     weighted: np.ndarray
     turned: np.ndarray
-    rest: np.ndarray
     matrix: np.ndarray
     square: np.ndarray
-    inverse: np.ndarray
+    column: np.ndarray
+    minus: np.ndarray
     phi: np.ndarray
     center: np.ndarray
-    right: np.ndarray
+    told: np.ndarray
     variance: np.ndarray
-    integers: np.ndarray
     items: np.ndarray
     implicit: np.ndarray
+    zero_item: np.ndarray
+    zero_implicit: np.ndarray
+    scales: np.ndarray
 
 
 class Uploads(NamedTuple):
@@ -107,31 +124,59 @@ class Uploads(NamedTuple):
     keeps_broken: bool
 
 
+class Posterior(NamedTuple):
+    """Users' posteriors.
+
+    Attributes
+    ----------
+    users : (n_users, d + 1), phi
+    precisions : (n_users,), alpha_u; or (0,), if it is not wanted
+    covariances : (n_users (d + 1), d + 1), S; or (0, d + 1)
+    """
+
+    users: np.ndarray
+    precisions: np.ndarray
+    covariances: np.ndarray
+
+    @classmethod
+    def of(cls, n_users, width, dtype, *, whole=True):
+        """Space for it; if not `whole`, for phi only."""
+        n = n_users if whole else 0
+        return cls(
+            np.zeros((n_users, width), dtype),
+            np.zeros(n, dtype),
+            np.zeros((n * width, width), dtype),
+        )
+
+
 def workspace(layout, model):
     """Scratch for any user and client of the layout."""
-    width, dtype = model.items.shape[1], model.items.dtype
-    longest = np.diff(layout.indptr).max(initial=1)
+    width, dtype, n_implicit = model.items.shape[1], model.items.dtype, model.implicit.shape[1]
+    longest, wide = (
+        -(-n // TILE) * TILE for n in (np.diff(layout.indptr).max(initial=1), width + 1)
+    )
     most = np.diff(layout.row_indptr).max(initial=1)
-    # Matrix products are faster on whole vector registers; the columns beyond d + 1 stay zero.
-    padded = -(-width // LANES) * LANES
-    rows, weighted, turned = np.zeros((3, longest, padded), dtype)
-    matrix, square = np.zeros((2, padded, padded), dtype)
-    phi, center, right, variance = np.zeros((4, width), dtype)
+    rows, weighted, turned = np.zeros((3, longest, wide), dtype)
+    matrix, square = np.zeros((2, wide, wide), dtype)
+    center, told, zero_implicit = np.zeros((3, 1, n_implicit), dtype)
+    phi, variance, zero_item = np.zeros((3, 1, width), dtype)
     return Workspace(
         rows,
         weighted,
         turned,
-        np.zeros(longest, dtype),
         matrix,
         square,
-        np.zeros((width, width), dtype),
+        np.zeros(wide, dtype),
+        np.zeros((1, wide), dtype),
         phi,
         center,
-        right,
+        told,
         variance,
-        np.zeros(5, np.int32),
         np.zeros((most, width), dtype),
-        np.zeros((most, model.implicit.shape[1]), dtype),
+        np.zeros((most, n_implicit), dtype),
+        zero_item,
+        zero_implicit,
+        np.zeros(4),
     )
 
 
@@ -139,51 +184,48 @@ def workspace(layout, model):
 
 
 @kernel
-def update(layout, ratings, active, model, work, users, out):
-    """The active clients' uploads, and their users' phi; returns squared error and its weight.
+def update(layout, ratings, active, model, work, posterior, out):
+    """The active clients' uploads, and their users' posteriors; squared error and its weight.
 
     The four numbers of `scales` are sums over a client's users: ``(phi_0 - m_0)^2 + S_00`` and 1,
     ``alpha_u / alpha E`` and the weight of the ratings.
     """
-    loss, mass = 0.0, 0.0
-    scales = np.empty(4)
+    loss, mass, scales = 0.0, 0.0, work.scales
     for c in range(len(active)):
         if not active[c]:
             continue
         first = layout.row_indptr[c]
         n_own = layout.row_indptr[c + 1] - first
-        clear(work.items, n_own)
-        clear(work.implicit, n_own)
+        clear_rows(work.items, n_own)
+        clear_rows(work.implicit, n_own)
         for k in range(len(scales)):
             scales[k] = 0
         for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
             start, stop = layout.indptr[u], layout.indptr[u + 1]
             alpha, spread, squares, weight = infer(start, stop, layout, ratings, model, work)
-            for k in range(users.shape[1]):
-                users[u, k] = work.phi[k]
+            keep(u, alpha, work, posterior)
             loss += squares
             mass += weight
-            scales[0] += work.phi[0] * work.phi[0] + work.inverse[0, 0]
+            scales[0] += work.phi[0, 0] * work.phi[0, 0] + work.matrix[0, 0]
             scales[1] += 1
             scales[2] += alpha / model.alpha * spread
             scales[3] += weight
             if out.senders[c]:
                 add_user(start, stop, first, layout, ratings, model, alpha, work)
         if out.senders[c]:
-            send(c, first, n_own, scales, work, out)
+            send(c, first, n_own, work, out)
     return loss, mass
 
 
-@kernel
-def fit_users(layout, ratings, model, work, users, precisions, covariances):
-    """Every user's phi (n_users, d + 1), alpha_u (n_users,) and S (n_users, d + 1, d + 1)."""
-    for u in range(len(users)):
-        start, stop = layout.indptr[u], layout.indptr[u + 1]
-        precisions[u] = infer(start, stop, layout, ratings, model, work)[0]
-        for k in range(users.shape[1]):
-            users[u, k] = work.phi[k]
-            for other in range(users.shape[1]):
-                covariances[u, k, other] = work.inverse[k, other]
+@part
+def keep(u, alpha, work, posterior):
+    """Write down user u's posterior."""
+    width, one = work.phi.shape[1], work.phi.dtype.type(1)
+    scale_row(posterior.users, u, one, work.phi, 0)
+    if len(posterior.precisions) > 0:
+        posterior.precisions[u] = alpha
+        for k in range(width):
+            scale_row(posterior.covariances, u * width + k, one, work.matrix, k)
 
 
 @kernel
@@ -214,127 +256,120 @@ def infer(start, stop, layout, ratings, model, work):
     weight : sum of w
     """
     real = work.phi.dtype.type
-    n, width = stop - start, len(work.phi)
-    alpha, weight, offset = real(model.alpha), real(0), real(0)
-    for k in range(width):
-        work.center[k], work.right[k], work.variance[k] = 0, 0, 0
+    n, width, one = stop - start, work.phi.shape[1], real(1)
+    alpha, weight = real(model.alpha), real(0)
+    clear_rows(work.center, 1)
+    clear_rows(work.variance, 1)
     for a in range(n):
         i, w = layout.row_items[layout.rows[start + a]], ratings.weights[start + a]
-        q, x, wx, y = model.items[i], work.rows[a], work.weighted[a], model.implicit[i]
-        rest = ratings.values[start + a] - q[0]
-        work.rest[a] = rest
+        rest, precision = ratings.values[start + a] - model.items[i, 0], alpha * w
+        copy_row(work.rows, work.weighted, a, model.items, i, precision)
+        work.rows[a, 0], work.weighted[a, 0] = one, precision
+        work.rows[a, width], work.weighted[a, width] = rest, precision * rest
         weight += w
-        x[0], wx[0] = 1, w
-        work.right[0] += w * rest
-        for k in range(1, width):
-            x[k] = q[k]
-            wx[k] = w * q[k]
-            work.right[k] += w * rest * q[k]
-        for k in range(len(y)):
-            work.center[k + 1] += y[k]
-        if model.uncertain:
-            known = alpha * model.n_ratings[i]
-            for k in range(width):
-                work.variance[k] += w / (model.reg[k] + known)
-    np.dot(work.rows[:n].T, work.weighted[:n], work.matrix)
-    share = 1 / np.sqrt(real(n))
+        add_row(work.center, 0, one, model.implicit, i)
+        known = alpha * model.n_ratings[i]
+        add_inverse(work.variance, 0, w if model.uncertain else real(0), model.reg, 0, known)
+    multiply_turned(work.matrix, work.rows, work.weighted, n)
+    scale_row(work.center, 0, one / np.sqrt(real(n)), work.center, 0)
     for k in range(width):
-        work.center[k] *= share
-        work.right[k] = alpha * work.right[k] + model.prior[k] * work.center[k]
-        for other in range(width):
-            work.matrix[k, other] *= alpha
-            work.inverse[k, other] = 0
         work.matrix[k, k] += model.prior[k]
         if k > 0:
-            work.matrix[k, k] += alpha * work.variance[k]
-        work.inverse[k, k] = 1
-    solve_positive(work.matrix, work.inverse, work.integers)
-    trace = real(width)
+            work.matrix[k, k] += alpha * work.variance[0, k]
+    for k in range(work.center.shape[1]):
+        work.matrix[k + 1, width] += model.prior[k + 1] * work.center[0, k]
+    invert_positive(work.matrix, width, work.column)
+    trace, offset = real(width), work.variance[0, 0]
     for k in range(width):
-        total = real(0)
-        for other in range(width):
-            total += work.inverse[k, other] * work.right[other]
-            work.square[k, other] = work.inverse[k, other]
-        work.phi[k] = total
+        phi = work.matrix[k, width]
+        work.phi[0, k], work.minus[0, k] = phi, -phi
         # tr(S G), because S (alpha G + Lambda) = I.
-        trace -= model.prior[k] * work.inverse[k, k]
+        trace -= model.prior[k] * work.matrix[k, k]
         if k > 0:
-            offset += work.variance[k] * total * total
-    offset += work.variance[0]
+            offset += work.variance[0, k] * phi * phi
+    work.minus[0, width] = one
     squares = real(0)
     for a in range(n):
-        x, score = work.rows[a], real(0)
-        for k in range(width):
-            score += x[k] * work.phi[k]
-        work.rest[a] -= score
-        squares += ratings.weights[start + a] * work.rest[a] * work.rest[a]
+        rest = dot_row(work.minus, 0, work.rows, a)
+        work.rows[a, width] = rest
+        squares += ratings.weights[start + a] * rest * rest
     spread = squares
     if model.uncertain:
         spread += trace / alpha + offset
     else:
-        for k in range(width):
-            for other in range(width):
-                work.inverse[k, other], work.square[k, other] = 0, 0
+        clear_rows(work.matrix, width)
     if model.nu > 0:
         alpha = (real(model.nu) + weight) / (real(model.nu) / alpha + spread)
     return alpha, spread, squares, weight
 
 
 @part
-def add_user(start, stop, first, layout, ratings, model, alpha, work):
-    """Add what a user sends to its client's own rows."""
-    n, width = stop - start, len(work.phi)
-    share = 1 / np.sqrt(work.phi.dtype.type(n))
-    np.dot(work.rows[:n], work.square, work.turned[:n])
-    for a in range(n):
-        row = layout.rows[start + a] - first
-        precision = alpha * ratings.weights[start + a]
-        error, turned = precision * work.rest[a], work.turned[a]
-        item, implicit = work.items[row], work.implicit[row]
-        item[0] += error
-        for k in range(1, width):
-            item[k] += error * work.phi[k] - precision * turned[k]
-        for k in range(len(implicit)):
-            implicit[k] += share * (work.phi[k + 1] - work.center[k + 1])
+def invert_positive(matrix, n, column):
+    """Invert the first n rows and columns in place; columns beyond become its products with them.
+
+    Gauss and Jordan's elimination needs no pivots where a matrix is positive definite. If it is
+    not, all numbers become NaN.
+    """
+    one = matrix.dtype.type(1)
+    for k in range(n):
+        pivot = matrix[k, k]
+        if not pivot > 0:
+            pivot *= np.nan
+        for i in range(n):
+            column[i], matrix[i, k] = -matrix[i, k], 0
+        column[k], matrix[k, k] = 0, 1
+        scale_row(matrix, k, one / pivot, matrix, k)
+        add_outer(matrix, column, n, matrix, k)
 
 
 @part
-def send(c, first, n_own, scales, work, out):
+def add_user(start, stop, first, layout, ratings, model, alpha, work):
+    """Add what a user sends to its client's own rows."""
+    n, width, one = stop - start, work.phi.shape[1], work.phi.dtype.type(1)
+    # Products of the rows with it are e phi - S x, and e in front, where e is y - x . phi.
+    for k in range(1, width):
+        for other in range(width):
+            work.square[other, k] = -work.matrix[other, k]
+        work.square[width, k] = work.phi[0, k]
+    work.square[width, 0] = one
+    multiply(work.turned, work.rows, work.square, n, width + 1)
+    share = one / np.sqrt(work.phi.dtype.type(n))
+    for k in range(work.center.shape[1]):
+        work.told[0, k] = share * (work.phi[0, k + 1] - work.center[0, k])
+    for a in range(n):
+        row = layout.rows[start + a] - first
+        add_row(work.items, row, alpha * ratings.weights[start + a], work.turned, a)
+        add_row(work.implicit, row, one, work.told, 0)
+
+
+@part
+def send(c, first, n_own, work, out):
     """Write down what client c sends, unless it is not finite."""
-    n_broken = count_broken(work.items, n_own) + count_broken(work.implicit, n_own)
-    for k in range(len(scales)):
-        n_broken += not abs(scales[k]) < np.inf
-    if n_broken > 0:
+    # A NaN or an infinite number times zero is NaN.
+    nothing = times_zero(work.items, n_own, work.zero_item)
+    nothing += times_zero(work.implicit, n_own, work.zero_implicit)
+    for k in range(len(work.scales)):
+        nothing += 0 * work.scales[k]
+    if not nothing == 0:
         out.sound[c] = False
         if not out.keeps_broken:
             return
+    one = out.items.dtype.type(1)
     for row in range(n_own):
         slot = out.slots[first + row]
-        item, implicit = out.items[slot], out.implicit[slot]
-        for k in range(len(item)):
-            item[k] += work.items[row, k]
-        for k in range(len(implicit)):
-            implicit[k] += work.implicit[row, k]
-    for k in range(len(scales)):
-        out.scales[out.scale_slots[c], k] += scales[k]
+        add_row(out.items, slot, one, work.items, row)
+        add_row(out.implicit, slot, one, work.implicit, row)
+    for k in range(len(work.scales)):
+        out.scales[out.scale_slots[c], k] += work.scales[k]
 
 
 @part
-def clear(matrix, n):
-    """Set the first n rows to zero."""
+def times_zero(matrix, n, zero):
+    """All numbers of the first n rows times zero, which no compiler may know it is, added up."""
+    total = zero.dtype.type(0)
     for row in range(n):
-        for k in range(matrix.shape[1]):
-            matrix[row, k] = 0
-
-
-@part
-def count_broken(matrix, n):
-    """How many numbers of the first n rows are NaN or infinite."""
-    n_broken = 0
-    for row in range(n):
-        for k in range(matrix.shape[1]):
-            n_broken += not abs(matrix[row, k]) < np.inf
-    return n_broken
+        total += dot_row(zero, 0, matrix, row)
+    return total
 
 
 # -------------------------------------------------------------------------------- server
@@ -366,15 +401,14 @@ def ascend(values, sums, scale, reg, center, first, second, adam):
     sums : (n, width), float64
     scale : float
     reg : (width,)
-    center : (n, width), or None for zero
+    center : (n, width)
     adam : Adam
     """
     real = values.dtype.type
     for i in range(values.shape[0]):
         for k in range(values.shape[1]):
             x = values[i, k]
-            away = x if center is None else x - center[i, k]
-            g = real(scale * sums[i, k] - reg[k] * away)
+            g = real(scale * sums[i, k] - reg[k] * (x - center[i, k]))
             m = real(adam.beta_1) * first[i, k] + real(1 - adam.beta_1) * g
             v = real(adam.beta_2) * second[i, k] + real(1 - adam.beta_2) * g * g
             first[i, k], second[i, k] = m, v
@@ -389,7 +423,7 @@ def spread(values, center, reg, mass, squares, variances):
     Parameters
     ----------
     values : (n, width)
-    center : (n, width), or None for zero
+    center : (n, width)
     reg : (width,)
     mass : (n,), precision that the ratings give to a row
     squares, variances : (width,) float64, receive ``sum_i (x_i - c_i)^2`` and
@@ -399,6 +433,6 @@ def spread(values, center, reg, mass, squares, variances):
         squares[k], variances[k] = 0, 0
     for i in range(values.shape[0]):
         for k in range(values.shape[1]):
-            away = values[i, k] if center is None else values[i, k] - center[i, k]
+            away = values[i, k] - center[i, k]
             squares[k] += away * away
             variances[k] += 1 / (reg[k] + mass[i])

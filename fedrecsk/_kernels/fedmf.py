@@ -20,7 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
-from fedrecsk._kernels.shared import all_finite
+from fedrecsk._kernels._vectors import (
+    add_row,
+    copy_row,
+    dot_rows,
+    fill_row,
+    is_finite_row,
+    scale_row,
+)
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Items of a page, of which is noted whether anything in it was visited: 2**6.
@@ -133,7 +140,7 @@ def _scratch(n_rated, n_users, config, broadcast, trains_items):
         weight=weight,
         order=order,
         slopes=slopes,
-        is_visited=np.zeros(n_visited, np.uint8),
+        is_visited=np.zeros(n_visited, np.int32),
         pages=np.zeros((n_visited >> PAGE_BITS) + 1, np.bool_),
         slot_of=slot_of,
         visited=visited,
@@ -279,15 +286,12 @@ def loss_of(score, target, squared):
 def collect_gradient(e, work, rows, users, squared):
     """Note an example's slope, and add to its user's gradient; returns its score."""
     u, s = work.whose[e], work.what[e]
-    score = rows.dtype.type(0)
-    for f in range(rows.shape[1]):
-        score += users[u, f] * rows[s, f]
+    score = dot_rows(users, u, rows, s, rows.shape[1])
     slope = slope_of(score, work.target[e], squared)
     slope = rows.dtype.type(work.weight[e] * slope)
     work.slopes[e] = slope
     work.n_of_user[u] += 1
-    for f in range(rows.shape[1]):
-        work.gradients[u, f] += slope * rows[s, f]
+    add_row(work.gradients, u, slope, rows, s, rows.shape[1])
     return score
 
 
@@ -304,11 +308,9 @@ def move_items(start, end, work, n_own, learning_rate, weight_decay):
         # Counts turn negative once the row has decayed.
         if n_in_batch[s] > 0:
             n_in_batch[s] = -n_in_batch[s]
-            for f in range(n_own):
-                rows[s, f] *= keep
+            scale_row(rows, s, keep, rows, s, n_own)
         step = rows.dtype.type(learning_rate * work.slopes[e] / n_in_batch[s])
-        for f in range(n_own):
-            rows[s, f] += step * users[u, f]
+        add_row(rows, s, step, users, u, n_own)
     for b in range(start, end):
         n_in_batch[work.what[work.order[b]]] = 0
 
@@ -323,9 +325,9 @@ def move_users(start, end, work, users, learning_rate, weight_decay):
             continue
         step = users.dtype.type(learning_rate / work.n_of_user[u])
         work.n_of_user[u] = 0
-        for f in range(users.shape[1]):
-            users[u, f] = keep * users[u, f] - step * work.gradients[u, f]
-            work.gradients[u, f] = 0
+        scale_row(users, u, keep, users, u, users.shape[1])
+        add_row(users, u, -step, work.gradients, u, users.shape[1])
+        fill_row(work.gradients, u, users.dtype.type(0), users.shape[1])
 
 
 # ------------------------------------------------------------------------------- a visit
@@ -333,12 +335,12 @@ def move_users(start, end, work, users, learning_rate, weight_decay):
 
 @part
 def train(c, layout, feedback, seed, config, broadcast, moving, users, work):
-    """The visit of client c, which leaves its item vectors in `work`.
+    """The visit of client c, which leaves the changes of its items in `work`.
 
     Returns
     -------
     n_visited : items visited; they are ``work.visited[:n_visited]``
-    n_own : coordinates that moved, which are ``work.place[:n_own]`` and come first in `work.rows`
+    n_own : coordinates that moved, which are ``work.place[:n_own]``; work.rows begins with them
     sound : whether everything is finite
     loss, n_seen : sum of losses, each before its batch's step, and number of examples
     """
@@ -348,12 +350,11 @@ def train(c, layout, feedback, seed, config, broadcast, moving, users, work):
     n = draw_examples(first, last, layout, feedback, broadcast.shape[0], config.n_negatives, work)
     n_visited = take_slots(n, work)
     n_own = own_first(moving.columns, c, work.place)
+    in_order = n_own == moving.columns.shape[1]
     for s in range(n_visited):
-        for f in range(d):
-            work.rows[s, f] = broadcast[work.visited[s], work.place[f]]
+        take_row(broadcast, work.visited[s], in_order, work.place, work.rows, s)
     for u in range(first, last):
-        for f in range(d):
-            work.users[u - first, f] = users[u, work.place[f]]
+        take_row(users, u, in_order, work.place, work.users, u - first)
     for e in range(n):
         work.order[e] = e
     loss = 0.0
@@ -370,8 +371,24 @@ def train(c, layout, feedback, seed, config, broadcast, moving, users, work):
     for u in range(first, last):
         for f in range(d):
             users[u, work.place[f]] = work.users[u - first, f]
-    sound = all_finite(work.rows[:n_visited]) and all_finite(work.users[: last - first])
-    return n_visited, n_own, sound, loss, n * config.local_epochs
+    n_broken = 0
+    for s in range(n_visited):
+        n_broken += not is_finite_row(work.rows, s, d)
+        for k in range(n_own):
+            work.rows[s, k] -= broadcast[work.visited[s], work.place[k]]
+    for u in range(last - first):
+        n_broken += not is_finite_row(work.users, u, d)
+    return n_visited, n_own, n_broken == 0, loss, n * config.local_epochs
+
+
+@part
+def take_row(vectors, k, in_order, place, out, s):
+    """Copy a vector, its numbers in the order of `place`."""
+    if in_order:
+        copy_row(out, s, vectors, k, out.shape[1])
+    else:
+        for f in range(out.shape[1]):
+            out[s, f] = vectors[k, place[f]]
 
 
 @kernel
@@ -408,9 +425,11 @@ def visit_summed(layout, feedback, cohort, config, broadcast, moving, users, wor
         factor = users.dtype.type(moving.scale[c])
         for s in range(n_visited):
             item = work.visited[s]
-            for k in range(n_own):
-                f = work.place[k]
-                sums[item, f] += factor * (work.rows[s, k] - broadcast[item, f])
+            if n_own == sums.shape[1]:
+                add_row(sums, item, factor, work.rows, s, n_own)
+            else:
+                for k in range(n_own):
+                    sums[item, work.place[k]] += factor * work.rows[s, k]
             if n_visits.shape[1] == 1:
                 n_visits[item, 0] += 1
             else:
@@ -456,12 +475,12 @@ def visit_each(
         for s in range(n_visited):
             item, row = work.visited[s], n_rows + s
             rows[row] = item
-            if n_own < values.shape[1]:
-                for f in range(values.shape[1]):
-                    values[row, f] = 0
-            for k in range(n_own):
-                f = work.place[k]
-                values[row, f] = factor * (work.rows[s, k] - broadcast[item, f])
+            if n_own == values.shape[1]:
+                scale_row(values, row, factor, work.rows, s, n_own)
+            else:
+                fill_row(values, row, values.dtype.type(0), values.shape[1])
+                for k in range(n_own):
+                    values[row, work.place[k]] = factor * work.rows[s, k]
         n_rows += n_visited
         indptr[c + 1] = n_rows
     return loss, n_seen

@@ -368,7 +368,7 @@ def solve_users(ratings, whom, model, reg, users):
     """
     width = users.shape[1]
     matrix, right = np.empty((width, width)), np.empty((1, width))
-    partner, integers = np.empty(width), np.empty(5, dtype=np.int32)
+    partner = np.empty(width)
     for u in range(len(whom)):
         if not whom[u]:
             continue
@@ -392,6 +392,6 @@ def solve_users(ratings, whom, model, reg, users):
                     matrix[f, g] += w * partner[f] * partner[g]
         for f in range(width):
             matrix[f, f] += reg * mass + 1e-9
-        solve_positive(matrix, right, integers)
+        solve_positive(matrix, right)
         for f in range(width):
             users[u, f] = right[0, f]

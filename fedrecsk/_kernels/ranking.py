@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedrecsk._kernels._jit import kernel
+from fedrecsk._kernels._jit import kernel, part
 
 
 @kernel
@@ -32,7 +32,7 @@ def places(scores, starts, indptr, chosen, depth, ahead, tied):
     for j in range(len(chosen)):
         ahead[j], tied[j] = depth, 1
     for u in range(len(starts) - 1):
-        row = scores[starts[u] : starts[u + 1]]
+        start, n = starts[u], starts[u + 1] - starts[u]
         first = True
         level = np.inf
         while True:
@@ -40,18 +40,18 @@ def places(scores, starts, indptr, chosen, depth, ahead, tied):
             for j in range(indptr[u], indptr[u + 1]):
                 if chosen[j] < 0:
                     continue
-                score = row[chosen[j]]
+                score = np.float64(scores[start + chosen[j]])
                 if score != score:
                     return u
                 if score > best and (first or score < level):
                     best = score
             if best == -np.inf:
                 break
-            higher, lower, equal = compare(row, row.dtype.type(best))
-            if higher + lower + equal < len(row):
+            higher, lower, equal = compare(scores, start, n, scores.dtype.type(best))
+            if higher + lower + equal < n:
                 return u
             for j in range(indptr[u], indptr[u + 1]):
-                if chosen[j] >= 0 and row[chosen[j]] == best:
+                if chosen[j] >= 0 and scores[start + chosen[j]] == best:
                     ahead[j], tied[j] = higher, equal
             if higher + equal >= depth:
                 break
@@ -59,19 +59,21 @@ def places(scores, starts, indptr, chosen, depth, ahead, tied):
     return -1
 
 
-@kernel
-def compare(row, level):
-    """How many values are above, below and at the level."""
+@part
+def compare(scores, start, n, level):
+    """How many of n scores are above, below and at the level."""
     higher, lower, equal = 0, 0, 0
-    for i in range(len(row)):
-        higher += row[i] > level
-        lower += row[i] < level
-        equal += row[i] == level
+    for i in range(n):
+        # Unsigned, so that nobody looks whether it is negative.
+        score = scores[np.uint64(start + i)]
+        higher += score > level
+        lower += score < level
+        equal += score == level
     return higher, lower, equal
 
 
 @kernel
-def exclude(board, users, seen_indptr, seen_items, test_indptr, test_items):
+def exclude(board, users, seen_indptr, seen_items, test_indptr, test_items, under_test):
     """Set the scores of each user's seen items to -inf, in place, but for those under test.
 
     Parameters
@@ -80,8 +82,8 @@ def exclude(board, users, seen_indptr, seen_items, test_indptr, test_items):
     users : (n_rows,), user code of each row, -1 for unknown
     seen_indptr, seen_items : items that each user code has seen
     test_indptr, test_items : items under test of each row of `board`, -1 for unknown
+    under_test : (n_items,) bool, scratch of False
     """
-    under_test = np.zeros(board.shape[1], dtype=np.bool_)
     for row in range(len(users)):
         user = users[row]
         if user < 0:
@@ -98,13 +100,14 @@ def exclude(board, users, seen_indptr, seen_items, test_indptr, test_items):
 
 
 @kernel
-def draw(uniform, n_items, users, seen_indptr, seen_items, test_indptr, test_items, drawn):
+def draw(uniform, users, seen_indptr, seen_items, test_indptr, test_items, left, taken, drawn):
     """Draw items without replacement for each user, from those neither seen nor under test.
 
     Parameters
     ----------
     uniform : (n_rows, n_draws), numbers in [0, 1) that decide the draws
     users, seen_indptr, seen_items, test_indptr, test_items : as for :func:`exclude`
+    left, taken : (n_items,) int64 and bool, scratch
     drawn : (n_rows, n_draws) int64, receives the item codes
 
     Returns
@@ -113,11 +116,10 @@ def draw(uniform, n_items, users, seen_indptr, seen_items, test_indptr, test_ite
         The first row that has fewer items left than draws, with their number; -1 and 0
         if there is none.
     """
-    n_draws = drawn.shape[1]
-    left = np.empty(n_items, dtype=np.int64)
-    taken = np.empty(n_items, dtype=np.bool_)
+    n_items, n_draws = len(left), drawn.shape[1]
     for row in range(len(users)):
-        taken[:] = False
+        for i in range(n_items):
+            taken[i] = False
         user = users[row]
         if user >= 0:
             for k in range(seen_indptr[user], seen_indptr[user + 1]):

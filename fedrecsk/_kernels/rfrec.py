@@ -9,16 +9,24 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
-from fedrecsk._kernels._lanes import LANES, add_lanes, gradient_lanes
-from fedrecsk._kernels.shared import all_finite
+from fedrecsk._kernels._lanes import (
+    add_change,
+    add_row,
+    descend_row,
+    dot_row,
+    logistic,
+    room,
+    step_row,
+)
+from fedrecsk._kernels._lapack import solve_positive
 
 
 class Vectors(NamedTuple):
-    """Vectors and their Adam moments, all of shape (n, width)."""
+    """Vectors of shape (n, width), and their Adam moments; None for plain gradient descent."""
 
     now: np.ndarray
-    mean: np.ndarray
-    square: np.ndarray
+    mean: np.ndarray | None
+    square: np.ndarray | None
 
 
 class Objective(NamedTuple):
@@ -26,8 +34,8 @@ class Objective(NamedTuple):
 
     offset : float; sigmoid, biases : bool
     pull : float, lambda
-    reg_item, reg_item_bias : (n_items,), penalties on items
-    reg_user, reg_user_bias : (n_users,), penalties on users
+    reg_item, reg_item_bias : (n_items,), penalties on items and on their column 0
+    reg_user, reg_user_bias : (n_users,), penalties on users and on their column 0
     """
 
     offset: float
@@ -41,18 +49,63 @@ class Objective(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Plain gradient descent at `rate` if not adam; else Adam.
+    """Adam's step; plain gradient descent, where vectors have no moments, uses `rate` alone.
 
     Where all clients step at once, `rate` and `debias` are arrays, (n_clients,): they have the
     corrections of Adam's first and second moment, which depend on a client's number of steps.
     """
 
-    adam: bool
     rate: float
     beta1: float
     beta2: float
     epsilon: float
     debias: float
+
+
+class Totals(NamedTuple):
+    """Where uploads are added up.
+
+    senders : (n_clients,) bool
+    clip : float, or None for no clipping
+    origin : (n_items, width), what each number is counted from
+    sums : (n_items, width) float64, receives the senders' own vectors less their origin
+    """
+
+    senders: np.ndarray
+    clip: float | None
+    origin: np.ndarray
+    sums: np.ndarray
+
+
+class Scratch(NamedTuple):
+    """Scratch of :func:`step_lone` and :func:`step_groups`.
+
+    slopes : (room(longest),), derivatives of a user's errors by their scores
+    user : (2, width), what a user multiplies items with; its gradient
+    nowhere : (1, width) float64, sums that nobody reads
+    items : (most, width), gradients of a client's items but for what follows
+    own : (most, 2), factors of the items themselves in their gradients: of all columns; of column 0
+    """
+
+    slopes: np.ndarray
+    user: np.ndarray
+    nowhere: np.ndarray
+    items: np.ndarray
+    own: np.ndarray
+
+
+def scratch(layout, held, *, lone):
+    """Scratch for any client of the layout, or only for those of one user."""
+    width, dtype = held.now.shape[1], held.now.dtype
+    longest = int(np.diff(layout.indptr).max(initial=0))
+    most = 0 if lone else int(np.diff(layout.row_indptr).max(initial=0))
+    return Scratch(
+        np.zeros(room(longest), dtype),
+        np.zeros((2, width), dtype),
+        np.zeros((1, width)),
+        np.zeros((most, width), dtype),
+        np.zeros((most, 2), dtype),
+    )
 
 
 @part
@@ -68,48 +121,65 @@ def link(score, sigmoid, one):
 
 
 @part
-def descend(x, gradient, mean, square, rule):
-    """One step of the rule on the vector x with its moments, in place."""
-    # Constants of x's own type: a float64 among float32 would halve the vector width.
-    real = x.dtype.type
-    rate = real(rule.rate)
-    if rule.adam:
-        beta1, beta2 = real(rule.beta1), real(rule.beta2)
-        epsilon, debias = real(rule.epsilon), real(rule.debias)
-        new1, new2 = real(1 - rule.beta1), real(1 - rule.beta2)
-        for f in range(len(x)):
-            mean[f] = beta1 * mean[f] + new1 * gradient[f]
-            square[f] = beta2 * square[f] + new2 * gradient[f] * gradient[f]
-            x[f] -= rate * mean[f] / (np.sqrt(square[f] * debias) + epsilon)
-    else:
-        for f in range(len(x)):
-            x[f] -= rate * gradient[f]
+def numbers_of(rule, rate, debias, real):
+    """A rule as :func:`descend_row` takes it, in the type of the vectors."""
+    beta1, beta2 = real(rule.beta1), real(rule.beta2)
+    new1, new2 = real(1 - rule.beta1), real(1 - rule.beta2)
+    return real(rate), beta1, new1, beta2, new2, real(rule.epsilon), real(debias)
 
 
 @part
-def begin_with_pull(gradient, item, centre, pull):
-    """Begin an item's gradient with the pull towards the server's vector."""
-    for f in range(len(gradient)):
-        gradient[f] = pull * (item[f] - centre[f])
+def slopes_of(u, layout, values, weights, users, held, objective, work):
+    """The derivatives of user u's squared errors by their scores, left in `work`.
+
+    So is what the user multiplies items with, and 0 as its gradient.
+
+    Returns
+    -------
+    loss, weight, slope : sums of w (r - estimate)^2, of w and of the derivatives
+    """
+    real = held.now.dtype.type
+    start, stop = layout.indptr[u], layout.indptr[u + 1]
+    level = real(objective.offset)
+    for f in range(users.now.shape[1]):
+        work.user[0, f] = users.now[u, f]
+        work.user[1, f] = 0
+    if objective.biases:
+        work.user[0, 0] = 1
+        level += users.now[u, 0]
+    for k in range(start, stop):
+        work.slopes[k - start] = level + dot_row(work.user, 0, held.now, layout.rows[k])
+    sigmoid = objective.sigmoid
+    if sigmoid:
+        logistic(work.slopes, stop - start)
+    loss, weight, total = 0.0, 0.0, real(0)
+    for k in range(start, stop):
+        estimate, w = work.slopes[k - start], weights[k]
+        error = values[k] - estimate
+        slope = estimate * (real(1) - estimate) if sigmoid else real(1)
+        g = real(-2) * w * error * slope
+        work.slopes[k - start] = g
+        loss += w * error * error
+        weight += w
+        total += g
+    return loss, weight, total
+
+
+@part
+def step_user(u, users, objective, slope, work, rule):
+    """A user's step, once its gradient is complete but for penalties."""
+    real = users.now.dtype.type
+    if objective.biases:
+        work.user[1, 0] = slope
+    own = real(2) * objective.reg_user[u], real(2) * objective.reg_user_bias[u], real(0), real(1)
+    descend_row(users.now, u, users.mean, users.square, None, 0, work.user, 1, own, rule)
 
 
 @kernel
-def local_step(
-    layout,
-    values,
-    weights,
-    active,
-    users,
-    held,
-    broadcast,
-    objective,
-    rule,
-    senders,
-    clip,
-    sums,
-    holders,
+def step_lone(
+    layout, values, weights, active, users, held, broadcast, objective, rule, totals, work
 ):
-    """Step every active client's users and rated items, in place, and add up the uploads.
+    """Step every active client's user and rated items, in place, and add up the uploads.
 
     The objective of a client is sum_r w [(r - link(offset + b_u + b_i + p.q))^2
     + reg_item |q_i|^2 + reg_item_bias b_i^2] + sum_u [reg_user |p_u|^2 + reg_user_bias b_u^2]
@@ -119,100 +189,86 @@ def local_step(
     ----------
     layout : shared.Layout
     values, weights : (n_ratings,)
-    active : (n_clients,) bool
+    active : (n_clients,) bool, clients of one user
     users, held : Vectors, of the users and of the clients' own items
     broadcast : (n_items, width), the server's item vectors
     objective : Objective
     rule : Rule, with arrays
-    senders, clip, sums, holders
+    totals : Totals
         As for :func:`upload`, which adds without a step; here a client's vectors are added
         while they are still in the cache, finite or not.
+    work : Scratch
 
     Returns
     -------
     loss, weight : sums of w (r - estimate)^2 and of w before the step
     """
-    width = users.now.shape[1]
     real = held.now.dtype.type
-    pull, offset, biases = real(objective.pull), real(objective.offset), objective.biases
+    pull = real(objective.pull)
     loss, mass = 0.0, 0.0
-    largest = 0
-    for c in range(len(active)):
-        largest = max(largest, layout.row_indptr[c + 1] - layout.row_indptr[c])
-    item_gradient = np.empty((largest, width), dtype=held.now.dtype)
-    user_gradient = np.empty((1, width), dtype=held.now.dtype)
-    partner = np.empty((1, width), dtype=held.now.dtype)
     for c in range(len(active)):
         if not active[c]:
             continue
-        first = layout.row_indptr[c]
-        n_rows = layout.row_indptr[c + 1] - first
-        own_rule = Rule(
-            rule.adam, rule.rate[c], rule.beta1, rule.beta2, rule.epsilon, rule.debias[c]
-        )
-        # A lone user meets each row once, so its pull is added on the way.
-        alone = layout.client_indptr[c + 1] - layout.client_indptr[c] == 1
-        if not alone:
-            for local in range(n_rows):
-                centre = broadcast[layout.row_items[first + local]]
-                begin_with_pull(item_gradient[local], held.now[first + local], centre, pull)
+        numbers = numbers_of(rule, rule.rate[c], rule.debias[c], real)
+        u, sends = layout.client_indptr[c], totals.senders[c]
+        sums = totals.sums if sends else work.nowhere
+        squares, weight, slope = slopes_of(u, layout, values, weights, users, held, objective, work)
+        loss += squares
+        mass += weight
+        start = layout.indptr[u]
+        for k in range(start, layout.indptr[u + 1]):
+            row, g, shrink = layout.rows[k], work.slopes[k - start], real(2) * weights[k]
+            i = layout.row_items[row]
+            own, first = shrink * objective.reg_item[i], shrink * objective.reg_item_bias[i]
+            factors = own, first, pull, g
+            step_row(
+                held.now, row, held.mean, held.square, broadcast, i, work.user, factors, numbers,
+                sums, i if sends else 0, totals.origin, totals.clip,
+            )  # fmt: skip
+        step_user(u, users, objective, slope, work, numbers)
+    return loss, mass
+
+
+@kernel
+def step_groups(
+    layout, values, weights, active, users, held, broadcast, objective, rule, totals, work
+):
+    """As :func:`step_lone`, for clients of any number of users."""
+    real = held.now.dtype.type
+    pull, one = real(objective.pull), real(1)
+    loss, mass = 0.0, 0.0
+    for c in range(len(active)):
+        if not active[c]:
+            continue
+        numbers = numbers_of(rule, rule.rate[c], rule.debias[c], real)
+        first, last = layout.row_indptr[c], layout.row_indptr[c + 1]
+        for r in range(last - first):
+            for f in range(work.items.shape[1]):
+                work.items[r, f] = 0
+            work.own[r, 0], work.own[r, 1] = 0, 0
         for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
-            user = users.now[u]
-            level = offset
-            for f in range(width):
-                partner[0, f] = user[f]
-                user_gradient[0, f] = 0
-            if biases:
-                partner[0, 0] = 1
-                level += user[0]
-            slope_sum = real(0)
-            for k in range(layout.indptr[u], layout.indptr[u + 1]):
-                item = held.now[layout.rows[k]]
-                score = level
-                for f in range(width):
-                    score += partner[0, f] * item[f]
-                estimate, slope = link(score, objective.sigmoid, real(1))
-                error = values[k] - estimate
-                loss += weights[k] * error * error
-                mass += weights[k]
-                g = real(-2) * weights[k] * error * slope
-                slope_sum += g
-                i = layout.row_items[layout.rows[k]]
-                shrink = real(2) * weights[k] * objective.reg_item[i]
-                r, row = layout.rows[k] - first, layout.rows[k]
-                if alone:
-                    factors = pull + shrink, pull, g
-                    for f in range(0, width - LANES + 1, LANES):
-                        gradient_lanes(
-                            item_gradient, r, user_gradient, held.now, row, broadcast, i, partner,
-                            f, factors,
-                        )  # fmt: skip
-                    for f in range(width - width % LANES, width):
-                        user_gradient[0, f] += g * item[f]
-                        own = (pull + shrink) * item[f] - pull * broadcast[i, f]
-                        item_gradient[r, f] = own + g * partner[0, f]
-                else:
-                    for f in range(width):
-                        user_gradient[0, f] += g * item[f]
-                        item_gradient[r, f] += g * partner[0, f] + shrink * item[f]
-                if biases:
-                    extra = objective.reg_item_bias[i] - objective.reg_item[i]
-                    item_gradient[r, 0] += real(2) * weights[k] * extra * item[0]
-            for f in range(width):
-                user_gradient[0, f] += real(2) * objective.reg_user[u] * user[f]
-            if biases:
-                user_gradient[0, 0] = slope_sum + real(2) * objective.reg_user_bias[u] * user[0]
-            descend(user, user_gradient[0], users.mean[u], users.square[u], own_rule)
-        span = slice(first, first + n_rows)
-        descend(
-            held.now[span].ravel(),
-            item_gradient[:n_rows].ravel(),
-            held.mean[span].ravel(),
-            held.square[span].ravel(),
-            own_rule,
-        )
-        if senders[c]:
-            add_held(layout.row_items[span], held.now[span], clip, sums, holders)
+            squares, weight, slope = slopes_of(
+                u, layout, values, weights, users, held, objective, work
+            )
+            loss += squares
+            mass += weight
+            start = layout.indptr[u]
+            for k in range(start, layout.indptr[u + 1]):
+                row, g, shrink = layout.rows[k], work.slopes[k - start], real(2) * weights[k]
+                i, r = layout.row_items[row], row - first
+                add_row(work.user, 1, g, held.now, row)
+                add_row(work.items, r, g, work.user, 0)
+                work.own[r, 0] += shrink * objective.reg_item[i]
+                work.own[r, 1] += shrink * objective.reg_item_bias[i]
+            step_user(u, users, objective, slope, work, numbers)
+        for row in range(first, last):
+            i, r = layout.row_items[row], row - first
+            own = work.own[r, 0], work.own[r, 1], pull, one
+            descend_row(
+                held.now, row, held.mean, held.square, broadcast, i, work.items, r, own, numbers
+            )
+            if totals.senders[c]:
+                add_change(totals.sums, i, held.now, row, totals.origin, totals.clip)
     return loss, mass
 
 
@@ -220,109 +276,136 @@ def local_step(
 def follow(shared, broadcast, pull, rule):
     """The same step for the vector that every client keeps of an item it has not rated."""
     real = shared.now.dtype.type
-    gradient = real(pull) * (shared.now - broadcast)
-    descend(shared.now.ravel(), gradient.ravel(), shared.mean.ravel(), shared.square.ravel(), rule)
+    numbers = numbers_of(rule, rule.rate, rule.debias, real)
+    tie = real(0), real(0), real(pull), real(0)
+    for i in range(len(broadcast)):
+        descend_row(
+            shared.now, i, shared.mean, shared.square, broadcast, i, broadcast, i, tie, numbers
+        )
 
 
 @kernel
-def upload(row_indptr, row_items, held, senders, clip, sums, holders):
-    """Add up the clipped own item vectors of the senders.
-
-    Parameters
-    ----------
-    senders : (n_clients,) bool
-    clip : float, infinity for none
-    sums : (n_items, width) float64, receives the sum of the held vectors
-    holders : (n_items,) float64, receives how many of the senders hold each item; or empty
-    """
-    for c in range(len(senders)):
-        if senders[c]:
-            span = slice(row_indptr[c], row_indptr[c + 1])
-            add_held(row_items[span], held[span], clip, sums, holders)
+def upload(row_indptr, row_items, held, totals):
+    """Add up the clipped own item vectors of the senders."""
+    for c in range(len(totals.senders)):
+        if totals.senders[c]:
+            for row in range(row_indptr[c], row_indptr[c + 1]):
+                add_change(totals.sums, row_items[row], held, row, totals.origin, totals.clip)
 
 
 @kernel
 def sound_clients(row_indptr, held, client_indptr, users, sound):
     """Whether each client's own vectors are all finite, into `sound` (n_clients,) bool."""
     for c in range(len(sound)):
-        sound[c] = all_finite(held[row_indptr[c] : row_indptr[c + 1]]) and all_finite(
-            users[client_indptr[c] : client_indptr[c + 1]]
-        )
+        n_broken = count_broken(held, row_indptr[c], row_indptr[c + 1])
+        n_broken += count_broken(users, client_indptr[c], client_indptr[c + 1])
+        sound[c] = n_broken == 0
 
 
 @part
-def add_held(items, vectors, clip, sums, holders):
-    """Add the vectors that one client holds of its own."""
-    width = vectors.shape[1]
-    real = vectors.dtype.type
-    for row in range(len(items)):
-        i = items[row]
-        if len(holders) > 0:
-            holders[i] += 1
-        if clip < np.inf:
-            for f in range(width):
-                sums[i, f] += min(max(vectors[row, f], -real(clip)), real(clip))
-        else:
-            for f in range(0, width - LANES + 1, LANES):
-                add_lanes(sums, i, vectors, row, f)
-            for f in range(width - width % LANES, width):
-                sums[i, f] += vectors[row, f]
+def count_broken(matrix, first, last):
+    """How many numbers of some rows are NaN or infinite."""
+    n_broken = 0
+    for row in range(first, last):
+        for f in range(matrix.shape[1]):
+            # A comparison, because `reassoc` folds x - x whether or not x is NaN.
+            n_broken += not abs(matrix[row, f]) < np.inf
+    return n_broken
+
+
+class Newton(NamedTuple):
+    """Scratch of :func:`solve_users`: float64 of shape (width, width), (1, width) and (width,).
+
+    `integers` has shape (5,), int32.
+    """
+
+    hessian: np.ndarray
+    step: np.ndarray
+    x: np.ndarray
+    trial: np.ndarray
+    partner: np.ndarray
+    integers: np.ndarray
+
+    @classmethod
+    def of(cls, width):
+        """For vectors of this width."""
+        rows = np.zeros((4, width))
+        return cls(np.zeros((width, width)), rows[:1], *rows[1:].copy(), np.zeros(5, np.int32))
 
 
 @kernel
-def solve_users(layout, values, weights, whom, users, items, objective, reg, n_steps):
+def solve_users(layout, values, weights, whom, users, items, objective, reg, n_steps, work):
     """Fit the vectors of these users to their ratings with the items fixed, in place.
 
     At most `n_steps` Gauss-Newton steps, each halved until the user's objective falls; with
     the identity link the first one is the ridge solution. `whom` has the users' numbers, `reg`
     shape (n_users, width).
     """
-    width = users.shape[1]
-    partner, x, trial = np.empty(width), np.empty(width), np.empty(width)
-    for u in whom:
+    width, x, trial = users.shape[1], work.x, work.trial
+    for n in range(len(whom)):
+        u = whom[n]
         for f in range(width):
             x[f] = users[u, f]
-        current = user_loss(u, x, layout, values, weights, items, objective, reg, partner)
+        current = user_loss(u, x, layout, values, weights, items, objective, reg, work.partner)
         for _ in range(n_steps):
-            hessian = np.zeros((width, width))
-            gradient = np.empty(width)
+            newton_step(u, layout, values, weights, items, objective, reg, work)
+            longest = 0.0
             for f in range(width):
-                hessian[f, f] = reg[u, f] + 1e-9
-                gradient[f] = reg[u, f] * x[f]
-            for k in range(layout.indptr[u], layout.indptr[u + 1]):
-                item = items[layout.row_items[layout.rows[k]]]
-                score = user_score(x, item, objective, partner)
-                estimate, slope = link(score, objective.sigmoid, 1.0)
-                g = -weights[k] * (values[k] - estimate) * slope
-                h = weights[k] * slope * slope
-                for f in range(width):
-                    gradient[f] += g * partner[f]
-                    for e in range(width):
-                        hessian[f, e] += h * partner[f] * partner[e]
-            step = np.linalg.solve(hessian, gradient)
-            if np.max(np.abs(step)) < 1e-7:
+                longest = max(longest, abs(work.step[0, f]))
+            if longest < 1e-7:
                 break
-            for halving in range(8):
+            share = 1.0
+            for _ in range(8):
                 for f in range(width):
-                    trial[f] = x[f] - step[f] / 2**halving
-                loss = user_loss(u, trial, layout, values, weights, items, objective, reg, partner)
+                    trial[f] = x[f] - share * work.step[0, f]
+                loss = user_loss(
+                    u, trial, layout, values, weights, items, objective, reg, work.partner
+                )
                 if loss <= current:
                     for f in range(width):
                         x[f] = trial[f]
                     current = loss
                     break
+                share /= 2
         for f in range(width):
             users[u, f] = x[f]
 
 
 @part
-def user_score(x, item, objective, partner):
-    """Score of an item for user x; `partner` receives the score's gradient in x."""
+def newton_step(u, layout, values, weights, items, objective, reg, work):
+    """The Gauss-Newton step of user u, left in ``work.step``."""
+    width, x, partner = len(work.x), work.x, work.partner
+    for f in range(width):
+        work.step[0, f] = reg[u, f] * x[f]
+        for e in range(width):
+            work.hessian[f, e] = 0
+        work.hessian[f, f] = reg[u, f]
+    for k in range(layout.indptr[u], layout.indptr[u + 1]):
+        score = user_score(x, items, layout.row_items[layout.rows[k]], objective, partner)
+        estimate, slope = link(score, objective.sigmoid, 1.0)
+        g = -weights[k] * (values[k] - estimate) * slope
+        h = weights[k] * slope * slope
+        for f in range(width):
+            work.step[0, f] += g * partner[f]
+            for e in range(width):
+                work.hessian[f, e] += h * partner[f] * partner[e]
+    largest = 0.0
+    for f in range(width):
+        largest = max(largest, work.hessian[f, f])
+    for f in range(width):
+        # Above the rounding of a sum that is not of full rank.
+        work.hessian[f, f] += 1e-9 + 1e-14 * largest
+    solve_positive(work.hessian, work.step, work.integers)
+
+
+@part
+def user_score(x, items, i, objective, partner):
+    """Score of item i for user x; `partner` receives the score's gradient in x."""
     score = float(objective.offset)
     for f in range(len(x)):
-        partner[f] = item[f]
+        partner[f] = items[i, f]
     if objective.biases:
-        score += item[0]
+        score += partner[0]
         partner[0] = 1
     for f in range(len(x)):
         score += x[f] * partner[f]
@@ -336,8 +419,7 @@ def user_loss(u, x, layout, values, weights, items, objective, reg, partner):
     for f in range(len(x)):
         loss += reg[u, f] * x[f] * x[f]
     for k in range(layout.indptr[u], layout.indptr[u + 1]):
-        item = items[layout.row_items[layout.rows[k]]]
-        score = user_score(x, item, objective, partner)
+        score = user_score(x, items, layout.row_items[layout.rows[k]], objective, partner)
         estimate = link(score, objective.sigmoid, 1.0)[0]
         loss += weights[k] * (values[k] - estimate) ** 2
     return loss

@@ -1,12 +1,10 @@
 """Scores of (user, item) pairs under a matrix factorisation with biases."""
 
-import numpy as np
-
 from fedrecsk._kernels._jit import kernel
 
 
 @kernel
-def pairs(users, items, offset, user_bias, item_bias, user_factors, item_factors):
+def pairs(users, items, offset, user_bias, item_bias, user_factors, item_factors, scores):
     """offset + b_u + b_i + p_u . q_i for each pair; code -1 contributes nothing.
 
     Parameters
@@ -15,12 +13,8 @@ def pairs(users, items, offset, user_bias, item_bias, user_factors, item_factors
     offset : float
     user_bias, item_bias : (n_users,) and (n_items,)
     user_factors, item_factors : (n_users, d) and (n_items, d)
-
-    Returns
-    -------
-    scores : (n,) float64
+    scores : (n,) float64, receives them
     """
-    scores = np.empty(len(users))
     for k in range(len(users)):
         u, i = users[k], items[k]
         score = float(offset)

@@ -8,9 +8,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from fedrecsk._kernels._jit import kernel
+from fedrecsk._kernels._jit import intrinsic, kernel, part
 
 LANES = 8
 _FAST = ("reassoc", "contract", "nsz")
@@ -39,7 +38,12 @@ def _load(builder, data, k, vector):
     return place, value
 
 
-@intrinsic
+def dot_plain(p, q):
+    """p . q for two vectors of one dtype."""
+    return p @ q
+
+
+@intrinsic(dot_plain)
 def dot(typingctx, p, q):
     """p . q for two vectors of one dtype."""
 
@@ -73,7 +77,12 @@ def _spread(builder, number, vector):
     return builder.shuffle_vector(lane, lane, first)
 
 
-@intrinsic
+def add_plain(y, x, keep):
+    """y = keep * y + x."""
+    y[:] = keep * y + x
+
+
+@intrinsic(add_plain)
 def add(typingctx, y, x, keep):
     """y = keep * y + x."""
 
@@ -115,19 +124,31 @@ def _store_updated(context, builder, signature, args):
     return context.get_dummy_value()
 
 
-@intrinsic
+def update_plain(p, q, keep_p, keep_q, a):
+    """p, q = keep_p * p + a * q, keep_q * q + a * p, both from the old values."""
+    p[:], q[:] = keep_p * p + a * q, keep_q * q + a * p
+
+
+@intrinsic(update_plain)
 def update(typingctx, p, q, keep_p, keep_q, a):
     """p, q = keep_p * p + a * q, keep_q * q + a * p, both from the old values."""
     return types.void(p, q, *[p.dtype] * 3), _store_updated
 
 
-@intrinsic
+def update_towards_plain(p, q, keep_p, keep_q, a, pull_p, pull_q, goal_p, goal_q):
+    """The same plus pull_p * goal_p and pull_q * goal_q, with vectors as goals."""
+    update_plain(p, q, keep_p, keep_q, a)
+    p += pull_p * goal_p
+    q += pull_q * goal_q
+
+
+@intrinsic(update_towards_plain)
 def update_towards(typingctx, p, q, keep_p, keep_q, a, pull_p, pull_q, goal_p, goal_q):
     """The same plus pull_p * goal_p and pull_q * goal_q, with vectors as goals."""
     return types.void(p, q, *[p.dtype] * 5, goal_p, goal_q), _store_updated
 
 
-@kernel
+@part
 def step_size(rate, weight):
     """rate * weight / (1 + 2 rate weight): however heavy the rating, at most 1/2."""
     # A step of 1/2 on both biases removes the whole error; a longer one would overshoot.
@@ -136,11 +157,28 @@ def step_size(rate, weight):
 
 
 @kernel
-def pmf(users, items, targets, weights, rate, P, Q, reg_user, reg_item, mean_user, mean_item):
-    """One pass of PMF over the ratings in their order; P and Q change in place.
+def pmf(
+    start,
+    stop,
+    loss,
+    users,
+    items,
+    targets,
+    weights,
+    rate,
+    P,
+    Q,
+    reg_user,
+    reg_item,
+    mean_user,
+    mean_item,
+):
+    """A piece of a pass of PMF over the ratings in their order; P and Q change in place.
 
     Parameters
     ----------
+    start, stop : the piece is the ratings start:stop
+    loss : float, that of the pieces before
     users, items : (n,) int32
     targets, weights : (n,) what p_u . q_i is to be, and the weight of each rating
     rate : learning rate
@@ -150,11 +188,10 @@ def pmf(users, items, targets, weights, rate, P, Q, reg_user, reg_item, mean_use
 
     Returns
     -------
-    loss : float, sum of weighted squared errors, each before its update
+    loss : float, with the sum of weighted squared errors, each before its update
     """
     one = type(rate)(1)
-    loss = 0.0
-    for k in range(len(users)):
+    for k in range(start, stop):
         u, i = users[k], items[k]
         p, q = P[u], Q[i]
         error = targets[k] - dot(p, q)
@@ -169,6 +206,9 @@ def pmf(users, items, targets, weights, rate, P, Q, reg_user, reg_item, mean_use
 
 @kernel
 def biased_mf(
+    start,
+    stop,
+    loss,
     users,
     items,
     targets,
@@ -183,7 +223,7 @@ def biased_mf(
     reg_user_bias,
     reg_item_bias,
 ):
-    """One pass of biased MF over the ratings in their order; biases and vectors in place.
+    """A piece of a pass of biased MF over the ratings in their order; biases and vectors in place.
 
     Parameters
     ----------
@@ -193,11 +233,10 @@ def biased_mf(
 
     Returns
     -------
-    loss : float, sum of weighted squared errors, each before its update
+    loss : float, with the sum of weighted squared errors, each before its update
     """
     one = type(rate)(1)
-    loss = 0.0
-    for k in range(len(users)):
+    for k in range(start, stop):
         u, i = users[k], items[k]
         p, q = P[u], Q[i]
         error = targets[k] - user_bias[u] - item_bias[i] - dot(p, q)
@@ -211,6 +250,9 @@ def biased_mf(
 
 @kernel
 def svdpp(
+    start,
+    stop,
+    loss,
     order,
     indptr,
     items,
@@ -227,8 +269,10 @@ def svdpp(
     reg_user_bias,
     reg_item_bias,
     reg_implicit,
+    x,
+    origin,
 ):
-    """One pass of SVD++, user by user; biases and vectors change in place.
+    """A piece of a pass of SVD++, user by user; biases and vectors change in place.
 
     During a user's ratings its whole vector x_u = p_u + |R_u|^-1/2 sum_j y_j moves. At the
     end p_u and, times |R_u|^-1/2, each y_j move as far as it did: that is the sum of their
@@ -236,30 +280,33 @@ def svdpp(
 
     Parameters
     ----------
+    start, stop : the piece is the users order[start:stop]
+    loss : float, that of the pieces before
     order : (n_users,) in which users are visited
     indptr : (n_users + 1,); user u's ratings are indptr[u]:indptr[u + 1]
     Y : (n_items, width) implicit vectors y_j
     reg_implicit : decay of y_j per rating of a user that has rated j
+    x, origin : (width,), scratch
     The others as in `biased_mf`.
 
     Returns
     -------
-    loss : float, sum of weighted squared errors, each before its update
+    loss : float, with the sum of weighted squared errors, each before its update
     """
     one = type(rate)(1)
-    x, start = np.empty_like(P[0]), np.empty_like(P[0])
-    loss = 0.0
-    for u in order:
+    for visit in range(start, stop):
+        u = order[visit]
         first, last = indptr[u], indptr[u + 1]
         if first == last:
             continue
         scale = one / np.sqrt(type(rate)(last - first))
-        x[:] = 0
+        for f in range(len(x)):
+            x[f] = 0
         for k in range(first, last):
             add(x, Y[items[k]], one)
         for f in range(len(x)):
             x[f] = P[u, f] + scale * x[f]
-            start[f] = x[f]
+            origin[f] = x[f]
         steps = type(rate)(0)
         for k in range(first, last):
             i = items[k]
@@ -273,7 +320,7 @@ def svdpp(
             update(x, q, one, one - step * reg_item[i], step * error)
         keep = np.exp(-steps * reg_user[u])
         for f in range(len(x)):
-            x[f] -= start[f]
+            x[f] -= origin[f]
             P[u, f] = keep * P[u, f] + x[f]
             x[f] *= scale
         keep = np.exp(-steps * reg_implicit)
@@ -287,9 +334,12 @@ def implicit_sums(indptr, items, Y, sums):
     """sums[u] = |R_u|^-1/2 sum_{j in R_u} y_j; 0 for a user without ratings."""
     for u in range(len(sums)):
         first, last = indptr[u], indptr[u + 1]
-        sums[u] = 0
+        for f in range(Y.shape[1]):
+            sums[u, f] = 0
         for k in range(first, last):
             for f in range(Y.shape[1]):
                 sums[u, f] += Y[items[k], f]
         if last > first:
-            sums[u] /= np.sqrt(last - first)
+            root = np.sqrt(last - first)
+            for f in range(Y.shape[1]):
+                sums[u, f] /= root

@@ -23,11 +23,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedrecsk._kernels._cholesky import add_products, factor, solve, width_of
 from fedrecsk._kernels._jit import kernel, part
-from fedrecsk._kernels._lapack import solve_positive
-from fedrecsk._kernels.shared import all_finite
+from fedrecsk._kernels._vectors import (
+    add_row,
+    copy_row,
+    dot_rows,
+    fill_row,
+    is_finite_row,
+    scale_row,
+    weigh_row,
+)
 
-LANES = 8
+# So many rows of a product are made at a time: what fits into a processor's first cache.
+SPAN = 64
 
 
 class Feedback(NamedTuple):
@@ -86,20 +95,32 @@ class Workspace(NamedTuple):
 
     Attributes
     ----------
-    left, right : (longest, width), for the ratings of a user or of a held row
-    matrix : (width, width)
-    target : (d,)
-    integers : (5,) int32
+    left : (longest, width), the vectors of a user's items
+    right : (SPAN, width), some of them times their weights
+    multiples : (longest,)
+    matrix, start, base, square : (width * width,), see :mod:`~fedrecsk._kernels._cholesky`
+    target : (width,), the right-hand side of a user's equations; zero beyond d
+    follow, outside, half : (d, d)
+    residuals : (3, d), residual, direction and image of conjugate gradients
     before, after : (most, d), a client's own items
+    dense : Feedback of a user on all of a client's items, (most,); zero between uses
     """
 
     left: np.ndarray
     right: np.ndarray
+    multiples: np.ndarray
     matrix: np.ndarray
+    start: np.ndarray
+    base: np.ndarray
+    square: np.ndarray
     target: np.ndarray
-    integers: np.ndarray
+    follow: np.ndarray
+    outside: np.ndarray
+    half: np.ndarray
+    residuals: np.ndarray
     before: np.ndarray
     after: np.ndarray
+    dense: Feedback
 
 
 class Uploads(NamedTuple):
@@ -137,12 +158,19 @@ def workspace(layout, users, row_sizes=None):
     longest = np.diff(layout.indptr).max(initial=1)
     if row_sizes is not None:
         longest = row_sizes.max(initial=longest)
-    # Matrix products are faster on whole vector registers; the columns beyond d stay zero.
-    width = -(-d // LANES) * LANES
-    left, right = np.zeros((2, longest, width), dtype=dtype)
-    before, after = np.empty((2, np.diff(layout.row_indptr).max(initial=0), d), dtype=dtype)
-    matrix, target = np.zeros((width, width), dtype=dtype), np.zeros(d, dtype=dtype)
-    return Workspace(left, right, matrix, target, np.zeros(5, np.int32), before, after)
+    most = np.diff(layout.row_indptr).max(initial=0)
+    width = width_of(d, dtype)
+    return Workspace(
+        np.zeros((longest, width), dtype),
+        np.zeros((SPAN, width), dtype),
+        np.zeros(longest, dtype),
+        *np.zeros((4, width * width), dtype),
+        np.zeros(width, dtype),
+        *np.zeros((3, d, d), dtype),
+        np.zeros((3, d), dtype),
+        *np.empty((2, most, d), dtype),
+        Feedback(*np.zeros((2, most), dtype)),
+    )
 
 
 # ------------------------------------------------------------------------------- rounds
@@ -158,25 +186,20 @@ def local_als_of_one(layout, feedback, active, broadcast, problem, n_steps, work
     real = users.dtype.type
     reg_user, mu = real(problem.reg_user), real(problem.mu)
     tie = real(problem.reg_item) + mu
-    base = with_diagonal(broadcast.gram, reg_user)
-    multiples = np.empty(len(work.before), users.dtype)
+    padded(broadcast.gram, reg_user, work.left.shape[1], work.start)
     loss, mass = 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
             continue
-        u = layout.client_indptr[c]
-        first = layout.row_indptr[c]
-        items = layout.row_items[first : layout.row_indptr[c + 1]]
-        ratings = slice(layout.indptr[u], layout.indptr[u + 1])
-        extra, pull, p = feedback.extra[ratings], feedback.pull[ratings], users[u]
+        u, first = layout.client_indptr[c], layout.row_indptr[c]
         share = fit_user(
-            broadcast.items, items, np.int64(0), extra, pull, base, reg_user, n_steps, work, p
-        )
+            broadcast.items, layout.row_items, first, np.int64(0), feedback, layout.indptr[u],
+            layout.indptr[u + 1], work.start, reg_user, n_steps, work, users, u,
+        )  # fmt: skip
         loss += share[0]
         mass += share[1]
         if out.senders[c]:
-            rows_of_one(broadcast.items, items, p, extra, pull, tie, mu / tie, multiples)
-            send_multiples(c, first, len(items), multiples, p, tie, mu / tie, out)
+            send_of_one(c, layout, feedback, users, tie, mu / tie, work, out)
     return loss, mass
 
 
@@ -191,41 +214,30 @@ def local_als(
     real = users.dtype.type
     reg_user, mu = real(problem.reg_user), real(problem.mu)
     tie = real(problem.reg_item) + mu
-    start = with_diagonal(broadcast.gram, reg_user)
-    nothing = np.zeros_like(start)
+    padded(broadcast.gram, reg_user, work.left.shape[1], work.start)
     loss, mass = 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
             continue
-        first, n = layout.row_indptr[c], layout.row_indptr[c + 1] - layout.row_indptr[c]
-        before, after = work.before[:n], work.after[:n]
-        gather(broadcast.items, layout.row_items[first : first + n], before)
-        gather(broadcast.items, layout.row_items[first : first + n], after)
-        own = slice(layout.client_indptr[c], layout.client_indptr[c + 1])
-        mine = users[own]
-        base, follow = start, start
+        n = gather(c, layout, broadcast.items, work.before)
+        gather(c, layout, broadcast.items, work.after)
+        base = work.start
         for epoch in range(n_epochs):
             if epoch > 0:
-                base = base_of(broadcast.gram, before, after, follow, problem.full, reg_user)
-            share = fit_client(c, layout, feedback, after, base, reg_user, n_steps, work, users)
+                base = base_of(broadcast.gram, n, problem.full, reg_user, work)
+            share = fit_client(
+                c, layout, feedback, work.after, base, reg_user, n_steps, work, users
+            )
             if epoch == 0:
                 loss += share[0]
                 mass += share[1]
-            if len(mine) == 1:
-                ratings = slice(layout.indptr[own.start], layout.indptr[own.stop])
-                extra, pull = feedback.extra[ratings], feedback.pull[ratings]
-                items_of_one(before, mine[0], extra, pull, tie, mu / tie, after)
-                follow = nothing.copy()
-                add_follow_of_one(mine[0], tie, mu / tie, follow)
+            if layout.client_indptr[c + 1] - layout.client_indptr[c] == 1:
+                items_of_one(c, n, layout, feedback, users, tie, mu / tie, work)
             else:
-                square = with_diagonal(nothing, tie)
-                add_squares(mine, real(1), square)
-                items_of_many(c, layout, by_row, before, users, square, mu, work, after)
-                follow = with_diagonal(nothing, mu)
-                solve_positive(square, follow, work.integers)
+                items_of_many(c, n, layout, by_row, users, tie, mu, work)
         if out.senders[c]:
-            subtract(before, follow, problem.full, after)
-            send(c, first, after, follow, problem.full, out)
+            subtract(n, problem.full, work)
+            send(c, layout, work.after, work.follow, problem.full, out)
     return loss, mass
 
 
@@ -236,31 +248,27 @@ def local_sgd(
     """LocSGD: each client fits its users exactly and its items by sweeps of gradient steps."""
     real = users.dtype.type
     reg_user = real(problem.reg_user)
-    start = with_diagonal(broadcast.gram, reg_user)
-    nothing = np.zeros_like(start)
-    most = len(work.after)
-    dense = Feedback(np.zeros(most, users.dtype), np.zeros(most, users.dtype))
+    padded(broadcast.gram, reg_user, work.left.shape[1], work.start)
     loss, mass = 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
             continue
-        first, n = layout.row_indptr[c], layout.row_indptr[c + 1] - layout.row_indptr[c]
-        before, after = work.before[:n], work.after[:n]
-        gather(broadcast.items, layout.row_items[first : first + n], before)
-        gather(broadcast.items, layout.row_items[first : first + n], after)
-        base, follow = start, with_diagonal(nothing, real(1))
+        n = gather(c, layout, broadcast.items, work.before)
+        gather(c, layout, broadcast.items, work.after)
+        identity(users.shape[1], real(1), work.follow)
+        base = work.start
         for epoch in range(n_epochs):
             if epoch > 0:
-                base = base_of(broadcast.gram, before, after, follow, problem.full, reg_user)
-            share = fit_client(c, layout, feedback, after, base, reg_user, None, work, users)
+                base = base_of(broadcast.gram, n, problem.full, reg_user, work)
+            share = fit_client(c, layout, feedback, work.after, base, reg_user, None, work, users)
             if epoch == 0:
                 loss += share[0]
                 mass += share[1]
             for _ in range(n_sweeps):
-                sweep(c, layout, feedback, problem, rate, users, dense, before, after, follow)
+                sweep(c, n, layout, feedback, problem, real(rate), users, work)
         if out.senders[c]:
-            subtract(before, follow, problem.full, after)
-            send(c, first, after, follow, problem.full, out)
+            subtract(n, problem.full, work)
+            send(c, layout, work.after, work.follow, problem.full, out)
     return loss, mass
 
 
@@ -270,38 +278,32 @@ def item_gradients(layout, feedback, active, broadcast, problem, work, users, ou
 
     In the full form, F is P'P and a row is what the gradient differs from F q.
     """
-    real = users.dtype.type
+    real, d = users.dtype.type, users.shape[1]
     reg_user = real(problem.reg_user)
     background = real(0) if problem.full else real(1)
-    base = with_diagonal(broadcast.gram, reg_user)
+    padded(broadcast.gram, reg_user, work.left.shape[1], work.start)
+    before, gradient = work.before, work.after
     loss, mass = 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
             continue
-        first, n = layout.row_indptr[c], layout.row_indptr[c + 1] - layout.row_indptr[c]
-        before, gradient = work.before[:n], work.after[:n]
-        gather(broadcast.items, layout.row_items[first : first + n], before)
-        share = fit_client(c, layout, feedback, before, base, reg_user, None, work, users)
+        n, first = gather(c, layout, broadcast.items, before), layout.row_indptr[c]
+        share = fit_client(c, layout, feedback, before, work.start, reg_user, None, work, users)
         loss += share[0]
         mass += share[1]
         if not out.senders[c]:
             continue
-        for row in range(len(gradient)):
-            for f in range(gradient.shape[1]):
-                gradient[row, f] = 0
+        for row in range(n):
+            fill_row(gradient, row, real(0), d)
+        identity(d, real(0), work.follow)
         for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
-            p = users[u]
             for k in range(layout.indptr[u], layout.indptr[u + 1]):
                 row = layout.rows[k] - first
                 confidence = feedback.extra[k] + background
-                step = confidence * dot(p, before[row]) - feedback.pull[k]
-                total = gradient[row]
-                for f in range(len(p)):
-                    total[f] += step * p[f]
-        mine = users[layout.client_indptr[c] : layout.client_indptr[c + 1]]
-        square = np.zeros_like(base)
-        add_squares(mine, real(1), square)
-        send(c, first, gradient, square, problem.full, out)
+                step = confidence * dot_rows(users, u, before, row, d) - feedback.pull[k]
+                add_row(gradient, row, step, users, u, d)
+            add_square(users, u, real(1), work.follow)
+        send(c, layout, gradient, work.follow, problem.full, out)
     return loss, mass
 
 
@@ -309,12 +311,11 @@ def item_gradients(layout, feedback, active, broadcast, problem, work, users, ou
 def fit_users(indptr, items, feedback, broadcast, reg_user, work, users):
     """Find every user's exact vector given the server's items."""
     reg = users.dtype.type(reg_user)
-    base = with_diagonal(broadcast.gram, reg)
+    padded(broadcast.gram, reg, work.left.shape[1], work.start)
     for u in range(len(users)):
-        own = slice(indptr[u], indptr[u + 1])
         fit_user(
-            broadcast.items, items[own], np.int64(0), feedback.extra[own], feedback.pull[own],
-            base, reg, None, work, users[u],
+            broadcast.items, items, indptr[u], np.int64(0), feedback, indptr[u], indptr[u + 1],
+            work.start, reg, None, work, users, u,
         )  # fmt: skip
 
 
@@ -326,10 +327,10 @@ def fit_client(c, layout, feedback, vectors, base, reg, n_steps, work, users):
     """Find the vectors of client c's users given its own item vectors."""
     loss, mass = 0.0, 0.0
     for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
-        own = slice(layout.indptr[u], layout.indptr[u + 1])
+        start = layout.indptr[u]
         share = fit_user(
-            vectors, layout.rows[own], layout.row_indptr[c], feedback.extra[own],
-            feedback.pull[own], base, reg, n_steps, work, users[u],
+            vectors, layout.rows, start, layout.row_indptr[c], feedback, start,
+            layout.indptr[u + 1], base, reg, n_steps, work, users, u,
         )  # fmt: skip
         loss += share[0]
         mass += share[1]
@@ -337,322 +338,323 @@ def fit_client(c, layout, feedback, vectors, base, reg, n_steps, work, users):
 
 
 @part
-def fit_user(vectors, chosen, first, extra, pull, base, reg, n_steps, work, user):
-    """Find a user's vector given vectors[chosen - first]; `base` is sum q q' + reg I, all items.
+def fit_user(vectors, chosen, at, first, feedback, start, stop, base, reg, n_steps, work, users, u):
+    """Find a user's vector given those of its items; `base` is sum q q' + reg I, all items.
 
-    `n_steps` of conjugate gradients from where it is, or exactly if that is None.
+    Rating ``start + k`` is of item ``vectors[chosen[at + k] - first]``, which becomes row k of
+    work.left. `n_steps` of conjugate gradients from where it is, or exactly if that is None.
 
     Returns
     -------
     loss : sum of c (r - p.q)^2 over all items
     mass : sum of c - 1 over the rated ones
     """
-    real = user.dtype.type
-    if n_steps is None:
-        for f in range(len(user)):
-            user[f] = 0
-        ridge(vectors, chosen, first, extra, pull, base, work, user)
-    else:
-        ridge_cg(vectors, chosen, first, extra, pull, base, work, n_steps, user)
+    real, d, n = users.dtype.type, users.shape[1], stop - start
+    fill_row(work.target, 0, real(0), d)
     total, mass = real(0), real(0)
-    for k in range(len(chosen)):
-        total += pull[k]
-        mass += extra[k]
+    for k in range(start, stop):
+        total += feedback.pull[k]
+        mass += feedback.extra[k]
+    if n_steps is None:
+        collect(
+            vectors, chosen, at, first, feedback.extra, start, feedback.pull, start, n, base, work
+        )
+        fitted = solve_collected(work, users, u)
+    else:
+        for k in range(n):
+            weigh_row(
+                work.left, k, work.right, 0, work.target, 0, vectors, chosen[at + k] - first,
+                feedback.extra[start + k], feedback.pull[start + k], d,
+            )  # fmt: skip
+        fitted = descend_conjugate(feedback.extra, start, n, base, work, n_steps, users, u)
     # With M p = t - e, p'(M - reg I) p - 2 p.t = -p.(t + e) - reg |p|^2.
-    return total - dot(work.target, user) - reg * dot(user, user), mass
+    return total - fitted - reg * dot_rows(users, u, users, u, d), mass
 
 
 @part
-def ridge(vectors, chosen, first, extra, pull, base, work, x):
-    """Solve (base + sum extra v v') x = x + sum pull v over v = vectors[chosen - first].
+def collect(vectors, chosen, at, first, weights, start, pulls, begin, n, base, work):
+    """Make the equations (base + sum w v v') x = target + sum pull v, as work.matrix and target.
 
-    Leaves the right-hand side in work.target.
+    The k-th of n vectors is ``vectors[chosen[at + k] - first]``, with weight ``weights[start + k]``
+    and pull ``pulls[begin + k]``. It becomes row k of work.left.
     """
-    d, n = len(x), len(chosen)
-    for k in range(n):
-        v, a, b = vectors[chosen[k] - first], work.left[k], work.right[k]
-        e, r = extra[k], pull[k]
-        for f in range(d):
-            a[f] = v[f]
-            b[f] = e * v[f]
-            x[f] += r * v[f]
-    np.dot(work.left[:n].T, work.right[:n], work.matrix)
-    for f in range(d):
-        work.target[f] = x[f]
-        for g in range(d):
-            work.matrix[f, g] += base[f, g]
-    solve_positive(work.matrix, x.reshape(1, d), work.integers)
+    d = vectors.shape[1]
+    for done in range(0, max(n, 1), SPAN):
+        stop = min(done + SPAN, n)
+        for k in range(done, stop):
+            weigh_row(
+                work.left, k, work.right, k - done, work.target, 0, vectors,
+                chosen[at + k] - first, weights[start + k], pulls[begin + k], d,
+            )  # fmt: skip
+        add_products(work.matrix, base, work.left, done, work.right, stop - done, d)
+        base = work.matrix
 
 
 @part
-def ridge_cg(vectors, chosen, first, extra, pull, base, work, n_steps, x):
-    """Like :func:`ridge` with nothing on the right, by steps of conjugate gradients from x.
+def solve_collected(work, x, i):
+    """Solve the equations that have been collected into ``x[i]``; returns target.x."""
+    d, width = x.shape[1], work.left.shape[1]
+    factor(work.matrix, d, width)
+    return solve(work.matrix, d, width, work.target, x, i)
 
-    Leaves the right-hand side plus the last residual in work.target.
+
+@part
+def descend_conjugate(extra, start, n, base, work, n_steps, x, u):
+    """Steps of conjugate gradients from ``x[u]`` for n rows of work.left; see :func:`collect`.
+
+    Returns (target + last residual).x.
     """
-    d, n = len(x), len(chosen)
-    target = work.target
-    residual, direction, image = work.matrix[0], work.matrix[1], work.matrix[2]
-    rows = work.left[:n]
+    real, d, rows = x.dtype.type, x.shape[1], work.residuals
+    residual, direction, image = 0, 1, 2
     for f in range(d):
-        target[f] = 0
-        if not abs(x[f]) < np.inf:
-            x[f] = 0
-    for k in range(n):
-        v, a, r = vectors[chosen[k] - first], rows[k], pull[k]
-        for f in range(d):
-            a[f] = v[f]
-            target[f] += r * v[f]
-    multiply(rows, extra, base, x, image)
-    for f in range(d):
-        residual[f] = target[f] - image[f]
-        direction[f] = residual[f]
-    size = dot(residual[:d], residual[:d])
+        if not abs(x[u, f]) < np.inf:
+            x[u, f] = 0
+    multiply(extra, start, n, base, x, u, work, image)
+    copy_row(rows, residual, work.target, 0, d)
+    add_row(rows, residual, real(-1), rows, image, d)
+    copy_row(rows, direction, rows, residual, d)
+    size = dot_rows(rows, residual, rows, residual, d)
     for _ in range(n_steps):
         if size == 0:
             break
-        multiply(rows, extra, base, direction[:d], image)
-        step = size / dot(direction[:d], image[:d])
-        for f in range(d):
-            x[f] += step * direction[f]
-            residual[f] -= step * image[f]
-        new_size = dot(residual[:d], residual[:d])
-        for f in range(d):
-            direction[f] = residual[f] + new_size / size * direction[f]
+        multiply(extra, start, n, base, rows, direction, work, image)
+        step = size / dot_rows(rows, direction, rows, image, d)
+        add_row(x, u, step, rows, direction, d)
+        add_row(rows, residual, -step, rows, image, d)
+        new_size = dot_rows(rows, residual, rows, residual, d)
+        scale_row(rows, direction, new_size / size, rows, direction, d)
+        add_row(rows, direction, real(1), rows, residual, d)
         size = new_size
-    for f in range(d):
-        target[f] += residual[f]
+    return dot_rows(work.target, 0, x, u, d) + dot_rows(rows, residual, x, u, d)
 
 
 @part
-def multiply(rows, extra, base, x, out):
-    """out = (base + sum extra v v') x."""
-    d = len(x)
+def multiply(extra, start, n, base, x, u, work, image):
+    """Row `image` of work.residuals becomes (base + sum extra v v') x over n rows of work.left."""
+    rows, width = work.residuals, work.left.shape[1]
+    d = rows.shape[1]
     for f in range(d):
-        out[f] = dot(base[f], x)
-    for k in range(len(rows)):
-        v = rows[k]
-        score = x.dtype.type(0)
-        for f in range(d):
-            score += v[f] * x[f]
-        score *= extra[k]
-        for f in range(d):
-            out[f] += score * v[f]
+        rows[image, f] = dot_rows(base, f * width, x, u, d)
+    for k in range(n):
+        score = extra[start + k] * dot_rows(work.left, k, x, u, d)
+        add_row(rows, image, score, work.left, k, d)
 
 
 # ------------------------------------------------------------------------ a client's items
 
 
 @part
-def items_of_one(before, p, extra, pull, tie, share, after):
-    """Exact items of a client whose only user is p: share q + s p with share = mu / tie."""
-    norm = dot(p, p)
-    for k in range(len(before)):
-        c = 1 + extra[k]
-        q, x = before[k], after[k]
-        s = (pull[k] - c * share * dot(p, q)) / (tie + c * norm)
-        for f in range(len(p)):
-            x[f] = share * q[f] + s * p[f]
+def items_of_one(c, n, layout, feedback, users, tie, share, work):
+    """Exact items of a client with one user: share q + s p with share = mu / tie; and its F."""
+    d, u = users.shape[1], layout.client_indptr[c]
+    norm, start = dot_rows(users, u, users, u, d), layout.indptr[u]
+    for k in range(n):
+        confidence = 1 + feedback.extra[start + k]
+        score = share * dot_rows(users, u, work.before, k, d)
+        s = (feedback.pull[start + k] - confidence * score) / (tie + confidence * norm)
+        scale_row(work.after, k, share, work.before, k, d)
+        add_row(work.after, k, s, users, u, d)
+    identity(d, share, work.follow)
+    add_square(users, u, -share / (tie + norm), work.follow)
 
 
 @part
-def add_follow_of_one(p, tie, share, square):
-    """Add to `square` the matrix F = mu (tie I + p p')^-1 of such a client."""
-    shrink = share / (tie + dot(p, p))
-    for f in range(len(p)):
-        row, step = square[f], shrink * p[f]
-        for g in range(len(p)):
-            row[g] -= step * p[g]
-        row[f] += share
-
-
-@part
-def rows_of_one(vectors, items, p, extra, pull, tie, share, multiples):
-    """The rows of such a client in the full form, as multiples of p."""
-    norm = dot(p, p)
-    shrink = 1 / (tie + norm)
-    for k in range(len(items)):
-        c = 1 + extra[k]
-        score = share * dot(p, vectors[items[k]])
-        multiples[k] = (pull[k] - c * score) / (tie + c * norm) + score * shrink
-
-
-@part
-def items_of_many(c, layout, by_row, before, users, base, mu, work, after):
-    """Exact items of client c; `base` is sum p p' over its users plus (reg_item + mu) I."""
+def items_of_many(c, n, layout, by_row, users, tie, mu, work):
+    """Exact items of client c, and its F = mu (tie I + P'P)^-1."""
+    real, d, width = users.dtype.type, users.shape[1], work.left.shape[1]
+    first, square = layout.row_indptr[c], work.square
+    for f in range(d):
+        fill_row(square, f * width, real(0), d)
+        square[f * width + f] = tie
+    for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
+        for f in range(d):
+            add_row(square, f * width, users[u, f], users, u, d)
     start = layout.indptr[layout.client_indptr[c]]
-    for k in range(len(before)):
-        stop = start + by_row.sizes[layout.row_indptr[c] + k]
-        for f in range(before.shape[1]):
-            after[k, f] = mu * before[k, f]
-        ridge(
-            users, by_row.users[start:stop], np.int64(0), by_row.extra[start:stop],
-            by_row.pull[start:stop], base, work, after[k],
+    for row in range(n):
+        size = by_row.sizes[first + row]
+        scale_row(work.target, 0, mu, work.before, row, d)
+        collect(
+            users, by_row.users, start, np.int64(0), by_row.extra, start, by_row.pull, start, size,
+            square, work,
         )  # fmt: skip
-        start = stop
+        solve_collected(work, work.after, row)
+        start += size
+    factor(square, d, width)
+    for f in range(d):
+        fill_row(work.target, 0, real(0), d)
+        work.target[f] = mu
+        solve(square, d, width, work.target, work.follow, f)
 
 
 @part
-def sweep(c, layout, feedback, problem, rate, users, dense, before, after, follow):
+def sweep(c, n, layout, feedback, problem, rate, users, work):
     """One gradient step of client c's items on each pair, user after user, in place.
 
     The pairs are its ratings; in the full form, all pairs of its users and its items, and
-    `follow` takes the steps of the items that it does not hold. `dense` is scratch: zeros, for
-    one user's feedback on all of the client's items.
+    work.follow takes the steps of the items that it does not hold. work.dense is zero before
+    and after.
     """
     real = users.dtype.type
-    reg_item, mu, rate = real(problem.reg_item), real(problem.mu), real(rate)
-    first = layout.row_indptr[c]
+    reg_item, mu = real(problem.reg_item), real(problem.mu)
+    first, dense = layout.row_indptr[c], work.dense
     for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
-        p, start, stop = users[u], layout.indptr[u], layout.indptr[u + 1]
+        start, stop = layout.indptr[u], layout.indptr[u + 1]
         for k in range(start, stop):
             row = layout.rows[k] - first
             dense.extra[row], dense.pull[row] = feedback.extra[k], feedback.pull[k]
-        for k in range(len(after) if problem.full else stop - start):
+        for k in range(n if problem.full else stop - start):
             row = k if problem.full else layout.rows[start + k] - first
-            descend(
-                after[row], before[row], p, dense.extra[row], dense.pull[row], reg_item, mu, rate
-            )
-            dense.extra[row], dense.pull[row] = 0, 0
+            descend(row, users, u, reg_item, mu, rate, work)
         if problem.full:
-            descend_follow(follow, p, reg_item, mu, rate)
+            descend_follow(users, u, reg_item, mu, rate, work)
 
 
 @part
-def descend(q, centre, p, extra, pull, reg, mu, rate):
-    """One gradient step of an item on one user's pair, in place."""
-    g = (1 + extra) * dot(p, q) - pull
-    for f in range(len(q)):
-        q[f] -= rate * (g * p[f] + reg * q[f] + mu * (q[f] - centre[f]))
+def descend(row, users, u, reg, mu, rate, work):
+    """One gradient step of an own item on one user's pair, in place."""
+    real, d, dense = users.dtype.type, users.shape[1], work.dense
+    score = dot_rows(users, u, work.after, row, d)
+    step = (real(1) + dense.extra[row]) * score - dense.pull[row]
+    dense.extra[row], dense.pull[row] = 0, 0
+    scale_row(work.after, row, real(1) - rate * (reg + mu), work.after, row, d)
+    add_row(work.after, row, rate * mu, work.before, row, d)
+    add_row(work.after, row, -rate * step, users, u, d)
 
 
 @part
-def descend_follow(follow, p, reg, mu, rate):
+def descend_follow(users, u, reg, mu, rate, work):
     """The same step of every item that the client does not hold, as a map of the broadcast."""
-    scores = np.zeros_like(p)
-    for f in range(len(p)):
-        for g in range(len(p)):
-            scores[g] += p[f] * follow[f, g]
-    for f in range(len(p)):
-        for g in range(len(p)):
-            follow[f, g] -= rate * (p[f] * scores[g] + (reg + mu) * follow[f, g])
+    real, d, follow = users.dtype.type, users.shape[1], work.follow
+    fill_row(work.target, 0, real(0), d)
+    for f in range(d):
+        add_row(work.target, 0, users[u, f], follow, f, d)
+    for f in range(d):
+        scale_row(follow, f, real(1) - rate * (reg + mu), follow, f, d)
+        add_row(follow, f, -rate * users[u, f], work.target, 0, d)
         follow[f, f] += rate * mu
 
 
 @part
-def base_of(gram, before, after, follow, full, reg):
+def base_of(gram, n, full, reg, work):
     """Sum of q q' over all items as a client has them after an epoch, plus reg I."""
-    real = gram.dtype.type
-    outside = gram.copy()
-    add_squares(before, real(-1), outside)
-    base = with_diagonal(outside, reg)
+    real, d = gram.dtype.type, len(gram)
+    outside, half, base = work.outside, work.half, work.base
+    for f in range(d):
+        copy_row(outside, f, gram, f, d)
+    for k in range(n):
+        add_square(work.before, k, real(-1), outside)
     if full:
-        half, base = np.zeros_like(outside), with_diagonal(np.zeros_like(outside), reg)
-        add_products(follow, outside, real(1), half)
-        add_products(half, follow, real(1), base)
-    add_squares(after, real(1), base)
+        for f in range(d):
+            for g in range(d):
+                half[f, g] = dot_rows(work.follow, f, outside, g, d)
+        for f in range(d):
+            for g in range(d):
+                outside[f, g] = dot_rows(half, f, work.follow, g, d)
+    for k in range(n):
+        add_square(work.after, k, real(1), outside)
+    padded(outside, reg, work.left.shape[1], base)
     return base
 
 
 @part
-def subtract(before, follow, full, after):
+def subtract(n, full, work):
     """From own items to uploaded rows, in place."""
-    minus = after.dtype.type(-1)
-    if full:
-        add_products(before, follow, minus, after)
-    else:
-        add(before, minus, after)
+    d = work.after.shape[1]
+    for k in range(n):
+        if full:
+            for f in range(d):
+                work.after[k, f] -= dot_rows(work.follow, f, work.before, k, d)
+        else:
+            add_row(work.after, k, work.after.dtype.type(-1), work.before, k, d)
 
 
 # ------------------------------------------------------------------------------- uploads
 
 
 @part
-def send(c, first, rows, matrix, full, out):
-    """Write client c's upload, whose held rows begin at `first`."""
-    out.sound[c] = all_finite(rows) and (not full or all_finite(matrix))
+def send(c, layout, rows, matrix, full, out):
+    """Write client c's upload."""
+    d, first = rows.shape[1], layout.row_indptr[c]
+    n, n_broken = layout.row_indptr[c + 1] - first, 0
+    for k in range(n):
+        n_broken += not is_finite_row(rows, k, d)
+    if full:
+        for f in range(d):
+            n_broken += not is_finite_row(matrix, f, d)
+    out.sound[c] = n_broken == 0
     if not (out.sound[c] or out.keeps_broken):
         return
-    for k in range(len(rows)):
-        row, total = rows[k], out.rows[out.slots[first + k]]
-        for f in range(len(row)):
-            total[f] += row[f]
+    one = rows.dtype.type(1)
+    for k in range(n):
+        add_row(out.rows, out.slots[first + k], one, rows, k, d)
     if full:
-        add(matrix, matrix.dtype.type(1), out.squares[out.square_slots[c]])
+        for f in range(d):
+            add_row(out.squares, out.square_slots[c] * d + f, one, matrix, f, d)
 
 
 @part
-def send_multiples(c, first, n, multiples, p, tie, share, out):
-    """:func:`send` for a client with one user in the full form, with rows multiples of p."""
-    longest = p.dtype.type(0)
-    n_broken = 0
-    for f in range(len(p)):
-        n_broken += not abs(p[f]) < np.inf
-        longest = max(longest, abs(p[f]))
+def send_of_one(c, layout, feedback, users, tie, share, work, out):
+    """:func:`send` for a client with one user in the full form, of whom work.left has the items.
+
+    Its rows are multiples of p, and F = mu (tie I + p p')^-1 with share = mu / tie.
+    """
+    real, d = users.dtype.type, users.shape[1]
+    u, first = layout.client_indptr[c], layout.row_indptr[c]
+    n, start, longest = layout.row_indptr[c + 1] - first, layout.indptr[u], real(0)
+    for f in range(d):
+        longest = max(longest, abs(users[u, f]))
+    norm = dot_rows(users, u, users, u, d)
+    shrink = 1 / (tie + norm)
+    n_broken = int(not is_finite_row(users, u, d))
     for k in range(n):
-        n_broken += not abs(multiples[k] * longest) < np.inf
+        confidence = 1 + feedback.extra[start + k]
+        score = share * dot_rows(users, u, work.left, k, d)
+        along = (feedback.pull[start + k] - confidence * score) / (tie + confidence * norm)
+        work.multiples[k] = along + score * shrink
+        n_broken += not abs(work.multiples[k] * longest) < np.inf
     out.sound[c] = n_broken == 0
     if not (out.sound[c] or out.keeps_broken):
         return
     for k in range(n):
-        total, multiple = out.rows[out.slots[first + k]], multiples[k]
-        for f in range(len(p)):
-            total[f] += multiple * p[f]
-    add_follow_of_one(p, tie, share, out.squares[out.square_slots[c]])
+        add_row(out.rows, out.slots[first + k], work.multiples[k], users, u, d)
+    slot = out.square_slots[c]
+    for f in range(d):
+        add_row(out.squares, slot * d + f, -share * shrink * users[u, f], users, u, d)
+        out.squares[slot, f, f] += share
 
 
 # ------------------------------------------------------------------------------ arithmetic
 
 
 @part
-def gather(vectors, items, out):
-    """Copy the items' vectors."""
-    for k in range(len(items)):
-        v, x = vectors[items[k]], out[k]
-        for f in range(len(x)):
-            x[f] = v[f]
+def gather(c, layout, vectors, out):
+    """Copy the vectors of client c's items, and say how many they are."""
+    first, last = layout.row_indptr[c], layout.row_indptr[c + 1]
+    for k in range(first, last):
+        copy_row(out, k - first, vectors, layout.row_items[k], out.shape[1])
+    return last - first
 
 
 @part
-def dot(x, y):
-    """Inner product."""
-    total = x.dtype.type(0)
-    for f in range(len(x)):
-        total += x[f] * y[f]
-    return total
+def add_square(vectors, k, number, out):
+    """Add `number` times v v' of the k-th vector."""
+    d = vectors.shape[1]
+    for f in range(d):
+        add_row(out, f, number * vectors[k, f], vectors, k, d)
 
 
 @part
-def add(matrix, sign, out):
-    """Add `sign` times the matrix to `out`."""
-    for k in range(matrix.shape[0]):
-        for f in range(matrix.shape[1]):
-            out[k, f] += sign * matrix[k, f]
+def identity(d, number, out):
+    """Write `number` times the identity."""
+    for f in range(d):
+        fill_row(out, f, out.dtype.type(0), d)
+        out[f, f] = number
 
 
 @part
-def add_products(left, right, sign, out):
-    """Add `sign` times left right' to `out`."""
-    for k in range(left.shape[0]):
-        for f in range(right.shape[0]):
-            out[k, f] += sign * dot(left[k], right[f])
-
-
-@part
-def add_squares(vectors, sign, out):
-    """Add `sign` times the sum of v v' over the vectors to `out`."""
-    for k in range(vectors.shape[0]):
-        v = vectors[k]
-        for f in range(len(v)):
-            step, row = sign * v[f], out[f]
-            for g in range(len(v)):
-                row[g] += step * v[g]
-
-
-@part
-def with_diagonal(matrix, value):
-    """A copy of the matrix with `value` added to its diagonal."""
-    out = matrix.copy()
-    for f in range(len(out)):
-        out[f, f] += value
-    return out
+def padded(matrix, number, width, out):
+    """Write the matrix with `number` added to its diagonal as a flat one of whole tiles."""
+    d = len(matrix)
+    for f in range(d):
+        copy_row(out, f * width, matrix, f, d)
+        out[f * width + f] += number

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from numpy.random import RandomState
 
 DTYPE = np.float32
+# Ratings in a call of a kernel: Ctrl-C arrives between two calls.
+PIECE = 2**22
 
 
 @dataclass(eq=False, repr=False)
@@ -77,6 +79,15 @@ class GradientDescent(RatingMixin, Recommender):
     @abstractmethod
     def _epoch(self, arranged, state, rate):
         """One pass over the ratings, changing `state`; the sum of weighted squared errors."""
+
+    @staticmethod
+    def _by_pieces(kernel, ends, *arguments):
+        """Call a kernel of one pass on the pieces that end at `ends`; the loss."""
+        loss, start = 0.0, 0
+        for stop in ends:
+            loss = kernel(start, stop, loss, *arguments)
+            start = stop
+        return loss
 
     @abstractmethod
     def _parameters(self, rows, state):
@@ -341,6 +352,11 @@ def shuffled(rows, key):
     order = generator.permutation(len(rows.values))
     group = generator.permutation(rows.n_users) // 64
     return rows.take(order[np.argsort(_narrowed(group)[rows.users[order]], kind="stable")])
+
+
+def pieces(n):
+    """Ends of the pieces in which n ratings are passed over."""
+    return [*range(PIECE, n, PIECE), n]
 
 
 def _narrowed(codes):

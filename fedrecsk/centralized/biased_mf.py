@@ -15,6 +15,7 @@ from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import (
     GradientDescent,
     item_vectors,
+    pieces,
     ridge_by_user,
     shuffled,
     vectors,
@@ -167,7 +168,8 @@ class BiasedMF(GradientDescent):
 
     def _epoch(self, arranged, state, rate):
         ratings, decays = arranged
-        return _kernels.sgd.biased_mf(*ratings, rate, *state.values(), *decays)
+        ends, kernel = pieces(len(ratings[0])), _kernels.sgd.biased_mf
+        return self._by_pieces(kernel, ends, *ratings, rate, *state.values(), *decays)
 
     def _parameters(self, rows, state):
         d = self.n_factors

@@ -11,10 +11,12 @@ from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk.base import linear_scores
 from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import (
     GradientDescent,
     item_vectors,
+    pieces,
     ridge_by_user,
     shuffled,
     vectors,
@@ -170,7 +172,8 @@ class PMF(GradientDescent):
     def _epoch(self, arranged, state, rate):
         ratings, decays = arranged
         means = self._prior_means(state["P"].shape[1])
-        return _kernels.sgd.pmf(*ratings, rate, state["P"], state["Q"], *decays, *means)
+        ends, vectors = pieces(len(ratings[0])), (state["P"], state["Q"])
+        return self._by_pieces(_kernels.sgd.pmf, ends, *ratings, rate, *vectors, *decays, *means)
 
     def _parameters(self, rows, state):
         d = self.n_factors
@@ -201,7 +204,7 @@ class PMF(GradientDescent):
     def _score_pairs(self, users, items):
         offset, user_bias, item_bias, user_factors, item_factors = self._linear_part()
         user_mean, item_mean = self._fitted_prior_means()
-        scores = _kernels.scores.pairs(
+        scores = linear_scores(
             np.where(users < 0, self.n_users_, users),
             np.where(items < 0, self.n_items_, items),
             offset,

@@ -11,7 +11,8 @@ from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
-from fedrecsk.centralized._sgd import item_vectors
+from fedrecsk.centralized import _sgd
+from fedrecsk.centralized._sgd import item_vectors, pieces
 from fedrecsk.centralized.biased_mf import BiasedMF
 
 
@@ -151,12 +152,22 @@ class SVDpp(BiasedMF):
     def _arranged(self, rows, key):
         order = key.generator("order of users").permutation(rows.n_users)
         ratings = (rows.items, rows.targets(rows.mean), rows.relative_weights())
-        return (order, rows.indptr, *ratings), self._decays(rows)
+        return pieces_of_users(rows, order), (order, rows.indptr, *ratings), self._decays(rows)
 
     def _epoch(self, arranged, state, rate):
-        ratings, decays = arranged
+        ends, ratings, decays = arranged
         reg_implicit = type(rate)(self.reg_implicit)
-        return _kernels.sgd.svdpp(*ratings, rate, *state.values(), *decays, reg_implicit)
+        scratch = np.zeros((2, state["P"].shape[1]), _sgd.DTYPE)
+        return self._by_pieces(
+            _kernels.sgd.svdpp,
+            ends,
+            *ratings,
+            rate,
+            *state.values(),
+            *decays,
+            reg_implicit,
+            *scratch,
+        )
 
     def _parameters(self, rows, state):
         implicit = np.empty_like(state["P"])
@@ -179,3 +190,10 @@ class SVDpp(BiasedMF):
             "user_factors_": implicit + factors,
             "user_private_factors_": factors,
         }
+
+
+def pieces_of_users(rows, order):
+    """Ends of the pieces in which users are visited in this order, each of about equal work."""
+    visited = np.cumsum(np.diff(rows.indptr)[order])
+    ends = np.searchsorted(visited, pieces(len(rows.values))[:-1], side="right")
+    return [*np.unique(ends[ends > 0]).tolist(), len(order)]

@@ -113,6 +113,11 @@ class RecommenderEnsemble(Recommender, _BaseComposition):
 
     # ------------------------------------------------------------------------------ checks
 
+    def _serving(self, users):
+        model = copy.copy(self)
+        model.estimators_ = [part._serving(users) for part in self.estimators_]
+        return model
+
     def _named_parts(self):
         """Names, and copies of the parts that are not dropped, with this model's catalogue."""
         kept = [(name, part) for name, part in self.estimators if part != "drop"]

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk import _kernels
-
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
@@ -37,10 +35,11 @@ def pack_codes(signs: ArrayLike) -> NDArray[np.uint64]:
     >>> pack_codes([[1, -1, 1]])
     array([[5]], dtype=uint64)
     """
-    signs = np.ascontiguousarray(signs, dtype=np.float64)
-    codes = np.empty((len(signs), n_words(signs.shape[1])), dtype=np.uint64)
-    _kernels.hamming.pack(signs, codes)
-    return codes
+    bits = np.asarray(signs) > 0
+    places = np.zeros((len(bits), 8 * n_words(bits.shape[1])), dtype=np.uint8)
+    packed = np.packbits(bits, axis=1, bitorder="little")
+    places[:, : packed.shape[1]] = packed
+    return places.view("<u8").astype(np.uint64)
 
 
 def unpack_codes(codes: NDArray[np.uint64], n_bits: int) -> NDArray[np.int8]:
@@ -79,9 +78,10 @@ def unpack_codes(codes: NDArray[np.uint64], n_bits: int) -> NDArray[np.int8]:
             f"A code has a bit set after the first n_bits={n_bits}; pass the n_bits that it was "
             "packed with."
         )
-    signs = np.empty((*codes.shape[:-1], n_bits), dtype=np.int8)
-    flat = np.ascontiguousarray(codes).reshape(-1, codes.shape[-1])
-    _kernels.hamming.unpack(flat, signs.reshape(len(flat), n_bits))
+    places = np.ascontiguousarray(codes, dtype="<u8").view(np.uint8)
+    signs = np.unpackbits(places, axis=-1, count=n_bits, bitorder="little").view(np.int8)
+    signs += signs
+    signs -= 1
     return signs
 
 

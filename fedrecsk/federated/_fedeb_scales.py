@@ -83,7 +83,8 @@ def learned(server, sums):
     reg_implicit = scales.reg_implicit
     if len(reg_implicit):
         away, variance = np.empty((2, len(reg_implicit)))
-        _kernels.fedeb.spread(implicit, None, reg_implicit, server["shares"], away, variance)
+        zero, shares = np.zeros_like(implicit), server["shares"]
+        _kernels.fedeb.spread(implicit, zero, reg_implicit, shares, away, variance)
         reg_implicit = len(items) / (away + variance)
     alpha, lambda_0 = np.clip([n_ratings / errors, n_users / bias], LOWEST, HIGHEST)
     # A geometric mean, because precisions of vectors that nobody needs grow without end.

@@ -12,7 +12,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
 from fedrecsk.attacks._inversion_sampled import sampled
-from fedrecsk.base import RankingMixin
+from fedrecsk.base import RankingMixin, linear_scores
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.keys import Key
 from fedrecsk.simulation.messages import Dense, Message, Uploads
@@ -96,7 +96,6 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         return {
             "feedback": self._feedback(block, message),
             "users": users.astype(self._dtype),
-            "trained": np.zeros(block.n_users, dtype=bool),
         }
 
     def _least_bytes(self, data):
@@ -124,7 +123,6 @@ class AveragedItems(RankingMixin, FederatedRecommender):
             state["users"],
             _kernels.fedmf.scratch(layout, turn.active, config, items),
         )
-        state["trained"] |= np.repeat(turn.active, np.diff(block.client_indptr))
         if turn.separate:
             fields, loss = self._visit_each(block, turn, visit, columns)
         else:
@@ -139,15 +137,16 @@ class AveragedItems(RankingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, key):
-        if state is None:
-            state = self._init_clients(block, message, key)
-        trained = state["trained"] & np.isfinite(state["users"]).all(axis=1)
-        users = np.where(trained[:, None], state["users"], self._dtype(0))
-        for whom, n_epochs in ((~trained, EPOCHS_OF_THE_NEW), (trained, self.local_epochs)):
-            self._fit_users(
-                block, state["feedback"], message, np.flatnonzero(whom), n_epochs, users
-            )
+    def _personalize(self, block, state, message, turn, key):
+        active, trained = block.users_of(turn.active), np.zeros(block.n_users, dtype=bool)
+        users = np.zeros((block.n_users, self.n_factors), dtype=self._dtype)
+        if state is not None:
+            trained = active & np.isfinite(state["users"]).all(axis=1)
+            users[trained] = state["users"][trained]
+        feedback = self._feedback(block, message) if state is None else state["feedback"]
+        new = active & ~trained
+        for whom, n_epochs in ((new, EPOCHS_OF_THE_NEW), (trained, self.local_epochs)):
+            self._fit_users(block, feedback, message, np.flatnonzero(whom), n_epochs, users)
         return {"users": users}
 
     def _server_attributes(self, message):
@@ -316,7 +315,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         positive = held_out.values > 0
         rows, negatives = self._held_out_negatives(held_out, positive)
         scores, others = (
-            _kernels.scores.pairs(*pairs, *self._linear_part())
+            linear_scores(*pairs, *self._linear_part())
             for pairs in ((held_out.users, held_out.items), (held_out.users[rows], negatives))
         )
         losses = np.logaddexp(0, np.where(positive, -scores, scores))

@@ -14,11 +14,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.parallel import _get_threadpool_controller
 
+from fedrecsk.federated._unreached import Unreached
 from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation import participation
 from fedrecsk.simulation.clients import Clients, Group
 from fedrecsk.simulation.keys import Key, Keys
-from fedrecsk.simulation.participation import Participation
 from fedrecsk.simulation.server import Server
 from fedrecsk.simulation.stopping import hold_out
 from fedrecsk.simulation.threads import Threads
@@ -173,8 +173,7 @@ class Loop:
                     return None
         else:
             received = None
-        involved = np.unique(self.run.block_of_client[turn.receives | turn.active])
-        clients = [self.run.clients[b] for b in involved]
+        clients = self._involved(turn.receives | turn.active)
         for one in clients:
             one.receive(round, received, turn)
             one.follow(round)
@@ -192,17 +191,18 @@ class Loop:
         key = server.key.at(server.round)
         who = turn.receives
         message = server.method._on_receipt(server.send_for_validation(who), key)
-        answers = self.parallel(
-            delayed(one.validate)(server.round, message, turn)
-            for one in self.run.clients
-            if who[one.block.clients].any()
-        )
+        asked = self._involved(who)
+        answers = self.parallel(delayed(one.validate)(server.round, message, turn) for one in asked)
         if server.close_validation(answers, who, trusted=True):
             for one in self.run.clients:
-                if who[one.block.clients].any():
-                    one.keep_measured()
-                else:
-                    one.forget_kept()
+                one.forget_kept()
+            for one in asked:
+                one.keep_measured()
+
+    def _involved(self, who):
+        """The blocks of the clients of a mask."""
+        counts = np.bincount(self.run.block_of_client[who], minlength=len(self.run.clients))
+        return [self.run.clients[b] for b in np.flatnonzero(counts)]
 
     def attributes_now(self):
         """Fitted attributes as if the rounds ended here; changes nothing."""
@@ -217,7 +217,7 @@ class Loop:
         else:
             message = server.send_final()
             if server.method.early_stopping:
-                self._validate(Participation.full(server.n_clients))
+                self._validate(server.final_participation())
                 if stopping.message is None:
                     _warn_that_nothing_was_measured()
                 elif stopping.best_round != server.round - 1:
@@ -239,14 +239,28 @@ class Loop:
 
     def _attributes(self, message, *, kept):
         server, clients = self.server, self.run.clients
-        received = server.method._on_receipt(message, server.key.at(server.round))
+        key = server.key.at(server.round)
+        received = server.method._on_receipt(message, key)
+        taken_part = [one.taken_part(kept=kept) for one in clients]
+        if not any(who.any() for who in taken_part):
+            # Somebody must show what attributes there are.
+            taken_part[0] = np.arange(clients[0].block.n_clients) == 0
+        served = [(one, who) for one, who in zip(clients, taken_part, strict=True) if who.any()]
         parts = self.parallel(
-            delayed(one.fitted)(received, server.round, kept=kept) for one in clients
+            delayed(one.fitted)(received, server.round, kept=kept, who=who) for one, who in served
         )
-        users = _blocks.by_user([one.block for one in clients], list(parts))
+        users = [one.block.users[one.block.users_of(who)] for one, who in served]
+        attributes = _blocks.by_user(users, list(parts), server.n_users)
         # Copies, so that whoever writes into a fitted array changes no running fit.
         ours = copy.deepcopy(server.method._server_attributes(received))
-        return ours | users | {"_final_message": copy.deepcopy(message)}
+        message = copy.deepcopy(message)
+        unreached = None
+        if sum(map(len, users)) < server.n_users:
+            names = [name for name in attributes if name.startswith("user_")]
+            theirs = {name: attributes.pop(name) for name in names}
+            blocks, others = [one.block for one in clients], [~who for who in taken_part]
+            unreached = Unreached(server.method, message, Keys(key, key), blocks, others, theirs)
+        return ours | attributes | {"_final_message": message, "_unreached": unreached}
 
 
 class Seen(NamedTuple):

@@ -30,19 +30,20 @@ class WMFUsers:
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, key):
-        state = state or self._init_clients(block, message, key)
-        users = np.empty_like(state["users"])
+    def _personalize(self, block, state, message, turn, key):
+        # Users begin anew: all that counts is their own data.
+        part = block.part(turn.active)
+        users = np.empty((part.n_users, self.n_factors), dtype=self._dtype)
         _kernels.wmf.fit_users(
-            block.indptr,
-            block.items,
-            self._feedback(state),
+            part.indptr,
+            part.items,
+            self._feedback(self._preferences(part)),
             self._received(message),
             float(self.reg_user),
-            _kernels.wmf.workspace(self._layout(block), users),
+            _kernels.wmf.workspace(self._layout(part), users),
             users,
         )
-        return {"users": users}
+        return {"users": block.spread(users, turn.active)}
 
     def _server_attributes(self, message):
         return {"item_factors_": message["item_factors"].values}

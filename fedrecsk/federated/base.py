@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from math import prod
@@ -17,6 +18,7 @@ from fedrecsk._threads import N_JOBS
 from fedrecsk.base import Recommender
 from fedrecsk.federated import _fit
 from fedrecsk.simulation import blocks as _blocks
+from fedrecsk.simulation.clients import personalized
 from fedrecsk.simulation.federation import Federation
 from fedrecsk.simulation.keys import Key, Keys
 from fedrecsk.simulation.messages import Message
@@ -61,6 +63,10 @@ class FederatedRecommender(Recommender):
         "federation": [Federation, None],
     }
 
+    # Users whom no round has reached and nobody has asked for, an Unreached; None where there are
+    # none. They have no attributes until somebody looks at these.
+    _waiting = None
+
     # Whether clients keep more than one vector of their own for each rating, in a way that is
     # exact only if all clients of a block have received the same broadcasts and updated in the
     # same rounds. `_follow` is called for such methods alone.
@@ -75,6 +81,9 @@ class FederatedRecommender(Recommender):
     # their messages may have :class:`~fedrecsk.simulation.PerClient` fields. Secure sums are
     # refused.
     _server_sees = "sums"
+
+    # Whether `_broadcast` may give None, so that clients go on with the last message they have.
+    _may_be_silent = False
 
     # Whether ``Federation(sampling="auto")`` means cohorts that take turns.
     _prefers_rotation = False
@@ -141,7 +150,7 @@ class FederatedRecommender(Recommender):
         return None
 
     def _broadcast(self, server, key):
-        """Server: what this round sends down. A Message, or None; pure."""
+        """Server: what this round sends down. A Message, or None where `_may_be_silent`; pure."""
         return self._model(server)
 
     def _on_receipt(self, message, key):
@@ -202,10 +211,12 @@ class FederatedRecommender(Recommender):
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, key):
-        """Clients: their step on the final model; pure.
+    def _personalize(self, block, state, message, turn, key):
+        """Clients: the step of those in ``turn.active`` on the final model; pure.
 
-        The message has the announcement's fields too. `state` is None for newcomers.
+        The message has the announcement's fields too. `state` is None for newcomers and for
+        clients that have taken part in no round. What becomes of the other clients' users does
+        not matter, and no user's vector may depend on who else is active.
         """
         return self._init_clients(block, message, key) if state is None else state
 
@@ -311,15 +322,53 @@ class FederatedRecommender(Recommender):
         """Run the rounds for a curious server; yields what it sees, see :func:`_fit.watch`."""
         return _fit.watch(self, data, n_rounds)
 
+    @property
+    def _unreached(self):
+        return self._waiting
+
+    @_unreached.setter
+    def _unreached(self, unreached):
+        self._waiting = unreached
+        for name in () if unreached is None else unreached.attributes:
+            # Of an earlier fit.
+            vars(self).pop(name, None)
+
+    def __getattr__(self, name):
+        waiting = vars(self).get("_waiting")
+        if waiting is None or name not in waiting.attributes:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        waiting.serve()
+        # Copies, because other copies of the model share it.
+        vars(self).update(copy.deepcopy(waiting.attributes), _waiting=None)
+        return vars(self)[name]
+
+    def _serving(self, users):
+        if self._waiting is None:
+            return self
+        self._waiting.serve(users)
+        return self._waiting.shown_in(copy.copy(self))
+
+    def _take_users(self, attributes, places):
+        if self._waiting is None:
+            super()._take_users(attributes, places)
+        else:
+            self._waiting = self._waiting.with_users(attributes, places)
+
+    def _get_fitted_attr_html(self, doc_link=""):
+        # Showing a model is no reason to personalise anybody.
+        shown = copy.copy(self)
+        shown._waiting = None
+        return super(FederatedRecommender, shown)._get_fitted_attr_html(doc_link)
+
     def _new_user_attributes(self, data):
         clients = clone(self)
         message = clients._on_receipt(self._final_message, Key(0))
         blocks, attributes = _blocks.cut(data), []
         with _get_threadpool_controller().limit(limits=1, user_api="blas"):
             for block in map(self._as_newcomers, blocks):
-                state = clients._personalize(block, None, message, Keys(Key(0), Key(0)))
+                state = personalized(clients, block, message, Keys(Key(0), Key(0)))
                 attributes.append(clients._user_attributes(block, state))
-        joined = _blocks.by_user(blocks, attributes)
+        joined = _blocks.by_user([block.users for block in blocks], attributes)
         return {name: rows for name, rows in joined.items() if name.startswith("user_")}
 
     def _as_newcomers(self, block):

@@ -283,18 +283,19 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
         # To recommend, a client needs the items that it has not rated.
         return Message(item_vectors=Dense(server["item_vectors"]))
 
-    def _personalize(self, block, state, message, key):
-        state = state or self._init_clients(block, message, key)
-        users = np.empty_like(state["users"])
+    def _personalize(self, block, state, message, turn, key):
+        # Users begin anew: all that counts is their own data.
+        part = block.part(turn.active)
+        state = self._init_clients(part, message, key)
         _kernels.fcf.fit_raters(
-            block.indptr,
-            self._ratings(block, state),
+            part.indptr,
+            self._ratings(part, state),
             self._received(message),
             state["penalties"],
-            _kernels.wmf.workspace(layout_of(block), users),
-            users,
+            _kernels.wmf.workspace(layout_of(part), state["users"]),
+            state["users"],
         )
-        return {"users": users}
+        return {"users": block.spread(state["users"], turn.active)}
 
     # ------------------------------------------------------------------- what it needs
 

@@ -168,7 +168,7 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
         weights = weights_of(whole(triangle, n_items_of(triangle)))
         return Message(**message, item_weights=Derived(weights.astype(self._dtype)))
 
-    def _personalize(self, block, state, message, key):
+    def _personalize(self, block, state, message, turn, key):
         return {"history": histories(liked(block), self._dtype)} if state is None else state
 
     def _server_attributes(self, message):

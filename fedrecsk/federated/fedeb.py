@@ -19,6 +19,7 @@ from fedrecsk.federated._item_rows import OwnRows, layout_of
 from fedrecsk.federated._rating_scale import RatingScale, scale_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Rows, Uploads
+from fedrecsk.simulation.participation import Turn
 from fedrecsk.uploads import Form, Ragged
 
 # The ends of the scale are this many units apart: on a scale from 1 to 5 a unit is a star.
@@ -278,7 +279,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
 
     def _setup_aggregate(self, server, upload, step, key):
         total, weight = upload["ratings"].sum
-        n_ratings, n_users, shares = upload["counts"].sum.T
+        n_ratings, n_users, shares = np.ascontiguousarray(upload["counts"].sum.T)
         server = server | {"mean": total / weight, "n_ratings": n_ratings, "shares": shares}
         prior = None
         if self.sketch_size:
@@ -312,7 +313,9 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             "ratings": ratings,
             "n_ratings": message["n_ratings"].values.astype(self._dtype),
             # Where each update has left them; the next one starts afresh.
-            "users": np.zeros((block.n_users, self.n_factors + 1), self._dtype),
+            "posterior": _kernels.fedeb.Posterior.of(
+                block.n_users, self.n_factors + 1, self._dtype, whole=False
+            ),
             "unit": self._unit(low, high),
         }
 
@@ -334,7 +337,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         layout, out = layout_of(block), self._empty_uploads(block, turn, own)
         work = _kernels.fedeb.workspace(layout, model)
         squares, weight = _kernels.fedeb.update(
-            layout, state["ratings"], turn.active, model, work, state["users"], out
+            layout, state["ratings"], turn.active, model, work, state["posterior"], out
         )
         loss = state["unit"] ** 2 * squares, weight
         return state, self._uploads(block, own, out), loss
@@ -351,9 +354,8 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         reg, reg_implicit = scales.reg.astype(self._dtype), scales.reg_implicit.astype(self._dtype)
         _kernels.fedeb.ascend(items, upload["items"].sum, 1 / share, reg, center, *moments[0], adam)
         if self.implicit:
-            _kernels.fedeb.ascend(
-                implicit, upload["implicit"].sum, 1 / share, reg_implicit, None, *moments[1], adam
-            )
+            sums, zero = upload["implicit"].sum, np.zeros_like(implicit)
+            _kernels.fedeb.ascend(implicit, sums, 1 / share, reg_implicit, zero, *moments[1], adam)
         server = server | {"items": items, "implicit": implicit, "moments": moments, "n_steps": t}
         if self.posterior == "variational":
             server |= learned(server, upload["scales"].sum / share)
@@ -370,26 +372,32 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             fields["average_implicit"] = Dense(implicit)
         return Message(**fields, scales=self._sent_scales(server))
 
-    def _personalize(self, block, state, message, key):
-        state = self._init_clients(block, message, key)
+    def _personalize(self, block, state, message, turn, key):
+        # Users begin anew: all that counts is their own data.
+        part = block.part(turn.active)
+        state = self._init_clients(part, message, key)
         implicit = message["average_implicit"].values if self.implicit else None
         model = self._received(
             state, message["average_items"].values, implicit, message["scales"].values
         )
-        layout, width = layout_of(block), self.n_factors + 1
-        users = np.empty((block.n_users, width), self._dtype)
-        precisions = np.empty(block.n_users, self._dtype)
-        covariances = np.empty((block.n_users, width, width), self._dtype)
+        layout, width = layout_of(part), self.n_factors + 1
+        posterior = _kernels.fedeb.Posterior.of(part.n_users, width, self._dtype)
+        everybody, nobody = np.ones(part.n_clients, dtype=bool), np.zeros(part.n_clients, bool)
+        silent = self._empty_uploads(part, Turn(everybody, nobody, False), None)
         work = _kernels.fedeb.workspace(layout, model)
-        _kernels.fedeb.fit_users(
-            layout, state["ratings"], model, work, users, precisions, covariances
-        )
+        _kernels.fedeb.update(layout, state["ratings"], everybody, model, work, posterior, silent)
+        users, precisions, covariances = posterior
+        covariances = covariances.reshape(-1, width, width)
         unit = self._dtype(self._unit(*message["ratings"].values[:2]))
         # The bias counts in ratings; p_u has no unit.
         users[:, 0] *= unit
         covariances[:, 0] *= unit
         covariances[:, :, 0] *= unit
-        return {"users": users, "covariances": covariances, "noise": unit / np.sqrt(precisions)}
+        ends = {"users": users, "covariances": covariances, "noise": unit / np.sqrt(precisions)}
+        return {name: block.spread(rows, turn.active) for name, rows in ends.items()}
+
+    def _private_vectors(self, state):
+        return state["posterior"].users
 
     def _server_attributes(self, message):
         low, high, mean = (float(number) for number in message["ratings"].values)
@@ -439,7 +447,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             items.astype(real, copy=False),
             implicit.astype(real, copy=False),
             state["n_ratings"],
-            np.asarray(reg, real),
+            np.asarray(reg, real)[None],
             prior,
             float(alpha),
             self._nu if self.user_noise else 0.0,

@@ -7,7 +7,6 @@ from numbers import Integral, Real
 from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.cluster import KMeans
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.parallel import _get_threadpool_controller
 
@@ -273,6 +272,8 @@ class FedFast(AveragedItems):
             return server
         vectors = server["client_vectors"]
         n_clusters = min(self.n_clusters, len(np.unique(vectors, axis=0)))
+        from sklearn.cluster import KMeans  # slow to load
+
         k_means = KMeans(n_clusters, random_state=int(key.hashed("clusters") >> np.uint64(32)))
         # Sums over several threads would be added up in any order.
         with _get_threadpool_controller().limit(limits=1, user_api="openmp"):
@@ -280,15 +281,15 @@ class FedFast(AveragedItems):
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, key):
+    def _personalize(self, block, state, message, turn, key):
         if state is None:
             state = self._init_clients(block, message, key)
         users, n_epochs = state["users"], EPOCHS_OF_THE_NEW
         if not _is_new(block):
             users = _placed(block, users, message["client_vector"].values)
             n_epochs = self.final_epochs
-        everybody = np.arange(block.n_users)
-        self._fit_users(block, state["feedback"], message, everybody, n_epochs, users)
+        whom = np.flatnonzero(block.users_of(turn.active))
+        self._fit_users(block, state["feedback"], message, whom, n_epochs, users)
         return {"users": users}
 
     def _as_newcomers(self, block):

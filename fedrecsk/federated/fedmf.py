@@ -105,8 +105,8 @@ class FedMF(AveragedItems):
     *Final vectors.* A client that took part in a round fits p_u for `local_epochs` more, with the
     final items as they are; one that never did, and every newcomer, does 20 epochs from zero. All
     draw negatives from the same stream, so that a user's vector does not depend on others. Under
-    early stopping this is done in every round, which costs more than the rounds themselves
-    where few clients take part.
+    early stopping the clients of each round do so before they train, which can cost more than
+    the training: 20 epochs for each that is new.
 
     References
     ----------

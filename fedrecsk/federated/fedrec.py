@@ -252,7 +252,6 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             "ratings": self._ratings(block, low, high),
             "level": float(level),
             "unit": ((high - low) or 1) / (HIGH - LOW),
-            "trained": np.zeros(block.n_users, dtype=bool),
         }
 
     def _upload_forms(self, n_items):
@@ -264,7 +263,6 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _client_update(self, block, state, message, turn, key):
         examples = self._drawn(block, state, turn.active, key)
-        state["trained"] |= np.repeat(turn.active, np.diff(block.client_indptr))
         out, rows = self._empty_uploads(block, examples, turn)
         loss, mass = _kernels.fedrec.local_round(
             block.client_indptr,
@@ -288,11 +286,12 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, key):
-        if state is None:
+    def _personalize(self, block, state, message, turn, key):
+        trained = state is not None
+        if not trained:
             state = self._init_clients(block, message, key)
         users = state["users"].copy()
-        whom = ~(state["trained"] & np.isfinite(users).all(axis=1))
+        whom = block.users_of(turn.active) & ~(trained & np.isfinite(users).all(axis=1))
         _kernels.fedrec.solve_users(
             state["ratings"],
             whom,
@@ -336,17 +335,21 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         return _kernels.fedrec.Ratings(block.indptr, block.items, values, weights)
 
     def _drawn(self, block, state, active, key):
-        """The users' examples: drawn once, or anew for those who take part."""
-        fixed = self.virtual_items == "fixed"
-        if "examples" in state:
-            return state["examples"]
-        examples = self._room(block)
-        users = np.repeat(active | fixed, np.diff(block.client_indptr))
-        key = key.private.at(-1) if fixed else key.private
-        seeds = key.hashed("virtual items", block.users)
-        _kernels.fedrec.list_examples(state["ratings"], block.n_items, users, seeds, examples)
-        if fixed:
-            state["examples"] = examples
+        """The active users' examples, drawn anew, or when they take part for the first time."""
+        users, fixed = block.users_of(active), self.virtual_items == "fixed"
+        if not fixed:
+            return self._list_examples(block, state, users, key.private, self._room(block))
+        if "examples" not in state:
+            state |= {"examples": self._room(block), "drawn": np.zeros(block.n_users, dtype=bool)}
+        new = users & ~state["drawn"]
+        state["drawn"] |= new
+        return self._list_examples(block, state, new, key.private.at(-1), state["examples"])
+
+    def _list_examples(self, block, state, users, key, examples):
+        """Draw virtual items for the users of a mask, and write all of these users' examples."""
+        if users.any():
+            seeds = key.hashed("virtual items", block.users)
+            _kernels.fedrec.list_examples(state["ratings"], block.n_items, users, seeds, examples)
         return examples
 
     def _room(self, block):

@@ -14,14 +14,14 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_lightfr import lightfr as invert
-from fedrecsk.base import RankingMixin
+from fedrecsk.base import RankingMixin, _batches
 from fedrecsk.federated._codes import pack_codes, random_codes, unpack_codes
 from fedrecsk.federated._fixed_point import FRACTION_BITS, fixed
 from fedrecsk.federated._lightfr_checks import check_parameters, check_rows, check_setting
 from fedrecsk.federated._lightfr_items import ItemFoldIn
+from fedrecsk.federated._lightfr_step import Listing, by_curvature, by_sign
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Derived, Message, Summed, Uploads
-from fedrecsk.simulation.participation import Turn
 from fedrecsk.uploads import Form, Ragged
 
 if TYPE_CHECKING:
@@ -127,10 +127,10 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         each round
           1  server sends the packed codes of all items           _model
           2  clients unpack them                                  _on_receipt
-          3  ... draw negatives                                   kernel clients: visit
-          4  ... move their users' vectors bit by bit             kernel clients: fit_user
-          5  ... upload gradients of visited items, and a a'      kernel clients: add_gradients
-          6  ... or vote on the items' bits                       kernel clients: add_votes
+          3  ... draw negatives                                   kernel fit_users: visit
+          4  ... move their users' vectors bit by bit             kernel fit_users: fit_user
+          5  ... upload gradients of visited items, and a a'      kernel send: add_gradients
+          6  ... or vote on the items' bits                       kernel send: add_votes
           7  server moves bits by the loss's quadratic model      kernel step_by_curvature
           8  ... or by the sign of what it remembers              kernel step_by_sign
         in the end
@@ -302,24 +302,19 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
             server["crowd"] = sums["total"]
         codes, rule = server["item_codes"], self._server_rule()
         if self.aggregation == "full":
-            n_users = max(int(sums["n_users"][0]), 1)
-            _kernels.lightfr.step_by_curvature(
-                codes, sums["rows"], sums["gram"], sums["total"], n_users, rule
-            )
+            by_curvature(codes, self.n_bits, sums, rule)
             return server
         old = server["memory"]
         sent = sums["votes" if self.aggregation == "parameter" else "rows"]
         server["memory"] = old - old // self.memory + sent
-        _kernels.lightfr.step_by_sign(codes, server["memory"], rule)
+        by_sign(codes, self.n_bits, server["memory"], rule)
         return server
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, key):
+    def _personalize(self, block, state, message, turn, key):
         state = dict(state or self._init_clients(block, message, key))
         state["codes"] = state["codes"].copy()
-        everyone = np.ones(block.n_clients, dtype=bool)
-        turn = Turn(everyone, everyone, False)
         # Not those of a round: what is held out is judged on negatives of its own.
         self._step(block, state, message, turn, key, sends=False, draws=FINAL_DRAWS)
         return state
@@ -390,7 +385,9 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         base, base_pull = self._base
         own = 1 + self.alpha * block.weights if base else block.weights
         return {
-            "targets": _kernels.lightfr.Targets(
+            "rows": _kernels.lightfr.Rows(
+                block.indptr,
+                block.items,
                 chosen,
                 self._pulls(own, aims) - base_pull,
                 fixed(own) - base,
@@ -411,6 +408,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
             reg_user if within else 0,
             int(fixed(self.shrinkage)),
             crowd,
+            bool(crowd.any()),
             self._fixed_balance(self.reg_item) if within else 0,
         )
 
@@ -423,11 +421,11 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
             self.balance == "bits",
         )
 
-    def _negatives(self, block, key, draws):
-        """How the kernels draw them: a seed for each user, and how many per row."""
+    def _negatives(self, users, key, draws):
+        """How the kernels draw them: a seed for each of these users, and how many per row."""
         if self.aggregation == "full":
             return None
-        seeds = key.private.hashed(draws, block.users)
+        seeds = key.private.hashed(draws, users)
         return _kernels.lightfr.Negatives(seeds, self.n_negatives)
 
     def _step(
@@ -437,79 +435,81 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
 
         `draws` is the purpose of the key under which negatives are drawn.
         """
-        kernels = _kernels.lightfr
-        items = kernels.Items(
-            message["item_codes"].values,
-            message["item_signs"].values,
-            message["item_products"].values,
-            message["item_sums"].values,
-            *self._base,
-        )
-        out = self._out(block, state, turn, sends)
-        votes = self.aggregation == "parameter"
-        loss = kernels.clients(
-            kernels.Layout(block.client_indptr, block.indptr, block.items),
-            state["targets"],
-            self._negatives(block, key, draws),
-            items,
-            self._client_rule(message, moves),
-            turn.active,
-            turn.active if turn.separate else turn.active & turn.delivers,
-            state["codes"],
-            out,
-            np.empty(block.n_items, dtype=np.int64) if votes else None,
-        )
-        return self._uploads(block, turn, out) if sends else None, loss
+        kernels, full = _kernels.lightfr, self.aggregation == "full"
+        codes = message["item_codes"].values
+        items = kernels.Items(codes, message["item_sums"].values, *self._base)
+        products = message["item_products"].values if full else None
+        signs = None if full else message["item_signs"].values
+        rule = self._client_rule(message, moves)
+        listing = Listing(block, turn.active, 1 if full else 1 + self.n_negatives, self.n_bits)
+        visits, scratch = listing.room()
+        out = self._out(block, listing, turn, len(visits.items)) if sends else None
+        ballots = self._ballots(block, visits) if self.aggregation == "parameter" else None
+        delivers = turn.active if turn.separate else turn.delivers
+        loss, written = np.zeros(2), (0, 0)
+        for run, indptr, places, runs in listing.pieces():
+            users, clients = listing.users[places], listing.clients[run]
+            negatives = self._negatives(block.users[users], key, draws)
+            for first, last in runs:
+                loss += kernels.fit_users(
+                    first,
+                    last,
+                    users,
+                    state["rows"],
+                    negatives,
+                    items,
+                    products,
+                    rule,
+                    state["codes"],
+                    visits,
+                    scratch,
+                )
+            if sends:
+                written = kernels.send(
+                    clients, indptr, delivers[clients], *written, visits, rule, out, signs, ballots
+                )
+        return self._uploads(block, turn, out) if sends else None, tuple(loss)
 
-    def _out(self, block, state, turn, sends):
+    def _out(self, block, listing, turn, n_visits):
         """Where the kernel writes what is sent."""
-        kernels = _kernels.lightfr
-        if not sends:
-            nothing = np.zeros(0, dtype=np.int64)
-            none = nothing.reshape(0, 0)
-            return kernels.Upload(
-                kernels.NOTHING, False, nothing, nothing, none, none.reshape(0, 0, 0), none
-            )
-        f, full = self.n_bits, self.aggregation == "full"
-        what = {
-            "full": kernels.FULL,
-            "gradient": kernels.GRADIENT,
-            "parameter": kernels.VOTES,
-        }[self.aggregation]
-        n_out = turn.active.sum() if turn.separate else 1
-        n_own = self._room(block, state, turn) if turn.separate else block.n_items
-        empty = np.empty if turn.separate else np.zeros
-        return kernels.Upload(
-            what,
+        f, full, n_items = self.n_bits, self.aggregation == "full", block.n_items
+        n_out = len(listing.clients) if turn.separate else 1
+        n_own = n_items
+        if turn.separate:
+            n_own = int(np.minimum(listing.most_rows, n_items).sum())
+        return _kernels.lightfr.Upload(
             turn.separate,
-            np.empty(block.n_clients + 1, dtype=np.int64),
+            np.zeros(block.n_clients, dtype=np.int64),
             np.empty(n_own, dtype=np.int64),
-            empty((n_own, f + full), dtype=np.int64),
-            empty((n_out, f, f if full else 0), dtype=np.int64),
-            empty((n_out, f), dtype=np.int64),
+            np.zeros((n_own, f + full), dtype=np.int64),
+            np.zeros((n_out, f, f if full else 0), dtype=np.int64),
+            np.zeros((n_out, f), dtype=np.int64),
+            np.zeros(-(-n_items // 64), dtype=np.uint64),
+            np.empty(n_items, dtype=np.int64),
+            *np.empty((2, n_visits), dtype=np.int64),
         )
 
-    def _room(self, block, state, turn):
-        """The most rows that the active clients can send together."""
-        n_chosen = np.concatenate([[0], np.cumsum(state["targets"].chosen)])
-        n_visits = np.diff(n_chosen[block.rating_indptr])
-        if self.aggregation != "full":
-            n_visits = n_visits * (1 + self.n_negatives)
-        return int(np.minimum(n_visits, block.n_items)[turn.active].sum())
+    def _ballots(self, block, visits):
+        return _kernels.lightfr.Ballots(
+            np.empty(block.n_items, dtype=np.int64),
+            np.empty(len(visits.items), dtype=np.int64),
+            np.empty(self.n_bits, dtype=np.int64),
+        )
 
     def _uploads(self, block, turn, out):
         """What is sent of the items visited, and what is sent of the users alone."""
         forms, n_users = self._upload_forms(block.n_items), np.diff(block.client_indptr)
         if turn.separate:
-            n_own = out.indptr[-1]
-            rows = Ragged(out.indptr, out.rows[:n_own], out.values[:n_own])
+            indptr = np.concatenate([[0], np.cumsum(out.n_rows)])
+            n_own = indptr[-1]
+            rows = Ragged(indptr, out.rows[:n_own], out.values[:n_own])
             n_users = n_users[turn.active, None]
             fields = {"gram": out.gram, "total": out.total, "n_users": n_users}
             fields = {n: _of_each(fields[n], turn.active) for n in forms.keys() & fields}
         else:
             rows = out.values
             if self.upload == "visited":
-                rows = Summed(rows, n_rows=np.diff(out.indptr))
+                rows = Summed(rows, n_rows=out.n_rows)
             n_users = n_users[turn.active & turn.delivers].sum(keepdims=True)
             fields = {"gram": out.gram[0], "total": out.total[0], "n_users": n_users}
         fields |= {"rows": rows, "votes": rows}
@@ -618,27 +618,52 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
 
     def _score_pairs(self, users, items):
         distances = np.empty(len(users), dtype=np.int64)
-        _kernels.hamming.pairs(users, items, self.user_codes_, self.item_codes_, distances)
+        for batch in _batches(len(users), 1):
+            _kernels.hamming.pairs(
+                users[batch], items[batch], self.user_codes_, self.item_codes_, distances[batch]
+            )
         return self._response(self._similarities(distances))
 
     def _score_all(self, users):
-        distances = np.empty((len(users), self.n_items_), dtype=np.int64)
-        _kernels.hamming.board(users, self.user_codes_, self.item_codes_, distances)
-        return self._similarities(distances)
+        board = np.empty((len(users), self.n_items_))
+        near = np.empty(self.n_items_, dtype=np.int32)
+        _kernels.hamming.similarities(
+            users, self.user_codes_, _words(self.item_codes_), float(self._farthest), near, board
+        )
+        return board
 
     def _best_items(self, users, n, eligible, barred):
-        if (users < 0).any():
+        codes = self.item_codes_ if eligible is None else self.item_codes_[eligible]
+        # The search is for the head of a list, of users that have codes.
+        if (users < 0).any() or 16 * n > len(codes):
             return super()._best_items(users, n, eligible, barred)
-        order = np.lexsort((barred[1], barred[0]))
-        rows, items = (np.asarray(part)[order] for part in barred)
-        indptr = np.searchsorted(rows, np.arange(len(users) + 1))
+        rows, items = barred
+        if eligible is not None:
+            places = np.minimum(np.searchsorted(eligible, items), len(eligible) - 1)
+            inside = eligible[places] == items
+            rows, items = rows[inside], places[inside]
+        order = np.lexsort((items, rows))
+        indptr = np.searchsorted(rows[order], np.arange(len(users) + 1))
         best = np.zeros((len(users), n), dtype=np.int64)
         distances = np.full(best.shape, -1)
-        choice = np.empty(0, dtype=np.int64) if eligible is None else eligible
+        near = np.empty(_kernels.hamming.BLOCK, dtype=np.int32)
         _kernels.hamming.nearest_of_users(
-            users, self.user_codes_, self.item_codes_, choice, indptr, items, best, distances
+            users,
+            self.user_codes_,
+            _words(codes),
+            indptr,
+            items[order].astype(np.int64),
+            near,
+            best,
+            distances,
         )
+        best = best if eligible is None else eligible[best]
         return best, np.where(distances < 0, -np.inf, 1 - distances / self._farthest)
+
+
+def _words(item_codes):
+    """Items' codes word by word."""
+    return np.ascontiguousarray(item_codes.T)
 
 
 def _vectors(codes, n_bits):

@@ -23,8 +23,6 @@ from fedrecsk.uploads import Common, Form, Ragged, all_finite
 
 DENSE_LIMIT = 2 * 2**30
 SOLVER_STEPS = 10
-# What the kernels add to where uploads are not added up.
-NO_SUMS = np.zeros((0, 1)), np.zeros(0)
 
 
 @documented
@@ -296,7 +294,6 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         return self._private_data(block, message) | {
             "users": self._vectors(users.astype(self._dtype)),
             "held": self._vectors(held),
-            "n_holders": np.bincount(block.row_items, minlength=block.n_items).astype(np.float64),
             "joined": np.zeros(block.n_clients, dtype=bool),
             "steps": np.zeros(block.n_clients, dtype=np.int64),
         }
@@ -313,9 +310,9 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     def _client_update(self, block, state, message, turn, key):
         broadcast = message["item_vectors"].values
         self._join(block, state, turn.active, broadcast)
-        sums = None if turn.separate else self._empty_sums(block, turn)
-        loss = self._step(block, state, broadcast, turn, self.coupling, self.learning_rate, sums)
-        return state, self._upload(block, state, broadcast, turn, sums), loss
+        totals = self._totals(block, state, broadcast, turn)
+        loss = self._step(block, state, broadcast, turn, self.coupling, self.learning_rate, totals)
+        return state, self._upload(block, state, broadcast, turn, totals), loss
 
     def _upload_centers(self, message):
         if self.aggregation != "all":
@@ -335,17 +332,17 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, key):
-        items = message["item_vectors"].values
-        if state is None:
+    def _personalize(self, block, state, message, turn, key):
+        items, trained = message["item_vectors"].values, state is not None
+        if not trained:
             state = self._init_clients(block, message, key)
         users, held = state["users"].now, state["held"].now
-        joined = np.repeat(state["joined"], np.diff(block.client_indptr))
-        untrained = np.flatnonzero(~(joined & np.isfinite(users).all(axis=1)))
+        untrained = ~(trained & np.isfinite(users).all(axis=1))
+        untrained = np.flatnonzero(block.users_of(turn.active) & untrained)
         if len(untrained):
             users = self._solved(block, state, untrained, items)
         if self.predict_with == "local":
-            own = np.repeat(state["joined"], block.row_counts)[:, None] & np.isfinite(held)
+            own = trained & np.isfinite(held)
             held = np.where(own, held, items[block.row_items])
         common = state.get("common")
         shared = items if common is None else common["vectors"].now
@@ -368,7 +365,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     @property
     def _clip(self):
-        return float("inf") if self._local_dp is None else float(self._local_dp.clip)
+        return None if self._local_dp is None else float(self._local_dp.clip)
 
     def _level(self, mean):
         """Score of the mean rating, which is scaled to [0, 1]."""
@@ -377,8 +374,10 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         return float(logit(np.clip(mean, 0.01, 0.99)) if self.link == "sigmoid" else mean)
 
     def _vectors(self, now):
-        """Vectors with Adam's moments; plain gradient descent has none and never touches them."""
-        moments = (np.zeros_like(now) for _ in range(2)) if self.optimizer == "adam" else (now, now)
+        """Vectors with Adam's moments; plain gradient descent has none."""
+        moments = (
+            (np.zeros_like(now) for _ in range(2)) if self.optimizer == "adam" else (None, None)
+        )
         return _kernels.rfrec.Vectors(now, *moments)
 
     def _private_data(self, block, message):
@@ -391,16 +390,19 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             rated = message["n_ratings"].values > 0
             reg_item[rated] = self.reg_item * n_ratings[rated] ** (self.reg_power - 1)
             reg_item_bias[rated] = self.reg_bias / n_ratings[rated]
+        if not self.biases:
+            reg_item_bias = reg_item
         users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
         mass = np.bincount(users, block.weights, minlength=block.n_users)
+        reg_user = (self.reg_user * mass**self.reg_power).astype(real)
         return {
             "values": ((block.values - low) / ((high - low) or 1)).astype(real),
             "weights": block.weights.astype(real),
             "level": float(level),
             "reg_item": reg_item,
             "reg_item_bias": reg_item_bias,
-            "reg_user": (self.reg_user * mass**self.reg_power).astype(real),
-            "reg_user_bias": np.full(block.n_users, self.reg_bias, dtype=real),
+            "reg_user": reg_user,
+            "reg_user_bias": np.full_like(reg_user, self.reg_bias) if self.biases else reg_user,
         }
 
     def _join(self, block, state, active, broadcast):
@@ -410,24 +412,30 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             state["held"].now[rows] = broadcast[block.row_items[rows]]
         state["joined"] |= active
 
-    def _step(self, block, state, broadcast, turn, pull, rate, sums):
-        """The active clients' gradient step; adds the senders' own vectors to `sums` if given."""
+    def _step(self, block, state, broadcast, turn, pull, rate, totals):
+        """The active clients' gradient step, with the senders' own vectors added to the totals."""
         state["steps"][turn.active] += 1
-        senders = turn.delivers if sums is not None else np.zeros_like(turn.delivers)
-        return _kernels.rfrec.local_step(
-            self._layout(block),
-            state["values"],
-            state["weights"],
-            turn.active,
-            state["users"],
-            state["held"],
-            broadcast,
-            self._penalties(state, pull),
-            self._rule(np.maximum(state["steps"], 1), rate),
-            senders,
-            self._clip,
-            *(sums or NO_SUMS),
-        )
+        layout, held, rfrec = self._layout(block), state["held"], _kernels.rfrec
+        rule = self._rule(np.maximum(state["steps"], 1), rate)
+        objective, loss = self._penalties(state, pull), np.zeros(2)
+        lone = np.diff(block.client_indptr) == 1
+        for kernel, which in ((rfrec.step_lone, lone), (rfrec.step_groups, ~lone)):
+            whom = turn.active & which
+            if whom.any():
+                loss += kernel(
+                    layout,
+                    state["values"],
+                    state["weights"],
+                    whom,
+                    state["users"],
+                    held,
+                    broadcast,
+                    objective,
+                    rule,
+                    totals,
+                    rfrec.scratch(layout, held, lone=kernel is rfrec.step_lone),
+                )
+        return loss
 
     @staticmethod
     def _layout(block):
@@ -451,9 +459,8 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         """The kernels' step rule for clients that take their step of these numbers, from 1."""
         if self.optimizer == "gd":
             rate = np.broadcast_to(float(rate), np.shape(steps)).copy()
-            return _kernels.rfrec.Rule(False, rate, 0.0, 0.0, 0.0, rate)
+            return _kernels.rfrec.Rule(rate, 0.0, 0.0, 0.0, rate)
         return _kernels.rfrec.Rule(
-            True,
             rate / (1 - self.beta_1**steps),
             float(self.beta_1),
             float(self.beta_2),
@@ -478,31 +485,18 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             common.setdefault("change", Common(change))
         return common["change"]
 
-    def _upload(self, block, state, broadcast, turn, sums):
+    def _upload(self, block, state, broadcast, turn, totals):
         """clip(V_c) of each client, or with "holders" its change where it has rated."""
-        if sums is None:
+        if turn.separate:
             return self._single(block, state, broadcast)
         sound = None
-        if not all_finite(sums[0]):
+        if not all_finite(totals.sums):
             # Once more without those at fault.
             sound = self._sound(block, state)
             turn = turn._replace(delivers=turn.delivers & sound)
-            sums, senders = self._empty_sums(block, turn), turn.active & turn.delivers
-            layout, held = self._layout(block), state["held"].now
-            _kernels.rfrec.upload(
-                layout.row_indptr, layout.row_items, held, senders, self._clip, *sums
-            )
-        held, n_holders = sums
-        n_senders = np.sum(turn.active & turn.delivers)
-        if not len(n_holders):
-            n_holders = state["n_holders"]
-        if self.aggregation == "all":
-            others = n_senders - n_holders
-            total = held + others[:, None] * state["common"]["shared"]
-        else:
-            total = held
-            total -= n_holders[:, None] * broadcast
-        return Uploads(sound=sound, item_vectors=total)
+            totals = self._totals(block, state, broadcast, turn)
+            self._add_held(block, state, totals)
+        return Uploads(sound=sound, item_vectors=totals.sums)
 
     def _single(self, block, state, broadcast):
         held = state["held"].now
@@ -522,11 +516,26 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         )
         return sound
 
-    def _empty_sums(self, block, turn):
-        """Where the kernels add up own vectors, and count holders unless everybody sends."""
-        everybody = np.all(turn.active & turn.delivers)
-        n_items = 0 if everybody else block.n_items
-        return np.zeros((block.n_items, self._width)), np.zeros(n_items)
+    def _totals(self, block, state, broadcast, turn):
+        """Where the kernels add up uploads: what all send alike, to which they add changes of it.
+
+        Where uploads leave one by one, nobody is added.
+        """
+        shape, senders = (block.n_items, self._width), turn.active & turn.delivers
+        origin = broadcast
+        if turn.separate:
+            sums, senders = np.zeros((0, self._width)), np.zeros_like(senders)
+        elif self.aggregation == "all":
+            origin, n_senders = state["common"]["shared"], np.count_nonzero(senders)
+            sums = np.multiply(origin, n_senders, dtype=np.float64)
+        else:
+            sums = np.zeros(shape)
+        return _kernels.rfrec.Totals(senders, self._clip, origin, sums)
+
+    def _add_held(self, block, state, totals):
+        """Add the senders' own vectors to the totals."""
+        layout = self._layout(block)
+        _kernels.rfrec.upload(layout.row_indptr, layout.row_items, state["held"].now, totals)
 
     def _solved(self, block, state, whom, items):
         """Users' vectors, of whom some are fitted from zero with the items fixed."""
@@ -545,6 +554,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             self._penalties(state),
             penalties,
             SOLVER_STEPS,
+            _kernels.rfrec.Newton.of(self._width),
         )
         return users
 

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 import numpy as np
 from sklearn.utils._param_validation import Interval
 
-from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk.federated.rfrec import RFRec
 
@@ -116,6 +115,8 @@ class RFRecF(RFRec):
 
     # ---------------------------------------------------------------------- each round
 
+    _may_be_silent = True
+
     def _broadcast(self, server, key):
         return self._model(server) if key.round == 0 or self._coins(key) == (1, 0) else None
 
@@ -134,13 +135,14 @@ class RFRecF(RFRec):
         match self._coins(key.shared):
             case 0, 0:
                 rate = self.learning_rate / (1 - self.aggregation_probability)
-                nobody = turn._replace(delivers=np.zeros_like(turn.delivers))
-                loss = self._step(block, state, mean, nobody, 0.0, rate, None)
+                nobody = self._totals(block, state, mean, turn._replace(separate=True))
+                loss = self._step(block, state, mean, turn, 0.0, rate, nobody)
             case 1, 0:
                 self._move_to_mean(block, state, turn.active, mean)
             case 0, 1:
-                sums = None if turn.separate else self._held_sums(block, state, turn)
-                uploads = self._upload(block, state, mean, turn, sums)
+                totals = self._totals(block, state, mean, turn)
+                self._add_held(block, state, totals)
+                uploads = self._upload(block, state, mean, turn, totals)
         return state, uploads, loss
 
     # ------------------------------------------------------------------- on the clients
@@ -162,16 +164,3 @@ class RFRecF(RFRec):
         rows = np.repeat(active, block.row_counts)
         held = state["held"].now
         held[rows] += self._share * (mean[block.row_items[rows]] - held[rows])
-
-    def _held_sums(self, block, state, turn):
-        """The senders' own vectors, added up and counted."""
-        sums, layout = self._empty_sums(block, turn), self._layout(block)
-        _kernels.rfrec.upload(
-            layout.row_indptr,
-            layout.row_items,
-            state["held"].now,
-            turn.active & turn.delivers,
-            self._clip,
-            *sums,
-        )
-        return sums

@@ -225,13 +225,13 @@ def _check_seen_is_known(model, recommender):
 def rank_catalogue(model, held_out, depth, *, exclude_seen=True):
     """Rank the whole catalogue for each user; places of the relevant rows."""
     n_items = len(model.item_ids)
+    under_test = np.zeros(n_items, dtype=bool)
 
     def scored(batch, indptr, rows):
         board = model.board(held_out.users[batch], held_out.user_ids.values[batch])
         if exclude_seen and model.seen is not None:
-            _kernels.ranking.exclude(
-                board, held_out.users[batch], *model.seen, indptr, held_out.items[rows]
-            )
+            users, items = held_out.users[batch], held_out.items[rows]
+            _kernels.ranking.exclude(board, users, *model.seen, indptr, items, under_test)
         return board.ravel(), np.arange(len(board) + 1) * n_items, held_out.items[rows]
 
     return _rank(model, held_out, depth, np.full(held_out.n_users, n_items), scored)
@@ -267,6 +267,7 @@ def _rank(model, held_out, depth, n_candidates, scored):
     """Rank batches of users with the candidates that `scored` gives, and join the places."""
     ahead = np.empty(len(held_out.items), dtype=np.int64)
     tied = np.empty_like(ahead)
+    model.serve(held_out.users)
     for batch in _batches(model.n_scored(n_candidates), model.scores_per_batch):
         indptr = held_out.indptr[batch.start : batch.stop + 1]
         rows = slice(indptr[0], indptr[-1])

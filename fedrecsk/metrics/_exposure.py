@@ -50,8 +50,9 @@ def exposure(model, item, users: ArrayLike | None = None, *, k: int = 10) -> flo
     if code < 0:
         raise ValueError(f"Item {item!r} is unknown to the model; name one of its item_ids_.")
     users = id_array(model.user_ids_ if users is None else users, "users")
-    rows, seen = model._seen_by(model._users.codes(users))
-    without = np.delete(users, rows[seen == code])
+    indptr, items = model._seen
+    owners = np.searchsorted(indptr, np.flatnonzero(items == code), side="right") - 1
+    without = users[~np.isin(model._users.codes(users), owners)]
     if len(without) == 0:
         raise ValueError(f"All {len(users)} users have item {item!r} already; ask for others.")
     items, _ = model.recommend(without, k)

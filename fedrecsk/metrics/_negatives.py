@@ -13,6 +13,8 @@ from fedrecsk.interactions import as_table, id_array, id_columns
 
 # A file of negatives that others made may hold a few rated items; more than this is a mistake.
 TOLERATED_SHARE_RATED = 0.01
+# Items that one call of the kernel looks through, so that it ends within a second.
+ITEMS_PER_CALL = 2**27
 
 
 def drawn(model, held_out, n_negatives, random_state):
@@ -29,22 +31,29 @@ def drawn(model, held_out, n_negatives, random_state):
     ValueError
         If a user has fewer such items.
     """
-    generator = check_random_state(random_state)
+    generator, n_items = check_random_state(random_state), len(model.item_ids)
     items = np.empty((held_out.n_users, n_negatives), dtype=np.int64)
-    row, n_left = _kernels.ranking.draw(
-        generator.random_sample(items.shape),
-        len(model.item_ids),
-        held_out.users,
-        *model.seen,
-        held_out.indptr,
-        held_out.items,
-        items,
-    )
-    if row >= 0:
-        raise ValueError(
-            f"n_negatives={n_negatives}, but user {held_out.user_ids.values[row]!s} has only "
-            f"{n_left} items that are neither seen in fit nor under test; lower n_negatives."
+    uniform = generator.random_sample(items.shape)
+    left, taken = np.empty(n_items, dtype=np.int64), np.empty(n_items, dtype=bool)
+    n_each = max(1, ITEMS_PER_CALL // n_items)
+    for start in range(0, held_out.n_users, n_each):
+        batch = slice(start, start + n_each)
+        row, n_left = _kernels.ranking.draw(
+            uniform[batch],
+            held_out.users[batch],
+            *model.seen,
+            held_out.indptr[start : start + n_each + 1],
+            held_out.items,
+            left,
+            taken,
+            items[batch],
         )
+        if row >= 0:
+            user = held_out.user_ids.values[start + row]
+            raise ValueError(
+                f"n_negatives={n_negatives}, but user {user!s} has only {n_left} items that are "
+                "neither seen in fit nor under test; lower n_negatives."
+            )
     return np.arange(held_out.n_users + 1) * n_negatives, items.ravel()
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from scipy import sparse
-from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
-from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._extras import require
@@ -44,13 +42,14 @@ def unwrap(estimator):
     transformers, inner = [], estimator
     while True:
         check_is_fitted(inner)
-        if isinstance(inner, Pipeline):
+        # By what they have: their modules load slowly.
+        if hasattr(inner, "steps"):
             transformers += [step for _, step in inner.steps[:-1] if hasattr(step, "transform")]
             inner = inner.steps[-1][1]
         elif hasattr(inner, "best_estimator_"):
             inner = inner.best_estimator_
-        elif isinstance(inner, TransformedTargetRegressor):
-            # Its transformer rescales ratings, which leaves their order alone.
+        elif hasattr(inner, "regressor_"):
+            # A TransformedTargetRegressor rescales ratings, which leaves their order alone.
             inner = inner.regressor_
         else:
             break
@@ -112,13 +111,17 @@ class _Own:
     Scores are those before the response (clipping to the scale, say), which makes ties.
     """
 
-    scores_per_batch = 2**18
+    scores_per_batch = 2**22
 
     def __init__(self, model):
         self._model = model
         self.item_ids = model._items
         self.user_ids = model._users
         self.seen = tuple(np.asarray(part, dtype=np.int64) for part in model._seen)
+
+    def serve(self, users):
+        """Make sure that these users (codes) can be scored."""
+        self._model = self._model._serving(users)
 
     def n_scored(self, n_candidates):
         """How many scores it takes to have those of each user's candidates."""
@@ -141,6 +144,9 @@ class _Peer:
     """
 
     scores_per_batch = 2**20
+
+    def serve(self, users):
+        """Nothing: it can score all users that it knows."""
 
     def __init__(self, model):
         self._model = model

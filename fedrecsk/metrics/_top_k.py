@@ -8,6 +8,8 @@ import numpy as np
 def top_k(scores, k):
     """Columns of the k largest scores of each row, best first, ties by column order.
 
+    Scores that are not finite come last.
+
     Parameters
     ----------
     scores : ndarray of shape (n_rows, n_columns), n_columns >= k
@@ -17,6 +19,45 @@ def top_k(scores, k):
     -------
     columns : ndarray of shape (n_rows, k), dtype int64
     """
+    n_columns = scores.shape[1]
+    # Groups of columns are as long as the list of the groups that are looked at again.
+    n_groups = int(np.sqrt(n_columns * k))
+    if len(scores) == 0 or n_columns < 16 * k:
+        return _sorted_out(_finite(scores), k)
+    n_grouped = n_columns // n_groups * n_groups
+    grouped = scores[:, :n_grouped].reshape(len(scores), -1, n_groups)
+    peaks = grouped.max(axis=1)
+    if not (peaks < np.inf).all() or not (scores[:, n_grouped:] < np.inf).all():
+        return _sorted_out(_finite(scores), k)
+    # The k best are above the k-th highest peak, so they are in the groups that reach it.
+    level = np.partition(peaks, n_groups - k, axis=1)[:, n_groups - k, None]
+    n_high = (peaks >= level).sum(axis=1)
+    few = n_high <= 2 * k
+    best = np.empty((len(scores), k), dtype=np.int64)
+    if few.any():
+        n = n_high[few].max()
+        high = np.sort(np.argpartition(peaks[few], n_groups - n, axis=1)[:, -n:], axis=1)
+        starts = np.arange(0, n_grouped, n_groups)
+        columns = (starts[:, None] + high[:, None]).reshape(len(high), -1)
+        rest = np.arange(n_grouped, n_columns)
+        rest = np.broadcast_to(rest, (len(columns), len(rest)))
+        columns = np.concatenate([columns, rest], axis=1)
+        among = np.take_along_axis(scores if few.all() else scores[few], columns, axis=1)
+        best[few] = np.take_along_axis(columns, _sorted_out(among, k), axis=1)
+    if not few.all():
+        best[~few] = _sorted_out(scores[~few], k)
+    return best
+
+
+def _finite(scores):
+    """The scores, with -inf in place of NaN and infinity."""
+    if (scores < np.inf).all():
+        return scores
+    return np.where(np.isfinite(scores), scores, -np.inf)
+
+
+def _sorted_out(scores, k):
+    """The same for scores below infinity, by passes over all of them."""
     n_columns = scores.shape[1]
     if k < n_columns:
         threshold = -np.partition(-scores, k - 1, axis=1)[:, k - 1 : k]

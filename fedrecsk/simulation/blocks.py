@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -87,6 +87,34 @@ class Block:
         """Row of each rating, shape (n_ratings,)."""
         return self._holdings[2]
 
+    def part(self, who):
+        """The block of the clients of a mask; this one if that is all of them."""
+        return self if who.all() else self._with_codes(_block(self, np.flatnonzero(who)))
+
+    def cut(self, max_ratings):
+        """The block in blocks of at most about so many ratings."""
+        return [self._with_codes(part) for part in cut(self, max_ratings=max_ratings)]
+
+    def _with_codes(self, part):
+        """A block of some of this one's clients, of which it has the numbers in this one."""
+        return replace(part, clients=self.clients[part.clients], users=self.users[part.users])
+
+    def spread(self, rows, who):
+        """The rows of the users of ``part(who)`` in an array for all users, zero for the others."""
+        if who.all():
+            return rows
+        spread = np.zeros((self.n_users, *rows.shape[1:]), rows.dtype)
+        spread[self.users_of(who)] = rows
+        return spread
+
+    def clients_of(self, users):
+        """Mask of the clients that hold a user of a mask."""
+        return np.logical_or.reduceat(users, self.client_indptr[:-1])
+
+    def users_of(self, who):
+        """Mask of the users of the clients of a mask."""
+        return np.repeat(who, np.diff(self.client_indptr))
+
 
 def block_size(data):
     """Ratings in a block: 65,536, or more for large data and large catalogues.
@@ -168,31 +196,44 @@ def _local_indptr(indptr, rows):
     return np.concatenate([[0], np.cumsum(indptr[rows + 1] - indptr[rows])]).astype(np.int64)
 
 
-def by_user(blocks, attributes):
-    """Put blocks' attributes together, arrays in the order of the users' codes.
+def by_user(users, attributes, n_users=None):
+    """Put attributes of some users and of others together, arrays in the order of their codes.
 
     Parameters
     ----------
-    blocks : list of Block
+    users : list of ndarray
+        Their codes.
     attributes : list of dict
-        One for each block: arrays by user (sparse ones too), or objects with a class method
-        ``joined``.
+        One for each of these arrays: arrays by user (sparse ones too), or objects with a class
+        method ``joined``.
+    n_users : int or None
+        Users in all; the rows of those that are in none of the arrays are zero. None: as many
+        as are in the arrays.
 
     Returns
     -------
     attributes : dict
+        Copies.
     """
-    users = np.concatenate([block.users for block in blocks])
+    n_users = sum(map(len, users)) if n_users is None else n_users
     joined = {}
     for name, first in attributes[0].items():
         parts = [one[name] for one in attributes]
         if sparse.issparse(first):
-            joined[name] = sparse.vstack(parts, "csr")[np.argsort(users)]
-            continue
-        if not isinstance(first, np.ndarray):
+            joined[name] = _rows_by_user(users, parts, n_users)
+        elif isinstance(first, np.ndarray):
+            joined[name] = np.zeros((n_users, *first.shape[1:]), first.dtype)
+            for codes, rows in zip(users, parts, strict=True):
+                joined[name][codes] = rows
+        else:
             joined[name] = type(first).joined(parts)
-            continue
-        rows = np.concatenate(parts)
-        joined[name] = np.empty_like(rows)
-        joined[name][users] = rows
     return joined
+
+
+def _rows_by_user(users, parts, n_users):
+    users = np.concatenate(users)
+    rows = sparse.vstack(parts, "csr")
+    rows.resize(len(users) + 1, rows.shape[1])
+    places = np.full(n_users, len(users))
+    places[users] = np.arange(len(users))
+    return rows[places]

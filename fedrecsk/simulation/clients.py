@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation.contributions import Contribution, measured
 from fedrecsk.simulation.keys import setup_round
 from fedrecsk.simulation.messages import Message, Summed
@@ -113,6 +114,8 @@ class Clients:
         # The messages that some client received last, by round, and that round of each client.
         self._messages = {}
         self._last = np.full(block.n_clients, -1)
+        # Those that have ever updated.
+        self._has_updated = np.zeros(block.n_clients, dtype=bool)
         self._part = None
         self._reply = None
         # Users' attributes under the model last measured, and under the best one.
@@ -210,6 +213,7 @@ class Clients:
         self.follow(round)
         part, key = self._part[1], self.keys.at(round)
         ready = part.active & (self._last >= 0)
+        self._has_updated = self._has_updated | ready
         contributions, total = [], np.zeros(2)
         for last in np.unique(self._last[ready]).tolist():
             turn = Turn(ready & (self._last == last), part.delivers, self._hands_over_single)
@@ -243,8 +247,15 @@ class Clients:
         return uploads, loss
 
     def _forget_messages(self):
-        used = set(self._last.tolist())
-        self._messages = {t: message for t, message in self._messages.items() if t in used}
+        """Keep those messages alone with which some client may have to go on in a later round."""
+        federation = self.federation
+        if self.method._may_be_silent or (
+            federation.dropout > 0 and federation.dropout_mode == "stale"
+        ):
+            used = set(np.unique(self._last).tolist())
+            self._messages = {t: message for t, message in self._messages.items() if t in used}
+        else:
+            self._messages = {}
 
     # ------------------------------------------------------------- from update to upload
 
@@ -366,23 +377,12 @@ class Clients:
         part = Participation.full(block.n_clients)
         if participation is not None:
             part = participation.of(block.clients)
-        message = message.of(block.clients)
-        state = self.method._personalize(block, self.state, message, self.keys.at(round))
-        # The rows below name users by their numbers within the block.
-        inside = replace(block, users=np.arange(block.n_users))
-        model = copy.copy(self.method)
-        vars(model).update(
-            self.method._server_attributes(message),
-            **self.method._user_attributes(inside, state),
-            n_users_=block.n_users,
-            n_items_=block.n_items,
-            _seen=(block.indptr, block.items),
-        )
-        losses, weights = model._validation_losses(HeldOut.of(self.held_out))
-        # Copies, because the rounds go on in the arrays of the state.
-        attributes = self.method._user_attributes(block, state)
-        self._measured = copy.deepcopy(attributes), part.receives
-        sums = np.stack([self._by_client(losses), self._by_client(weights)], axis=1)
+        asked = part.receives
+        ends = list(self._ends(asked, message, self.keys.at(round)))
+        losses = self._losses(message, ends, asked)
+        self._measured = self._joined(ends, block.users, asked), asked
+        sums = np.zeros((block.n_clients, 2))
+        sums[asked] = losses
         arrives, sound = part.receives & part.delivers, np.isfinite(sums).all(axis=1)
         turn = Turn(part.receives, part.delivers, False)
         sizes = measured(
@@ -391,9 +391,22 @@ class Clients:
         total = {"validation_loss": sums[arrives & sound].sum(axis=0)}
         return Contribution.of_sums(("validation", round), block.clients, turn, sound, total, sizes)
 
-    def _by_client(self, numbers):
-        clients = np.repeat(np.arange(self.block.n_clients), np.diff(self.held_out.rating_indptr))
-        return np.bincount(clients, numbers, minlength=self.block.n_clients)
+    def _losses(self, message, ends, asked):
+        """Sums of losses and of weights of each client of a mask, shape (n_asked, 2)."""
+        block, held_out = self.block.part(asked), self.held_out.part(asked)
+        model = copy.copy(self.method)
+        vars(model).update(
+            self.method._server_attributes(message.of(block.clients)),
+            # These rows name users by their numbers among those asked.
+            **self._joined(ends, _numbers(self.block.users_of(asked)), asked),
+            n_users_=block.n_users,
+            n_items_=block.n_items,
+            _seen=(block.indptr, block.items),
+        )
+        losses = model._validation_losses(HeldOut.of(held_out))
+        clients = np.repeat(np.arange(block.n_clients), np.diff(held_out.rating_indptr))
+        sums = [np.bincount(clients, one, minlength=block.n_clients) for one in losses]
+        return np.stack(sums, axis=1)
 
     def keep_measured(self):
         """The model measured last was the best so far: keep what its users had under it."""
@@ -403,7 +416,13 @@ class Clients:
         """A model that these clients have not measured was the best so far."""
         self._kept = None
 
-    def fitted(self, message, round, *, kept=True):
+    def taken_part(self, *, kept=True):
+        """Mask of the clients that have updated, or keep what they had under the best model."""
+        if self._kept is None or not kept:
+            return self._has_updated
+        return self._has_updated | self._kept[1]
+
+    def fitted(self, message, round, *, kept=True, who=None):
         """Users' attributes under the final model, a dict; changes nothing.
 
         Parameters
@@ -414,20 +433,100 @@ class Clients:
             Rounds so far.
         kept : bool
             Whether those who have kept what they had under the best model answer with that.
+        who : ndarray of shape (n_clients,), dtype bool, or None
+            The clients whose users are wanted, those who have kept something among them. None:
+            all.
         """
-        message = message.of(self.block.clients)
-        attributes = copy.deepcopy(self._user_attributes(message, self.keys.at(round)))
+        who = np.ones(self.block.n_clients, dtype=bool) if who is None else who
+        ends = self._ends(who, message, self.keys.at(round))
+        attributes = self._joined(list(ends), self.block.users, who)
         if self._kept is None or not kept:
             return attributes
-        kept, who = self._kept
-        users = np.repeat(who, np.diff(self.block.client_indptr))
+        kept, measured_it = self._kept
+        users = self.block.users_of(measured_it)[self.block.users_of(who)]
         for name, values in attributes.items():
             if isinstance(values, np.ndarray):
-                values[users] = kept[name][users]
-            elif who.all():
+                values[users] = kept[name]
+            elif users.all():
                 attributes[name] = kept[name]
         return attributes
 
-    def _user_attributes(self, message, key):
-        state = self.method._personalize(self.block, self.state, message, key)
-        return self.method._user_attributes(self.block, state)
+    def _ends(self, who, message, key):
+        """What `_personalize` makes of the clients of a mask, those that have updated first."""
+        block = self.block
+        old, new = who & self._has_updated, who & ~self._has_updated
+        if old.any():
+            turn, places = Turn(old, old, False), np.arange(block.n_users)
+            state = self.method._personalize(
+                block, self.state, message.of(block.clients), turn, key
+            )
+            yield End(block, places, block.users_of(old), state)
+        if new.any():
+            part, places = block.part(new), np.flatnonzero(block.users_of(new))
+            state = personalized(self.method, part, message.of(part.clients), key)
+            yield End(part, places, np.ones(len(places), dtype=bool), state)
+
+    def _joined(self, ends, names, who):
+        """Users' attributes of the clients of a mask, in the order of their users.
+
+        `names` are the codes that the users of the block go by.
+        """
+        users, attributes = [], []
+        numbers = _numbers(self.block.users_of(who))
+        for block, places, wanted, state in ends:
+            if names is not self.block.users:
+                block = replace(block, users=names[places])
+            its = self.method._user_attributes(block, state)
+            attributes.append({name: _of_users(rows, wanted) for name, rows in its.items()})
+            users.append(numbers[places[wanted]])
+        return _blocks.by_user(users, attributes)
+
+
+class End(NamedTuple):
+    """What `_personalize` made of some clients.
+
+    Attributes
+    ----------
+    block : Block
+        As it was given.
+    places : ndarray of shape (n_users,)
+        The numbers of its users among those of the whole block.
+    wanted : ndarray of shape (n_users,), dtype bool
+        The users that it was done for.
+    state : dict
+    """
+
+    block: object
+    places: np.ndarray
+    wanted: np.ndarray
+    state: dict
+
+
+def personalized(method, block, message, key):
+    """The state of clients that have never updated, once they have the final model.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+    block : Block
+    message : Message
+        As `_on_receipt` leaves it. These clients' own, or that of all for users who were not there.
+    key : Keys
+
+    Returns
+    -------
+    state : dict
+    """
+    everyone = np.ones(block.n_clients, dtype=bool)
+    turn = Turn(everyone, everyone, False)
+    return method._personalize(block, None, message, turn, key)
+
+
+def _numbers(mask):
+    """Number of each True, and -1 for the others."""
+    return np.where(mask, np.cumsum(mask) - 1, -1)
+
+
+def _of_users(rows, wanted):
+    """The rows of some users, of an array or a sparse one; other attributes as they are."""
+    return rows[wanted] if hasattr(rows, "shape") and not wanted.all() else rows

@@ -73,7 +73,6 @@ def draw(n_clients, client_fraction, federation, key, *, prefers_rotation=False)
     -------
     Participation
     """
-    everyone = np.arange(n_clients)
     if client_fraction == 1:
         cohort = np.ones(n_clients, dtype=bool)
     elif is_rotating(federation, prefers_rotation):
@@ -81,15 +80,14 @@ def draw(n_clients, client_fraction, federation, key, *, prefers_rotation=False)
         cohort = cohorts == key.round % (cohorts.max() + 1)
     else:
         size = cohort_size(n_clients, client_fraction)
-        cohort = np.zeros(n_clients, dtype=bool)
-        cohort[np.argsort(key.hashed("cohort", everyone), kind="stable")[:size]] = True
+        cohort = _smallest(key.hashed("cohort", np.arange(n_clients)), size)
     return of_cohort(cohort, federation, key)
 
 
 def of_cohort(cohort, federation, key):
     """One round's participation of a cohort (a mask), some of which may fail."""
-    everyone = np.arange(len(cohort))
-    dropped = cohort & (key.uniform("dropout", everyone) < federation.dropout)
+    dropped = np.zeros(len(cohort), dtype=bool)
+    dropped[cohort] = key.uniform("dropout", cohort.nonzero()[0]) < federation.dropout
     connected = cohort & ~dropped
     match federation.dropout_mode:
         case "upload":
@@ -98,6 +96,14 @@ def of_cohort(cohort, federation, key):
             return Participation(connected, cohort, connected, dropped)
         case "offline":
             return Participation(connected, connected, connected, dropped)
+
+
+def _smallest(numbers, n):
+    """Mask of the n smallest numbers, of equal ones the first."""
+    largest = np.partition(numbers, n - 1)[n - 1]
+    mask = numbers < largest
+    mask[np.flatnonzero(numbers == largest)[: n - mask.sum()]] = True
+    return mask
 
 
 def cohort_size(n_clients, client_fraction):

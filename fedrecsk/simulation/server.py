@@ -18,6 +18,7 @@ from fedrecsk.simulation.keys import Key, setup_round
 from fedrecsk.simulation.ledger import Ledger
 from fedrecsk.simulation.messages import Message, Rows
 from fedrecsk.simulation.parcel import Parcel, held_items, unpacked
+from fedrecsk.simulation.participation import Participation
 from fedrecsk.simulation.stopping import EarlyStopping
 from fedrecsk.simulation.uplink import Uplink
 from fedrecsk.simulation.validation import validated
@@ -236,6 +237,11 @@ class Server:
         delta = self.method._model_delta(self.state)
         receives = self._participation.receives
         self._message = self.downlink.send(message, receives, delta, key)
+        if not self._message and not self.method._may_be_silent:
+            raise TypeError(
+                f"{type(self.method).__name__} broadcasts nothing in round {self.round}; a method "
+                "whose clients go on with an earlier message must set _may_be_silent = True."
+            )
         if self._message:
             self._has_received |= receives
             self._last_message = self._message
@@ -396,10 +402,13 @@ class Server:
                 f"An upload came from the unknown client {unknown[0]}; only the {self.n_clients} "
                 "clients that have registered may send."
             )
-        twice = seen | (np.bincount(senders, minlength=self.n_clients) > 1)
-        for mask, what in ((~asked, "was not asked in"), (twice, "has sent already in")):
-            if mask[senders].any():
-                name = self.client_ids[senders[mask[senders]][0]]
+        # Where it is written down twice, the earlier place is lost.
+        places = np.empty(self.n_clients, dtype=np.intp)
+        places[senders] = np.arange(len(senders))
+        twice = seen[senders] | (places[senders] != np.arange(len(senders)))
+        for mask, what in ((~asked[senders], "was not asked in"), (twice, "has sent already in")):
+            if mask.any():
+                name = self.client_ids[senders[mask][0]]
                 raise ValueError(f"Client {name!s} {what} {step[0]} {step[1]}.")
 
     @property
@@ -407,6 +416,12 @@ class Server:
         return np.ones(self.n_clients, dtype=bool)
 
     # ------------------------------------------------------------------ early stopping
+
+    def final_participation(self):
+        """Who measures the last model: all clients, or the cohort that would be the next one."""
+        if self.method.client_fraction == 1:
+            return Participation.full(self.n_clients)
+        return self._drawn(self.key.at(self.round))
 
     def close_validation(self, uploads, receives, *, trusted=False):
         """Judge the model that clients have measured; returns whether it is the best so far.
@@ -426,7 +441,11 @@ class Server:
         loss = float(total / weight) if weight else float("nan")
         self.history[-1]["validation_loss"] = loss
         is_best = self.stopping.judge(
-            loss, self.round - 1, self.current_message, by_everybody=receives.all()
+            loss,
+            self.round - 1,
+            self.current_message,
+            by_everybody=bool(receives.all()),
+            is_last=self.ledger.entries[-1]["phase"] == "final",
         )
         if self.stopping.stopped and self.ledger.entries[-1]["phase"] == "round":
             self.ledger.entries[-1]["phase"] = "stop"

@@ -123,7 +123,7 @@ class EarlyStopping:
         self.patience = patience
         self.stopped = self._rounds_without_progress >= patience * self.n_cohorts
 
-    def judge(self, loss, round, message, *, by_everybody=True):
+    def judge(self, loss, round, message, *, by_everybody=True, is_last=False):
         """Take the loss of a round's model; returns whether it is the best so far.
 
         Parameters
@@ -135,14 +135,16 @@ class EarlyStopping:
             Makes the model's message.
         by_everybody : bool, default=True
             Whether all clients were asked, instead of a cohort.
+        is_last : bool, default=False
+            Whether there will be no more: a fit of fewer rounds than a pass is judged by those.
         """
         if np.isnan(loss):
             return False
         if not by_everybody:
             self._last_losses = (*self._last_losses, loss)[-self.n_cohorts :]
-            if len(self._last_losses) < self.n_cohorts:
+            if len(self._last_losses) < self.n_cohorts and not is_last:
                 return False
-            loss = sum(self._last_losses) / self.n_cohorts
+            loss = sum(self._last_losses) / len(self._last_losses)
         is_best = loss < self.best_loss
         if is_best:
             self.message, self.best_loss, self.best_round = message(), loss, round

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from fedrecsk import _kernels
 from fedrecsk.centralized import PMF, BiasedMF, BiasOnly, SVDpp, _sgd
 from fedrecsk.interactions import encode
 from fedrecsk.simulation.keys import Key
@@ -382,3 +383,26 @@ def test_early_stopping_gets_past_the_slow_start(ml1m):
         model = Estimator(early_stopping=True, random_state=0).fit(train_X, train_y)
         assert model.best_epoch_ > 20
         assert rmse(model, test_X, test_y) < biases - 0.02
+
+
+@every_method
+def test_pieces_of_an_epoch_change_no_bit(Estimator, toy, monkeypatch):
+    whole = Estimator(n_epochs=2, random_state=0).fit(*toy)
+    monkeypatch.setattr(_sgd, "PIECE", 7)
+    assert_same_model(whole, Estimator(n_epochs=2, random_state=0).fit(*toy))
+
+
+def test_pieces_of_an_epoch_have_about_equal_work(toy, monkeypatch):
+    calls = []
+
+    def kernel(start, stop, loss, order, indptr, *rest):
+        calls.append(np.diff(indptr)[order[start:stop]].sum())
+        return loss
+
+    monkeypatch.setattr(_sgd, "PIECE", 20)
+    monkeypatch.setattr(_kernels.sgd, "svdpp", kernel)
+    SVDpp(n_epochs=1, random_state=0).fit(*toy)
+    longest = np.unique(toy[0][:, 0], return_counts=True)[1].max()
+    assert sum(calls) == len(toy[1])
+    assert len(calls) > 1
+    assert max(calls) < 20 + longest

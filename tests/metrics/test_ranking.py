@@ -146,3 +146,18 @@ def test_top_k_is_a_stable_sort(scores, k):
     np.testing.assert_array_equal(
         top_k(scores, k), np.argsort(-scores, axis=1, kind="stable")[:, :k]
     )
+
+
+@pytest.mark.parametrize("decimals", [0, 1, 3, 8])
+@pytest.mark.parametrize("k", [1, 7, 25])
+@pytest.mark.parametrize("odd", [None, -np.inf, np.nan, np.inf])
+def test_top_k_of_long_rows(decimals, k, odd):
+    """With ties from everywhere to nowhere; what is not finite comes last."""
+    rng = np.random.default_rng(decimals + k)
+    scores = rng.normal(size=(6, 1003)).round(decimals)
+    if odd is not None:
+        scores[rng.random(scores.shape) < 0.3] = odd
+        scores[5, 3:] = odd
+    finite = np.where(np.isfinite(scores), scores, -np.inf)
+    expected = np.argsort(-finite, axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(top_k(scores, k), expected)

@@ -340,7 +340,7 @@ class Deployment:
         else:
             message = server.send_final()
             if server.method.early_stopping:
-                self._validate(_Everybody(server.n_clients))
+                self._validate(server.final_participation())
                 if stopping.best_round != server.round - 1:
                     message = server.send_best()
         announced = server.announcement()
@@ -350,11 +350,6 @@ class Deployment:
             self._sent(final, client)
             content = pack_message(message, device.held, client)
             parts.append(device.fitted(content, server.round))
-        users = by_user([device.block for device in self.devices.values()], parts)
+        users = by_user([device.block.users for device in self.devices.values()], parts)
         received = server.method._on_receipt(message, self.key.at(server.round))
         return server.method._server_attributes(received) | users
-
-
-class _Everybody:
-    def __init__(self, n_clients):
-        self.receives = self.delivers = np.ones(n_clients, dtype=bool)

@@ -64,7 +64,7 @@ def test_attributes_are_put_together_in_the_order_of_users():
     data = _random_data(1, 12, 4)
     blocks = cut(data, np.arange(data.n_clients)[::-1])
     attributes = by_user(
-        blocks,
+        [block.users for block in blocks],
         [{"x": 10 * block.users, "names": Named(block.clients.tolist())} for block in blocks],
     )
     assert attributes["x"].tolist() == [10 * user for user in range(data.n_users)]

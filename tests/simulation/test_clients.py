@@ -101,7 +101,9 @@ def test_clients_that_never_received_a_message_send_nothing():
 
 
 def test_clients_of_one_block_may_have_received_different_messages():
-    server, clients, turn, first = opened(RFRec(3, aggregation="holders"))
+    stale = Federation(dropout=0.5, dropout_mode="stale")
+    _, clients, _, first = opened(RFRec(3, aggregation="holders", federation=stale))
+    turn = participation.Participation.full(12)
     late = np.arange(12) < 5
     clients.receive(0, first, turn._replace(receives=~late))
     ((of_some,), _) = clients.update(0)

@@ -68,7 +68,7 @@ def test_every_compressor_serves_every_method_and_is_counted(Estimator, compress
 class Sender:
     """As much of a method as `Clients` need to send an upload of each client."""
 
-    _single_uploads, _shares_state = True, False
+    _single_uploads, _shares_state, _may_be_silent = True, False, False
 
     def __init__(self, forms, upload):
         self.forms, self.upload = forms, upload

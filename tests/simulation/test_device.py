@@ -10,7 +10,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Quantization, TopK
 from fedrecsk.privacy import CKKS, LaplaceMechanism
-from fedrecsk.simulation import Device, Form, Numbers, Parcel, Server
+from fedrecsk.simulation import Dense, Device, Form, Message, Numbers, Parcel, Server
 from fedrecsk.simulation.keys import Key
 from tests.conftest import make_toy
 
@@ -204,7 +204,8 @@ def test_a_repeated_request_gets_the_same_parcels():
 
 def test_a_device_that_has_diverged_says_so():
     (device, *_), _ = one_round(make(RFRec), *make_toy())
-    device.receive(1, device._messages[0])
+    broadcast = device.group.common["broadcast"]
+    device.receive(1, Message(item_vectors=Dense(broadcast)))
     device.state["users"].now[:] = np.nan
     (parcel,), _ = device.update(1)
     assert np.isnan(parcel.fields["item_vectors"].values).all()

@@ -77,7 +77,7 @@ def assert_same(deployed, simulated, tolerance):
     for name, values in deployed.items():
         expected = getattr(simulated, name)
         if isinstance(values, OwnItems):
-            values, expected = own_vectors(values), own_vectors(expected)
+            values, expected = (own_vectors(one, simulated) for one in (values, expected))
         if sparse.issparse(values):
             values, expected = values.toarray(), expected.toarray()
         if tolerance:
@@ -87,11 +87,12 @@ def assert_same(deployed, simulated, tolerance):
             assert np.asarray(values).dtype == np.asarray(expected).dtype
 
 
-def own_vectors(own_items):
-    """The vectors of all items as each user's client has them."""
+def own_vectors(own_items, model):
+    """The vectors of all items as each user's client has them, or the server's if it has none."""
     n_items = own_items.n_items
-    users, items = np.divmod(np.arange(len(own_items.users) * n_items), n_items)
-    return own_items.vectors(users, items, np.zeros(own_items.shared.shape[1:]))
+    users, items = np.divmod(np.arange(model.n_users_ * n_items), n_items)
+    server = np.column_stack([model.item_bias_, model.item_factors_])
+    return own_items.vectors(users, items, server)
 
 
 def assert_same_history(deployment, simulated, tolerance):

@@ -202,7 +202,7 @@ def test_what_noise_would_not_protect_never_leaves_under_local_dp(form, aggregat
 class Method:
     """As much of a method as `Clients` need to send what they are given."""
 
-    _single_uploads = _shares_state = False
+    _single_uploads = _shares_state = _may_be_silent = False
 
     def __init__(self, forms, fields):
         self.forms, self.fields = forms, fields

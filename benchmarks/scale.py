@@ -1,0 +1,217 @@
+"""How the methods grow, from 100 thousand to 25 million ratings: ``python -m benchmarks.scale``.
+
+For each method and size, a process of its own fits two rounds (epochs, sweeps) to made-up ratings
+of the shape of a MovieLens data set, with the method's defaults and two threads. `table` prints
+seconds of the last round, and as ``x^`` its growth exponent: the slope of log seconds over log
+ratings between the two largest sizes. Then come what the rest of the fit takes, the most memory
+that the process had (the ratings themselves included), and kilobytes per client per round.
+`plot` draws the seconds. A run that was stopped goes on where it ended (``--results``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import fedrecsk
+from benchmarks._results import Results
+from benchmarks._timing import Stopwatch
+from fedrecsk import _warmup
+from fedrecsk.datasets import make_ratings
+
+# Users and items of MovieLens-100k, 1M, 10M and 25M.
+SHAPES = {
+    100_000: (943, 1_682),
+    1_000_000: (6_040, 3_706),
+    10_000_000: (69_878, 10_677),
+    25_000_000: (162_541, 59_047),
+}
+COHORT = 600
+SETTINGS = ("all clients", f"{COHORT} clients")
+STEPS = ("n_rounds", "n_epochs", "n_iterations", "n_samples")
+
+
+class RoundTimes:
+    """Notes when each round of a fit ended."""
+
+    def __init__(self):
+        self.ends = []
+
+    def setup(self, estimator, context):
+        """Nothing to prepare."""
+
+    def teardown(self, estimator, context):
+        """Nothing to clean up."""
+
+    def on_fit_task_begin(self, estimator, context):
+        """A round, or the fit, begins."""
+
+    def on_fit_task_end(self, estimator, context):
+        """A round, or the fit, has ended."""
+        self.ends.append(time.perf_counter())
+
+
+def measure(method, setting, n_ratings, folder):
+    """Fit once in this process; a dict of numbers."""
+    X, y = _data(n_ratings, folder)
+    model = getattr(fedrecsk, method)()
+    known = model.get_params()
+    chosen = {name: 2 for name in STEPS if name in known}
+    chosen |= {"n_burn_in": 1, "random_state": 0, "n_jobs": 2}
+    if setting != SETTINGS[0]:
+        chosen["client_fraction"] = min(1.0, COHORT / SHAPES[n_ratings][0])
+    model.set_params(**{name: value for name, value in chosen.items() if name in known})
+    # Imports and compiled code are not what grows.
+    few = X[:, 0] < np.quantile(np.unique(X[:, 0]), 0.01)
+    model.fit(X[few], y[few])
+    times = RoundTimes()
+    model.set_callbacks(times)
+    whole = Stopwatch()
+    try:
+        model.fit(X, y)
+    except ValueError as error:
+        return {"refused": str(error)}
+    seconds = whole.seconds()
+    # The last entry is the end of the fit.
+    rounds = np.diff(times.ends[:-1])
+    last = float(rounds[-1]) if len(rounds) else seconds
+    return {
+        "round": last,
+        "rest": seconds - len(times.ends[:-1]) * last,
+        "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        **_kilobytes(getattr(model, "communication_", None)),
+    }
+
+
+def _kilobytes(ledger):
+    """What a client that takes part in a round receives and sends in it, on average."""
+    if ledger is None:
+        return {}
+    last = [entry for entry in ledger.entries if entry["phase"] == "round"][-1]
+    n_clients = 1e3 * max(1, last["participants"])
+    return {"kb_up": last["bytes_up"] / n_clients, "kb_down": last["bytes_down"] / n_clients}
+
+
+def _data(n_ratings, folder):
+    """Made-up ratings of a size, made once."""
+    path = Path(folder) / f"ratings_{n_ratings}.npz"
+    if not path.exists():
+        X, y = make_ratings(*SHAPES[n_ratings], n_ratings, random_state=0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path, X=X[:, :2], y=y)
+    with np.load(path) as stored:
+        return stored["X"], stored["y"]
+
+
+def table(options):
+    """Print what has been measured, and measure what has not."""
+    results = Results(options.results, "scale")
+    print("| method | clients a round |", end="")
+    for size in options.sizes:
+        print(f" {size / 1e6:g}M |", end="")
+    print(" grows as | rest of the fit (s) | GiB | kB up | kB down |")
+    print("|---" * (len(options.sizes) + 7) + "|", flush=True)
+    for method in options.methods:
+        for setting in SETTINGS:
+            if setting != SETTINGS[0] and "federation" not in _parameters(method):
+                continue
+            cells = [_cell(results, method, setting, size, options) for size in options.sizes]
+            print(_row(method, setting, cells, options.sizes), flush=True)
+
+
+def _cell(results, method, setting, n_ratings, options):
+    """The numbers of a cell, from a process of its own unless they are known."""
+    key, settings = (method, setting, n_ratings), {"shape": list(SHAPES[n_ratings])}
+    scores = results.get(key, settings)
+    if scores is None:
+        _data(n_ratings, options.data)
+        arguments = ["measure", method, setting, str(n_ratings), options.data]
+        process = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "benchmarks.scale", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        scores = json.loads(process.stdout.splitlines()[-1])
+        results.put(key, settings, scores)
+    return scores
+
+
+def _row(method, setting, cells, sizes):
+    fitted = [(size, cell) for size, cell in zip(sizes, cells, strict=True) if "round" in cell]
+    seconds = [f"{cell['round']:.2g}" if "round" in cell else "refused" for cell in cells]
+    last = fitted[-1][1]
+    kilobytes = [f"{last[k]:.3g}" if k in last else "" for k in ("kb_up", "kb_down")]
+    costs = [f"{last['rest']:.1f}", f"{last['gib']:.1f}", *kilobytes]
+    return f"| {' | '.join([method, setting, *seconds, _growth(fitted), *costs])} |"
+
+
+def _growth(fitted):
+    if len(fitted) < 2:
+        return ""
+    (few, quick), (many, slow) = fitted[-2:]
+    return f"x^{math.log(slow['round'] / quick['round']) / math.log(many / few):.2f}"
+
+
+def plot(options):
+    """Draw seconds a round against ratings."""
+    import matplotlib.pyplot as plt
+
+    results = Results(options.results, "scale")
+    figure, axes = plt.subplots(1, 2, figsize=(10, 5), sharey=True, layout="constrained")
+    for ax, setting in zip(axes, SETTINGS, strict=True):
+        for method in options.methods:
+            cells = [
+                (size, results.get((method, setting, size), {"shape": list(SHAPES[size])}))
+                for size in options.sizes
+            ]
+            points = [(size, cell["round"]) for size, cell in cells if cell and "round" in cell]
+            if points:
+                (line,) = ax.loglog(*zip(*points, strict=True), marker="o", markersize=4)
+                ax.annotate(
+                    method, points[-1], xytext=(6, -3), textcoords="offset points",
+                    color=line.get_color(), fontsize=8,
+                )  # fmt: skip
+        ax.set(xlabel="ratings", title=f"{setting} a round")
+        ax.set_xlim(right=max(options.sizes) * 4)
+    axes[0].set_ylabel("seconds a round, two threads")
+    figure.savefig(options.output)
+
+
+def _parameters(method):
+    return getattr(fedrecsk, method)().get_params()
+
+
+def main(argv=None):
+    """Measure, print or draw."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for command in (table, plot):
+        one = commands.add_parser(command.__name__, description=command.__doc__)
+        one.set_defaults(run=command)
+        one.add_argument("--methods", nargs="+", choices=_warmup.METHODS, default=_warmup.METHODS)
+        one.add_argument("--sizes", nargs="+", type=int, choices=SHAPES, default=list(SHAPES))
+        one.add_argument("--results", default="results")
+        one.add_argument("--data", default="results", help="where made-up ratings are kept")
+    one.add_argument("--output", default="results/scale.svg")
+    child = commands.add_parser("measure", description=measure.__doc__)
+    for name, kind in (("method", str), ("setting", str), ("n_ratings", int), ("folder", str)):
+        child.add_argument(name, type=kind)
+    options = parser.parse_args(argv)
+    if options.command == "measure":
+        numbers = measure(options.method, options.setting, options.n_ratings, options.folder)
+        print(json.dumps(numbers))
+    else:
+        options.run(options)
+
+
+if __name__ == "__main__":
+    main()

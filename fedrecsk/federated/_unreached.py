@@ -1,0 +1,130 @@
+"""Users whom no round has reached, and who are personalised when somebody asks for them."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import numpy as np
+from joblib import delayed
+from scipy import sparse
+from sklearn.utils.parallel import _get_threadpool_controller
+
+from fedrecsk.base import _placed
+from fedrecsk.simulation import blocks as _blocks
+from fedrecsk.simulation.clients import personalized
+from fedrecsk.simulation.threads import Threads
+
+# Two threads that serve the same users write the same rows, but not into a sparse matrix.
+_LOCK = threading.Lock()
+
+
+class Unreached:
+    """What it takes to serve users whose clients have taken part in no round.
+
+    Their clients' data, which on real devices would never leave these, and the final model. Who
+    asks for such a user makes its client take the step on the final model that the others have
+    taken at the end of the fit; the result is the same whenever, and with whomever, it is asked.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+        With the fit's parameters.
+    message : Message
+        The final model, as it was sent.
+    key : Keys
+        At the last round.
+    blocks : list of Block
+        Which hold all clients.
+    unreached : list of ndarray of shape (n_clients of the block,), dtype bool
+    attributes : dict
+        Attributes by user, whose rows are to be filled in for these clients' users.
+    """
+
+    def __init__(self, method, message, key, blocks, unreached, attributes):
+        self.method = method
+        self.message = message
+        self.key = key
+        self.blocks = [
+            block if who.any() else None for block, who in zip(blocks, unreached, strict=True)
+        ]
+        self.attributes = attributes
+        self._received = None
+        # The block of each user who waits, and -1 for the others.
+        self._block_of_user = np.full(sum(block.n_users for block in blocks), -1, dtype=np.int32)
+        for number, (block, who) in enumerate(zip(blocks, unreached, strict=True)):
+            self._block_of_user[block.users[block.users_of(who)]] = number
+
+    def __len__(self):
+        """How many users wait."""
+        return int((self._block_of_user >= 0).sum())
+
+    def serve(self, users=None):
+        """Personalise those of these users (codes, -1 for unknown) who wait; None: everybody."""
+        with _LOCK:
+            users = np.arange(len(self._block_of_user)) if users is None else users[users >= 0]
+            users = np.unique(users[self._block_of_user[users] >= 0])
+            if not len(users):
+                return
+            parts = self._parts(users)
+            with (
+                _get_threadpool_controller().limit(limits=1, user_api="blas"),
+                Threads(self.method.n_jobs) as parallel,
+            ):
+                answers = parallel(delayed(self._attributes_of)(part) for part in parts)
+                for part, attributes in zip(parts, answers, strict=True):
+                    self._take(part.users, attributes)
+
+    def shown_in(self, model):
+        """The model with the attributes as they are, be they complete or not."""
+        vars(model).update(self.attributes, _waiting=None)
+        return model
+
+    def with_users(self, attributes, places):
+        """The same for a model that has computed or added users, with their rows and codes."""
+        nobody, other = np.full(len(places), -1, dtype=np.int32), copy.copy(self)
+        with _LOCK:
+            other._block_of_user = _placed(nobody, places, self._block_of_user)
+            other.attributes = {
+                name: _placed(attributes[name], places, rows)
+                for name, rows in self.attributes.items()
+            }
+        return other
+
+    def _parts(self, users):
+        """Small blocks of the clients of these users."""
+        numbers, parts = self._block_of_user[users], []
+        for number in np.unique(numbers):
+            block = self.blocks[number]
+            asked = np.zeros(block.n_users, dtype=bool)
+            asked[np.searchsorted(block.users, users[numbers == number])] = True
+            parts += block.part(block.clients_of(asked)).cut(_blocks.RATINGS_PER_BLOCK)
+        return parts
+
+    def _attributes_of(self, block):
+        message = self._model.of(block.clients)
+        state = personalized(self.method, block, message, self.key)
+        return self.method._user_attributes(block, state)
+
+    @property
+    def _model(self):
+        """The final model with what clients derive of it, once for all."""
+        if self._received is None:
+            self._received = self.method._on_receipt(self.message, self.key.shared)
+        return self._received
+
+    def _take(self, users, attributes):
+        for name, rows in self.attributes.items():
+            if sparse.issparse(rows):
+                self.attributes[name] = _placed(attributes[name], users, rows)
+            else:
+                rows[users] = attributes[name]
+        self._block_of_user[users] = -1
+
+    def __getstate__(self):
+        """Without the data of those who do not wait, and what can be derived again."""
+        waits, blocks = self._block_of_user >= 0, []
+        for block in self.blocks:
+            who = None if block is None else block.clients_of(waits[block.users])
+            blocks.append(block.part(who) if who is not None and who.any() else None)
+        return vars(self) | {"blocks": blocks, "_received": None}
