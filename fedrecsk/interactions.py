@@ -366,7 +366,7 @@ def coded_ids(ids, name):
     TypeError, ValueError
         As :func:`id_array` does.
     """
-    numbered = _numbered_by_pandas(ids) or _numbered_by_python(ids)
+    numbered = _numbered_by_pandas(ids) or _numbered_strings(ids)
     if numbered is None:
         return unique_codes(id_array(ids, name))
     distinct, codes = numbered
@@ -383,20 +383,25 @@ def _numbered_by_pandas(ids):
     return None if codes.min() < 0 else (np.asarray(distinct), codes)
 
 
-def _numbered_by_python(ids):
+def _numbered_strings(ids):
     """Distinct ids and codes of many string objects; None for others."""
     ids = np.asarray(ids) if hasattr(ids, "dtype") else ids
     if not isinstance(ids, np.ndarray) or ids.dtype != object:
         return None
     if ids.ndim != 1 or len(ids) < _MANY_IDS:
         return None
-    numbers, parts = _Numbers(), []
-    for start in range(0, len(ids), _MANY_IDS):
-        part = ids[start : start + _MANY_IDS].tolist()
-        if not all(issubclass(kind, str) for kind in set(map(type, part))):
-            return None
-        parts.append(np.fromiter(map(numbers.__getitem__, part), np.int32, len(part)))
-    return np.array(list(numbers), dtype=object), np.concatenate(parts)
+    parts = [ids[start : start + _MANY_IDS] for start in range(0, len(ids), _MANY_IDS)]
+    kinds = set().union(*(set(map(type, part.tolist())) for part in parts))
+    if not all(issubclass(kind, str) for kind in kinds):
+        return None
+    try:
+        from pandas import factorize
+    except ImportError:
+        numbers = _Numbers()
+        codes = [np.fromiter(map(numbers.__getitem__, part.tolist()), np.int32) for part in parts]
+        return np.array(list(numbers), dtype=object), np.concatenate(codes)
+    codes, distinct = factorize(ids)
+    return distinct, codes
 
 
 class _Numbers(dict):

@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -234,12 +236,17 @@ def _columns_of_strings(names, codes):
     }
 
 
-def test_strings_in_whatever_column_have_the_same_codes(monkeypatch):
+@pytest.mark.parametrize("has_pandas", [True, False])
+def test_strings_in_whatever_column_have_the_same_codes(has_pandas, monkeypatch):
     monkeypatch.setattr(interactions, "_MANY_IDS", 100)
     names = np.array([f"name {k * 7 % 50}" for k in range(50)], dtype=object)
     codes = np.random.RandomState(0).randint(1, 50, size=1000)
     expected = np.unique(names.astype(str)[codes], return_inverse=True)
-    for ids in _columns_of_strings(names, codes).values():
+    columns = _columns_of_strings(names, codes)
+    if not has_pandas:
+        monkeypatch.setitem(sys.modules, "pandas", None)
+        del columns["pandas"], columns["categories"]
+    for ids in columns.values():
         values, found = coded_ids(ids, "user ids")
         assert values.dtype == expected[0].dtype
         assert_array_equal(values, expected[0])
