@@ -279,8 +279,10 @@ def search(options):
         models[bits] = model
         found, distances = np.empty((2, 1, 10), dtype=np.int64)
         nobody, none = np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int64)
-        codes = nobody[:1], model.user_codes_, model.item_codes_
-        arguments = *codes, none, nobody, none, found, distances
+        words = np.ascontiguousarray(model.item_codes_.T)
+        near = np.empty(_kernels.hamming.BLOCK, dtype=np.int32)
+        codes = nobody[:1], model.user_codes_, words
+        arguments = *codes, nobody, none, near, found, distances
         timed[f"kernel, user_bits={bits}"] = lambda a=arguments: _kernels.hamming.nearest_of_users(
             *a
         )

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 SCORES_PER_BATCH = 2**22
 # Parameters that say how large the model is.
 _SIZES = ("n_factors", "n_bits")
+# Of lists of recommendations; for more it is asked whether there is memory for them.
+MOST_UNASKED_BYTES = 2**28
 
 
 @dataclass(eq=False, repr=False)
@@ -343,7 +345,8 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         Raises
         ------
         ValueError
-            If a candidate is unknown, or as `fold_in` does about `interactions`.
+            If a candidate is unknown, if the lists take more memory than there is, or as
+            `fold_in` does about `interactions`.
 
         Notes
         -----
@@ -392,6 +395,13 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         barred_rows, barred_items = self._barred(users, exclude_interactions)
         n_eligible = self.n_items_ if eligible is None else len(eligible)
         n_best = int(min(n_recommendations, n_eligible))
+        nbytes = len(codes) * n_best * (16 + self.item_ids_.itemsize)
+        if nbytes > MOST_UNASKED_BYTES:
+            _memory.require(
+                nbytes,
+                f"{n_best} recommendations for each of {len(codes)} users",
+                "Ask for fewer recommendations, or for a part of the users at a time.",
+            )
         best = np.empty((len(codes), n_best), dtype=np.int64)
         scores = np.empty(best.shape)
         for batch in _batches(len(codes), self.n_items_):

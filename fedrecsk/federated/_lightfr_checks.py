@@ -92,6 +92,9 @@ def _largest_sum(model, data):
         mass = max(np.bincount(data.items, own).max(), np.bincount(data.users, own).max())
         heaviest = 1 + own.max()
         mass += heaviest * (data.n_users + data.n_items)
+    elif model.aggregation == "parameter":
+        # What adds up over clients are signs.
+        mass = np.bincount(data.clients, data.weights).max() * (1 + model.n_negatives)
     else:
         mass = data.weights.sum() * (1 + model.n_negatives) * model.memory
     regs = (model.reg_user + model.reg_item) * max(data.n_users, data.n_items, model._top)

@@ -537,6 +537,13 @@ def test_sums_that_may_overflow_are_refused():
     for aggregation in ("full", "gradient"):
         with pytest.raises(ValueError, match="may not fit into 64-bit integers"):
             make(aggregation=aggregation).fit(X, y, sample_weight=np.full(len(y), 1e12))
+    # Votes are signs, so that many clients' do not overflow; one client's residuals may.
+    weights = np.full(len(y), 5e8)
+    assert make(aggregation="parameter").fit(X, y, sample_weight=weights).n_rounds_ > 0
+    for options in ({"aggregation": "gradient"}, {"aggregation": "parameter", "clients": 0 * y}):
+        clients = options.pop("clients", None)
+        with pytest.raises(ValueError, match="may not fit into 64-bit integers"):
+            make(**options).fit(X, y, sample_weight=weights, clients=clients)
 
 
 def test_one_bit_and_users_with_everything():
