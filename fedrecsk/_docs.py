@@ -80,7 +80,8 @@ warm_start : bool, default={default}
 """,
     "n_jobs": """
 n_jobs : int or None, default={default}
-    Number of threads; None means 1, and -1 all cores. The fitted model does not depend on it.
+    Number of threads, at most one for each core; None means 1, and -1 all cores. The fitted
+    model does not depend on it.
 """,
     "random_state": """
 random_state : int, RandomState instance or None, default={default}
