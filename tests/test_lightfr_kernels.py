@@ -166,11 +166,7 @@ def test_kernels_return_scalars_at_most():
 
 
 FITTED = """
-import hashlib, sys
-import os
-import subprocess
-import sys
-
+import hashlib
 import numpy as np
 from fedrecsk import LightFR
 rng = np.random.default_rng(0)
