@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from numba.core import types
@@ -159,3 +163,31 @@ def test_kernels_return_scalars_at_most():
     for overload in [one for kernel in kernels for one in kernel.overloads.values()]:
         returned = overload.signature.return_type
         assert all(isinstance(one, types.Number) for one in getattr(returned, "types", [returned]))
+
+
+FITTED = """
+import hashlib
+import numpy as np
+from fedrecsk import LightFR
+rng = np.random.default_rng(0)
+X = np.unique(np.column_stack([rng.integers(0, 12, 90), rng.integers(0, 200, 90)]), axis=0)
+for aggregation in ("full", "gradient", "parameter"):
+    model = LightFR(n_bits=70, n_rounds=2, aggregation=aggregation, random_state=0).fit(X)
+    items, scores = model.recommend(model.user_ids_, 3)
+    arrays = model.item_codes_, model.user_codes_, items, scores, model.predict(X)
+    print(hashlib.sha256(b"".join(one.tobytes() for one in arrays)).hexdigest())
+"""
+
+
+def test_nothing_changes_where_nothing_is_compiled():
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", FITTED],
+            env=os.environ | {"NUMBA_DISABLE_JIT": disabled},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for disabled in "01"
+    ]
+    assert found[0] == found[1] and len(found[0].split()) == 3

@@ -95,7 +95,7 @@ class Visits(NamedTuple):
     starts : (n_users + 1,) int64, visits of each user
     users, items : (n_visits,) int64, places of the users, and the items
     left, weights : (n_visits,) int64, residuals w (t - a.d), and w
-    vectors : (n_users, n_bits) int64, the users' vectors
+    vectors : (n_users, n_bits) int32, the users' vectors
     """
 
     starts: np.ndarray
@@ -279,16 +279,16 @@ def fit_user(j, start, n, visits, scratch, items, products, rule):
     while True:
         changed = False
         for k in range(n_bits):
-            word, shift = k >> 6, np.uint64(k & 63)
+            word, shift, old = k >> 6, np.uint64(k & 63), np.int64(a[j, k])
             pull = items.base_pull * items.sums[k] - rule.balance * total
-            pull -= rule.crowd[k] + rule.shrinkage * a[j, k]
+            pull -= rule.crowd[k] + rule.shrinkage * old
             for q in range(n):
                 mask = np.int64((words[word, q] >> shift) & np.uint64(1)) - 1
                 pull += (left[np.uint64(start + q)] ^ mask) - mask
             if products is not None:
                 pull -= base * scratch.background[k]
-            new = nearest_odd(pull + curvature * a[j, k], curvature, a[j, k], rule.limit)
-            step = new - a[j, k]
+            new = nearest_odd(pull + curvature * old, curvature, old, rule.limit)
+            step = new - old
             if step == 0:
                 continue
             for q in range(n):
@@ -409,7 +409,7 @@ def add_users(vectors, first, last, upload, out):
     """Add a client's a a' and a."""
     for j in range(first, last):
         for k in range(vectors.shape[1]):
-            x = vectors[j, k]
+            x = np.int64(vectors[j, k])
             upload.total[out, k] += x
             for other in range(upload.gram.shape[2]):
                 upload.gram[out, k, other] += x * vectors[j, other]
