@@ -247,7 +247,7 @@ class Ragged(Changes):
     def stacked(cls, values, *, origin=None, center=None):
         """One small array a client, of which all rows cross; `values` has clients first."""
         n_clients, n_rows = values.shape[:2]
-        rows = np.tile(np.arange(n_rows), n_clients)
+        rows = np.tile(np.arange(n_rows, dtype=np.int32), n_clients)
         indptr = np.arange(n_clients + 1) * n_rows
         values = values.reshape(n_clients * n_rows, *values.shape[2:])
         return cls(indptr, rows, values, origin=origin, center=center)

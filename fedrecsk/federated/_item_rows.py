@@ -43,11 +43,15 @@ class OwnRows(NamedTuple):
 
 
 def empty_uploads(block, turn, width, dtype):
-    """Rows of `width` numbers and square matrices: sums of them, or each client's own."""
-    n, n_rows = block.n_clients, len(block.row_items)
+    """Rows of `width` numbers and square matrices: sums of them, or each client's own.
+
+    Those of single clients are OwnRows of the active ones.
+    """
+    n = block.n_clients
     sound = np.ones(n, dtype=bool)
     if turn.separate:
-        rows, slots = np.zeros((n_rows, width), dtype), np.arange(n_rows, dtype=np.int32)
+        own = OwnRows.of(block, turn.active)
+        rows, slots = np.zeros((len(own.items), width), dtype), own.slots
         squares, numbers = np.zeros((n, width, width), dtype), np.arange(n, dtype=np.int32)
         return _kernels.wmf.Uploads(turn.active, rows, slots, squares, numbers, sound, True)
     senders, sums = turn.active & turn.delivers, np.zeros((block.n_items, width))

@@ -12,6 +12,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from fedrecsk import _kernels
 from fedrecsk.attacks._inversion_wmf import wmf as invert
 from fedrecsk.federated._implicit import ImplicitMF
+from fedrecsk.federated._item_rows import OwnRows
 from fedrecsk.simulation.messages import Dense, Message, Uploads
 from fedrecsk.uploads import Form, Ragged
 
@@ -77,12 +78,12 @@ class FederatedWMF(ImplicitMF):
             sums["n_holders"] = np.bincount(block.row_items[sends], minlength=block.n_items)
         fields = sums
         if turn.separate:
-            own, idle = (block.row_indptr, block.row_items), self._idle_matrix
-            ones = np.ones(len(block.row_items), dtype=np.uint8)
+            indptr, items, _ = OwnRows.of(block, turn.active)
+            idle, ones = self._idle_matrix, np.ones(len(items), dtype=np.uint8)
             fields = {
-                "rows": Ragged(*own, out.rows),
+                "rows": Ragged(indptr, items, out.rows),
                 "others": Ragged.stacked(out.squares, origin=idle, center=idle),
-                "n_holders": Ragged(*own, ones),
+                "n_holders": Ragged(indptr, items, ones),
             }
         names = self._upload_forms(block.n_items)
         return Uploads(sound=out.sound, **{name: fields[name] for name in names})

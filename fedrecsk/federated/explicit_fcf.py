@@ -14,7 +14,7 @@ from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_fcf import explicit_fcf as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._bias_column import BiasColumn
-from fedrecsk.federated._item_rows import empty_uploads, layout_of
+from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
 from fedrecsk.federated._rating_scale import RatingScale, scale_of
 from fedrecsk.federated._server_step import ServerStep
 from fedrecsk.federated.base import FederatedRecommender
@@ -268,7 +268,8 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
         )
         gradient = out.rows
         if turn.separate:
-            gradient = Ragged(block.row_indptr, block.row_items, gradient)
+            indptr, items, _ = OwnRows.of(block, turn.active)
+            gradient = Ragged(indptr, items, gradient)
         return state, Uploads(sound=out.sound, gradient=gradient), loss
 
     def _aggregate(self, server, message, upload, key):

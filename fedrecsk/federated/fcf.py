@@ -11,6 +11,7 @@ from sklearn.utils._param_validation import StrOptions
 from fedrecsk._docs import documented
 from fedrecsk.attacks._inversion_fcf import fcf as invert
 from fedrecsk.federated._implicit import ImplicitMF
+from fedrecsk.federated._item_rows import OwnRows
 from fedrecsk.federated._server_step import ServerStep
 from fedrecsk.simulation.messages import Uploads
 from fedrecsk.uploads import Form, Ragged
@@ -191,16 +192,15 @@ class FCF(ServerStep, ImplicitMF):
 
     def _single(self, block, active, items, out):
         """The fields client by client."""
+        own = OwnRows.of(block, active)
         if not self._sends_all:
-            rows = Ragged(block.row_indptr, block.row_items, out.rows)
+            rows = Ragged(own.indptr, own.items, out.rows)
             return {"rows": rows, "others": Ragged.stacked(out.squares)}
         n_items, d = items.shape
-        place = np.cumsum(active) - 1
         whole = self._others(items, out.squares[active])
-        client = np.repeat(np.arange(block.n_clients), block.row_counts)
-        sent = active[client]
-        whole[place[client[sent]], block.row_items[sent]] += out.rows[sent]
-        rows = np.tile(np.arange(n_items), len(whole))
+        client = np.repeat(np.arange(len(whole)), block.row_counts[active])
+        whole[client, own.items] += out.rows
+        rows = np.tile(np.arange(n_items, dtype=np.int32), len(whole))
         indptr = np.concatenate([[0], np.cumsum(active)]) * n_items
         return {"gradient": Ragged(indptr, rows, whole.reshape(-1, d))}
 
