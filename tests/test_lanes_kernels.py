@@ -37,6 +37,41 @@ def step_row(x, k, mean, square, centre, i, user, factors, rule, total, t, origi
 
 
 @kernel
+def add_inverse(total, i, number, x, k, shift):
+    _lanes.add_inverse(total, i, number, x, k, shift)
+
+
+@kernel
+def add_outer(total, numbers, n, x, k):
+    _lanes.add_outer(total, numbers, n, x, k)
+
+
+@kernel
+def clear_rows(x, n):
+    _lanes.clear_rows(x, n)
+
+
+@kernel
+def scale_row(copy, i, number, x, k):
+    _lanes.scale_row(copy, i, number, x, k)
+
+
+@kernel
+def copy_row(copy, scaled, a, x, k, number):
+    _lanes.copy_row(copy, scaled, a, x, k, number)
+
+
+@kernel
+def multiply(product, left, right, n_rows, n_inner):
+    _lanes.multiply(product, left, right, n_rows, n_inner)
+
+
+@kernel
+def multiply_turned(product, left, right, n_inner):
+    _lanes.multiply_turned(product, left, right, n_inner)
+
+
+@kernel
 def logistic(x, n):
     _lanes.logistic(x, n)
 
@@ -69,6 +104,48 @@ def test_products_equal_their_plain_twins(width, dtype):
     for clip in (None, 0.4):
         arguments = y.astype(np.float64), 1, x, 3, y, clip
         assert_equal_to_the_plain_twin(add_change, _lanes.add_change_plain, arguments)
+
+
+@BOTH_TYPES
+@WIDTHS
+def test_what_fedeb_does_with_rows_equals_its_plain_twins(width, dtype):
+    x, y = matrices(width, dtype, 2)
+    wide = np.zeros((6, width + 3), dtype)
+    number, shift = dtype(0.3), dtype(5)
+    for compiled, plain, arguments in (
+        (add_inverse, _lanes.add_inverse_plain, (x, 5, number, y, 1, shift)),
+        (add_outer, _lanes.add_outer_plain, (x, y[:, 0].copy(), 4, y, 2)),
+        (clear_rows, _lanes.clear_rows_plain, (x, 2)),
+        (scale_row, _lanes.scale_row_plain, (x, 3, number, y, 1)),
+        (scale_row, _lanes.scale_row_plain, (x, 3, number, np.hstack([y, y]), 1)),
+        (copy_row, _lanes.copy_row_plain, (wide, wide.copy(), 3, x, 1, number)),
+    ):
+        assert_equal_to_the_plain_twin(compiled, plain, arguments)
+
+
+def test_scaling_a_row_in_place_and_adding_a_matrix_to_itself():
+    (x,) = matrices(21, np.float64, 1)
+    scaled, added = x.copy(), x.copy()
+    scale_row(scaled, 2, 3.0, scaled, 2)
+    np.testing.assert_allclose(scaled[2], 3 * x[2])
+    numbers = np.array([1.0, 2, 0, 4, 5])
+    add_outer(added, numbers, 5, added, 2)
+    np.testing.assert_allclose(added[:5], x[:5] + numbers[:, None] * x[2])
+
+
+@BOTH_TYPES
+@pytest.mark.parametrize("width", [8, 16, 24, 72])
+def test_products_of_matrices_equal_numpys(width, dtype):
+    generator = np.random.default_rng(width)
+    left, right = (generator.normal(size=(16, width)).astype(dtype) for _ in range(2))
+    square, product = np.zeros((width, width), dtype), np.zeros((16, width), dtype)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype is np.float32 else {"atol": 1e-12}
+    multiply_turned(square, left, right, 13)
+    np.testing.assert_allclose(square, left[:13].T @ right[:13], **tolerance)
+    multiply(product, left, square, 5, width - 1)
+    expected = left[:8, : width - 1] @ square[: width - 1]
+    np.testing.assert_allclose(product[:8], expected, **tolerance)
+    assert not product[8:].any()
 
 
 RULE = 0.1, 0.9, 0.1, 0.8, 0.2, 1e-3, 1.3

@@ -177,6 +177,30 @@ def every_chunk(builder, width, lane):
         start = stop
 
 
+# --------------------------------------------------------------------------------- memory
+
+
+def fetch_row_plain(x, k):
+    """Ask memory for ``x[k]``, which will be needed soon; k may be no row of x."""
+
+
+@intrinsic(fetch_row_plain)
+def fetch_row(_, x, k):
+    """Ask memory for ``x[k]``, which will be needed soon; k may be no row of x."""
+
+    def generate(context, builder, signature, values):
+        given = Arguments(context, builder, signature, values)
+        row, lane = given.row(0, 1), given.lane(0)
+        nbytes = context.get_abi_sizeof(lane)
+        # Once in each line of a cache.
+        step = _word(64 // nbytes)
+        with loop(builder, _word(0), given.width(0), step) as f:
+            Lanes(builder, lane, 1).fetch(row, f, _word(0))
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp), generate
+
+
 # ------------------------------------------------------------------------------- products
 
 

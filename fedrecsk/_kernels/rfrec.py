@@ -14,11 +14,15 @@ from fedrecsk._kernels._lanes import (
     add_row,
     descend_row,
     dot_row,
+    fetch_row,
     logistic,
     room,
     step_row,
 )
 from fedrecsk._kernels._lapack import solve_positive
+
+# Of large catalogues, memory is asked for the item that comes so many ratings later.
+SOON = 8
 
 
 class Vectors(NamedTuple):
@@ -204,7 +208,7 @@ def step_lone(
     loss, weight : sums of w (r - estimate)^2 and of w before the step
     """
     real = held.now.dtype.type
-    pull = real(objective.pull)
+    pull, n_rows = real(objective.pull), len(layout.row_items)
     loss, mass = 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
@@ -219,6 +223,10 @@ def step_lone(
         for k in range(start, layout.indptr[u + 1]):
             row, g, shrink = layout.rows[k], work.slopes[k - start], real(2) * weights[k]
             i = layout.row_items[row]
+            soon = layout.row_items[min(row + SOON, n_rows - 1)]
+            fetch_row(broadcast, soon)
+            fetch_row(totals.origin, soon)
+            fetch_row(sums, soon)
             own, first = shrink * objective.reg_item[i], shrink * objective.reg_item_bias[i]
             factors = own, first, pull, g
             step_row(
