@@ -62,8 +62,8 @@ class _PartCompiler(Compiler):
 
 
 # What only kernels call: no wrappers for Python, and stored within its callers. The compiler above
-# halves the time of a first fit, but knows numba's inside; a later version goes without it.
-_PARTS = {"pipeline_class": _PartCompiler} if numba.version_info[:2] <= (0, 68) else {}
+# halves the time of a first fit, but knows numba's inside; other versions go without it.
+_PARTS = {"pipeline_class": _PartCompiler} if numba.version_info[:2] == (0, 68) else {}
 part = njit(**_OPTIONS, **_PARTS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
