@@ -16,7 +16,6 @@ import math
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ import numpy as np
 import fedrecsk
 from benchmarks._results import Results
 from benchmarks._timing import Stopwatch
+from benchmarks.rounds import Clock
 from fedrecsk import _warmup
 from fedrecsk.datasets import make_ratings
 
@@ -39,26 +39,6 @@ SETTINGS = ("all clients", f"{COHORT} clients")
 STEPS = ("n_rounds", "n_epochs", "n_iterations", "n_samples")
 
 
-class RoundTimes:
-    """Notes when each round of a fit ended."""
-
-    def __init__(self):
-        self.ends = []
-
-    def setup(self, estimator, context):
-        """Nothing to prepare."""
-
-    def teardown(self, estimator, context):
-        """Nothing to clean up."""
-
-    def on_fit_task_begin(self, estimator, context):
-        """A round, or the fit, begins."""
-
-    def on_fit_task_end(self, estimator, context):
-        """A round, or the fit, has ended."""
-        self.ends.append(time.perf_counter())
-
-
 def measure(method, setting, n_ratings, folder):
     """Fit once in this process; a dict of numbers."""
     X, y = _data(n_ratings, folder)
@@ -72,7 +52,7 @@ def measure(method, setting, n_ratings, folder):
     # Imports and compiled code are not what grows.
     few = X[:, 0] < np.quantile(np.unique(X[:, 0]), 0.01)
     model.fit(X[few], y[few])
-    times = RoundTimes()
+    times = Clock()
     model.set_callbacks(times)
     whole = Stopwatch()
     try:
