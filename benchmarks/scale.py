@@ -3,8 +3,10 @@
 For each method and size, a process of its own fits two rounds (epochs, sweeps) to made-up ratings
 of the shape of a MovieLens data set, with the method's defaults and two threads. `table` prints
 seconds of the last round, and as ``x^`` its growth exponent: the slope of log seconds over log
-ratings between the two largest sizes. Then come what the rest of the fit takes, the most memory
-that the process had (the ratings themselves included), and kilobytes per client per round.
+ratings between the two largest sizes. Then come, for the largest size, what the rest of the fit
+takes, what predictions for all users would take after it (taken of 2,000 users, most of whom no
+cohort has reached), the most memory that the process had (the ratings themselves included), and
+kilobytes per client per round.
 `plot` draws the seconds. A run that was stopped goes on where it ended (``--results``).
 """
 
@@ -35,6 +37,8 @@ SHAPES = {
     25_000_000: (162_541, 59_047),
 }
 COHORT = 600
+# Users whose vectors are computed after the fit to see how long all would take.
+N_LATER = 2_000
 SETTINGS = ("all clients", f"{COHORT} clients")
 STEPS = ("n_rounds", "n_epochs", "n_iterations", "n_samples")
 
@@ -63,9 +67,13 @@ def measure(method, setting, n_ratings, folder):
     # The last entry is the end of the fit.
     rounds = np.diff(times.ends[:-1])
     last = float(rounds[-1]) if len(rounds) else seconds
+    later = Stopwatch()
+    some = np.unique(X[:, 0], return_index=True)[1][:: max(1, SHAPES[n_ratings][0] // N_LATER)]
+    model.predict(X[some])
     return {
         "round": last,
         "rest": seconds - len(times.ends[:-1]) * last,
+        "later": later.seconds() * SHAPES[n_ratings][0] / len(some),
         "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         **_kilobytes(getattr(model, "communication_", None)),
     }
@@ -97,8 +105,8 @@ def table(options):
     print("| method | clients a round |", end="")
     for size in options.sizes:
         print(f" {size / 1e6:g}M |", end="")
-    print(" grows as | rest of the fit (s) | GiB | kB up | kB down |")
-    print("|---" * (len(options.sizes) + 7) + "|", flush=True)
+    print(" grows as | rest of the fit (s) | all users later (s) | GiB | kB up | kB down |")
+    print("|---" * (len(options.sizes) + 8) + "|", flush=True)
     for method in options.methods:
         for setting in SETTINGS:
             if setting != SETTINGS[0] and "federation" not in _parameters(method):
@@ -130,7 +138,7 @@ def _row(method, setting, cells, sizes):
     seconds = [f"{cell['round']:.2g}" if "round" in cell else "refused" for cell in cells]
     last = fitted[-1][1]
     kilobytes = [f"{last[k]:.3g}" if k in last else "" for k in ("kb_up", "kb_down")]
-    costs = [f"{last['rest']:.1f}", f"{last['gib']:.1f}", *kilobytes]
+    costs = [f"{last['rest']:.1f}", f"{last['later']:.2g}", f"{last['gib']:.1f}", *kilobytes]
     return f"| {' | '.join([method, setting, *seconds, _growth(fitted), *costs])} |"
 
 
