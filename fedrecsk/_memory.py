@@ -50,7 +50,8 @@ def require(nbytes, what, cure):
 
 def _of_machine():
     if MACHINE.exists():
-        return 1024 * _number(MACHINE, "MemAvailable:")
+        kibibytes = _number(MACHINE, "MemAvailable:")
+        return None if kibibytes is None else 1024 * kibibytes
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None

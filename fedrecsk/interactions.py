@@ -236,10 +236,11 @@ class Ids:
         elif known.dtype.kind != "U":
             asked = asked.astype(known.dtype)
         if known.dtype.kind in "iu" and _is_narrow(known):
-            table = np.full(int(known.max()) - int(known.min()) + 1, -1)
-            table[known - known.min()] = np.arange(len(known))
+            low, high = int(known.min()), int(known.max())
+            table = np.full(high - low + 1, -1)
+            table[_above(known, low)] = np.arange(len(known))
             inside = (asked >= known.min()) & (asked <= known.max()) & (asked == ids)
-            return np.where(inside, table[np.where(inside, asked - known.min(), 0)], -1)
+            return np.where(inside, table[np.where(inside, _above(asked, low), 0)], -1)
         order = None if _is_sorted(known) else np.argsort(known, kind="stable")
         position = np.searchsorted(known, asked, sorter=order)
         position = np.minimum(position, len(known) - 1)
@@ -275,7 +276,9 @@ def unique_codes(ids):
     """
     if ids.dtype.kind in "iu" and len(ids) and _is_narrow(ids):
         return _narrow_codes(ids)
-    if len(ids) < _MANY_IDS or ids.dtype.kind not in "iufU":
+    # Only numbers of 64 bits or less are their keys.
+    hashable = ids.dtype.kind == "U" or ids.dtype.kind in "iuf" and ids.dtype.itemsize <= 8
+    if len(ids) < _MANY_IDS or not hashable:
         return np.unique(ids, return_inverse=True)
     keys = _string_keys(ids) if ids.dtype.kind == "U" else _number_keys(ids)
     first, codes = _numbered(next(keys))
@@ -286,9 +289,14 @@ def unique_codes(ids):
     return values, ranks.astype(np.int32)[codes]
 
 
+def _above(integers, low):
+    """Integers less `low`, in a type that holds the difference."""
+    return integers - low if integers.dtype.itemsize == 8 else integers.astype(np.int64) - low
+
+
 def _narrow_codes(ids):
     low, high = int(ids.min()), int(ids.max())
-    shifted = ids - low if ids.dtype.itemsize == 8 else ids.astype(np.int64) - low
+    shifted = _above(ids, low)
     present = np.zeros(high - low + 1, dtype=bool)
     present[shifted] = True
     ranks = np.cumsum(present, dtype=np.int32) - np.int32(1)

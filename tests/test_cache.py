@@ -8,9 +8,10 @@ import sys
 import numpy as np
 import pytest
 
+from fedrecsk import _warmup
 from fedrecsk._warmup import METHODS
 
-WORD = "fedrecsk compiles numerical code"
+WORD = "fedrecsk compiles its numerical code at first use"
 PROGRAM = """
 import hashlib, json, sys, warnings
 from itertools import islice
@@ -140,3 +141,9 @@ def test_all_methods_run_without_a_compiler(first):
         np.testing.assert_allclose(
             interpreted["predictions"][method], expected, rtol=1e-3, atol=1e-4, err_msg=method
         )
+
+
+def test_every_setting_of_a_warm_up_is_one_that_methods_accept():
+    fitted = list(_warmup.models("RFRec"))
+    # One of them is the default.
+    assert len(fitted) == 1 + len(_warmup.SETTINGS)

@@ -47,5 +47,7 @@ def seconds_compiling():
 
 
 def cache_path():
-    """The folder in which compiled kernels are kept; None where there is no place for them."""
-    return importlib.import_module(f"{__name__}.scores").pairs._cache.cache_path
+    """The folder in which compiled kernels are kept; None where nothing is kept."""
+    kernel = importlib.import_module(f"{__name__}.scores").pairs
+    # Under NUMBA_DISABLE_JIT=1 it is a plain function.
+    return kernel._cache.cache_path if hasattr(kernel, "_cache") else None

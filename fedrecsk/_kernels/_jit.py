@@ -120,22 +120,24 @@ class _Cache(FunctionCache):
 
     def save_overload(self, sig, data):
         try:
-            try:
-                super().save_overload(sig, data)
-            except OSError:
-                raise
-            except Exception:
-                # The index that is there cannot be read; begin another.
+            if not self._is_readable():
                 self.flush()
-                super().save_overload(sig, data)
+            super().save_overload(sig, data)
         except OSError as error:
-            _warn_of_no_cache(f"{self.cache_path} cannot be written ({error.strerror})")
+            _warn_of_no_cache(f"{self.cache_path} cannot be written ({error})")
+
+    def _is_readable(self):
+        with suppress(Exception):
+            self._cache_file._load_index()
+            return True
+        return False
 
 
 def _cache_of(function):
     try:
         return _Cache(function)
-    except RuntimeError:
+    except (OSError, RuntimeError):
+        # The former of modules that are no files of their own, such as those of a zip file.
         _warn_of_no_cache("Neither the package's folder nor your home can be written")
         return NullCache()
 
@@ -143,8 +145,8 @@ def _cache_of(function):
 @functools.cache
 def _warn_of_no_cache(why):
     warnings.warn(
-        f"{why}, so fedrecsk compiles its numerical code again in every process, for some seconds. "
-        "Set the environment variable NUMBA_CACHE_DIR to a folder that can be written.",
+        f"{why}, so fedrecsk compiles its numerical code again in every process, which takes some "
+        "seconds. Set the environment variable NUMBA_CACHE_DIR to a folder that can be written.",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -205,8 +207,8 @@ class Stopwatch(event.Listener):
         # One of many processes of a search is not to repeat it.
         if multiprocessing.parent_process() is None:
             logging.getLogger("fedrecsk").warning(
-                "fedrecsk compiles numerical code when it is first used, for some seconds, and "
-                "keeps it for later. `python -m fedrecsk warmup` does it ahead of time."
+                "fedrecsk compiles its numerical code at first use, which takes some seconds, and "
+                "keeps it on disk. `python -m fedrecsk warmup` compiles it ahead of time."
             )
 
 

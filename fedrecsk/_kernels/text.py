@@ -57,7 +57,7 @@ def split(text, separator, place, longest, begins, ends):
             # An empty line.
             if one == _RETURN:
                 k += 1
-                if text[k] != _NEW_LINE:
+                if k == len(text) or text[k] != _NEW_LINE:
                     return -1
             k += 1
             begin = line = k

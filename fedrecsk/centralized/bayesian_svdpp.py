@@ -211,7 +211,8 @@ class BayesianSVDpp(RatingMixin, Recommender):
         return attributes
 
     def _least_bytes(self, data):
-        return 8 * self.n_factors * (data.n_users + 2 * data.n_items)
+        # Items without a rating have no vectors before the end.
+        return 8 * self.n_factors * (data.n_users + 2 * len(np.unique(data.items)))
 
     def _check_memory(self, n_users, n_items):
         per_sample = np.dtype(DTYPE).itemsize * (self.n_factors + 1) * (n_users + 2 * n_items)

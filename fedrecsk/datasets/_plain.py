@@ -86,10 +86,14 @@ def _whole_lines(binary, mark, n_skipped) -> Iterator[np.ndarray]:
         data = data[data.find(b"\n") + 1 :]
     rest = b""
     while data:
-        # A block within one line is odd, which is found out later.
-        cut = data.rfind(b"\n") + 1 or len(data)
-        yield np.frombuffer(bytearray(rest + data[:cut]), dtype=np.uint8)
-        rest, data = data[cut:], binary.read(_BLOCK)
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            yield np.frombuffer(bytearray(rest + data[:cut]), dtype=np.uint8)
+            rest = b""
+        rest, data = rest + data[cut:], binary.read(_BLOCK)
+        if len(rest) > _LONGEST_LINE:
+            # Too long to be a line of ratings; the last block says so.
+            break
     if rest:
         yield np.frombuffer(bytearray(rest + b"\n"), dtype=np.uint8)
 

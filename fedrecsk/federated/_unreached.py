@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 
 import numpy as np
@@ -22,20 +21,20 @@ _LOCK = threading.Lock()
 class Unreached:
     """What it takes to serve users whose clients have taken part in no round.
 
-    Their clients' data, which on real devices would never leave these, and the final model. Who
-    asks for such a user makes its client take the step on the final model that the others have
-    taken at the end of the fit; the result is the same whenever, and with whomever, it is asked.
+    Their clients' data, which on real devices would never leave these, and the final model. Asking
+    for such a user runs its client's step on the final model, which the others have taken at the
+    end of the fit. The result does not depend on when this happens, nor on who else is asked for.
 
     Parameters
     ----------
     method : FederatedRecommender
         With the fit's parameters.
     message : Message
-        The final model, as it was sent.
+        The final model as the server sends it.
     key : Keys
         At the last round.
     blocks : list of Block
-        Which hold all clients.
+        All clients.
     unreached : list of ndarray of shape (n_clients of the block,), dtype bool
     attributes : dict
         Attributes by user, whose rows are to be filled in for these clients' users.
@@ -82,8 +81,10 @@ class Unreached:
 
     def with_users(self, attributes, places):
         """The same for a model that has computed or added users, with their rows and codes."""
-        nobody, other = np.full(len(places), -1, dtype=np.int32), copy.copy(self)
+        nobody, other = np.full(len(places), -1, dtype=np.int32), object.__new__(Unreached)
         with _LOCK:
+            # A copy would leave out data, as a pickle does, which takes long.
+            vars(other).update(vars(self))
             other._block_of_user = _placed(nobody, places, self._block_of_user)
             other.attributes = {
                 name: _placed(attributes[name], places, rows)
@@ -114,11 +115,14 @@ class Unreached:
         return self._received
 
     def _take(self, users, attributes):
+        # Not of housemates of theirs who have been computed before, perhaps from newer data.
+        waits = self._block_of_user[users] >= 0
+        users = users[waits]
         for name, rows in self.attributes.items():
             if sparse.issparse(rows):
-                self.attributes[name] = _placed(attributes[name], users, rows)
+                self.attributes[name] = _placed(attributes[name][waits], users, rows)
             else:
-                rows[users] = attributes[name]
+                rows[users] = attributes[name][waits]
         self._block_of_user[users] = -1
 
     def __getstate__(self):

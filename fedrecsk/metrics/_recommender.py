@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 from scipy import sparse
 from sklearn.exceptions import NotFittedError
@@ -16,6 +18,11 @@ PEERS = (
     "compare knows them) or its own item_ids_, user_ids_ and interactions_ (a sparse matrix of "
     "users by items)."
 )
+
+
+def _class(module, name):
+    """A class of a module that loads slowly; nothing is of it before somebody has loaded that."""
+    return getattr(sys.modules.get(module), name, ())
 
 
 def unwrap(estimator):
@@ -42,14 +49,13 @@ def unwrap(estimator):
     transformers, inner = [], estimator
     while True:
         check_is_fitted(inner)
-        # By what they have: their modules load slowly.
-        if hasattr(inner, "steps"):
+        if isinstance(inner, _class("sklearn.pipeline", "Pipeline")):
             transformers += [step for _, step in inner.steps[:-1] if hasattr(step, "transform")]
             inner = inner.steps[-1][1]
         elif hasattr(inner, "best_estimator_"):
             inner = inner.best_estimator_
-        elif hasattr(inner, "regressor_"):
-            # A TransformedTargetRegressor rescales ratings, which leaves their order alone.
+        elif isinstance(inner, _class("sklearn.compose", "TransformedTargetRegressor")):
+            # It rescales ratings, which leaves their order alone.
             inner = inner.regressor_
         else:
             break
