@@ -36,6 +36,11 @@ def dot_rows(x, k, y, i, n):
 
 
 @kernel
+def dot_and_fetch(x, k, y, i, ahead, n):
+    return _rows.dot_and_fetch(x, k, y, i, ahead, n)
+
+
+@kernel
 def scale_row(out, i, number, x, k, n):
     _rows.scale_row(out, i, number, x, k, n)
 
@@ -93,11 +98,11 @@ def descend_row(x, k, mean, m, square, s, centre, i, partner, p, factors, rule, 
 @kernel
 def step_row(
     x, k, mean, m, square, s, centre, i, partner, p, gradient, g, factors, rule,
-    total, t, origin, o, clip, n,
+    total, t, origin, o, clip, ahead, n,
 ):  # fmt: skip
     _descent.step_row(
         x, k, mean, m, square, s, centre, i, partner, p, gradient, g, factors, rule,
-        total, t, origin, o, clip, n,
+        total, t, origin, o, clip, ahead, n,
     )  # fmt: skip
 
 
@@ -139,6 +144,7 @@ def test_rows_equal_their_plain_twins(n, dtype):
         ("fill_row", (x, 3, number)),
         ("is_finite_row", (x, 3)),
         ("dot_rows", (x, 4, y, 2)),
+        ("dot_and_fetch", (x, 4, y, 2, 32)),
         ("scale_row", (x, 3, number, y, 1)),
         ("add_row", (x, 5, number, y, 0)),
         ("add_row", (wide, 5, number, y, 0)),
@@ -335,7 +341,7 @@ def test_steps_equal_their_plain_twins(n, dtype, adam):
         assert_equal_to_the_plain_twin(_descent, "descend_row", *arguments)
     for total in (np.zeros((6, n + 2)), np.zeros((6, n + 2), dtype)):
         for clip in (None, 0.4):
-            ends = total, 2, origin, 5, clip, n
+            ends = total, 2, origin, 5, clip, 32, n
             arguments = x, 3, *moments, centre, 1, partner, 4, partner, 0, *numbers, *ends
             assert_equal_to_the_plain_twin(_descent, "step_row", *arguments)
             arguments = total, 1, x, 3, origin, 5, clip, n

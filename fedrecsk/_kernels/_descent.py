@@ -132,11 +132,12 @@ def _clipped(lanes, x, most):
 
 def step_row_plain(
     x, k, mean, m, square, s, centre, i, partner, p, gradient, g, factors, rule,
-    total, t, origin, o, clip, n,
+    total, t, origin, o, clip, ahead, n,
 ):  # fmt: skip
     """:func:`descend_row` and :func:`add_change`, and the partner's gradient.
 
-    Before the step, ``gradient[g] += factors[3] x[k]``.
+    Before the step, ``gradient[g] += factors[3] x[k]``. Asks memory for rows ``m + ahead`` and
+    ``s + ahead`` of the moments.
     """
     plain_row(gradient, g, n)[:] += factors[3] * plain_row(x, k, n)
     descend_row_plain(x, k, mean, m, square, s, centre, i, partner, p, factors, rule, n)
@@ -146,7 +147,7 @@ def step_row_plain(
 @intrinsic(step_row_plain)
 def step_row(
     _, x, k, mean, m, square, s, centre, i, partner, p, gradient, g, factors, rule,
-    total, t, origin, o, clip, n,
+    total, t, origin, o, clip, ahead, n,
 ):  # fmt: skip
     """:func:`descend_row` and :func:`add_change`, and the partner's gradient, in one pass.
 
@@ -154,9 +155,14 @@ def step_row(
     """
 
     def build(
-        builder, x, mean, square, centre, partner, gradient, factors, rule, total, origin, clip, n
-    ):
+        builder, x, mean, square, centre, partner, gradient, factors, rule,
+        total, origin, clip, ahead, n,
+    ):  # fmt: skip
+        distance = builder.mul(ahead, n)
         for lanes, f in chunks(builder, n, x.type.pointee):
+            if mean is not None:
+                lanes.fetch(mean, builder.add(f, distance))
+                lanes.fetch(square, builder.add(f, distance))
             product = lanes.times(lanes.splat(factors[3]), lanes.load(x, f))
             lanes.store(lanes.add(lanes.load(gradient, f), product), gradient, f)
             new = _descend(lanes, f, x, mean, square, centre, partner, factors, rule)
@@ -169,6 +175,7 @@ def step_row(
         Row(total),
         Row(origin),
         _limit(clip, x),
+        PLACE,
         PLACE,
     )
     return operation("step_row", types.void, kinds, build, shared=False)

@@ -52,6 +52,15 @@ class Lanes:
     def _place(self, row, f, vector):
         return self.builder.bitcast(self.builder.gep(row, [f]), vector.as_pointer())
 
+    def fetch(self, row, f):
+        """Ask memory for number f of a row, which will be needed soon."""
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
+        declared = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        place = self.builder.bitcast(self.builder.gep(row, [f]), byte)
+        # To read, into all caches, data.
+        self.builder.call(declared, [place, *(INT32(number) for number in (0, 3, 1))])
+
     def widened(self, vector):
         """A vector of a narrower type, or of this one, as one of this type."""
         return vector if vector.type == self.vector else self.builder.fpext(vector, self.vector)

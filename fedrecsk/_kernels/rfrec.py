@@ -12,7 +12,7 @@ from fedrecsk._kernels._descent import add_change, descend_row, step_row
 from fedrecsk._kernels._jit import kernel, part
 from fedrecsk._kernels._lapack import solve_positive
 from fedrecsk._kernels._logistic import logistic, room
-from fedrecsk._kernels._rows import add_row, dot_rows, fetch_row
+from fedrecsk._kernels._rows import add_row, dot_and_fetch, fetch_row
 
 # Of large catalogues, memory is asked for the item that comes so many ratings later.
 SOON = 8
@@ -150,8 +150,8 @@ def slopes_of(u, layout, values, weights, users, held, objective, work):
     width = users.now.shape[1]
     for k in range(start, stop):
         row = layout.rows[k]
-        fetch_row(held.now, row + AHEAD, width)
-        work.slopes[k - start] = level + dot_rows(work.user, 0, held.now, row, width)
+        score = dot_and_fetch(work.user, 0, held.now, row, AHEAD, width)
+        work.slopes[k - start] = level + score
     sigmoid = objective.sigmoid
     if sigmoid:
         logistic(work.slopes, stop - start)
@@ -229,14 +229,12 @@ def step_lone(
             fetch_row(broadcast, soon, width)
             fetch_row(totals.origin, soon, width)
             fetch_row(sums, soon, width)
-            fetch_row(held.mean, row + AHEAD, width)
-            fetch_row(held.square, row + AHEAD, width)
             own, first = shrink * objective.reg_item[i], shrink * objective.reg_item_bias[i]
             factors = own, first, pull, g
             step_row(
                 held.now, row, held.mean, row, held.square, row, broadcast, i, work.user, 0,
                 work.user, 1, factors, numbers, sums, i if sends else 0, totals.origin, i,
-                totals.clip, width,
+                totals.clip, AHEAD, width,
             )  # fmt: skip
         step_user(u, users, objective, slope, work, numbers)
     return loss, mass
