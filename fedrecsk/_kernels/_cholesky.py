@@ -7,16 +7,8 @@ triangle counts; numbers beyond the unknowns are zero.
 import numpy as np
 
 from fedrecsk._kernels._jit import part
-from fedrecsk._kernels._vectors import (
-    TILE,
-    TILE_BYTES,
-    add_row,
-    add_tile,
-    dot_rows,
-    fill_row,
-    scale_row,
-    subtract_tile,
-)
+from fedrecsk._kernels._rows import add_row, dot_rows, fill_row, scale_row
+from fedrecsk._kernels._tiles import TILE, TILE_BYTES, add_tile, subtract_tile
 
 
 def width_of(d, dtype):

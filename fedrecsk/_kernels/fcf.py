@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
-from fedrecsk._kernels._vectors import add_row, dot_rows, fill_row
+from fedrecsk._kernels._rows import add_row, dot_rows, fill_row
 from fedrecsk._kernels.wmf import collect, send, solve_collected
 
 

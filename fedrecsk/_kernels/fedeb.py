@@ -9,18 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
-from fedrecsk._kernels._lanes import (
-    TILE,
-    add_inverse,
-    add_outer,
-    add_row,
-    clear_rows,
-    copy_row,
-    dot_row,
-    multiply,
-    multiply_turned,
-    scale_row,
-)
+from fedrecsk._kernels._rows import add_inverse, add_row, copy_row, dot_rows, fill_row, scale_row
+from fedrecsk._kernels._tiles import TILE, add_outer, multiply, multiply_turned
 
 
 class Ratings(NamedTuple):
@@ -220,12 +210,12 @@ def update(layout, ratings, active, model, work, posterior, out):
 @part
 def keep(u, alpha, work, posterior):
     """Write down user u's posterior."""
-    width, one = work.phi.shape[1], work.phi.dtype.type(1)
-    scale_row(posterior.users, u, one, work.phi, 0)
+    width = work.phi.shape[1]
+    copy_row(posterior.users, u, work.phi, 0, width)
     if len(posterior.precisions) > 0:
         posterior.precisions[u] = alpha
         for k in range(width):
-            scale_row(posterior.covariances, u * width + k, one, work.matrix, k)
+            copy_row(posterior.covariances, u * width + k, work.matrix, k, width)
 
 
 @kernel
@@ -257,26 +247,28 @@ def infer(start, stop, layout, ratings, model, work):
     """
     real = work.phi.dtype.type
     n, width, one = stop - start, work.phi.shape[1], real(1)
+    wide, n_implicit = work.matrix.shape[1], work.center.shape[1]
     alpha, weight = real(model.alpha), real(0)
     clear_rows(work.center, 1)
     clear_rows(work.variance, 1)
     for a in range(n):
         i, w = layout.row_items[layout.rows[start + a]], ratings.weights[start + a]
         rest, precision = ratings.values[start + a] - model.items[i, 0], alpha * w
-        copy_row(work.rows, work.weighted, a, model.items, i, precision)
+        copy_row(work.rows, a, model.items, i, width)
+        scale_row(work.weighted, a, precision, model.items, i, width)
         work.rows[a, 0], work.weighted[a, 0] = one, precision
         work.rows[a, width], work.weighted[a, width] = rest, precision * rest
         weight += w
-        add_row(work.center, 0, one, model.implicit, i)
+        add_row(work.center, 0, one, model.implicit, i, n_implicit)
         known = alpha * model.n_ratings[i]
-        add_inverse(work.variance, 0, w if model.uncertain else real(0), model.reg, 0, known)
-    multiply_turned(work.matrix, work.rows, work.weighted, n)
-    scale_row(work.center, 0, one / np.sqrt(real(n)), work.center, 0)
+        add_inverse(work.variance, 0, w if model.uncertain else real(0), model.reg, 0, known, width)
+    multiply_turned(work.matrix, work.rows, work.weighted, n, wide)
+    scale_row(work.center, 0, one / np.sqrt(real(n)), work.center, 0, n_implicit)
     for k in range(width):
         work.matrix[k, k] += model.prior[k]
         if k > 0:
             work.matrix[k, k] += alpha * work.variance[0, k]
-    for k in range(work.center.shape[1]):
+    for k in range(n_implicit):
         work.matrix[k + 1, width] += model.prior[k + 1] * work.center[0, k]
     invert_positive(work.matrix, width, work.column)
     trace, offset = real(width), work.variance[0, 0]
@@ -290,7 +282,7 @@ def infer(start, stop, layout, ratings, model, work):
     work.minus[0, width] = one
     squares = real(0)
     for a in range(n):
-        rest = dot_row(work.minus, 0, work.rows, a)
+        rest = dot_rows(work.minus, 0, work.rows, a, wide)
         work.rows[a, width] = rest
         squares += ratings.weights[start + a] * rest * rest
     spread = squares
@@ -310,7 +302,7 @@ def invert_positive(matrix, n, column):
     Gauss and Jordan's elimination needs no pivots where a matrix is positive definite. If it is
     not, all numbers become NaN.
     """
-    one = matrix.dtype.type(1)
+    one, width = matrix.dtype.type(1), matrix.shape[1]
     for k in range(n):
         pivot = matrix[k, k]
         if not pivot > 0:
@@ -318,28 +310,35 @@ def invert_positive(matrix, n, column):
         for i in range(n):
             column[i], matrix[i, k] = -matrix[i, k], 0
         column[k], matrix[k, k] = 0, 1
-        scale_row(matrix, k, one / pivot, matrix, k)
-        add_outer(matrix, column, n, matrix, k)
+        scale_row(matrix, k, one / pivot, matrix, k, width)
+        add_outer(matrix, column, n, matrix, k, width)
+
+
+@part
+def clear_rows(matrix, n):
+    """Make the first n rows zero."""
+    fill_row(matrix, 0, matrix.dtype.type(0), n * matrix.shape[1])
 
 
 @part
 def add_user(start, stop, first, layout, ratings, model, alpha, work):
     """Add what a user sends to its client's own rows."""
     n, width, one = stop - start, work.phi.shape[1], work.phi.dtype.type(1)
+    n_implicit = work.center.shape[1]
     # Products of the rows with it are e phi - S x, and e in front, where e is y - x . phi.
     for k in range(1, width):
         for other in range(width):
             work.square[other, k] = -work.matrix[other, k]
         work.square[width, k] = work.phi[0, k]
     work.square[width, 0] = one
-    multiply(work.turned, work.rows, work.square, n, width + 1)
+    multiply(work.turned, work.rows, work.square, n, width + 1, work.square.shape[1])
     share = one / np.sqrt(work.phi.dtype.type(n))
-    for k in range(work.center.shape[1]):
+    for k in range(n_implicit):
         work.told[0, k] = share * (work.phi[0, k + 1] - work.center[0, k])
     for a in range(n):
         row = layout.rows[start + a] - first
-        add_row(work.items, row, alpha * ratings.weights[start + a], work.turned, a)
-        add_row(work.implicit, row, one, work.told, 0)
+        add_row(work.items, row, alpha * ratings.weights[start + a], work.turned, a, width)
+        add_row(work.implicit, row, one, work.told, 0, n_implicit)
 
 
 @part
@@ -354,11 +353,11 @@ def send(c, first, n_own, work, out):
         out.sound[c] = False
         if not out.keeps_broken:
             return
-    one = out.items.dtype.type(1)
+    one = work.items.dtype.type(1)
     for row in range(n_own):
         slot = out.slots[first + row]
-        add_row(out.items, slot, one, work.items, row)
-        add_row(out.implicit, slot, one, work.implicit, row)
+        add_row(out.items, slot, one, work.items, row, work.items.shape[1])
+        add_row(out.implicit, slot, one, work.implicit, row, work.implicit.shape[1])
     for k in range(len(work.scales)):
         out.scales[out.scale_slots[c], k] += work.scales[k]
 
@@ -368,7 +367,7 @@ def times_zero(matrix, n, zero):
     """All numbers of the first n rows times zero, which no compiler may know it is, added up."""
     total = zero.dtype.type(0)
     for row in range(n):
-        total += dot_row(zero, 0, matrix, row)
+        total += dot_rows(zero, 0, matrix, row, matrix.shape[1])
     return total
 
 

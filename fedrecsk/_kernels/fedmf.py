@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
-from fedrecsk._kernels._vectors import (
+from fedrecsk._kernels._rows import (
     add_row,
     copy_row,
     dot_rows,

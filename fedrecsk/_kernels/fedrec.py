@@ -15,7 +15,7 @@ import numpy as np
 
 from fedrecsk._kernels._jit import kernel, part
 from fedrecsk._kernels._lapack import solve_positive
-from fedrecsk._kernels._vectors import add_row, copy_row, dot_rows, fill_row
+from fedrecsk._kernels._rows import add_row, copy_row, dot_rows, fill_row
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

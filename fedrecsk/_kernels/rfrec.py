@@ -8,21 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedrecsk._kernels._descent import add_change, descend_row, step_row
 from fedrecsk._kernels._jit import kernel, part
-from fedrecsk._kernels._lanes import (
-    add_change,
-    add_row,
-    descend_row,
-    dot_row,
-    fetch_row,
-    logistic,
-    room,
-    step_row,
-)
 from fedrecsk._kernels._lapack import solve_positive
+from fedrecsk._kernels._logistic import logistic, room
+from fedrecsk._kernels._rows import add_row, dot_and_fetch, fetch_row
 
 # Of large catalogues, memory is asked for the item that comes so many ratings later.
 SOON = 8
+# Own rows are taken in turn, and memory is asked for the one that comes so many rows later: the
+# processor does not see by itself that another row's numbers go on from here.
+AHEAD = 32
 
 
 class Vectors(NamedTuple):
@@ -151,8 +147,11 @@ def slopes_of(u, layout, values, weights, users, held, objective, work):
     if objective.biases:
         work.user[0, 0] = 1
         level += users.now[u, 0]
+    width = users.now.shape[1]
     for k in range(start, stop):
-        work.slopes[k - start] = level + dot_row(work.user, 0, held.now, layout.rows[k])
+        row = layout.rows[k]
+        score = dot_and_fetch(work.user, 0, held.now, row, AHEAD, width)
+        work.slopes[k - start] = level + score
     sigmoid = objective.sigmoid
     if sigmoid:
         logistic(work.slopes, stop - start)
@@ -176,7 +175,10 @@ def step_user(u, users, objective, slope, work, rule):
     if objective.biases:
         work.user[1, 0] = slope
     own = real(2) * objective.reg_user[u], real(2) * objective.reg_user_bias[u], real(0), real(1)
-    descend_row(users.now, u, users.mean, users.square, None, 0, work.user, 1, own, rule)
+    descend_row(
+        users.now, u, users.mean, u, users.square, u, None, 0, work.user, 1, own, rule,
+        users.now.shape[1],
+    )  # fmt: skip
 
 
 @kernel
@@ -208,7 +210,7 @@ def step_lone(
     loss, weight : sums of w (r - estimate)^2 and of w before the step
     """
     real = held.now.dtype.type
-    pull, n_rows = real(objective.pull), len(layout.row_items)
+    pull, n_rows, width = real(objective.pull), len(layout.row_items), held.now.shape[1]
     loss, mass = 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
@@ -224,14 +226,15 @@ def step_lone(
             row, g, shrink = layout.rows[k], work.slopes[k - start], real(2) * weights[k]
             i = layout.row_items[row]
             soon = layout.row_items[min(row + SOON, n_rows - 1)]
-            fetch_row(broadcast, soon)
-            fetch_row(totals.origin, soon)
-            fetch_row(sums, soon)
+            fetch_row(broadcast, soon, width)
+            fetch_row(totals.origin, soon, width)
+            fetch_row(sums, soon, width)
             own, first = shrink * objective.reg_item[i], shrink * objective.reg_item_bias[i]
             factors = own, first, pull, g
             step_row(
-                held.now, row, held.mean, held.square, broadcast, i, work.user, factors, numbers,
-                sums, i if sends else 0, totals.origin, totals.clip,
+                held.now, row, held.mean, row, held.square, row, broadcast, i, work.user, 0,
+                work.user, 1, factors, numbers, sums, i if sends else 0, totals.origin, i,
+                totals.clip, AHEAD, width,
             )  # fmt: skip
         step_user(u, users, objective, slope, work, numbers)
     return loss, mass
@@ -243,7 +246,7 @@ def step_groups(
 ):
     """As :func:`step_lone`, for clients of any number of users."""
     real = held.now.dtype.type
-    pull, one = real(objective.pull), real(1)
+    pull, one, width = real(objective.pull), real(1), held.now.shape[1]
     loss, mass = 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
@@ -264,8 +267,8 @@ def step_groups(
             for k in range(start, layout.indptr[u + 1]):
                 row, g, shrink = layout.rows[k], work.slopes[k - start], real(2) * weights[k]
                 i, r = layout.row_items[row], row - first
-                add_row(work.user, 1, g, held.now, row)
-                add_row(work.items, r, g, work.user, 0)
+                add_row(work.user, 1, g, held.now, row, width)
+                add_row(work.items, r, g, work.user, 0, width)
                 work.own[r, 0] += shrink * objective.reg_item[i]
                 work.own[r, 1] += shrink * objective.reg_item_bias[i]
             step_user(u, users, objective, slope, work, numbers)
@@ -273,10 +276,11 @@ def step_groups(
             i, r = layout.row_items[row], row - first
             own = work.own[r, 0], work.own[r, 1], pull, one
             descend_row(
-                held.now, row, held.mean, held.square, broadcast, i, work.items, r, own, numbers
-            )
+                held.now, row, held.mean, row, held.square, row, broadcast, i, work.items, r, own,
+                numbers, width,
+            )  # fmt: skip
             if totals.senders[c]:
-                add_change(totals.sums, i, held.now, row, totals.origin, totals.clip)
+                add_change(totals.sums, i, held.now, row, totals.origin, i, totals.clip, width)
     return loss, mass
 
 
@@ -288,8 +292,9 @@ def follow(shared, broadcast, pull, rule):
     tie = real(0), real(0), real(pull), real(0)
     for i in range(len(broadcast)):
         descend_row(
-            shared.now, i, shared.mean, shared.square, broadcast, i, broadcast, i, tie, numbers
-        )
+            shared.now, i, shared.mean, i, shared.square, i, broadcast, i, broadcast, i, tie,
+            numbers, broadcast.shape[1],
+        )  # fmt: skip
 
 
 @kernel
@@ -298,7 +303,10 @@ def upload(row_indptr, row_items, held, totals):
     for c in range(len(totals.senders)):
         if totals.senders[c]:
             for row in range(row_indptr[c], row_indptr[c + 1]):
-                add_change(totals.sums, row_items[row], held, row, totals.origin, totals.clip)
+                i = row_items[row]
+                add_change(
+                    totals.sums, i, held, row, totals.origin, i, totals.clip, held.shape[1]
+                )  # fmt: skip
 
 
 @kernel

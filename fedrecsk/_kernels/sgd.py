@@ -5,37 +5,36 @@ the factors are zero and stay so. All arrays of one call have one dtype, float32
 """
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
 from fedrecsk._kernels._jit import intrinsic, kernel, part
+from fedrecsk._kernels._lanes import Lanes, Sum, loop, word
 
 LANES = 8
-_FAST = ("reassoc", "contract", "nsz")
-_INT32 = ir.IntType(32)
 
 # Left to itself LLVM vectorises only loops of 32 and more, or unrolls short ones into scalars:
-# at 20 factors that is half as fast as these functions.
+# at 20 factors that is half as fast as these functions. They are of whole vectors, not of rows,
+# and all chunks are alike, so that a rating's steps need no calls.
 
 
 def _vectors(context, builder, signature, args):
-    """Data pointers of the first two arguments, their length and the vector type."""
-    p, q = (context.make_array(signature.args[j])(context, builder, args[j]) for j in (0, 1))
-    vector = ir.VectorType(context.get_value_type(signature.args[0].dtype), LANES)
-    return p.data, q.data, cgutils.unpack_tuple(builder, p.shape)[0], vector
+    """Where the vectors among the arguments begin, with their length and their lanes."""
+    arrays = [
+        context.make_array(kind)(context, builder, value)
+        for kind, value in zip(signature.args, args, strict=True)
+        if isinstance(kind, types.Array)
+    ]
+    lanes = Lanes(builder, context.get_value_type(signature.args[0].dtype), LANES)
+    return (
+        [array.data for array in arrays],
+        cgutils.unpack_tuple(builder, arrays[0].shape)[0],
+        lanes,
+    )
 
 
-def _every_lane_block(builder, n):
-    zero, step = ir.Constant(n.type, 0), ir.Constant(n.type, LANES)
-    return cgutils.for_range_slice(builder, zero, n, step, inc=True)
-
-
-def _load(builder, data, k, vector):
-    place = builder.bitcast(builder.gep(data, [k]), vector.as_pointer())
-    value = builder.load(place, typ=vector)
-    value.align = 4
-    return place, value
+def _every_block(builder, n):
+    return loop(builder, word(0), n, word(LANES))
 
 
 def dot_plain(p, q):
@@ -48,33 +47,13 @@ def dot(typingctx, p, q):
     """p . q for two vectors of one dtype."""
 
     def codegen(context, builder, signature, args):
-        p, q, n, vector = _vectors(context, builder, signature, args)
-        total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES))
-        with _every_lane_block(builder, n) as (k, _):
-            product = builder.fmul(
-                _load(builder, p, k, vector)[1], _load(builder, q, k, vector)[1], flags=_FAST
-            )
-            so_far = builder.load(total, typ=vector)
-            builder.store(builder.fadd(so_far, product, flags=_FAST), total)
-        lanes, width = builder.load(total, typ=vector), LANES
-        while width > 1:
-            width //= 2
-            mask = ir.VectorType(_INT32, width)
-            low, high = (
-                builder.shuffle_vector(lanes, lanes, ir.Constant(mask, list(range(s, s + width))))
-                for s in (0, width)
-            )
-            lanes = builder.fadd(low, high, flags=_FAST)
-        return builder.extract_element(lanes, ir.Constant(_INT32, 0))
+        (p, q), n, lanes = _vectors(context, builder, signature, args)
+        total = Sum(lanes)
+        with _every_block(builder, n) as k:
+            total.join(lanes.add, lanes.times(lanes.load(p, k), lanes.load(q, k)))
+        return lanes.folded(total.get(), lanes.add)
 
     return p.dtype(p, q), codegen
-
-
-def _spread(builder, number, vector):
-    """`number` in every lane."""
-    lane = builder.insert_element(ir.Constant(vector, ir.Undefined), number, ir.Constant(_INT32, 0))
-    first = ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES)
-    return builder.shuffle_vector(lane, lane, first)
 
 
 def add_plain(y, x, keep):
@@ -87,13 +66,11 @@ def add(typingctx, y, x, keep):
     """y = keep * y + x."""
 
     def codegen(context, builder, signature, args):
-        y, x, n, vector = _vectors(context, builder, signature, args)
-        keep = _spread(builder, args[2], vector)
-        with _every_lane_block(builder, n) as (k, _):
-            place, old = _load(builder, y, k, vector)
-            kept = builder.fmul(keep, old, flags=_FAST)
-            new = builder.fadd(kept, _load(builder, x, k, vector)[1], flags=_FAST)
-            builder.store(new, place).align = 4
+        (y, x), n, lanes = _vectors(context, builder, signature, args)
+        keep = lanes.splat(args[2])
+        with _every_block(builder, n) as k:
+            kept = lanes.times(keep, lanes.load(y, k))
+            lanes.store(lanes.add(kept, lanes.load(x, k)), y, k)
         return context.get_dummy_value()
 
     return types.void(y, x, y.dtype), codegen
@@ -101,26 +78,21 @@ def add(typingctx, y, x, keep):
 
 def _store_updated(context, builder, signature, args):
     """Code of `update` and, with four more arguments, of `update_towards`."""
-    p, q, n, vector = _vectors(context, builder, signature, args)
-
-    def combined(*terms):
-        total = None
-        for number, values in terms:
-            product = builder.fmul(number, values, flags=_FAST)
-            total = product if total is None else builder.fadd(total, product, flags=_FAST)
-        return total
-
-    numbers = args[2 : 7 if len(args) > 5 else 5]
-    keep_p, keep_q, a, *pulls = (_spread(builder, number, vector) for number in numbers)
-    with _every_lane_block(builder, n) as (k, _):
-        place_p, old_p = _load(builder, p, k, vector)
-        place_q, old_q = _load(builder, q, k, vector)
-        terms_p, terms_q = [(keep_p, old_p), (a, old_q)], [(keep_q, old_q), (a, old_p)]
-        for terms, pull, j in zip((terms_p, terms_q), pulls, (7, 8), strict=False):
-            goal = context.make_array(signature.args[j])(context, builder, args[j])
-            terms.append((pull, _load(builder, goal.data, k, vector)[1]))
-        builder.store(combined(*terms_p), place_p).align = 4
-        builder.store(combined(*terms_q), place_q).align = 4
+    (p, q, *goals), n, lanes = _vectors(context, builder, signature, args)
+    numbers = args[2 : 7 if goals else 5]
+    keep_p, keep_q, a, *pulls = map(lanes.splat, numbers)
+    with _every_block(builder, n) as k:
+        old_p, old_q = lanes.load(p, k), lanes.load(q, k)
+        new_p = lanes.add(lanes.times(keep_p, old_p), lanes.times(a, old_q))
+        new_q = lanes.add(lanes.times(keep_q, old_q), lanes.times(a, old_p))
+        if goals:
+            towards_p, towards_q = (
+                lanes.times(pull, lanes.load(goal, k))
+                for pull, goal in zip(pulls, goals, strict=True)
+            )
+            new_p, new_q = lanes.add(new_p, towards_p), lanes.add(new_q, towards_q)
+        lanes.store(new_p, p, k)
+        lanes.store(new_q, q, k)
     return context.get_dummy_value()
 
 

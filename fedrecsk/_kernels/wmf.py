@@ -25,7 +25,7 @@ import numpy as np
 
 from fedrecsk._kernels._cholesky import add_products, factor, solve, width_of
 from fedrecsk._kernels._jit import kernel, part
-from fedrecsk._kernels._vectors import (
+from fedrecsk._kernels._rows import (
     add_row,
     copy_row,
     dot_rows,
