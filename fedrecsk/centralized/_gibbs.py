@@ -12,6 +12,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from fedrecsk import _kernels
 from fedrecsk._pieces import pieces
+from fedrecsk.centralized._sgd import narrowed
 from fedrecsk.simulation.threads import Threads
 
 # Every precision has the prior Gamma(SHAPE, rate RATE), which is nearly flat for a scale. A large
@@ -51,11 +52,13 @@ class Problem(NamedTuple):
     def of(cls, rows, kernel_rank, noise_df):
         """The problem of `rows` (Rows)."""
         Side = _kernels.bayesian_svdpp.Side
-        rated, items = np.unique(rows.items, return_inverse=True)
-        items = items.astype(np.int32)
+        # Counted, because NumPy takes seconds to sort 25 million items.
+        is_rated = np.bincount(rows.items, minlength=rows.n_items) > 0
+        rated, places = np.flatnonzero(is_rated), np.cumsum(is_rated, dtype=np.int32) - 1
+        items = places[rows.items].astype(np.int32, copy=False)
         values = (rows.values - rows.mean) / rows.scale
         weights = rows.weights / rows.weights.mean()
-        by_item = np.argsort(items, kind="stable")
+        by_item = np.argsort(narrowed(items), kind="stable")
         n_ratings = np.bincount(items)
         item_indptr = np.concatenate([[0], np.cumsum(n_ratings)])
         shape = rows.n_users, len(n_ratings)
