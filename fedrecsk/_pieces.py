@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 # Numbers that one call works through, a fraction of a second's worth.
-PIECE = 2**26
+PIECE = 2**25
 
 
 def pieces(costs, each=1):
