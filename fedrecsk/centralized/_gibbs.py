@@ -62,11 +62,12 @@ class Problem(NamedTuple):
         n_ratings = np.bincount(items)
         item_indptr = np.concatenate([[0], np.cumsum(n_ratings)])
         shape = rows.n_users, len(n_ratings)
-        held = sparse.csr_array((n_ratings[items] ** -0.5, items, rows.indptr), shape=shape)
+        held = sparse.csr_array(((n_ratings**-0.5)[items], items, rows.indptr), shape=shape)
         return cls(
             rated,
             Side(rows.indptr, items, values, weights),
-            Side(item_indptr, rows.users[by_item], values[by_item], weights[by_item]),
+            # Calls, between which an interrupt arrives, unlike between brackets.
+            Side(item_indptr, *(a.take(by_item) for a in (rows.users, values, weights))),
             np.diff(rows.indptr) ** -0.5,
             *leading_eigenpairs(held, kernel_rank),
             noise_df,
