@@ -75,15 +75,17 @@ class Setting:
     def summed(self, n_count_columns=1):
         sums = np.zeros((N_ITEMS, self.n_columns))
         n_visits = np.zeros((N_ITEMS, n_count_columns), dtype=np.int64)
-        loss = fedmf.visit_summed(*self._arguments(), sums, n_visits)
+        loss = fedmf.visit_summed(0, self.n_clients, 0.0, 0, *self._arguments(), sums, n_visits)
         return sums, n_visits, loss
 
     def each(self):
         """A dict of (rows, values) by client, and the loss; whatever is not written is NaN."""
         n = N_ITEMS * self.n_clients
         indptr = np.full(self.n_clients + 1, -1)
+        indptr[0] = 0
         rows, values = np.full(n, -1), np.full((n, self.n_columns), np.nan, self.items.dtype)
-        loss = fedmf.visit_each(*self._arguments(), indptr, rows, values)
+        arguments = *self._arguments(), indptr, rows, values
+        loss = fedmf.visit_each(0, self.n_clients, 0.0, 0, *arguments)
         spans = [slice(*indptr[c : c + 2]) for c in range(self.n_clients)]
         assert np.isnan(values[indptr[-1] :]).all()
         return [(rows[span], values[span]) for span in spans], loss
@@ -197,9 +199,8 @@ def test_a_fit_of_users_alone_leaves_items_and_other_users():
     items.flags.writeable = False
     work = fedmf.scratch_of_users(setting.layout, setting.config, items)
     whom = np.array([0, 2])
-    fedmf.fit_users(
-        setting.layout, setting.feedback, whom, np.uint64(1), setting.config, items, work, users
-    )
+    given = setting.layout, setting.feedback, whom, np.uint64(1), setting.config
+    fedmf.fit_users(0, len(whom), *given, items, work, users)
     moved = (users != setting.users).any(axis=1)
     np.testing.assert_array_equal(np.flatnonzero(moved), whom)
 

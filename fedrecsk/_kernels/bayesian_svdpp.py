@@ -144,14 +144,17 @@ def dot(x, y):
 
 
 @kernel
-def implicit(indptr, users, shares, user_precision, precision, normal, rest, Y):
-    """Draw each y_j in turn, given all others and p_u ~ N(share_u sum_{j in R_u} y_j, .).
+def implicit(start, stop, indptr, users, shares, user_precision, precision, normal, rest, Y):
+    """Draw y_j for j in [start, stop), one after the other.
+
+    Each is given all others and p_u ~ N(share_u sum_{j in R_u} y_j, .).
 
     y_j has the prior precision `precision` and, in coordinate f, the precision
     user_precision[f] for each p_u.
 
     Parameters
     ----------
+    start, stop : int
     indptr, users : users of item j are users[indptr[j]:indptr[j + 1]]
     shares : (n_users,) |R_u|^-1/2
     user_precision : (d,)
@@ -161,7 +164,7 @@ def implicit(indptr, users, shares, user_precision, precision, normal, rest, Y):
     """
     size = Y.shape[1]
     move = np.empty(size)
-    for j in range(len(Y)):
+    for j in range(start, stop):
         squares = 0.0
         for f in range(size):
             move[f] = 0.0

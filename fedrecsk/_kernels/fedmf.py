@@ -392,11 +392,16 @@ def take_row(vectors, k, in_order, place, out, s):
 
 
 @kernel
-def visit_summed(layout, feedback, cohort, config, broadcast, moving, users, work, sums, n_visits):
-    """A round of a block's active clients; the uploads that arrive are added up.
+def visit_summed(
+    start, stop, loss, n_seen, layout, feedback, cohort, config, broadcast, moving, users, work,
+    sums, n_visits,
+):  # fmt: skip
+    """The round of the active clients in [start, stop); the uploads that arrive are added up.
 
     Parameters
     ----------
+    start, stop : int
+    loss, n_seen : float and int, what earlier clients add up to
     layout, feedback, cohort, config, moving : see their classes
     broadcast : (n_items, d), the server's item vectors
     users : (n_users, d), replaced by the new vectors of the active clients' users
@@ -410,8 +415,7 @@ def visit_summed(layout, feedback, cohort, config, broadcast, moving, users, wor
     -------
     loss, n_seen : sum of losses, each before its batch's step, and number of examples
     """
-    loss, n_seen = 0.0, 0
-    for c in range(len(cohort.active)):
+    for c in range(start, stop):
         if not cohort.active[c]:
             continue
         n_visited, n_own, sound, its_loss, its_n_seen = train(
@@ -440,16 +444,17 @@ def visit_summed(layout, feedback, cohort, config, broadcast, moving, users, wor
 
 @kernel
 def visit_each(
-    layout, feedback, cohort, config, broadcast, moving, users, work, indptr, rows, values
-):
-    """A round of a block's active clients; every upload is written down by itself.
+    start, stop, loss, n_seen, layout, feedback, cohort, config, broadcast, moving, users, work,
+    indptr, rows, values,
+):  # fmt: skip
+    """The round of the active clients in [start, stop); every upload is written down by itself.
 
     Parameters
     ----------
-    layout, feedback, cohort, config, broadcast, moving, users, work
+    start, stop, loss, n_seen, layout, feedback, cohort, config, broadcast, moving, users, work
         As in :func:`visit_summed`; whether uploads arrive is not looked at.
     indptr : (n_clients + 1,)
-        Client c's rows will be those from indptr[c] to indptr[c + 1].
+        Client c's rows will be those from indptr[c] to indptr[c + 1]. ``indptr[0]`` must be 0.
     rows : (n_rows,)
         Receives the visited items, ascending within a client; there must be room for them.
     values : (n_rows, n_columns)
@@ -459,9 +464,8 @@ def visit_each(
     -------
     loss, n_seen : as in :func:`visit_summed`
     """
-    loss, n_seen, n_rows = 0.0, 0, 0
-    indptr[0] = 0
-    for c in range(len(cohort.active)):
+    n_rows = indptr[start]
+    for c in range(start, stop):
         indptr[c + 1] = n_rows
         if not cohort.active[c]:
             continue
@@ -490,13 +494,14 @@ def visit_each(
 
 
 @kernel
-def fit_users(layout, feedback, whom, seed, config, broadcast, work, users):
-    """Local epochs with frozen items for the users in `whom`.
+def fit_users(start, stop, layout, feedback, whom, seed, config, broadcast, work, users):
+    """Local epochs with frozen items for the users in ``whom[start:stop]``.
 
     Negatives are drawn anew in every epoch. All users draw from the same stream, so that a
     user's vector depends on nothing but its own ratings. `work` is of :func:`scratch_of_users`.
     """
-    for u in whom:
+    for place in range(start, stop):
+        u = whom[place]
         mine = users[u : u + 1]
         work.stream[0] = seed
         for _ in range(config.local_epochs):
@@ -506,9 +511,9 @@ def fit_users(layout, feedback, whom, seed, config, broadcast, work, users):
             for e in range(n):
                 work.order[e] = e
             shuffle(work.order, n, work.stream)
-            for start in range(0, n, config.batch_size):
-                end = min(start + config.batch_size, n)
-                for b in range(start, end):
+            for first in range(0, n, config.batch_size):
+                end = min(first + config.batch_size, n)
+                for b in range(first, end):
                     e = work.order[b]
                     collect_gradient(e, work, broadcast, mine, config.squared)
-                move_users(start, end, work, mine, config.learning_rate, config.weight_decay)
+                move_users(first, end, work, mine, config.learning_rate, config.weight_decay)

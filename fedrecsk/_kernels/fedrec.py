@@ -138,15 +138,17 @@ def chance(stream):
 
 
 @kernel
-def list_examples(ratings, n_items, whom, seeds, stream, examples):
-    """Draw virtual items for the users in `whom`, and write these users' examples.
+def list_examples(start, stop, ratings, n_items, whom, seeds, stream, examples):
+    """Draw virtual items for those of the users in [start, stop) that are in `whom`.
 
-    A user has as many virtual items as ``examples.indptr`` leaves room for. Every set of items
-    that it has not rated is equally likely. Their ratings are its mean, and their weights are
-    those of its ratings, taken in turn, so that weights do not tell which items are virtual.
+    Writes all of these users' examples. A user has as many virtual items as ``examples.indptr``
+    leaves room for. Every set of items that it has not rated is equally likely. Their ratings are
+    its mean, and their weights are those of its ratings, taken in turn, so that weights do not
+    tell which items are virtual.
 
     Parameters
     ----------
+    start, stop : int
     ratings : Ratings
     n_items : int
     whom : (n_users,) bool
@@ -154,7 +156,7 @@ def list_examples(ratings, n_items, whom, seeds, stream, examples):
     stream : (1,) uint64, scratch
     examples : Examples
     """
-    for u in range(len(whom)):
+    for u in range(start, stop):
         if not whom[u]:
             continue
         stream[0] = seeds[u]
@@ -196,13 +198,17 @@ def mean_rating(u, ratings):
 
 
 @kernel
-def local_round(client_indptr, examples, active, users, model, training, work, out):
-    """The active clients' round: virtual ratings, gradients, and a step of their users.
+def local_round(
+    begin, stop, loss, mass, client_indptr, examples, active, users, model, training, work, out
+):
+    """The round of the active clients in [begin, stop), in which also their users take a step.
 
     All gradients are taken at the same point.
 
     Parameters
     ----------
+    begin, stop : int
+    loss, mass : float, what earlier clients add up to
     client_indptr : (n_clients + 1,), users of each client
     examples : Examples, whose virtual ratings are replaced where ``training.hybrid_steps`` > 0
     active : (n_clients,) bool
@@ -214,11 +220,11 @@ def local_round(client_indptr, examples, active, users, model, training, work, o
 
     Returns
     -------
-    loss, weight : sums of w (rating - score)^2 before the step, and of w; of real ratings
+    loss, mass : sums of w (rating - score)^2 before the step, and of w; of real ratings
     """
     width, rate = users.shape[1], users.dtype.type(training.learning_rate)
-    every, loss, mass = np.bool_(False), 0.0, 0.0
-    for c in range(len(active)):
+    every = np.bool_(False)
+    for c in range(begin, stop):
         if not active[c]:
             continue
         first_user, end_user = client_indptr[c], client_indptr[c + 1]
@@ -364,11 +370,12 @@ def send(start, end, first, examples, users, u, model, training, work, out):
 
 
 @kernel
-def solve_users(ratings, whom, model, reg, users):
+def solve_users(start, stop, ratings, whom, model, reg, users):
     """The vectors of least loss on the real ratings, items fixed, for the users in `whom`.
 
     Parameters
     ----------
+    start, stop : int, the users to look at
     ratings : Ratings
     whom : (n_users,) bool
     model : Model
@@ -378,7 +385,7 @@ def solve_users(ratings, whom, model, reg, users):
     width = users.shape[1]
     matrix, right = np.empty((width, width)), np.empty((1, width))
     partner = np.empty(width)
-    for u in range(len(whom)):
+    for u in range(start, stop):
         if not whom[u]:
             continue
         mass = 0.0

@@ -335,13 +335,17 @@ def loss_of(j, start, n, visits, scratch, items, products):
 
 
 @kernel
-def fit_users(first, last, users, rows, negatives, items, products, rule, codes, visits, scratch):
+def fit_users(
+    first, last, loss, weight, users, rows, negatives, items, products, rule, codes, visits, scratch
+):
     """One update of some users' codes; their visits and vectors are listed for :func:`send`.
 
     Parameters
     ----------
     first, last : int
         The users at these places of `users`; who came before is listed.
+    loss, weight : float
+        What users before add up to.
     users : (n_users,) int64
     rows : Rows
     negatives : Negatives, of the users at these places; or None
@@ -355,12 +359,11 @@ def fit_users(first, last, users, rows, negatives, items, products, rule, codes,
     Returns
     -------
     loss, weight : float
-        Squared error between target and similarity, and weight, of all pairs that count; both in
-        fixed point.
+        ``(2 rule.limit n_bits)^2`` times the squared error between target and similarity, and
+        weight, of all pairs that count; both in fixed point.
     """
     n_bits = visits.vectors.shape[1]
     top = rule.limit * n_bits
-    loss, weight = 0.0, 0.0
     for j in range(first, last):
         u, start = users[j], visits.starts[j]
         n = visit(u, j, rows, negatives, items.codes, visits, scratch.words) - start
@@ -379,7 +382,7 @@ def fit_users(first, last, users, rows, negatives, items, products, rule, codes,
         more = loss_of(j, start, n, visits, scratch, items, products)
         loss += more[0]
         weight += more[1]
-    return loss / (2.0 * top) ** 2, weight
+    return loss, weight
 
 
 # ------------------------------------------------------------------------ what is sent

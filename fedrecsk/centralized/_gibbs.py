@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from joblib import Parallel, delayed
+from joblib import delayed
 from scipy import sparse
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from fedrecsk import _kernels
-from fedrecsk._threads import n_threads
+from fedrecsk._pieces import pieces
+from fedrecsk.centralized._sgd import narrowed
+from fedrecsk.simulation.threads import Threads
 
 # Every precision has the prior Gamma(SHAPE, rate RATE), which is nearly flat for a scale. A large
 # rate would keep factors that the data do not need from vanishing: sparse data are then overfitted.
@@ -50,19 +52,22 @@ class Problem(NamedTuple):
     def of(cls, rows, kernel_rank, noise_df):
         """The problem of `rows` (Rows)."""
         Side = _kernels.bayesian_svdpp.Side
-        rated, items = np.unique(rows.items, return_inverse=True)
-        items = items.astype(np.int32)
+        # Counted, because NumPy takes seconds to sort 25 million items.
+        is_rated = np.bincount(rows.items, minlength=rows.n_items) > 0
+        rated, places = np.flatnonzero(is_rated), np.cumsum(is_rated, dtype=np.int32) - 1
+        items = places[rows.items].astype(np.int32, copy=False)
         values = (rows.values - rows.mean) / rows.scale
         weights = rows.weights / rows.weights.mean()
-        by_item = np.argsort(items, kind="stable")
+        by_item = np.argsort(narrowed(items), kind="stable")
         n_ratings = np.bincount(items)
         item_indptr = np.concatenate([[0], np.cumsum(n_ratings)])
         shape = rows.n_users, len(n_ratings)
-        held = sparse.csr_array((n_ratings[items] ** -0.5, items, rows.indptr), shape=shape)
+        held = sparse.csr_array(((n_ratings**-0.5)[items], items, rows.indptr), shape=shape)
         return cls(
             rated,
             Side(rows.indptr, items, values, weights),
-            Side(item_indptr, rows.users[by_item], values[by_item], weights[by_item]),
+            # Calls, between which an interrupt arrives, unlike between brackets.
+            Side(item_indptr, *(a.take(by_item) for a in (rows.users, values, weights))),
             np.diff(rows.indptr) ** -0.5,
             *leading_eigenpairs(held, kernel_rank),
             noise_df,
@@ -191,7 +196,7 @@ def draw_implicit(problem, state, generator):
     """y_j | rest, one after the other, then eta."""
     normal = generator.standard_normal(state.Y.shape)
     rest = state.P[:, 1:] - state.user_mean[:, 1:]
-    _kernels.bayesian_svdpp.implicit(
+    arguments = (
         problem.items.indptr,
         problem.items.others,
         problem.shares,
@@ -201,6 +206,8 @@ def draw_implicit(problem, state, generator):
         rest,
         state.Y,
     )
+    for piece in pieces(np.diff(problem.items.indptr), normal.shape[1]):
+        _kernels.bayesian_svdpp.implicit(*piece, *arguments)
     state.user_mean[:, 1:] = state.P[:, 1:] - rest
     state.implicit_precision = drawn_precision(generator, state.Y.size, np.sum(state.Y**2))
 
@@ -259,12 +266,19 @@ def draw_side(side, factors, prior, precisions, normal, out, n_jobs=None, normal
         normal_again = np.empty((0, normal.shape[1]))
     drawn = module.Drawn(out, np.empty_like(normal_again), np.empty(len(out)))
     rest = side, factors, prior, module.Noise(*precisions), normal, normal_again, drawn
-    n_parts = n_threads(n_jobs)
-    if n_parts == 1:
-        module.rows(0, len(out), *rest)
-        return drawn.squares, drawn.again
-    goals = np.arange(1, n_parts) * side.indptr[-1] / n_parts
-    cuts = np.concatenate([[0], np.searchsorted(side.indptr, goals), [len(out)]])
-    jobs = [delayed(module.rows)(*cut, *rest) for cut in zip(cuts[:-1], cuts[1:], strict=True)]
-    Parallel(n_parts, require="sharedmem")(jobs)
+    with Threads(n_jobs) as threads:
+        cuts = _cuts(side.indptr, threads.n_threads, normal.shape[1] ** 2)
+        for _ in threads(delayed(module.rows)(*cut, *rest) for cut in cuts):
+            pass
     return drawn.squares, drawn.again
+
+
+def _cuts(indptr, n_parts, cost):
+    """Runs of rows, for each thread some, of whose ratings each takes `cost` numbers."""
+    goals = np.arange(1, n_parts) * indptr[-1] / n_parts
+    ends = [0, *np.searchsorted(indptr, goals).tolist(), len(indptr) - 1]
+    return [
+        (first + start, first + stop)
+        for first, last in zip(ends[:-1], ends[1:], strict=True)
+        for start, stop in pieces(np.diff(indptr[first : last + 1]), cost)
+    ]

@@ -248,7 +248,7 @@ class Rows(NamedTuple):
         rank = np.empty(data.n_users, dtype=np.int64)
         rank[np.argsort(data.user_ids.values, kind="stable")] = np.arange(data.n_users)
         users = rank[data.users].astype(np.int32)
-        order = np.argsort(_narrowed(users), kind="stable")
+        order = np.argsort(narrowed(users), kind="stable")
         values, weights = data.values[order], data.weights[order]
         mean = float(np.average(values, weights=weights))
         scale = float(np.sqrt(np.average((values - mean) ** 2, weights=weights)))
@@ -351,7 +351,7 @@ def shuffled(rows, key):
     generator = key.generator("order of ratings")
     order = generator.permutation(len(rows.values))
     group = generator.permutation(rows.n_users) // 64
-    return rows.take(order[np.argsort(_narrowed(group)[rows.users[order]], kind="stable")])
+    return rows.take(order[np.argsort(narrowed(group)[rows.users[order]], kind="stable")])
 
 
 def pieces(n):
@@ -359,7 +359,8 @@ def pieces(n):
     return [*range(PIECE, n, PIECE), n]
 
 
-def _narrowed(codes):
+def narrowed(codes):
+    """Codes in as few bits as they need, to sort them."""
     # NumPy sorts 16-bit integers by radix, an order of magnitude faster than longer ones.
     return codes.astype(np.uint16) if len(codes) and codes.max() < 2**16 else codes
 

@@ -11,6 +11,7 @@ from scipy.special import expit
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
+from fedrecsk._pieces import pieces
 from fedrecsk.attacks._inversion_sampled import sampled
 from fedrecsk.base import RankingMixin, linear_scores
 from fedrecsk.federated.base import FederatedRecommender
@@ -193,7 +194,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         """Train these users' vectors, in place, with the items as they are."""
         items, layout = message["item_factors"].values, self._layout(block)
         config = self._config()._replace(local_epochs=n_epochs)
-        _kernels.fedmf.fit_users(
+        arguments = (
             layout,
             feedback,
             whom,
@@ -204,6 +205,12 @@ class AveragedItems(RankingMixin, FederatedRecommender):
             _kernels.fedmf.scratch_of_users(layout, config, items),
             users,
         )
+        for piece in pieces(np.diff(block.indptr)[whom], self._cost_of_a_rating(config)):
+            _kernels.fedmf.fit_users(*piece, *arguments)
+
+    def _cost_of_a_rating(self, config):
+        """Numbers that its examples are worked out from, in all epochs."""
+        return config.local_epochs * (1 + config.n_negatives) * self.n_factors
 
     @property
     def _n_columns(self):
@@ -233,7 +240,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         """The fields of the block's upload as sums, and the loss."""
         sums = np.zeros((block.n_items, self._n_columns))
         n_visits = np.zeros((block.n_items, self._n_count_columns), dtype=np.int64)
-        loss = _kernels.fedmf.visit_summed(*visit, sums, n_visits)
+        loss = self._by_pieces(_kernels.fedmf.visit_summed, block, turn, *visit, sums, n_visits)
         fields = {"updates": sums}
         if self.aggregation == "data_size":
             senders = turn.active & turn.delivers & sound
@@ -247,9 +254,10 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         # Nobody visits more items than it has examples.
         n_examples = np.diff(block.rating_indptr) * (1 + self._config().n_negatives)
         room = np.minimum(n_examples, block.n_items)[turn.active].sum()
-        indptr, rows = np.empty(block.n_clients + 1, np.int64), np.empty(room, np.int32)
+        indptr, rows = np.zeros(block.n_clients + 1, np.int64), np.empty(room, np.int32)
         values = np.empty((room, self._n_columns), self._dtype)
-        loss = _kernels.fedmf.visit_each(*visit, indptr, rows, values)
+        visit = *visit, indptr, rows, values
+        loss = self._by_pieces(_kernels.fedmf.visit_each, block, turn, *visit)
         rows, values = rows[: indptr[-1]], values[: indptr[-1]]
         fields = {"updates": Ragged(indptr, rows, values)}
         if self.aggregation == "data_size":
@@ -257,6 +265,14 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         else:
             fields["n_visits"] = Ragged(indptr, rows, self._visits(indptr, columns))
         return fields, loss
+
+    def _by_pieces(self, kernel, block, turn, *arguments):
+        """Call a kernel of visits on all active clients; the sum of losses, and of how many."""
+        n_ratings = np.diff(block.rating_indptr) * turn.active
+        loss = 0.0, 0
+        for piece in pieces(n_ratings, self._cost_of_a_rating(self._config())):
+            loss = kernel(*piece, *loss, *arguments)
+        return loss
 
     def _visits(self, indptr, columns):
         """A one for each item that a client has visited, client by client."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from fedrecsk import _kernels
+from fedrecsk._pieces import pieces
 from fedrecsk.federated._codes import n_words, unpack_codes
 
-# Numbers that one call works through: for each sweep over users' bits, and to add them up.
-NUMBERS_PER_CALL = 2**21
-NUMBERS_PER_SUM = 2**25
+# How often a number is worked through: in the sweeps over users' bits, and to add them up.
+SWEEPS = 32
+SUMS = 2
 
 
 class Listing:
@@ -48,17 +49,15 @@ class Listing:
         runs of users, places from its first user's, as many as one call should fit to, or are
         a single user.
         """
-        for first, last in self._runs(self._ends[self._indptr], NUMBERS_PER_SUM):
+        for first, last in self._runs(self._ends[self._indptr], SUMS):
             indptr = self._indptr[first : last + 1]
             users = slice(indptr[0], indptr[-1])
             ends = self._ends[users.start : users.stop + 1]
-            yield slice(first, last), indptr - indptr[0], users, self._runs(ends, NUMBERS_PER_CALL)
+            yield slice(first, last), indptr - indptr[0], users, self._runs(ends, SWEEPS)
 
-    def _runs(self, ends, n_numbers):
+    def _runs(self, ends, n_times):
         """Cut what ends there into runs."""
-        part = (ends[1:] - ends[0] - 1) // max(1, n_numbers // self._n_bits)
-        cuts = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(part)]
-        return list(zip(cuts[:-1], cuts[1:], strict=True)) if len(part) else []
+        return pieces(np.diff(ends), n_times * self._n_bits)
 
     def room(self):
         """Arrays for the visits of any run of clients, and scratch for any of its users."""
@@ -100,11 +99,9 @@ def by_curvature(codes, n_bits, sums, rule):
     pulls = rows[:, :n_bits] + (rule.base_pull * sums["total"] - rule.base * _product(signs, gram))
     curvatures = rule.base + rows[:, n_bits] // max(int(sums["n_users"][0]), 1)
     counts = signs.sum(axis=0, dtype=np.int64)
-    n_each = max(1, NUMBERS_PER_CALL // n_bits)
-    for first in range(0, len(codes), n_each):
+    for piece in pieces(np.ones(len(codes), dtype=bool), SWEEPS * n_bits):
         _kernels.lightfr.step_by_curvature(
-            first,
-            min(first + n_each, len(codes)),
+            *piece,
             codes,
             signs,
             pulls,

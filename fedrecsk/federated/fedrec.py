@@ -11,6 +11,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._pieces import pieces
 from fedrecsk.attacks._inversion_fedrec import fedrec as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._bias_column import BiasColumn
@@ -264,16 +265,21 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     def _client_update(self, block, state, message, turn, key):
         examples = self._drawn(block, state, turn.active, key)
         out, rows = self._empty_uploads(block, examples, turn)
-        loss, mass = _kernels.fedrec.local_round(
+        training, loss, mass = self._training(key.round), 0.0, 0.0
+        arguments = (
             block.client_indptr,
             examples,
             turn.active,
             state["users"],
             self._received(message, state["level"]),
-            self._training(key.round),
+            training,
             _kernels.fedrec.scratch(block.client_indptr, examples, turn.active, state["users"]),
             out,
         )
+        n_examples = np.diff(examples.indptr[block.client_indptr]) * turn.active
+        n_steps = training.hybrid_steps + training.user_steps + 1
+        for piece in pieces(n_examples, 2 * n_steps * self._width):
+            loss, mass = _kernels.fedrec.local_round(*piece, loss, mass, *arguments)
         return state, self._uploads(turn, out, rows), (loss * state["unit"] ** 2, mass)
 
     def _aggregate(self, server, message, upload, key):
@@ -293,13 +299,9 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             state = self._init_clients(block, message, key)
         users = state["users"].copy()
         whom = block.users_of(turn.active) & ~(trained & np.isfinite(users).all(axis=1))
-        _kernels.fedrec.solve_users(
-            state["ratings"],
-            whom,
-            self._received(message, state["level"]),
-            self._reg,
-            users,
-        )
+        model = self._received(message, state["level"])
+        for piece in pieces(np.diff(block.indptr) * whom, self._width**2):
+            _kernels.fedrec.solve_users(*piece, state["ratings"], whom, model, self._reg, users)
         return {"users": users}
 
     def _private_vectors(self, state):
@@ -349,15 +351,16 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     def _list_examples(self, block, state, users, key, examples):
         """Draw virtual items for the users of a mask, and write all of these users' examples."""
         if users.any():
-            seeds = key.hashed("virtual items", block.users)
-            _kernels.fedrec.list_examples(
+            arguments = (
                 state["ratings"],
                 block.n_items,
                 users,
-                seeds,
+                key.hashed("virtual items", block.users),
                 np.empty(1, dtype=np.uint64),
                 examples,
             )
+            for piece in pieces(users, block.n_items):
+                _kernels.fedrec.list_examples(*piece, *arguments)
         return examples
 
     def _room(self, block):

@@ -446,14 +446,16 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         out = self._out(block, listing, turn, len(visits.items)) if sends else None
         ballots = self._ballots(block, visits) if self.aggregation == "parameter" else None
         delivers = turn.active if turn.separate else turn.delivers
-        loss, written = np.zeros(2), (0, 0)
+        loss, weight, written = 0.0, 0.0, (0, 0)
         for run, indptr, places, runs in listing.pieces():
             users, clients = listing.users[places], listing.clients[run]
             negatives = self._negatives(block.users[users], key, draws)
             for first, last in runs:
-                loss += kernels.fit_users(
+                loss, weight = kernels.fit_users(
                     first,
                     last,
+                    loss,
+                    weight,
                     users,
                     state["rows"],
                     negatives,
@@ -468,7 +470,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
                 written = kernels.send(
                     clients, indptr, delivers[clients], *written, visits, rule, out, signs, ballots
                 )
-        return self._uploads(block, turn, out) if sends else None, tuple(loss)
+        loss /= (2.0 * rule.limit * self.n_bits) ** 2
+        return self._uploads(block, turn, out) if sends else None, (loss, weight)
 
     def _out(self, block, listing, turn, n_visits):
         """Where the kernel writes what is sent."""

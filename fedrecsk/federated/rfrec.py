@@ -375,9 +375,10 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _vectors(self, now):
         """Vectors with Adam's moments; plain gradient descent has none."""
-        moments = (
-            (np.zeros_like(now) for _ in range(2)) if self.optimizer == "adam" else (None, None)
-        )
+        if self.optimizer == "gd":
+            return _kernels.rfrec.Vectors(now, None, None)
+        # Not zeros_like, which writes them: memory is for the clients that have taken part.
+        moments = (np.zeros(now.shape, now.dtype) for _ in range(2))
         return _kernels.rfrec.Vectors(now, *moments)
 
     def _private_data(self, block, message):
