@@ -13,7 +13,7 @@ from fedrecsk._warmup import METHODS
 
 WORD = "fedrecsk compiles its numerical code at first use"
 PROGRAM = """
-import hashlib, json, sys, warnings
+import hashlib, json, re, sys, warnings
 from itertools import islice
 from numba.core import event, types
 from numba.core.dispatcher import Dispatcher
@@ -46,16 +46,48 @@ for name in sys.argv[1:]:
 def holds_array(kind):
     return isinstance(kind, types.Array) or any(map(holds_array, getattr(kind, "types", ())))
 
-compiled = {
-    f"{module}.{name}": kernel.nopython_signatures
+# Whether some loop of LLVM's adds up in one order or another, by where arrays lie in memory.
+def adds_up_where_memory_allows(code):
+    for function in re.split(r"\\ndefine ", code)[1:]:
+        label, blocks = None, {}
+        for line in function.splitlines():
+            begins = re.match(r'^([\\w.$-]+):', line)
+            if begins:
+                label = begins.group(1)
+            if label:
+                blocks[label] = blocks.get(label, "") + line
+        for check in (name for name in blocks if "vector.memcheck" in name):
+            todo, seen = [check], set()
+            while todo:
+                name = todo.pop()
+                if name in seen:
+                    continue
+                seen.add(name)
+                if "middle.block" in name:
+                    if re.search(r"reduce.f|rdx[\\w.]* = f", blocks[name]):
+                        return True
+                    continue
+                targets = re.findall(r'label %([\\w.$-]+)', blocks.get(name, ""))
+                todo += [one for one in targets if "vec" in one or "middle" in one]
+    return False
+
+kernels = {
+    f"{module}.{name}": kernel
     for module in _kernels._SUBMODULES
     for name, kernel in vars(getattr(_kernels, module)).items()
     if isinstance(kernel, Dispatcher)
 }
+compiled = {name: kernel.nopython_signatures for name, kernel in kernels.items()}
 print(json.dumps({
     "digests": digests,
     "predictions": predictions,
     "compiled": watch.compiled,
+    "orders": [
+        name
+        for name, kernel in kernels.items()
+        for one in kernel.overloads.values()
+        if adds_up_where_memory_allows(one.library.get_llvm_str())
+    ],
     "returns": [
         name
         for name, signatures in compiled.items()
@@ -110,6 +142,12 @@ def test_no_kernel_compiles_what_formats_text(first):
 def test_no_kernel_returns_a_tuple_with_an_array(first):
     # numba loses a KeyboardInterrupt there.
     assert first[0]["returns"] == []
+
+
+def test_no_sum_depends_on_where_arrays_lie(first):
+    # A loop that stores and adds up is vectorised where the arrays are seen to lie apart, and
+    # else not: two orders of additions, which differ by rounding from one fit to the next.
+    assert first[0]["orders"] == []
 
 
 @pytest.mark.parametrize("length", [0, 100])

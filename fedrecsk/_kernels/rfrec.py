@@ -155,16 +155,18 @@ def slopes_of(u, layout, values, weights, users, held, objective, work):
     sigmoid = objective.sigmoid
     if sigmoid:
         logistic(work.slopes, stop - start)
+    # Loops that add up store nothing: see the test of what depends on where arrays lie in memory.
     loss, weight, total = 0.0, 0.0, real(0)
     for k in range(start, stop):
-        estimate, w = work.slopes[k - start], weights[k]
-        error = values[k] - estimate
+        error = values[k] - work.slopes[k - start]
+        loss += weights[k] * error * error
+        weight += weights[k]
+    for k in range(start, stop):
+        estimate = work.slopes[k - start]
         slope = estimate * (real(1) - estimate) if sigmoid else real(1)
-        g = real(-2) * w * error * slope
-        work.slopes[k - start] = g
-        loss += w * error * error
-        weight += w
-        total += g
+        work.slopes[k - start] = real(-2) * weights[k] * (values[k] - estimate) * slope
+    for k in range(stop - start):
+        total += work.slopes[k]
     return loss, weight, total
 
 

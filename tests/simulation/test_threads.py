@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from joblib import delayed, parallel_config
+from joblib import cpu_count, delayed, parallel_config
 
 from fedrecsk.simulation.threads import Threads
 
@@ -44,6 +44,7 @@ def test_an_error_reaches_the_caller_and_ends_the_threads():
 
 
 def test_joblib_s_setting_counts():
-    with parallel_config("threading", n_jobs=3):
-        assert Threads(None).n_threads == 3
+    # There may be fewer processors.
+    with parallel_config("threading", n_jobs=2):
+        assert Threads(None).n_threads == min(2, cpu_count())
     assert Threads(None).n_threads == 1
