@@ -67,9 +67,9 @@ def measure(method, setting, n_ratings, folder):
     # The last entry is the end of the fit.
     rounds = np.diff(times.ends[:-1])
     last = float(rounds[-1]) if len(rounds) else seconds
+    some = X[np.unique(X[:, 0], return_index=True)[1][:: max(1, SHAPES[n_ratings][0] // N_LATER)]]
     later = Stopwatch()
-    some = np.unique(X[:, 0], return_index=True)[1][:: max(1, SHAPES[n_ratings][0] // N_LATER)]
-    model.predict(X[some])
+    model.predict(some)
     return {
         "round": last,
         "rest": seconds - len(times.ends[:-1]) * last,

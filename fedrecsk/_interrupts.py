@@ -1,4 +1,4 @@
-"""Ctrl-C at moments when it would leave something half done behind."""
+"""Put off Ctrl-C while something must not be left half done."""
 
 from __future__ import annotations
 

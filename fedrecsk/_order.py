@@ -7,7 +7,7 @@ from scipy import sparse
 
 
 def stable_order(codes, n_codes):
-    """Positions that sort `codes`, equal ones in the order in which they are.
+    """Positions that sort `codes`; ties keep their order.
 
     Parameters
     ----------

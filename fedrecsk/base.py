@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 SCORES_PER_BATCH = 2**22
 # Parameters that say how large the model is.
 _SIZES = ("n_factors", "n_bits")
-# Of lists of recommendations; for more it is asked whether there is memory for them.
-MOST_UNASKED_BYTES = 2**28
+# Lists of recommendations that take more than this are checked against the memory there is.
+UNCHECKED_BYTES = 2**28
 
 
 @dataclass(eq=False, repr=False)
@@ -396,7 +396,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         n_eligible = self.n_items_ if eligible is None else len(eligible)
         n_best = int(min(n_recommendations, n_eligible))
         nbytes = len(codes) * n_best * (16 + self.item_ids_.itemsize)
-        if nbytes > MOST_UNASKED_BYTES:
+        if nbytes > UNCHECKED_BYTES:
             _memory.require(
                 nbytes,
                 f"{n_best} recommendations for each of {len(codes)} users",

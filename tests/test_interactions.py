@@ -266,3 +266,12 @@ def test_whole_numbers_of_a_nullable_column():
     values, codes = coded_ids(pd.Series([7, 3, 7], dtype="Int64"), "user ids")
     assert values.dtype == np.int64
     assert values.tolist() == [3, 7] and codes.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.uint8, np.uint16])
+def test_ids_of_narrow_types_are_told_apart_over_their_whole_range(dtype):
+    limits = np.iinfo(dtype)
+    values = np.unique(np.linspace(limits.min, limits.max, 200).astype(dtype))
+    ids = Ids(values, "items")
+    np.testing.assert_array_equal(ids.codes(values), np.arange(len(values)))
+    np.testing.assert_array_equal(unique_codes(values[::-1])[1], np.arange(len(values))[::-1])

@@ -81,7 +81,7 @@ def test_few_candidates_make_short_lists(Estimator, toy):
 def test_lists_that_memory_cannot_hold_are_refused(toy, monkeypatch):
     X, y = toy
     model = Popularity().fit(X, y)
-    monkeypatch.setattr(base, "MOST_UNASKED_BYTES", 1000)
+    monkeypatch.setattr(base, "UNCHECKED_BYTES", 1000)
     monkeypatch.setattr(base._memory, "available", lambda: 5000)
     assert model.recommend([1] * 20, 9)[0].shape == (20, 9)
     with pytest.raises(ValueError, match="9 recommendations for each of 30 users take about"):

@@ -385,3 +385,19 @@ def test_whoever_was_interrupted_asks_again(monkeypatch):
         _ = model.user_factors_
     assert 0 < len(model._unreached) < n
     np.testing.assert_array_equal(model.user_factors_, expected)
+
+
+def test_a_user_folded_in_anew_keeps_what_it_has_when_a_housemate_is_asked_for():
+    # Users are 7 apart.
+    clients = X[:, 0] // 14
+    model = FedMF(n_rounds=1, client_fraction=0.1, random_state=0).fit(X, Y, clients=clients)
+    home = next(
+        home
+        for home in (np.unique(X[clients == c, 0]) for c in np.unique(clients))
+        if len(home) == 2 and set(home.tolist()) <= set(waiting(model))
+    )
+    rows = X[X[:, 0] == home[0]]
+    model.fold_in(rows[:1], Y[:1], replace=True)
+    before = model.predict(rows)
+    model.recommend(home[1:])
+    np.testing.assert_array_equal(model.predict(rows), before)

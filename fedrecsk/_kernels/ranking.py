@@ -64,7 +64,7 @@ def compare(scores, start, n, level):
     """How many of n scores are above, below and at the level."""
     higher, lower, equal = 0, 0, 0
     for i in range(n):
-        # Unsigned, so that nobody looks whether it is negative.
+        # Unsigned, so that numba leaves out its check for negative numbers.
         score = scores[np.uint64(start + i)]
         higher += score > level
         lower += score < level

@@ -63,8 +63,8 @@ class FederatedRecommender(Recommender):
         "federation": [Federation, None],
     }
 
-    # Users whom no round has reached and nobody has asked for, an Unreached; None where there are
-    # none. They have no attributes until somebody looks at these.
+    # Users whom no round has reached and nobody has asked for yet: an Unreached, or None if there
+    # are none. While there are, attributes by user are kept in it.
     _waiting = None
 
     # Whether clients keep more than one vector of their own for each rating, in a way that is

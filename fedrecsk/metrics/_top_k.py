@@ -20,7 +20,7 @@ def top_k(scores, k):
     columns : ndarray of shape (n_rows, k), dtype int64
     """
     n_columns = scores.shape[1]
-    # Groups of columns are as long as the list of the groups that are looked at again.
+    # With sqrt(n k) groups there are as many maxima as columns in the k best groups.
     n_groups = int(np.sqrt(n_columns * k))
     if len(scores) == 0 or n_columns < 16 * k:
         return _sorted_out(_finite(scores), k)
