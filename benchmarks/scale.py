@@ -1,7 +1,8 @@
 """How the methods grow, from 100 thousand to 25 million ratings: ``python -m benchmarks.scale``.
 
 For each method and size, a process of its own fits two rounds (epochs, sweeps) to made-up ratings
-of the shape of a MovieLens data set, with the method's defaults and two threads. `table` prints
+of the shape of a MovieLens data set, with the method's defaults and two threads; cohorts of 600
+clients take turns. `table` prints
 seconds of the last round, and as ``x^`` its growth exponent: the slope of log seconds over log
 ratings between the two largest sizes. Then come, for the largest size, what the rest of the fit
 takes, what predictions for all users would take after it (taken of 2,000 users, most of whom no
@@ -26,7 +27,7 @@ import fedrecsk
 from benchmarks._results import Results
 from benchmarks._timing import Stopwatch
 from benchmarks.rounds import Clock
-from fedrecsk import _warmup
+from fedrecsk import Federation, _warmup
 from fedrecsk.datasets import make_ratings
 
 # Users and items of MovieLens-100k, 1M, 10M and 25M.
@@ -52,14 +53,15 @@ def measure(method, setting, n_ratings, folder):
     chosen |= {"n_burn_in": 1, "random_state": 0, "n_jobs": 2}
     if setting != SETTINGS[0]:
         chosen["client_fraction"] = min(1.0, COHORT / SHAPES[n_ratings][0])
+        chosen["federation"] = Federation(sampling="rotating")
     model.set_params(**{name: value for name, value in chosen.items() if name in known})
     # Imports and compiled code are not what grows.
     few = X[:, 0] < np.quantile(np.unique(X[:, 0]), 0.01)
-    model.fit(X[few], y[few])
     times = Clock()
-    model.set_callbacks(times)
-    whole = Stopwatch()
     try:
+        model.fit(X[few], y[few])
+        model.set_callbacks(times)
+        whole = Stopwatch()
         model.fit(X, y)
     except ValueError as error:
         return {"refused": str(error)}
@@ -136,6 +138,8 @@ def _cell(results, method, setting, n_ratings, options):
 def _row(method, setting, cells, sizes):
     fitted = [(size, cell) for size, cell in zip(sizes, cells, strict=True) if "round" in cell]
     seconds = [f"{cell['round']:.2g}" if "round" in cell else "refused" for cell in cells]
+    if not fitted:
+        return f"| {' | '.join([method, setting, *seconds])} |" + " |" * 6
     last = fitted[-1][1]
     kilobytes = [f"{last[k]:.3g}" if k in last else "" for k in ("kb_up", "kb_down")]
     costs = [f"{last['rest']:.1f}", f"{last['later']:.2g}", f"{last['gib']:.1f}", *kilobytes]
