@@ -2,12 +2,11 @@
 
 For each method and size, a process of its own fits two rounds (epochs, sweeps) to made-up ratings
 of the shape of a MovieLens data set, with the method's defaults and two threads; cohorts of 600
-clients take turns. `table` prints
-seconds of the last round, and as ``x^`` its growth exponent: the slope of log seconds over log
-ratings between the two largest sizes. Then come, for the largest size, what the rest of the fit
-takes, what predictions for all users would take after it (taken of 2,000 users, most of whom no
-cohort has reached), the most memory that the process had (the ratings themselves included), and
-kilobytes per client per round.
+clients take turns. `table` prints seconds of the last round, and as ``x^`` its growth exponent: the
+slope of log seconds over log ratings between the two largest sizes. Then come, for the largest
+size, what the rest of the fit takes, what predictions for all users would take after it (taken of
+2,000 users, most of whom no cohort has reached), the most memory that the process had (the ratings
+themselves included), and kilobytes per client per round.
 `plot` draws the seconds. A run that was stopped goes on where it ended (``--results``).
 """
 
@@ -110,7 +109,7 @@ def table(options):
     print(" grows as | rest of the fit (s) | all users later (s) | GiB | kB up | kB down |")
     print("|---" * (len(options.sizes) + 8) + "|", flush=True)
     for method in options.methods:
-        for setting in SETTINGS:
+        for setting in options.settings:
             if setting != SETTINGS[0] and "federation" not in _parameters(method):
                 continue
             cells = [_cell(results, method, setting, size, options) for size in options.sizes]
@@ -190,9 +189,11 @@ def main(argv=None):
         one = commands.add_parser(command.__name__, description=command.__doc__)
         one.set_defaults(run=command)
         one.add_argument("--methods", nargs="+", choices=_warmup.METHODS, default=_warmup.METHODS)
+        one.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
         one.add_argument("--sizes", nargs="+", type=int, choices=SHAPES, default=list(SHAPES))
         one.add_argument("--results", default="results")
         one.add_argument("--data", default="results", help="where made-up ratings are kept")
+    # Of the last command alone.
     one.add_argument("--output", default="results/scale.svg")
     child = commands.add_parser("measure", description=measure.__doc__)
     for name, kind in (("method", str), ("setting", str), ("n_ratings", int), ("folder", str)):
