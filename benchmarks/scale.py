@@ -3,7 +3,7 @@
 For each method and size, a process of its own fits two rounds (epochs, sweeps) to made-up ratings
 of the shape of a MovieLens data set, with the method's defaults and two threads; cohorts of 600
 clients take turns. `table` prints seconds of the last round, and as ``x^`` its growth exponent: the
-slope of log seconds over log ratings between the two largest sizes. Then come, for the largest
+slope of log seconds over log ratings from a million on. Then come, for the largest
 size, what the rest of the fit takes, what predictions for all users would take after it (taken of
 2,000 users, most of whom no cohort has reached), the most memory that the process had (the ratings
 themselves included), and kilobytes per client per round.
@@ -146,10 +146,8 @@ def _row(method, setting, cells, sizes):
 
 
 def _growth(fitted):
-    if len(fitted) < 2:
-        return ""
-    (few, quick), (many, slow) = fitted[-2:]
-    return f"x^{math.log(slow['round'] / quick['round']) / math.log(many / few):.2f}"
+    large = [(math.log(size), math.log(cell["round"])) for size, cell in fitted if size >= 10**6]
+    return f"x^{np.polyfit(*zip(*large, strict=True), 1)[0]:.2f}" if len(large) > 1 else ""
 
 
 def plot(options):
