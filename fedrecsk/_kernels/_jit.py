@@ -34,10 +34,10 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 class _PartLibrary(JITCodeLibrary):
-    """A part's code, of which no machine code is made: its callers' has it inlined."""
+    """The code of a part, kept as LLVM IR: its callers inline it, so it needs no machine code."""
 
     def finalize(self):
-        """Link what it calls itself."""
+        """Link the parts that it calls."""
         for library in dict.fromkeys(self._linking_libraries):
             self._reload_init.update(library._reload_init)
             self._final_module.link_in(library._get_module_for_linking(), preserve=True)
@@ -45,15 +45,15 @@ class _PartLibrary(JITCodeLibrary):
 
     @property
     def codegen(self):
-        """Who is told where the code's environment is; nobody, because there is none."""
+        """Numba calls `codegen.set_env` to write an address into the machine code."""
         return self
 
     def set_env(self, name, env):
-        """Nothing is in memory that would need it."""
+        """Do nothing: there is no machine code."""
 
 
 class _PartCompiler(Compiler):
-    """Numba's compiler into such a library."""
+    """Numba's compiler, with its result in a `_PartLibrary`."""
 
     def define_pipelines(self):
         state = self.state
@@ -62,7 +62,7 @@ class _PartCompiler(Compiler):
 
 
 # What only kernels call: no wrappers for Python, and stored within its callers. The compiler above
-# halves the time of a first fit, but knows numba's inside; other versions go without it.
+# shortens first fits, but uses private parts of numba 0.68; other versions go without it.
 _PARTS = {"pipeline_class": _PartCompiler} if numba.version_info[:2] == (0, 68) else {}
 part = njit(**_OPTIONS, **_PARTS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 

@@ -483,7 +483,7 @@ class Clients:
 
 
 class End(NamedTuple):
-    """What `_personalize` made of some clients.
+    """Some clients' users, personalised.
 
     Attributes
     ----------
@@ -492,7 +492,7 @@ class End(NamedTuple):
     places : ndarray of shape (n_users,)
         The numbers of its users among those of the whole block.
     wanted : ndarray of shape (n_users,), dtype bool
-        The users that it was done for.
+        The users that `_personalize` was called for.
     state : dict
     """
 
