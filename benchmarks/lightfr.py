@@ -219,7 +219,7 @@ def choices(options):
 
 def cold(options):
     """ML-100k: a fifth of the users, or of the items, added after the fit."""
-    X, y, validation, test = chronological(options)
+    X, _y, validation, test = chronological(options)
     negatives = drawn_negatives(np.concatenate([X, validation, test]), test)
     print("| rows of | added after the fit | trained with all |\n|---|---|---|")
     for column, what in enumerate(("users", "items")):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,7 +31,7 @@ METRICS = ("ndcg", "hit_rate", "precision", "recall", "mrr")
 class Factors(RankingMixin, Recommender):
     """Random factors of a given size and type."""
 
-    _parameter_constraints: dict = {}
+    _parameter_constraints: ClassVar[dict] = {}
 
     def __init__(self, n_factors=20, dtype=np.float64):
         self.n_factors = n_factors

@@ -213,7 +213,7 @@ def _leave_one_out_files(data_home):
 def _one_row_out(X, y, seed):
     order = np.random.default_rng(seed).permutation(len(X))
     X, y = X[order], y[order]
-    users, first, sizes = np.unique(X[:, 0], return_index=True, return_counts=True)
+    _users, first, sizes = np.unique(X[:, 0], return_index=True, return_counts=True)
     test = np.zeros(len(X), dtype=bool)
     test[first[sizes > 1]] = True
     return X[~test], y[~test], X[test]

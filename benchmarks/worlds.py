@@ -100,9 +100,8 @@ def prepared(name, federation, items):
     """The method in the setting, with what the setting demands."""
     model = clone(METHODS[name]).set_params(federation=federation, random_state=0)
     known = model.get_params(deep=False)
-    if federation.secure_aggregation is not None:
-        if "upload" in known:
-            model.set_params(upload="all")
+    if federation.secure_aggregation is not None and "upload" in known:
+        model.set_params(upload="all")
     if federation.local_dp is not None:
         model.set_params(items=items)
         if "rating_scale" in known:

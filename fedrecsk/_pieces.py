@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 # Numbers that one call works through, a fraction of a second's worth.
@@ -32,4 +34,4 @@ def pieces(costs, each=1):
         before = ends[start - 1] if start else 0
         stop = int(np.searchsorted(ends, before + most, "right"))
         cuts.append(max(start + 1, stop))
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(itertools.pairwise(cuts))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from numbers import Integral
 
 from joblib import cpu_count, effective_n_jobs
-from sklearn.utils._param_validation import Interval
+
+from fedrecsk._sklearn import Interval
 
 # What a parameter `n_jobs` may be: whole numbers but 0, and None.
 N_JOBS = [

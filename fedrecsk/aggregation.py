@@ -8,12 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils._param_validation import Interval, StrOptions
 
+from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.uploads import Batch, Form, Listed, Ragged
 from fedrecsk.uploads import Update as Update
 
@@ -75,7 +75,7 @@ class Aggregator(BaseEstimator, ABC):
            [0.75]])}
     """
 
-    _parameter_constraints: dict = {}
+    _parameter_constraints: ClassVar[dict] = {}
 
     def __init_subclass__(cls, **arguments):
         super().__init_subclass__(**arguments)
@@ -241,7 +241,7 @@ class NormClipping(_InBlocks):
     6
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         "max_norm": [Interval(Real, 0, None, closed="neither"), StrOptions({"median"})],
         "multiple": [Interval(Real, 0, None, closed="neither")],
     }
@@ -323,7 +323,7 @@ class CoordinateMedian(_OrderStatistic):
     >>> model = GlobSGD(4, federation=federation, random_state=0).fit(X, clients=X[:, 0] % 5)
     """
 
-    _parameter_constraints: dict = {}
+    _parameter_constraints: ClassVar[dict] = {}
 
     def _mean(self, changes):
         return np.median(changes, axis=0)
@@ -346,7 +346,7 @@ class TrimmedMean(_OrderStatistic):
     TrimmedMean(trim=0.3)
     """
 
-    _parameter_constraints: dict = {"trim": [Interval(Real, 0, 0.5, closed="left")]}
+    _parameter_constraints: ClassVar[dict] = {"trim": [Interval(Real, 0, 0.5, closed="left")]}
 
     def __init__(self, trim: float = 0.2):
         self.trim = trim
@@ -378,7 +378,7 @@ class Krum(_Comparison):
     Krum(n_attackers=2, n_selected=3)
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         "n_attackers": [Interval(Integral, 0, None, closed="left")],
         "n_selected": [Interval(Integral, 1, None, closed="left")],
     }

@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from scipy import sparse
-from sklearn.base import BaseEstimator, RegressorMixin, _fit_context
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.callback import CallbackSupportMixin
-from sklearn.utils import _safe_indexing
-from sklearn.utils._param_validation import Interval, validate_parameter_constraints
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    check_array,
-    check_is_fitted,
-    check_X_y,
-    validate_data,
-)
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
 from fedrecsk import _kernels, _memory, metrics
+from fedrecsk._sklearn import (
+    Interval,
+    check_sample_weight,
+    fit_context,
+    safe_indexing,
+    validate_parameter_constraints,
+)
 from fedrecsk.interactions import (
     Ids,
     as_table,
@@ -66,8 +65,8 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
 
     _parameter_constraints: ClassVar[dict] = {"items": ["array-like", None]}
 
-    __metadata_request__fit = {"clients": True, "sample_weight": True}
-    __metadata_request__score = {"sample_weight": True}
+    __metadata_request__fit: ClassVar[dict] = {"clients": True, "sample_weight": True}
+    __metadata_request__score: ClassVar[dict] = {"sample_weight": True}
 
     # ------------------------------------------------------------------ what a model gives
 
@@ -136,7 +135,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
 
     # ------------------------------------------------------------------------- fit, score
 
-    @_fit_context(prefer_skip_nested_validation=True)
+    @fit_context(prefer_skip_nested_validation=True)
     def fit(
         self,
         X: ArrayLike,
@@ -220,7 +219,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             )
         X, y = self._checked(X, y, reset=reset)
         if sample_weight is not None:
-            sample_weight = _check_sample_weight(
+            sample_weight = check_sample_weight(
                 sample_weight,
                 X,
                 dtype=np.float64,
@@ -387,7 +386,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
             caller_name="recommend",
         )
         if np.ndim(users) == 2:
-            users = _safe_indexing(as_table(users), 0, axis=1)
+            users = safe_indexing(as_table(users), 0, axis=1)
         users = id_array(users, "users")
         codes = self._users.codes(users) if len(users) else np.empty(0, dtype=np.int64)
         model = self._serving(codes)

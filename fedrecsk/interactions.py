@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import sparse
-from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk import _kernels
+from fedrecsk._sklearn import safe_indexing
 
 ROLES = ("user", "item")
 # So many are numbered by a hash table instead of sorted; also how many at a time.
@@ -55,7 +55,7 @@ def id_columns(X):
         Integers, floats or strings.
     """
     return tuple(
-        id_array(_safe_indexing(X, column, axis=1), f"{role} ids (column {column} of X)")
+        id_array(safe_indexing(X, column, axis=1), f"{role} ids (column {column} of X)")
         for column, role in enumerate(ROLES)
     )
 
@@ -277,7 +277,7 @@ def unique_codes(ids):
     if ids.dtype.kind in "iu" and len(ids) and _is_narrow(ids):
         return _narrow_codes(ids)
     # Only numbers of 64 bits or less are their keys.
-    hashable = ids.dtype.kind == "U" or ids.dtype.kind in "iuf" and ids.dtype.itemsize <= 8
+    hashable = ids.dtype.kind == "U" or (ids.dtype.kind in "iuf" and ids.dtype.itemsize <= 8)
     if len(ids) < _MANY_IDS or not hashable:
         return np.unique(ids, return_inverse=True)
     keys = _string_keys(ids) if ids.dtype.kind == "U" else _number_keys(ids)
@@ -592,7 +592,7 @@ def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None, drop_o
 def _coded_columns(X):
     """Distinct users and their codes, and the same of items."""
     return tuple(
-        coded_ids(_safe_indexing(X, column, axis=1), f"{role} ids (column {column} of X)")
+        coded_ids(safe_indexing(X, column, axis=1), f"{role} ids (column {column} of X)")
         for column, role in enumerate(ROLES)
     )
 
@@ -678,7 +678,7 @@ def _floats(values):
 
 def _by_user_and_item(users, items, shape):
     """The order of rows by user and item, the items in it, and where each user's begin."""
-    n_users, n_items = shape
+    n_users, _n_items = shape
     rows = np.arange(len(users), dtype=np.int32)
     # A row number for a column, so that no two entries are added up.
     by_user = sparse.csr_array((items, (users, rows)), shape=(n_users, len(users)))

@@ -113,7 +113,7 @@ def test_noise_of_local_privacy_comes_before_the_aggregator():
 @pytest.mark.parametrize("aggregator", [CoordinateMedian(), TrimmedMean(), Krum()], ids=str)
 def test_comparisons_are_refused_where_most_clients_are_silent(aggregator):
     X, _ = make_toy(n_users=20, density=0.2)
-    with pytest.raises(ValueError, match="fewer than half of the 20 clients.*silos.*NormClipping"):
+    with pytest.raises(ValueError, match=r"fewer than half of the 20 clients.*silos.*NormClipping"):
         LocALS(federation=Federation(aggregator=aggregator)).fit(X)
 
 

@@ -54,7 +54,7 @@ def test_a_run_whose_parameters_changed_is_not_mixed_with_the_old_one(options, m
     monkeypatch.setitem(reproduce.PAPERS, "toy", lambda: table(protocol))
     reproduce.run("toy", options)
     monkeypatch.setitem(reproduce.PAPERS, "toy", lambda: table(protocol, BiasOnly(reg_user=77.0)))
-    with pytest.raises(SystemExit, match="with other settings(.|\n)*reg_user=77"):
+    with pytest.raises(SystemExit, match=r"with other settings(.|\n)*reg_user=77"):
         reproduce.run("toy", options)
 
 

@@ -58,7 +58,8 @@ centralized = pytest.mark.parametrize("model", CENTRALIZED, ids=str)
 )
 def test_a_catalogue_of_any_kind_in_any_order(items):
     model = BiasOnly(items=items).fit(X, y)
-    assert model.item_ids_.tolist() == [10, 20, 30, 40] and model.n_items_ == 4
+    assert model.item_ids_.tolist() == [10, 20, 30, 40]
+    assert model.n_items_ == 4
     np.testing.assert_array_equal(model.predict(X), BiasOnly().fit(X, y).predict(X))
 
 
@@ -66,7 +67,8 @@ def test_a_catalogue_of_strings():
     model = Popularity(items=["tea", "jam", "rye"]).fit([["ann", "tea"], ["ann", "rye"]])
     assert model.item_ids_.tolist() == ["jam", "rye", "tea"]
     items, scores = model.recommend(["ann"], 2)
-    assert items.tolist() == [["jam", ""]] and scores.tolist() == [[0, -np.inf]]
+    assert items.tolist() == [["jam", ""]]
+    assert scores.tolist() == [[0, -np.inf]]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,8 @@ def test_who_rates_unrated_items_later_is_served(model, data):
     newcomer = [[-7, item] for item in data[2]]
     pair = newcomer, [5.0, 1.0, 4.0, 3.0]
     items, scores = model.recommend([-7], model.n_items_, interactions=pair)
-    assert np.isfinite(scores[0, :-4]).all() and not np.isin(data[2], items[0, :-4]).any()
+    assert np.isfinite(scores[0, :-4]).all()
+    assert not np.isin(data[2], items[0, :-4]).any()
     assert np.isfinite(model.fold_in(*pair).predict(newcomer)).all()
 
 

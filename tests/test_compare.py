@@ -282,7 +282,7 @@ def test_a_score_that_fails_leaves_the_others(ratings):
 
 def test_if_all_fits_fail_it_raises(ratings):
     X, y = ratings
-    with pytest.raises(ValueError, match="All 2 fits failed.*\nRFRec, folds 0, 1: .*n_rounds"):
+    with pytest.raises(ValueError, match=r"All 2 fits failed.*\nRFRec, folds 0, 1: .*n_rounds"):
         compare([rfrec(n_rounds=0)], X, y, cv=2)
 
 
@@ -616,7 +616,8 @@ def test_weights_reach_an_ensemble_that_passes_them_on(ratings):
         compare([bagging], X, y, cv=folds, scoring=scoring, sample_weight=w).per_fold["rmse"][0]
         for w in (weight, None)
     )
-    assert np.isfinite(weighed) and weighed != plain
+    assert np.isfinite(weighed)
+    assert weighed != plain
 
 
 def test_scores_told_not_to_weigh_do_not(ratings):
@@ -667,8 +668,11 @@ def test_it_prints_what_applies(ratings):
     shown = repr(compare({"RFRec": rfrec(), "popular": Popularity()}, X, y, cv=2))
     title, header, first, second = shown.splitlines()
     assert title == "2 recommenders on 2 folds, mean ± standard deviation"
-    assert header.split()[:2] == ["rmse", "mae"] and "score_seconds" not in header
-    assert first.startswith("RFRec") and "±" in first and first.endswith("inf")
+    assert header.split()[:2] == ["rmse", "mae"]
+    assert "score_seconds" not in header
+    assert first.startswith("RFRec")
+    assert "±" in first
+    assert first.endswith("inf")
     assert len(second.split()) == 1 + 3 * 3  # two rankings and a time, as a ± b
     central = repr(compare([Popularity()], X, cv=[(np.arange(80), np.arange(80, len(X)))]))
     assert "1 recommenders on 1 fold" in central

@@ -152,6 +152,6 @@ def test_the_worked_method_runs_in_other_settings():
     assert secure.fit(X, y).predict(X) == pytest.approx(plain.predict(X))
     small = make(n_rounds=2, federation=Federation(compression=TopK(0.25))).fit(X, y)
     assert small.communication_.bytes_up < plain.communication_.bytes_up
+    federation = Federation(local_dp=LaplaceMechanism(clip=1, scale=1))
     with pytest.raises(RuntimeError, match="clip"):
-        federation = Federation(local_dp=LaplaceMechanism(clip=1, scale=1))
         make(federation=federation, items=np.unique(X[:, 1])).fit(X, y)

@@ -132,7 +132,8 @@ def test_ratings_are_averaged(toy):
     np.testing.assert_allclose(model.predict(X), expected)
     voting = VotingRegressor(rating().estimators, weights=[3, 1]).fit(X, y)
     np.testing.assert_allclose(model.predict(X), voting.predict(X))
-    assert not hasattr(voting, "recommend") and not hasattr(voting, "fold_in")
+    assert not hasattr(voting, "recommend")
+    assert not hasattr(voting, "fold_in")
 
 
 @every_ensemble
@@ -245,7 +246,8 @@ def test_privacy_is_composed(toy):
     assert model.privacy_.mechanism == "laplace"
     assert model.privacy_.epsilon == pytest.approx(2 * alone.privacy_.epsilon)
     bare = RatingEnsemble([("a", one), ("b", RFRec(2, n_rounds=2))], items=items).fit(X, y)
-    assert bare.privacy_.mechanism == "none" and np.isinf(bare.privacy_.epsilon)
+    assert bare.privacy_.mechanism == "none"
+    assert np.isinf(bare.privacy_.epsilon)
 
 
 def test_a_search_costs_twice(toy):

@@ -188,7 +188,9 @@ def test_idle_clients_are_left_as_they_are():
     setting = Setting()
     setting.active[:] = False
     sums, n_visits, loss = setting.summed()
-    assert not sums.any() and not n_visits.any() and loss == (0.0, 0)
+    assert not sums.any()
+    assert not n_visits.any()
+    assert loss == (0.0, 0)
     np.testing.assert_array_equal(setting.new_users, setting.users)
 
 

@@ -64,7 +64,8 @@ def test_every_client_is_one_run_of_users(rows, client_of_user):
     data = encode(table[:, :2], clients=clients, sample_weight=table[:, 3] * 1.0)
     for c, client in enumerate(data.client_ids):
         users = data.user_ids.values[data.client_indptr[c] : data.client_indptr[c + 1]]
-        assert len(users) and all(client_of_user[u] == client for u in users)
+        assert len(users)
+        assert all(client_of_user[u] == client for u in users)
         assert list(users) == sorted(users)
     assert data.client_indptr[-1] == data.n_users
     assert data.indptr[-1] == len(data.items)
@@ -76,7 +77,9 @@ def test_take_keeps_the_catalogue():
     data = encode(np.array(X), np.array([1.0, 2.0, 3.0, 4.0]))
     part = data.take(np.array([False, True, False, True]))
     assert as_dict(part) == {(1, 11): (2.0, 1.0), (3, 12): (4.0, 1.0)}
-    assert part.n_users == 3 and part.n_items == 3 and np.diff(part.indptr).tolist() == [1, 0, 1]
+    assert part.n_users == 3
+    assert part.n_items == 3
+    assert np.diff(part.indptr).tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -112,12 +115,14 @@ def test_numbers_match_across_types_and_only_exactly():
 
 def test_each_column_keeps_its_type():
     users, items = id_columns(as_table([["ann", 7], ["bob", 8]]))
-    assert users.tolist() == ["ann", "bob"] and items.tolist() == [7, 8]
+    assert users.tolist() == ["ann", "bob"]
+    assert items.tolist() == [7, 8]
     users, items = id_columns(as_table([[2**60 + 1, 7, 0.5], [2**60 + 2, 8, 1.5]]))
     assert users.tolist() == [2**60 + 1, 2**60 + 2]
     frame = pd.DataFrame({"u": [2**60 + 1, 2**60 + 2], "i": ["x", "y"], "t": [0.5, 1.5]})
     users, items = id_columns(frame)
-    assert users.tolist() == [2**60 + 1, 2**60 + 2] and items.tolist() == ["x", "y"]
+    assert users.tolist() == [2**60 + 1, 2**60 + 2]
+    assert items.tolist() == ["x", "y"]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +142,7 @@ def test_bad_ids_are_named(ids, error, message):
 
 
 def test_a_user_on_two_clients_is_named():
-    with pytest.raises(ValueError, match="user 5 has rows on clients (a and b|b and a)"):
+    with pytest.raises(ValueError, match=r"user 5 has rows on clients (a and b|b and a)"):
         encode(np.array([[5, 1], [5, 2], [6, 1]]), clients=["a", "b", "b"])
 
 
@@ -185,7 +190,8 @@ def test_codes_are_positions(known, asked):
 def test_ids_keep_their_type_when_others_follow(known, others, dtype):
     known, others = np.asarray(known), np.asarray(others)
     ids = Ids(known, "user ids").followed_by(others)
-    assert ids.values.dtype == dtype and ids.name == "user ids"
+    assert ids.values.dtype == dtype
+    assert ids.name == "user ids"
     assert ids.values.tolist() == [*known.tolist(), *others.tolist()]
 
 
@@ -265,7 +271,8 @@ def test_a_missing_string_among_many_is_an_error(monkeypatch, missing, dtype):
 def test_whole_numbers_of_a_nullable_column():
     values, codes = coded_ids(pd.Series([7, 3, 7], dtype="Int64"), "user ids")
     assert values.dtype == np.int64
-    assert values.tolist() == [3, 7] and codes.tolist() == [1, 0, 1]
+    assert values.tolist() == [3, 7]
+    assert codes.tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.uint8, np.uint16])

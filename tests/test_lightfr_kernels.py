@@ -190,4 +190,5 @@ def test_nothing_changes_where_nothing_is_compiled():
         ).stdout
         for disabled in "01"
     ]
-    assert found[0] == found[1] and len(found[0].split()) == 3
+    assert found[0] == found[1]
+    assert len(found[0].split()) == 3

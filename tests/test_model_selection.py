@@ -109,7 +109,8 @@ def test_leave_last_out_holds_out_the_last_rows_of_each_user(X, n_last, row_orde
     elif "all equal" in reason:
         assert len(set(times)) == 1
     else:
-        assert "lower n_last" in reason and not expected
+        assert "lower n_last" in reason
+        assert not expected
 
 
 @given(TABLES, st.one_of(st.integers(1, 3), st.floats(0.05, 0.95)), st.integers(1, 3), SEEDS)
@@ -374,7 +375,7 @@ def test_mixed_time_zones_are_an_error():
 def test_a_missing_column_of_times_is_named(Class, timed):
     X, _ = timed
     frame = pd.DataFrame(X, columns=["u", "i", "t"])
-    with pytest.raises(ValueError, match="X has no timestamps: timestamps=2, .*'row_order'"):
+    with pytest.raises(ValueError, match=r"X has no timestamps: timestamps=2, .*'row_order'"):
         Class().split(X[:, :2])
     with pytest.raises(ValueError, match=r"'when' is not a column of X, which has \['u', 'i'"):
         Class(timestamps="when").split(frame)
@@ -394,8 +395,8 @@ def test_a_missing_column_of_times_is_named(Class, timed):
         (lambda X: X[:0], ValueError, "one row per interaction"),
         (lambda X: None, ValueError, "one row per interaction"),
         (lambda X: csr_array(X), TypeError, "X is a sparse matrix"),
-        (lambda X: np.where(X == X[0, 0], np.nan, X), ValueError, "user ids .* contain NaN"),
-        (lambda X: np.where(X == X[0, 1], np.nan, X), ValueError, "item ids .* contain NaN"),
+        (lambda X: np.where(X[0, 0] == X, np.nan, X), ValueError, "user ids .* contain NaN"),
+        (lambda X: np.where(X[0, 1] == X, np.nan, X), ValueError, "item ids .* contain NaN"),
         (lambda X: [["a", *X[0, 1:]], *X[1:].tolist()], ValueError, "mix strings and numbers"),
     ],
 )
@@ -585,7 +586,8 @@ def test_a_failed_fit_loses_nothing(timed):
     before = splitter.test_indices_
     with pytest.raises(ValueError, match="no timestamps"):
         splitter.fit(X[:, :2])
-    assert splitter.test_indices_ is before and splitter.n_features_in_ == 3
+    assert splitter.test_indices_ is before
+    assert splitter.n_features_in_ == 3
 
 
 # ------------------------------------------------------------- scikit-learn's machinery
@@ -619,7 +621,8 @@ def test_scikit_learn_compatible(Class, check):
 def test_parameters_copies_and_repr(splitter, timed):
     twin = clone(splitter)
     assert twin.get_params() == splitter.get_params()
-    assert repr(twin) == repr(splitter) and "<div" in splitter._repr_html_()
+    assert repr(twin) == repr(splitter)
+    assert "<div" in splitter._repr_html_()
     again = pickle.loads(pickle.dumps(twin.fit(timed[0])))
     np.testing.assert_array_equal(again.held_out_, twin.held_out_)
     for name, value in splitter.get_params().items():
@@ -640,7 +643,8 @@ def test_grid_searches_take_splitters(splitter, model, timed):
         assert search.n_splits_ == splitter.get_n_splits()
         scores.append(search.cv_results_["mean_test_score"])
     assert np.isfinite(scores).all()
-    assert scores[0] == pytest.approx(scores[1]) and scores[0] == pytest.approx(scores[2])
+    assert scores[0] == pytest.approx(scores[1])
+    assert scores[0] == pytest.approx(scores[2])
 
 
 @every_splitter

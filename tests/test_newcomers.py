@@ -56,7 +56,8 @@ def test_short_lists_hold_what_is_left(Estimator, toy, n, monkeypatch):
         n_left = min(n, len(left))
         assert values[:n_left] == pytest.approx(np.sort(predicted)[::-1][:n_left], abs=1e-6)
         assert len(set(its[:n_left]) & set(left)) == n_left
-        assert (its[n_left:] == -1).all() and (values[n_left:] == -np.inf).all()
+        assert (its[n_left:] == -1).all()
+        assert (values[n_left:] == -np.inf).all()
     monkeypatch.setattr(base, "SCORES_PER_BATCH", 20)
     in_batches = model.recommend(users, n)
     np.testing.assert_array_equal(in_batches[0], items)
@@ -69,7 +70,8 @@ def test_few_candidates_make_short_lists(Estimator, toy):
     model = make(Estimator).fit(X, y)
     user, candidates = X[0, 0], model.item_ids_[[7, 2]]
     items, scores = model.recommend([user], 3, candidates=candidates, exclude_seen=False)
-    assert items.shape == (1, 2) and set(items[0]) == set(candidates)
+    assert items.shape == (1, 2)
+    assert set(items[0]) == set(candidates)
     assert np.isfinite(scores).all()
     seen = X[X[:, 0] == user, 1]
     candidates = [seen[0], np.setdiff1d(model.item_ids_, seen)[0], seen[0]]
@@ -121,7 +123,7 @@ def test_a_replaced_user_is_as_if_new(Estimator, silos):
     kept, rows, ratings = halves(X, y, changed)
     clients = X[kept, 0] % 3 if silos else None
     model = make(Estimator).fit(X[kept], y[kept], clients=clients)
-    twin = copy.copy(model).fold_in(rows + [[5000, 0]], ratings)
+    twin = copy.copy(model).fold_in([*rows, [5000, 0]], ratings)
     before = copy.deepcopy(fitted_arrays(model))
     assert model.fold_in(rows, ratings, replace=True) is model
 
@@ -152,7 +154,8 @@ def test_new_and_known_users_may_come_together(Estimator):
     late = np.isin(rows[:, 0], added)
     apart.fold_in(rows[~late], ratings[~late], replace=True).fold_in(rows[late], ratings[late])
     model.fold_in(rows, ratings, replace=True)
-    assert model.user_ids_.tolist() == [*known, *added] and model.n_users_ == 14
+    assert model.user_ids_.tolist() == [*known, *added]
+    assert model.n_users_ == 14
     assert model.predict(X) == pytest.approx(apart.predict(X), rel=1e-5, abs=1e-6)
     expected = own_items(np.concatenate([X[kept][~np.isin(X[kept, 0], changed)], rows]))
     everything = set(model.item_ids_.tolist())
@@ -213,7 +216,7 @@ def test_a_warm_start_goes_on_from_its_own_rows(Estimator, toy):
 
 
 def test_ids_of_another_numeric_type_name_the_same_user(toy):
-    X, y = toy
+    X, _y = toy
     model = Popularity().fit(X)
     known = model.user_ids_.copy()
     rows = X[:3].astype(float)
@@ -233,7 +236,7 @@ def test_a_replaced_user_leaves_its_clients_own_items(Estimator, silos):
     clients = X[:, 0] % 3 if silos else None
     model = make(Estimator, predict_with="local").fit(X, y, clients=clients)
     rows, ratings = X[X[:, 0] == user], 6 - y[X[:, 0] == user]
-    twin = copy.copy(model).fold_in(rows + [[5000, 0]], ratings)
+    twin = copy.copy(model).fold_in([*rows, [5000, 0]], ratings)
     before = model.predict(X), copy.copy(model)
     model.fold_in(rows, ratings, replace=True).fold_in(rows, ratings, replace=True)
     model.fold_in([[-7, 1006]], [3.0]).fold_in([[-7, 1006]], [4.0], replace=True)
@@ -267,15 +270,15 @@ def test_who_cannot_be_folded_in_is_named(Estimator, toy):
     user, item = X[0]
     with pytest.raises(ValueError, match=f"User {user} is already known.*replace=True"):
         model.fold_in([[-7, item], [user, item]], [3.0, 3.0])
-    with pytest.raises(ValueError, match="about user -7: .*only item -8. Give .* such as 1000"):
+    with pytest.raises(ValueError, match=r"about user -7: .*only item -8. Give .* such as 1000"):
         model.fold_in([[-7, -8]], [3.0])
-    with pytest.raises(ValueError, match="users -9, -8, -7 and 1 more: .*only items -8, -5"):
-        strangers = [[-7, -8], [-8, -5], [-9, -5], [-6, -5]]
+    strangers = [[-7, -8], [-8, -5], [-9, -5], [-6, -5]]
+    with pytest.raises(ValueError, match=r"users -9, -8, -7 and 1 more: .*only items -8, -5"):
         model.recommend([-7], 2, interactions=(strangers, np.full(4, 3.0)))
     with pytest.raises(ValueError, match=f"about user {user}: .*only item -8"):
         model.fold_in([[-7, item], [user, -8]], [3.0, 3.0], replace=True)
-    with pytest.raises(ValueError, match="users -7, -6: .*a weight above zero"):
-        weight = [0.0, 1.0]
+    weight = [0.0, 1.0]
+    with pytest.raises(ValueError, match=r"users -7, -6: .*a weight above zero"):
         model.fold_in([[-7, item], [-6, -8]], [3.0, 3.0], sample_weight=weight)
     with pytest.raises(ValueError, match="The 'replace' parameter of fold_in"):
         model.fold_in([[-7, item]], [3.0], replace="all")
@@ -306,7 +309,8 @@ def test_models_without_biases_cannot_tell_items_apart_for_strangers(name, toy):
     X, y = toy
     model = make(getattr(fedrecsk, name)).fit(X, y)
     items, scores = model.recommend([-7], 9)
-    assert np.ptp(scores) == 0 and items[0].tolist() == model.item_ids_.tolist()
+    assert np.ptp(scores) == 0
+    assert items[0].tolist() == model.item_ids_.tolist()
     _, scores = model.recommend(
         [-7], 5, interactions=([[-7, item] for item in items[0, :3]], [5.0] * 3)
     )

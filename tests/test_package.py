@@ -1,12 +1,17 @@
+import re
 import subprocess
 import sys
+from importlib.metadata import requires
+from pathlib import Path
 
 import numpy as np
 import pytest
+import sklearn
+from packaging.requirements import Requirement
 from scipy import sparse
 
 import fedrecsk
-from fedrecsk import BiasOnly
+from fedrecsk import BiasOnly, _sklearn
 from fedrecsk.__main__ import main
 
 
@@ -63,5 +68,19 @@ def test_wrong_arguments_are_named(arguments, message, capsys):
 
 def test_a_matrix_is_told_from_a_table():
     matrix = sparse.csr_array(np.eye(3))
-    with pytest.raises(TypeError, match="one row an interaction.*tocoo"):
+    with pytest.raises(TypeError, match=r"one row an interaction.*tocoo"):
         BiasOnly().fit(matrix, np.ones(3))
+
+
+def test_only_one_module_imports_what_scikit_learn_keeps_private():
+    private = re.compile(r"(from|import) sklearn(\.\w+)*\._|from sklearn[\w.]* import [^(\n]*\b_")
+    package = Path(fedrecsk.__file__).parent
+    found = {path.name for path in package.rglob("*.py") if private.search(path.read_text())}
+    assert found == {"_sklearn.py"}
+
+
+def test_scikit_learn_is_bounded_by_the_version_that_was_tested():
+    (bound,) = [r for r in requires("fedrecsk") if r.startswith("scikit-learn")]
+    assert "<" in bound, "private names may move in any minor version"
+    assert Requirement(bound).specifier.contains(sklearn.__version__)
+    assert all(hasattr(_sklearn, name) for name in _sklearn.__all__)

@@ -1,5 +1,7 @@
 """Calls of kernels are cut into pieces, so that Ctrl-C need not wait."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def test_pieces_are_all_tasks_in_order_and_cost_no_more_than_allowed(piece, monk
     assert [k for start, stop in cuts for k in range(start, stop)] == list(range(len(costs)))
     assert all(costs[start:stop].sum() <= piece or stop == start + 1 for start, stop in cuts)
     # No two neighbours could have been one.
-    for (start, _), (_, stop) in zip(cuts[:-1], cuts[1:], strict=True):
+    for (start, _), (_, stop) in itertools.pairwise(cuts):
         assert costs[start:stop].sum() > piece
     assert _pieces.pieces(costs[:0]) == []
 

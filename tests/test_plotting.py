@@ -1,3 +1,4 @@
+import itertools
 import pickle
 import subprocess
 import sys
@@ -94,9 +95,11 @@ every_display = pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
 def test_it_draws_where_it_is_told(draw):
     figure, (left, right) = plt.subplots(1, 2)
     display = draw(ax=right)
-    assert display.ax_ is right and display.figure_ is figure
+    assert display.ax_ is right
+    assert display.figure_ is figure
     assert plt.get_fignums() == [figure.number]
-    assert not left.has_data() and right.has_data()
+    assert not left.has_data()
+    assert right.has_data()
     figure.canvas.draw()
 
 
@@ -105,13 +108,15 @@ def test_it_draws_a_figure_of_its_own_and_again(draw):
     display = draw()
     first = display.ax_
     assert legend(display)[:2] == ["a", "b"]
-    assert first.get_xlabel() and first.get_ylabel()
+    assert first.get_xlabel()
+    assert first.get_ylabel()
     display.figure_.canvas.draw()
     box = first.get_legend().get_window_extent()
     assert box.x0 >= first.get_window_extent().x1  # beside the axes
     assert box.x1 <= display.figure_.bbox.x1 + 1
     assert display.plot() is display
-    assert display.ax_ is not first and len(plt.get_fignums()) == 2
+    assert display.ax_ is not first
+    assert len(plt.get_fignums()) == 2
 
 
 @every_display
@@ -173,13 +178,15 @@ def test_a_legend_outside_leaves_the_axes_two_thirds(names, size):
     figure, axes = display.figure_, display.ax_
     figure.canvas.draw()
     box = axes.get_legend().get_window_extent()
-    assert figure.get_figwidth() == size[0] and figure.get_figheight() >= size[1]
+    assert figure.get_figwidth() == size[0]
+    assert figure.get_figheight() >= size[1]
     if box.y0 >= axes.get_window_extent().y1:
         assert box.height < figure.bbox.height / 3 + 1
         assert axes.get_window_extent().width > 0.7 * figure.bbox.width
     else:
         assert box.width < figure.bbox.width / 3 + 1
-        assert size[0] >= 6 and box.x0 >= axes.get_window_extent().x1
+        assert size[0] >= 6
+        assert box.x0 >= axes.get_window_extent().x1
     assert axes.get_window_extent().height > 0.4 * figure.bbox.height
     assert_nothing_is_cut(display)
 
@@ -231,8 +238,10 @@ def assert_nothing_is_cut(display):
     page = display.figure_.bbox
     for artist in (display.ax_.xaxis.label, display.ax_.yaxis.label, display.ax_.get_legend()):
         box = artist.get_window_extent()
-        assert box.x0 >= page.x0 - 1 and box.x1 <= page.x1 + 1
-        assert box.y0 >= page.y0 - 1 and box.y1 <= page.y1 + 1
+        assert box.x0 >= page.x0 - 1
+        assert box.x1 <= page.x1 + 1
+        assert box.y0 >= page.y0 - 1
+        assert box.y1 <= page.y1 + 1
 
 
 def tick_boxes(display):
@@ -257,7 +266,7 @@ def test_labels_of_epsilon_keep_apart(losses, width):
     with plt.rc_context({"figure.figsize": (width, 3.6)}):
         boxes = tick_boxes(PrivacyDisplay(curves=curves).plot())
     assert len(boxes) >= 2
-    assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 @pytest.mark.parametrize(("width", "turned"), [(3.6, 30), (9.0, 0)])
@@ -269,7 +278,7 @@ def test_names_of_attacks_are_aslant_where_they_would_touch(width, turned):
     assert {text.get_rotation() for text in display.ax_.get_xticklabels()} == {turned}
     if not turned:
         boxes = tick_boxes(display)
-        assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 @every_display
@@ -430,7 +439,8 @@ def test_the_front_is_what_nothing_beats(pairs, greater):
 
     unbeaten = {(costs[i], scores[i]) for i in range(len(pairs)) if not beaten(i)}
     front = [(costs[int(name)], scores[int(name)]) for name in display.pareto_]
-    assert set(front) == unbeaten and len(front) == len(unbeaten)
+    assert set(front) == unbeaten
+    assert len(front) == len(unbeaten)
     assert [cost for cost, _ in front] == sorted(cost for cost, _ in front)
 
 
@@ -518,7 +528,8 @@ def test_curves_are_the_history(comparison):
     (line,) = display.lines_
     np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3, 4])
     np.testing.assert_array_equal(line.get_ydata(), model.loss_curve_)
-    assert legend(display) == ["RFRec"] and display.bands_ == []
+    assert legend(display) == ["RFRec"]
+    assert display.bands_ == []
     assert display.ax_.get_ylabel() == "Training loss"
     sent = ConvergenceDisplay.from_results({"RFRec": model.history_}, score="bytes_up")
     assert sent.lines_[0].get_ydata().tolist() == [row["bytes_up"] for row in model.history_]
@@ -659,7 +670,8 @@ def test_privacy_from_fits():
     noisy = model.set_params(federation__local_dp=mechanisms["1"])
     expected = compare([noisy], *RATINGS, cv=2).summary
     epsilon, rmse, _ = display.curves["RFRec"]
-    assert epsilon[2] == np.inf and epsilon[0] == pytest.approx(epsilon[1] / 10)
+    assert epsilon[2] == np.inf
+    assert epsilon[0] == pytest.approx(epsilon[1] / 10)
     assert epsilon[1] == pytest.approx(expected["mean_epsilon"][0])
     assert rmse[1] == pytest.approx(expected["mean_rmse"][0])
     assert len(display.baselines_) == 1

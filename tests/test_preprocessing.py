@@ -39,10 +39,13 @@ def test_scikit_learn_compatible(estimator, check):
 
 def test_codes_are_positions_among_the_ids():
     encoder = IdEncoder().fit([["bob", 70], ["ann", 50], ["bob", 50]])
-    assert encoder.user_ids_.tolist() == ["ann", "bob"] and encoder.n_users_ == 2
-    assert encoder.item_ids_.tolist() == [50, 70] and encoder.n_items_ == 2
+    assert encoder.user_ids_.tolist() == ["ann", "bob"]
+    assert encoder.n_users_ == 2
+    assert encoder.item_ids_.tolist() == [50, 70]
+    assert encoder.n_items_ == 2
     codes = encoder.transform([["ann", 70], ["cat", 50], ["bob", 51]])
-    assert codes.tolist() == [[0, 1], [-1, 0], [1, -1]] and codes.dtype == np.int64
+    assert codes.tolist() == [[0, 1], [-1, 0], [1, -1]]
+    assert codes.dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,7 @@ def test_unknown_ids_are_named():
         encoder.transform([[1, 50]])
     with pytest.raises(ValueError, match="-1 is not the code of any user: codes are 0 to 1"):
         encoder.inverse_transform([[-1, 0]])
-    with pytest.raises(ValueError, match="0.5 is not the code of any item"):
+    with pytest.raises(ValueError, match=r"0.5 is not the code of any item"):
         encoder.inverse_transform([[0, 0.5]])
 
 
@@ -180,7 +183,7 @@ def test_models_learn_scaled_ratings(model, toy):
 def test_binarize_keeps_every_row():
     assert binarize([1, 4, 5, 3.5]).tolist() == [0, 1, 1, 0]
     assert binarize(pd.Series([1, 2]), threshold=2).tolist() == [0, 1]
-    with pytest.raises(ValueError, match="NaN or infinity .first in row 1"):
+    with pytest.raises(ValueError, match=r"NaN or infinity .first in row 1"):
         binarize([1, np.nan])
 
 
@@ -232,12 +235,14 @@ def test_implicit_feedback_is_what_reaches_the_threshold():
     X = [["ann", 1], ["ann", 2], ["bob", 1], ["cat", 3]]
     y = [3.5, 4, 5, 5]
     X_kept, y_kept = to_implicit(X, y)
-    assert X_kept == X[1:] and y_kept.tolist() == [1, 1, 1]
+    assert X_kept == X[1:]
+    assert y_kept.tolist() == [1, 1, 1]
     _, _, clients, weights = to_implicit(
         X, y, clients=["a", "a", "b", "c"], sample_weight=[1, 2, 3, 0], threshold=4.5
     )
-    assert clients == ["b"] and weights == [3]
-    with pytest.raises(ValueError, match="threshold=6.0 or more; the largest is 5"):
+    assert clients == ["b"]
+    assert weights == [3]
+    with pytest.raises(ValueError, match=r"threshold=6.0 or more; the largest is 5"):
         to_implicit(X, y, threshold=6.0)
 
 
@@ -320,7 +325,7 @@ def test_bad_parameters_are_named(call, name, toy):
 
 
 def test_ratings_must_be_finite():
-    with pytest.raises(ValueError, match="NaN or infinity .first in row 1"):
+    with pytest.raises(ValueError, match=r"NaN or infinity .first in row 1"):
         to_implicit([[1, 1], [2, 2]], [5, np.nan])
 
 

@@ -214,7 +214,8 @@ def test_broken_numbers_are_seen_wherever_they_are(dtype, n, broken):
     np.fill_diagonal(x, broken)
     # The last row's is beyond those that count.
     assert [is_finite_row(x, k, n) for k in range(n + 1)] == [k == n for k in range(n + 1)]
-    assert not _rows.is_finite_row_plain(x, 0, n) and _rows.is_finite_row_plain(x, n, n)
+    assert not _rows.is_finite_row_plain(x, 0, n)
+    assert _rows.is_finite_row_plain(x, n, n)
 
 
 def test_rows_must_be_contiguous():

@@ -481,11 +481,13 @@ def test_parameters_are_kept_cloned_and_shown(name):
     copied = clone(estimator)
     np.testing.assert_array_equal(copied.items, np.arange(3))
     assert copied.items is not estimator.items
-    assert estimator.set_params(items=None) is estimator and estimator.items is None
+    assert estimator.set_params(items=None) is estimator
+    assert estimator.items is None
     assert repr(estimator) == f"{name}()"
     assert repr(copied) == f"{name}(items=array([0, 1, 2]))"
     assert "items" in copied._repr_html_()
-    assert estimator != clone(estimator) and hash(estimator) == hash(estimator)
+    assert estimator != clone(estimator)
+    assert hash(estimator) == hash(estimator)
 
 
 @every_name
@@ -587,7 +589,8 @@ def test_parameters_are_described_with_their_defaults(name):
     found = described(Estimator.__doc__)
     for parameter, text in found.items():
         default = parameters_of(Estimator)[parameter].default
-        assert text is not None and eval(text) == default, parameter
+        assert text is not None, parameter
+        assert eval(text) == default, parameter
     # Inherited ones may be described by the class that they come from.
     own = {one for one in inspect.get_annotations(Estimator) if not one.startswith("_")}
     assert own <= found.keys()
@@ -645,7 +648,8 @@ def test_shared_texts_fit_the_page():
     for name, text in TEXTS.items():
         head, *body = text.strip().splitlines()
         assert head.startswith(f"{name.split()[-1]} : ")
-        assert body and all(line.startswith("    ") for line in body)
+        assert body
+        assert all(line.startswith("    ") for line in body)
         assert max(map(len, body)) <= 96
 
 

@@ -254,7 +254,8 @@ def test_promotion_scales_what_all_have_in_common_of_an_item_that_a_client_does_
     forged = ATTACKS[3]._forged_batch(DATA, batch, seeds_of(batch), False)["followed"]
     for client in lacking:
         rows, _ = forged.own(client)
-        assert TARGET in rows and (np.diff(rows) > 0).all()
+        assert TARGET in rows
+        assert (np.diff(rows) > 0).all()
         expected = changes.common.change.copy()
         own, change = changes.own(client)
         expected[own] = change
@@ -491,7 +492,8 @@ def test_noise_keeps_to_the_columns_and_to_integers():
     form = Form((50, 3), clip=1.0, dtype="int16")
     counts = Ragged.stacked(np.ones((1, 50, 3), dtype=np.int64))
     noised = mechanism._noised(with_form(counts, form), form, seeds, "n")
-    assert noised.is_integer and noised.update(0).change.dtype == np.int64
+    assert noised.is_integer
+    assert noised.update(0).change.dtype == np.int64
     assert noised.update(0).change.std() > 2
 
 

@@ -45,10 +45,12 @@ def attributes(model):
 
 def assert_same(one, other):
     mine, others = attributes(one), attributes(other)
-    assert mine.keys() == others.keys() and len(mine)
+    assert mine.keys() == others.keys()
+    assert len(mine)
     for name, rows in mine.items():
         np.testing.assert_array_equal(rows, others[name], err_msg=name)
-        assert rows.dtype == others[name].dtype and len(rows) == one.n_users_
+        assert rows.dtype == others[name].dtype
+        assert len(rows) == one.n_users_
     np.testing.assert_array_equal(one.predict(X), other.predict(X))
 
 
@@ -89,7 +91,8 @@ def test_users_get_the_same_whenever_they_ask(Estimator, silos, monkeypatch):
     assert len(alone._unreached) == 0
     assert_same(alone, expected)
     assert_same(together, expected)
-    assert alone._unreached is None and together._unreached is None
+    assert alone._unreached is None
+    assert together._unreached is None
     again = pickle.loads(stored)
     assert len(again._unreached) > 0
     assert_same(again, expected)
@@ -147,12 +150,14 @@ def test_only_those_who_ask_are_served(Estimator):
     model.predict(
         [[first, X[0, 1]], [-7, X[0, 1]], [np.setdiff1d(EVERYBODY, waiting(model))[0], 0]]
     )
-    assert len(model._unreached) == n - 1 and first not in waiting(model)
+    assert len(model._unreached) == n - 1
+    assert first not in waiting(model)
     model.recommend([first, second], 3)
     assert len(model._unreached) == n - 2
     model.__repr__(), model._repr_html_(), copy.copy(model), clone(model)
     assert len(model._unreached) == n - 2
-    assert "user_factors_" not in vars(model) and not hasattr(model, "user_nonsense_")
+    assert "user_factors_" not in vars(model)
+    assert not hasattr(model, "user_nonsense_")
 
 
 def test_metrics_and_ensembles_serve_those_whom_they_are_about():
@@ -200,13 +205,15 @@ def test_users_can_be_folded_in_while_others_wait(Estimator):
     again, others = X[X[:, 0] == user][1:], 6 - Y[X[:, 0] == user][1:]
     for one in (model, served):
         one.fold_in(rows, ratings).fold_in(again, others, replace=True)
-    assert len(model._unreached) == n - 1 and len(before._unreached) == n
+    assert len(model._unreached) == n - 1
+    assert len(before._unreached) == n
     for one, same in zip(
         model.recommend([-7, user, other], 5), served.recommend([-7, user, other], 5), strict=True
     ):
         np.testing.assert_array_equal(one, same)
     assert_same(model, served)
-    assert before.n_users_ == 40 and len(attributes(before).popitem()[1]) == 40
+    assert before.n_users_ == 40
+    assert len(attributes(before).popitem()[1]) == 40
 
 
 @dataclass(eq=False, repr=False)
@@ -289,7 +296,8 @@ def test_a_model_in_the_making_has_nothing_of_an_earlier_fit():
         shorter = make(FedMF, n_rounds=n_rounds, client_fraction=0.2).fit(X, Y)
         np.testing.assert_array_equal(looker.seen[n_rounds - 1], shorter.user_factors_)
     model.set_callbacks().set_params(client_fraction=1.0).fit(X, Y)
-    assert model._unreached is None and "user_factors_" in vars(model)
+    assert model._unreached is None
+    assert "user_factors_" in vars(model)
 
 
 @every_federated
@@ -307,13 +315,16 @@ def test_a_cohort_measures_the_last_model():
     parameters = {"early_stopping": True, "n_iter_no_change": 99, "client_fraction": 0.1}
     model = FedMF(3, n_rounds=8, **parameters, random_state=0).fit(X, Y)
     final = [e for e in model.communication_.entries if e["phase"] == "final"]
-    assert [entry["messages_up"] for entry in final] == [4] and final[0]["messages_down"] == 40
-    assert len(model._unreached) > 0 and np.isfinite(model.history_[-1]["validation_loss"])
+    assert [entry["messages_up"] for entry in final] == [4]
+    assert final[0]["messages_down"] == 40
+    assert len(model._unreached) > 0
+    assert np.isfinite(model.history_[-1]["validation_loss"])
 
 
 def test_a_fit_shorter_than_a_pass_is_judged_by_its_rounds():
     model = make(LocALS, n_rounds=2, client_fraction=0.1, early_stopping=True).fit(X, Y)
-    assert model.best_round_ == 1 and np.isfinite(model.predict(X)).all()
+    assert model.best_round_ == 1
+    assert np.isfinite(model.predict(X)).all()
 
 
 def test_who_measured_the_best_model_keeps_what_it_had(monkeypatch):
@@ -325,7 +336,9 @@ def test_who_measured_the_best_model_keeps_what_it_had(monkeypatch):
     (clients,) = ended[-1].clients
     kept, who = clients._kept
     untrained = who & ~clients._has_updated
-    assert model.best_round_ == 2 and who.sum() == 8 and untrained.any()
+    assert model.best_round_ == 2
+    assert who.sum() == 8
+    assert untrained.any()
     assert not np.isin(model.user_ids_[who], waiting(model)).any()
     for name, rows in kept.items():
         np.testing.assert_array_equal(getattr(model, name)[who], rows)
@@ -349,7 +362,7 @@ class Silent(RFRec):
 
 
 def test_a_method_that_is_silent_must_say_that_it_may_be():
-    with pytest.raises(TypeError, match="broadcasts nothing in round 1; .* _may_be_silent = True"):
+    with pytest.raises(TypeError, match=r"broadcasts nothing in round 1; .* _may_be_silent = True"):
         Silent(3, n_rounds=2).fit(X, Y)
 
 
@@ -360,7 +373,8 @@ def test_a_sparse_attribute_is_filled_in_row_by_row():
     model.predict(X[X[:, 0] == user])
     row = np.searchsorted(model.user_ids_, user)
     partial = model._unreached.attributes["user_history_"]
-    assert partial[[row]].nnz == expected[[row]].nnz > 0 and partial.nnz < expected.nnz
+    assert partial[[row]].nnz == expected[[row]].nnz > 0
+    assert partial.nnz < expected.nnz
     assert (model.user_history_ != expected).nnz == 0
 
 
@@ -380,9 +394,10 @@ def test_whoever_was_interrupted_asks_again(monkeypatch):
         return attributes_of(unreached, block)
 
     n = len(model._unreached)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(Unreached, "_attributes_of", interrupted)
-        _ = model.user_factors_
+        with pytest.raises(KeyboardInterrupt):
+            _ = model.user_factors_
     assert 0 < len(model._unreached) < n
     np.testing.assert_array_equal(model.user_factors_, expected)
 

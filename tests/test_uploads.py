@@ -85,7 +85,8 @@ def test_ragged_changes_are_those_written_down_in_full(kind, seed, n_clients, da
     whom = data.draw(masks)
     weights = np.random.default_rng(seed).integers(-3, 4, n_clients).astype(float)
     for changes in (ragged, Naive(ragged)):
-        assert changes.n_clients == n_clients and changes.shape == wholes.shape[1:]
+        assert changes.n_clients == n_clients
+        assert changes.shape == wholes.shape[1:]
         for client in range(n_clients):
             whole = changes.whole(client)
             np.testing.assert_allclose(whole, wholes[client], atol=1e-12)
@@ -165,9 +166,11 @@ def test_stacked_arrays_cross_whole():
 
 def test_a_common_change_knows_its_size_and_its_order():
     common = Common([[0, -3], [2, 0], [0.5, 3]])
-    assert common.row_squares.tolist() == [9, 4, 9.25] and common.square == 22.25
+    assert common.row_squares.tolist() == [9, 4, 9.25]
+    assert common.square == 22.25
     order, sizes, rank = common.descending
-    assert order.tolist() == [1, 5, 2, 4] and sizes.tolist() == [3, 3, 2, 0.5]
+    assert order.tolist() == [1, 5, 2, 4]
+    assert sizes.tolist() == [3, 3, 2, 0.5]
     assert rank.tolist() == [[6, 0], [2, 6], [3, 1]]
     assert common.scaled(-2).change.tolist() == [[0, 6], [-4, 0], [-1, -6]]
 
@@ -301,4 +304,5 @@ def test_sums_are_never_added_in_place():
     totals = {}
     for _ in range(3):
         add_sums(totals, theirs)
-    assert totals["q"].tolist() == [3, 3] and theirs["q"].tolist() == [1, 1]
+    assert totals["q"].tolist() == [3, 3]
+    assert theirs["q"].tolist() == [1, 1]

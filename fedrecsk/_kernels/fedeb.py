@@ -349,7 +349,7 @@ def send(c, first, n_own, work, out):
     nothing += times_zero(work.implicit, n_own, work.zero_implicit)
     for k in range(len(work.scales)):
         nothing += 0 * work.scales[k]
-    if not nothing == 0:
+    if nothing != 0:
         out.sound[c] = False
         if not out.keeps_broken:
             return

@@ -25,7 +25,7 @@ def factor(indptr, rows, values, origin, change, common_gram, whom, bases, squar
     common_gram : (width, width), of all of `change`
     squares : (n_clients,), NaN where something is not finite, or has not converged
     """
-    rank, width = bases.shape[1:]
+    _rank, width = bases.shape[1:]
     most = 1
     for c in range(len(indptr) - 1):
         most = max(most, indptr[c + 1] - indptr[c])

@@ -41,7 +41,7 @@ def split(text, separator, place, longest, begins, ends):
         if plain and one != first:
             k += 1
             continue
-        is_end = one == _NEW_LINE or one == _RETURN
+        is_end = one in (_NEW_LINE, _RETURN)
         if one == first:
             same = k + m <= len(text)
             for j in range(1, m):

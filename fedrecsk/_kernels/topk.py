@@ -53,12 +53,11 @@ def cuts(indptr, rows, values, origin, common, n_kept, whom, cut, size_cut, plac
             need = k - n_common - n_as_large(own, n, upper)
             size_cut[c], t = select(own, n, size, upper, need, some, narrow)
             place_cut[c] = np.int64(rows[first + t // width]) * width + t % width
-        elif n_above < k:
-            if common is not None:
-                theirs = rows[first : indptr[c + 1]]
-                cut[c], place_cut[c] = break_ties(
-                    theirs, width, own, ranks, common, start, size, k - n_above
-                )
+        elif n_above < k and common is not None:
+            theirs = rows[first : indptr[c + 1]]
+            cut[c], place_cut[c] = break_ties(
+                theirs, width, own, ranks, common, start, size, k - n_above
+            )
 
 
 @part

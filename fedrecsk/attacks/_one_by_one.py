@@ -94,8 +94,5 @@ def columns_of(changes, client):
 
 def fitting(change, form, columns):
     """As the field's form allows where it has integers, and 0 outside the client's columns."""
-    if form.is_integer:
-        change = as_integers(change, form)
-    else:
-        change = change.astype(np.float64, copy=False)
+    change = as_integers(change, form) if form.is_integer else change.astype(np.float64, copy=False)
     return change if columns is None else np.where(columns, change, 0)

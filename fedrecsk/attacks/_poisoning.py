@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils._param_validation import Interval
 
+from fedrecsk._sklearn import Interval
 from fedrecsk.attacks._drawn import Noise, Turned
 from fedrecsk.attacks._one_by_one import forged_one_by_one
 from fedrecsk.interactions import Ids, id_array
@@ -83,7 +83,7 @@ class Adversary(BaseEstimator, ABC):
     >>> federation = Federation(adversary=Double(fraction=0.2))
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         "fraction": [Interval(Real, 0, 1, closed="neither")],
         "clients": ["array-like", None],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -279,6 +280,6 @@ def _cuts(indptr, n_parts, cost):
     ends = [0, *np.searchsorted(indptr, goals).tolist(), len(indptr) - 1]
     return [
         (first + start, first + stop)
-        for first, last in zip(ends[:-1], ends[1:], strict=True)
+        for first, last in itertools.pairwise(ends)
         for start, stop in pieces(np.diff(indptr[first : last + 1]), cost)
     ]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
+from fedrecsk._sklearn import Interval
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.centralized._warm_start import parameters_of_a_run, resumed
 from fedrecsk.simulation.keys import Key

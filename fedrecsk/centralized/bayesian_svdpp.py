@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 from scipy.special import gammaincinv
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval
-from sklearn.utils.parallel import _get_threadpool_controller
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval, get_threadpool_controller
 from fedrecsk._threads import N_JOBS
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.centralized import _gibbs
@@ -196,7 +195,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
         # Sweeps change the state in place: a fit that fails half-way must not be continued.
         self._run = None
         rows = Rows.of(data)
-        with _get_threadpool_controller().limit(limits=1, user_api="blas"):
+        with get_threadpool_controller().limit(limits=1, user_api="blas"):
             problem = _gibbs.Problem.of(rows, self.kernel_rank, self.noise_df)
             if run.state is None:
                 generator = run.key.generator("first vectors")
@@ -312,7 +311,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
     # ------------------------------------------------------------------------ newcomers
 
     def _new_user_attributes(self, data):
-        with _get_threadpool_controller().limit(limits=1, user_api="blas"):
+        with get_threadpool_controller().limit(limits=1, user_api="blas"):
             samples, noise = self._sampled(data)
         scale, codes = self._scale, np.arange(data.n_users)
         biases, factors = side_by_side(samples, codes, data.n_users)

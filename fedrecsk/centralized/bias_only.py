@@ -7,9 +7,9 @@ from numbers import Integral, Real
 from typing import ClassVar
 
 import numpy as np
-from sklearn.utils._param_validation import Interval
 
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval
 from fedrecsk.base import RatingMixin, Recommender
 
 

@@ -7,8 +7,6 @@ from numbers import Real
 from typing import ClassVar
 
 import numpy as np
-from sklearn.utils._param_validation import Interval
-from sklearn.utils.parallel import _get_threadpool_controller
 
 from fedrecsk import _memory
 from fedrecsk._docs import documented
@@ -21,6 +19,7 @@ from fedrecsk._item_weights import (
     regularized_inverse,
     weights_of,
 )
+from fedrecsk._sklearn import Interval, get_threadpool_controller
 from fedrecsk.base import RankingMixin, Recommender, check_likes
 
 # At most so many of a float64 for each pair of items at a time: X'X, and its inverse.
@@ -116,7 +115,7 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
         )
         likes, gram = liked(data), np.zeros(n_pairs(data.n_items))
         add_gram(likes, np.ones(data.n_clients, dtype=bool), gram)
-        with _get_threadpool_controller().limit(limits=1, user_api="blas"):
+        with get_threadpool_controller().limit(limits=1, user_api="blas"):
             inverse = regularized_inverse(gram, data.n_items, self.reg)
         return {
             "item_weights_": weights_of(inverse).astype(self._dtype),

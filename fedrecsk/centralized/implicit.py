@@ -15,10 +15,9 @@ import numpy as np
 from scipy import sparse
 from scipy.special import expit
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.parallel import _get_threadpool_controller
 
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval, StrOptions, get_threadpool_controller
 from fedrecsk._threads import N_JOBS, n_threads
 from fedrecsk.base import RankingMixin, Recommender, check_likes
 
@@ -599,4 +598,4 @@ def _put(mean, users, mask):
 
 
 def _single_threaded_blas():
-    return _get_threadpool_controller().limit(limits=1, user_api="blas")
+    return get_threadpool_controller().limit(limits=1, user_api="blas")

@@ -7,10 +7,10 @@ from numbers import Real
 from typing import ClassVar
 
 import numpy as np
-from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval
 from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import item_vectors, pieces
 from fedrecsk.centralized.biased_mf import BiasedMF

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils._param_validation import StrOptions
 
+from fedrecsk._sklearn import StrOptions
 from fedrecsk.uploads import INDEX_BYTES, Changes, Listed, Ragged, Update
 
 # A scale in a message, as float32.
@@ -56,7 +56,7 @@ class Compressed:
 class Compressor(BaseEstimator, ABC):
     """Base class: what ``Federation(compression=...)`` takes."""
 
-    _parameter_constraints: dict = {"direction": [StrOptions({"both", "up", "down"})]}
+    _parameter_constraints: ClassVar[dict] = {"direction": [StrOptions({"both", "up", "down"})]}
 
     @property
     def up(self):

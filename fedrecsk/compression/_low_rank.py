@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import cached_property
 from numbers import Integral
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy import linalg
-from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
+from fedrecsk._sklearn import Interval
 from fedrecsk.compression._base import (
     AfterRagged,
     Compressed,
@@ -55,7 +55,7 @@ class LowRank(Shortener):
     5
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         **Compressor._parameter_constraints,
         "rank": [Interval(Integral, 1, None, closed="left")],
     }

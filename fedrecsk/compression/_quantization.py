@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import StrOptions
 
 from fedrecsk import _kernels
+from fedrecsk._sklearn import StrOptions
 from fedrecsk.compression._base import (
     After,
     AfterRagged,
@@ -51,7 +51,7 @@ class Quantization(Shortener):
     True
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         **Compressor._parameter_constraints,
         "dtype": [StrOptions({"float16", "int8"})],
     }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import cached_property
 from numbers import Real
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
+from fedrecsk._sklearn import Interval
 from fedrecsk.compression._base import (
     AfterRagged,
     Compressed,
@@ -50,7 +50,7 @@ class TopK(Shortener):
     16
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         **Compressor._parameter_constraints,
         "ratio": [Interval(Real, 0, 1, closed="right")],
     }

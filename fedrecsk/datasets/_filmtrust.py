@@ -4,8 +4,8 @@ import os
 from numbers import Integral, Real
 
 from sklearn.utils import Bunch
-from sklearn.utils._param_validation import Interval, validate_params
 
+from fedrecsk._sklearn import Interval, validate_params
 from fedrecsk.datasets._fetch import fetch
 
 

@@ -5,9 +5,9 @@ from numbers import Integral, Real
 import numpy as np
 from scipy.special import gammaincinv
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval, validate_params
 
 from fedrecsk._order import stable_order
+from fedrecsk._sklearn import Interval, validate_params
 from fedrecsk.datasets._bunch import check_pandas, make_X, make_y
 
 # Shares of MovieLens-100k's ratings up to each of its five stars.

@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from sklearn.utils._param_validation import validate_params
-
+from fedrecsk._sklearn import validate_params
 from fedrecsk.datasets._catalogue import PUBLISHED
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval, validate_params
 
+from fedrecsk._sklearn import Interval, validate_params
 from fedrecsk.datasets._bunch import check_pandas, make_X
 from fedrecsk.datasets._generate import (
     _ARRIVALS,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 from sklearn.utils import Bunch
-from sklearn.utils._param_validation import StrOptions, validate_params
 
+from fedrecsk._sklearn import StrOptions, validate_params
 from fedrecsk.datasets import _columns
 from fedrecsk.datasets._bunch import check_pandas, make_bunch, make_X, make_y
 from fedrecsk.datasets._delimited import Row, TextSource, read_rows, sniff_separator

@@ -54,7 +54,7 @@ def read_plain(
         text is small, or if anything in it is odd.
     """
     # A blank stands for any run of white space.
-    if not sep.isascii() or not sep.isprintable() and sep != "\t" or set(sep) & set(' "'):
+    if not sep.isascii() or (not sep.isprintable() and sep != "\t") or set(sep) & set(' "'):
         return None
     encoding = codecs.lookup(source.encoding).name
     if encoding not in _LIKE_ASCII:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from sklearn.base import clone
 from sklearn.utils import Bunch
-from sklearn.utils.metaestimators import _BaseComposition
 
+from fedrecsk._sklearn import BaseComposition
 from fedrecsk.base import Recommender
 from fedrecsk.privacy.local_dp import PrivacyReport
 from fedrecsk.simulation.ledger import Ledger
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, repr=False)
-class RecommenderEnsemble(Recommender, _BaseComposition):
+class RecommenderEnsemble(Recommender, BaseComposition):
     """Base class of the ensembles; a subclass says how scores are added up."""
 
     estimators: list

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from sklearn.base import clone
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.base import RankingMixin, _batches
 from fedrecsk.ensemble import _search
 from fedrecsk.ensemble._base import RecommenderEnsemble, fit_part

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.special import expit
-from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
 from fedrecsk._pieces import pieces
+from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_sampled import sampled
 from fedrecsk.base import RankingMixin, linear_scores
 from fedrecsk.federated.base import FederatedRecommender

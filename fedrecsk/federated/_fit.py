@@ -12,8 +12,8 @@ from joblib import delayed
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.parallel import _get_threadpool_controller
 
+from fedrecsk._sklearn import get_threadpool_controller
 from fedrecsk.federated._unreached import Unreached
 from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation import participation
@@ -30,7 +30,7 @@ def fit(estimator, data, report):
     # Clients update in place: a fit that fails half-way must not be continued.
     estimator._run = None
     with (
-        _get_threadpool_controller().limit(limits=1, user_api="blas"),
+        get_threadpool_controller().limit(limits=1, user_api="blas"),
         Threads(estimator.n_jobs) as parallel,
     ):
         run.settle(estimator)
@@ -299,7 +299,7 @@ def watch(estimator, data, n_rounds):
     secure = estimator._setting().secure_aggregation is not None
     run = Run.new(estimator, data, is_watched=not secure)
     with (
-        _get_threadpool_controller().limit(limits=1, user_api="blas"),
+        get_threadpool_controller().limit(limits=1, user_api="blas"),
         Threads(None) as parallel,
     ):
         loop = Loop(run, parallel)

@@ -6,10 +6,10 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import StrOptions
 
 from fedrecsk import _kernels, _memory
 from fedrecsk._item_weights import add_gram, histories, liked, n_pairs
+from fedrecsk._sklearn import StrOptions
 from fedrecsk.attacks import Promotion
 from fedrecsk.attacks._inversion_gram import gram as invert
 from fedrecsk.base import RankingMixin, check_likes

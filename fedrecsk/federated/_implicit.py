@@ -8,9 +8,9 @@ from numbers import Integral, Real
 from typing import ClassVar
 
 import numpy as np
-from sklearn.utils._param_validation import Interval
 
 from fedrecsk import _kernels
+from fedrecsk._sklearn import Interval
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.federated._item_rows import empty_uploads
 from fedrecsk.federated._wmf_users import WMFUsers

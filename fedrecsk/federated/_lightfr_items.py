@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+from sklearn.utils.validation import check_is_fitted
 
+from fedrecsk._sklearn import check_sample_weight
 from fedrecsk.federated._codes import random_codes
 from fedrecsk.federated._lightfr_checks import check_rows
 from fedrecsk.interactions import Ids, encode, id_columns
@@ -82,7 +83,7 @@ class ItemFoldIn:
             raise ValueError('targets="ratings" needs y; pass the ratings of the new items.')
         X, y = self._checked(X, y)
         if sample_weight is not None:
-            sample_weight = _check_sample_weight(
+            sample_weight = check_sample_weight(
                 sample_weight, X, dtype=np.float64, ensure_non_negative=True
             )
         users, items = id_columns(X)

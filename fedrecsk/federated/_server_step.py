@@ -7,7 +7,8 @@ from numbers import Real
 from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, StrOptions
+
+from fedrecsk._sklearn import Interval, StrOptions
 
 
 @dataclass(eq=False, repr=False)

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 from joblib import delayed
 from scipy import sparse
-from sklearn.utils.parallel import _get_threadpool_controller
 
+from fedrecsk._sklearn import get_threadpool_controller
 from fedrecsk.base import _placed
 from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation.clients import personalized
@@ -67,7 +67,7 @@ class Unreached:
                 return
             parts = self._parts(users)
             with (
-                _get_threadpool_controller().limit(limits=1, user_api="blas"),
+                get_threadpool_controller().limit(limits=1, user_api="blas"),
                 Threads(self.method.n_jobs) as parallel,
             ):
                 answers = parallel(delayed(self._attributes_of)(part) for part in parts)

@@ -7,9 +7,9 @@ from numbers import Integral, Real
 from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
+from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_wmf import wmf as invert
 from fedrecsk.federated._implicit import ImplicitMF
 from fedrecsk.federated._item_rows import OwnRows

@@ -11,9 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.utils._param_validation import Interval
-from sklearn.utils.parallel import _get_threadpool_controller
 
+from fedrecsk._sklearn import Interval, get_threadpool_controller
 from fedrecsk._threads import N_JOBS
 from fedrecsk.base import Recommender
 from fedrecsk.federated import _fit
@@ -364,7 +363,7 @@ class FederatedRecommender(Recommender):
         clients = clone(self)
         message = clients._on_receipt(self._final_message, Key(0))
         blocks, attributes = _blocks.cut(data), []
-        with _get_threadpool_controller().limit(limits=1, user_api="blas"):
+        with get_threadpool_controller().limit(limits=1, user_api="blas"):
             for block in map(self._as_newcomers, blocks):
                 state = personalized(clients, block, message, Keys(Key(0), Key(0)))
                 attributes.append(clients._user_attributes(block, state))

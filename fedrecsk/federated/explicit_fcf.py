@@ -7,10 +7,10 @@ from numbers import Integral, Real
 from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_fcf import explicit_fcf as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._bias_column import BiasColumn

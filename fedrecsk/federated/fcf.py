@@ -6,9 +6,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import StrOptions
 
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import StrOptions
 from fedrecsk.attacks._inversion_fcf import fcf as invert
 from fedrecsk.federated._implicit import ImplicitMF
 from fedrecsk.federated._item_rows import OwnRows

@@ -7,7 +7,6 @@ from numbers import Real
 from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk._docs import documented
 from fedrecsk._item_weights import (
@@ -20,6 +19,7 @@ from fedrecsk._item_weights import (
     weights_of,
     whole,
 )
+from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.federated._gram import FederatedGram
 from fedrecsk.simulation.messages import Dense, Derived, Message, Rows, Uploads
 from fedrecsk.uploads import Form

@@ -7,11 +7,10 @@ from numbers import Integral, Real
 from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.parallel import _get_threadpool_controller
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval, StrOptions, get_threadpool_controller
 from fedrecsk.attacks._inversion_fedfast import uploaded_vectors
 from fedrecsk.federated._fedmf import EPOCHS_OF_THE_NEW, AveragedItems
 from fedrecsk.simulation.messages import Message, PerClient
@@ -276,7 +275,7 @@ class FedFast(AveragedItems):
 
         k_means = KMeans(n_clusters, random_state=int(key.hashed("clusters") >> np.uint64(32)))
         # Sums over several threads would be added up in any order.
-        with _get_threadpool_controller().limit(limits=1, user_api="openmp"):
+        with get_threadpool_controller().limit(limits=1, user_api="openmp"):
             return server | {"clusters": k_means.fit_predict(vectors)}
 
     # ------------------------------------------------------------------------- the end

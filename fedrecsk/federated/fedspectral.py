@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 from scipy.linalg import eigh
-from sklearn.utils._param_validation import Interval
 
 from fedrecsk._docs import documented
 from fedrecsk._item_weights import whole
+from fedrecsk._sklearn import Interval
 from fedrecsk.federated._gram import FederatedGram
 from fedrecsk.federated._wmf_users import WMFUsers
 from fedrecsk.simulation.messages import Dense, Message

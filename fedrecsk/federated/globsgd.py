@@ -7,9 +7,9 @@ from numbers import Real
 from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.federated._wmf import FederatedWMF, divide
 
 

@@ -8,11 +8,11 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_lightfr import lightfr as invert
 from fedrecsk.base import RankingMixin, _batches
 from fedrecsk.federated._codes import pack_codes, random_codes, unpack_codes

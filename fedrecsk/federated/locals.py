@@ -6,10 +6,10 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import StrOptions
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import StrOptions
 from fedrecsk.federated._wmf import ClientItemsWMF
 
 CG_STEPS = 3

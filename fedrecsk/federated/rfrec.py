@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.special import expit, logit
-from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_rfrec import rfrec as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._bias_column import BiasColumn

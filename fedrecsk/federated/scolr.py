@@ -7,9 +7,9 @@ from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.federated.colr import CoLR
 from fedrecsk.simulation.messages import Summed
 from fedrecsk.uploads import Form, Ragged

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, validate_parameter_constraints
-from sklearn.utils.validation import _check_feature_names
 
 from fedrecsk import _kernels
+from fedrecsk._sklearn import Interval, check_feature_names, validate_parameter_constraints
 from fedrecsk.metrics import _checks, _negatives
 from fedrecsk.metrics._held_out import check_rows, hold_out
 from fedrecsk.metrics._places import METRICS, Places
@@ -192,7 +192,7 @@ class Protocol:
         for transformer in transformers:
             X = transformer.transform(X)
         if hasattr(X, "columns") and hasattr(recommender, "feature_names_in_"):
-            _check_feature_names(recommender, X, reset=False)
+            check_feature_names(recommender, X, reset=False)
         held_out = hold_out(model, X, y, sample_weight, self.relevant_above)
         self._check_depth(depth, len(model.item_ids), "items of the catalogue")
         if self.n_negatives is not None or (given is None and self.exclude_seen):
@@ -292,4 +292,4 @@ def _batches(n_scores, scores_per_batch):
     """Runs of users, each with about as many scores."""
     part = np.cumsum(n_scores) // scores_per_batch
     cuts = [0, *(np.flatnonzero(np.diff(part)) + 1), len(n_scores)]
-    return [slice(int(a), int(b)) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [slice(int(a), int(b)) for a, b in itertools.pairwise(cuts)]

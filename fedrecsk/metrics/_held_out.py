@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from sklearn.utils import check_array, column_or_1d
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length
+from sklearn.utils.validation import check_consistent_length
 
+from fedrecsk._sklearn import check_sample_weight
 from fedrecsk.interactions import Ids, as_table, encode
 
 
@@ -68,7 +69,7 @@ def check_rows(X, y=None, sample_weight=None):
         y = check_array(column_or_1d(y), ensure_2d=False, dtype=np.float64, input_name="y")
         check_consistent_length(table, y)
     if sample_weight is not None:
-        sample_weight = _check_sample_weight(
+        sample_weight = check_sample_weight(
             sample_weight, table, dtype=np.float64, ensure_non_negative=True
         )
     return table, y, sample_weight

@@ -6,9 +6,10 @@ import warnings
 from collections.abc import Mapping
 
 import numpy as np
-from sklearn.utils import _safe_indexing, check_random_state
+from sklearn.utils import check_random_state
 
 from fedrecsk import _kernels
+from fedrecsk._sklearn import safe_indexing
 from fedrecsk.interactions import as_table, id_array, id_columns
 
 # A file of negatives that others made may hold a few rated items; more than this is a mistake.
@@ -77,8 +78,8 @@ def read(negatives):
                 f"and one or more negatives; got shape {table.shape}."
             )
         width = table.shape[1] - 1
-        users = np.repeat(id_array(_safe_indexing(table, 0, axis=1), "users of negatives"), width)
-        columns = _safe_indexing(table, list(range(1, width + 1)), axis=1)
+        users = np.repeat(id_array(safe_indexing(table, 0, axis=1), "users of negatives"), width)
+        columns = safe_indexing(table, list(range(1, width + 1)), axis=1)
         items = id_array(np.asarray(columns).ravel(), "negatives")
     if len(users) == 0:
         raise ValueError("negatives is empty; pass at least one for each user under test.")
@@ -95,7 +96,7 @@ def transformed(users, items, X, transformers):
     known, first = np.unique(id_columns(X)[0], return_index=True)
     inside = np.isin(users, known)
     users, items = users[inside], items[inside]
-    rows = _safe_indexing(X, first[np.searchsorted(known, users)], axis=0)
+    rows = safe_indexing(X, first[np.searchsorted(known, users)], axis=0)
     if hasattr(rows, "columns"):
         table = rows.copy()
         table[table.columns[1]] = items

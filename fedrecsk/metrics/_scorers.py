@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.metrics._scorer import _BaseScorer, _MultimetricScorer
 from sklearn.utils.metadata_routing import MetadataRequest
 
+from fedrecsk._sklearn import BaseScorer, MultimetricScorer
 from fedrecsk.metrics import _checks
 from fedrecsk.metrics._evaluate import Protocol, mean
 from fedrecsk.metrics._places import METRICS
@@ -95,7 +95,7 @@ def make_ranking_scorer(
     )
 
 
-class RecommenderScorer(_BaseScorer):
+class RecommenderScorer(BaseScorer):
     """What this package's scorers share; `_value` is the subclass's."""
 
     def __init__(self, value):
@@ -150,7 +150,7 @@ class RankingScorer(RecommenderScorer):
         return f"make_ranking_scorer({self._metric!r}, k={self._k})"
 
 
-class RankingScorers(_MultimetricScorer):
+class RankingScorers(MultimetricScorer):
     """Several ranking metrics from one ranking; see :func:`make_ranking_scorer`."""
 
     def __init__(self, scorers):

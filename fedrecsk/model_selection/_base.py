@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
-from sklearn.utils import _safe_indexing, check_random_state, metadata_routing
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import check_random_state, metadata_routing
 from sklearn.utils.validation import check_consistent_length, indexable, validate_data
 
+from fedrecsk._sklearn import fit_context, safe_indexing
 from fedrecsk.preprocessing._rows import as_rows
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
     """
 
     # As in scikit-learn's BaseCrossValidator: no groups to route.
-    __metadata_request__split = {"groups": metadata_routing.UNUSED}
+    __metadata_request__split: ClassVar[dict] = {"groups": metadata_routing.UNUSED}
 
     @abstractmethod
     def _splits(self, X):
@@ -87,7 +88,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         n_splits : int
         """
 
-    @_fit_context(prefer_skip_nested_validation=True)
+    @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Split X once, as the first split of `split` does.
 
@@ -114,7 +115,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         vars(self).pop("validation_indices_", None)  # of an earlier fit
         for name, rows in parts.items():
             setattr(self, f"{name}_indices_", rows)
-        self.held_out_ = _safe_indexing(X, self.test_indices_)
+        self.held_out_ = safe_indexing(X, self.test_indices_)
         return self
 
     def fit_transform(self, X: ArrayLike, y: ArrayLike | None = None) -> ArrayLike:
@@ -131,7 +132,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         X_train : ndarray or DataFrame of shape (n_train, n_features)
             The rest is in `held_out_`.
         """
-        return _safe_indexing(as_rows(X), self.fit(X, y).train_indices_)
+        return safe_indexing(as_rows(X), self.fit(X, y).train_indices_)
 
     def train_test_split(self, X: ArrayLike, *arrays: ArrayLike) -> list:
         """Split X and what goes with it, like :func:`sklearn.model_selection.train_test_split`.
@@ -157,7 +158,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         self._validate_params()
         check_consistent_length(X, *arrays)
         parts = self._parts(as_rows(X)).values()
-        return [_safe_indexing(array, rows) for array in (X, *arrays) for rows in parts]
+        return [safe_indexing(array, rows) for array in (X, *arrays) for rows in parts]
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -22,19 +22,21 @@ from sklearn.metrics import (
     mean_absolute_error,
     root_mean_squared_error,
 )
-from sklearn.metrics._scorer import _BaseScorer, _MultimetricScorer
 from sklearn.model_selection import check_cv, cross_validate
-from sklearn.utils import _safe_indexing, get_tags
-from sklearn.utils._param_validation import (
-    InvalidParameterError,
-    StrOptions,
-    validate_parameter_constraints,
-)
+from sklearn.utils import get_tags
 from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk import _kernels
+from fedrecsk._sklearn import (
+    BaseScorer,
+    InvalidParameterError,
+    MultimetricScorer,
+    StrOptions,
+    safe_indexing,
+    validate_parameter_constraints,
+)
 from fedrecsk._threads import N_JOBS
 from fedrecsk.metrics import (
     bytes_down_scorer,
@@ -376,7 +378,7 @@ def _rates(estimator):
 
 
 def _compares_with_y(scorer):
-    return isinstance(scorer, _BaseScorer) and not isinstance(scorer, RecommenderScorer)
+    return isinstance(scorer, BaseScorer) and not isinstance(scorer, RecommenderScorer)
 
 
 # ------------------------------------------------------------------------------ one fold
@@ -406,7 +408,7 @@ class Outcome(NamedTuple):
     estimator: object = None
 
 
-class _Scores(_MultimetricScorer):
+class _Scores(MultimetricScorer):
     """All scores of a fitted model; what fails is NaN, with its names by error in `errors`.
 
     `compiled_in_fit` is how long the process had compiled when the fit ended.
@@ -446,7 +448,7 @@ def _fit_and_score(
 ):
     raises = error_score == "raise"
     try:
-        X_train = _safe_indexing(X, split[0])
+        X_train = safe_indexing(X, split[0])
         scorers = {
             score: scorer.trained_on(X_train) if isinstance(scorer, RankingScorer) else scorer
             for score, scorer in _scorers_for(estimator, scorers).items()

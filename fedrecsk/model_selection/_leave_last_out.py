@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from numbers import Integral
+from typing import ClassVar
 
 import numpy as np
-from sklearn.utils._param_validation import Interval
 
+from fedrecsk._sklearn import Interval
 from fedrecsk.model_selection import _times
 from fedrecsk.model_selection._base import Holdout, two_parts
 from fedrecsk.model_selection._groups import by_group, last_of_group, n_held_out
@@ -73,7 +74,7 @@ class LeaveLastOut(Holdout):
     ([4, 3], [5])
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         "n_last": [Interval(Integral, 1, None, closed="left")],
         "timestamps": _times.CONSTRAINT,
     }

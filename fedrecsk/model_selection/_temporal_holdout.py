@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from numbers import Integral
+from typing import ClassVar
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, RealNotInt
 
+from fedrecsk._sklearn import Interval, RealNotInt
 from fedrecsk.model_selection import _times
 from fedrecsk.model_selection._base import Holdout
 from fedrecsk.model_selection._groups import by_group, cut, n_held_out
@@ -101,7 +102,7 @@ class TemporalHoldout(Holdout):
     >>> r2 = search.fit(X_seen, y_seen).score(X_test, y_test)
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         "test_size": _SIZE,
         "validation_size": [*_SIZE, None],
         "per_user": ["boolean"],

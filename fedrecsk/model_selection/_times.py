@@ -4,8 +4,8 @@ import datetime
 from numbers import Integral
 
 import numpy as np
-from sklearn.utils import _safe_indexing
-from sklearn.utils._param_validation import Interval
+
+from fedrecsk._sklearn import Interval, safe_indexing
 
 ROW_ORDER = "row_order"
 CONSTRAINT = [Interval(Integral, 2, None, closed="left"), str]
@@ -36,7 +36,7 @@ def read_times(X, timestamps):
         return np.arange(X.shape[0])
     _check_column(X, timestamps)
     name = f"timestamps (column {timestamps!r} of X)"
-    times = _as_times(np.asarray(_safe_indexing(X, timestamps, axis=1)), name)
+    times = _as_times(np.asarray(safe_indexing(X, timestamps, axis=1)), name)
     missing = np.isnat(times) if times.dtype.kind == "M" else ~np.isfinite(times)
     if missing.any():
         raise ValueError(

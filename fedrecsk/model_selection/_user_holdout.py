@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval, RealNotInt
 
+from fedrecsk._sklearn import Interval, RealNotInt
 from fedrecsk.model_selection._base import Splitter, two_parts
 from fedrecsk.model_selection._groups import by_group, last_of_group, n_held_out
 from fedrecsk.preprocessing._rows import coded_rows
@@ -67,7 +67,7 @@ class UserHoldout(Splitter):
     [['ann', 'a'], ['ann', 'd'], ['bob', 'a']]
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         "test_size": [
             Interval(RealNotInt, 0, 1, closed="neither"),
             Interval(Integral, 1, None, closed="left"),

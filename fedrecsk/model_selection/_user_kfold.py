@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from sklearn.utils._param_validation import Interval
 
+from fedrecsk._sklearn import Interval
 from fedrecsk.model_selection._base import FoldSplitter
 from fedrecsk.model_selection._groups import by_group
 from fedrecsk.preprocessing._rows import coded_rows
@@ -69,7 +69,7 @@ class UserKFold(FoldSplitter):
     [0 2 4 5] [1 3]
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         "n_splits": [Interval(Integral, 2, None, closed="left")],
         "shuffle": ["boolean"],
         "random_state": ["random_state"],

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components, depth_first_order
-from sklearn.utils._param_validation import Interval
 
+from fedrecsk._sklearn import Interval
 from fedrecsk.model_selection._base import FoldSplitter
 from fedrecsk.model_selection._groups import by_group
 from fedrecsk.preprocessing._rows import coded_rows
@@ -76,7 +76,7 @@ class WarmStartKFold(FoldSplitter):
     [0 3 4] [1 2]
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         "n_splits": [Interval(Integral, 2, None, closed="left")],
         "shuffle": ["boolean"],
         "random_state": ["random_state"],

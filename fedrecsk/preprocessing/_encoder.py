@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin, _fit_context
-from sklearn.utils._param_validation import StrOptions
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fedrecsk._sklearn import StrOptions, fit_context
 from fedrecsk.interactions import ROLES, Ids, as_table, id_columns
 from fedrecsk.preprocessing._rows import as_rows
 
@@ -55,12 +55,14 @@ class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     array([['ann', 70]], dtype=object)
     """
 
-    _parameter_constraints: dict = {"handle_unknown": [StrOptions({"error", "use_encoded_value"})]}
+    _parameter_constraints: ClassVar[dict] = {
+        "handle_unknown": [StrOptions({"error", "use_encoded_value"})]
+    }
 
     def __init__(self, *, handle_unknown: str = "use_encoded_value") -> None:
         self.handle_unknown = handle_unknown
 
-    @_fit_context(prefer_skip_nested_validation=True)
+    @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: None = None) -> Self:
         """Learn the ids.
 

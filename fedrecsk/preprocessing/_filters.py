@@ -6,10 +6,10 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.utils import _safe_indexing, column_or_1d
-from sklearn.utils._param_validation import Interval, validate_params
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length
+from sklearn.utils import column_or_1d
+from sklearn.utils.validation import check_consistent_length
 
+from fedrecsk._sklearn import Interval, check_sample_weight, safe_indexing, validate_params
 from fedrecsk.preprocessing._rows import coded_rows
 
 if TYPE_CHECKING:
@@ -245,10 +245,10 @@ def _read(X, y, clients, sample_weight):
     check_consistent_length(*data)
     kept = np.ones(len(users[0]), dtype=bool)
     if sample_weight is not None:
-        kept = _check_sample_weight(sample_weight, X, ensure_non_negative=True) > 0
+        kept = check_sample_weight(sample_weight, X, ensure_non_negative=True) > 0
     return data, kept, users, items
 
 
 def _take(data, rows):
-    taken = tuple(_safe_indexing(values, rows) for values in data)
+    taken = tuple(safe_indexing(values, rows) for values in data)
     return taken if len(taken) > 1 else taken[0]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin, _fit_context
-from sklearn.utils._param_validation import Interval, validate_params
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fedrecsk._sklearn import Interval, fit_context, validate_params
 from fedrecsk.preprocessing._filters import ratings
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     array([3.42])
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         "rating_range": [tuple, None],
         "feature_range": [tuple],
         "clip": ["boolean"],
@@ -114,7 +114,7 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.feature_range = feature_range
         self.clip = clip
 
-    @_fit_context(prefer_skip_nested_validation=True)
+    @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: None = None) -> Self:
         """Find or check the scale.
 

@@ -6,13 +6,13 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Integral
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils._param_validation import Interval, StrOptions
 
 from fedrecsk._extras import require
+from fedrecsk._sklearn import Interval, StrOptions
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Party(ABC):
 class SecureAggregation(BaseEstimator, ABC):
     """Base class: what ``Federation(secure_aggregation=...)`` takes."""
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         "audit": [Interval(Integral, 1, None, closed="left"), StrOptions({"all"})],
     }
     # Modules of the extra that the scheme imports.

@@ -6,11 +6,11 @@ import functools
 import math
 import secrets
 from numbers import Integral
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, Options
 
+from fedrecsk._sklearn import Interval, Options
 from fedrecsk.privacy._secure_sum import Keys, Party, SecureAggregation
 
 # Most bits of the coefficient modulus at 128-bit security, by degree (Homomorphic Encryption
@@ -76,7 +76,7 @@ class CKKS(SecureAggregation):
     array([ 1.75, -1.  ])
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         **SecureAggregation._parameter_constraints,
         "poly_modulus_degree": [Options(Integral, set(_MOST_BITS))],
         "coeff_mod_bit_sizes": [tuple, list],

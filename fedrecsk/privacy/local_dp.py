@@ -5,11 +5,12 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from numbers import Real
+from typing import ClassVar
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils._param_validation import Interval
 
+from fedrecsk._sklearn import Interval
 from fedrecsk.uploads import Changes, Update, as_integers
 
 
@@ -35,7 +36,7 @@ class LaplaceMechanism(BaseEstimator):
     10.0
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         "clip": [Interval(Real, 0, None, closed="neither")],
         "scale": [Interval(Real, 0, None, closed="neither")],
     }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from numbers import Integral
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.utils._param_validation import Interval
 
+from fedrecsk._sklearn import Interval
 from fedrecsk.privacy._secure_sum import Keys, Party, SecureAggregation
 
 # NIST SP 800-57 part 1, table 2: a modulus of 3072 bits is 128-bit security; 2048 is 112.
@@ -62,7 +62,7 @@ class Paillier(SecureAggregation):
     array([ 1.75, -1.  ])
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         **SecureAggregation._parameter_constraints,
         "key_bits": [Interval(Integral, 128, None, closed="left")],
         "fraction_bits": [Interval(Integral, 0, 60, closed="both")],

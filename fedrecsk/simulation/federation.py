@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sklearn.base import BaseEstimator
-from sklearn.utils._param_validation import Interval, StrOptions
 
+from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.aggregation import Aggregator
 from fedrecsk.attacks import Adversary
 from fedrecsk.compression import Compressor
@@ -65,7 +65,7 @@ class Federation(BaseEstimator):
     Federation(dropout=0.9)
     """
 
-    _parameter_constraints: dict = {
+    _parameter_constraints: ClassVar[dict] = {
         "dropout": [Interval(Real, 0, 1, closed="left")],
         "dropout_mode": [StrOptions({"upload", "stale", "offline"})],
         "sampling": [StrOptions({"auto", "random", "rotating"})],

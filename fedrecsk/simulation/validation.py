@@ -58,7 +58,7 @@ def are_rows(rows, form):
         return False
     if not len(rows):
         return True
-    inside = 0 <= int(rows.min()) and int(rows.max()) < form.shape[0]
+    inside = int(rows.min()) >= 0 and int(rows.max()) < form.shape[0]
     return inside and bool((np.diff(rows.astype(np.int64)) > 0).all())
 
 

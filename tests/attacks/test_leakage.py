@@ -40,7 +40,8 @@ def test_the_model_under_attack_is_left_alone():
     model = LocALS(3, n_rounds=7, client_fraction=0.5, federation=Federation(dropout=0.3))
     before = repr(model)
     measure_leak(model, X)
-    assert repr(model) == before and not hasattr(model, "item_factors_")
+    assert repr(model) == before
+    assert not hasattr(model, "item_factors_")
 
 
 def test_rfrec_gives_away_which_items_are_rated_but_under_noise_less():
@@ -94,7 +95,8 @@ def test_a_method_of_ones_own_says_how_it_is_inverted():
     assert measure_leak(model, X, n_rounds=2, max_clients=4).interactions == 1.0
     assert len(seen) == 2 * 4
     bare, message, upload, n_items = seen[0]
-    assert isinstance(bare, Mine) and not hasattr(bare, "item_factors_")
+    assert isinstance(bare, Mine)
+    assert not hasattr(bare, "item_factors_")
     # What was announced, and what is broadcast each round.
     assert message["reg_item"].values[0] == pytest.approx(7.0 / 10)
     assert message["item_factors"].values.shape == (n_items, 3)
@@ -115,7 +117,7 @@ def test_items_of_the_public_catalogue_that_nobody_has_are_no_riddle():
     items = np.union1d(X[:, 1], np.arange(X[:, 1].min() - 20, X[:, 1].max() + 20))
     model = LocALS(3, reg_user=1.0, random_state=0)
     assert measure_leak(model.set_params(items=items), X).interactions == 1.0
-    with pytest.raises(ValueError, match="X has items .* that are not in `items`"):
+    with pytest.raises(ValueError, match=r"X has items .* that are not in `items`"):
         measure_leak(model.set_params(items=items[:-30]), X)
 
 

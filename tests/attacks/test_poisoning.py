@@ -172,7 +172,7 @@ def test_exposure_counts_users_without_the_item(toy):
     assert exposure(model, item, k=1) == (items == item).mean()
     with pytest.raises(ValueError, match="Item 5 is unknown"):
         exposure(model, 5)
-    with pytest.raises(ValueError, match="have item .* already"):
+    with pytest.raises(ValueError, match=r"have item .* already"):
         exposure(model, item, X[X[:, 1] == item, 0])
 
 

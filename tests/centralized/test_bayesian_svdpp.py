@@ -257,7 +257,8 @@ def test_no_weight_is_too_heavy():
     weights[3] = 1e9
     mean, std = quick().fit(X, y, sample_weight=weights).predict(X, return_std=True)
     assert mean[3] == pytest.approx(y[3], abs=0.3)
-    assert np.isfinite(mean).all() and np.isfinite(std).all()
+    assert np.isfinite(mean).all()
+    assert np.isfinite(std).all()
 
 
 def test_items_that_nobody_has_rated_change_nothing_else(toy):
@@ -311,7 +312,8 @@ def test_every_sweep_is_a_task_and_can_stop_the_fit(toy, stop, n_samples):
     watch = Watch()
     stopped = quick().set_callbacks(watch).fit(*toy)
     assert watch.ended == ["sweep"] * stop + ["fit"]
-    assert stopped.n_samples_ == n_samples and len(stopped.loss_curve_) == stop
+    assert stopped.n_samples_ == n_samples
+    assert len(stopped.loss_curve_) == stop
     np.testing.assert_array_equal(watch.predictions[-1], watch.predictions[-2])
     if n_samples == 2:
         alone = quick(n_samples=2).fit(*toy)

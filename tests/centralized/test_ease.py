@@ -52,7 +52,8 @@ def test_known_users_rows_are_replaced_among_those_of_others():
     model.fold_in([[-1, item], [user, item]], [1.0, 1.0], replace=True)
     rows = model.user_history_.toarray()
     place = int(np.flatnonzero(model.user_ids_ == user)[0])
-    assert rows.shape == (26, 11) and rows[place].sum() == rows[25].sum() == 1
+    assert rows.shape == (26, 11)
+    assert rows[place].sum() == rows[25].sum() == 1
     others = np.arange(25) != place
     np.testing.assert_array_equal(rows[:25][others], before[others])
 

@@ -85,7 +85,8 @@ def test_names_and_defaults_are_the_librarys(Estimator):
     ours = Estimator().get_params()
     for name in ours.keys() - {"n_factors", "n_jobs", "solver", "items"}:
         assert getattr(library, renamed.get(name, name)) == ours[name], name
-    assert ImplicitALS().solver == "cg" and by_the_library(ImplicitALS).use_cg
+    assert ImplicitALS().solver == "cg"
+    assert by_the_library(ImplicitALS).use_cg
 
 
 @pytest.mark.parametrize("regularization", [0.5, 10.0])
@@ -206,7 +207,7 @@ def test_a_stranger_gets_the_mean_of_all_users(Estimator, toy):
     stranger = -1
     predicted = model.predict([[stranger, item] for item in model.item_ids_])
     assert predicted == pytest.approx(mean, rel=1e-5, abs=1e-6)
-    items, scores = model.recommend([stranger, model.user_ids_[0]], 3, exclude_seen=False)
+    _items, scores = model.recommend([stranger, model.user_ids_[0]], 3, exclude_seen=False)
     assert scores[0] == pytest.approx(np.sort(mean)[::-1][:3], rel=1e-5, abs=1e-6)
     assert len(np.unique(predicted)) == model.n_items_
     level = np.mean(getattr(model, "user_bias_", [0.0]), dtype=float)
@@ -383,7 +384,8 @@ def test_threads_reach_the_library(Estimator, toy, monkeypatch):
     monkeypatch.setattr(model, "_library_model", lambda *args: seen.append(make(*args)) or seen[-1])
     model.fit(*toy)
     assert seen[0].num_threads == 2
-    assert model.set_params(n_jobs=None).fit(*toy) and seen[1].num_threads == 1
+    assert model.set_params(n_jobs=None).fit(*toy)
+    assert seen[1].num_threads == 1
 
 
 @every_adapter

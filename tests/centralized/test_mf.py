@@ -183,14 +183,15 @@ def test_loss_decreases_and_predictions_stay_in_range(Estimator):
     pairs = np.stack(np.meshgrid(model.user_ids_, model.item_ids_), axis=-1).reshape(-1, 2)
     predicted = model.predict(pairs)
     assert model.rating_range_ == (1, 5)
-    assert predicted.min() == 1 and predicted.max() == 5
+    assert predicted.min() == 1
+    assert predicted.max() == 5
 
 
 @every_method
 def test_divergence_is_named(Estimator, toy):
     with (
         np.errstate(all="ignore"),
-        pytest.raises(ValueError, match="diverged: .* Lower learning_rate"),
+        pytest.raises(ValueError, match=r"diverged: .* Lower learning_rate"),
     ):
         Estimator(4, init_std=1e10, random_state=0).fit(*toy)
 

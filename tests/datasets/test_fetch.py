@@ -338,7 +338,7 @@ def test_an_archive_without_the_ratings(no_download, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, message",
+    ("name", "message"),
     [
         ("movielens-100k", r"ratings\) = \(3, 2, 4\) instead of \(943, 1682, 100000\)"),
         ("movielens-1m", r"ratings\) = \(3, 2, 4\) instead of \(6040, 3706, 1000209\)"),
@@ -356,7 +356,7 @@ def test_other_data_under_that_name_are_refused(name, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    ("content", "message"),
     [
         ("user,item\n1,2\n", "and ratings"),
         ("user,item,rating\na,2,3\n", "whole-numbered"),
@@ -370,7 +370,7 @@ def test_tables_of_another_kind_are_refused(content, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, old, new, message",
+    ("name", "old", "new", "message"),
     [
         ("movielens-latest-small", ",4,", ",0.7,", "half stars from 0.5 to 5"),
         ("filmtrust", " 3.5", " 4.5", "half stars from 0.5 to 4"),
@@ -399,7 +399,7 @@ def test_unknown_variant(fetcher, no_download):
 
 
 @pytest.mark.parametrize(
-    "name, mean",
+    ("name", "mean"),
     [
         ("movielens-100k", 3.52986),
         ("movielens-1m", 3.581564),

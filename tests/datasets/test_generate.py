@@ -233,7 +233,7 @@ def test_missing_pandas_is_named_with_its_extra(without_pandas):
 
 
 @pytest.mark.parametrize(
-    "parameters, message",
+    ("parameters", "message"),
     [
         ({"n_users": 3, "n_items": 4, "n_ratings": 13}, "more than the n_users . n_items = 12"),
         ({"n_users": 10, "n_items": 4, "n_ratings": 9}, "less than n_users . min_ratings_per_us"),

@@ -212,7 +212,7 @@ def test_missing_pandas_is_named_with_its_extra(without_pandas):
 
 
 @pytest.mark.parametrize(
-    "parameters, message",
+    ("parameters", "message"),
     [
         ({"n_users": 3, "n_items": 4, "n_interactions": 13}, "n_interactions=13 is more than"),
         ({"n_users": 10, "n_items": 4, "n_interactions": 9}, "n_users . min_interactions_per_us"),

@@ -120,7 +120,7 @@ def test_no_rating_column_is_implicit_feedback(write):
 
 
 @pytest.mark.parametrize(
-    "texts, expected",
+    ("texts", "expected"),
     [
         (["1", "-20", "0"], [1, -20, 0]),
         (["1.5", "2", "-3e2"], [1.5, 2.0, -300.0]),
@@ -201,7 +201,7 @@ def test_missing_pandas_is_named_with_its_extra(without_pandas):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    ("content", "message"),
     [
         ("", r"ratings\.txt is empty"),
         ("\n \n", r"ratings\.txt is empty"),
@@ -234,7 +234,7 @@ def test_the_line_is_right_beyond_the_first_chunk(write, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "columns, error, message",
+    ("columns", "error", "message"),
     [
         ({"user": "nobody"}, ValueError, "no column 'nobody' for the user.*'uid'"),
         ({"user": 7}, ValueError, "no column 7 for the user.*0 to 2"),

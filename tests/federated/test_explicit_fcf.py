@@ -135,7 +135,8 @@ def test_items_that_nobody_has_rated_have_no_vector(toy):
     X, y = toy
     items = np.append(np.unique(X[:, 1]), 5000)
     model = make(items=items).fit(X, y)
-    assert not model.item_factors_[-1].any() and model.item_bias_[-1] == 0
+    assert not model.item_factors_[-1].any()
+    assert model.item_bias_[-1] == 0
 
 
 @pytest.mark.parametrize("n_rounds", [1, 2])

@@ -155,7 +155,7 @@ def test_dense_uploads_that_do_not_fit_are_refused(toy, monkeypatch):
     # 12 clients, 9 items, 3 factors, 8 bytes each.
     monkeypatch.setattr(fcf, "DENSE_LIMIT", 12 * 9 * 3 * 8 - 1)
     model = make(federation=Federation(aggregator=IDLE))
-    with pytest.raises(ValueError, match='those of 12 clients, each with 9 x 3 .* upload="own"'):
+    with pytest.raises(ValueError, match=r'those of 12 clients, each with 9 x 3 .* upload="own"'):
         model.fit(X)
     for fits in (
         make(),

@@ -284,13 +284,14 @@ def test_small_weights_say_little_and_break_nothing(toy):
         .predict(X, return_std=True)[1]
         for weight in (1.0, 0.01, 1e-4)
     ]
-    assert (stds[1] < 3).all() and (stds[2] < 3).all()
+    assert (stds[1] < 3).all()
+    assert (stds[2] < 3).all()
 
 
 def test_weights_too_large_for_float32_are_refused(toy):
     X, y = toy
     make().fit(X, y, sample_weight=np.full(len(y), 1e5))
-    with pytest.raises(ValueError, match="weigh .*e.07 in all.*divide sample_weight by its mean"):
+    with pytest.raises(ValueError, match=r"weigh .*e.07 in all.*divide sample_weight by its mean"):
         make().fit(X, y, sample_weight=np.full(len(y), 5e6))
 
 

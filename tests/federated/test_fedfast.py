@@ -207,7 +207,7 @@ def test_a_client_that_diverges_goes_back_to_where_it_began(toy):
 
 
 def test_every_user_vector_is_uploaded():
-    X, y = make_toy(n_users=30, n_items=200, density=0.05)
+    X, _y = make_toy(n_users=30, n_items=200, density=0.05)
     model = FedFast(8, random_state=0)
     assert model.fit(X).privacy_.server_sees == "single uploads"
     report = measure_leak(model, X)
@@ -263,11 +263,13 @@ def test_what_happens_to_uploads_happens_before_they_are_weighed(setting, toy):
     X, _ = toy
     plain = make().fit(X).item_factors_
     changed = make(federation=Federation(**setting)).fit(X).item_factors_
-    assert np.isfinite(changed).all() and np.abs(plain - changed).max() > 1e-3
+    assert np.isfinite(changed).all()
+    assert np.abs(plain - changed).max() > 1e-3
 
 
 def test_equal_vectors_make_fewer_clusters(toy, recwarn):
     model = make(n_clusters=5)
     server = {"client_vectors": np.array([[0.0, 1.0]] * 3 + [[2.0, 1.0]])}
     clusters = model._with_clusters(server, Key(0))["clusters"]
-    assert Counter(clusters.tolist()).most_common(1)[0][1] == 3 and not recwarn
+    assert Counter(clusters.tolist()).most_common(1)[0][1] == 3
+    assert not recwarn

@@ -147,7 +147,8 @@ def test_virtual_items_are_unrated_and_as_many_as_asked_for(virtual_items):
     for u in range(data.n_users):
         rated = data.items[data.indptr[u] : data.indptr[u + 1]]
         for sent in (one[u], other[u]):
-            assert np.isin(rated, sent).all() and len(np.unique(sent)) == len(sent)
+            assert np.isin(rated, sent).all()
+            assert len(np.unique(sent)) == len(sent)
             assert len(sent) == min(2 * len(rated), data.n_items)
         changed |= not np.array_equal(one[u], other[u])
     assert changed == (virtual_items == "redrawn")
@@ -160,7 +161,8 @@ def test_every_set_of_virtual_items_is_equally_likely():
     pairs, counts = np.unique(
         [sent[c] for c in sent if len(sent[c]) == 3], axis=0, return_counts=True
     )
-    assert len(pairs) == 6 and data.n_items == 5
+    assert len(pairs) == 6
+    assert data.n_items == 5
     assert counts == pytest.approx(500, abs=4 * np.sqrt(500))
 
 
@@ -179,7 +181,8 @@ def test_intersecting_rounds_finds_redrawn_virtual_items_out():
     redrawn = make(n_virtual=3, virtual_items="redrawn")
     shares = fedrec.rated_among_repeated(redrawn, X, y, (1, 3, 10))
     assert shares[0] == pytest.approx(0.25, abs=0.01)
-    assert shares[1] > 0.7 and shares[2] > 0.99
+    assert shares[1] > 0.7
+    assert shares[2] > 0.99
     fixed = redrawn.set_params(virtual_items="fixed")
     assert fedrec.rated_among_repeated(fixed, X, y, (1, 3, 10)) == [shares[0]] * 3
 
@@ -190,14 +193,15 @@ def test_values_of_one_plaintext_upload_find_them_out(hybrid_start, virtual_item
     X, y = make_toy(30, 200, density=0.1)
     model = make(n_virtual=3, hybrid_start=hybrid_start, virtual_items=virtual_items)
     report = measure_leak(model, X, y)
-    assert report.interactions > 0.95 and report.directions == 1
+    assert report.interactions > 0.95
+    assert report.directions == 1
     assert report.values > 3 * report.chance["values"]
 
 
 def test_what_does_not_add_up_encrypted_is_refused(toy):
     pytest.importorskip("tenseal", reason="needs the extra [privacy]")
     federation = Federation(secure_aggregation=CKKS())
-    with pytest.raises(ValueError, match='FedRec must send whole matrices.*upload="all"'):
+    with pytest.raises(ValueError, match=r'FedRec must send whole matrices.*upload="all"'):
         make(federation=federation).fit(*toy)
     model = make(upload="all", n_virtual=0, n_rounds=3)
     plain = model.fit(*toy).item_factors_
@@ -207,7 +211,7 @@ def test_what_does_not_add_up_encrypted_is_refused(toy):
 
 def test_local_noise_is_refused(toy):
     federation = Federation(local_dp=LaplaceMechanism(0.2, 0.1))
-    with pytest.raises(ValueError, match="FedRec has no local_dp.*Use RFRec"):
+    with pytest.raises(ValueError, match=r"FedRec has no local_dp.*Use RFRec"):
         make(federation=federation, rating_scale=(1, 5), items=np.unique(toy[0][:, 1])).fit(*toy)
 
 

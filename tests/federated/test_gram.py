@@ -118,7 +118,8 @@ def test_spectral_factors_have_a_sign_an_order_and_a_size():
     largest = np.abs(factors).argmax(axis=0)
     assert (factors[largest, np.arange(6)] > 0).all()
     wide = FedSpectral(25).fit(X, y).item_factors_
-    assert wide.shape == (20, 25) and not wide[:, 20:].any()
+    assert wide.shape == (20, 25)
+    assert not wide[:, 20:].any()
 
 
 @every_method

@@ -177,7 +177,8 @@ def test_threads_and_blocks_do_not_change_a_bit(monkeypatch):
 def test_codes_are_packed_and_unpacked(n_bits):
     signs = np.where(np.random.default_rng(0).random((5, n_bits)) < 0.5, -1, 1)
     codes = pack_codes(signs)
-    assert codes.dtype == np.uint64 and codes.shape == (5, n_words(n_bits))
+    assert codes.dtype == np.uint64
+    assert codes.shape == (5, n_words(n_bits))
     np.testing.assert_array_equal(unpack_codes(codes, n_bits), signs)
     with pytest.raises(ValueError, match="pass the n_bits that"):
         unpack_codes(codes, n_bits + 64)
@@ -239,9 +240,11 @@ def test_the_packed_search_finds_what_the_scores_say(n_bits, user_bits, asked):
 def test_sizes_are_those_of_the_arrays():
     X, y = make_toy()
     report = make(n_bits=64, user_bits=1).fit(X, y).size_report()
-    assert report["item_codes"] == 9 * 8 and report["user_code"] == 8
+    assert report["item_codes"] == 9 * 8
+    assert report["user_code"] == 8
     assert report["item_factors_float32"] == 32 * report["item_codes"]
-    assert report["download"] == 9 * 8 and report["download_float32"] == 32 * 9 * 8
+    assert report["download"] == 9 * 8
+    assert report["download_float32"] == 32 * 9 * 8
 
 
 # ------------------------------------------------------------------------- what is sent
@@ -258,7 +261,8 @@ def test_the_ledger_counts_codes_down_and_integers_up():
     for aggregation, nbytes in up.items():
         model = make(n_bits=f, aggregation=aggregation, n_negatives=0).fit(X, y)
         catalogue, *rounds, final = model.communication_.entries
-        assert catalogue["bytes_up"] == 0 and catalogue["bytes_down"] == n * 9 * 8
+        assert catalogue["bytes_up"] == 0
+        assert catalogue["bytes_down"] == n * 9 * 8
         assert {e["bytes_down"] for e in (*rounds, final)} == {n * 9 * 8}
         assert {e["bytes_up"] for e in rounds} == {nbytes}
     model = make(n_bits=f, aggregation="gradient", upload="all").fit(X, y)
@@ -269,7 +273,9 @@ def test_negatives_are_visited_and_counted_once():
     X, y = make_toy(12, 40, density=0.1)
     model = make(n_bits=8, aggregation="gradient", n_negatives=3, n_rounds=20).fit(X, y)
     sizes = np.array([row["bytes_up"] for row in model.history_]) / (8 * 8 + 4)
-    assert (sizes > len(X)).all() and (sizes <= len(X) * 4).all() and len(set(sizes)) > 1
+    assert (sizes > len(X)).all()
+    assert (sizes <= len(X) * 4).all()
+    assert len(set(sizes)) > 1
 
 
 def recovered(X, y):
@@ -316,7 +322,8 @@ def test_a_plaintext_upload_gives_codes_and_ratings_away():
     X, y = make_toy(30, 40, density=0.3)
     n_exact, n_mirrored, n_ratings, n_rows = recovered(X, np.where(y == 2, 5, y))
     assert n_exact + n_mirrored == 30
-    assert n_exact > 20 and n_ratings > 0.8 * n_rows
+    assert n_exact > 20
+    assert n_ratings > 0.8 * n_rows
 
 
 def test_the_full_form_sends_a_users_vector():
@@ -431,7 +438,7 @@ def test_new_users_are_served_as_if_alone(aggregation):
 
 def test_bad_new_users_are_named():
     X, y = make_toy()
-    new = X[:2] + [[5000, 0]]
+    new = [*X[:2], [5000, 0]]
     with pytest.raises(ValueError, match=r"y has the rating 9, outside rating_scale=\(1, 5\)"):
         make(targets="ratings").fit(X, y).fold_in(new, [9, 1])
     with pytest.raises(ValueError, match="sums of these weights may not fit"):
@@ -481,7 +488,8 @@ def test_a_twin_of_an_item_gets_about_its_code():
     model.fold_in_items(twin)
     signs = model.item_factors_.astype(int)
     agreement = signs[:-1] @ signs[-1]
-    assert agreement.argmax() == 4 and agreement[4] > 32
+    assert agreement.argmax() == 4
+    assert agreement[4] > 32
 
 
 def test_bad_new_items_are_named():
@@ -519,7 +527,7 @@ def test_bad_parameters_are_named(parameters, message):
 
 
 def test_ratings_without_a_scale_are_named():
-    X, y = make_toy()
+    X, _y = make_toy()
     with pytest.raises(ValueError, match="All ratings are 3, which is no scale"):
         make(targets="ratings").fit(X, np.full(len(X), 3.0))
     scaled = make(targets="ratings", rating_scale=(1, 5)).fit(X, np.full(len(X), 3.0))
@@ -592,7 +600,7 @@ class TestQuality:
         return scores["hit_rate@10"]
 
     def test_reaches_its_number_and_beats_popularity(self, parts):
-        X, y, test = parts
+        X, _y, test = parts
         popular = self.hit_rate(Popularity().fit(X), test)
         ours = self.hit_rate(LightFR(n_rounds=20, random_state=0).fit(X), test)
         assert ours > popular + 0.08
@@ -622,7 +630,7 @@ def test_secure_sums_take_whole_matrices_and_a_scheme_that_holds_the_integers(to
     pytest.importorskip("phe", reason="needs fedrecsk[privacy]")
     X, _ = toy
     model = LightFR(8, n_rounds=2, random_state=0, federation=Federation())
-    with pytest.raises(ValueError, match='whole matrices.*set upload="all"'):
+    with pytest.raises(ValueError, match=r'whole matrices.*set upload="all"'):
         clone(model).set_params(federation__secure_aggregation=CKKS()).fit(X)
     model.set_params(upload="all")
     with pytest.raises(ValueError, match=r"CKKS\(\) holds .* use CKKS\(8192"):

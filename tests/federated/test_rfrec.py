@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -170,7 +172,7 @@ def test_local_prediction_uses_the_clients_own_matrix(Estimator, biases, toy):
             pairs = [[model.user_ids_[u], item] for item in model.item_ids_]
             expected = np.clip(low + (high - low) * score, low, high)
             assert model.predict(pairs) == pytest.approx(expected)
-            items, scores = model.recommend([model.user_ids_[u]], 9, exclude_seen=False)
+            _items, scores = model.recommend([model.user_ids_[u]], 9, exclude_seen=False)
             assert scores[0] == pytest.approx(np.sort(expected)[::-1])
 
 
@@ -179,14 +181,16 @@ def test_the_ledger_counts_what_the_protocol_sends(toy):
     n, m, width, rounds = 12, 9, 4, 8
     ledger = make(RFRec).fit(X, y).communication_
     catalogue, setup, *entries, final = ledger.entries
-    assert catalogue["bytes_down"] == n * 8 * m and catalogue["bytes_up"] == 0
+    assert catalogue["bytes_down"] == n * 8 * m
+    assert catalogue["bytes_up"] == 0
     assert setup["bytes_up"] == n * 4 * (2 + m)
     assert setup["bytes_down"] == n * 4 * (3 + m)
     assert len(entries) == rounds
     for entry in entries:
         assert entry["bytes_up"] == entry["bytes_down"] == n * m * width * 4
         assert entry["messages_up"] == entry["messages_down"] == n
-    assert final["bytes_down"] == n * m * width * 4 and final["bytes_up"] == 0
+    assert final["bytes_down"] == n * m * width * 4
+    assert final["bytes_up"] == 0
     paper = make(RFRec, biases=False, reg_item=0.0).fit(X, y).communication_
     assert paper.bytes_up == rounds * n * m * 3 * 4
 
@@ -203,11 +207,12 @@ def test_rfrecf_sends_only_when_the_coin_changes(toy):
     model = make(RFRecF, n_rounds=400).fit(*toy)
     key, p = seed_of(model), model.aggregation_probability
     coins = [0] + [int(key.at(t).uniform("coin") < p) for t in range(400)]
-    changes = list(zip(coins[:-1], coins[1:], strict=True))
+    changes = list(itertools.pairwise(coins))
     history = model.history_
     assert [bool(row["bytes_up"]) for row in history] == [c == (0, 1) for c in changes]
     sent_down = [bool(row["bytes_down"]) for row in history]
-    assert sent_down[1:] == [c == (1, 0) for c in changes[1:]] and sent_down[0]
+    assert sent_down[1:] == [c == (1, 0) for c in changes[1:]]
+    assert sent_down[0]
     assert sum(map(sum, zip(sent_down, [c == (0, 1) for c in changes], strict=True))) == (
         pytest.approx(2 * p * (1 - p) * 400, abs=40)
     )
@@ -218,10 +223,12 @@ def test_the_privacy_report_has_both_epsilons(toy):
     report = make(RFRec, federation=setting, rating_scale=(1, 5)).fit(*toy).privacy_
     assert report.mechanism == "laplace"
     assert report.epsilon_per_coordinate == pytest.approx(10)
-    assert report.n_uploads == 8 and report.n_coordinates == 8 * 9 * 4
+    assert report.n_uploads == 8
+    assert report.n_coordinates == 8 * 9 * 4
     assert report.epsilon == pytest.approx(10 * 8 * 9 * 4)
     plaintext = make(RFRec).fit(*toy).privacy_
-    assert plaintext.mechanism == "none" and plaintext.epsilon == float("inf")
+    assert plaintext.mechanism == "none"
+    assert plaintext.epsilon == float("inf")
 
 
 def test_there_is_no_set_up_under_local_dp(toy):
@@ -301,7 +308,7 @@ def test_too_much_memory_is_refused_before_any_work():
     X[:n_items, 1] = np.arange(n_items)
     y = rng.integers(1, 6, len(X))
     offline = Federation(dropout=0.1, dropout_mode="offline")
-    with pytest.raises(ValueError, match='unequal history exactly would .* aggregation="holders"'):
+    with pytest.raises(ValueError, match=r'unequal history exactly would .* aggregation="holders"'):
         RFRec(federation=offline).fit(X, y)
     RFRec(n_rounds=1, aggregation="holders", federation=offline).fit(X, y)
     RFRec(n_rounds=1, federation=Federation(aggregator=NormClipping())).fit(X, y)
@@ -326,7 +333,8 @@ def test_new_users_get_the_vector_that_minimises_their_loss(Estimator):
 
 def test_more_rounds_fit_the_training_rows_better(toy):
     curve = make(RFRec, n_rounds=30).fit(*toy).loss_curve_
-    assert len(curve) == 30 and curve[-1] < 0.6 * curve[0]
+    assert len(curve) == 30
+    assert curve[-1] < 0.6 * curve[0]
 
 
 class TestQuality:

@@ -1,5 +1,7 @@
 """Recommenders whose scores are given, so that tests know them."""
 
+from typing import ClassVar
+
 import numpy as np
 from scipy import sparse
 from sklearn.base import BaseEstimator
@@ -15,7 +17,7 @@ def score(user, item):
 class Given(RankingMixin, Recommender):
     """Ours: scores pairs by :func:`score`, unknown users as user 0."""
 
-    _parameter_constraints: dict = {}
+    _parameter_constraints: ClassVar[dict] = {}
 
     def __init__(self, offset=0.0):
         self.offset = offset

@@ -133,7 +133,8 @@ def results(values, costs):
 )
 def test_the_best_that_the_budget_allows(values, costs, best):
     index = best_within(25)(results(values, costs))
-    assert index == best and isinstance(index, int)
+    assert index == best
+    assert isinstance(index, int)
 
 
 @pytest.mark.parametrize(

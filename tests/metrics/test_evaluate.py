@@ -79,7 +79,7 @@ def test_given_negatives(Model, case, data):
     k = min(2, len(model.item_ids_))
     users = set(test[:, 0].tolist())
     items = st.lists(st.integers(0, 8), min_size=4, max_size=9)
-    lists = {user: data.draw(items) + [9, 10] for user in users}
+    lists = {user: [*data.draw(items), 9, 10] for user in users}
     pairs = np.array([(u, i) for u, items in lists.items() for i in items])
     for negatives in (lists, pairs, pairs[::-1], pd.DataFrame(pairs)):
         values = evaluate_ranking(model, test, y, metrics=METRICS, k=k, negatives=negatives)
@@ -233,7 +233,7 @@ def test_pipelines_and_their_negatives_are_transformed():
     negatives = {
         user: np.setdiff1d(np.unique(X[:, 1]), X[X[:, 0] == user, 1]) for user in np.unique(X[:, 0])
     }
-    shift = FunctionTransformer(lambda X: X + [1000, 5])
+    shift = FunctionTransformer(lambda X: [*X, 1000, 5])
     named = make_pipeline("passthrough", shift, BiasOnly()).fit(X[train], y[train])
     direct = BiasOnly().fit(X[train], y[train])
     for options in ({}, {"negatives": negatives}, {"n_negatives": 2, "random_state": 0}):
@@ -241,7 +241,7 @@ def test_pipelines_and_their_negatives_are_transformed():
             direct, X[test], y[test], k=2, **options
         )
     frame = pd.DataFrame(X, columns=["u", "i"])
-    shifted = make_pipeline(FunctionTransformer(lambda X: X + [1000, 5]), BiasOnly())
+    shifted = make_pipeline(FunctionTransformer(lambda X: [*X, 1000, 5]), BiasOnly())
     shifted.fit(frame[train], y[train])
     assert evaluate_ranking(
         shifted, frame[test], y[test], k=2, negatives=negatives
@@ -301,7 +301,7 @@ def test_not_a_fitted_recommender():
         evaluate_ranking(make_pipeline("passthrough", Popularity()), [[1, 2]])
     line = LinearRegression().fit([[1, 2], [2, 3]], [1, 2])
     with pytest.raises(
-        TypeError, match="LinearRegression is not a recommender: it has no item_ids_. "
+        TypeError, match=r"LinearRegression is not a recommender: it has no item_ids_. "
     ):
         evaluate_ranking(line, [[1, 2]])
 
@@ -328,7 +328,7 @@ def test_a_model_that_tells_is_asked_and_another_goes_by_the_rows_of_fit():
 
 
 def test_what_does_not_predict_is_named():
-    with pytest.raises(TypeError, match="object cannot be ranked: it has no predict. Ranking a"):
+    with pytest.raises(TypeError, match=r"object cannot be ranked: it has no predict. Ranking a"):
         evaluate_ranking(object(), [[1, 12]], X_train=TRAIN)
     with pytest.raises(NotFittedError):
         evaluate_ranking(Popularity(), [[1, 12]], k=1, X_train=TRAIN)
@@ -343,7 +343,7 @@ def test_nan_scores_are_named():
 def test_a_peer_that_forgets_what_users_saw_is_named():
     model = Peer(remembers=False).fit(TRAIN)
     for options in ({}, {"n_negatives": 1}):
-        with pytest.raises(ValueError, match="Peer does not tell .* X_train .* exclude_seen=Fals"):
+        with pytest.raises(ValueError, match=r"Peer does not tell .* X_train .* exclude_seen=Fals"):
             evaluate_ranking(model, [[1, 12]], k=1, **options)
         told = evaluate_ranking(model, [[1, 12]], k=1, X_train=TRAIN, random_state=0, **options)
         whole = Peer().fit(TRAIN)
@@ -365,7 +365,7 @@ def test_the_usual_leave_one_out_file_as_it_is(ml1m):
     files = Path(SHARED_DATA) / "ml-1m"
     if not files.is_dir():
         pytest.skip("needs the leave-one-out files of MovieLens-1M in shared/data")
-    X, y = ml1m
+    X, _y = ml1m
     test = pd.read_csv(files / "leave_one_out_test.csv.gz")
     negatives = pd.read_csv(files / "leave_one_out_negatives.csv.gz")
     pair = X[:, 0] * 10_000 + X[:, 1]

@@ -153,7 +153,7 @@ def test_scorers_look_through_pipelines_and_searches(data):
     train, test = slice(None, -60), slice(-60, None)
     scorer = several(n_negatives=4, random_state=0)
     expected = scorer(BiasOnly().fit(X[train], y[train]), X[test], y[test])
-    shift = FunctionTransformer(lambda X: X + [1000, 5])
+    shift = FunctionTransformer(lambda X: [*X, 1000, 5])
     inner = GridSearchCV(BiasOnly(), {"reg_item": [10.0]}, cv=CV)
     for model in (
         make_pipeline(shift, BiasOnly()),
@@ -205,7 +205,8 @@ def test_an_error_while_scoring_follows_error_score(data):
     scoring = {"ndcg": make_ranking_scorer(k=21), "recall": make_ranking_scorer("recall", 3)}
     with pytest.warns(UserWarning, match="k=21 is more than the 20 items"):
         run = cross_validate(Popularity(), X, y, cv=CV, scoring=scoring)
-    assert np.isnan(run["test_ndcg"]).all() and np.isfinite(run["test_recall"]).all()
+    assert np.isnan(run["test_ndcg"]).all()
+    assert np.isfinite(run["test_recall"]).all()
     with pytest.raises(ValueError, match="k=21 is more than the 20 items"):
         cross_validate(Popularity(), X, y, cv=CV, scoring=make_ranking_scorer(["mrr"], 21))
 

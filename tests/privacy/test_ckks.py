@@ -129,7 +129,7 @@ def test_a_value_that_may_overflow_is_refused_with_its_cure(keys):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_values_that_are_not_finite_are_refused(keys, bad):
-    with pytest.raises(ValueError, match="Value 1 of the vector is .* not finite"):
+    with pytest.raises(ValueError, match=r"Value 1 of the vector is .* not finite"):
         keys.clients.encrypt([0.0, bad])
 
 

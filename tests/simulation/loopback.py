@@ -183,7 +183,8 @@ class Machine:
 
         first, again = self.call(_update), self.call(_update)
         # The network fails, the server asks once more, and nothing happens twice.
-        assert first[0] == again[0] and np.array_equal(first[1], again[1])
+        assert first[0] == again[0]
+        assert np.array_equal(first[1], again[1])
         return first
 
     def validate(self, round, content):

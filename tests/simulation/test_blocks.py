@@ -1,3 +1,6 @@
+import functools
+import operator
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -57,7 +60,7 @@ class Named(list):
 
     @classmethod
     def joined(cls, parts):
-        return cls(sum(parts, []))
+        return cls(functools.reduce(operator.iadd, parts, []))
 
 
 def test_attributes_are_put_together_in_the_order_of_users():
@@ -77,7 +80,8 @@ def test_a_block_of_some_clients_has_their_ratings_in_their_order(data, seed):
     block = of_clients(data, clients)
     theirs = [slice(*data.rating_indptr[c : c + 2]) for c in clients]
     assert np.array_equal(block.items, np.concatenate([data.items[one] for one in theirs]))
-    assert np.array_equal(block.clients, clients) and block.n_items == data.n_items
+    assert np.array_equal(block.clients, clients)
+    assert block.n_items == data.n_items
 
 
 @pytest.mark.parametrize("n_items", [2, 90_000])
@@ -87,4 +91,5 @@ def test_blocks_are_few_and_catalogues_never_outweigh_ratings(n_items):
     data = encode(X)
     blocks = cut(data)
     assert block_size(data) >= 2**16
-    assert len(blocks) <= 64 and (len(blocks) - 1) * data.n_items <= len(data.items)
+    assert len(blocks) <= 64
+    assert (len(blocks) - 1) * data.n_items <= len(data.items)

@@ -97,7 +97,9 @@ def test_clients_that_never_received_a_message_send_nothing():
     _, clients, turn, _ = opened(RFRec(3, aggregation="holders"))
     clients.receive(0, None, turn._replace(receives=np.zeros(12, dtype=bool)))
     contributions, loss = clients.update(0)
-    assert contributions == [] and loss.tolist() == [0, 0] and clients.state is None
+    assert contributions == []
+    assert loss.tolist() == [0, 0]
+    assert clients.state is None
 
 
 def test_clients_of_one_block_may_have_received_different_messages():
@@ -180,7 +182,8 @@ def test_a_deployed_clients_answer_before_the_rounds_has_its_noise_too(separate)
         assert (answer.batch.sum_of_rest()["n"] != 1).all()
     else:
         # The simulator draws the noise of all clients at once.
-        assert answer.n_without_noise == 1 and answer.sums["n"].tolist() == [1, 1]
+        assert answer.n_without_noise == 1
+        assert answer.sums["n"].tolist() == [1, 1]
 
 
 def test_a_client_whose_validation_error_is_not_finite_spoils_nobody_elses():

@@ -243,7 +243,7 @@ def test_a_warm_start_in_another_setting_is_refused(first, then):
     model = LocALS(3, n_rounds=2, warm_start=True, random_state=0, federation=Federation(**first))
     model.fit(X)
     model.set_params(n_rounds=4, federation=Federation(**then))
-    with pytest.raises(ValueError, match="federation__.* has changed from"):
+    with pytest.raises(ValueError, match=r"federation__.* has changed from"):
         model.fit(X)
 
 

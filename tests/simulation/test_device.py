@@ -71,7 +71,8 @@ def test_devices_learn_what_the_simulator_says(Estimator):
         pairs = np.stack([np.repeat(model.user_ids_, 9), np.tile(CATALOGUE, model.n_users_)], 1)
         assert model.predict(pairs) == pytest.approx(simulated.predict(pairs), abs=1e-4)
         items, scores = model.recommend(model.user_ids_[:1], 2)
-        assert items.shape == (1, 2) and np.isfinite(scores).any()
+        assert items.shape == (1, 2)
+        assert np.isfinite(scores).any()
 
 
 def test_a_devices_model_folds_in_newcomers():
@@ -171,7 +172,9 @@ def test_nothing_but_plain_numbers_leaves_a_device(Estimator, parameters):
     for part in parts_of(steps):
         if isinstance(part, np.ndarray):
             # Not even a view, whose base might have more.
-            assert type(part) is np.ndarray and part.dtype.kind in "iubf" and part.base is None
+            assert type(part) is np.ndarray
+            assert part.dtype.kind in "iubf"
+            assert part.base is None
         else:
             assert part is None or type(part) in (str, int)
 

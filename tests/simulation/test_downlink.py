@@ -150,7 +150,7 @@ def test_the_last_model_is_whole_and_so_is_every_one_if_only_uploads_are_compres
 def test_a_model_that_does_not_fit_into_float16_says_so():
     downlink = make(Federation(compression=Quantization("float16")))
     downlink.send(Message(q=Dense(np.zeros((3, 2)))), EVERYONE, key=Key(0, 0))
-    with pytest.raises(ValueError, match='change of q in round 1 .* use Quantization."int8"'):
+    with pytest.raises(ValueError, match=r'change of q in round 1 .* use Quantization."int8"'):
         downlink.send(Message(q=Dense(np.full((3, 2), 1e6))), EVERYONE, key=Key(0, 1))
 
 

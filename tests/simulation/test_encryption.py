@@ -72,7 +72,7 @@ def test_a_sampled_audit_leaves_the_model_reproducible():
 
 def test_ciphertexts_are_what_the_ledger_counts():
     scheme = schemes()[0]
-    X, y = make_toy()
+    X, _y = make_toy()
     setting = Federation(secure_aggregation=scheme)
     model = make(LocALS, setting, aggregation="holders").fit(X)
     n, m, d = 12, 9, 3

@@ -9,7 +9,7 @@ from fedrecsk.compression import LowRank, TopK
 @pytest.mark.parametrize("federation", [None, Federation()], ids=str)
 def test_a_parameter_of_a_part_that_is_not_there_is_refused(federation):
     model = LocALS(federation=federation)
-    with pytest.raises(ValueError, match="compression__ratio .* because compression is None; set"):
+    with pytest.raises(ValueError, match=r"compression__ratio .* because compression is None; set"):
         model.set_params(federation__compression__ratio=0.5)
 
 

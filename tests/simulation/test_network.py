@@ -67,7 +67,7 @@ def test_other_columns_can_be_read():
         ledger, NetworkProfile(1, 1, 0, 0), up="payload_up", rounds_only=True
     )
     assert time.seconds == 125
-    with pytest.raises(ValueError, match="no column 'payload'.*'bytes_down'"):
+    with pytest.raises(ValueError, match=r"no column 'payload'.*'bytes_down'"):
         estimate_training_time(ledger, down="payload")
 
 

@@ -23,15 +23,19 @@ def test_masks_agree_with_each_other(federation, fraction, n_clients, round):
     assert not (delivers & ~active).any()
     assert not (delivers & dropped).any()
     if federation.dropout == 0:
-        assert not dropped.any() and np.array_equal(receives, delivers)
+        assert not dropped.any()
+        assert np.array_equal(receives, delivers)
         assert active.any()
     match federation.dropout_mode:
         case "upload":
-            assert np.array_equal(receives, active) and np.array_equal(active, delivers | dropped)
+            assert np.array_equal(receives, active)
+            assert np.array_equal(active, delivers | dropped)
         case "stale":
-            assert np.array_equal(receives, delivers) and np.array_equal(active, delivers | dropped)
+            assert np.array_equal(receives, delivers)
+            assert np.array_equal(active, delivers | dropped)
         case "offline":
-            assert np.array_equal(receives, active) and np.array_equal(active, delivers)
+            assert np.array_equal(receives, active)
+            assert np.array_equal(active, delivers)
 
 
 @given(FEDERATIONS, FRACTIONS, st.integers(1, 25))

@@ -104,7 +104,8 @@ def test_places_follow_the_order_of_the_ids():
     )
     assert [place.clients.tolist() for place in places] == [[2, 0], [1]]
     assert [place.first_users.tolist() for place in places] == [[3, 0], [1]]
-    assert server.client_ids.tolist() == [10, 20, 30] and server.n_users == 6
+    assert server.client_ids.tolist() == [10, 20, 30]
+    assert server.n_users == 6
 
 
 # ------------------------------------------------------------------------- chosen cohorts
@@ -114,7 +115,9 @@ class Even(FedMF):
     """Its cohort is every other client, in odd rounds; in even ones the federation draws it."""
 
     def _choose_cohort(self, server, n_clients, size, key):
-        assert n_clients == 12 and size == 3 and "item_factors" in server
+        assert n_clients == 12
+        assert size == 3
+        assert "item_factors" in server
         return np.arange(n_clients) % 2 == 0 if key.round % 2 else None
 
 
@@ -130,7 +133,8 @@ def test_a_method_may_choose_the_cohort_and_dropout_applies_to_it(mode):
     np.testing.assert_array_equal(
         turn, participation.of_cohort(chosen, federation, server.key.at(1))
     )
-    assert 0 < turn.dropped.sum() < 6 and not turn.dropped[~chosen].any()
+    assert 0 < turn.dropped.sum() < 6
+    assert not turn.dropped[~chosen].any()
     np.testing.assert_array_equal(turn.delivers, chosen & ~turn.dropped)
     np.testing.assert_array_equal(turn.active, chosen if mode != "offline" else turn.delivers)
 
@@ -508,7 +512,8 @@ def test_a_client_that_holds_other_items_than_it_registered_is_rejected():
         device.announce(announcement)
         device.receive(0, message)
     upload = server.close_round([one for device in devices[:2] for one in device.update(0)[0]])
-    assert upload.n_clients == 1 and server.ledger.entries[-1]["rejected"] == 1
+    assert upload.n_clients == 1
+    assert server.ledger.entries[-1]["rejected"] == 1
 
 
 # ------------------------------------------------- contributions that nobody has vouched for
@@ -637,7 +642,8 @@ def test_a_model_stays_what_it_is_in_an_empty_round():
     lost = [replace(u, arrives=nobody, accepted=nobody, sums={}) for u in uploads]
     assert server.close_round(lost) is None
     np.testing.assert_array_equal(server.state["item_vectors"], before)
-    assert server.n_empty_rounds == 1 and server.ledger.entries[-1]["rejected"] == 0
+    assert server.n_empty_rounds == 1
+    assert server.ledger.entries[-1]["rejected"] == 0
 
 
 def test_rounds_in_which_nobody_sends_by_design_are_not_warned_of(recwarn):

@@ -84,7 +84,8 @@ def test_a_sum_that_is_not_finite_is_dropped_and_counted(broken):
     one = Turn(*np.ones((2, 1), dtype=bool), False)
     parts[2] = contribution([2], one, None, {"x": np.array([1, broken, 1])})
     upload = uplink.collect(parts, X, KEY)
-    assert upload["x"].sum.tolist() == [6, 6, 6] and upload.n_clients == 6
+    assert upload["x"].sum.tolist() == [6, 6, 6]
+    assert upload.n_clients == 6
     assert uplink.ledger.entries[-1]["rejected"] == 1
 
 
@@ -142,7 +143,8 @@ def test_bytes_follow_the_wire_dtype_and_the_fields_own(wire_dtype, itemsize):
 
 def test_rows_cost_each_client_its_own_items():
     sizes = sizes_of({"q": Form((9, 4), rows="held")}, [3, 1, 0], q=np.ones((9, 4)))
-    assert sizes.nbytes.tolist() == [48, 16, 0] and sizes.coordinates.tolist() == [12, 4, 0]
+    assert sizes.nbytes.tolist() == [48, 16, 0]
+    assert sizes.coordinates.tolist() == [12, 4, 0]
 
 
 def test_chosen_rows_cost_their_numbers_too():
@@ -234,7 +236,8 @@ def test_counts_get_their_noise_beside_a_robust_aggregator():
     federation = Federation(local_dp=mechanism, aggregator=NormClipping(1e9))
     forms = {"q": Form((3, 2), clip=1.0), "n": Form((2,), clip=1.0, learned=False)}
     upload = uploaded(federation, forms, q=np.zeros((3, 2)), n=np.ones(2))
-    assert (upload["n"].sum != 5).all() and (upload["q"].sum != 0).all()
+    assert (upload["n"].sum != 5).all()
+    assert (upload["q"].sum != 0).all()
 
 
 class Median(Aggregator):
@@ -252,7 +255,8 @@ class Median(Aggregator):
 def test_an_aggregator_of_ones_own_gets_what_was_learned_and_no_counts():
     forms = {"q": Form((3, 2)), "n": Form((2,), dtype="uint8", learned=False)}
     upload = uploaded(Federation(aggregator=Median()), forms, q=np.ones((3, 2)), n=np.ones(2))
-    assert upload["q"].sum.tolist() == [[5, 5]] * 3 and upload["n"].sum.tolist() == [5, 5]
+    assert upload["q"].sum.tolist() == [[5, 5]] * 3
+    assert upload["n"].sum.tolist() == [5, 5]
     assert (
         uploaded(Federation(aggregator=Median()), forms, 2, q=np.ones((3, 2)), n=np.ones(2)) is None
     )
@@ -262,7 +266,8 @@ def test_integers_stay_exact_where_compression_looks_at_each():
     forms = {"n": Form((2, 1), dtype="int64")}
     n = 2**53 + 1
     upload = uploaded(Federation(compression=TopK()), forms, n=np.array([[n], [3]]))
-    assert upload["n"].sum.dtype == np.int64 and upload["n"].sum.tolist() == [[5 * n], [15]]
+    assert upload["n"].sum.dtype == np.int64
+    assert upload["n"].sum.tolist() == [[5 * n], [15]]
 
 
 def test_sizes_are_those_of_the_senders_alone():
