@@ -17,6 +17,13 @@ _USUAL_NAMES = {
 _USUAL_NAMES = {role: names.split() for role, names in _USUAL_NAMES.items()}
 _ALL_USUAL_NAMES = frozenset().union(*_USUAL_NAMES.values())
 
+# Tables of interactions have a few columns, matrices of users by items have hundreds.
+_WIDE = 15
+MATRIX = (
+    " If it is a matrix of users by items, with one column per item, turn it into one row per "
+    "rating first, for example with pandas.DataFrame.stack."
+)
+
 _ZERO, _NINE, _MINUS = ord("0"), ord("9"), ord("-")
 _NUMBER_CHARACTERS = np.array([0, *map(ord, "0123456789+-.eE")], dtype=np.uint32)
 
@@ -58,15 +65,35 @@ def assign_roles(
 
     for role in ("user", "item"):
         if role not in found:
-            seen = f"the columns {names}" if names else f"{width} column(s) and no header"
+            seen = f"the columns {listed(names)}" if names else f"{width} column(s) and no header"
             raise ValueError(
                 f"{source}: no column found for the {role}; it has {seen}. "
                 f"Say which it is, for example columns={{{role!r}: "
-                f"{names[0] if names else 0!r}}}."
+                f"{names[0] if names else 0!r}}}.{MATRIX if width > _WIDE else ''}"
             )
+    if width > _WIDE and names is None and not columns:
+        raise ValueError(
+            f"{source} has {width} columns and no header, so which of them are the user, the item "
+            f"and the rating? Say so with columns={{'user': 0, 'item': 1, ...}}.{MATRIX}"
+        )
     if len(set(found.values())) < len(found):
         raise ValueError(f"{source}: columns gives one column two roles: {found}.")
+    if names:
+        _check_repeated(found, columns, names, source)
     return {role: found[role] for role in ROLES if role in found}
+
+
+def _check_repeated(found, columns, names, source):
+    """Raise if a column was chosen by a name that the header has more than once."""
+    for role, position in found.items():
+        name = names[position]
+        if names.count(name) > 1 and not isinstance(columns.get(role), int | np.integer):
+            places = [place for place, other in enumerate(names) if other == name]
+            raise ValueError(
+                f"{source}: the header names {len(places)} columns {name!r} (positions "
+                f"{', '.join(map(str, places))}). Say by position which one is the {role}: "
+                f"columns={{{role!r}: {position}}}."
+            )
 
 
 def _position(role, where, names, width, source):
@@ -78,7 +105,7 @@ def _position(role, where, names, width, source):
             )
         if where not in names:
             raise ValueError(
-                f"{source}: no column {where!r} for the {role}; the header has {names}."
+                f"{source}: no column {where!r} for the {role}; the header has {listed(names)}."
             )
         return names.index(where)
     if isinstance(where, bool) or not isinstance(where, (int, np.integer)):
@@ -100,6 +127,12 @@ def _guess(role, names, width, taken):
     return next((c for c in candidates if c < width and c not in taken), None)
 
 
+def listed(names: list[str]) -> str:
+    """List names for a message: all of them, or the first ten of many."""
+    shown = ", ".join(map(repr, names[:10]))
+    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
+
+
 def _plain(name: str) -> str:
     """Reduce `User_ID`, `userId` and RecBole's `user_id:token` to `userid`."""
     name = name.split(":")[0]
@@ -112,6 +145,11 @@ def _is_number(field: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def has_decimal_comma(text: str) -> bool:
+    """Whether the text is a number such as 3,5."""
+    return "," in text and "." not in text and _is_number(text.replace(",", ".", 1))
 
 
 def typed(chunks: list[np.ndarray]) -> np.ndarray:
@@ -130,8 +168,11 @@ def typed(chunks: list[np.ndarray]) -> np.ndarray:
         numbers = texts.astype(np.float64)
         if np.isfinite(numbers).all() and len(np.unique(numbers)) == len(np.unique(texts)):
             return numbers
-    # Object chunks: one long text must not make every row as wide as itself.
-    return np.concatenate([chunk.astype(object) for chunk in chunks])
+    # Objects: one long text must not make every row as wide as itself. Each text is kept once.
+    known: dict[str, str] = {}
+    objects = np.empty(sum(map(len, chunks)), dtype=object)
+    objects[:] = [known.setdefault(text, text) for chunk in chunks for text in chunk.tolist()]
+    return objects
 
 
 def numbers(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

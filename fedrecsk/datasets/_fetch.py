@@ -113,14 +113,14 @@ def _read(spec: Published, path: Path) -> dict[str, np.ndarray]:
     source = TextSource(str(path), lambda: path.open("rb"))
     if path.name == Path(spec.unpacked).name:
         return _read_original(spec, source)
-    return read_ratings(source)[0]
+    return read_ratings(source).fields
 
 
 def _read_original(spec: Published, source: TextSource) -> dict[str, np.ndarray]:
     numbers = ("rating", "timestamp") if spec.milliseconds else ("rating",)
-    fields, _ = read_ratings(
+    fields = read_ratings(
         source, sep=spec.sep, header=spec.header, columns=spec.columns, numbers=numbers
-    )
+    ).fields
     if spec.milliseconds:
         fields["timestamp"] = np.rint(1000 * fields["timestamp"]).astype(np.int64)
     return fields

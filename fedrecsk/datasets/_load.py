@@ -1,17 +1,29 @@
 """Ratings from any delimited text file."""
 
+from __future__ import annotations
+
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from sklearn.utils import Bunch
 
+from fedrecsk._iso_dates import iso_seconds
 from fedrecsk._sklearn import StrOptions, validate_params
 from fedrecsk.datasets import _columns
 from fedrecsk.datasets._bunch import check_pandas, make_bunch, make_X, make_y
-from fedrecsk.datasets._delimited import Row, TextSource, read_rows, sniff_separator
+from fedrecsk.datasets._delimited import (
+    Row,
+    TextSource,
+    check_looks_like_rows,
+    comment_hint,
+    read_rows,
+    sniff_separator,
+)
 from fedrecsk.datasets._plain import read_plain
 
 # Rows converted at a time: enough to amortise numpy's calls, few enough that their Python
@@ -26,6 +38,8 @@ _CHUNK = 16_000
         "columns": [Mapping, None],
         "header": [StrOptions({"infer"}), "boolean"],
         "encoding": [str],
+        "comment": [str, None],
+        "quoted": ["boolean"],
         "as_frame": ["boolean"],
         "return_X_y": ["boolean"],
     },
@@ -38,24 +52,27 @@ def load_ratings(
     columns: Mapping[str, str | int | None] | None = None,
     header: bool | str = "infer",
     encoding: str = "utf-8",
+    comment: str | None = None,
+    quoted: bool = True,
     as_frame: bool = False,
     return_X_y: bool = False,
 ) -> Bunch | tuple:
-    """Load ratings from a delimited text file, plain or gzipped.
+    """Load ratings from a delimited text file, plain or compressed.
 
     The file has one interaction per line: a user, an item and, if it has them, a
-    rating and a timestamp. Other columns are ignored, and so are blank lines.
+    rating and a timestamp. Blank lines are skipped. Other columns are not read; a
+    warning names them unless you pass `columns`.
 
     Parameters
     ----------
     path : str or path-like
-        The file. Gzip is recognised by its content, whatever the name.
+        The file. Gzip, bzip2, xz, and zip archives of one file are recognised by their
+        content, whatever the name.
 
     sep : str, default=None
-        What separates two fields, of one or more characters. A blank stands for
-        any run of white space. With None it is sniffed from the first lines among
-        `::`, tab, `;`, `|`, `,` and blank. With a separator of one character
-        (other than a blank), fields may be quoted as in CSV.
+        Separator of two fields, of one or more characters. A blank stands for
+        any run of white space. None finds it in the first lines, among
+        `::`, tab, `;`, `|`, `,` and blank.
 
     columns : dict, default=None
         Maps the roles "user", "item", "rating" and "timestamp" to a column's name
@@ -70,7 +87,16 @@ def load_ratings(
         one has a usual name or the second line does have a number.
 
     encoding : str, default="utf-8"
-        The text's encoding. A byte order mark is skipped.
+        Encoding of the text. With the default, text that begins with the byte order mark of
+        UTF-16 or UTF-32 is read as such.
+
+    comment : str, default=None
+        How lines begin that are comments and are to be skipped, for example "#". None:
+        there are no comments.
+
+    quoted : bool, default=True
+        Whether fields may be quoted as in CSV, if the separator is one character other than a
+        blank. False: quotation marks are ordinary characters.
 
     as_frame : bool, default=False
         Whether to return pandas objects. Needs pandas.
@@ -86,8 +112,10 @@ def load_ratings(
         data : ndarray of shape (n_samples, 2) or (n_samples, 3), or DataFrame
             The columns user, item and, if the file has it, timestamp. A column is
             int64 if all its values are whole numbers, else float64 if all are
-            numbers, else str. Numbers that would not survive the trip (`007`,
-            more than 18 digits, `1.5` beside `1.50`) stay str. The array is int64 if every
+            numbers, else str. Numbers that would change (`007`,
+            more than 18 digits, `1.5` beside `1.50`) stay str. Timestamps that are ISO
+            dates, such as `2024-05-01` or `2024-05-01T12:30:00Z`, become seconds since 1970;
+            without a time zone they count as UTC. The array is int64 if every
             column is, else of dtype object.
         target : ndarray of shape (n_samples,) and dtype float64, Series or None
             The ratings. None if the file has no rating column: implicit feedback.
@@ -108,9 +136,10 @@ def load_ratings(
     FileNotFoundError
         If there is no such file.
     ValueError
-        If the file is empty, not in `encoding`, has lines of different width, lacks
-        the user or item column, or has an empty id or a rating that is not a finite
-        number. The message names the file, the line and the cure.
+        If the file is empty, damaged, binary or not in `encoding`; if its lines have different
+        numbers of fields; if it lacks the user or item column, or has several of that name; or if
+        an id is empty or a rating is not a finite number. The message names the file, the line
+        and what to do.
     ImportError
         If `as_frame` is True and pandas is missing.
 
@@ -136,30 +165,63 @@ def load_ratings(
     """
     if as_frame:
         check_pandas("load_ratings")
-    if sep == "":
-        raise ValueError("sep must have at least one character; sep=None sniffs it.")
-    path = Path(path).expanduser()
-    if not path.is_file():
-        what = "is a folder, not a file" if path.is_dir() else "does not exist"
-        raise FileNotFoundError(
-            f"{path} {what} (working directory: {Path.cwd()}). Pass the path of a text file."
+    if sep is not None and (sep == "" or set(sep) & set("\r\n")):
+        raise ValueError(
+            f"sep={sep!r} must have at least one character and no line break; sep=None finds it."
         )
-    source = TextSource(str(path), lambda: path.open("rb"), encoding)
-    fields, taken_from = read_ratings(source, sep=sep, columns=columns, header=header)
+    if comment == "":
+        raise ValueError("comment must have at least one character; None means no comments.")
+    path = _existing(Path(path).expanduser())
+    source = TextSource(str(path), lambda: path.open("rb"), encoding, comment, quoted)
+    fields, taken_from, others = read_ratings(source, sep=sep, columns=columns, header=header)
+    if others and columns is None:
+        warnings.warn(
+            f"{path}: {_columns_named(others)} {'are' if len(others) > 1 else 'is'} not read. X "
+            f"and y have {', '.join(taken_from)}. To choose other columns, or to silence this "
+            "warning, pass columns={'user': ..., 'item': ..., 'rating': ..., 'timestamp': ...}.",
+            stacklevel=3,
+        )
 
     y = make_y(fields.pop("rating", None), "load_ratings", as_frame=as_frame)
     X = make_X(fields, "load_ratings", as_frame=as_frame)
     if return_X_y:
         return X, y
     read = ", ".join(f"{role} from {column}" for role, column in taken_from.items())
+    not_read = f" Not read: {_columns_named(others)}." if others else ""
     return make_bunch(
         X,
         y,
         list(fields),
         as_frame=as_frame,
         filename=str(path),
-        DESCR=f"{len(X)} interactions read from {path}: {read}.",
+        DESCR=f"{len(X)} interactions read from {path}: {read}.{not_read}",
     )
+
+
+def _existing(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if path.is_dir():
+        what = "is a folder, not a file"
+    elif path.exists():
+        what = "is a pipe or device; save its content to a file first"
+    else:
+        what = "does not exist"
+    raise FileNotFoundError(
+        f"{path} {what} (working directory: {Path.cwd()}). Pass the path of a text file."
+    )
+
+
+def _columns_named(names: list[str]) -> str:
+    return f"{'columns' if len(names) > 1 else 'column'} {_columns.listed(names)}"
+
+
+class Read(NamedTuple):
+    """What :func:`read_ratings` found: an array per role, where it was, and unused columns."""
+
+    fields: dict[str, np.ndarray]
+    taken_from: dict[str, str]
+    others: list[str]
 
 
 def read_ratings(
@@ -169,7 +231,7 @@ def read_ratings(
     columns: Mapping[str, str | int | None] | None = None,
     header: bool | str = "infer",
     numbers: tuple[str, ...] = ("rating",),
-) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+) -> Read:
     """Read `source` into an array per role, and say which column each role came from.
 
     The roles in `numbers` become float64 and must be finite; the others take the type that
@@ -178,11 +240,12 @@ def read_ratings(
     lines = source.first_lines()
     if not lines:
         raise ValueError(f"{source.name} is empty: it must have at least one user and item.")
+    check_looks_like_rows(source, lines)
     if sep is None:
-        sep = sniff_separator(lines, source.name)
+        sep = sniff_separator(source, lines)
 
     with source.open() as text:
-        rows = read_rows(text, sep, source.name)
+        rows = read_rows(source, source.lines(text), sep)
         head = list(islice(rows, 2))
         first, second = head[0][1], head[1][1] if len(head) > 1 else None
         if header == "infer":
@@ -201,7 +264,7 @@ def read_ratings(
             while chunk := _next_chunk(body):
                 for role, position in roles.items():
                     parts[role].append(
-                        _convert(role, position, *chunk, source.name, is_number=role in numbers)
+                        _convert(role, position, *chunk, source, is_number=role in numbers)
                     )
 
     if not parts["user"]:
@@ -210,11 +273,34 @@ def read_ratings(
         role: np.concatenate(chunks) if role in numbers else _columns.typed(chunks)
         for role, chunks in parts.items()
     }
+    if "timestamp" in fields:
+        fields["timestamp"] = _times(fields["timestamp"], source.name)
     taken_from = {
         role: f"column {names[position]!r}" if names else f"column {position}"
         for role, position in roles.items()
     }
-    return fields, taken_from
+    used = set(roles.values())
+    others = [position for position in range(len(first)) if position not in used]
+    if names:
+        # A column without a name is a table's index, or comes from a separator at the line's end.
+        return Read(fields, taken_from, [names[position] for position in others if names[position]])
+    return Read(fields, taken_from, others)
+
+
+def _times(values: np.ndarray, name: str) -> np.ndarray:
+    """Read ISO dates as seconds; other text stays as it is, with a warning."""
+    if values.dtype != object:
+        return values
+    seconds = iso_seconds(values)
+    if seconds is not None:
+        return seconds
+    warnings.warn(
+        f"{name}: the timestamps are text, and not all are ISO dates such as 2024-05-01T12:30:00 "
+        f"(the first is {values[0]!r}), so they stay text. Convert them, for example with "
+        "pandas.to_datetime, before you sort or split by time.",
+        stacklevel=5,
+    )
+    return values
 
 
 def _next_chunk(rows: Iterator[Row]) -> tuple[list[int], list[str]] | None:
@@ -229,7 +315,13 @@ def _next_chunk(rows: Iterator[Row]) -> tuple[list[int], list[str]] | None:
 
 
 def _convert(
-    role: str, position: int, lines: list[int], fields: list[str], name: str, *, is_number: bool
+    role: str,
+    position: int,
+    lines: list[int],
+    fields: list[str],
+    source: TextSource,
+    *,
+    is_number: bool,
 ) -> np.ndarray:
     width = len(fields) // len(lines)
     texts = np.char.strip(np.array(fields[position::width]))
@@ -241,8 +333,11 @@ def _convert(
         cure = "is missing. Fill it in or delete the line, or"
     if bad.any():
         row = int(np.argmax(bad))
+        text = str(texts[row])
+        if is_number and _columns.has_decimal_comma(text):
+            cure = "has a decimal comma: write points instead. Or"
         raise ValueError(
-            f"{name}, line {lines[row]}: the {role} {str(texts[row])!r} {cure} pass "
-            f"columns={{{role!r}: ...}}."
+            f"{source.name}, line {lines[row]}: the {role} {text!r} {cure} pass "
+            f"columns={{{role!r}: ...}}." + comment_hint(source, fields[row * width])
         )
     return values

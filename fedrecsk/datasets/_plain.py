@@ -65,6 +65,8 @@ def read_plain(
     parts = {role: [] for role in roles}
     with source.open_bytes() as binary:
         for block in _whole_lines(binary, mark, n_skipped):
+            if source.comment and _has_comments(block, source.comment):
+                return None
             fields = _fields(block, separator, width, columns)
             if fields is None:
                 return None
@@ -96,6 +98,12 @@ def _whole_lines(binary, mark, n_skipped) -> Iterator[np.ndarray]:
             break
     if rest:
         yield np.frombuffer(bytearray(rest + b"\n"), dtype=np.uint8)
+
+
+def _has_comments(block, comment):
+    text = block.tobytes()
+    sign = comment.encode()
+    return text.startswith(sign) or b"\n" + sign in text
 
 
 def _fields(block, separator, width, columns):

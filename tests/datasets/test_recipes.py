@@ -172,8 +172,8 @@ def test_yelp_subset(run):
     text = "".join(json.dumps(review) + "\n" for review in reviews)
     names = run("Yelp subset", {"yelp_academic_dataset_review.json": text})
     assert names["X"].tolist() == [
-        ["mh_-eMZ6K5", "XQfwVwDr-v", "2018-07-07 22:09:11"],
-        ["OyoGAe7OKp", "7ATYjTIgM3", "2012-01-03 15:28:18"],
+        ["mh_-eMZ6K5", "XQfwVwDr-v", 1531001351],
+        ["OyoGAe7OKp", "7ATYjTIgM3", 1325604498],
     ]
     assert_array_equal(names["y"], [3, 5])
 
