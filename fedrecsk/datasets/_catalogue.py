@@ -1,12 +1,14 @@
 """What is published where, and what is known about it beforehand."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-_MOVIELENS_URL = "https://files.grouplens.org/datasets/movielens/"
+_GROUPLENS_URL = "https://files.grouplens.org/datasets/"
 
 _MOVIELENS_LICENCE = (
     "Licence: GroupLens allows research use and forbids redistribution without permission; see "
@@ -16,7 +18,7 @@ _MOVIELENS_LICENCE = (
 )
 
 _FILMTRUST_LICENCE = (
-    "Licence: none is stated where LibRec offers the file; take it as for research only. Cite G. "
+    "Licence: none is stated where LibRec offers the file, so use it for research only. Cite G. "
     "Guo, J. Zhang and N. Yorke-Smith, 'A Novel Bayesian Similarity Measure for Recommender "
     "Systems', IJCAI 2013, pages 2619-2625."
 )
@@ -27,13 +29,19 @@ _KUAIREC_LICENCE = (
     "https://doi.org/10.1145/3511808.3557220."
 )
 
+_HETREC_LICENCE = (
+    "Licence: GroupLens and Last.fm allow non-commercial use; see the readme in the archive. Cite "
+    "I. Cantador, P. Brusilovsky and T. Kuflik, 'Second Workshop on Information Heterogeneity and "
+    "Fusion in Recommender Systems (HetRec 2011)', RecSys 2011."
+)
+
 
 @dataclass(frozen=True)
 class Published:
-    """One published data set: where it lies, how it reads, what must be in it.
+    """One published data set: where it is, how it reads, what must be in it.
 
-    `member` is the file in the archive, `unpacked` where it lies once a user has unpacked it;
-    `tables` are further names under which a copy may lie, with any separator and header.
+    `member` is the file in the archive, `unpacked` its place once a user has unpacked it;
+    `tables` are further names that a copy may have, with any separator and header.
     `milliseconds` says that times are fractions of seconds, to be counted in thousandths.
     """
 
@@ -43,7 +51,7 @@ class Published:
     unpacked: str
     licence: str
     checksum: str | None = None  # "md5:..." or "sha256:..."
-    counts: tuple[int, int, int] | None = None  # users, items, rows
+    counts: tuple[int | None, int | None, int] | None = None  # users, items, rows
     n_rows_between: tuple[int, int] | None = None  # where counts are not fixed
     scale: tuple[float, ...] | None = None  # all values that a rating can have
     tables: tuple[str, ...] = ()
@@ -51,6 +59,8 @@ class Published:
     header: bool = False
     columns: Mapping[str, str | None] | None = None
     milliseconds: bool = False
+    max_bytes: int = 2**30  # of the archive
+    max_unpacked: int = 4 * 2**30  # of the member
     what: str = "ratings"
     items: str = "films"
 
@@ -59,18 +69,32 @@ class Published:
         """The archive's name."""
         return self.url.rsplit("/", 1)[1]
 
+    @property
+    def pin(self) -> str:
+        """The name of the file with the SHA-256 of the first download, where none is known."""
+        return f"{self.archive}.sha256"
+
+    def has_counts(self, counts: tuple[int, int, int]) -> bool:
+        """Whether the data have the numbers of users, items and rows that are known."""
+        known = self.counts or ()
+        return all(want in (None, got) for want, got in zip(known, counts, strict=False))
+
     def local_copies(self, home: Path) -> list[Path]:
         """List where a copy may lie; the originals first, for they have timestamps."""
         names = (self.unpacked, self.archive, *self.tables)
         return list(dict.fromkeys(home / name for name in names))
 
 
-def _movielens(title: str, folder: str, member: str, **more) -> Published:
+_HALF_STARS = tuple(np.arange(0.5, 5.5, 0.5).tolist())
+
+
+def _movielens(title: str, archive: str, member: str, **more) -> Published:
+    folder = member.partition("/")[0]
     return Published(
         title,
-        f"{_MOVIELENS_URL}{folder}.zip",
-        member=f"{folder}/{member}",
-        unpacked=f"{folder}/{member}",
+        f"{_GROUPLENS_URL}movielens/{archive}.zip",
+        member=member,
+        unpacked=member,
         licence=_MOVIELENS_LICENCE,
         tables=(f"{folder}/ratings.csv", f"{folder}/ratings.csv.gz"),
         **more,
@@ -98,32 +122,86 @@ def _kuairec(title: str, member: str, timestamp: str | None, **more) -> Publishe
     )
 
 
+# Several public projects name each SHA-256 of MovieLens, next to the MD5 that GroupLens publishes
+# beside the archive: TensorFlow Datasets and OmniRec (github.com/ISG-Siegen/OmniRec) among them.
 PUBLISHED = {
     "movielens-100k": _movielens(
         "MovieLens 100K",
         "ml-100k",
-        "u.data",
+        "ml-100k/u.data",
         sep="\t",
-        checksum="md5:0e33842e24a9c977be4e0107933c0723",
+        checksum="sha256:50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
         counts=(943, 1682, 100_000),
     ),
     "movielens-1m": _movielens(
         "MovieLens 1M",
         "ml-1m",
-        "ratings.dat",
+        "ml-1m/ratings.dat",
         sep="::",
-        checksum="md5:c4d9eecfca2ab87c1945afe126590906",
+        checksum="sha256:a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
         counts=(6040, 3706, 1_000_209),
+    ),
+    "movielens-10m": _movielens(
+        "MovieLens 10M",
+        "ml-10m",
+        "ml-10M100K/ratings.dat",
+        sep="::",
+        checksum="sha256:813c411ccb6122564edfe752e7f80c4dcc5aa25fa94c93622f6877a7ba252862",
+        counts=(69_878, 10_677, 10_000_054),
+        scale=_HALF_STARS,
+    ),
+    "movielens-20m": _movielens(
+        "MovieLens 20M",
+        "ml-20m",
+        "ml-20m/ratings.csv",
+        header=True,
+        checksum="sha256:96f243c338a8665f6bcc89c53edf6ee39162a846940de6b7c8c48aeada765ff3",
+        counts=(138_493, 26_744, 20_000_263),
+        scale=_HALF_STARS,
+    ),
+    "movielens-25m": _movielens(
+        "MovieLens 25M",
+        "ml-25m",
+        "ml-25m/ratings.csv",
+        header=True,
+        checksum="sha256:8b21cfb7eb1706b4ec0aac894368d90acf26ebdfb6aced3ebd4ad5bd1eb9c6aa",
+        counts=(162_541, 59_047, 25_000_095),
+        scale=_HALF_STARS,
+    ),
+    # Its README counts users and ratings, and all films rather than those with a rating.
+    "movielens-32m": _movielens(
+        "MovieLens 32M",
+        "ml-32m",
+        "ml-32m/ratings.csv",
+        header=True,
+        checksum="sha256:e4a68655d7386b8f95f2f2424b2ff975dfdd15ffd59e0d864a14dca43e99d6ee",
+        counts=(200_948, None, 32_000_204),
+        scale=_HALF_STARS,
     ),
     # GroupLens replaces this one from time to time, so neither a checksum nor counts hold.
     # "100,000 ratings", says its page; the releases so far had 100,004 to 100,836.
     "movielens-latest-small": _movielens(
         "MovieLens Latest Small",
         "ml-latest-small",
-        "ratings.csv",
+        "ml-latest-small/ratings.csv",
         header=True,
         n_rows_between=(50_000, 200_000),
-        scale=tuple(np.arange(0.5, 5.5, 0.5)),
+        scale=_HALF_STARS,
+    ),
+    # The SHA-256 is OmniRec's, and that of three other public projects.
+    "lastfm": Published(
+        "Last.fm 2K",
+        f"{_GROUPLENS_URL}hetrec2011/hetrec2011-lastfm-2k.zip",
+        member="user_artists.dat",
+        unpacked="hetrec2011-lastfm-2k/user_artists.dat",
+        licence=_HETREC_LICENCE,
+        sep="\t",
+        header=True,
+        columns={"user": "userID", "item": "artistID", "rating": "weight", "timestamp": None},
+        checksum="sha256:6738f48195667ff03caaab4d32ca9a3133d8cc026b7c3cdaf6ce1010e913c59c",
+        counts=(1892, 17_632, 92_834),
+        what="play counts",
+        items="artists",
     ),
     # The SHA-256 is the one that OmniRec (github.com/ISG-Siegen/OmniRec) checks.
     "filmtrust": Published(
@@ -135,7 +213,7 @@ PUBLISHED = {
         sep=" ",
         checksum="sha256:de4a55cb4ae26f663d88e9ad1ba1fae2d0d6d7a7499e37dc5245bab470c2d13c",
         counts=(1508, 2071, 35_497),
-        scale=tuple(np.arange(0.5, 4.5, 0.5)),
+        scale=tuple(np.arange(0.5, 4.5, 0.5).tolist()),
     ),
     "kuairec-big": _kuairec(
         "KuaiRec's big matrix",

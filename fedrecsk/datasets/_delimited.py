@@ -67,8 +67,9 @@ class TextSource:
         for number, line in enumerate(text, start=1):
             if "\0" in line:
                 raise ValueError(
-                    f"{self.name}, line {number}: there is a NUL character, so the file is damaged, "
-                    "or binary, or text in UTF-16. Mend it, or pass encoding='utf-16-le'."
+                    f"{self.name}, line {number}: there is a NUL character, so the file is "
+                    "damaged, or binary, or text in UTF-16. Mend it, or pass "
+                    "encoding='utf-16-le'."
                 )
             yield "\n" if self.comment and line.startswith(self.comment) else line
 

@@ -1,19 +1,24 @@
 """Downloaded, checked and kept, or read from a copy already here: written once for all."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import fetch_file
 from sklearn.utils import Bunch
 
 from fedrecsk.datasets._bunch import check_pandas, make_bunch, make_X, make_y
 from fedrecsk.datasets._catalogue import PUBLISHED, Published
 from fedrecsk.datasets._delimited import TextSource
-from fedrecsk.datasets._home import resolve_data_home
+from fedrecsk.datasets._download import download
+from fedrecsk.datasets._home import create, resolve_data_home
 from fedrecsk.datasets._load import read_ratings
 
 
@@ -27,6 +32,7 @@ def fetch(
     return_X_y: bool,
     n_retries: int,
     delay: float,
+    timeout: float,
 ) -> Bunch | tuple:
     """Return the data set `name` of the catalogue, for the public function `caller`."""
     if as_frame:
@@ -40,7 +46,7 @@ def fetch(
                 f"{spec.title} was not found and download_if_missing is False. "
                 + _what_to_do(spec, home)
             )
-        path = _download(spec, home, n_retries, delay)
+        path = _download(spec, home, n_retries, delay, timeout)
 
     fields = _read(spec, path)
     counts = _check_content(spec, path, fields)
@@ -70,35 +76,83 @@ def _what_to_do(spec: Published, home: Path) -> str:
     )
 
 
-def _download(spec: Published, home: Path, n_retries: int, delay: float) -> Path:
+def _download(spec: Published, home: Path, n_retries: int, delay: float, timeout: float) -> Path:
     """Download the archive into `home` and return its path."""
-    home.mkdir(parents=True, exist_ok=True)
-    # In a folder of its own until it is checked: what lies in `home` is whole.
-    with tempfile.TemporaryDirectory(prefix=".download-", dir=home) as folder:
+    create(home)
+    with _own_folder(home) as folder:
+        fetched = folder / spec.archive
         try:
-            fetched = fetch_file(spec.url, folder=folder, n_retries=n_retries, delay=delay)
+            sha256 = download(
+                spec.url,
+                fetched,
+                timeout=timeout,
+                n_retries=n_retries,
+                delay=delay,
+                max_bytes=spec.max_bytes,
+            )
         except OSError as error:
             raise OSError(
                 f"{spec.title} could not be downloaded ({error}). " + _what_to_do(spec, home)
             ) from error
         _check_archive(spec, fetched, f"The download of {spec.url}")
+        if not (spec.checksum or "").startswith("sha256:"):
+            # Nobody has published it, so what came first is what must come later.
+            pinned = fetched.with_name(spec.pin)
+            pinned.write_text(f"{sha256}  {spec.archive}\n")
+            pinned.replace(home / spec.pin)
         return fetched.replace(home / spec.archive)
 
 
+@contextmanager
+def _own_folder(home: Path) -> Iterator[Path]:
+    """A folder in `home` for what is not checked yet: what lies in `home` itself is whole."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=".download-", dir=home)
+    except OSError as error:
+        raise OSError(
+            f"data_home {home} is not writable ({error.strerror}). Pass data_home=..., or set the "
+            "environment variable FEDRECSK_DATA, to a folder where you may write."
+        ) from error
+    with folder as name:
+        yield Path(name)
+
+
 def _check_archive(spec: Published, path: Path, what: str) -> None:
-    if spec.checksum is not None:
-        name, expected = spec.checksum.split(":")
+    for checksum, whose in _checksums(spec, path):
+        name, expected = checksum.split(":")
+        # Publishers still give MD5 sums: good against damage, which is their purpose.
+        algorithm = partial(hashlib.new, name, usedforsecurity=False)
         with path.open("rb") as file:
-            # Publishers still give MD5 sums: good against damage, which is their purpose.
-            found = hashlib.file_digest(file, lambda: hashlib.new(name, usedforsecurity=False))
-        if found.hexdigest() != expected:
+            found = hashlib.file_digest(file, algorithm).hexdigest()
+        if found != expected:
             raise ValueError(
-                f"{what} has the {name.upper()} checksum {found.hexdigest()} instead of "
-                f"{expected}: it is damaged or another file. Delete it if it is yours, and fetch "
-                "it again."
+                f"{what} has the {name.upper()} checksum {found} instead of "
+                f"{expected}{whose}: it is {_guess(path)}. Delete it if it is yours, and fetch it "
+                "again."
             )
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{what} is not a zip archive. Delete it if it is yours, and fetch again.")
+        raise ValueError(
+            f"{what} is not a zip archive but {_guess(path)}. Delete it if it is yours, and fetch "
+            "it again."
+        )
+
+
+def _checksums(spec: Published, path: Path) -> Iterator[tuple[str, str]]:
+    """The checksums that the archive must have, each with a word on whose it is."""
+    if spec.checksum is not None:
+        yield spec.checksum, ""
+    pin = path.with_name(spec.pin)
+    if pin.is_file():
+        words = pin.read_text().split()
+        if words:
+            yield f"sha256:{words[0]}", f" (recorded in {pin} at the first download)"
+
+
+def _guess(path: Path) -> str:
+    with path.open("rb") as file:
+        start = file.read(100).lstrip().lower()
+    is_page = start.startswith((b"<!doctype", b"<html", b"<?xml"))
+    return "a web page, perhaps of a proxy or a login" if is_page else "damaged or another file"
 
 
 def _read(spec: Published, path: Path) -> dict[str, np.ndarray]:
@@ -107,6 +161,7 @@ def _read(spec: Published, path: Path) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as archive:
             if spec.member not in archive.namelist():
                 raise ValueError(f"{path} has no file {spec.member}: it is another archive.")
+            _check_size(spec, path, archive.getinfo(spec.member).file_size)
             # Not unpacked first: the largest member has more than a gigabyte.
             member = TextSource(f"{path}/{spec.member}", lambda: archive.open(spec.member))
             return _read_original(spec, member)
@@ -114,6 +169,14 @@ def _read(spec: Published, path: Path) -> dict[str, np.ndarray]:
     if path.name == Path(spec.unpacked).name:
         return _read_original(spec, source)
     return read_ratings(source).fields
+
+
+def _check_size(spec: Published, path: Path, size: int) -> None:
+    if size > spec.max_unpacked:
+        raise ValueError(
+            f"{path} unpacks to {size:,} bytes, but {spec.title} has less than "
+            f"{spec.max_unpacked:,}: it is another file, or made to fill the disk. Delete it."
+        )
 
 
 def _read_original(spec: Published, source: TextSource) -> dict[str, np.ndarray]:
@@ -135,7 +198,7 @@ def _check_content(
         raise ValueError(wrong + "it must have whole-numbered users and items, and ratings.")
     ratings = fields["rating"]
     counts = len(np.unique(fields["user"])), len(np.unique(fields["item"])), len(ratings)
-    if spec.counts is not None and counts != spec.counts:
+    if spec.counts is not None and not spec.has_counts(counts):
         raise ValueError(
             wrong + f"it has (users, items, {spec.what}) = {counts} instead of {spec.counts}. "
             "Replace it by the original, or read your own file with load_ratings."

@@ -1,5 +1,7 @@
 """FilmTrust."""
 
+from __future__ import annotations
+
 import os
 from numbers import Integral, Real
 
@@ -17,6 +19,7 @@ from fedrecsk.datasets._fetch import fetch
         "return_X_y": ["boolean"],
         "n_retries": [Interval(Integral, 0, None, closed="left")],
         "delay": [Interval(Real, 0, None, closed="left")],
+        "timeout": [Interval(Real, 0, None, closed="neither")],
     },
     prefer_skip_nested_validation=True,
 )
@@ -28,6 +31,7 @@ def fetch_filmtrust(
     return_X_y: bool = False,
     n_retries: int = 3,
     delay: float = 1.0,
+    timeout: float = 30.0,
 ) -> Bunch | tuple:
     """Load FilmTrust, downloading it if it is not here yet.
 
@@ -46,11 +50,11 @@ def fetch_filmtrust(
     Parameters
     ----------
     data_home : str or path-like, default=None
-        The folder with the data. With None it is the environment variable
-        `FEDRECSK_DATA`, and without that `~/fedrecsk_data`.
+        Folder with the data. None: the environment variable `FEDRECSK_DATA`, and without
+        that `~/fedrecsk_data`.
 
     download_if_missing : bool, default=True
-        Whether to download what `data_home` lacks; otherwise that is an error.
+        Whether to download the data if `data_home` has no copy. False raises an error then.
 
     as_frame : bool, default=False
         Whether to return pandas objects. Needs pandas.
@@ -59,10 +63,14 @@ def fetch_filmtrust(
         Whether to return `(data, target)` instead of a Bunch.
 
     n_retries : int, default=3
-        How often to try again after a failed download.
+        Number of further tries after a failed download.
 
     delay : float, default=1.0
-        Seconds to wait before each further try.
+        Seconds to wait before the first further try; the wait doubles with each try, up to a
+        minute.
+
+    timeout : float, default=30.0
+        Seconds after which a try counts as failed if the server sends nothing.
 
     Returns
     -------
@@ -120,7 +128,7 @@ def fetch_filmtrust(
     >>> X.shape  # doctest: +SKIP
     (35497, 2)
 
-    Without a copy and without leave to download one:
+    Without a copy, and without permission to download one:
 
     >>> fetch_filmtrust(data_home="nowhere", download_if_missing=False)
     Traceback (most recent call last):
@@ -136,4 +144,5 @@ def fetch_filmtrust(
         return_X_y=return_X_y,
         n_retries=n_retries,
         delay=delay,
+        timeout=timeout,
     )

@@ -12,7 +12,24 @@ def resolve_data_home(data_home: str | os.PathLike | None = None) -> Path:
     if data_home is None:
         # An empty variable counts as unset: Path("") would be the working directory.
         data_home = os.environ.get("FEDRECSK_DATA") or Path("~", "fedrecsk_data")
-    return Path(data_home).expanduser()
+    home = Path(data_home).expanduser()
+    if home.exists() and not home.is_dir():
+        raise NotADirectoryError(
+            f"data_home {home} is a file, not a folder. Pass data_home=..., or set the environment "
+            "variable FEDRECSK_DATA, to the folder that holds the data; load_ratings reads files."
+        )
+    return home
+
+
+def create(home: Path) -> None:
+    """Create the data folder if it is not there, or say why that is impossible."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"data_home {home} cannot be created ({error.strerror}). Pass data_home=..., or set "
+            "the environment variable FEDRECSK_DATA, to a folder where you may write."
+        ) from error
 
 
 @validate_params({"data_home": [str, os.PathLike, None]}, prefer_skip_nested_validation=True)
@@ -22,13 +39,18 @@ def get_data_home(data_home: str | os.PathLike | None = None) -> str:
     Parameters
     ----------
     data_home : str or path-like, default=None
-        The folder. With None it is the environment variable `FEDRECSK_DATA`,
-        and without that `~/fedrecsk_data`. A leading `~` is expanded.
+        The folder. None: the environment variable `FEDRECSK_DATA`, and without that
+        `~/fedrecsk_data`. A leading `~` is expanded.
 
     Returns
     -------
     data_home : str
         The path of a folder that exists.
+
+    Raises
+    ------
+    OSError
+        If `data_home` is a file, or cannot be created.
 
     See Also
     --------
@@ -44,7 +66,7 @@ def get_data_home(data_home: str | os.PathLike | None = None) -> str:
     True
     """
     path = resolve_data_home(data_home)
-    path.mkdir(parents=True, exist_ok=True)
+    create(path)
     return str(path)
 
 
@@ -53,9 +75,9 @@ def clear_data_home(data_home: str | os.PathLike | None = None) -> None:
     """Delete the archives that fedrecsk has downloaded.
 
     Unlike scikit-learn's function of this name, it deletes only those
-    archives (`ml-100k.zip`, `ml-1m.zip`, `ml-latest-small.zip`, `filmtrust.zip`,
-    `KuaiRec.zip`): the folder may be a collection of your own. The folder goes too
-    if nothing else is in it. A folder that does not exist is left alone.
+    archives (`ml-100k.zip`, `filmtrust.zip`, `KuaiRec.zip`...) and their recorded
+    checksums (`KuaiRec.zip.sha256`...), because the folder may have other files of yours. The
+    folder is deleted too if nothing else is in it.
 
     Parameters
     ----------
@@ -82,5 +104,6 @@ def clear_data_home(data_home: str | os.PathLike | None = None) -> None:
         return
     for spec in PUBLISHED.values():
         (path / spec.archive).unlink(missing_ok=True)
+        (path / spec.pin).unlink(missing_ok=True)
     if not any(path.iterdir()):
         path.rmdir()

@@ -1,5 +1,7 @@
 """KuaiRec."""
 
+from __future__ import annotations
+
 import os
 from numbers import Integral, Real
 
@@ -18,6 +20,7 @@ from fedrecsk.datasets._fetch import fetch
         "return_X_y": ["boolean"],
         "n_retries": [Interval(Integral, 0, None, closed="left")],
         "delay": [Interval(Real, 0, None, closed="left")],
+        "timeout": [Interval(Real, 0, None, closed="neither")],
     },
     prefer_skip_nested_validation=True,
 )
@@ -30,6 +33,7 @@ def fetch_kuairec(
     return_X_y: bool = False,
     n_retries: int = 3,
     delay: float = 1.0,
+    timeout: float = 30.0,
 ) -> Bunch | tuple:
     """Load KuaiRec 2.0, downloading it if it is not here yet.
 
@@ -55,11 +59,11 @@ def fetch_kuairec(
         nearly everybody has seen everything.
 
     data_home : str or path-like, default=None
-        The folder with the data. With None it is the environment variable
-        `FEDRECSK_DATA`, and without that `~/fedrecsk_data`.
+        Folder with the data. None: the environment variable `FEDRECSK_DATA`, and without
+        that `~/fedrecsk_data`.
 
     download_if_missing : bool, default=True
-        Whether to download what `data_home` lacks; otherwise that is an error.
+        Whether to download the data if `data_home` has no copy. False raises an error then.
 
     as_frame : bool, default=False
         Whether to return pandas objects. Needs pandas.
@@ -68,10 +72,14 @@ def fetch_kuairec(
         Whether to return `(data, target)` instead of a Bunch.
 
     n_retries : int, default=3
-        How often to try again after a failed download.
+        Number of further tries after a failed download.
 
     delay : float, default=1.0
-        Seconds to wait before each further try.
+        Seconds to wait before the first further try; the wait doubles with each try, up to a
+        minute.
+
+    timeout : float, default=30.0
+        Seconds after which a try counts as failed if the server sends nothing.
 
     Returns
     -------
@@ -102,7 +110,8 @@ def fetch_kuairec(
         message lists where a copy was looked for and what to do.
     ValueError
         If a file is not the published one: the MD5 of the archive and the numbers of
-        users, items and views are checked.
+        users, items and views are checked. The SHA-256 of the first download is recorded
+        beside the archive and checked from then on.
     ImportError
         If `as_frame` is True and pandas is missing.
 
@@ -138,7 +147,7 @@ def fetch_kuairec(
     >>> X.shape  # doctest: +SKIP
     (4676570, 2)
 
-    Without a copy and without leave to download one:
+    Without a copy, and without permission to download one:
 
     >>> fetch_kuairec(data_home="nowhere", download_if_missing=False)
     Traceback (most recent call last):
@@ -154,4 +163,5 @@ def fetch_kuairec(
         return_X_y=return_X_y,
         n_retries=n_retries,
         delay=delay,
+        timeout=timeout,
     )

@@ -53,27 +53,22 @@ def write(tmp_path):
         ("# made up\n#\n" + ROWS, {"comment": "#"}),
         ("// made up, and more\n" + ROWS + "// end", {"comment": "//"}),
         (ROWS.replace("user", "#user"), {}),
-        (ROWS.replace(",", ",,").replace("user,,", "user,,,"), None),
         (ROWS.replace("\n", "\r"), {}),
-        ('user\titem\trating\n1\t2\t3\n4\t5\t"4.5\n'.replace('"', ""), {"quoted": False}),
+        (ROWS.replace(",", "\t"), {"quoted": False}),
     ],
 )
 def test_read_right(write, content, options):
-    if options is None:
-        with pytest.raises(ValueError, match="line 2: 5 fields where line 1 has 6"):
-            load_ratings(write(content))
-        return
     X, y = load_ratings(write(content), return_X_y=True, **options)
     assert_array_equal(X, [[1, 2], [4, 5]])
     assert_array_equal(y, [3, 4.5])
 
 
 def test_quotation_marks_as_ordinary_characters(write):
-    path = write('ann\tthe "heat\t5\nbob\t"up"\t4\n')
+    path = write('ann\tthe "heat\t5\nbob\t"up" 2\t4\n')
     with pytest.raises(ValueError, match="quoted=False"):
         load_ratings(path)
     X = load_ratings(path, quoted=False).data
-    assert X.tolist() == [["ann", 'the "heat'], ["bob", '"up"']]
+    assert X.tolist() == [["ann", 'the "heat'], ["bob", '"up" 2']]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +115,7 @@ def test_named_with_a_cure(write, content, options, message):
     path = write(content)
     with pytest.raises(ValueError, match=message) as error:
         load_ratings(path, **options)
-    assert "sep" in options or "encod" in str(error.value) or str(path) in str(error.value)
+    assert str(path) in str(error.value) or next(iter(options)) in str(error.value)
     assert len(str(error.value)) < 600
 
 
