@@ -16,6 +16,7 @@ from sklearn.callback import CallbackSupportMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
 from fedrecsk import _kernels, _memory, metrics
+from fedrecsk._mistakes import warn_about_unknown_pairs
 from fedrecsk._sklearn import (
     Interval,
     check_sample_weight,
@@ -293,6 +294,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         X, _ = self._checked(X)
         users, items = id_columns(X)
         codes = self._users.codes(users), self._items.codes(items)
+        warn_about_unknown_pairs(users, items, codes, (self._users, self._items))
         model = self._serving(codes[0])
         if not return_std:
             return model._score_pairs(*codes)

@@ -14,6 +14,7 @@ from scipy import sparse
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk import _kernels
+from fedrecsk._mistakes import warn_about_columns, warn_about_fractions
 from fedrecsk._sklearn import safe_indexing
 
 ROLES = ("user", "item")
@@ -35,9 +36,9 @@ def as_table(X):
     """
     if sparse.issparse(X):
         raise TypeError(
-            "Sparse data was passed: X is a sparse matrix, but should have one row an interaction. "
-            "For a matrix M of users by items: M = M.tocoo(), X = np.column_stack([M.row, M.col]), "
-            "y = M.data."
+            "Sparse data was passed: X is a sparse matrix, but should have one row per "
+            "interaction. For a matrix M of users by items: M = M.tocoo(), "
+            "X = np.column_stack([M.row, M.col]), y = M.data."
         )
     return np.array(X, dtype=object) if isinstance(X, list | tuple) else X
 
@@ -82,6 +83,8 @@ def id_array(ids, name):
     ids = np.atleast_1d(np.asarray(ids))
     if ids.ndim != 1:
         raise ValueError(f"{name} should be one-dimensional, got an array of shape {ids.shape}.")
+    if ids.dtype.kind in "mM":
+        raise TypeError(_not_ids(name, ids.dtype.name))
     if ids.dtype.kind not in "biufU":
         ids = _from_objects(ids, name)
     if ids.dtype.kind == "f":
@@ -133,16 +136,22 @@ def catalogue_ids(items):
 
 def _from_objects(ids, name):
     objects = ids.tolist()
-    if any(one != one for one in objects if isinstance(one, float)):
-        raise ValueError(f"{name} contain NaN or infinity; {NO_ID}")
+    missing = [one for one in objects if _is_missing(one)]
+    if missing:
+        is_nan = isinstance(missing[0], float)
+        what = "NaN or infinity" if is_nan else f"missing values ({missing[0]})"
+        raise ValueError(f"{name} contain {what}; {NO_ID}")
     kinds = set(map(type, objects))
     strange = [k for k in kinds if not issubclass(k, str | int | float | np.number | np.bool_)]
     if strange:
-        raise TypeError(
-            f"{name}: argument must be a string or a number, not {strange[0].__name__!r}."
-        )
+        raise TypeError(_not_ids(name, strange[0].__name__))
     n_strings = sum(issubclass(kind, str) for kind in kinds)
     if kinds and n_strings == len(kinds):
+        if any("\0" in one for one in objects):
+            raise ValueError(
+                f"{name} contain NUL characters, which NumPy drops at the end of a string, so that "
+                "two ids would become one. Remove them first, for example with .str.rstrip('\\0')."
+            )
         return ids.astype(str)
     if n_strings:
         names = sorted(kind.__name__ for kind in kinds)
@@ -150,7 +159,29 @@ def _from_objects(ids, name):
             f"{name} mix strings and numbers ({', '.join(names)}), so '1' and 1 would be two ids; "
             "convert the column to one type, for example with .astype(str)."
         )
+    if all(issubclass(kind, int) for kind in kinds):
+        # NumPy makes floats of integers that neither int64 nor uint64 can hold together.
+        numbers = np.array(objects)
+        return numbers if numbers.dtype.kind in "biu" else np.array(objects, dtype=object)
     return np.array(objects)
+
+
+def _is_missing(one):
+    """Whether an object stands for a missing value: None, NaN, or pandas' NaT and NA."""
+    return (
+        one is None
+        or (isinstance(one, float) and one != one)
+        or type(one).__name__ in ("NaTType", "NAType")
+    )
+
+
+def _not_ids(name, kind):
+    cure = "convert the column, for example with .astype(str)"
+    if kind.startswith(("date", "Timestamp")):
+        cure = f"if it is the time of the interaction, put it into a later column; otherwise {cure}"
+    elif kind == "bytes":
+        cure = "decode them, for example with .str.decode('utf-8')"
+    return f"{name}: argument must be a string or a number, not {kind!r}; {cure}."
 
 
 def missing_id(dtype):
@@ -544,8 +575,20 @@ def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None, drop_o
         `item_ids` and must be, or ids are bad.
     TypeError
         If an id is neither a string nor a number.
+
+    Warns
+    -----
+    UserWarning
+        If X looks like a matrix of users by items, its columns are named in another order, or ids
+        have fractions.
     """
+    warn_about_columns(X)
     users, items = _coded_columns(X)
+    for column, (role, (values, _)) in enumerate(zip(ROLES, (users, items), strict=True)):
+        name = f"{role} ids (column {column} of X)"
+        warn_about_fractions(values, name)
+        if values.dtype.kind == "U" and "" in values[:1]:
+            raise ValueError(f"{name} contain empty strings, which stand for no id; {NO_ID}")
     if clients is not None:
         clients = coded_ids(clients, "clients")
         check_consistent_length(users[1], clients[1])
@@ -555,6 +598,8 @@ def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None, drop_o
             "as absent, and none are left."
         )
     absent = None if sample_weight is None else ~(sample_weight > 0)
+    if item_ids is not None and not drop_other_items:
+        _check_not_swapped(users[0], items[0], item_ids)
     item_ids, item_codes = _in_catalogue(*items, item_ids, absent, drop_other_items)
     user_values, user_codes = users
     client_values, client_of_user = user_values, np.arange(len(user_values))
@@ -613,6 +658,21 @@ def _in_catalogue(values, codes, item_ids, absent, drop_others):
         places = item_ids.codes(values)
     # An absent row's code, -1, is the last place.
     return item_ids, np.append(places, -1).astype(np.int32)[codes]
+
+
+def _check_not_swapped(users, items, item_ids):
+    """Raise if the users are in the catalogue, all of them, and the items are not."""
+    in_catalogue = [
+        (ids.dtype.kind == "U") == (item_ids.values.dtype.kind == "U") and item_ids.codes(ids) >= 0
+        for ids in (users, items)
+    ]
+    if np.all(in_catalogue[0]) and not np.all(in_catalogue[1]):
+        missing = items[~in_catalogue[1]] if np.ndim(in_catalogue[1]) else items
+        raise ValueError(
+            "The columns of X seem to be swapped: all users (column 0) are in `items`, the "
+            f"catalogue, and {named('item', missing)} (column 1) not. Put the user's id in column "
+            "0 and the item's id in column 1, or add what is missing to `items`."
+        )
 
 
 def _check_items(items, item_ids):

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedrecsk._mistakes import warn_about_columns
 from fedrecsk.interactions import as_table, id_columns
 
 
@@ -28,6 +29,7 @@ def as_rows(X):
             "X should have one row per interaction, with the user's id in column 0 and the item's "
             f"id in column 1; its shape is {tuple(X.shape)}."
         )
+    warn_about_columns(X)
     return X
 
 
