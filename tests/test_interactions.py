@@ -1,3 +1,4 @@
+import datetime
 import sys
 
 import numpy as np
@@ -93,6 +94,9 @@ def test_take_keeps_the_catalogue():
         (pd.Series([1, 2], dtype="Int64"), "i"),
         (np.array([1, 2**63], dtype=np.uint64), "u"),
         ([2**70, 1], "O"),
+        ([-1, 2**63], "O"),
+        (["12345678901234567890", "12345678901234567891"], "U"),
+        ([12345678901234567890, 12345678901234567891], "u"),
     ],
 )
 def test_ids_of_any_kind_find_themselves(ids, kind):
@@ -130,8 +134,18 @@ def test_each_column_keeps_its_type():
     [
         (["1", 1], ValueError, "user ids mix strings and numbers"),
         ([1.0, float("nan")], ValueError, "NaN or infinity"),
-        ([1, None], TypeError, "must be a string or a number, not 'NoneType'"),
-        ([b"a", b"b"], TypeError, "not 'bytes'"),
+        ([1, None], ValueError, r"missing values \(None\); drop"),
+        (["a", pd.NA], ValueError, r"missing values \(<NA>\)"),
+        (["a", float("nan")], ValueError, "NaN or infinity"),
+        (pd.Series(["a", None], dtype="category"), ValueError, "NaN or infinity"),
+        ([b"a", b"b"], TypeError, "not 'bytes'; decode"),
+        ([(1, 2), (1, 3)], ValueError, "one-dimensional"),
+        ([1j, 2], TypeError, "not 'complex'; convert"),
+        ([datetime.date(2024, 1, 1)], TypeError, "not 'date'; if it is the time.*later column"),
+        (pd.to_datetime(["2024-01-01"]), TypeError, "not 'datetime64.*later column"),
+        (np.array(["2024-01-01"], "datetime64[ns]"), TypeError, "'datetime64.*later column"),
+        (pd.to_timedelta([1, 2]), TypeError, "not 'timedelta64.*astype"),
+        (["a\0", "a"], ValueError, "NUL characters"),
         ([[1, 2]], ValueError, "one-dimensional"),
         ([2.0**53, 1.5], ValueError, r"floats of 2\*\*53 or more"),
     ],

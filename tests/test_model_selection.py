@@ -353,7 +353,10 @@ def test_times_are_numbers_or_dates():
         ([1, None, 2], "missing or infinite in 1 rows, first in row 1"),
         (pd.array([1, None, 2], dtype="Int64"), "missing or infinite in 1 rows, first in row 1"),
         (pd.to_datetime(["2020-01-01", None, "2021-01-01"]), "missing or infinite in 1 rows"),
-        (["2020-01-01", "soon", "later"], "are strings: .*pandas.to_datetime"),
+        (
+            ["2020-01-01", "soon", "later"],
+            "are strings, and 'soon' is not an ISO.*pandas.to_datetime",
+        ),
         ([1j, 2j, 3j], "neither numbers nor dates; the first is .*1j"),
     ],
 )

@@ -152,11 +152,12 @@ def test_predictions_are_cut_off_at_the_ends_of_the_scale():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"rating_range": (5, 1)}, "rating_range should be two numbers in ascending order"),
-        ({"rating_range": (1, 2, 3)}, "rating_range should be two numbers"),
-        ({"feature_range": (0, "1")}, "feature_range should be two numbers"),
+        ({"rating_range": (5, 1)}, "rating_range should be two finite numbers in ascending order"),
+        ({"rating_range": (1, 2, 3)}, "rating_range should be two finite numbers"),
+        ({"feature_range": (0, "1")}, "feature_range should be two finite numbers"),
         ({"rating_range": (1, 5)}, r"from 0.5 to 5, beyond rating_range=\(1, 5\)"),
         ({"rating_range": [1, 5]}, "'rating_range' parameter of RatingScaler"),
+        ({"rating_range": (1, np.inf)}, "two finite numbers"),
     ],
 )
 def test_bad_scales_are_named(parameters, message):
@@ -178,6 +179,33 @@ def test_models_learn_scaled_ratings(model, toy):
         error_score="raise",
     )
     assert np.isfinite(search.fit(X, y).cv_results_["mean_test_score"]).all()
+
+
+def test_ratings_too_far_apart():
+    with pytest.raises(ValueError, match="too far for a float64"):
+        RatingScaler().fit([[1.7e308], [-1.7e308]])
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (["good", "bad"], "y holds 'good', which is no number"),
+        (np.array([5, "x"], dtype=object), "y holds 'x'"),
+        (pd.to_datetime(["2024-01-01"]), "y holds datetime.*is no number"),
+        ([None, 5], "NaN or infinity"),
+        ([1j], "[Cc]omplex"),
+    ],
+)
+def test_ratings_that_are_no_numbers(y, message):
+    for function in (binarize, lambda y: to_implicit([[1, 2]] * len(y), y)):
+        with pytest.raises(ValueError, match=message):
+            function(y)
+
+
+def test_binarize_warns_if_nothing_is_preferred():
+    assert binarize(["1", "5"]).tolist() == [0, 1]
+    with pytest.warns(UserWarning, match="No rating reaches threshold=4.0.*largest rating is 1"):
+        assert binarize([True, False]).tolist() == [0, 0]
 
 
 def test_binarize_keeps_every_row():

@@ -294,10 +294,11 @@ def _times(values: np.ndarray, name: str) -> np.ndarray:
     seconds = iso_seconds(values)
     if seconds is not None:
         return seconds
+    culprit = next(text for text in values if iso_seconds([text]) is None)
     warnings.warn(
-        f"{name}: the timestamps are text, and not all are ISO dates such as 2024-05-01T12:30:00 "
-        f"(the first is {values[0]!r}), so they stay text. Convert them, for example with "
-        "pandas.to_datetime, before you sort or split by time.",
+        f"{name}: the timestamp {culprit!r} is not an ISO date such as 2024-05-01T12:30:00, so "
+        "the timestamps stay text. Convert them, for example with pandas.to_datetime, before you "
+        "sort or split by time.",
         stacklevel=5,
     )
     return values

@@ -1,10 +1,14 @@
 """When each row happened."""
 
+from __future__ import annotations
+
 import datetime
+import warnings
 from numbers import Integral
 
 import numpy as np
 
+from fedrecsk._iso_dates import iso_seconds
 from fedrecsk._sklearn import Interval, safe_indexing
 
 ROW_ORDER = "row_order"
@@ -31,6 +35,11 @@ def read_times(X, timestamps):
     ------
     ValueError
         If the column is missing, is no time, has missing values, or is all equal.
+
+    Warns
+    -----
+    UserWarning
+        If the column looks like ratings.
     """
     if isinstance(timestamps, str) and timestamps == ROW_ORDER:
         return np.arange(X.shape[0])
@@ -48,7 +57,31 @@ def read_times(X, timestamps):
             f"{name} are all equal to {times[0]!s}, so there is no before and after; give another "
             f"column, or timestamps={ROW_ORDER!r} if the rows of X are in the order of time."
         )
+    _warn_about_ratings(X, timestamps, times, name)
     return times
+
+
+def _warn_about_ratings(X, timestamps, times, name):
+    """Warn if the times are 1 to 5, half stars or the like, each of them many times."""
+    names = list(getattr(X, "columns", []))
+    column = names[timestamps] if names and not isinstance(timestamps, str) else timestamps
+    is_named = str(column).lower() in ("rating", "ratings", "stars", "score")
+    if is_named or _look_like_ratings(times):
+        values = np.unique(times)
+        shown = ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")
+        warnings.warn(
+            f"{name} have {len(values)} different values ({shown}). Are they ratings? A split by "
+            "time needs the time of each interaction: put it into a column of X and name that "
+            f"column, or pass timestamps={ROW_ORDER!r} if the rows are in the order of time.",
+            stacklevel=4,
+        )
+
+
+def _look_like_ratings(times):
+    if times.dtype.kind not in "uif" or times.min() < 0 or times.max() > 10:
+        return False
+    n_values = len(np.unique(times))
+    return n_values <= 11 and (2 * times % 1 == 0).all() and len(times) >= 10 * n_values
 
 
 def _check_column(X, timestamps):
@@ -81,7 +114,14 @@ def _as_times(times, name):
         try:
             times = times.astype(np.float64)
         except ValueError as error:
-            raise ValueError(f"{name} are strings: {error}. {_CONVERT}") from error
+            seconds = iso_seconds(times.tolist())
+            if seconds is None:
+                culprit = next(text for text in times.tolist() if iso_seconds([text]) is None)
+                raise ValueError(
+                    f"{name} are strings, and {culprit!r} is not an ISO date such as "
+                    f"2024-05-01T12:30:00. {_CONVERT}"
+                ) from error
+            times = seconds
     if times.dtype.kind not in "biufM":
         raise ValueError(
             f"{name} are neither numbers nor dates; the first is {times.flat[0]!r}. {_CONVERT}"
@@ -92,6 +132,8 @@ def _as_times(times, name):
 def _from_objects(times):
     times = [None if type(time).__name__ in _MISSING else time for time in times]
     known = [time for time in times if time is not None]
+    if known and all(isinstance(time, str) for time in known) and len(known) == len(times):
+        return np.array(times, dtype=str)
     if not all(isinstance(time, datetime.date) for time in known):
         return np.array([np.nan if time is None else time for time in times])
     zoned = [getattr(time, "tzinfo", None) is not None for time in known]

@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fedrecsk._mistakes import warn_about_columns
 from fedrecsk._sklearn import StrOptions, fit_context
 from fedrecsk.interactions import ROLES, Ids, as_table, id_columns
 from fedrecsk.preprocessing._rows import as_rows
@@ -166,6 +167,7 @@ class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         table = validate_data(
             self, as_table(X), dtype=None, ensure_min_features=2 if reset else 1, reset=reset
         )
+        warn_about_columns(table)
         # A list becomes a table of objects, whose context may be plain numbers all the same.
         plain = np.asarray(X) if isinstance(X, list | tuple) else table
         return table, plain if plain.dtype.kind in "biuf" else table

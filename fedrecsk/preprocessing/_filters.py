@@ -229,13 +229,31 @@ def to_implicit(
 
 def ratings(y):
     """Read y as finite numbers; shape (n,), dtype float64."""
-    y = column_or_1d(y, dtype=np.float64)
-    if not np.isfinite(y).all():
+    y = column_or_1d(y)
+    try:
+        numbers = y.astype(np.float64) if y.dtype.kind not in "mMc" else None
+    except (TypeError, ValueError):
+        numbers = None
+    if numbers is None:
+        strange = next(one for one in y.tolist() if not _is_number(one))
         raise ValueError(
-            f"y contains NaN or infinity (first in row {np.isfinite(y).argmin()}); drop these "
-            "rows first."
+            f"y holds {strange!r}, which is no number; ratings must be numbers. Map labels to "
+            "numbers first."
         )
-    return y
+    if not np.isfinite(numbers).all():
+        raise ValueError(
+            f"y contains NaN or infinity (first in row {np.isfinite(numbers).argmin()}); drop "
+            "these rows first."
+        )
+    return numbers
+
+
+def _is_number(one):
+    try:
+        float(one)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(one, np.datetime64 | np.timedelta64)
 
 
 def _read(X, y, clients, sample_weight):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from numbers import Real
 from typing import TYPE_CHECKING, ClassVar
 
@@ -39,7 +40,12 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     Raises
     ------
     ValueError
-        If a rating is NaN or infinite.
+        If a rating is NaN, infinite or no number.
+
+    Warns
+    -----
+    UserWarning
+        If no rating reaches the threshold.
 
     See Also
     --------
@@ -51,7 +57,15 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     >>> binarize([1, 4, 5])
     array([0., 1., 1.])
     """
-    return (ratings(y) >= threshold).astype(np.float64)
+    values = ratings(y)
+    preferred = values >= threshold
+    if len(values) and not preferred.any():
+        warnings.warn(
+            f"No rating reaches threshold={threshold}, so all of y becomes 0; the largest rating "
+            f"is {values.max():g}. Lower the threshold.",
+            stacklevel=3,
+        )
+    return preferred.astype(np.float64)
 
 
 class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -147,6 +161,11 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
                     f"rating_range={self.rating_range}; widen it, or leave it at None."
                 )
             low, high = (np.full(X.shape[1], float(end)) for end in self.rating_range)
+        if float(high.max()) - float(low.min()) == np.inf:
+            raise ValueError(
+                f"The ratings go from {low.min():g} to {high.max():g}, too far for a float64; "
+                "drop such outliers first."
+            )
         self.rating_min_, self.rating_max_ = low, high
         return self
 
@@ -190,5 +209,7 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
 
 def _check_range(ends, name):
-    if len(ends) != 2 or not all(isinstance(end, Real) for end in ends) or not ends[0] < ends[1]:
-        raise ValueError(f"{name} should be two numbers in ascending order, got {ends!r}.")
+    are_numbers = len(ends) == 2 and all(isinstance(end, Real) for end in ends)
+    # The difference of two huge numbers can be infinite although they are not.
+    if not are_numbers or not 0 < float(ends[1]) - float(ends[0]) < np.inf:
+        raise ValueError(f"{name} should be two finite numbers in ascending order, got {ends!r}.")

@@ -1,0 +1,150 @@
+"""Tables that are not what they are meant to be: a warning or an error, and no false alarm."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+
+from fedrecsk import BiasOnly, Popularity
+from fedrecsk.datasets import make_interactions, make_ratings
+from fedrecsk.model_selection import LeaveLastOut, TemporalHoldout, UserKFold
+from fedrecsk.preprocessing import IdEncoder, filter_k_core
+
+X, y = make_ratings(60, 40, 900, random_state=0)
+MATRIX = np.zeros((60, 40))
+MATRIX[X[:, 0], X[:, 1]] = y
+WITH_NAN = np.where(MATRIX == 0, np.nan, MATRIX)
+FRAME = pd.DataFrame(X, columns=["user", "item", "timestamp"])
+
+
+@pytest.mark.parametrize("matrix", [MATRIX, MATRIX > 0, MATRIX.astype(int), pd.DataFrame(MATRIX)])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda matrix: Popularity().fit(matrix),
+        lambda matrix: list(UserKFold(3).split(matrix)),
+        lambda matrix: filter_k_core(matrix, k=1),
+        lambda matrix: IdEncoder().fit(matrix),
+    ],
+)
+def test_a_matrix_of_users_by_items(matrix, use):
+    with pytest.warns(UserWarning, match=r"looks like a matrix of users by items: 40 col.*nonzero"):
+        use(matrix)
+
+
+def test_a_matrix_with_nan_for_no_rating():
+    with (
+        pytest.warns(UserWarning, match="matrix of users by items"),
+        pytest.raises(ValueError, match="NaN"),
+    ):
+        BiasOnly().fit(WITH_NAN, y[:60])
+
+
+def test_a_sparse_matrix():
+    for use in (BiasOnly().fit, UserKFold().fit, IdEncoder().fit, filter_k_core):
+        with pytest.raises(TypeError, match=r"one row per interaction.*tocoo"):
+            use(sparse.csr_array(MATRIX), np.ones(60))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["movieId", "userId"], r"'movieId' and 'userId'.*Swap them: X\[\['userId', 'movieId'\]\]"),
+        (["user", "rating"], "'user' and 'rating'.*order user, item"),
+        (["timestamp", "user"], "order user, item"),
+    ],
+)
+def test_columns_in_another_order(names, message):
+    frame = pd.DataFrame(X[:, :2], columns=names)
+    for use in (lambda: Popularity().fit(frame), lambda: UserKFold(3).fit(frame)):
+        with pytest.warns(UserWarning, match=message):
+            use()
+
+
+def test_users_that_are_the_catalogue():
+    swapped = np.column_stack([X[:, 1] + 100, X[:, 0]])
+    message = "seem to be swapped: all users .* are in `items`.*users? 0|items 0, 1, 2 and 57 more"
+    with pytest.raises(ValueError, match=message):
+        BiasOnly(items=np.arange(100, 140)).fit(swapped, y)
+    names = [[f"film {item}", int(user)] for user, item in X[:, :2]]
+    with pytest.raises(ValueError, match="seem to be swapped"):
+        BiasOnly(items=[f"film {item}" for item in range(40)]).fit(names, y)
+
+
+def test_swapped_columns_in_predict():
+    films = np.column_stack([X[:, 0], X[:, 1] + 1000])
+    model = BiasOnly().fit(films, y)
+    with pytest.warns(UserWarning, match="Are the columns swapped"):
+        model.predict(films[:9, ::-1])
+
+
+def test_fractional_ids():
+    for column in (0, 1):
+        ids = X[:, :2].astype(float)
+        ids[:, column] += 0.5
+        with pytest.warns(UserWarning, match=f"column {column} of X.*fractions, such as 0.5"):
+            BiasOnly().fit(ids, y)
+
+
+def test_empty_strings():
+    with pytest.raises(ValueError, match=r"item ids .* empty strings"):
+        Popularity().fit([["ann", "a"], ["bob", ""]])
+
+
+def test_no_false_alarm():
+    binary = np.random.default_rng(0).integers(0, 2, (900, 20))
+    tables = [
+        (X, y),
+        (X.astype(float), y),
+        (FRAME, y),
+        (FRAME.rename(columns={"user": "clerk", "item": "user"}), y),
+        (FRAME[["item", "user"]].rename(columns={"user": "tag"}), y),
+        (np.column_stack([X[:, :2], binary]), y),  # context
+        (np.column_stack([np.arange(20).repeat(45), np.tile(np.arange(45), 20), binary]), y),
+        (np.column_stack([X[:, :2], np.random.default_rng(0).normal(size=(900, 20))]), y),
+        (X[:1], y[:1]),
+        ([["ann", "a"], ["bob", "b"]], [1, 2]),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for table, ratings in tables:
+            model = BiasOnly().fit(table, ratings)
+            model.predict(table)
+        model = BiasOnly().fit(X[:, :2], y)
+        model.predict([[10**6, 10**6]])
+        model.predict([[10**6, 3], [3, 10**6]])
+        X_implicit = make_interactions(60, 40, 900, random_state=0)
+        for splitter in (TemporalHoldout(), TemporalHoldout(per_user=True), LeaveLastOut()):
+            splitter.fit(X_implicit)
+
+
+STEPS = [TemporalHoldout(), TemporalHoldout(per_user=True), LeaveLastOut()]
+
+
+@pytest.mark.parametrize("splitter", STEPS)
+@pytest.mark.parametrize("values", [y, y / 2, y.astype(int), y - 1])
+def test_ratings_as_timestamps(splitter, values):
+    table = np.column_stack([X[:, :2], values])
+    with pytest.warns(UserWarning, match=r"timestamps \(column 2 of X\).*Are they ratings\?"):
+        splitter.fit(table)
+
+
+def test_a_column_of_ratings_by_name():
+    frame = FRAME.assign(rating=100 * y)
+    with pytest.warns(UserWarning, match=r"column 'rating'.*Are they ratings\?"):
+        LeaveLastOut(timestamps="rating").fit(frame)
+    with pytest.warns(UserWarning, match="Are they ratings"):
+        LeaveLastOut(timestamps=3).fit(frame)
+
+
+@pytest.mark.parametrize("splitter", STEPS)
+def test_iso_dates_as_timestamps(splitter):
+    seconds = splitter.fit(X).test_indices_
+    for form in ("%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S"):
+        texts = pd.to_datetime(X[:, 2], unit="s").strftime(form)
+        assert np.array_equal(splitter.fit(FRAME.assign(timestamp=texts)).test_indices_, seconds)
+    texts = pd.to_datetime(X[:, 2], unit="s").strftime("%m/%d/%Y")
+    with pytest.raises(ValueError, match=r"'.*/2020' is not an ISO date.*pandas.to_datetime"):
+        splitter.fit(FRAME.assign(timestamp=texts))
