@@ -12,7 +12,6 @@ from scipy import sparse
 
 import fedrecsk
 from fedrecsk import BiasOnly, _sklearn
-from fedrecsk.__main__ import main
 
 
 def run(code):
@@ -35,40 +34,9 @@ def test_everything_public_is_there():
     assert all(hasattr(fedrecsk, name) for name in fedrecsk.__all__)
 
 
-def test_the_main_job_runs_offline(capsys, tmp_path):
-    main(["--rounds", "5", "--n-jobs", "1"])
-    out = capsys.readouterr().out
-    for words in ("FedEB, federated: RMSE", "For user", "MB up", "mechanism='none'"):
-        assert words in out
-
-
-def test_the_main_job_has_privacy_and_reads_files(capsys, tmp_path):
-    rows = [f"{u},{i},{1 + (u + i) % 5}" for u in range(30) for i in range(12)]
-    path = tmp_path / "ratings.csv"
-    path.write_text("user,item,rating\n" + "\n".join(rows))
-    main(["--data", str(path), "--rounds", "5", "--scale", "0.04"])
-    assert "epsilon_per_coordinate=10.0" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--data", "nosuch.csv"], "no such file, nor one of generated, 100k"),
-        (["--rounds", "0"], "at least 1 round"),
-        (["--n-jobs", "0"], "-1 for all cores"),
-        (["--scale", "0"], "--scale 0 must be positive"),
-        (["--clip", "-1", "--scale", "1"], "--clip -1 must be positive"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert message in capsys.readouterr().err
-
-
 def test_a_matrix_is_told_from_a_table():
     matrix = sparse.csr_array(np.eye(3))
-    with pytest.raises(TypeError, match=r"one row an interaction.*tocoo"):
+    with pytest.raises(TypeError, match=r"one row per interaction.*tocoo"):
         BiasOnly().fit(matrix, np.ones(3))
 
 

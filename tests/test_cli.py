@@ -1,0 +1,254 @@
+"""The command line: every method, every way in, and every way that the output can break."""
+
+import configparser
+import gzip
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fedrecsk
+from fedrecsk.__main__ import main
+from fedrecsk._cli import _methods, _output
+
+ROWS = [(u, i, 1 + (7 * u + 3 * i) % 5) for u in range(30) for i in range(12) if (u + i) % 4]
+
+
+@pytest.fixture
+def ratings(tmp_path):
+    path = tmp_path / "ratings.csv"
+    path.write_text("user,item,rating\n" + "".join(f"u{u},{i},{r}\n" for u, i, r in ROWS))
+    return str(path)
+
+
+@pytest.fixture
+def implicit(tmp_path):
+    path = tmp_path / "implicit.csv.gz"
+    path.write_bytes(gzip.compress(b"".join(b"%d\t%d\n" % row[:2] for row in ROWS)))
+    return str(path)
+
+
+def python(*arguments, **options):
+    command = [sys.executable, "-m", "fedrecsk", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def test_the_main_job_runs_offline(capsys):
+    assert main(["--rounds", "5", "--n-jobs", "1"]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "Data: generated, 100,000 ratings of 1,682 items by 943 users",
+        "RMSE",
+        "FedEB recommends to user",
+        "in 5 rounds with 943 clients",
+        "sums of uploads in plaintext. Without noise, epsilon is infinite",
+    ):
+        assert words in out
+    table = out.split("\n\n")[1].splitlines()
+    assert [line.split()[0] for line in table[2:]] == ["BiasOnly", "SVDpp", "RFRec", "FedEB"]
+    assert len({len(line) for line in table}) == 1, "columns are aligned"
+
+
+def test_local_privacy_and_a_file(ratings, capsys):
+    main(["--data", ratings, "--rounds", "5", "--scale", "0.04"])
+    out = capsys.readouterr().out
+    assert "with Laplace noise. Epsilon is 10 for one coordinate of one upload" in out
+
+
+@pytest.mark.parametrize("name", _methods.names())
+def test_every_method(name, ratings, capsys):
+    known = getattr(fedrecsk, name)().get_params()
+    few = ["--rounds", "2"] if {"n_rounds", "n_epochs", "n_samples"} & known.keys() else []
+    main(["--data", ratings, "--method", name.lower(), *few, "--n-jobs", "1"])
+    out = capsys.readouterr().out
+    rating = _methods.predicts_ratings(getattr(fedrecsk, name))
+    reference = "BiasOnly" if rating else "Popularity"
+    rows = [line.split()[0] for line in out.split("\n\n")[1].splitlines()[2:]]
+    assert rows[-1] == name
+    assert reference in rows
+    assert ("RMSE" if rating else "precision@10") in out
+    assert (f"{name} recommends to user u") in out
+    assert ("Communication: " in out) == ("federation" in known)
+
+
+def test_a_ranking_method_on_implicit_feedback(implicit, capsys):
+    main(["--data", implicit, "--method", "LocALS", "--rounds", "2", "--set", "n_factors=4"])
+    assert "270 interactions of 12 items by 30 users; 20 % of each user's rows" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_threshold_makes_ratings_implicit(ratings, capsys):
+    main(["--data", ratings, "--method", "LocALS", "--rounds", "2", "--threshold", "4"])
+    n_kept = sum(rating >= 4 for *_, rating in ROWS)
+    assert f"{n_kept} interactions" in capsys.readouterr().out
+
+
+def test_list_and_version(capsys):
+    main(["--list"])
+    out = capsys.readouterr().out
+    assert all(f"  {name:<15}" in out for name in _methods.names())
+    for title in ("Ratings, federated", "Ranking (implicit feedback), centralised"):
+        assert title in out
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"fedrecsk {fedrecsk.__version__}\n"
+
+
+def test_help_shows_groups_and_examples(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    out = capsys.readouterr().out
+    for words in ("data:", "method:", "local differential privacy:", "examples:", "--list  "):
+        assert words in out
+
+
+@pytest.mark.parametrize("option", ["--help", "--version", "--list"])
+def test_help_needs_no_compiler(option):
+    code = (
+        "import sys; from fedrecsk.__main__ import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "assert not {'numba', 'implicit', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, option], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_console_script_is_there():
+    config = configparser.ConfigParser()
+    config.read(Path(__file__).parents[1] / "setup.cfg")
+    script = config["options.entry_points"]["console_scripts"].strip()
+    assert script == "fedrecsk = fedrecsk._cli:main"
+    assert importlib.import_module("fedrecsk._cli").main is main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "nosuch.csv"], "no such file, nor one of generated, 100k"),
+        (["--data", "."], "is a folder"),
+        (["--data", "{ratings}", "--data-home", "{ratings}", "--data", "100k"], "is a file, not"),
+        (["--data", "{implicit}"], "has no ratings; take a ranking method"),
+        (["--data", "{implicit}", "--method", "locals", "--threshold", "4"], "no ratings that"),
+        (["--data", "{ratings}", "--method", "locals", "--threshold", "6"], "most is 5"),
+        (["--threshold", "4"], "--threshold is for ranking methods"),
+        (["--threshold", "nan", "--method", "locals"], "--threshold nan must be finite"),
+        (["--rounds", "0"], "at least 1 round"),
+        (["--rounds", "5", "--method", "BiasOnly"], "BiasOnly has no rounds"),
+        (["--n-jobs", "0"], "-1 for all cores"),
+        (["--seed", "-1"], "--seed -1: give a number from 0 to 4294967295"),
+        (["--seed", str(2**32)], "--seed 4294967296: give a number"),
+        (["--seed", "one"], "invalid int value: 'one'"),
+        (["--scale", "0"], "--scale 0 must be positive and finite"),
+        (["--scale", "nan"], "--scale nan must be positive and finite"),
+        (["--scale", "inf"], "--scale inf must be positive and finite"),
+        (["--clip", "-1", "--scale", "1"], "--clip -1 must be positive"),
+        (["--clip", "1"], "give --scale too"),
+        (["--scale", "1", "--method", "FedEB"], "FedEB has no local differential privacy"),
+        (["--scale", "1", "--method", "SVDpp"], "SVDpp is centralised"),
+        (["--scale", "1", "--method", "LocALS", "--data", "{ratings}"], "LocALS has no local_dp"),
+        (["--method", "rfrce"], "did you mean RFRec"),
+        (["--method", "xyz"], "no such method; --list shows all"),
+        (["--set", "n_factors"], "write NAME=VALUE"),
+        (["--set", "factors=4"], "FedEB has no parameter 'factors'; it has client_fraction"),
+        (["--set", "n_factors=-4"], "'n_factors' parameter of FedEB must be an int"),
+        (["--set", "n_factors=four"], "'n_factors' parameter of FedEB must be an int"),
+        (["extra"], "unrecognized arguments: extra"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message, ratings, implicit, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([one.format(ratings=ratings, implicit=implicit) for one in arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_too_few_rows(tmp_path, capsys):
+    path = tmp_path / "few.csv"
+    path.write_text("user,item,rating\n1,2,3\n")
+    with pytest.raises(SystemExit):
+        main(["--data", str(path)])
+    assert "too few rows with a rating: 1; 10 are needed" in capsys.readouterr().err
+
+
+def test_warnings_are_notes(tmp_path, capsys):
+    path = tmp_path / "prices.csv"
+    path.write_text("user,item,rating,price\n" + "".join(f"{u},{i},{r},9\n" for u, i, r in ROWS))
+    main(["--data", str(path), "--rounds", "2"])
+    err = capsys.readouterr().err
+    assert err.startswith("Note: ")
+    assert "prices.csv: column 'price' is not read" in err
+    assert "UserWarning" not in err
+
+
+def test_standard_input(ratings):
+    with open(ratings) as file, python("--data", "-", "--rounds", "2", stdin=file) as process:
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "Data: stdin, 270 ratings" in out
+
+
+def test_a_named_pipe(ratings, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with python("--data", str(pipe), "--rounds", "2") as process:
+        pipe.write_text(Path(ratings).read_text())
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "Data: pipe, 270 ratings" in out
+
+
+def test_a_reader_that_leaves_early(ratings):
+    with python("--data", ratings, "--rounds", "2") as process:
+        assert process.stdout.readline().startswith("Data: ratings.csv")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", [["--list"], ["--data", "{ratings}", "--rounds", "2"]])
+def test_a_full_disk(arguments, ratings):
+    arguments = [one.format(ratings=ratings) for one in arguments]
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "fedrecsk", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("fedrecsk: the output cannot be written: ")
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_letters_that_the_terminal_lacks(tmp_path):
+    path = tmp_path / "films.csv"
+    path.write_text("".join(f"ü{u},film {i},{r}\n" for u, i, r in ROWS), encoding="utf-8")
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    with python("--data", str(path), "--rounds", "2", env=environment) as process:
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert r"user \xfc" in out
+
+
+def test_an_interrupt(ratings):
+    with python("--data", ratings, "--rounds", "1000000") as process:
+        process.stdout.readline()
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode == 130
+    assert err == "Interrupted.\n"
+
+
+def test_bars_on_a_terminal_and_then_the_table(ratings, capsys, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(_output, "shows_progress", lambda: True)
+    main(["--data", ratings, "--rounds", "2"])
+    out = capsys.readouterr().out
+    assert "FedEB - fit" in out
+    assert out.index("FedEB - fit") < out.index("RMSE") < out.index("FedEB recommends")
