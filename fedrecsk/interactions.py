@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import reprlib
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import sparse
@@ -17,13 +18,16 @@ from fedrecsk import _kernels
 from fedrecsk._mistakes import warn_about_columns, warn_about_fractions
 from fedrecsk._sklearn import safe_indexing
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
 ROLES = ("user", "item")
 # So many are numbered by a hash table instead of sorted; also how many at a time.
 _MANY_IDS = 2**18
 NO_ID = "drop these or give them an id first."
 
 
-def as_table(X):
+def as_table(X: Any) -> Any:
     """Give a list of rows the dtype object, so that each column keeps a type of its own.
 
     NumPy would turn ``[["alice", 7]]`` into strings throughout, and a large item id beside a
@@ -43,7 +47,7 @@ def as_table(X):
     return np.array(X, dtype=object) if isinstance(X, list | tuple) else X
 
 
-def id_columns(X):
+def id_columns(X: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Read users (column 0) and items (column 1), each with a type of its own.
 
     Parameters
@@ -61,7 +65,7 @@ def id_columns(X):
     )
 
 
-def id_array(ids, name):
+def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
     """Turn ids into a 1-d array of integers, floats or strings, or say what is wrong.
 
     Parameters
@@ -98,7 +102,7 @@ def id_array(ids, name):
     return ids
 
 
-def catalogue_ids(items):
+def catalogue_ids(items: ArrayLike) -> Ids:
     """Read a public catalogue, and say what is wrong with it.
 
     Parameters
@@ -184,7 +188,7 @@ def _not_ids(name, kind):
     return f"{name}: argument must be a string or a number, not {kind!r}; {cure}."
 
 
-def missing_id(dtype):
+def missing_id(dtype: np.dtype[Any]) -> NDArray[Any]:
     """What stands where there is no id: -1, NaN or an empty string.
 
     Parameters
@@ -199,7 +203,7 @@ def missing_id(dtype):
     return np.array({"f": np.nan, "U": ""}.get(dtype.kind, -1)).astype(dtype)
 
 
-def named(role, ids):
+def named(role: str, ids: NDArray[Any]) -> str:
     """A few of the ids for an error message: "users 3, 5, 8 and 2 more".
 
     Parameters
@@ -231,13 +235,13 @@ class Ids:
         What they are, for error messages.
     """
 
-    values: np.ndarray
+    values: NDArray[Any]
     name: str
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.values)
 
-    def codes(self, ids):
+    def codes(self, ids: NDArray[Any]) -> NDArray[np.int64]:
         """Code of each id, -1 where it is not known.
 
         Parameters
@@ -278,7 +282,7 @@ class Ids:
         codes = position if order is None else order[position]
         return np.where(known[codes] == ids, codes, -1).astype(np.int64)
 
-    def followed_by(self, ids):
+    def followed_by(self, ids: NDArray[Any]) -> Ids:
         """These ids and then others, in the type of these wherever it can hold the others.
 
         Parameters
@@ -301,7 +305,7 @@ def _is_narrow(integers):
     return int(integers.max()) - int(integers.min()) < 10 * len(integers) + 1000
 
 
-def unique_codes(ids):
+def unique_codes(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.integer]]:
     """Sorted distinct ids and the position of each id among them; linear for narrow integers
     and for long arrays.
     """
@@ -383,7 +387,7 @@ def _table(size):
     return np.full(size, -1, dtype=np.int32)
 
 
-def coded_ids(ids, name):
+def coded_ids(ids: Any, name: str) -> tuple[NDArray[Any], NDArray[np.integer]]:
     """Sorted distinct ids, and the position of each id among them.
 
     Like :func:`id_array` and then :func:`unique_codes`, but strings that Python or pandas has
@@ -487,33 +491,33 @@ class Interactions:
     weights: np.ndarray
 
     @property
-    def n_users(self):
+    def n_users(self) -> int:
         return len(self.user_ids)
 
     @property
-    def n_items(self):
+    def n_items(self) -> int:
         return len(self.item_ids)
 
     @property
-    def n_clients(self):
+    def n_clients(self) -> int:
         return len(self.client_ids)
 
     @property
-    def users(self):
+    def users(self) -> NDArray[np.int64]:
         """User code of each rating, shape (n_ratings,)."""
         return np.repeat(np.arange(self.n_users), np.diff(self.indptr))
 
     @property
-    def clients(self):
+    def clients(self) -> NDArray[np.int64]:
         """Client code of each rating, shape (n_ratings,)."""
         return np.repeat(np.arange(self.n_clients), np.diff(self.rating_indptr))
 
     @property
-    def rating_indptr(self):
+    def rating_indptr(self) -> NDArray[np.int64]:
         """Ratings of client c: ``rating_indptr[c]:rating_indptr[c + 1]``."""
         return self.indptr[self.client_indptr]
 
-    def take(self, mask):
+    def take(self, mask: NDArray[np.bool_]) -> Interactions:
         """Keep the ratings where `mask` is true; users, items and clients all stay."""
         kept = np.concatenate([[0], np.cumsum(mask)])
         return replace(
@@ -524,7 +528,7 @@ class Interactions:
             weights=self.weights[mask],
         )
 
-    def fingerprint(self):
+    def fingerprint(self) -> bytes:
         """Digest of everything, to recognise the same data again."""
         digest = hashlib.blake2b(digest_size=16)
         for array in (
@@ -544,7 +548,15 @@ class Interactions:
         return digest.digest()
 
 
-def encode(X, y=None, *, clients=None, sample_weight=None, item_ids=None, drop_other_items=True):
+def encode(
+    X: Any,
+    y: NDArray[Any] | None = None,
+    *,
+    clients: ArrayLike | None = None,
+    sample_weight: NDArray[np.floating] | None = None,
+    item_ids: Ids | None = None,
+    drop_other_items: bool = True,
+) -> Interactions:
     """Encode interactions, merge repeated ones and sort them client by client.
 
     Rows of weight zero are dropped, then rows of one (user, item) pair become one: the

@@ -59,6 +59,8 @@ def assert_same_fit(one, other):
             np.testing.assert_array_equal(value, others[name], err_msg=name)
 
 
+# scikit-learn's checks take random numbers for ids.
+@pytest.mark.filterwarnings("ignore:.* ids .* have fractions:UserWarning")
 @parametrize_with_checks([Estimator() for Estimator in ESTIMATORS])
 def test_scikit_learn_compatible(estimator, check):
     check(estimator)

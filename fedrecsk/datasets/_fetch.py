@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.utils import Bunch
@@ -26,14 +27,14 @@ def fetch(
     name: str,
     caller: str,
     *,
-    data_home: str | os.PathLike | None,
+    data_home: str | os.PathLike[str] | None,
     download_if_missing: bool,
     as_frame: bool,
     return_X_y: bool,
     n_retries: int,
     delay: float,
     timeout: float,
-) -> Bunch | tuple:
+) -> Bunch | tuple[Any, Any]:
     """Return the data set `name` of the catalogue, for the public function `caller`."""
     if as_frame:
         check_pandas(caller)

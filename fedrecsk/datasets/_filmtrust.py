@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from numbers import Integral, Real
+from typing import Any
 
 from sklearn.utils import Bunch
 
@@ -25,14 +26,14 @@ from fedrecsk.datasets._fetch import fetch
 )
 def fetch_filmtrust(
     *,
-    data_home: str | os.PathLike | None = None,
+    data_home: str | os.PathLike[str] | None = None,
     download_if_missing: bool = True,
     as_frame: bool = False,
     return_X_y: bool = False,
     n_retries: int = 3,
     delay: float = 1.0,
     timeout: float = 30.0,
-) -> Bunch | tuple:
+) -> Bunch | tuple[Any, Any]:
     """Load FilmTrust, downloading it if it is not here yet.
 
     =================   =================

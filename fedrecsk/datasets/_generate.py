@@ -1,6 +1,9 @@
 """Ratings drawn from a model that was fitted, by eye and ruler, to MovieLens-100k."""
 
+from __future__ import annotations
+
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 from scipy.special import gammaincinv
@@ -71,7 +74,7 @@ def make_ratings(
     timestamps: bool = True,
     random_state: int | np.random.RandomState | None = None,
     as_frame: bool = False,
-) -> tuple:
+) -> tuple[Any, Any]:
     """Generate ratings that resemble MovieLens-100k.
 
     A few items get most ratings and a few users give most; popular items are

@@ -7,7 +7,7 @@ from fedrecsk._sklearn import validate_params
 from fedrecsk.datasets._catalogue import PUBLISHED
 
 
-def resolve_data_home(data_home: str | os.PathLike | None = None) -> Path:
+def resolve_data_home(data_home: str | os.PathLike[str] | None = None) -> Path:
     """Return the data folder without creating it: it may be read-only or not needed."""
     if data_home is None:
         # An empty variable counts as unset: Path("") would be the working directory.
@@ -33,7 +33,7 @@ def create(home: Path) -> None:
 
 
 @validate_params({"data_home": [str, os.PathLike, None]}, prefer_skip_nested_validation=True)
-def get_data_home(data_home: str | os.PathLike | None = None) -> str:
+def get_data_home(data_home: str | os.PathLike[str] | None = None) -> str:
     """Return the path of the data folder, and create it if it is not there.
 
     Parameters
@@ -71,7 +71,7 @@ def get_data_home(data_home: str | os.PathLike | None = None) -> str:
 
 
 @validate_params({"data_home": [str, os.PathLike, None]}, prefer_skip_nested_validation=True)
-def clear_data_home(data_home: str | os.PathLike | None = None) -> None:
+def clear_data_home(data_home: str | os.PathLike[str] | None = None) -> None:
     """Delete the archives that fedrecsk has downloaded.
 
     Unlike scikit-learn's function of this name, it deletes only those

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.utils import Bunch
@@ -46,7 +46,7 @@ _CHUNK = 16_000
     prefer_skip_nested_validation=True,
 )
 def load_ratings(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     *,
     sep: str | None = None,
     columns: Mapping[str, str | int | None] | None = None,
@@ -56,7 +56,7 @@ def load_ratings(
     quoted: bool = True,
     as_frame: bool = False,
     return_X_y: bool = False,
-) -> Bunch | tuple:
+) -> Bunch | tuple[Any, Any]:
     """Load ratings from a delimited text file, plain or compressed.
 
     The file has one interaction per line: a user, an item and, if it has them, a

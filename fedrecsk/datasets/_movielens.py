@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from numbers import Integral, Real
+from typing import Any
 
 from sklearn.utils import Bunch
 
@@ -29,14 +30,14 @@ VARIANTS = ("100k", "1m", "10m", "20m", "25m", "32m", "latest-small")
 def fetch_movielens(
     variant: str = "100k",
     *,
-    data_home: str | os.PathLike | None = None,
+    data_home: str | os.PathLike[str] | None = None,
     download_if_missing: bool = True,
     as_frame: bool = False,
     return_X_y: bool = False,
     n_retries: int = 3,
     delay: float = 1.0,
     timeout: float = 30.0,
-) -> Bunch | tuple:
+) -> Bunch | tuple[Any, Any]:
     """Load a MovieLens data set, downloading it if there is no copy yet.
 
     ==============  ===========  ============  =============  =============  =========  ========

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from numpy.typing import ArrayLike, NDArray
+    from sklearn.utils import Tags
 
 
 class Splitter(TransformerMixin, BaseEstimator, ABC):
@@ -34,10 +35,10 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
     __metadata_request__split: ClassVar[dict] = {"groups": metadata_routing.UNUSED}
 
     @abstractmethod
-    def _splits(self, X):
+    def _splits(self, X: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Iterate over (train, test); X is an ndarray or DataFrame with columns of ids."""
 
-    def _parts(self, X):
+    def _parts(self, X: Any) -> dict[str, NDArray[np.int64]]:
         """Name the parts of the first split; a dict of arrays of row numbers."""
         return dict(zip(("train", "test"), next(self._splits(X)), strict=True))
 
@@ -115,7 +116,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         vars(self).pop("validation_indices_", None)  # of an earlier fit
         for name, rows in parts.items():
             setattr(self, f"{name}_indices_", rows)
-        self.held_out_ = safe_indexing(X, self.test_indices_)
+        self.held_out_: Any = safe_indexing(X, self.test_indices_)
         return self
 
     def fit_transform(self, X: ArrayLike, y: ArrayLike | None = None) -> ArrayLike:
@@ -134,7 +135,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         """
         return safe_indexing(as_rows(X), self.fit(X, y).train_indices_)
 
-    def train_test_split(self, X: ArrayLike, *arrays: ArrayLike) -> list:
+    def train_test_split(self, X: ArrayLike, *arrays: ArrayLike) -> list[Any]:
         """Split X and what goes with it, like :func:`sklearn.model_selection.train_test_split`.
 
         Parameters
@@ -160,7 +161,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         parts = self._parts(as_rows(X)).values()
         return [safe_indexing(array, rows) for array in (X, *arrays) for rows in parts]
 
-    def __sklearn_tags__(self):
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.string = True
         return tags
@@ -190,7 +191,7 @@ class FoldSplitter(Splitter):
     """A splitter with `n_splits` folds of test rows; a subclass gives `_folds`."""
 
     @abstractmethod
-    def _folds(self, X, order):
+    def _folds(self, X: Any, order: NDArray[np.int64]) -> NDArray[np.int64]:
         """Fold of each row, -1 for rows that are never tested; row numbers in `order`."""
 
     def _splits(self, X):
@@ -222,6 +223,6 @@ class FoldSplitter(Splitter):
         return self.n_splits
 
 
-def two_parts(held_out):
+def two_parts(held_out: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Row numbers of the training and of the test rows."""
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)

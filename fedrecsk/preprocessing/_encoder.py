@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from numpy.typing import ArrayLike, NDArray
+    from sklearn.utils import Tags
 
 
 class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -87,11 +88,13 @@ class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         """
         X, _ = self._checked(X, reset=True)
         users, items = id_columns(X)
-        self.user_ids_, self.item_ids_ = np.unique(users), np.unique(items)
-        self.n_users_, self.n_items_ = len(self.user_ids_), len(self.item_ids_)
+        self.user_ids_: NDArray[Any] = np.unique(users)
+        self.item_ids_: NDArray[Any] = np.unique(items)
+        self.n_users_: int = len(self.user_ids_)
+        self.n_items_: int = len(self.item_ids_)
         return self
 
-    def transform(self, X: ArrayLike) -> NDArray:
+    def transform(self, X: ArrayLike) -> NDArray[Any]:
         """Encode the ids; other columns stay as they are.
 
         Parameters
@@ -124,7 +127,7 @@ class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             codes[-1][unknown] = -1 - np.unique(ids[unknown], return_inverse=True)[1]
         return _with_ids(array, codes)
 
-    def inverse_transform(self, X: ArrayLike) -> NDArray:
+    def inverse_transform(self, X: ArrayLike) -> NDArray[Any]:
         """Turn codes back into ids.
 
         Parameters
@@ -172,7 +175,7 @@ class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         plain = np.asarray(X) if isinstance(X, list | tuple) else table
         return table, plain if plain.dtype.kind in "biuf" else table
 
-    def __sklearn_tags__(self):
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = []
         return tags

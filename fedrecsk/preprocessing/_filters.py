@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.utils import column_or_1d
@@ -34,7 +34,7 @@ def filter_k_core(
     clients: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
     k: int = 5,
-) -> ArrayLike | tuple:
+) -> ArrayLike | tuple[Any, ...]:
     """Keep the k-core: users and items with at least k rows among the rows that stay.
 
     Users and items with fewer rows are dropped, again and again, until none is left to drop.
@@ -113,7 +113,7 @@ def filter_min_ratings(
     sample_weight: ArrayLike | None = None,
     min_user: int = 20,
     min_item: int = 0,
-) -> ArrayLike | tuple:
+) -> ArrayLike | tuple[Any, ...]:
     """Drop the rows of users and items that have too few, in one pass.
 
     Both counts are taken on the rows given. So with `min_item=0` every user that stays has at
@@ -173,7 +173,7 @@ def to_implicit(
     clients: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
     threshold: float = 4.0,
-) -> tuple:
+) -> tuple[Any, ...]:
     """Make implicit feedback of ratings: keep the rows at or above a threshold, with y = 1.
 
     Users and items without such a row vanish.

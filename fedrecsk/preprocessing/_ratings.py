@@ -166,7 +166,8 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
                 f"The ratings go from {low.min():g} to {high.max():g}, too far for a float64; "
                 "drop such outliers first."
             )
-        self.rating_min_, self.rating_max_ = low, high
+        self.rating_min_: NDArray[np.float64] = low
+        self.rating_max_: NDArray[np.float64] = high
         return self
 
     def transform(self, X: ArrayLike) -> NDArray[np.float64]:
