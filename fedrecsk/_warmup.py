@@ -1,4 +1,4 @@
-"""``python -m fedrecsk warmup``: compile ahead of time what fits will need."""
+"""``fedrecsk warmup``: compile the methods' numerical code ahead of time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedrecsk.metrics import catalogue_ndcg
 from fedrecsk.privacy import LaplaceMechanism
 
 METHODS = [name for name in fedrecsk.__all__ if hasattr(getattr(fedrecsk, name), "fit")]
-# Settings whose code is not that of the default.
+# Settings that need other code than the default.
 SETTINGS = [
     {"early_stopping": True},
     {"federation": Federation(aggregator=NormClipping())},
@@ -44,8 +44,8 @@ def main(argv=None):
     chosen = parser.parse_args(argv).methods or METHODS
     unknown = [name for name in chosen if name not in METHODS]
     if unknown:
-        parser.error(f"{unknown[0]} is none of {', '.join(METHODS)}")
-    # Who reads this need not be told that it takes some seconds.
+        parser.error(f"{unknown[0]}: no such method; there are {', '.join(METHODS)}")
+    # No notices that compiling takes some seconds: this command is for compiling.
     logging.getLogger("fedrecsk").setLevel(logging.ERROR)
     for name in chosen:
         start = time.perf_counter()
@@ -54,17 +54,17 @@ def main(argv=None):
         print(f"{name:>15} {time.perf_counter() - start:5.1f} s", flush=True)
     seconds, place = _kernels.seconds_compiling(), _kernels.cache_path()
     if place is None:
-        parser.exit(1, f"Compiled in {seconds:.0f} s, but kept nowhere: set NUMBA_CACHE_DIR.\n")
-    print(f"Compiled in {seconds:.0f} s, and kept in {place}.")
+        parser.exit(1, f"Compiled in {seconds:.0f} s, but not kept: set NUMBA_CACHE_DIR.\n")
+    print(f"Compiled in {seconds:.0f} s and kept in {place}.")
 
 
 def models(name):
-    """Fit a method to a few made-up ratings, in each setting that has code of its own.
+    """Fit a method to a few made-up ratings, in each setting that has its own code.
 
     Parameters
     ----------
     name : str
-        Of a class.
+        Name of a class.
 
     Yields
     ------
@@ -83,14 +83,14 @@ def models(name):
             continue
         model = getattr(fedrecsk, name)(items=list(range(40)), **setting)
         model.set_params(n_rounds=2, random_state=2, client_fraction=1.0)
-        # Clients of many users, because aggregators that go number by number want clients that
-        # share their items.
+        # Clients with many users, because coordinate-wise aggregators need clients that share
+        # items.
         with suppress(Refused):
             yield _fitted(model, X, y, clients=X[:, 0] % 6)
 
 
 class Refused(Exception):
-    """A method does not go with a setting."""
+    """A method does not support a setting."""
 
 
 def _fitted(model, X, y, clients):
@@ -101,7 +101,7 @@ def _fitted(model, X, y, clients):
 
 
 def use(model):
-    """Call what a fitted model is there for.
+    """Call the public methods of a fitted model.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""From (X, y, clients, sample_weight) to encoded ids and a client-major CSR.
+"""From (X, y, clients, sample_weight) to encoded ids and a CSR matrix sorted by client.
 
 Nothing else in the package parses X.
 """
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 ROLES = ("user", "item")
-# So many are numbered by a hash table instead of sorted; also how many at a time.
+# From this many ids on, they are numbered by a hash table instead of sorting, this many at a time.
 _MANY_IDS = 2**18
 NO_ID = "drop these or give them an id first."
 
 
 def as_table(X: Any) -> Any:
-    """Give a list of rows the dtype object, so that each column keeps a type of its own.
+    """Turn a list of rows into an array of objects, so that each column keeps its own type.
 
     NumPy would turn ``[["alice", 7]]`` into strings throughout, and a large item id beside a
     float into another number.
@@ -48,7 +48,7 @@ def as_table(X: Any) -> Any:
 
 
 def id_columns(X: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Read users (column 0) and items (column 1), each with a type of its own.
+    """Read users (column 0) and items (column 1), each with its own type.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def id_columns(X: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
-    """Turn ids into a 1-d array of integers, floats or strings, or say what is wrong.
+    """Turn ids into a 1-d array of integers, floats or strings, or raise.
 
     Parameters
     ----------
@@ -79,8 +79,8 @@ def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
     TypeError
         If an id is neither a string nor a number.
     ValueError
-        If strings and numbers are mixed, or an id is NaN, infinite or a float too large to
-        be told from its neighbours.
+        If strings and numbers are mixed, or an id is missing, NaN, infinite, or a float so large
+        that it stands for several integers.
     """
     if isinstance(ids, list | tuple):
         ids = np.array(ids, dtype=object)
@@ -103,7 +103,7 @@ def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
 
 
 def catalogue_ids(items: ArrayLike) -> Ids:
-    """Read a public catalogue, and say what is wrong with it.
+    """Read a public catalogue, or raise.
 
     Parameters
     ----------
@@ -118,11 +118,11 @@ def catalogue_ids(items: ArrayLike) -> Ids:
     Raises
     ------
     TypeError
-        If `items` is a set or another thing without an order, or an id is neither a string
+        If `items` is a set or another object without an order, or an id is neither a string
         nor a number.
     ValueError
-        If `items` is empty or not one-dimensional, or an id is repeated, NaN, infinite or of
-        another type than the rest.
+        If `items` is empty or not one-dimensional, or an id is repeated, missing, NaN, infinite
+        or of another type than the rest.
     """
     if not isinstance(items, list | tuple) and np.ndim(items) == 0:
         raise TypeError(f"items should be a list or an array of ids, got {reprlib.repr(items)}.")
@@ -189,12 +189,12 @@ def _not_ids(name, kind):
 
 
 def missing_id(dtype: np.dtype[Any]) -> NDArray[Any]:
-    """What stands where there is no id: -1, NaN or an empty string.
+    """The value that stands for "no id": -1, NaN or an empty string.
 
     Parameters
     ----------
     dtype : dtype
-        Of the ids. Unsigned ones have no -1: it is their largest number.
+        Type of the ids. Unsigned integers have no -1, so it is their largest number.
 
     Returns
     -------
@@ -204,14 +204,14 @@ def missing_id(dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def named(role: str, ids: NDArray[Any]) -> str:
-    """A few of the ids for an error message: "users 3, 5, 8 and 2 more".
+    """List a few ids for an error message: "users 3, 5, 8 and 2 more".
 
     Parameters
     ----------
     role : str
         "user" or "item".
     ids : ndarray of shape (n_ids,)
-        Repetitions count once.
+        Repeated ids count once.
 
     Returns
     -------
@@ -232,7 +232,7 @@ class Ids:
     values : ndarray of shape (n_ids,)
         Distinct ids; the code of an id is its position here.
     name : str
-        What they are, for error messages.
+        What the ids are, for error messages.
     """
 
     values: NDArray[Any]
@@ -242,7 +242,7 @@ class Ids:
         return len(self.values)
 
     def codes(self, ids: NDArray[Any]) -> NDArray[np.int64]:
-        """Code of each id, -1 where it is not known.
+        """Return the code of each id, -1 if it is not known.
 
         Parameters
         ----------
@@ -283,7 +283,7 @@ class Ids:
         return np.where(known[codes] == ids, codes, -1).astype(np.int64)
 
     def followed_by(self, ids: NDArray[Any]) -> Ids:
-        """These ids and then others, in the type of these wherever it can hold the others.
+        """Return these ids followed by others, in the type of these if it can hold the others.
 
         Parameters
         ----------
@@ -301,13 +301,13 @@ class Ids:
 
 
 def _is_narrow(integers):
-    """Whether a table over their range takes no more memory than a few such arrays."""
+    """Whether a table over their range needs no more memory than a few such arrays."""
     return int(integers.max()) - int(integers.min()) < 10 * len(integers) + 1000
 
 
 def unique_codes(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.integer]]:
-    """Sorted distinct ids and the position of each id among them; linear for narrow integers
-    and for long arrays.
+    """Sorted distinct ids and the position of each id among them; takes linear time for long
+    arrays and for integers of a narrow range.
     """
     if ids.dtype.kind in "iu" and len(ids) and _is_narrow(ids):
         return _narrow_codes(ids)
@@ -325,7 +325,7 @@ def unique_codes(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.integer]]:
 
 
 def _above(integers, low):
-    """Integers less `low`, in a type that holds the difference."""
+    """Integers minus `low`, in a type that holds the difference."""
     return integers - low if integers.dtype.itemsize == 8 else integers.astype(np.int64) - low
 
 
@@ -372,7 +372,7 @@ def _numbered(keys):
         shift = np.uint64(64 - size.bit_length() + 1)
         done, n = _kernels.ids.number(keys, done, stop, n, slots, shift, distinct, first, codes)
         if done < stop:
-            # The table is half full: those in it move to a larger one, with the same numbers.
+            # The table is half full: its ids move to a larger one and keep their numbers.
             size *= 8
             slots, known = _table(size), distinct
             distinct, first = np.resize(distinct, size // 2), np.resize(first, size // 2)
@@ -390,8 +390,8 @@ def _table(size):
 def coded_ids(ids: Any, name: str) -> tuple[NDArray[Any], NDArray[np.integer]]:
     """Sorted distinct ids, and the position of each id among them.
 
-    Like :func:`id_array` and then :func:`unique_codes`, but strings that Python or pandas has
-    numbered, or can number, are not copied first.
+    Like :func:`id_array` followed by :func:`unique_codes`, but strings that Python or pandas can
+    number are not copied first.
 
     Parameters
     ----------
@@ -422,7 +422,7 @@ def _numbered_by_pandas(ids):
     if not hasattr(ids, "factorize") or isinstance(ids.dtype, np.dtype) or not len(ids):
         return None
     codes, distinct = ids.factorize()
-    # What is missing has the code -1, which :func:`id_array` is to complain about.
+    # Missing ids have the code -1; :func:`id_array` will raise.
     return None if codes.min() < 0 else (np.asarray(distinct), codes)
 
 
@@ -448,7 +448,7 @@ def _numbered_strings(ids):
 
 
 class _Numbers(dict):
-    """Numbers keys in the order in which it is asked for them."""
+    """Numbers keys in the order in which they are first looked up."""
 
     def __missing__(self, key):
         self[key] = number = len(self)
@@ -461,7 +461,7 @@ def _is_sorted(values):
 
 @dataclass(frozen=True)
 class Interactions:
-    """Ratings by user, users by client: one CSR whose every client is a run of rows.
+    """Ratings sorted by user and users sorted by client: a CSR matrix of users by items.
 
     Attributes
     ----------
@@ -470,7 +470,7 @@ class Interactions:
     item_ids : Ids
     client_ids : ndarray of shape (n_clients,)
     client_indptr : ndarray of shape (n_clients + 1,), dtype int64
-        Users ``client_indptr[c]:client_indptr[c + 1]`` live on client c.
+        Users ``client_indptr[c]:client_indptr[c + 1]`` belong to client c.
     indptr : ndarray of shape (n_users + 1,), dtype int64
         Ratings ``indptr[u]:indptr[u + 1]`` are user u's.
     items : ndarray of shape (n_ratings,), dtype int32
@@ -514,11 +514,11 @@ class Interactions:
 
     @property
     def rating_indptr(self) -> NDArray[np.int64]:
-        """Ratings of client c: ``rating_indptr[c]:rating_indptr[c + 1]``."""
+        """Client c has the ratings ``rating_indptr[c]:rating_indptr[c + 1]``."""
         return self.indptr[self.client_indptr]
 
     def take(self, mask: NDArray[np.bool_]) -> Interactions:
-        """Keep the ratings where `mask` is true; users, items and clients all stay."""
+        """Keep the ratings where `mask` is true, and all users, items and clients."""
         kept = np.concatenate([[0], np.cumsum(mask)])
         return replace(
             self,
@@ -529,7 +529,7 @@ class Interactions:
         )
 
     def fingerprint(self) -> bytes:
-        """Digest of everything, to recognise the same data again."""
+        """A digest of all data, by which the same data can be recognised."""
         digest = hashlib.blake2b(digest_size=16)
         for array in (
             self.user_ids.values,
@@ -559,8 +559,8 @@ def encode(
 ) -> Interactions:
     """Encode interactions, merge repeated ones and sort them client by client.
 
-    Rows of weight zero are dropped, then rows of one (user, item) pair become one: the
-    weighted mean of their y with the sum of their weights. The order of rows never matters.
+    Rows of weight zero are dropped. Rows of the same (user, item) pair are merged into one, with
+    the weighted mean of their y and the sum of their weights. The order of rows does not matter.
 
     Parameters
     ----------
@@ -568,10 +568,10 @@ def encode(
     y : ndarray of shape (n_samples,) or None
         None: every interaction counts as 1.
     clients : array-like of shape (n_samples,) or None
-        The client that holds each row. None: each user is a client.
+        Client that holds each row. None: each user is a client.
     sample_weight : ndarray of shape (n_samples,) or None
     item_ids : Ids or None
-        A catalogue to encode with, instead of the items of X.
+        Catalogue to encode with, instead of the items of X.
     drop_other_items : bool
         Whether rows of items that are not in `item_ids` are dropped. If not, they are an error
         (unless their weight is zero).
@@ -611,8 +611,9 @@ def encode(
         )
     absent = None if sample_weight is None else ~(sample_weight > 0)
     if item_ids is not None and not drop_other_items:
-        _check_not_swapped(users[0], items[0], item_ids)
-    item_ids, item_codes = _in_catalogue(*items, item_ids, absent, drop_other_items)
+        present = items[0] if absent is None else items[0][np.unique(items[1][~absent])]
+        _check_items(users[0], present, item_ids)
+    item_ids, item_codes = _in_catalogue(*items, item_ids, absent)
     user_values, user_codes = users
     client_values, client_of_user = user_values, np.arange(len(user_values))
     if clients is not None:
@@ -624,7 +625,7 @@ def encode(
         columns = [None if column is None else column[present] for column in columns]
     user_codes, item_codes, y, weights = columns
 
-    # Users whose every row is gone vanish, and so do their clients.
+    # Users without any row left are dropped, and so are their clients.
     kept_users = np.flatnonzero(np.bincount(user_codes, minlength=len(user_values)))
     order = kept_users[np.argsort(client_of_user[kept_users], kind="stable")]
     rank = np.full(len(user_values), -1, dtype=np.int32)
@@ -654,7 +655,7 @@ def _coded_columns(X):
     )
 
 
-def _in_catalogue(values, codes, item_ids, absent, drop_others):
+def _in_catalogue(values, codes, item_ids, absent):
     """The catalogue, and each row's item in it: -1 for absent rows and others' items."""
     if absent is not None:
         codes = np.where(absent, -1, codes)
@@ -665,45 +666,45 @@ def _in_catalogue(values, codes, item_ids, absent, drop_others):
         item_ids = Ids(values[used], "item ids")
         places = np.where(used, np.cumsum(used) - 1, -1)
     else:
-        if not drop_others:
-            _check_items(values[used], item_ids)
         places = item_ids.codes(values)
-    # An absent row's code, -1, is the last place.
+    # The code of an absent row, -1, picks the last place.
     return item_ids, np.append(places, -1).astype(np.int32)[codes]
 
 
-def _check_not_swapped(users, items, item_ids):
-    """Raise if the users are in the catalogue, all of them, and the items are not."""
-    in_catalogue = [
-        (ids.dtype.kind == "U") == (item_ids.values.dtype.kind == "U") and item_ids.codes(ids) >= 0
-        for ids in (users, items)
-    ]
-    if np.all(in_catalogue[0]) and not np.all(in_catalogue[1]):
-        missing = items[~in_catalogue[1]] if np.ndim(in_catalogue[1]) else items
-        raise ValueError(
-            "The columns of X seem to be swapped: all users (column 0) are in `items`, the "
-            f"catalogue, and {named('item', missing)} (column 1) not. Put the user's id in column "
-            "0 and the item's id in column 1, or add what is missing to `items`."
-        )
-
-
-def _check_items(items, item_ids):
+def _check_items(users, items, item_ids):
     """Raise unless every item is in the catalogue."""
-    theirs, ours = (
-        "strings" if i.dtype.kind == "U" else "numbers" for i in (items, item_ids.values)
-    )
-    if theirs != ours:
+    hint = ""
+    if _share_known(users, item_ids) == 1 and _share_known(items, item_ids) < 0.5:
+        hint = (
+            " All users of X are in `items`, though: are the columns swapped? The user's id "
+            "belongs in column 0 and the item's id in column 1."
+        )
+    if _are_strings(items) != _are_strings(item_ids.values):
+        theirs, ours = (
+            "strings" if _are_strings(ids) else "numbers" for ids in (items, item_ids.values)
+        )
         raise ValueError(
             f"The item ids of X are {theirs} and those of `items` are {ours}; convert one of them "
-            "to the type of the other."
+            f"to the type of the other.{hint}"
         )
     missing = np.unique(items[item_ids.codes(items) < 0])
     if len(missing):
         raise ValueError(
             f"X has {named('item', missing)} that {'is' if len(missing) == 1 else 'are'} not in "
             "`items`; add what is missing to `items`, leave these rows out, or use items=None to "
-            "take the items of X."
+            f"take the items of X.{hint}"
         )
+
+
+def _are_strings(ids):
+    return ids.dtype.kind == "U"
+
+
+def _share_known(ids, item_ids):
+    """The share of ids that are in the catalogue; 0 if they are of another type."""
+    if _are_strings(ids) != _are_strings(item_ids.values):
+        return 0.0
+    return np.mean(item_ids.codes(ids) >= 0)
 
 
 def _one_client_each(user_values, user_codes, client_values, client_codes):
@@ -732,7 +733,7 @@ def _merge(users, items, values, weights, shape):
         return indptr, sorted_items, values, weights
     values = np.ones(len(order)) if values is None else _floats(values)
     weights = np.ones(len(order)) if weights is None else weights
-    # Equal pairs are ordered by value and weight, so that sums do not depend on row order.
+    # Repeated pairs are sorted by value and weight, so that sums do not depend on row order.
     starts = np.flatnonzero(~repeats)
     several = np.flatnonzero(repeats | np.append(repeats[1:], False))
     pair = np.cumsum(~repeats)[several]
@@ -749,10 +750,10 @@ def _floats(values):
 
 
 def _by_user_and_item(users, items, shape):
-    """The order of rows by user and item, the items in it, and where each user's begin."""
+    """The order of rows by user and item, the items in this order, and where each user begins."""
     n_users, _n_items = shape
     rows = np.arange(len(users), dtype=np.int32)
-    # A row number for a column, so that no two entries are added up.
+    # The columns are row numbers, so that no two entries are added up.
     by_user = sparse.csr_array((items, (users, rows)), shape=(n_users, len(users)))
     both = sparse.csr_array((by_user.indices, by_user.data, by_user.indptr), shape=shape)
     both.sort_indices()

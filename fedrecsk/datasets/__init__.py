@@ -1,4 +1,4 @@
-"""Interactions to learn from: read your own, fetch published ones, or generate some."""
+"""Interactions to learn from: read your own, download published ones, or generate some."""
 
 from fedrecsk.datasets._filmtrust import fetch_filmtrust
 from fedrecsk.datasets._generate import make_ratings

@@ -1,4 +1,4 @@
-"""The shapes in which scikit-learn's data sets are returned."""
+"""The forms in which data sets are returned, as in scikit-learn."""
 
 from collections.abc import Mapping
 

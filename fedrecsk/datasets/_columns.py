@@ -1,4 +1,4 @@
-"""Which column plays which role, and what type its texts turn out to be."""
+"""Which column has which role, and which type its texts have."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ _NUMBER_CHARACTERS = np.array([0, *map(ord, "0123456789+-.eE")], dtype=np.uint32
 
 
 def looks_like_header(first: list[str], second: list[str] | None) -> bool:
-    """Tell whether `first` names columns rather than being a row as `second` is."""
+    """Whether `first` names columns, rather than being a row like `second`."""
     if any(_is_number(field) for field in first):
         return False
     if any(_plain(field) in _ALL_USUAL_NAMES for field in first):
@@ -43,10 +43,10 @@ def assign_roles(
     width: int,
     source: str,
 ) -> dict[str, int]:
-    """Map each role that the file fills to the position of its column.
+    """Map each role to the position of its column; roles without a column are left out.
 
-    What `columns` does not say is guessed from the header `names`, or from the
-    usual order where there is no header (`names` None).
+    Roles that `columns` does not mention are guessed from the header `names`, or from the
+    usual order if there is no header (`names` None).
     """
     columns = dict(columns or {})
     if unknown := [role for role in columns if role not in ROLES]:
@@ -155,9 +155,9 @@ def has_decimal_comma(text: str) -> bool:
 def typed(chunks: list[np.ndarray]) -> np.ndarray:
     """Join chunks of texts as int64 if all are whole numbers, else as float64, else as str.
 
-    A chunk of int64 stands for the texts that these numbers have.
+    A chunk of int64 stands for the texts of these numbers.
 
-    The type is only narrowed where no two different texts become one value: `007` and
+    A column becomes numbers only if no two different texts become the same number: `007` and
     `7` (or `1.10` and `1.1`) may be two items, so such a column stays text.
     """
     if all(chunk.dtype == np.int64 or _are_whole_numbers(chunk) for chunk in chunks):
@@ -176,7 +176,7 @@ def typed(chunks: list[np.ndarray]) -> np.ndarray:
 
 
 def numbers(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the chunk's texts as float64, and where they are no finite number."""
+    """Return the chunk's texts as float64, and a mask of those that are no finite number."""
     try:
         values = chunk.astype(np.float64)
     except ValueError:
@@ -190,7 +190,7 @@ def _characters(texts: np.ndarray) -> np.ndarray:
 
 
 def _are_whole_numbers(texts: np.ndarray) -> bool:
-    """Tell whether int64 holds every text and gives it back unchanged."""
+    """Whether every text is a whole number as int64 would print it."""
     characters = _characters(texts)
     negative = characters[:, 0] == _MINUS
     digits = characters
@@ -207,7 +207,7 @@ def _are_whole_numbers(texts: np.ndarray) -> bool:
 
 
 def _are_numbers(texts: np.ndarray) -> bool:
-    """Tell whether every text is a plain decimal number (no `nan`, `inf` or `1_000`)."""
+    """Whether every text is a plain decimal number (no `nan`, `inf` or `1_000`)."""
     if not np.isin(_characters(texts), _NUMBER_CHARACTERS).all():
         return False
     return all(map(_is_number, np.unique(texts)))

@@ -1,4 +1,4 @@
-"""Downloaded, checked and kept, or read from a copy already here: written once for all."""
+"""Download, check and keep a data set, or read a copy: shared by all fetchers."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def fetch_filmtrust(
     delay: float = 1.0,
     timeout: float = 30.0,
 ) -> Bunch | tuple[Any, Any]:
-    """Load FilmTrust, downloading it if it is not here yet.
+    """Load FilmTrust, downloading it if there is no copy yet.
 
     =================   =================
     users               1,508
@@ -112,7 +112,7 @@ def fetch_filmtrust(
 
     Notes
     -----
-    No licence is stated where LibRec [2]_ offers the file; take it as for research only.
+    LibRec [2]_, which offers the file, states no licence, so use it for research only.
     Cite [1]_ when you use the data.
 
     References

@@ -1,4 +1,4 @@
-"""Ratings drawn from a model that was fitted, by eye and ruler, to MovieLens-100k."""
+"""Ratings drawn from a model whose parameters were chosen to match MovieLens-100k."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _WITHIN_SESSION = 30
 
 _BLOCK = 1 << 22  # user-item pairs held in memory at a time
 
-# Up to so many user-item pairs, each gets noise of its own and each user's pairs are ranked by
-# it. For more, items are drawn one by one, which gives the same distribution.
+# Up to this many user-item pairs, each pair gets its own noise and each user's pairs are ranked.
+# For more, items are drawn one by one, which gives the same distribution.
 _RANKED_PAIRS = 1 << 26
 _DRAWN_BLOCK = 1 << 20  # pairs in a block then: few enough to stay in the processor's cache
 _GROUP = 32  # items that are first drawn as one
@@ -77,11 +77,11 @@ def make_ratings(
 ) -> tuple[Any, Any]:
     """Generate ratings that resemble MovieLens-100k.
 
-    A few items get most ratings and a few users give most; popular items are
-    rated higher, and users choose what they will like. A rating is a user's bias
-    plus an item's bias plus taste (a product of low-rank factors) plus noise, cut
-    into stars so that the shares of the stars are MovieLens'. With the defaults
-    the difficulty is MovieLens', too: see Notes.
+    A few items get most of the ratings, and a few users give most of them; popular items are
+    rated higher, and users choose items that they will like. A rating is the sum of a user's
+    bias, an item's bias, taste (a product of low-rank factors) and noise, cut into stars so
+    that the shares of the stars are those of MovieLens. With the defaults, the ratings are also
+    about as hard to predict as those of MovieLens; see Notes.
 
     Parameters
     ----------
@@ -97,31 +97,31 @@ def make_ratings(
 
     n_factors : int, default=10
         Number of latent factors of taste, each weaker than the one before. Their total
-        strength does not depend on it; with 0 there are only biases and noise.
+        strength is the same for any number. 0: only biases and noise.
 
     noise : float, default=0.81
-        Standard deviation of what nothing explains, on a scale on which that of
-        all ratings is about 1.15 with the defaults.
+        Standard deviation of the noise, before ratings are cut into stars. For comparison, the
+        standard deviation of the ratings is about 1.15 with the defaults.
 
     popularity : float, default=4.7
-        Skew of the items' popularity: an item near the top of the ranks is sought about
-        `exp(popularity)` times as often as one near the bottom, the first few more
-        still. With 0 all are equal.
+        Skew of the items' popularity: an item near the top of the ranking is chosen about
+        `exp(popularity)` times as often as one near the bottom, and the first few even more
+        often. 0: all items are equally popular.
 
     min_ratings_per_user : int, default=None
-        Every user has at least so many ratings. None stands for a fifth of the mean
-        number, between 1 and MovieLens' 20.
+        Minimum number of ratings of a user. None: a fifth of the mean number, but at least 1
+        and at most 20, the minimum in MovieLens.
 
     rating_scale : tuple of (int, int), default=(1, 5)
-        The lowest and the highest rating; those between are the whole numbers.
+        The lowest and the highest rating; ratings are whole numbers.
 
     timestamps : bool, default=True
         Whether `X` has a third column, the time of the rating. Users join over seven
         months and rate in sessions: half a minute between ratings, weeks between
-        sessions. Time carries no information on the ratings.
+        sessions. The ratings do not depend on the time.
 
     random_state : int, RandomState instance or None, default=None
-        Determines everything. Pass an int for the same ratings at every call.
+        Source of all random numbers. An int gives the same ratings in every call.
 
     as_frame : bool, default=False
         Whether to return pandas objects. Needs pandas.
@@ -138,20 +138,20 @@ def make_ratings(
     Raises
     ------
     ValueError
-        If so many ratings do not fit (or are too few for
-        `min_ratings_per_user`), or if `rating_scale` is not two rising whole numbers.
+        If there are more ratings than (user, item) pairs, or too few for
+        `min_ratings_per_user`, or if `rating_scale` is not two whole numbers in ascending order.
     ImportError
         If `as_frame` is True and pandas is missing.
 
     See Also
     --------
-    fetch_movielens : The real thing.
+    fetch_movielens : The real ratings.
     make_interactions : Implicit feedback, where taste decides what is chosen.
 
     Notes
     -----
-    How near the defaults come to MovieLens-100k (mean of three seeds; RMSE on a random
-    fifth; the factor model is ridge-regularised ALS on the residuals of the biases):
+    The defaults compared with MovieLens-100k (mean of three seeds; RMSE on a random fifth of
+    the ratings; the factor model is ridge-regularised ALS on the residuals of the biases):
 
     ===================================   =============   =============
     quantity                              MovieLens       generated
@@ -165,8 +165,8 @@ def make_ratings(
     RMSE with 10 factors                  0.913           0.914
     ===================================   =============   =============
 
-    The time, but not the memory, grows with `n_users * n_items`: a set of MovieLens-1M's size
-    takes about two seconds, one of MovieLens-25M's about half a minute.
+    The time, but not the memory, grows with `n_users * n_items`: data of the size of
+    MovieLens-1M take about two seconds, of MovieLens-25M about half a minute.
 
     Examples
     --------
@@ -200,7 +200,7 @@ def make_ratings(
     if timestamps:
         gaps = _draw_gaps(rng, n_ratings)
         arrivals = _draw_arrivals(rng, n_users)
-        # Random within a user: the order of the rows must not betray the order in time.
+        # Random within a user: the order of the rows must not reveal the order in time.
         columns["timestamp"] = _lay_out(users, rng.random_sample(n_ratings), arrivals, gaps)
     X = make_X(columns, "make_ratings", as_frame=as_frame)
     return X, make_y(_to_stars(opinion, low, high), "make_ratings", as_frame=as_frame)
@@ -216,20 +216,21 @@ def _check_scale(rating_scale) -> tuple[int, int]:
 
 
 def _check_sizes(n_users, n_items, n_rows, minimum, what: str) -> int:
-    """Return the least number of rows per user, after checking that all fits.
+    """Return the minimum number of rows per user, after checking that the sizes agree.
 
-    `what` a row is, "ratings" or "interactions", is part of the parameters' names.
+    `what` is "ratings" or "interactions", as in the parameters' names.
     """
     if n_rows > n_users * n_items:
         raise ValueError(
-            f"n_{what}={n_rows} is more than the n_users * n_items = {n_users * n_items} pairs "
-            f"there are. Ask for fewer {what}, or more users or items."
+            f"n_{what}={n_rows} is more than the number of pairs, n_users * n_items = "
+            f"{n_users * n_items}. Ask for fewer {what}, or more users or items."
         )
     if minimum is None:
         minimum = min(20, max(1, n_rows // n_users // 5))
     if minimum > n_items:
         raise ValueError(
-            f"min_{what}_per_user={minimum} is more than the n_items={n_items} there are."
+            f"min_{what}_per_user={minimum} is more than n_items={n_items}. Lower it, or ask for "
+            "more items."
         )
     if n_rows < n_users * minimum:
         raise ValueError(
@@ -240,14 +241,14 @@ def _check_sizes(n_users, n_items, n_rows, minimum, what: str) -> int:
 
 
 def _popularity_curve(n_items: int, stars: float) -> np.ndarray:
-    """Log-popularity by rank, from about 0 to above 1: a straight line and a few stars."""
-    # Quantiles rather than draws: a small catalogue is as skewed as a large one.
+    """Log-popularity by rank, from about 0 to above 1: a straight line and a few hits."""
+    # Quantiles rather than random draws, so that a small catalogue is as skewed as a large one.
     quantiles = (np.arange(n_items) + 0.5) / n_items
     return quantiles - stars * np.log1p(-quantiles)
 
 
 def _activity(n_users: int, n_items: int, n_rows: int, minimum: int) -> np.ndarray:
-    """Share `n_rows` out: `minimum` each, the rest by gamma quantiles."""
+    """Distribute `n_rows` over the users: `minimum` each, the rest by gamma quantiles."""
     appetite = gammaincinv(_ACTIVITY_SHAPE, (np.arange(n_users) + 0.5) / n_users)
     room, rest = n_items - minimum, n_rows - minimum * n_users
 
@@ -278,7 +279,7 @@ def _draw_pairs(rng, n_per_user, log_popularity, user_factors, item_factors):
     n_users, n_items = len(user_factors), len(item_factors)
     users = np.repeat(np.arange(n_users), n_per_user)
     items = _choose_items(rng, n_per_user, log_popularity, user_factors, item_factors)
-    # From here on the order says nothing about what was chosen first.
+    # After this, the order does not reveal what was chosen first.
     order = rng.permutation(len(users))
     users, items = users[order], items[order]
     _rate_the_unrated(items, n_items)
@@ -286,7 +287,7 @@ def _draw_pairs(rng, n_per_user, log_popularity, user_factors, item_factors):
 
 
 def _choose_items(rng, n_per_user, log_popularity, user_factors, item_factors) -> np.ndarray:
-    """Let each user draw different items, the popular and the liked more often."""
+    """Let each user draw different items; popular items and items to its taste more often."""
     few = len(n_per_user) * len(log_popularity) <= _RANKED_PAIRS
     choose = _rank_items if few else _draw_items
     return choose(rng, n_per_user, log_popularity, user_factors, item_factors)
@@ -308,7 +309,7 @@ def _rank_items(rng, n_per_user, log_popularity, user_factors, item_factors):
 
 def _draw_items(rng, n_per_user, log_popularity, user_factors, item_factors):
     n_users, n_items = len(n_per_user), len(log_popularity)
-    # The popularity is one factor more. Groups are filled up with items that nobody wants.
+    # The popularity is an additional factor. Groups are padded with items of weight zero.
     users = np.column_stack([user_factors, np.ones(n_users)]).astype(np.float32)
     items = np.zeros((users.shape[1], -(-n_items // _GROUP) * _GROUP), dtype=np.float32)
     items[:-1, :n_items], items[-1, :n_items] = item_factors.T, log_popularity
@@ -324,14 +325,15 @@ def _draw_items(rng, n_per_user, log_popularity, user_factors, item_factors):
 
 
 def _draw_different(rng, weights, n_per_row, n_items) -> np.ndarray:
-    """Draw items with probabilities in proportion to each row's weights, until all has enough.
+    """Draw items with probabilities proportional to each row's weights, until each row has enough.
 
-    What a row draws again does not count. Rows follow upon each other, each with ascending items.
+    An item that a row draws again does not count. The result has row after row, each with
+    ascending items.
     """
     n_rows, width = weights.shape
     drawn, short, missing = np.empty(0, dtype=np.int64), np.arange(n_rows), n_per_row
     while len(short):
-        # A few to spare, because most who draw often draw something twice.
+        # A few more than needed, because rows with many draws draw some items twice.
         rows = np.repeat(np.arange(len(short)), missing + missing // 8 + 4)
         of_short = weights if len(short) == n_rows else weights[short]
         cells = short[rows] * width + _draw_columns(rng, of_short, rows)
@@ -341,14 +343,14 @@ def _draw_different(rng, weights, n_per_row, n_items) -> np.ndarray:
         missing = n_per_row - np.bincount(drawn // width, minlength=n_rows)
         short = np.flatnonzero(missing)
         missing = missing[short]
-        # However little they weigh, there must be something left to draw.
+        # Even with tiny weights, there must be something left to draw.
         weights[short, :n_items] = np.maximum(weights[short, :n_items], np.float32(1e-30))
         weights.ravel()[drawn] = 0
     return np.sort(drawn) % width
 
 
 def _draw_columns(rng, weights, rows) -> np.ndarray:
-    """Draw a column for each of `rows` (ascending): first a group of columns, then one of it."""
+    """Draw a column for each of `rows` (ascending): first a group of columns, then a column."""
     groups = weights.reshape(-1, _GROUP)
     per_row = weights.shape[1] // _GROUP
     ends = np.cumsum(groups @ np.ones(_GROUP, dtype=np.float32), dtype=np.float64)
@@ -361,7 +363,7 @@ def _draw_columns(rng, weights, rows) -> np.ndarray:
 
 
 def _first_of_each_row(cells, width, n_per_row) -> np.ndarray:
-    """Keep the first so many different cells of each row."""
+    """Keep the first `n_per_row` different cells of each row."""
     _, first = np.unique(cells, return_index=True)
     cells = cells[np.sort(first)]
     rows = cells // width
@@ -373,7 +375,7 @@ def _first_of_each_row(cells, width, n_per_row) -> np.ndarray:
 
 
 def _rate_the_unrated(items: np.ndarray, n_items: int) -> None:
-    """Give each item without a rating one of an item that has several, in place."""
+    """Give each item without a rating a rating of an item that has several, in place."""
     # No pair can occur twice: nobody has the new item yet.
     first = np.full(n_items, -1)
     first[items[::-1]] = np.arange(len(items))[::-1]
@@ -385,7 +387,7 @@ def _rate_the_unrated(items: np.ndarray, n_items: int) -> None:
 
 
 def _add_products(totals, users, items, user_factors, item_factors) -> None:
-    """Add to each row's total the product of its user's and its item's factors, in place."""
+    """Add the product of the user's and the item's factors to each row's total, in place."""
     for start in range(0, len(totals), _BLOCK):
         block = slice(start, start + _BLOCK)
         totals[block] += np.einsum(
@@ -394,12 +396,12 @@ def _add_products(totals, users, items, user_factors, item_factors) -> None:
 
 
 def _draw_arrivals(rng, n_users: int) -> np.ndarray:
-    """Draw when each user joins, in seconds after the first second there is."""
+    """Draw when each user joins, in seconds after the earliest time."""
     return rng.randint(_ARRIVALS, size=n_users)
 
 
 def _draw_gaps(rng, n: int) -> np.ndarray:
-    """Draw the seconds between a row and its user's row before."""
+    """Draw the seconds between each row and the same user's previous row."""
     gaps = np.where(rng.random_sample(n) < _NEW_SESSION, _BETWEEN_SESSIONS, _WITHIN_SESSION)
     return (gaps * rng.standard_exponential(n)).astype(np.int64)
 
@@ -407,7 +409,7 @@ def _draw_gaps(rng, n: int) -> np.ndarray:
 def _lay_out(
     users: np.ndarray, turns: np.ndarray, arrivals: np.ndarray, gaps: np.ndarray
 ) -> np.ndarray:
-    """Return each row's time: a user's rows follow upon the arrival in order of `turns`."""
+    """Return each row's time: a user's rows follow its arrival, in the order of `turns`."""
     order = np.argsort(turns)
     grouped = order[stable_order(users[order], len(arrivals))]
     counts = np.bincount(users)
@@ -421,7 +423,7 @@ def _lay_out(
 
 
 def _to_stars(opinion: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Cut opinions into ratings whose shares are MovieLens', stretched to the scale."""
+    """Cut opinions into ratings with the shares of MovieLens, stretched to the scale."""
     n_levels = high - low + 1
     inner = np.arange(1, n_levels) / n_levels
     shares = np.interp(inner, np.linspace(0, 1, len(_STARS_CDF)), _STARS_CDF)

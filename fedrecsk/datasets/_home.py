@@ -1,4 +1,4 @@
-"""Where downloaded data sets live on this machine."""
+"""The folder for downloaded data sets."""
 
 import os
 from pathlib import Path

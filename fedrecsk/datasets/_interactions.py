@@ -1,4 +1,4 @@
-"""Implicit feedback drawn from a model fitted to MovieLens-100k with every rating a positive."""
+"""Implicit feedback drawn from a model of MovieLens-100k in which every rating is a positive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedrecsk.datasets._generate import (
 if TYPE_CHECKING:
     import pandas
 
-# More than for ratings: taste spreads the choices, which the stars make up for.
+# More than for ratings, because taste spreads the choices.
 _STARS = 1 / 12
 
 
@@ -61,10 +61,10 @@ def make_interactions(
 ) -> np.ndarray | pandas.DataFrame:
     """Generate implicit feedback that resembles MovieLens-100k without its stars.
 
-    Who takes what depends on the items' popularity, the user's activity and taste,
-    a product of low-rank factors. With the defaults, recommending the popular and
-    recommending by a matrix factorisation differ about as on MovieLens-100k: see
-    Notes. Time is mere decoration unless `drift` makes it matter.
+    Which items a user takes depends on the items' popularity, the user's activity and the user's
+    taste, a product of low-rank factors. With the defaults, matrix factorisation beats
+    recommending popular items by about as much as on MovieLens-100k; see Notes. The time does
+    not matter unless `drift` makes it matter.
 
     Parameters
     ----------
@@ -81,34 +81,34 @@ def make_interactions(
 
     n_factors : int, default=10
         Number of latent factors of taste, each weaker than the one before. Their total
-        strength does not depend on it; with 0 all users have the same taste.
+        strength is the same for any number. 0: all users have the same taste.
 
     taste : float, default=1.55
         Strength of taste: an item that a user likes one standard deviation more than
-        another is sought `exp(taste)` times as often. With 0 only popularity counts.
+        another is chosen `exp(taste)` times as often. 0: only popularity counts.
 
     popularity : float, default=5.2
-        Skew of the items' popularity: an item near the top of the ranks is sought about
-        `exp(popularity)` times as often as one near the bottom, the first few more
-        still. With 0 all are equally popular.
+        Skew of the items' popularity: an item near the top of the ranking is chosen about
+        `exp(popularity)` times as often as one near the bottom, and the first few even more
+        often. 0: all items are equally popular.
 
     drift : float, default=0.0
         How much the items' popularity changes with time. Each item has a trend, a
         standard normal number; its log-popularity changes by `drift` times the trend
-        from the first user's arrival to the last's, and a user takes first
-        what falls and last what rises, the more strictly the larger `drift`. Positive
-        values need `timestamps=True`.
+        between the first user's arrival and the last user's. Each user takes falling items first
+        and rising items last, more strictly for a larger `drift`. Positive values need
+        `timestamps=True`.
 
     min_interactions_per_user : int, default=None
-        Every user has at least so many interactions. None stands for a fifth of the
-        mean number, between 1 and MovieLens' 20.
+        Minimum number of interactions of a user. None: a fifth of the mean number, but at
+        least 1 and at most 20, the minimum in MovieLens.
 
     timestamps : bool, default=True
         Whether `X` has a third column, the time. Users join over seven months and come
         in sessions: half a minute between interactions, weeks between sessions.
 
     random_state : int, RandomState instance or None, default=None
-        Determines everything. Pass an int for the same interactions at every call.
+        Source of all random numbers. An int gives the same interactions in every call.
 
     as_frame : bool, default=False
         Whether to return a DataFrame. Needs pandas.
@@ -123,21 +123,20 @@ def make_interactions(
     Raises
     ------
     ValueError
-        If so many interactions do not fit (or are too few for
-        `min_interactions_per_user`), or if there is drift and no timestamps to
-        show it.
+        If there are more interactions than (user, item) pairs, or too few for
+        `min_interactions_per_user`, or if there is drift but there are no timestamps.
     ImportError
         If `as_frame` is True and pandas is missing.
 
     See Also
     --------
-    make_ratings : Explicit feedback: the same with stars, where taste shows in them.
-    fetch_movielens : The real thing.
+    make_ratings : Explicit feedback, where taste shows in the stars.
+    fetch_movielens : The real ratings.
 
     Notes
     -----
-    How near the defaults come to MovieLens-100k with every rating a positive (mean of
-    three seeds; a fifth of each user's interactions is held out, at random or the last;
+    The defaults compared with MovieLens-100k, every rating a positive (mean of
+    three seeds; a fifth of each user's interactions is held out, at random or the last fifth;
     ALS is implicit's, with 20 factors, regularization .1, alpha 1 and 15 iterations):
 
     ====================================  =============  =============  =============  =============
@@ -152,8 +151,8 @@ def make_interactions(
     last: precision@10 of ALS             0.172          0.357          0.261          0.161
     ====================================  =============  =============  =============  =============
 
-    MovieLens' users start with the popular, which hurts both methods in a temporal
-    split. With `drift` it is the change of popularity that does.
+    The users of MovieLens begin with popular films, which hurts both methods in a temporal
+    split. Here, `drift` hurts them: the popularity changes.
 
     The time, but not the memory, grows with `n_users * n_items`.
 
@@ -173,7 +172,7 @@ def make_interactions(
     )
     if drift > 0 and not timestamps:
         raise ValueError(
-            f"drift={drift} shows in the timestamps, and timestamps=False leaves them out. "
+            f"drift={drift} needs timestamps, and timestamps=False leaves them out. "
             "Pass timestamps=True or drift=0."
         )
     rng = check_random_state(random_state)
@@ -182,7 +181,7 @@ def make_interactions(
     user_factors, item_factors = _draw_taste(rng, n_users, n_items, n_factors, taste)
     arrivals = _draw_arrivals(rng, n_users)
     trends = drift * rng.standard_normal(n_items)
-    # The drift is one factor more: when a user joins, times where the item is heading.
+    # The drift is an additional factor: the time when a user joins, times the item's trend.
     users, items = _draw_pairs(
         rng,
         rng.permutation(_activity(n_users, n_items, n_interactions, minimum)),

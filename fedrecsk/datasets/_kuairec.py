@@ -36,7 +36,7 @@ def fetch_kuairec(
     delay: float = 1.0,
     timeout: float = 30.0,
 ) -> Bunch | tuple[Any, Any]:
-    """Load KuaiRec 2.0, downloading it if it is not here yet.
+    """Load KuaiRec 2.0, downloading it if there is no copy yet.
 
     =================   ===============   ===============
     variant             "big"             "small"
@@ -47,7 +47,7 @@ def fetch_kuairec(
     timestamps          all               none
     =================   ===============   ===============
 
-    The target of a view is its watch ratio, the time watched over the video's length: more
+    The target of a view is its watch ratio, the time watched divided by the video's length: more
     than 1 if it was watched again. The archive (432 MB, both variants) is kept in
     `data_home` and downloaded only if `data_home` has no copy: the unpacked original
     (`KuaiRec 2.0/data/big_matrix.csv` or `small_matrix.csv`) or `KuaiRec.zip`. Nothing
@@ -56,8 +56,8 @@ def fetch_kuairec(
     Parameters
     ----------
     variant : {"big", "small"}, default="big"
-        Which of the two matrices: what users happened to see, or a part in which
-        nearly everybody has seen everything.
+        Which of the two matrices: "big" has what users happened to see, "small" is a part in
+        which nearly everybody has seen everything.
 
     data_home : str or path-like, default=None
         Folder with the data. None: the environment variable `FEDRECSK_DATA`, and without

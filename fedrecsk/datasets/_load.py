@@ -306,8 +306,7 @@ def _times(values: np.ndarray, name: str) -> np.ndarray:
 
 def _next_chunk(rows: Iterator[Row]) -> tuple[list[int], list[str]] | None:
     """Take up to _CHUNK rows: the number of each one's line, and all fields in one list."""
-    # Keeping a list per row would wake the garbage collector, which then takes longer than
-    # the reading itself.
+    # A list per row would trigger the garbage collector, which takes longer than the reading.
     lines, fields = [], []
     for line, row in islice(rows, _CHUNK):
         lines.append(line)

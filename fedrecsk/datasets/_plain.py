@@ -1,7 +1,8 @@
-"""A fast way through large files in which nothing is odd.
+"""A fast reader for large, simple files.
 
-Whatever is odd - a quotation mark, a letter that is not ASCII, a blank at the end of a field, a
-missing id, a line of another width - makes it give up, and the file is read with care instead.
+If anything is unusual - a quotation mark, a letter that is not ASCII, a blank at the end of a
+field, a missing id, a line with another number of fields - it gives up, and the file is read by the
+slower reader, which handles all of that.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from fedrecsk import _kernels
 from fedrecsk.datasets._delimited import TextSource
 
-# Smaller files are read with care before the kernels are compiled.
+# Smaller files are read sooner by the slower reader, which needs no compiled kernels.
 _LARGE = 2**23
 _BLOCK = 2**22  # bytes at a time
 _LONGEST_LINE = 2**16
@@ -51,7 +52,7 @@ def read_plain(
     -------
     parts : dict of list of ndarray, or None
         The chunks of each role: float64 for `numbers`; for others int64, or str. None if the
-        text is small, or if anything in it is odd.
+        text is small, or if anything in it is unusual.
     """
     # A blank stands for any run of white space.
     if not sep.isascii() or (not sep.isprintable() and sep != "\t") or set(sep) & set(' "'):
@@ -79,7 +80,7 @@ def read_plain(
 
 
 def _whole_lines(binary, mark, n_skipped) -> Iterator[np.ndarray]:
-    """Yield blocks of whole lines, each with a line's end; nothing if the text is small."""
+    """Yield blocks of whole lines, all with a line break; nothing if the text is small."""
     data = binary.read(_LARGE)
     if len(data) < _LARGE:
         return
@@ -94,7 +95,7 @@ def _whole_lines(binary, mark, n_skipped) -> Iterator[np.ndarray]:
             rest = b""
         rest, data = rest + data[cut:], binary.read(_BLOCK)
         if len(rest) > _LONGEST_LINE:
-            # Too long to be a line of ratings; the last block says so.
+            # Too long to be a line of ratings; the kernel will refuse the last block.
             break
     if rest:
         yield np.frombuffer(bytearray(rest + b"\n"), dtype=np.uint8)
@@ -107,7 +108,7 @@ def _has_comments(block, comment):
 
 
 def _fields(block, separator, width, columns):
-    """Where each column's fields begin and end, shapes (n_columns, n_rows); None if odd."""
+    """Where each column's fields begin and end, shapes (n_columns, n_rows); None if unusual."""
     shape = len(columns), int(np.count_nonzero(block == ord("\n")))
     begins, ends = np.empty(shape, dtype=np.int32), np.empty(shape, dtype=np.int32)
     place = np.full(width, -1)
@@ -117,7 +118,7 @@ def _fields(block, separator, width, columns):
 
 
 def _converted(block, begins, ends, *, is_number):
-    """The column's values; None if one is no number and has to be, or is odd."""
+    """The column's values; None if one must be a number and is none, or is unusual."""
     begins, ends = np.ascontiguousarray(begins), np.ascontiguousarray(ends)
     if is_number:
         values = np.empty(len(begins))

@@ -1,8 +1,8 @@
-"""Splitters of interactions, and recommenders side by side on the same folds.
+"""Splitters of interactions, and a comparison of recommenders on the same folds.
 
-Splitters are scikit-learn CV objects that know users, items and time.
+The splitters are scikit-learn CV objects that take users, items and time into account.
 
-Whole users are held out by scikit-learn's own splitters, with the users as groups:
+To hold out whole users, use scikit-learn's own splitters with the users as groups:
 ``GroupKFold().split(X, y, groups=X[:, 0])``.
 """
 

@@ -1,4 +1,4 @@
-"""What all splitters share: the CV object and the transformer around one split."""
+"""Base classes of the splitters: CV objects that are also transformers for a single split."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 class Splitter(TransformerMixin, BaseEstimator, ABC):
     """Base class of the splitters.
 
-    A subclass gives `_splits`, which checks and computes what it can at once, and returns an
-    iterator of (train, test) arrays of row numbers.
+    A subclass implements `_splits`, which checks its input at once and returns an iterator of
+    (train, test) arrays of row numbers.
 
-    There is no `transform`: a Pipeline refuses the splitter, as it should, for it would drop
-    rows of X and not of y.
+    There is no `transform`, so that a Pipeline refuses the splitter, which would drop rows of X
+    but not of y.
     """
 
     # As in scikit-learn's BaseCrossValidator: no groups to route.
@@ -52,7 +52,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
             Column 0 is the user's id, column 1 the item's id.
         y : array-like of shape (n_samples,), default=None
-            Only its length is looked at.
+            Only its length is checked.
         groups : None
             Ignored.
 
@@ -64,8 +64,8 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         Raises
         ------
         ValueError
-            Before the first split, if a parameter, an id or a timestamp is bad, or training
-            or test rows would be empty.
+            If a parameter, an id or a timestamp is bad, or there would be no training or test
+            rows. Raised before the first split.
         TypeError
             If an id is neither a string nor a number, or X is sparse.
         """
@@ -98,7 +98,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
             Column 0 is the user's id, column 1 the item's id.
         y : array-like of shape (n_samples,), default=None
-            Only its length is looked at.
+            Only its length is checked.
 
         Returns
         -------
@@ -126,17 +126,17 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         ----------
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         y : array-like of shape (n_samples,), default=None
-            Only its length is looked at; :meth:`train_test_split` splits it too.
+            Only its length is checked; :meth:`train_test_split` splits it too.
 
         Returns
         -------
         X_train : ndarray or DataFrame of shape (n_train, n_features)
-            The rest is in `held_out_`.
+            The other rows are in `held_out_`.
         """
         return safe_indexing(as_rows(X), self.fit(X, y).train_indices_)
 
     def train_test_split(self, X: ArrayLike, *arrays: ArrayLike) -> list[Any]:
-        """Split X and what goes with it, like :func:`sklearn.model_selection.train_test_split`.
+        """Split X and other arrays, like :func:`sklearn.model_selection.train_test_split`.
 
         Parameters
         ----------
@@ -147,8 +147,8 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         Returns
         -------
         parts : list
-            ``[X_train, X_test]``, then the training and test rows of each array, each of the
-            type given; a validation part, where there is one, stands in the middle. Nothing is
+            ``[X_train, X_test]``, then the training and test rows of each array, of the type
+            given. With a validation part: ``[X_train, X_validation, X_test, ...]``. Nothing is
             stored in the splitter.
 
         Raises
@@ -168,7 +168,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
 
 
 class Holdout(Splitter):
-    """A splitter that splits once."""
+    """Base class of splitters that split once."""
 
     def get_n_splits(
         self, X: ArrayLike | None = None, y: ArrayLike | None = None, groups: None = None
@@ -188,11 +188,11 @@ class Holdout(Splitter):
 
 
 class FoldSplitter(Splitter):
-    """A splitter with `n_splits` folds of test rows; a subclass gives `_folds`."""
+    """Base class of splitters with `n_splits` folds; a subclass implements `_folds`."""
 
     @abstractmethod
     def _folds(self, X: Any, order: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Fold of each row, -1 for rows that are never tested; row numbers in `order`."""
+        """Return the fold of each row, -1 for rows that are never tested."""
 
     def _splits(self, X):
         if not self.shuffle and self.random_state is not None:

@@ -15,7 +15,7 @@ def by_group(codes, n_groups, order):
         Group of each row.
     n_groups : int
     order : ndarray of shape (n,)
-        Row numbers in the order that the rows of a group shall have.
+        Row numbers in the order in which each group's rows should come.
 
     Returns
     -------
@@ -24,7 +24,7 @@ def by_group(codes, n_groups, order):
     starts, counts : ndarray of shape (n_groups,)
         Group g is ``rows[starts[g]:starts[g] + counts[g]]``.
     """
-    # Turning CSR into CSC is a stable counting sort: ten times as fast as argsort.
+    # Converting CSR to CSC is a stable counting sort, ten times as fast as argsort.
     one_a_row = np.ones(len(order), dtype=np.int8), codes[order], np.arange(len(order) + 1)
     rows = order[csr_array(one_a_row, shape=(len(order), n_groups)).tocsc().indices]
     counts = np.bincount(codes, minlength=n_groups)
@@ -32,17 +32,17 @@ def by_group(codes, n_groups, order):
 
 
 def n_held_out(size, counts, available=None):
-    """How many rows of each group to hold out, so that one at least stays.
+    """How many rows of each group to hold out, so that at least one remains.
 
     Parameters
     ----------
     size : float or int
-        A share, rounded to the nearest number of rows, or a number of rows; a group with no
-        more rows available than that gives none.
+        A share, rounded to the nearest number of rows, or a number of rows; groups with no
+        more available rows than that give none.
     counts : ndarray of shape (n_groups,)
-        Rows that the share is taken of.
+        Numbers of rows, of which `size` may be a share.
     available : ndarray of shape (n_groups,) or None
-        Rows that can be held out; None: all.
+        Numbers of rows that can be held out. None: all.
 
     Returns
     -------
@@ -63,22 +63,22 @@ def last_of_group(rows, starts, counts, n_last):
 
 
 def cut(times, starts, ends, n_late):
-    """Cut each group in two where the time changes, as near as possible to the wish.
+    """Cut each group in two where the time changes, as near as possible to the wanted size.
 
     Parameters
     ----------
     times : ndarray of shape (n,)
         Ascending within each group.
     starts, ends : ndarray of shape (n_groups,)
-        Group g is ``times[starts[g]:ends[g]]``; it has a row at least.
+        Group g is ``times[starts[g]:ends[g]]``; it has at least one row.
     n_late : ndarray of shape (n_groups,)
         How many rows should be late.
 
     Returns
     -------
     cuts : ndarray of shape (n_groups,)
-        The late rows of group g are ``times[cuts[g]:ends[g]]``. None are late where none
-        were asked for or all rows of the group share one time.
+        The late rows of group g are ``times[cuts[g]:ends[g]]``. There are none if `n_late` is
+        0, or if all rows of the group have the same time.
     """
     wish = np.minimum(ends - n_late, ends - 1)
     changes = np.concatenate([[True], times[1:] != times[:-1]])

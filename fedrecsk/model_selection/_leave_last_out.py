@@ -1,4 +1,4 @@
-"""Leave the last interactions of each user out."""
+"""Hold out the last interactions of each user."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class LeaveLastOut(Holdout):
 
     What it guarantees:
 
-    - each user with more than `n_last` rows has exactly `n_last` rows under test, none of them
+    - each user with more than `n_last` rows has exactly `n_last` test rows, none of them
       earlier than any of its training rows;
-    - every other user stays in training with all its rows;
-    - so every user is in training. Test items may be unknown to training.
+    - all rows of every other user are training rows;
+    - so every user is in training. Test items may be missing from training.
 
     Parameters
     ----------
     n_last : int, default=1
-        How many rows of each user to hold out.
+        Number of rows to hold out per user.
     timestamps : int or str, default=2
-        Where the time of each row stands: the position (2 or more) or, for a DataFrame, the
-        name of a column of X, with numbers or dates; or "row_order" if the rows of X are
-        in the order of time, at least within each user. Of rows of one user with equal
-        times, the later in X counts as the later.
+        Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
+        its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of
+        X are in the order of time, at least within each user. If two rows of a user have the same
+        time, the one further down in X counts as later.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class LeaveLastOut(Holdout):
 
     Notes
     -----
-    It splits rows, so a (user, item) pair that is repeated may be in training and in test.
+    It splits rows, so a repeated (user, item) pair may be both in training and in test.
 
     Examples
     --------
@@ -91,6 +91,6 @@ class LeaveLastOut(Holdout):
         if not n_last.any():
             raise ValueError(
                 f"No user has more than n_last={self.n_last} rows (the most is {counts.max()}), so "
-                "the test set would be empty; lower n_last, or give more interactions a user."
+                "the test set would be empty; lower n_last, or give more interactions per user."
             )
         return iter([two_parts(last_of_group(rows, starts, counts, n_last))])

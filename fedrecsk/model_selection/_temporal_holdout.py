@@ -1,4 +1,4 @@
-"""Hold out the future."""
+"""Hold out the latest rows."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class TemporalHoldout(Holdout):
 
     What it guarantees:
 
-    - every training row is earlier than every validation row, and that earlier than every test
-      row: strictly, and with `per_user` among the rows of one user;
-    - rows of one time stay together. A cut that would fall among them moves to the nearer end
-      of them (the later one in doubt), so a part can be larger or smaller than asked;
-    - with `per_user`, every user is in training; one that is too small for a part, or has all
-      its rows at one time, gives nothing to it;
-    - without, users and items under test may be unknown to training.
+    - every training row is strictly earlier than every validation row, and every validation row
+      than every test row (with `per_user`, among the rows of each user);
+    - rows with the same time stay together. A cut that would fall among them moves to the nearer
+      end (the later one if both are as near), so a part can be larger or smaller than requested;
+    - with `per_user`, every user is in training; users with too few rows for a part, or with
+      all rows at the same time, contribute nothing to it;
+    - without `per_user`, users and items of the test rows may be missing from training.
 
     Parameters
     ----------
     test_size : float or int, default=0.2
-        A float in (0, 1): the share of rows under test, to the nearest row. An int: how many
-        rows. With `per_user`, of each user's rows.
+        Share of test rows, if a float in (0, 1), rounded to the nearest row; number of test
+        rows, if an int. With `per_user`, of each user's rows.
     validation_size : float or int, default=None
-        The rows before the test rows that are set aside for validation, of the same rows and
-        in the same way. None: no validation part.
+        Share or number of validation rows, which come just before the test rows. None: no
+        validation part.
     per_user : bool, default=False
-        Whether to cut the rows of each user, at its own time, instead of all rows at one time.
+        Whether to cut the rows of each user at its own time, instead of all rows at one time.
     timestamps : int or str, default=2
-        Where the time of each row stands: the position (2 or more) or, for a DataFrame, the
-        name of a column of X, with numbers or dates; or "row_order" if the rows of X are
-        in the order of time (with `per_user`, at least within each user).
+        Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
+        its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of
+        X are in the order of time (with `per_user`, at least within each user).
 
     Attributes
     ----------
@@ -66,12 +66,12 @@ class TemporalHoldout(Holdout):
 
     Notes
     -----
-    With `validation_size`, `split` gives (training, validation): a search sees validation rows
-    only, and test rows are in no split. A search that refits does so on all the rows it was
-    given, so keep the test rows away from it: see the last example.
+    With `validation_size`, `split` gives (training, validation) and leaves out the test rows, so
+    that a search is scored on validation rows. But a search that refits uses all rows that it was
+    given, so do not give it the test rows: see the last example.
 
-    A global cut is the only split without any look into the future: with `per_user`, what others
-    did later is in training.
+    Only a global cut never uses the future: with `per_user`, training has rows of other users that
+    are later than the test rows.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""When each row happened."""
+"""The time of each row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedrecsk._sklearn import Interval, safe_indexing
 
 ROW_ORDER = "row_order"
 CONSTRAINT = [Interval(Integral, 2, None, closed="left"), str]
-_MISSING = {"NoneType", "NaTType", "NAType"}  # pandas is not at hand everywhere
+_MISSING = {"NoneType", "NaTType", "NAType"}  # by name, because pandas is optional
 _CONVERT = "Convert the column, for example with pandas.to_datetime."
 
 

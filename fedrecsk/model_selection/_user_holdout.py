@@ -23,19 +23,19 @@ class UserHoldout(Splitter):
 
     What it guarantees:
 
-    - each user has its share of rows under test, to the nearest row, but keeps at least one row
-      in training;
-    - so every user is in training. Test items may be unknown to training.
+    - each user's test rows are its share, rounded to the nearest row, but at least one row
+      remains in training;
+    - so every user is in training. Test items may be missing from training.
 
     Parameters
     ----------
     test_size : float or int, default=0.2
-        A float in (0, 1): the share of each user's rows to hold out. An int: how many rows of
-        each user; users with no more rows than that stay in training.
+        Share of each user's rows to hold out, if a float in (0, 1); number of rows per user, if
+        an int: users with no more rows than that stay in training.
     n_splits : int, default=1
-        How many times to split, each time at random.
+        Number of random splits.
     random_state : int, RandomState instance or None, default=None
-        Draws the rows. An int gives the same splits in every call.
+        Source of the random numbers. An int gives the same splits in every call.
 
     Attributes
     ----------
@@ -50,13 +50,13 @@ class UserHoldout(Splitter):
 
     See Also
     --------
-    UserKFold : Each row under test once.
+    UserKFold : Tests each row once.
     TemporalHoldout : The latest rows of each user, with `per_user=True`.
     sklearn.model_selection.GroupShuffleSplit : Whole users, with `groups=X[:, 0]`.
 
     Notes
     -----
-    It splits rows, so a (user, item) pair that is repeated may be in training and in test.
+    It splits rows, so a repeated (user, item) pair may be both in training and in test.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class UserHoldout(Splitter):
             raise ValueError(
                 f"test_size={self.test_size} holds out no row, since the most active user has "
                 f"{counts.max()} rows and one must stay in training; change test_size, or give "
-                "more interactions a user."
+                "more interactions per user."
             )
         rng = check_random_state(self.random_state)
         orders = (rng.permutation(len(users)) for _ in range(self.n_splits))

@@ -1,4 +1,4 @@
-"""Folds that every user takes part in."""
+"""K-fold within each user's rows."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class UserKFold(FoldSplitter):
 
     What it guarantees:
 
-    - each row of a user with two rows or more is under test in exactly one split;
-    - the numbers of a user's rows in the folds differ by one at most, and so do the sizes of
+    - each row of a user with two or more rows is a test row in exactly one split;
+    - the numbers of a user's rows in the folds differ by at most one, and so do the sizes of
       the folds;
-    - the one row of a user that has no other is always in training;
-    - so every user is in training in every split. Test items may be unknown to training.
+    - a user's only row is always in training;
+    - so every user is in training in every split. Test items may be missing from training.
 
     Parameters
     ----------
     n_splits : int, default=5
         Number of folds, at least 2.
     shuffle : bool, default=False
-        Whether to draw at random which of a user's rows go to which fold. Otherwise its rows
-        take turns in the order of X.
+        Whether to assign a user's rows to the folds at random. Otherwise they are assigned in
+        turn, in the order of X.
     random_state : int, RandomState instance or None, default=None
-        Draws the rows if `shuffle`. An int gives the same splits in every call.
+        Source of the random numbers if `shuffle`. An int gives the same splits in every call.
 
     Attributes
     ----------
@@ -50,14 +50,14 @@ class UserKFold(FoldSplitter):
 
     See Also
     --------
-    WarmStartKFold : Keeps the items in training, too.
+    WarmStartKFold : Keeps all items in training, too.
     sklearn.model_selection.GroupKFold : Whole users, with `groups=X[:, 0]`.
 
     Notes
     -----
-    :func:`sklearn.model_selection.cross_val_predict` asks that every row be tested once: it
-    works if every user has two rows. It splits rows, so a (user, item) pair that is repeated may
-    be in training and in test.
+    :func:`sklearn.model_selection.cross_val_predict` needs every row to be tested once, so it
+    works if every user has at least two rows. This splits rows, so a repeated (user, item) pair
+    may be both in training and in test.
 
     Examples
     --------
@@ -93,9 +93,10 @@ class UserKFold(FoldSplitter):
         if len(rows) < self.n_splits:
             raise ValueError(
                 f"Only {len(rows)} rows belong to a user with two rows or more, too few for "
-                f"n_splits={self.n_splits} folds; lower n_splits, or give more interactions a user."
+                f"n_splits={self.n_splits} folds; lower n_splits, or give more interactions per "
+                "user."
             )
-        # Turns go on from user to user, so that the folds fill evenly.
+        # The turns continue from user to user, so that the folds have equal sizes.
         folds = np.full(len(users), -1)
         folds[rows] = np.arange(len(rows)) % self.n_splits
         return folds

@@ -1,4 +1,4 @@
-"""Folds whose every user and item is known to training."""
+"""K-fold in which training has every user and item of the test rows."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class WarmStartKFold(FoldSplitter):
     What it guarantees:
 
     - every user and every item is in training in every split;
-    - each row whose user has another row and whose item has another row is under test in
+    - each row whose user has another row and whose item has another row is a test row in
       exactly one split;
-    - the others, the only row of a user or of an item, are always in training;
-    - the sizes of the folds are as even as that allows: they differ by one, except on data so
-      thin that rings of users with two items and items with two users occur.
+    - all other rows, the only ones of a user or of an item, are always in training;
+    - the sizes of the folds differ by at most one, except on very sparse data with closed chains
+      of users with two items and items with two users.
 
     Parameters
     ----------
     n_splits : int, default=5
         Number of folds, at least 2.
     shuffle : bool, default=False
-        Whether to shuffle the rows before they are dealt to the folds.
+        Whether to shuffle the rows before they are assigned to the folds.
     random_state : int, RandomState instance or None, default=None
-        Shuffles the rows if `shuffle`. An int gives the same splits in every call.
+        Source of the random numbers if `shuffle`. An int gives the same splits in every call.
 
     Attributes
     ----------
@@ -57,13 +57,13 @@ class WarmStartKFold(FoldSplitter):
     Notes
     -----
     A user or item is in training in every split if two of its rows are in different folds. So
-    the first two rows of each user are linked, and the first two of each item. A row has at
-    most two links, one of each kind: the linked rows form chains and rings, and dealing them
-    to the folds in turn, along the chains, parts every two that are linked. Where a ring closes
-    on one fold, its last row moves to the next. Splitters that set one row of each user and
-    item aside instead never test these rows.
+    the first two rows of each user are linked, and the first two rows of each item. A row has at
+    most two links, one of each kind, so the linked rows form chains and rings. Assigning them to
+    the folds in turn, along the chains, separates every two linked rows. If the two ends of a
+    ring meet in one fold, the last row moves to the next fold. Splitters that instead reserve one
+    row of each user and item for training never test these rows.
 
-    Random folds ignore time. It splits rows, so a (user, item) pair that is repeated may be in
+    Random folds ignore time. This splits rows, so a repeated (user, item) pair may be both in
     training and in test.
 
     Examples

@@ -1,9 +1,9 @@
 """Encoders, rating scales and row filters.
 
-Inside a Pipeline nothing may change the number of rows, because scikit-learn would misalign y.
-So what lives in a Pipeline maps rows one to one (:class:`IdEncoder`), what changes y lives in a
-:class:`~sklearn.compose.TransformedTargetRegressor` (:class:`RatingScaler`), and what drops rows
-is a function of (X, y, clients, sample_weight).
+Steps of a Pipeline must keep the number of rows, or scikit-learn would misalign X and y. So there
+are three kinds: transformers that map rows one to one, for a Pipeline (:class:`IdEncoder`);
+transformers of y, for a :class:`~sklearn.compose.TransformedTargetRegressor`
+(:class:`RatingScaler`); and functions of (X, y, clients, sample_weight) that drop rows.
 """
 
 from fedrecsk.preprocessing._encoder import IdEncoder

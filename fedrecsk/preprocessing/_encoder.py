@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Encode the ids of users and items as 0, 1, ... n - 1.
 
-    The recommenders of this package take ids as they are. This is for tools that want codes:
-    embeddings, sparse matrices, other libraries. Rows map one to one, so it may stand in a
-    Pipeline.
+    The recommenders of this package take ids as they are. Use this encoder for tools that need
+    codes: embeddings, sparse matrices, other libraries. It keeps the number of rows, so it can be
+    a step of a Pipeline.
 
     Parameters
     ----------
     handle_unknown : {"use_encoded_value", "error"}, default="use_encoded_value"
-        What `transform` does with ids that fit did not see: code them as -1, -2, ... in
-        ascending order, which every recommender of this package takes as unknown ids, or
-        raise. The codes tell unknown ids apart within one call only. Test folds have unknown
-        ids more often than not.
+        What `transform` does with ids that fit did not see. "use_encoded_value": encode them
+        as -1, -2, ... in ascending order, which every recommender of this package treats as
+        unknown ids; these codes differ from call to call. "error": raise. Test folds usually
+        have some unknown ids.
 
     Attributes
     ----------
     user_ids_, item_ids_ : ndarray of shape (n_users_,) and (n_items_,)
         Ids in ascending order; the code of an id is its position.
     n_users_, n_items_ : int
-        Their numbers.
+        Numbers of users and items.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -104,8 +104,8 @@ class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         Returns
         -------
         X : ndarray of shape (n_samples, n_features)
-            int64 if X has only the two columns of ids; otherwise of a type that holds both
-            the codes and the other columns: object if these are not numbers.
+            int64 if X has only the two columns of ids; otherwise a type that holds the codes
+            and the other columns: object if these are not numbers.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         Raises
         ------
         ValueError
-            If a code is that of no id, such as -1.
+            If there is no id with this code, such as -1.
         """
         check_is_fitted(self)
         X, array = self._checked(X)

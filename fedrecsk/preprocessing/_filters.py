@@ -37,29 +37,28 @@ def filter_k_core(
 ) -> ArrayLike | tuple[Any, ...]:
     """Keep the k-core: users and items with at least k rows among the rows that stay.
 
-    Users and items with fewer rows are dropped, again and again, until none is left to drop.
-    What stays is the largest such set of rows, whatever the order of dropping.
+    Users and items with fewer rows are dropped repeatedly, until all that remain have k. The
+    result is the largest such set of rows and does not depend on the order of dropping.
 
     Parameters
     ----------
     X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         Column 0 is the user's id, column 1 the item's.
     y, clients, sample_weight : array-like of shape (n_samples,), default=None
-        What goes with the rows. Rows of weight zero count as absent, as they do in fit.
+        Other arrays with one entry per row. Rows of weight zero count as absent, as in fit.
     k : int, default=5
-        The least number of rows of a user and of an item. Repeated (user, item) rows count
-        each.
+        Minimum number of rows of a user and of an item. Repeated (user, item) rows all count.
 
     Returns
     -------
     X, y, clients, sample_weight
-        Those that were given, in this order and of the type given, with the rows that stay
-        in their order; X by itself if nothing else was given.
+        The arrays that were given, in this order and of the type given, with the rows that are
+        kept, in their order; X alone if nothing else was given.
 
     Raises
     ------
     ValueError
-        If no row would stay, lengths differ, or ids are bad.
+        If no row would be kept, lengths differ, or ids are bad.
     TypeError
         If an id is neither a string nor a number.
 
@@ -69,7 +68,7 @@ def filter_k_core(
 
     Notes
     -----
-    Each pass over the rows is linear; real ratings need about ten.
+    Each pass takes linear time; real ratings need about ten passes.
 
     Examples
     --------
@@ -114,33 +113,33 @@ def filter_min_ratings(
     min_user: int = 20,
     min_item: int = 0,
 ) -> ArrayLike | tuple[Any, ...]:
-    """Drop the rows of users and items that have too few, in one pass.
+    """Drop the rows of users and items that have too few rows, in one pass.
 
-    Both counts are taken on the rows given. So with `min_item=0` every user that stays has at
-    least `min_user` rows, and the other way round; with both, some may end up below, which
-    :func:`filter_k_core` avoids.
+    Rows are counted before any are dropped. With `min_item=0`, every user that is kept has at
+    least `min_user` rows, and likewise for items with `min_user=0`. With both, some users or items
+    may end up with fewer; :func:`filter_k_core` avoids that.
 
     Parameters
     ----------
     X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         Column 0 is the user's id, column 1 the item's.
     y, clients, sample_weight : array-like of shape (n_samples,), default=None
-        What goes with the rows. Rows of weight zero count as absent, as they do in fit.
+        Other arrays with one entry per row. Rows of weight zero count as absent, as in fit.
     min_user : int, default=20
-        The least number of rows of a user. MovieLens was published with 20.
+        Minimum number of rows of a user. MovieLens was published with 20.
     min_item : int, default=0
-        The least number of rows of an item.
+        Minimum number of rows of an item.
 
     Returns
     -------
     X, y, clients, sample_weight
-        Those that were given, in this order and of the type given, with the rows that stay
-        in their order; X by itself if nothing else was given.
+        The arrays that were given, in this order and of the type given, with the rows that are
+        kept, in their order; X alone if nothing else was given.
 
     Raises
     ------
     ValueError
-        If no row would stay, lengths differ, or ids are bad.
+        If no row would be kept, lengths differ, or ids are bad.
     TypeError
         If an id is neither a string nor a number.
 
@@ -174,34 +173,34 @@ def to_implicit(
     sample_weight: ArrayLike | None = None,
     threshold: float = 4.0,
 ) -> tuple[Any, ...]:
-    """Make implicit feedback of ratings: keep the rows at or above a threshold, with y = 1.
+    """Turn ratings into implicit feedback: keep the rows at or above a threshold, with y = 1.
 
-    Users and items without such a row vanish.
+    Users and items without such a row are dropped.
 
     Parameters
     ----------
     X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         Column 0 is the user's id, column 1 the item's.
     y : array-like of shape (n_samples,)
-        Ratings, or what stands for them: a watch ratio, say.
+        Ratings, or a substitute such as watch ratios.
     clients, sample_weight : array-like of shape (n_samples,), default=None
-        What goes with the rows. Rows of weight zero count as absent, as they do in fit.
+        Other arrays with one entry per row. Rows of weight zero count as absent, as in fit.
     threshold : float, default=4.0
-        The least rating that counts as a preference.
+        Lowest rating that counts as a preference.
 
     Returns
     -------
     X : of the type given
-        The rows that stay, in their order.
+        The rows that are kept, in their order.
     y : ndarray of shape (n_kept,), dtype float64
         Ones.
     clients, sample_weight
-        Only those that were given.
+        The arrays that were given, with the same rows.
 
     Raises
     ------
     ValueError
-        If no row would stay, a rating is NaN, lengths differ, or ids are bad.
+        If no row would be kept, a rating is NaN, lengths differ, or ids are bad.
     TypeError
         If an id is neither a string nor a number.
 
@@ -257,7 +256,7 @@ def _is_number(one):
 
 
 def _read(X, y, clients, sample_weight):
-    """What was given, which rows count at all, and users and items as codes."""
+    """The given arrays, a mask of the rows that count, and users and items as codes."""
     users, items = coded_rows(X)
     data = [values for values in (X, y, clients, sample_weight) if values is not None]
     check_consistent_length(*data)

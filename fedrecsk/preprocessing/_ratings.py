@@ -1,4 +1,4 @@
-"""The scale of ratings."""
+"""Scaling and binarising ratings."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     ----------
     y : array-like of shape (n_samples,)
     threshold : float, default=4.0
-        The least rating that counts as a preference. (In
-        :func:`sklearn.preprocessing.binarize` the threshold itself gives 0.)
+        Lowest rating that counts as a preference. (In
+        :func:`sklearn.preprocessing.binarize`, the threshold itself gives 0.)
 
     Returns
     -------
@@ -69,22 +69,22 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
 
 
 class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
-    """Map the scale of ratings linearly to another, and predictions back into it.
+    """Map ratings linearly to another scale, and predictions back.
 
-    For the `transformer` of :class:`sklearn.compose.TransformedTargetRegressor`: the model
-    learns ratings of `feature_range`, and its predictions return on the scale of the ratings,
-    cut off at its ends.
+    To be used as the `transformer` of :class:`sklearn.compose.TransformedTargetRegressor`: the
+    model learns ratings in `feature_range`, and its predictions are mapped back to the scale of
+    the ratings and clipped to its ends.
 
     Parameters
     ----------
     rating_range : tuple (low, high), default=None
-        The ends of the scale, (1, 5) for instance. None: the least and the largest rating
-        that fit sees. In a federation that is knowledge about all clients, whereas a scale
-        that is known beforehand tells nothing.
+        Ends of the scale, for example (1, 5). None: the lowest and the highest rating that fit
+        sees. In a federation, these reveal something about all clients' data; a scale that is
+        known beforehand reveals nothing.
     feature_range : tuple (low, high), default=(0, 1)
-        Where the ends go.
+        Ends of the new scale.
     clip : bool, default=True
-        Whether `inverse_transform` cuts off what lies beyond the scale of the ratings.
+        Whether `inverse_transform` clips to the scale of the ratings.
 
     Attributes
     ----------
@@ -97,8 +97,8 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     Notes
     -----
-    TransformedTargetRegressor hands y over as a column, of shape (n_samples, 1), and sees no X.
-    So a user's mean cannot be taken off here; models with user biases learn it.
+    TransformedTargetRegressor passes y as a column, of shape (n_samples, 1), without X. So this
+    transformer cannot subtract each user's mean; models with user biases learn it.
 
     Examples
     --------

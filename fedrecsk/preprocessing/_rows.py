@@ -21,7 +21,7 @@ def coded_rows(X):
 
 
 def as_rows(X):
-    """Give X as an ndarray or DataFrame with the two columns of ids, or say what is wrong."""
+    """Return X as an ndarray or DataFrame with two columns of ids, or raise."""
     X = as_table(X)
     X = X if hasattr(X, "shape") else np.asarray(X)
     if len(X.shape) != 2 or X.shape[1] < 2 or not X.shape[0]:
@@ -36,7 +36,7 @@ def as_rows(X):
 def appearance_codes(ids):
     """Number ids 0, 1, ... in the order of their first appearance.
 
-    The numbers depend on which rows share an id, never on the type of the ids.
+    The numbers depend only on which rows share an id, not on the type of the ids.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def _is_compact(ids):
 def _lookup(ids):
     offsets = ids.astype(np.int64) - int(ids.min())
     first = np.full(int(offsets.max()) + 1, len(ids), dtype=np.int64)
-    # Of repeated assignments the last one stays, so backwards it is the first appearance.
+    # The last of repeated assignments wins; in reverse order that is the first appearance.
     first[offsets[::-1]] = np.arange(len(ids))[::-1]
     return offsets, first
 

@@ -235,9 +235,9 @@ def test_missing_pandas_is_named_with_its_extra(without_pandas):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"n_users": 3, "n_items": 4, "n_ratings": 13}, "more than the n_users . n_items = 12"),
+        ({"n_users": 3, "n_items": 4, "n_ratings": 13}, "number of pairs, n_users . n_items = 12"),
         ({"n_users": 10, "n_items": 4, "n_ratings": 9}, "less than n_users . min_ratings_per_us"),
-        ({"min_ratings_per_user": 1683}, "more than the n_items=1682"),
+        ({"min_ratings_per_user": 1683}, "more than n_items=1682"),
         ({"min_ratings_per_user": 107}, "= 943 . 107 = 100901"),
         ({"min_ratings_per_user": 0}, "min_ratings_per_user"),
         ({"n_users": 0}, "n_users"),

@@ -217,7 +217,7 @@ def test_missing_pandas_is_named_with_its_extra(without_pandas):
         ({"n_users": 3, "n_items": 4, "n_interactions": 13}, "n_interactions=13 is more than"),
         ({"n_users": 10, "n_items": 4, "n_interactions": 9}, "n_users . min_interactions_per_us"),
         ({"min_interactions_per_user": 1683}, "min_interactions_per_user=1683 is more than"),
-        ({"drift": 1.0, "timestamps": False}, "drift=1.0 shows in the timestamps"),
+        ({"drift": 1.0, "timestamps": False}, "drift=1.0 needs timestamps"),
         ({"n_users": 0}, "n_users"),
         ({"n_factors": -1}, "n_factors"),
         ({"taste": -0.1}, "taste"),
