@@ -28,6 +28,7 @@ _NAMES = {
     "the time": {"timestamp", "timestamps", "time", "date", "datetime"},
 }
 _WANTED = ("the user", "the item")
+_MISSING = ("nan", "<NA>", "NaT")
 # A matrix has one column per item; tables of interactions rarely have ten.
 _WIDE = 10
 _MAX_RATINGS = 25
@@ -72,10 +73,12 @@ def _warn_about_matrix(X: Any) -> None:
     """Warn if the rows of X have few different values and the same first two over and over."""
     if len(X.shape) != 2 or X.shape[1] < _WIDE or X.shape[0] < 2:
         return
-    kinds = [dtype.kind for dtype in X.dtypes] if hasattr(X, "dtypes") else [X.dtype.kind]
-    if not set(kinds) <= set("biuf"):
+    some = np.asarray(X[:_N_ROWS])
+    if some.dtype == object:
+        some = np.array(some.tolist())  # lists of numbers, perhaps
+    if some.dtype.kind not in "biuf":
         return
-    some = np.nan_to_num(np.asarray(X[:_N_ROWS], dtype=np.float64))
+    some = np.nan_to_num(some.astype(np.float64))
     values = np.unique(some[:, 2:])
     pairs = np.unique(some[:, :2], axis=0)
     looks_like_ratings = len(values) <= _MAX_RATINGS and np.isin(pairs, values).all()
@@ -106,6 +109,26 @@ def warn_about_fractions(ids: np.ndarray, name: str) -> None:
         _warn(
             f"{name} have fractions, such as {ids[fractions.argmax()]!s}. Are they ratings or "
             "features? Column 0 of X should be the user's id and column 1 the item's id."
+        )
+
+
+def warn_about_missing(ids: np.ndarray, name: str) -> None:
+    """Warn about strings that are what becomes of missing values when they are made strings.
+
+    Parameters
+    ----------
+    ids : ndarray of shape (n_ids,)
+        Distinct.
+    name : str
+        What they are.
+    """
+    if ids.dtype.kind != "U":
+        return
+    found = [text for text in _MISSING if (ids == text).any()]
+    if found:
+        _warn(
+            f"{name} include {found[0]!r}, which is what .astype(str) makes of a missing value. It "
+            "counts as an id like any other; if it stands for a missing id, drop its rows first."
         )
 
 

@@ -15,7 +15,7 @@ from scipy import sparse
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk import _kernels
-from fedrecsk._mistakes import warn_about_columns, warn_about_fractions
+from fedrecsk._mistakes import warn_about_columns, warn_about_fractions, warn_about_missing
 from fedrecsk._sklearn import safe_indexing
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def as_table(X: Any) -> Any:
     Raises
     ------
     TypeError
-        If X is sparse.
+        If X is sparse or lazy.
+    ValueError
+        If X has masked values.
     """
     if sparse.issparse(X):
         raise TypeError(
@@ -44,6 +46,10 @@ def as_table(X: Any) -> Any:
             "interaction. For a matrix M of users by items: M = M.tocoo(), "
             "X = np.column_stack([M.row, M.col]), y = M.data."
         )
+    if type(X).__name__ == "LazyFrame":
+        raise TypeError("X is a LazyFrame, which has no rows yet; pass X.collect().")
+    if np.ma.is_masked(X):
+        raise ValueError("X has masked values; drop their rows first.")
     return np.array(X, dtype=object) if isinstance(X, list | tuple) else X
 
 
@@ -599,6 +605,7 @@ def encode(
     for column, (role, (values, _)) in enumerate(zip(ROLES, (users, items), strict=True)):
         name = f"{role} ids (column {column} of X)"
         warn_about_fractions(values, name)
+        warn_about_missing(values, name)
         if values.dtype.kind == "U" and "" in values[:1]:
             raise ValueError(f"{name} contain empty strings, which stand for no id; {NO_ID}")
     if clients is not None:

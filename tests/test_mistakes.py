@@ -19,7 +19,9 @@ WITH_NAN = np.where(MATRIX == 0, np.nan, MATRIX)
 FRAME = pd.DataFrame(X, columns=["user", "item", "timestamp"])
 
 
-@pytest.mark.parametrize("matrix", [MATRIX, MATRIX > 0, MATRIX.astype(int), pd.DataFrame(MATRIX)])
+@pytest.mark.parametrize(
+    "matrix", [MATRIX, MATRIX > 0, MATRIX.astype(int), MATRIX.tolist(), pd.DataFrame(MATRIX)]
+)
 @pytest.mark.parametrize(
     "use",
     [
@@ -96,6 +98,31 @@ def test_empty_strings():
         Popularity().fit([["ann", "a"], ["bob", ""]])
 
 
+def test_missing_ids_that_were_made_strings():
+    users = pd.Series(["ann", None, "bob"]).astype(object).map(str)
+    users = users.replace("None", "nan")
+    with pytest.warns(UserWarning, match=r"user ids .* include 'nan'.*drop its rows"):
+        Popularity().fit(pd.DataFrame({"user": users, "item": [1, 2, 3]}))
+
+
+def test_masked_and_lazy_tables():
+    masked = np.ma.array([[1, 2], [2, 3]], mask=[[0, 1], [0, 0]])
+    with pytest.raises(ValueError, match="masked values"):
+        BiasOnly().fit(masked, [1, 2])
+    polars = pytest.importorskip("polars")
+    with pytest.raises(TypeError, match=r"LazyFrame.*X\.collect"):
+        BiasOnly().fit(polars.LazyFrame({"user": [1], "item": [2]}), [1])
+
+
+def test_polars():
+    polars = pytest.importorskip("polars")
+    wide = polars.DataFrame(MATRIX, schema=[f"film {item}" for item in range(40)])
+    with pytest.warns(UserWarning, match="matrix of users by items"):
+        Popularity().fit(wide)
+    with pytest.warns(UserWarning, match="Swap them"):
+        Popularity().fit(polars.DataFrame({"item": X[:, 1], "user": X[:, 0]}))
+
+
 def test_no_false_alarm():
     binary = np.random.default_rng(0).integers(0, 2, (900, 20))
     tables = [
@@ -127,7 +154,7 @@ STEPS = [TemporalHoldout(), TemporalHoldout(per_user=True), LeaveLastOut()]
 
 
 @pytest.mark.parametrize("splitter", STEPS)
-@pytest.mark.parametrize("values", [y, y / 2, y.astype(int), y - 1])
+@pytest.mark.parametrize("values", [y, y / 2, y.astype(int), y - 1, y > 3])
 def test_ratings_as_timestamps(splitter, values):
     table = np.column_stack([X[:, :2], values])
     with pytest.warns(UserWarning, match=r"timestamps \(column 2 of X\).*Are they ratings\?"):

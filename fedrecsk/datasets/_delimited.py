@@ -14,8 +14,8 @@ from fedrecsk.datasets._formats import encoding_of, unpacked
 
 _SEPARATORS = ("::", "\t", ";", "|", ",", " ")
 _N_SNIFFED_LINES = 20
-# What comments begin with in most files.
-_COMMENT_SIGNS = ("#", "%", "//")
+# What comments begin with in most files; Excel writes "sep=;" into the first line.
+_COMMENT_SIGNS = ("#", "%", "//", "sep=")
 
 Row = tuple[int, list[str]]
 

@@ -171,6 +171,11 @@ def load_ratings(
         )
     if comment == "":
         raise ValueError("comment must have at least one character; None means no comments.")
+    if "://" in os.fspath(path):
+        raise FileNotFoundError(
+            f"{path} is an address, not a file; download it first, for example with "
+            "urllib.request.urlretrieve."
+        )
     path = _existing(Path(path).expanduser())
     source = TextSource(str(path), lambda: path.open("rb"), encoding, comment, quoted)
     fields, taken_from, others = read_ratings(source, sep=sep, columns=columns, header=header)

@@ -78,7 +78,7 @@ def _warn_about_ratings(X, timestamps, times, name):
 
 
 def _look_like_ratings(times):
-    if times.dtype.kind not in "uif" or times.min() < 0 or times.max() > 10:
+    if times.dtype.kind not in "buif" or times.min() < 0 or times.max() > 10:
         return False
     n_values = len(np.unique(times))
     return n_values <= 11 and (2 * times % 1 == 0).all() and len(times) >= 10 * n_values

@@ -53,6 +53,7 @@ def write(tmp_path):
         ("# made up\n#\n" + ROWS, {"comment": "#"}),
         ("// made up, and more\n" + ROWS + "// end", {"comment": "//"}),
         (ROWS.replace("user", "#user"), {}),
+        ("sep=,\n" + ROWS, {"comment": "sep="}),
         (ROWS.replace("\n", "\r"), {}),
         (ROWS.replace(",", "\t"), {"quoted": False}),
     ],
@@ -98,6 +99,7 @@ def test_quotation_marks_as_ordinary_characters(write):
         ("[[1, 2, 3],\n[4, 5, 6]]\n", {}, "JSON"),
         ("<!DOCTYPE html>\n<p>Not found</p>\n", {}, "web page"),
         ("# made up\n" + ROWS, {}, "comment='#'"),
+        ("sep=,\n" + ROWS, {}, "comment='sep='"),
         ("% bip weighted\n1 2\n3 4\n", {}, "comment='%'"),
         (ROWS + "# the, end, really\n", {}, "line 4: the rating 'really'.*comment='#'"),
         (ROWS + f"1,2,{'3' * LONG}\n", {}, "line 4: field larger.*csv.field_size_limit"),
@@ -132,6 +134,11 @@ def test_a_name_twice_is_settled_by_position(write):
     path = write("user,item,user,rating\n1,2,3,4\n")
     X = load_ratings(path, columns={"user": 2}).data
     assert_array_equal(X, [[3, 2]])
+
+
+def test_an_address_is_named():
+    with pytest.raises(FileNotFoundError, match=r"is an address.*urlretrieve"):
+        load_ratings("https://example.com/ratings.csv")
 
 
 def test_a_pipe_is_named(tmp_path):
