@@ -99,7 +99,7 @@ def fetch_kuairec(
         filename : str
             The file that was read.
         DESCR : str
-            What the data are, their licence and whom to cite.
+            What the data are, their licence and what to cite.
 
     (data, target) : tuple if `return_X_y` is True
         The two attributes above.
@@ -107,8 +107,8 @@ def fetch_kuairec(
     Raises
     ------
     OSError
-        If `data_home` has no copy and it is not, or cannot be, downloaded. The
-        message lists where a copy was looked for and what to do.
+        If there is no copy and the download is not allowed or fails, or if `data_home` is a file
+        or not writable. The message lists the places where a copy was looked for, and what to do.
     ValueError
         If a file is not the published one: the MD5 of the archive and the numbers of
         users, items and views are checked. The SHA-256 of the first download is recorded

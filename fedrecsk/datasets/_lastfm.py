@@ -90,7 +90,7 @@ def fetch_lastfm(
         filename : str
             The file that was read.
         DESCR : str
-            What the data are, their licence and whom to cite.
+            What the data are, their licence and what to cite.
 
     (data, target) : tuple if `return_X_y` is True
         The two attributes above.
@@ -98,8 +98,8 @@ def fetch_lastfm(
     Raises
     ------
     OSError
-        If `data_home` has no copy and it is not, or cannot be, downloaded. The
-        message lists where a copy was looked for and what to do.
+        If there is no copy and the download is not allowed or fails, or if `data_home` is a file
+        or not writable. The message lists the places where a copy was looked for, and what to do.
     ValueError
         If a file is not the published one: the SHA-256 of the archive, the numbers of
         users, items and rows are checked.

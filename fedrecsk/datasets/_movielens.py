@@ -103,7 +103,7 @@ def fetch_movielens(
         filename : str
             The file that was read.
         DESCR : str
-            What the data are, their licence and whom to cite.
+            What the data are, their licence and what to cite.
 
     (data, target) : tuple if `return_X_y` is True
         The two attributes above.
@@ -111,8 +111,8 @@ def fetch_movielens(
     Raises
     ------
     OSError
-        If `data_home` has no copy and it is not, or cannot be, downloaded. The
-        message lists where a copy was looked for and what to do.
+        If there is no copy and the download is not allowed or fails, or if `data_home` is a file
+        or not writable. The message lists the places where a copy was looked for, and what to do.
     ValueError
         If a file is not the one that GroupLens published: the SHA-256 of the archive is
         checked, and users, items and ratings are counted. "latest-small" changes now and
