@@ -5,12 +5,14 @@ Each test is made so that it stays silent on tables that are as they should be.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import Protocol
 
     class Ids(Protocol):
@@ -158,4 +160,13 @@ def warn_about_unknown_pairs(
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=4)
+    """Warn at the line of the user's code that called this package, perhaps by scikit-learn."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _is_library(frame):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level - 1)
+
+
+def _is_library(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in ("fedrecsk", "sklearn")

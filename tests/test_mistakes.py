@@ -93,6 +93,14 @@ def test_fractional_ids():
             BiasOnly().fit(ids, y)
 
 
+def test_warnings_point_at_the_line_of_the_caller():
+    with pytest.warns(UserWarning, match="matrix") as caught:
+        Popularity().fit(MATRIX)
+    with pytest.warns(UserWarning, match="matrix") as more:
+        list(UserKFold(3).split(MATRIX))
+    assert {warning.filename for warning in (*caught, *more)} == {__file__}
+
+
 def test_empty_strings():
     with pytest.raises(ValueError, match=r"item ids .* empty strings"):
         Popularity().fit([["ann", "a"], ["bob", ""]])
