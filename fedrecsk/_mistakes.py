@@ -164,7 +164,7 @@ def _warn(message: str) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_library(frame):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, UserWarning, stacklevel=level - 1)
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def _is_library(frame: FrameType) -> bool:
