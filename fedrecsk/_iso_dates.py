@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d.*)?", re.ASCII)
 
 
-def iso_seconds(texts: Iterable[str]) -> NDArray[np.int64] | NDArray[np.float64] | None:
+def iso_seconds(texts: Iterable[str]) -> NDArray[Any] | None:
     """Read ISO 8601 dates, with or without a time of day and a time zone.
 
     Parameters

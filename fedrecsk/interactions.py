@@ -65,10 +65,11 @@ def id_columns(X: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     users, items : ndarray of shape (n_samples,)
         Integers, floats or strings.
     """
-    return tuple(
+    users, items = (
         id_array(safe_indexing(X, column, axis=1), f"{role} ids (column {column} of X)")
         for column, role in enumerate(ROLES)
     )
+    return users, items
 
 
 def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:

@@ -30,8 +30,8 @@ PUBLISHED = (*_MOVIELENS, *_OTHERS)
 class Rows(NamedTuple):
     """A table of interactions, its ratings, and where both came from."""
 
-    X: np.ndarray
-    y: np.ndarray | None
+    X: Any
+    y: Any
     name: str
 
 
@@ -63,13 +63,15 @@ def load(data: str, data_home: str | None, seed: int, *, ratings: bool) -> Rows:
         X, y = fetch_movielens(name, data_home=data_home, return_X_y=True)
         return Rows(X, y, f"MovieLens {name}")
     if name in _OTHERS:
-        return Rows(*_OTHERS[name](data_home=data_home, return_X_y=True), name)
+        X, y = _OTHERS[name](data_home=data_home, return_X_y=True)
+        return Rows(X, y, name)
     with _file(data) as path:
         try:
-            return Rows(*load_ratings(path, return_X_y=True), path.name)
+            X, y = load_ratings(path, return_X_y=True)
         except ValueError as error:
             # A copy of a pipe has a name that says nothing.
             raise ValueError(str(error).replace(f"{path.parent}/", "")) from error
+        return Rows(X, y, path.name)
 
 
 @contextmanager

@@ -28,12 +28,7 @@ def run(options: argparse.Namespace) -> None:
         If the data or the method's parameters are no good.
     """
     ratings = _methods.predicts_ratings(options.method)
-    try:
-        rows = _data.load(options.data, options.data_home, options.seed, ratings=ratings)
-        rows = rows if ratings else _data.positives(rows, options.threshold)
-    except (OSError, ValueError) as error:
-        options.error(f"--data {options.data}: {error}")
-    _check(options, rows, ratings)
+    rows = _rows(options, ratings)
     splitter = UserHoldout(0.2, random_state=options.seed)
     train, test = _random_split(rows, options.seed) if ratings else next(splitter.split(rows.X))
     whose = "of the rows" if ratings else "of each user's rows"
@@ -59,7 +54,14 @@ def run(options: argparse.Namespace) -> None:
     _print_model(model, rows.X[train])
 
 
-def _check(options: argparse.Namespace, rows: _data.Rows, ratings: bool) -> None:
+def _rows(options: argparse.Namespace, ratings: bool) -> _data.Rows:
+    """The rows to learn from; what is wrong with them ends the program."""
+    try:
+        rows = _data.load(options.data, options.data_home, options.seed, ratings=ratings)
+        rows = rows if ratings else _data.positives(rows, options.threshold)
+    except (OSError, ValueError) as error:
+        options.error(f"--data {options.data}: {error}")
+        raise
     if ratings and rows.y is None:
         options.error(
             f"--data {options.data} has no ratings; take a ranking method, such as --method LocALS"
@@ -70,6 +72,7 @@ def _check(options: argparse.Namespace, rows: _data.Rows, ratings: bool) -> None
             f"--data {options.data} has too few rows {what}: {len(rows.X)}; {_FEWEST_ROWS} are "
             "needed"
         )
+    return rows
 
 
 def _random_split(rows: _data.Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -115,7 +118,7 @@ def _ranking_models(options: argparse.Namespace) -> list[Any]:
 
 
 def _score(model: Any, rows: _data.Rows, test: np.ndarray, ratings: bool) -> list[str]:
-    if ratings:
+    if ratings and rows.y is not None:
         predicted, y = model.predict(rows.X[test]), rows.y[test]
         return [
             f"{root_mean_squared_error(y, predicted):.4f}",

@@ -127,8 +127,8 @@ def _guess(role, names, width, taken):
     return next((c for c in candidates if c < width and c not in taken), None)
 
 
-def listed(names: list[str]) -> str:
-    """List names for a message: all of them, or the first ten of many."""
+def listed(names: list[str] | list[int]) -> str:
+    """List names or positions for a message: all of them, or the first ten of many."""
     shown = ", ".join(map(repr, names[:10]))
     return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 
 from fedrecsk.datasets._formats import encoding_of, unpacked
 
@@ -29,7 +29,7 @@ class TextSource:
     """
 
     name: str
-    open_binary: Callable[[], io.BufferedReader]
+    open_binary: Callable[[], Any]
     encoding: str = "utf-8"
     comment: str | None = None
     quoted: bool = True
@@ -49,11 +49,12 @@ class TextSource:
                 "ones are 'utf-8', 'latin-1', 'cp1252' and 'utf-16'."
             ) from error
         except UnicodeError as error:
-            where = f" at byte {error.start} of a block" if hasattr(error, "start") else ""
-            reason = getattr(error, "reason", error)
+            reason = str(error)
+            if isinstance(error, UnicodeDecodeError):
+                reason = f"{error.reason} at byte {error.start} of a block"
             raise ValueError(
-                f"{self.name} is not {self.encoding} text ({reason}{where}). If it is text, pass "
-                "its encoding, for example encoding='latin-1'."
+                f"{self.name} is not {self.encoding} text ({reason}). If it is text, pass its "
+                "encoding, for example encoding='latin-1'."
             ) from error
 
     @contextmanager
@@ -79,12 +80,12 @@ class TextSource:
             filled = (line for line in self.lines(text) if line.strip())
             return list(islice(filled, _N_SNIFFED_LINES))
 
-    def _encoding(self, binary: IO[bytes]) -> str:
+    def _encoding(self, binary: Any) -> str:
         is_utf8 = self.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
         if not is_utf8:
             return self.encoding
         # utf-8-sig also reads plain UTF-8; it drops the mark that Excel puts first.
-        return encoding_of(binary.peek(4)[:4]) or "utf-8-sig"  # type: ignore[attr-defined]
+        return encoding_of(binary.peek(4)[:4]) or "utf-8-sig"
 
 
 def sniff_separator(source: TextSource, lines: list[str]) -> str:

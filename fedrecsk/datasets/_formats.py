@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 # Text shrinks to a tenth or a hundredth when compressed, and never to less than a 200th.
 _MAX_RATIO = 200
@@ -53,7 +53,7 @@ _MARKS = {
 
 
 @contextmanager
-def unpacked(raw: io.BufferedReader, name: str) -> Iterator[IO[bytes]]:
+def unpacked(raw: Any, name: str) -> Iterator[Any]:
     """Yield the bytes of a text that may be compressed: by gzip, bzip2, xz, or as the only file of
     a zip archive.
 
@@ -115,7 +115,7 @@ def _reporting_damage(name: str, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _only_member(raw: io.BufferedReader, name: str) -> Iterator[IO[bytes]]:
+def _only_member(raw: Any, name: str) -> Iterator[Any]:
     with zipfile.ZipFile(raw) as archive:
         members = [one for one in archive.infolist() if not one.is_dir()]
         if any(one.filename == "[Content_Types].xml" for one in members):

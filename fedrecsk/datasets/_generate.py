@@ -212,7 +212,7 @@ def _check_scale(rating_scale) -> tuple[int, int]:
         raise ValueError(
             f"rating_scale must be two whole numbers, the lowest first; got {rating_scale!r}."
         )
-    return whole[0], whole[1]
+    return int(whole[0]), int(whole[1])
 
 
 def _check_sizes(n_users, n_items, n_rows, minimum, what: str) -> int:

@@ -217,7 +217,7 @@ def _existing(path: Path) -> Path:
     )
 
 
-def _columns_named(names: list[str]) -> str:
+def _columns_named(names: list[str] | list[int]) -> str:
     return f"{'columns' if len(names) > 1 else 'column'} {_columns.listed(names)}"
 
 
@@ -226,7 +226,7 @@ class Read(NamedTuple):
 
     fields: dict[str, np.ndarray]
     taken_from: dict[str, str]
-    others: list[str]
+    others: list[str] | list[int]
 
 
 def read_ratings(

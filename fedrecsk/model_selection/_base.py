@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
+    from numpy.random import RandomState
     from numpy.typing import ArrayLike, NDArray
     from sklearn.utils import Tags
 
@@ -30,6 +31,10 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
     There is no `transform`, so that a Pipeline refuses the splitter, which would drop rows of X
     but not of y.
     """
+
+    train_indices_: NDArray[np.int64]
+    test_indices_: NDArray[np.int64]
+    held_out_: Any
 
     # As in scikit-learn's BaseCrossValidator: no groups to route.
     __metadata_request__split: ClassVar[dict] = {"groups": metadata_routing.UNUSED}
@@ -116,7 +121,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         vars(self).pop("validation_indices_", None)  # of an earlier fit
         for name, rows in parts.items():
             setattr(self, f"{name}_indices_", rows)
-        self.held_out_: Any = safe_indexing(X, self.test_indices_)
+        self.held_out_ = safe_indexing(X, self.test_indices_)
         return self
 
     def fit_transform(self, X: ArrayLike, y: ArrayLike | None = None) -> ArrayLike:
@@ -189,6 +194,10 @@ class Holdout(Splitter):
 
 class FoldSplitter(Splitter):
     """Base class of splitters with `n_splits` folds; a subclass implements `_folds`."""
+
+    n_splits: int
+    shuffle: bool
+    random_state: int | RandomState | None
 
     @abstractmethod
     def _folds(self, X: Any, order: NDArray[np.int64]) -> NDArray[np.int64]:
