@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -142,10 +143,16 @@ def measure_leak(
     >>> round(report.chance["interactions"], 2)
     0.44
     """
-    if n_rounds < 1:
-        raise ValueError(f"n_rounds={n_rounds} must be at least 1.")
-    if max_clients is not None and max_clients < 1:
-        raise ValueError(f"max_clients={max_clients} must be at least 1, or None for all.")
+    if not isinstance(n_rounds, Integral) or n_rounds < 1:
+        raise ValueError(f"n_rounds={n_rounds!r} must be a whole number, at least 1.")
+    if max_clients is not None and not (isinstance(max_clients, Integral) and max_clients >= 1):
+        raise ValueError(
+            f"max_clients={max_clients!r} must be a whole number, at least 1, or None for all."
+        )
+    if isinstance(estimator, type):
+        raise TypeError(
+            f"measure_leak takes an estimator, but got a class; pass {estimator.__name__}()."
+        )
     if getattr(estimator, "_inversion", None) is None:
         raise ValueError(
             f"No inversion is known for {type(estimator).__name__}; measure_leak reads the "

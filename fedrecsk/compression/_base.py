@@ -81,12 +81,27 @@ class Compressor(BaseEstimator, ABC):
         Returns
         -------
         Compressed
+
+        Raises
+        ------
+        TypeError
+            If the values are not real numbers.
+        ValueError
+            If a value is NaN or infinite, or a parameter of the compressor is invalid.
         """
+        self._validate_params()
         values = np.asarray(values)
         if values.dtype.kind != "f":
             raise TypeError(
                 f"{type(self).__name__} compresses real numbers, but got {values.dtype}; send "
                 "counts and indices as they are."
+            )
+        finite = np.isfinite(values)
+        if not finite.all():
+            place = tuple(int(i) for i in np.argwhere(~finite)[0])
+            raise ValueError(
+                f"{type(self).__name__} compresses finite numbers, but got {values[place]} at "
+                f"position {place}; replace it, or find out why it is there."
             )
         return self._compress(values, generator)
 

@@ -97,7 +97,7 @@ def _leading(matrix, rank):
     """Squares of the largest singular values, ascending, and the right singular vectors."""
     largest = np.abs(matrix).max(initial=0) or 1.0
     scaled, last = matrix / largest, matrix.shape[1] - 1
-    squares, basis = linalg.eigh(scaled.T @ scaled, subset_by_index=[last + 1 - rank, last])
+    squares, basis = linalg.eigh(scaled.T @ scaled, subset_by_index=[last + 1 - int(rank), last])
     with np.errstate(over="ignore"):
         return np.maximum(squares, 0) * largest**2, basis
 

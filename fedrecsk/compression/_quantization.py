@@ -66,6 +66,11 @@ class Quantization(Shortener):
         self.direction = direction
 
     def _compress(self, values, generator):
+        if not isinstance(generator, np.random.Generator):
+            raise TypeError(
+                "Quantization rounds at random and needs a numpy.random.Generator, such as "
+                f"np.random.default_rng(0), but got {type(generator).__name__}."
+            )
         rounded = {"float16": _to_float16, "int8": _to_int8}[self.dtype]
         # A draw for each number, zeros too: which of them are zeros must not change the others.
         received = rounded(values.astype(np.float64), generator.random(values.shape))
@@ -101,7 +106,13 @@ def _to_float16(values, draws):
 
 
 def _to_int8(values, draws):
-    step = np.float64(_int8_step(np.abs(values).max(initial=0)))
+    largest = np.abs(values).max(initial=0)
+    if largest > np.finfo(np.float32).max:
+        raise ValueError(
+            "Quantization(dtype='int8') sends its scale as float32, but the largest number is "
+            f"{largest:.3g} in size; scale the numbers down to at most 3.4e38."
+        )
+    step = np.float64(_int8_step(largest))
     return np.floor(values / step + draws) * step
 
 

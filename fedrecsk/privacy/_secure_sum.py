@@ -14,6 +14,9 @@ from sklearn.base import BaseEstimator
 from fedrecsk._extras import require
 from fedrecsk._sklearn import Interval, StrOptions
 
+# More would leave no room for the values in Paillier's slots of 64 bits.
+_MOST_CLIENTS = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class Ciphertext:
@@ -121,6 +124,8 @@ class Party(ABC):
             If they were encrypted under other keys, differ in length, or are more than the
             keys leave room for.
         """
+        if isinstance(ciphertexts, Ciphertext):
+            ciphertexts = (ciphertexts,)
         totals, n_values, n_clients = None, None, 0
         for ciphertext in ciphertexts:
             self._check_key(ciphertext)
@@ -182,6 +187,11 @@ class Party(ABC):
             )
 
     def _check_key(self, ciphertext):
+        if not isinstance(ciphertext, Ciphertext):
+            raise TypeError(
+                f"Expected a Ciphertext, but got {type(ciphertext).__name__}; encrypt the vector "
+                "first (keys.clients.encrypt)."
+            )
         if ciphertext.key_id != self.key_id:
             raise ValueError(
                 f"The ciphertext belongs to the keys {ciphertext.key_id!r}, but this side holds "
@@ -282,6 +292,14 @@ class SecureAggregation(BaseEstimator, ABC):
     def _cure(self, largest, n_clients):
         """What to change so that a value fits, as a sentence."""
 
+    @staticmethod
+    def _check_n_clients(n_clients):
+        """Raise unless it is a number of clients that sums can be over."""
+        if not isinstance(n_clients, Integral) or not 1 <= n_clients <= _MOST_CLIENTS:
+            raise ValueError(
+                f"n_clients={n_clients!r} must be a whole number from 1 to {_MOST_CLIENTS}."
+            )
+
     def _check_size(self, largest, n_clients):
         """Raise if a value of size `largest` may overflow in a sum over `n_clients`."""
         limit = self.max_value(n_clients)
@@ -293,6 +311,8 @@ class SecureAggregation(BaseEstimator, ABC):
             )
 
     def _n_blocks(self, n_values):
+        if not isinstance(n_values, Integral) or n_values < 0:
+            raise ValueError(f"n_values={n_values!r} must be a whole number, at least 0.")
         return -(-int(n_values) // self.values_per_block)
 
 
@@ -339,6 +359,11 @@ def secure_sum(keys, vectors):
     -------
     SecureSum
     """
+    if not isinstance(keys, Keys):
+        raise TypeError(
+            f"secure_sum takes Keys, but got {type(keys).__name__}; make them with "
+            "generate_keys(n_clients=...) of CKKS or Paillier."
+        )
     encrypting, on_clients, upload_bytes, in_plaintext = [], [], 0, 0
 
     def uploads():

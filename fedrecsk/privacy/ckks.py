@@ -134,6 +134,7 @@ class CKKS(SecureAggregation):
         The coefficients of a sum must stay within half the modulus on either side of zero,
         and those of a fresh encoding within a quarter, where SEAL draws the line.
         """
+        self._check_n_clients(n_clients)
         self._import("tenseal")
         modulus = _modulus(self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes))
         return _BELOW_THE_LINE * modulus / 2 ** (self.scale_bits + 1) / max(n_clients, 2)
@@ -144,6 +145,7 @@ class CKKS(SecureAggregation):
         Eight standard deviations of the noise of the ciphertexts, which is never exceeded in
         practice (1e-15 a value), and what float64 loses in the encoding.
         """
+        self._check_n_clients(n_clients)
         variance = (_NOISE_VARIANCE + 1 / 12) * n_clients
         if self._data_bits > 64:
             variance += _DECODING_VARIANCE
@@ -178,6 +180,7 @@ class CKKS(SecureAggregation):
         -------
         Keys
         """
+        self._check_n_clients(n_clients)
         self._validate_params()
         tenseal = self._import("tenseal")
         context = tenseal.context(
@@ -201,9 +204,10 @@ class CKKS(SecureAggregation):
     def _cure(self, largest, n_clients):
         excess = largest / self.max_value(n_clients)
         fits = self.scale_bits - math.ceil(math.log2(excess))
+        lower = f"lower scale_bits to at most {fits}, " if fits > 0 else ""
         return (
-            f"Scale the values down, lower scale_bits to at most {fits}, or take larger primes "
-            "before the last of coeff_mod_bit_sizes."
+            f"Scale the values down, {lower}or take larger primes before the last of "
+            "coeff_mod_bit_sizes."
         )
 
 

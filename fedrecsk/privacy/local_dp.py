@@ -13,6 +13,9 @@ from sklearn.base import BaseEstimator
 from fedrecsk._sklearn import Interval
 from fedrecsk.uploads import Changes, Update, as_integers
 
+# Models in float32 end at 3.4e38; below this, sums over all clients still fit.
+_LARGEST = 1e30
+
 
 class LaplaceMechanism(BaseEstimator):
     """Clip each uploaded coordinate to [-clip, clip] and add Laplace(0, scale) noise.
@@ -37,8 +40,8 @@ class LaplaceMechanism(BaseEstimator):
     """
 
     _parameter_constraints: ClassVar[dict] = {
-        "clip": [Interval(Real, 0, None, closed="neither")],
-        "scale": [Interval(Real, 0, None, closed="neither")],
+        "clip": [Interval(Real, 0, _LARGEST, closed="right")],
+        "scale": [Interval(Real, 0, _LARGEST, closed="right")],
     }
 
     def __init__(self, clip: float | None = None, scale: float | None = None):
@@ -56,6 +59,7 @@ class LaplaceMechanism(BaseEstimator):
     @property
     def epsilon(self) -> float:
         """Privacy loss of one coordinate of one upload."""
+        self._validate_params()
         return 2 * self.clip / self.scale
 
     def summed_noise(self, n_clients, shape, generator):

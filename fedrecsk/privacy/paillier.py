@@ -102,6 +102,7 @@ class Paillier(SecureAggregation):
 
     def max_value(self, n_clients=1):
         """Largest size of a value that a client may send into a sum over `n_clients`."""
+        self._check_n_clients(n_clients)
         return _largest(n_clients) / 2.0**self.fraction_bits
 
     def precision(self, n_clients=1, max_abs=1.0):
@@ -110,6 +111,7 @@ class Paillier(SecureAggregation):
         Beyond it there is only the rounding of float64, of the values that come in and of
         the sum that goes out.
         """
+        self._check_n_clients(n_clients)
         return n_clients * (0.5 / 2.0**self.fraction_bits + max_abs * 2.0**-52)
 
     def ciphertext_bytes(self, n_values):
@@ -132,6 +134,7 @@ class Paillier(SecureAggregation):
         -------
         Keys
         """
+        self._check_n_clients(n_clients)
         self._validate_params()
         phe = self._import("phe.paillier")
         _, private = phe.generate_paillier_keypair(n_length=self.key_bits)
@@ -144,6 +147,8 @@ class Paillier(SecureAggregation):
         fits = self.fraction_bits
         while fits > 0 and largest > _largest(n_clients) / 2.0**fits:
             fits -= 1
+        if largest > _largest(n_clients) / 2.0**fits:
+            return "Scale the values down."
         return f"Scale the values down, or lower fraction_bits to at most {fits}."
 
 
