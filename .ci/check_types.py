@@ -1,0 +1,65 @@
+"""Check the types with pyright, and that the public API is annotated.
+
+    python .ci/check_types.py
+
+Needs the `lint` extra. Prints pyright's errors and the public symbols without a known type, and
+exits with 1 if there are more than the limits below allow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# Errors of `pyright` that may remain. Lower it whenever some are fixed; the aim is 0.
+MOST_ERRORS = 48
+# Least percentage of public symbols whose types are known. Raise it; the aim is 100.
+LEAST_COMPLETENESS = 65.0
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pyright(*arguments, folder):
+    """The report of one run of pyright, as JSON."""
+    command = ["pyright", "--pythonpath", sys.executable, "--outputjson", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    if not done.stdout.startswith("{"):
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def show(diagnostics):
+    """Print one line for each."""
+    for one in diagnostics:
+        line = one["range"]["start"]["line"] + 1 if "range" in one else 1
+        path = os.path.relpath(one["file"], ROOT)
+        print(f"{path}:{line}: {one['message'].splitlines()[0]} ({one.get('rule', 'type')})")
+
+
+def main():
+    """Run both checks."""
+    errors = [one for one in pyright(folder=ROOT)["generalDiagnostics"] if is_error(one)]
+    show(errors)
+    # Elsewhere, because there the package is one that is installed.
+    with tempfile.TemporaryDirectory() as elsewhere:
+        report = pyright("--verifytypes", "fedrecsk", "--ignoreexternal", folder=elsewhere)
+    unknown = [one for one in report["generalDiagnostics"] if is_error(one) and one.get("file")]
+    show(unknown)
+    completeness = 100 * report["typeCompleteness"]["completenessScore"]
+    print(f"pyright: {len(errors)} errors, at most {MOST_ERRORS} allowed.")
+    print(f"Public types known: {completeness:.1f} %, at least {LEAST_COMPLETENESS:.1f} % needed.")
+    return int(len(errors) > MOST_ERRORS or completeness < LEAST_COMPLETENESS)
+
+
+def is_error(diagnostic):
+    """Whether it is more than a hint."""
+    return diagnostic["severity"] == "error"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
