@@ -64,7 +64,7 @@ class LeakReport:
     values: float
     chance: dict[str, float]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         shares = ", ".join(
             f"{name} {getattr(self, name):.3f} (by chance {share:.3f})"
             for name, share in self.chance.items()

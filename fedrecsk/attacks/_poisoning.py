@@ -92,7 +92,7 @@ class Adversary(BaseEstimator, ABC):
         self.fraction = fraction
         self.clients = clients
 
-    def __init_subclass__(cls, **arguments):
+    def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
         # A `_forged` of one's own comes before an inherited way to forge whole batches.
         if "_forged" in vars(cls) and "_forged_batch" not in vars(cls):
@@ -106,7 +106,7 @@ class Adversary(BaseEstimator, ABC):
             own._forged is not Adversary._forged or own._forged_batch is not Adversary._forged_batch
         )
 
-    def enter(self, data, rates, key):
+    def enter(self, data: Interactions, rates: bool, key: Key) -> Intrusion:
         """Take over clients of one fit.
 
         Parameters
@@ -412,7 +412,7 @@ class Promotion(Adversary):
         )
 
     @property
-    def forges(self):
+    def forges(self) -> bool:
         return self.scale != 1 or type(self)._forged is not Promotion._forged
 
     def _forged(self, data, upload, generator):

@@ -43,12 +43,12 @@ class Compressed:
     n_scales: int = 0
     itemsize: int | None = None
 
-    def nbytes(self, wire_itemsize=4):
+    def nbytes(self, wire_itemsize: int = 4) -> int:
         """Bytes of the message, where an uncompressed number has `wire_itemsize`."""
         numbers = self.n_coordinates * (self.itemsize or wire_itemsize)
         return numbers + self.n_indices * INDEX_BYTES + self.n_scales * _SCALE_BYTES
 
-    def payload_nbytes(self, wire_itemsize=4):
+    def payload_nbytes(self, wire_itemsize: int = 4) -> int:
         """Bytes as CoLR's Table 2 counts them: Top-K's positions, not a second factor."""
         return self.n_payload * (self.itemsize or wire_itemsize) + self.n_indices * INDEX_BYTES
 
@@ -59,16 +59,16 @@ class Compressor(BaseEstimator, ABC):
     _parameter_constraints: ClassVar[dict] = {"direction": [StrOptions({"both", "up", "down"})]}
 
     @property
-    def up(self):
+    def up(self) -> bool:
         """Whether clients compress what they send."""
         return self.direction != "down"
 
     @property
-    def down(self):
+    def down(self) -> bool:
         """Whether the server compresses what it sends."""
         return self.direction != "up"
 
-    def compress(self, values, generator):
+    def compress(self, values: ArrayLike, generator: np.random.Generator | None) -> Compressed:
         """Compress an array.
 
         Parameters

@@ -40,7 +40,7 @@ class Ciphertext:
     key_id: str
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Bytes of the blocks."""
         return sum(map(len, self.blocks))
 
@@ -71,12 +71,12 @@ class Party(ABC):
     key_id : str
     """
 
-    def __init__(self, scheme, n_clients, key_id):
+    def __init__(self, scheme: SecureAggregation, n_clients: int, key_id: str) -> None:
         self.scheme = scheme
         self.n_clients = n_clients
         self.key_id = key_id
 
-    def encrypt(self, values):
+    def encrypt(self, values: ArrayLike) -> Ciphertext:
         """Encrypt one client's vector.
 
         Parameters
@@ -106,7 +106,7 @@ class Party(ABC):
         blocks = tuple(self._encrypt_block(values[start : start + width]) for start in starts)
         return Ciphertext(blocks, len(values), 1, self.key_id)
 
-    def sum(self, ciphertexts):
+    def sum(self, ciphertexts: Iterable[Ciphertext] | Ciphertext) -> Ciphertext:
         """Add up encrypted vectors, without seeing what is in them.
 
         Parameters
@@ -149,11 +149,11 @@ class Party(ABC):
         blocks = tuple(self._save_block(total) for total in totals)
         return Ciphertext(blocks, n_values, n_clients, self.key_id)
 
-    def add(self, first, second):
+    def add(self, first: Ciphertext, second: Ciphertext) -> Ciphertext:
         """The sum of two ciphertexts."""
         return self.sum((first, second))
 
-    def decrypt(self, ciphertext):
+    def decrypt(self, ciphertext: Ciphertext) -> NDArray[np.float64]:
         """Decrypt a vector or a sum of vectors.
 
         Returns
@@ -176,7 +176,7 @@ class Party(ABC):
 
     @property
     @abstractmethod
-    def holds_secret_key(self):
+    def holds_secret_key(self) -> bool:
         """Whether this party can decrypt."""
 
     def _check_secret(self, action):
@@ -242,7 +242,7 @@ class SecureAggregation(BaseEstimator, ABC):
         return require(module, type(self).__name__)
 
     @abstractmethod
-    def generate_keys(self, n_clients=1):
+    def generate_keys(self, n_clients: int = 1) -> Keys:
         """Make fresh keys from the operating system's randomness.
 
         Parameters
@@ -257,15 +257,15 @@ class SecureAggregation(BaseEstimator, ABC):
 
     @property
     @abstractmethod
-    def values_per_block(self):
+    def values_per_block(self) -> int:
         """How many values share one ciphertext."""
 
     @abstractmethod
-    def max_value(self, n_clients=1):
+    def max_value(self, n_clients: int = 1) -> float:
         """Largest size of a value that a client may send into a sum over `n_clients`."""
 
     @abstractmethod
-    def precision(self, n_clients=1, max_abs=1.0):
+    def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
         """Bound on the absolute error of a decrypted sum.
 
         Parameters
@@ -281,11 +281,11 @@ class SecureAggregation(BaseEstimator, ABC):
         """
 
     @abstractmethod
-    def ciphertext_bytes(self, n_values):
+    def ciphertext_bytes(self, n_values: int) -> int:
         """Bytes of an encrypted vector of `n_values` as it is sent, for ledgers."""
 
     @abstractmethod
-    def key_nbytes(self):
+    def key_nbytes(self) -> int:
         """Bytes of the key material that every client receives, for ledgers."""
 
     @abstractmethod
@@ -346,7 +346,7 @@ class SecureSum:
     server_seconds: float
 
 
-def secure_sum(keys, vectors):
+def secure_sum(keys: Keys, vectors: Iterable[ArrayLike]) -> SecureSum:
     """Run one secure sum from end to end, one client after the other.
 
     Parameters

@@ -124,11 +124,11 @@ class CKKS(SecureAggregation):
         return sum(self.coeff_mod_bit_sizes[:-1])
 
     @property
-    def values_per_block(self):
+    def values_per_block(self) -> int:
         """How many values share one ciphertext."""
         return self.poly_modulus_degree // 2
 
-    def max_value(self, n_clients=1):
+    def max_value(self, n_clients: int = 1) -> float:
         """Largest size of a value that a client may send into a sum over `n_clients`.
 
         The coefficients of a sum must stay within half the modulus on either side of zero,
@@ -139,7 +139,7 @@ class CKKS(SecureAggregation):
         modulus = _modulus(self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes))
         return _BELOW_THE_LINE * modulus / 2 ** (self.scale_bits + 1) / max(n_clients, 2)
 
-    def precision(self, n_clients=1, max_abs=1.0):
+    def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
         """Bound on the absolute error of a decrypted sum.
 
         Eight standard deviations of the noise of the ciphertexts, which is never exceeded in
@@ -152,7 +152,7 @@ class CKKS(SecureAggregation):
         deviation = math.sqrt(variance * self.poly_modulus_degree / 2) / 2.0**self.scale_bits
         return 8 * deviation + n_clients * max_abs * 2.0**-48
 
-    def ciphertext_bytes(self, n_values):
+    def ciphertext_bytes(self, n_values: int) -> int:
         """Bytes of an encrypted vector of `n_values` as it is sent, for ledgers.
 
         One block is encrypted and measured. SEAL compresses blocks, so that their sizes differ
@@ -163,12 +163,12 @@ class CKKS(SecureAggregation):
             self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes), self.scale_bits
         )
 
-    def key_nbytes(self):
+    def key_nbytes(self) -> int:
         """Bytes of the parameters and the secret key that every client receives."""
         self._validate_params()
         return _key_bytes(self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes))
 
-    def generate_keys(self, n_clients=1):
+    def generate_keys(self, n_clients: int = 1) -> Keys:
         """Make a fresh secret key for the clients; the server gets the parameters only.
 
         Parameters
@@ -245,10 +245,10 @@ class _CKKSParty(Party):
         self._tenseal = scheme._import("tenseal")
 
     @property
-    def holds_secret_key(self):
+    def holds_secret_key(self) -> bool:
         return self._context.has_secret_key()
 
-    def encrypt(self, values):
+    def encrypt(self, values: ArrayLike) -> Ciphertext:
         self._check_secret("encrypt")
         return super().encrypt(values)
 

@@ -62,7 +62,9 @@ class LaplaceMechanism(BaseEstimator):
         self._validate_params()
         return 2 * self.clip / self.scale
 
-    def summed_noise(self, n_clients, shape, generator):
+    def summed_noise(
+        self, n_clients: int, shape: tuple[int, ...], generator: np.random.Generator
+    ) -> NDArray[np.float64]:
         """Draw the sum of `n_clients` independent noises.
 
         A sum of n Laplace(0, s) draws is distributed as Gamma(n, s) - Gamma(n, s), so the
@@ -198,7 +200,13 @@ class PrivacyReport:
     server_sees: str = "sums"
 
     @classmethod
-    def of(cls, mechanism, n_uploads, n_coordinates, server_sees="sums"):
+    def of(
+        cls,
+        mechanism: LaplaceMechanism | None,
+        n_uploads: ArrayLike,
+        n_coordinates: ArrayLike,
+        server_sees: str = "sums",
+    ) -> PrivacyReport:
         """Compose what each client sent, given arrays of shape (n_clients,)."""
         uploads, coordinates = int(np.max(n_uploads)), int(np.max(n_coordinates))
         if mechanism is None:
@@ -208,7 +216,7 @@ class PrivacyReport:
         return cls("laplace", each, uploads, coordinates, each * coordinates, server_sees)
 
     @classmethod
-    def joined(cls, reports):
+    def joined(cls, reports: Sequence[PrivacyReport]) -> PrivacyReport:
         """What several fits to the same data promise together, by basic composition.
 
         Parameters

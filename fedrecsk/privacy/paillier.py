@@ -96,16 +96,16 @@ class Paillier(SecureAggregation):
             )
 
     @property
-    def values_per_block(self):
+    def values_per_block(self) -> int:
         """How many values share one ciphertext."""
         return (self.key_bits - 1) // _SLOT_BITS if self.packing else 1
 
-    def max_value(self, n_clients=1):
+    def max_value(self, n_clients: int = 1) -> float:
         """Largest size of a value that a client may send into a sum over `n_clients`."""
         self._check_n_clients(n_clients)
         return _largest(n_clients) / 2.0**self.fraction_bits
 
-    def precision(self, n_clients=1, max_abs=1.0):
+    def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
         """Bound on the absolute error of a decrypted sum: half a unit for each client.
 
         Beyond it there is only the rounding of float64, of the values that come in and of
@@ -114,15 +114,15 @@ class Paillier(SecureAggregation):
         self._check_n_clients(n_clients)
         return n_clients * (0.5 / 2.0**self.fraction_bits + max_abs * 2.0**-52)
 
-    def ciphertext_bytes(self, n_values):
+    def ciphertext_bytes(self, n_values: int) -> int:
         """Bytes of an encrypted vector of `n_values` as it is sent, exactly."""
         return self._n_blocks(n_values) * (2 * self.key_bits // 8)
 
-    def key_nbytes(self):
+    def key_nbytes(self) -> int:
         """Bytes of the key pair that every client receives: its two primes."""
         return self.key_bits // 8
 
-    def generate_keys(self, n_clients=1):
+    def generate_keys(self, n_clients: int = 1) -> Keys:
         """Make a fresh key pair: the clients hold all of it, the server the modulus only.
 
         Parameters
@@ -174,7 +174,7 @@ class _PaillierParty(Party):
         self._number = scheme._import("phe.paillier").EncryptedNumber
 
     @property
-    def holds_secret_key(self):
+    def holds_secret_key(self) -> bool:
         return self._private is not None
 
     def _encrypt_block(self, values):
