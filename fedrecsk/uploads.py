@@ -156,7 +156,7 @@ class Common:
 
     @cached_property
     def descending(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Nonzero sizes in descending order: their places, the sizes, and the rank of each place."""
+        """Nonzero sizes in descending order: their places, the sizes, and each place's rank."""
         sizes = np.abs(self.change).ravel()
         n_other = np.count_nonzero(sizes)
         order = np.argsort(-sizes)[:n_other]
