@@ -1,19 +1,21 @@
-"""What encryption and networks cost: ``python -m benchmarks.encryption table3|network``.
+"""Measure encryption and networks: ``python -m benchmarks.encryption table3|network``.
 
-``table3`` is CoLR's Table 3 measured here: MovieLens-1M's 3,706 items, 60 clients a round, one
-thread, random updates. It needs no data, but the extra ``fedrecsk[privacy]``. ``network`` is
-the communication column of its Table 2, read from ledgers of fits on MovieLens-1M, which lies
-under ``--data-home`` or FEDRECSK_DATA.
+`table3` repeats CoLR's Table 3: random updates of MovieLens-1M's 3,706 items, 60 clients per
+round, one thread. `network` repeats the communication column of its Table 2, from the ledgers of
+fits.
+
+Data: none needed for `table3`. `network` needs MovieLens-1M, in the folder --data-home or
+FEDRECSK_DATA. `table3` needs the extra fedrecsk[privacy].
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from benchmarks._command_line import command_line
 from fedrecsk import Federation
 from fedrecsk.compression import LowRank, TopK
 from fedrecsk.datasets import fetch_movielens
@@ -143,7 +145,7 @@ def _method(name):
 def main(argv=None):
     """Run one of the benchmarks."""
     commands = {f.__name__: f for f in (table3, network)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.encryption", description=__doc__)
+    parser = command_line("encryption", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data-home")
     parser.add_argument("--methods", nargs="+", default=list(PAPER_TABLE_2), choices=PAPER_TABLE_2)

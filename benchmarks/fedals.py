@@ -1,19 +1,20 @@
-"""LocALS, LocSGD and GlobSGD in numbers: ``python -m benchmarks.fedals quality|choices|speed``.
+"""Measure LocALS, LocSGD and GlobSGD: ``python -m benchmarks.fedals quality|choices|speed``.
 
-Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. All ratings are positives; each user's
-rows are split 80/20 at random by seed, one user per client; precision@10 over the full
-catalogue without the user's training items; d = 20.
+All ratings are positives. Each user's rows are split 80/20 at random by seed; one user per client;
+precision@10 over the full catalogue without the user's training items; d = 20.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
 
 import numpy as np
 from sklearn.base import clone
 
+from benchmarks._command_line import command_line
 from fedrecsk import GlobSGD, ImplicitALS, LocALS, LocSGD, Popularity
 from fedrecsk.datasets import fetch_movielens
 
@@ -128,7 +129,7 @@ def choices(options):
 
 
 def speed(options):
-    """Seconds a round on MovieLens-1M beside implicit's iterations, one thread, float32."""
+    """Seconds per round on MovieLens-1M beside implicit's iterations, one thread, float32."""
     X = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)[0][:, :2]
     for d in (20, 64):
         fits = {
@@ -198,7 +199,7 @@ def _implicit(X, d, use_cg):
 def main(argv=None):
     """Run one of the benchmarks."""
     commands = {f.__name__: f for f in (quality, choices, speed)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fedals", description=__doc__)
+    parser = command_line("fedals", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])
     parser.add_argument("--data-home")

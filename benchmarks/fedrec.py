@@ -1,17 +1,18 @@
-"""FedRec in numbers: ``python -m benchmarks.fedrec COMMAND``.
+"""Measure FedRec: ``python -m benchmarks.fedrec COMMAND``.
 
-Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. Every split is 80/20 at random, one
-user a client, as in `benchmarks.rfrec`.
+Splits are 80/20 at random, one user per client, as in `benchmarks.rfrec`.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
 from sklearn.base import clone
 
+from benchmarks._command_line import command_line
 from benchmarks.rfrec import errors, split
 from fedrecsk import BiasOnly, Federation, FedRec
 from fedrecsk.attacks import measure_leak
@@ -150,7 +151,7 @@ COMMANDS = {one.__name__: one for one in (quality, stochastic, intersection, lea
 
 def main(argv=None):
     """Run a command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fedrec", description=__doc__)
+    parser = command_line("fedrec", __doc__)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
     parser.add_argument("--data-home", default=None)
