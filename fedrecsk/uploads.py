@@ -94,7 +94,7 @@ class Form:
         dtype = np.dtype(self.dtype)
         if dtype.kind == "b":
             return 0.0, 1.0
-        info = np.iinfo(dtype)
+        info = np.iinfo(dtype.name)
         return max(float(info.min), -LARGEST_INTEGER), min(float(info.max), LARGEST_INTEGER)
 
     @property

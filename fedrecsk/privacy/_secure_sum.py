@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -237,7 +237,6 @@ class SecureAggregation(BaseEstimator, ABC):
     _parameter_constraints: ClassVar[dict] = {
         "audit": [Interval(Integral, 1, None, closed="left"), StrOptions({"all"})],
     }
-    audit: int | Literal["all"]
     # Modules that the scheme imports; they come with an extra of the package.
     _extra: tuple[str, ...]
 

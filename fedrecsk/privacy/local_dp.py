@@ -87,6 +87,7 @@ class LaplaceMechanism(BaseEstimator):
         -------
         noise : ndarray of `shape`, dtype float64
         """
+        assert self.scale is not None
         plus = generator.gamma(n_clients, self.scale, shape)
         return plus - generator.gamma(n_clients, self.scale, shape)
 
