@@ -18,10 +18,10 @@ import numpy as np
 from joblib import Parallel
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.parallel import _get_threadpool_controller
 
 from benchmarks._command_line import command_line
 from fedrecsk import CoLR, Federation, FedMF, GlobSGD, LightFR, LocALS, RFRec, SCoLR
+from fedrecsk._sklearn import get_threadpool_controller
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import Promotion, RandomDirection, RandomUpload, SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
@@ -84,7 +84,7 @@ def _median_round(model, data, n_rounds):
     run = _fit.Run.new(model, data)
     seconds = []
     with (
-        _get_threadpool_controller().limit(limits=1, user_api="blas"),
+        get_threadpool_controller().limit(limits=1, user_api="blas"),
         Parallel(None, require="sharedmem", return_as="generator") as parallel,
     ):
         loop = _fit.Loop(run, parallel)
