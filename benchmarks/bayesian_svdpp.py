@@ -84,7 +84,7 @@ def choices(options):
 
 
 def sparse(options):
-    """RMSE where there is little to learn from, MovieLens-100k."""
+    """RMSE on sparse parts of MovieLens-100k."""
     models = BiasOnly(), SVDpp(), BayesianSVDpp()
     print("| data |", " | ".join(type(model).__name__ for model in models), "|\n|---|---|---|---|")
     for label, parts in sparse_sets(options):

@@ -79,7 +79,7 @@ def mean_rmse(model, parts):
 
 
 def quality(options):
-    """RMSE over splits beside bias-only, with fixed epochs and with early stopping."""
+    """RMSE over splits compared with bias-only, with fixed epochs and with early stopping."""
     print("| data | model | RMSE | early stopping | to reach |\n|---|---|---|---|---|")
     for name in options.data:
         parts = [split(*load(name, options), seed) for seed in range(options.seeds)]
@@ -116,7 +116,7 @@ def sparse_sets(options):
 
 
 def sparse(options):
-    """RMSE beside bias-only where there is little to learn from, MovieLens-100k."""
+    """RMSE compared with bias-only on sparse parts of MovieLens-100k."""
     print("| data | model | RMSE | early stopping | over bias-only |\n|---|---|---|---|---|")
     for label, parts in sparse_sets(options):
         biases = mean_rmse(BiasOnly(), parts)
@@ -268,7 +268,7 @@ def _report(name, label, counts, best):
 
 
 def _best(fits, counts, repeats, slow=1.5):
-    # In turn, so that all see the same machine, the best of several; what is slow only once.
+    # Best of several, alternated, so that all run under the same load; slow ones run once.
     best = {}
     for _ in range(repeats):
         for label, fit in fits.items():
@@ -290,7 +290,7 @@ def _seconds_of(model, X, y, n_epochs):
 
 
 class Peers:
-    """Other libraries in a Python of their own."""
+    """Other libraries, run in another Python."""
 
     def __init__(self, python):
         self._python = python

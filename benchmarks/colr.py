@@ -69,7 +69,7 @@ def hits(model, test, **among):
 
 
 def quality(options):
-    """The figures to reach, over seeds."""
+    """HR@10 and NDCG@10 of the paper's methods, over seeds."""
     X, test, negatives = leave_one_out(options)
     models = {
         "popularity": Popularity(),
@@ -156,7 +156,7 @@ def speed(options):
     for model in models.values():
         clone(model).set_params(n_rounds=1).fit(X[:5000])
     for _ in range(3):
-        # In turn, so that all see the same machine.
+        # Alternated, so that all run under the same load.
         for label, model in models.items():
             for n_rounds in (100, 300):
                 one = clone(model).set_params(

@@ -59,7 +59,7 @@ PAPER_TABLE_2 = {
 
 
 def table3(options):
-    """Seconds, bytes and error of one secure sum beside the paper's."""
+    """Seconds, bytes and error of one secure sum compared with the paper's."""
     columns = (
         "update | scheme | client s | server s | ciphertext KiB | plaintext KiB | ratio | "
         "with counts KiB | error of the mean | paper: client s | server s | KiB | ours / paper"
@@ -75,13 +75,13 @@ def table3(options):
             packed, single = Paillier(**parameters), Paillier(**parameters, packing=False)
             _row("CoLR@1", packed, N_ITEMS, options.repeats)
             _row("CoLR@4", packed, 4 * N_ITEMS, options.repeats)
-            # Its positions cross in plaintext, and must be the same for all clients.
+            # Its positions are sent in plaintext, and must be the same for all clients.
             _row("Top-K@1/64", single, N_ITEMS, options.repeats, n_counts=0)
 
 
 def _row(update, scheme, n_values, repeats, n_counts=N_ITEMS):
     keys = scheme.generate_keys(N_CLIENTS)
-    # Paillier's time is proportional to its plaintexts, of which a few are enough to time.
+    # Paillier's time is proportional to the number of plaintexts, so timing a few is enough.
     n_timed = n_values if isinstance(scheme, CKKS) else min(n_values, 4 * scheme.values_per_block)
     scale = scheme._n_blocks(n_values) / scheme._n_blocks(n_timed)
     vectors = np.random.default_rng(0).normal(scale=0.1, size=(N_CLIENTS, n_timed))
@@ -103,7 +103,7 @@ def _row(update, scheme, n_values, repeats, n_counts=N_ITEMS):
 
 
 def network(options):
-    """Minutes of communication in 1,000 rounds, the papers' reading and honest ones.
+    """Minutes of communication in 1,000 rounds, as the papers count and as the ledger counts.
 
     All rounds after the first cost the same, so the last of a few is taken 1,000 times.
     """

@@ -44,7 +44,7 @@ EXPLICIT = {
 
 
 def quality(options):
-    """The numbers to reach: precision@10, and test RMSE beside that of RFRec's paper."""
+    """The numbers to reach: precision@10, and test RMSE compared with that of RFRec's paper."""
     seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
     print("| data | model | precision@10 | +- |\n|---|---|---|---|")
     for name in options.data:

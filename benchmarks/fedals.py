@@ -76,7 +76,7 @@ def data_sets(options):
 
 
 def quality(options):
-    """Precision@10 after 5, 10 and 30 rounds, beside tuned implicit ALS and popularity."""
+    """Precision@10 after 5, 10 and 30 rounds, compared with tuned implicit ALS and popularity."""
     models = {
         "LocALS": LocALS(),
         "LocALS, 10 % of the clients": LocALS(client_fraction=0.1),
@@ -129,7 +129,7 @@ def choices(options):
 
 
 def speed(options):
-    """Seconds per round on MovieLens-1M beside implicit's iterations, one thread, float32."""
+    """Seconds per round on MovieLens-1M compared with implicit's iterations, one thread, float32."""
     X = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)[0][:, :2]
     for d in (20, 64):
         fits = {
@@ -143,7 +143,7 @@ def speed(options):
         }
         fits["implicit Cholesky"] = _implicit(X, d, use_cg=False)
         fits["implicit CG"] = _implicit(X, d, use_cg=True)
-        seconds = _seconds_a_round(fits)
+        seconds = _seconds_per_round(fits)
         exact, inexact = seconds["implicit Cholesky"], seconds["implicit CG"]
         for label, value in seconds.items():
             print(
@@ -158,8 +158,8 @@ def _curve(model, seed, train, test, options):
     return [precision(model.set_params(n_rounds=n).fit(train), train, test) for n in ROUNDS]
 
 
-def _seconds_a_round(fits, n_short=3, n_long=13, repeats=3):
-    # Differences of two fits, best of several, taken in turn so that all see the same machine.
+def _seconds_per_round(fits, n_short=3, n_long=13, repeats=3):
+    # Difference of two fits, best of several; alternated, so that all run under the same load.
     best = {}
     for _ in range(repeats):
         for label, fit in fits.items():

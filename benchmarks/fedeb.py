@@ -82,7 +82,7 @@ def cohorts(options):
 
 
 def averaged(options, n_runs=4):
-    """The mean of some runs' predictions, beside one run's."""
+    """The mean of some runs' predictions, compared with one run's."""
     print(f"| data | one run | mean of {n_runs} |\n|---|---|---|")
     for name in options.data:
         rows = []
@@ -98,7 +98,7 @@ def averaged(options, n_runs=4):
 
 
 def sparse(options):
-    """Few rows: RMSE beside the bias-only model's and SVD++'s."""
+    """Few rows: RMSE compared with the bias-only model's and SVD++'s."""
     print("| data | bias-only | SVD++ | FedEB |\n|---|---|---|---|")
     for name in options.data:
         for label, cut in CUTS.items():
@@ -121,7 +121,7 @@ def sparse(options):
 
 
 def parts(options):
-    """What each part of the model is worth: validation RMSE without it."""
+    """Validation RMSE without each part of the model."""
     without = {
         "all of it": {},
         "no implicit part": {"implicit": False},
@@ -174,7 +174,7 @@ def uploads(options):
 
 
 def leak(options):
-    """What a plaintext upload gives away, and how many ratings stand alone in a cohort's sum."""
+    """What a plaintext upload reveals, and how many ratings are alone in a cohort's sum."""
     for name in options.data:
         X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
         report = measure_leak(FedEB(random_state=0), X[:, :2], y, max_clients=200)

@@ -39,7 +39,7 @@ FIRST_SEED = 100
 
 
 def curve(model, X, rows, negatives, rounds):
-    """HR@10 after so many rounds of one fit."""
+    """HR@10 after each of these numbers of rounds, in one fit."""
     model = clone(model).set_params(warm_start=True)
     return [hits(model.set_params(n_rounds=n).fit(X), rows, negatives)[0] for n in rounds]
 

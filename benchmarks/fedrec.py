@@ -62,7 +62,7 @@ def quality(options):
 
 
 def stochastic(options):
-    """The paper's stochastic order on ML-100k: each client receives what the last one has made."""
+    """The paper's stochastic order on ML-100k: clients train one after the other."""
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     part = split(X, y, FIRST_SEED)
     n_clients = len(np.unique(part[0][:, 0]))
@@ -100,7 +100,7 @@ def intersection(options):
 
 
 def leak(options):
-    """What the values of one plaintext upload give away, on ML-100k, 200 clients."""
+    """What the values of one plaintext upload reveal, on ML-100k, 200 clients."""
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     settings = {
         "average (first rounds)": {},

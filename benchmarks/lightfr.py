@@ -143,7 +143,7 @@ def _row(label, scores):
 
 
 def quality(options):
-    """HR@10 and NDCG@10 of every setting beside the baselines, on test rows."""
+    """HR@10 and NDCG@10 of every setting compared with the baselines, on test rows."""
     for name in options.data:
         if name == "1m":
             X, y, test, negatives = leave_one_out(options)
@@ -305,7 +305,7 @@ def search(options):
 
 
 def privacy(options):
-    """How many of 200 clients' codes and ratings one plaintext upload gives away."""
+    """How many of 200 clients' codes and ratings one plaintext upload reveals."""
     from tests.federated.test_lightfr import recovered
 
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)

@@ -34,7 +34,7 @@ ONE_ROUND = [("ease", FedEASE()), ("spectral", FedSpectral())]
 
 
 def searched(parts):
-    """Their sum, with weights that the benchmark's own kind of validation rows choose."""
+    """Their sum, with weights chosen on validation rows of the benchmark's protocol."""
     return RankingEnsemble(parts, weights="search", n_negatives=N_NEGATIVES)
 
 
@@ -82,7 +82,7 @@ def split(name, options):
 
 
 def fitted(model, X, seed):
-    """The model fitted to positives, everything random in it seeded."""
+    """The model fitted to positives, with all its seeds set."""
     model = clone(model)
     seeded = [name for name in model.get_params() if name.split("__")[-1] == "random_state"]
     return model.set_params(**dict.fromkeys(seeded, seed)).fit(X)

@@ -524,7 +524,7 @@ PAPERS_FEDERATION = {
 }
 
 
-STARS = "trained on stars alone, it does not tell seen from unseen; the protocol is unknown"
+STARS = "trained on ratings only, it does not separate seen from unseen; the protocol is unknown"
 WHY = {
     "PMF": STARS,
     "SVD++": STARS,
@@ -754,7 +754,7 @@ def main(argv=None):
     except KeyboardInterrupt:
         parser.exit(
             130,
-            f"\nStopped. What is done is in {options.results}; the same command goes on.\n",
+            f"\nStopped. Finished runs are in {options.results}; run the same command to continue.\n",
         )
 
 

@@ -75,7 +75,7 @@ def quality(options):
 
 
 def sparse(options):
-    """Few ratings per user, few rows, few users: RMSE beside the bias-only model's."""
+    """Few ratings per user, few rows, few users: RMSE compared with the bias-only model's."""
     print("| data | bias-only | RFRec | RFRecF |\n|---|---|---|---|")
     for name in options.data:
         X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
@@ -169,20 +169,20 @@ def privacy(options):
 
 
 def speed(options):
-    """Seconds per round beside implicit's Cholesky iteration, one thread, and peak memory."""
+    """Seconds per round compared with implicit's Cholesky iteration, one thread, and peak memory."""
     X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
     for model in (RFRec(random_state=0), RFRecF(random_state=0)):
         clone(model).set_params(n_rounds=3).fit(X[:10_000], y[:10_000])
         for n_jobs in (1, 2):
-            seconds = _seconds_a_round(model.set_params(n_jobs=n_jobs), X, y)
+            seconds = _seconds_per_round(model.set_params(n_jobs=n_jobs), X, y)
             print(f"{type(model).__name__}, d = 20, {n_jobs} threads: {seconds:.4f} s per round")
     print(f"implicit ALS, d = 20, Cholesky, 1 thread: {_implicit_iteration(X):.4f} s an iteration")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"peak memory of this process, all of the above: {peak:.2f} GiB")
 
 
-def _seconds_a_round(model, X, y, n_short=5, n_long=45):
-    # The difference of two fits, best of three: setting up takes time of its own.
+def _seconds_per_round(model, X, y, n_short=5, n_long=45):
+    # The difference of two fits, best of three, which leaves out the time of the set-up.
     def seconds(n_rounds):
         copy = clone(model).set_params(n_rounds=n_rounds)
         start = time.perf_counter()

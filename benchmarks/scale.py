@@ -83,7 +83,7 @@ def measure(method, setting, n_ratings, folder):
 
 
 def _kilobytes(ledger):
-    """What a client that takes part in a round receives and sends in it, on average."""
+    """Mean kilobytes that a participating client receives and sends in a round."""
     if ledger is None:
         return {}
     last = [entry for entry in ledger.entries if entry["phase"] == "round"][-1]
@@ -92,7 +92,7 @@ def _kilobytes(ledger):
 
 
 def _data(n_ratings, folder):
-    """Generated ratings of a size, made once."""
+    """Generated ratings of one size, kept in a file."""
     path = Path(folder) / f"ratings_{n_ratings}.npz"
     if not path.exists():
         X, y = make_ratings(*SHAPES[n_ratings], n_ratings, random_state=0)
@@ -103,7 +103,7 @@ def _data(n_ratings, folder):
 
 
 def table(options):
-    """Print what has been measured, and measure what has not."""
+    """Print the table; measure what has not been measured yet."""
     results = Results(options.results, "scale")
     print("| method | clients per round |", end="")
     for size in options.sizes:
@@ -119,7 +119,7 @@ def table(options):
 
 
 def _cell(results, method, setting, n_ratings, options):
-    """The numbers of a cell, from a process of its own unless they are known."""
+    """The numbers of a cell, measured in a new process unless they are known."""
     key, settings = (method, setting, n_ratings), {"shape": list(SHAPES[n_ratings])}
     scores = results.get(key, settings)
     if scores is None:
@@ -171,7 +171,7 @@ def plot(options):
                     method, points[-1], xytext=(6, -3), textcoords="offset points",
                     color=line.get_color(), fontsize=8,
                 )  # fmt: skip
-        ax.set(xlabel="ratings", title=f"{setting} a round")
+        ax.set(xlabel="ratings", title=f"{setting} per round")
         ax.set_xlim(right=max(options.sizes) * 4)
     axes[0].set_ylabel("seconds per round, two threads")
     figure.savefig(options.output)

@@ -177,8 +177,8 @@ class Changes(ABC):
     """One field of a block's uploads, client by client, as changes.
 
     Subclasses implement `update`. The other methods call it for one client after the other, and
-    subclasses override those that are faster for all clients at once. `whom` is a mask of the
-    clients to compute something for.
+    subclasses override those that are faster for all clients at once. `mask` selects the
+    clients to compute something for; the results of the others are not used.
     """
 
     shape: tuple[int, ...]
@@ -196,24 +196,24 @@ class Changes(ABC):
         array[rows] = change
         return array
 
-    def norms(self, whom: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def norms(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Euclidean norm of each change, shape (n_clients,)."""
         norms = np.zeros(self.n_clients)
-        for client in np.flatnonzero(whom):
+        for client in np.flatnonzero(mask):
             norms[client] = np.linalg.norm(self.update(client).change)
         return norms
 
-    def largest(self, whom: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def largest(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Largest absolute number in each change, shape (n_clients,)."""
         sizes = np.zeros(self.n_clients)
-        for client in np.flatnonzero(whom):
+        for client in np.flatnonzero(mask):
             sizes[client] = np.abs(self.update(client).change).max(initial=0)
         return sizes
 
-    def finite(self, whom: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def finite(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Whether no number of the client is NaN or infinite, shape (n_clients,), dtype bool."""
         finite = np.ones(self.n_clients, dtype=bool)
-        for client in np.flatnonzero(whom):
+        for client in np.flatnonzero(mask):
             finite[client] = np.isfinite(self.update(client).change).all()
         return finite
 
@@ -325,28 +325,28 @@ class Ragged(Changes):
         whole[rows] = change
         return Update(slice(None), whole)
 
-    def norms(self, whom: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def norms(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         squares = np.zeros(self.n_clients)
         common = (
             (None, 0.0) if self.common is None else (self.common.row_squares, self.common.square)
         )
-        _kernels.ragged.squared_norms(*self._matrix, *common, whom, squares)
+        _kernels.ragged.squared_norms(*self._matrix, *common, mask, squares)
         return np.sqrt(np.maximum(squares, 0))
 
-    def largest(self, whom: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def largest(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         sizes = np.zeros(self.n_clients)
-        _kernels.ragged.largest(*self._matrix, whom, sizes)
+        _kernels.ragged.largest(*self._matrix, mask, sizes)
         if self.common is not None:
             # Too large for clients whose own rows include the largest common number: a bound.
-            sizes = np.maximum(sizes, np.abs(self.common.change).max(initial=0) * whom)
+            sizes = np.maximum(sizes, np.abs(self.common.change).max(initial=0) * mask)
         return sizes
 
-    def finite(self, whom: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def finite(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         finite = np.ones(self.n_clients, dtype=bool)
         if self.values.dtype.kind == "f":
-            _kernels.ragged.finite(self.indptr, _as_matrix(self.values), whom, finite)
+            _kernels.ragged.finite(self.indptr, _as_matrix(self.values), mask, finite)
         if self.common is not None and not self.common.is_finite:
-            finite &= ~whom
+            finite &= ~mask
         return finite
 
     def add_to(self, sums: np.ndarray, weights: np.ndarray) -> None:

@@ -63,9 +63,9 @@ class Noise(_Drawn):
         normal *= self.strength
         return normal
 
-    def finite(self, whom):
+    def finite(self, mask):
         if self.strength > 1e300:
-            return super().finite(whom)
+            return super().finite(mask)
         return np.ones(self.n_clients, dtype=bool)
 
     def add_to(self, sums, weights):
@@ -103,11 +103,11 @@ class Turned(_Drawn):
         normal *= self.lengths[client] / (np.linalg.norm(normal) or 1)
         return normal
 
-    def norms(self, whom):
-        return super().norms(whom) if self.is_integer else np.where(whom, self.lengths, 0)
+    def norms(self, mask):
+        return super().norms(mask) if self.is_integer else np.where(mask, self.lengths, 0)
 
-    def finite(self, whom):
-        return np.isfinite(self.lengths) | ~whom
+    def finite(self, mask):
+        return np.isfinite(self.lengths) | ~mask
 
 
 def _generator(seed, name, *purpose):

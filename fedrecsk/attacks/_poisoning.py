@@ -360,7 +360,7 @@ class Promotion(Adversary):
 
     See Also
     --------
-    fedrecsk.metrics.exposure : Share of the users to whom an item is recommended.
+    fedrecsk.metrics.exposure : Share of the users that an item is recommended to.
 
     Examples
     --------

@@ -303,5 +303,5 @@ class AfterRagged(After):
         """The common change as the kernels take it."""
         return None if self.common is None else self.common.change
 
-    def finite(self, whom):
-        return self.changes.finite(whom)
+    def finite(self, mask):
+        return self.changes.finite(mask)

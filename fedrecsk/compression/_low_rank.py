@@ -140,13 +140,13 @@ class _Projected(AfterRagged):
         squares, basis = _leading(change, self.compressor.rank)
         return basis.T, squares.sum()
 
-    def norms(self, whom):
-        norms = self.changes.norms(whom & ~self.shortened)
-        return np.where(whom & self.shortened, np.sqrt(self._factors[1]), norms)
+    def norms(self, mask):
+        norms = self.changes.norms(mask & ~self.shortened)
+        return np.where(mask & self.shortened, np.sqrt(self._factors[1]), norms)
 
-    def largest(self, whom):
+    def largest(self, mask):
         """An upper bound: no number is larger than the norm."""
-        return np.where(self.shortened, self.norms(whom), self.changes.largest(whom))
+        return np.where(self.shortened, self.norms(mask), self.changes.largest(mask))
 
     def add_to(self, sums, weights):
         weights = np.asarray(weights, dtype=np.float64)

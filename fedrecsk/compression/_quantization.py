@@ -213,15 +213,15 @@ class _QuantizedRagged(AfterRagged, _Quantized):
             by_row = np.abs(self._change).max(axis=1)
             order = np.argsort(-by_row, kind="stable")
             common = order, by_row[order]
-        everybody = np.ones(self.n_clients, dtype=bool)
-        _kernels.rounding.largest(*self.changes._matrix, common, everybody, sizes)
+        everyone = np.ones(self.n_clients, dtype=bool)
+        _kernels.rounding.largest(*self.changes._matrix, common, everyone, sizes)
         return sizes
 
-    def finite(self, whom):
+    def finite(self, mask):
         finite = self._sizes <= self._limit
         if self.common is not None and not self.common.is_finite:
             finite[:] = False
-        return finite | ~whom
+        return finite | ~mask
 
     def _groups(self, *arrays):
         """Pad these arrays for kernels that take four clients at a time."""
@@ -241,14 +241,14 @@ class _Int8Ragged(_QuantizedRagged, _Int8):
         with np.errstate(over="ignore"):
             return None if self._change is None else self._change.astype(np.float32)
 
-    def largest(self, whom):
+    def largest(self, mask):
         """An upper bound: 127 steps."""
-        return np.where(whom, 127 * self._steps[0].astype(np.float64), 0)
+        return np.where(mask, 127 * self._steps[0].astype(np.float64), 0)
 
-    def norms(self, whom):
+    def norms(self, mask):
         squares, (steps, inverses) = np.zeros(self.n_clients), self._steps
         _kernels.rounding.int8_squares(
-            *self.changes._matrix, self._change32, self.seeds, inverses, whom, squares
+            *self.changes._matrix, self._change32, self.seeds, inverses, mask, squares
         )
         return steps * np.sqrt(squares)
 
@@ -299,11 +299,11 @@ class _Float16Ragged(_QuantizedRagged, _Float16):
         super().__init__(changes, compressor, seeds)
         self.summed = summed
 
-    def largest(self, whom):
+    def largest(self, mask):
         """An upper bound: the next larger float16."""
         grid, _ = _float16_grid(self._sizes)
         rounded = grid * np.ceil(self._sizes / grid)
-        return np.where(whom, np.where(self._sizes <= self._limit, rounded, np.inf), 0)
+        return np.where(mask, np.where(self._sizes <= self._limit, rounded, np.inf), 0)
 
     def _ups(self):
         """Draws from which on common numbers are rounded up, steps, and numbers rounded down."""
@@ -313,12 +313,12 @@ class _Float16Ragged(_QuantizedRagged, _Float16):
             limits = np.ceil((1 - (self._change / grid - low)) * 2.0**24).astype(np.int32)
         return limits, grid, grid * low
 
-    def norms(self, whom):
+    def norms(self, mask):
         squares, common = np.zeros(self.n_clients), None
         if self.common is not None:
             limits, grid, low = self._ups()
             common = limits, (low + grid) ** 2 - low**2, np.einsum("if,if->i", low, low)
-        _kernels.rounding.float16_squares(*self.changes._matrix, common, self.seeds, whom, squares)
+        _kernels.rounding.float16_squares(*self.changes._matrix, common, self.seeds, mask, squares)
         return np.sqrt(np.maximum(squares, 0))
 
     def add_to(self, sums, weights):

@@ -127,16 +127,16 @@ class _Largest(AfterRagged):
         )
         return cut, size, place
 
-    def largest(self, whom):
-        return self.changes.largest(whom)
+    def largest(self, mask):
+        return self.changes.largest(mask)
 
-    def norms(self, whom):
+    def norms(self, mask):
         squares = np.zeros(self.n_clients)
         if self._descending is not None:
             kept = np.cumsum(np.square(self._descending[1]))
-            squares = np.where(whom, np.append(0.0, kept)[self._cuts[0]], 0.0)
+            squares = np.where(mask, np.append(0.0, kept)[self._cuts[0]], 0.0)
         _kernels.topk.squared_norms(
-            *self.changes._matrix, self._change, self._descending, *self._cuts, whom, squares
+            *self.changes._matrix, self._change, self._descending, *self._cuts, mask, squares
         )
         return np.sqrt(np.maximum(squares, 0))
 

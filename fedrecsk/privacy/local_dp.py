@@ -169,8 +169,8 @@ class _Noised(Changes):
             noise *= weights[client]
             sums += noise
 
-    def finite(self, whom):
-        return self.honest.finite(whom)
+    def finite(self, mask):
+        return self.honest.finite(mask)
 
 
 # In the order of how much they reveal.
