@@ -129,7 +129,7 @@ def choices(options):
 
 
 def speed(options):
-    """Seconds per round on MovieLens-1M compared with implicit's iterations, one thread, float32."""
+    """Seconds per round on MovieLens-1M and of implicit's iterations, one thread, float32."""
     X = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)[0][:, :2]
     for d in (20, 64):
         fits = {

@@ -169,7 +169,7 @@ def privacy(options):
 
 
 def speed(options):
-    """Seconds per round compared with implicit's Cholesky iteration, one thread, and peak memory."""
+    """Seconds per round and of implicit's Cholesky iteration, one thread, and peak memory."""
     X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
     for model in (RFRec(random_state=0), RFRecF(random_state=0)):
         clone(model).set_params(n_rounds=3).fit(X[:10_000], y[:10_000])
