@@ -754,7 +754,7 @@ def main(argv=None):
     except KeyboardInterrupt:
         parser.exit(
             130,
-            f"\nStopped. {options.results} has the finished runs; repeat the command to continue.\n",
+            f"\nStopped. {options.results} has finished runs; repeat the command to continue.\n",
         )
 
 
