@@ -211,7 +211,7 @@ class Changes(ABC):
         return sizes
 
     def finite(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Whether no number of the client is NaN or infinite, shape (n_clients,), dtype bool."""
+        """Whether all numbers of each change are finite, shape (n_clients,), dtype bool."""
         finite = np.ones(self.n_clients, dtype=bool)
         for client in np.flatnonzero(mask):
             finite[client] = np.isfinite(self.update(client).change).all()

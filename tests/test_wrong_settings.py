@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from fedrecsk import Federation, FedMF, LocALS, RFRec
+from fedrecsk import ExplicitFCF, Federation, FedMF, LocALS, RFRec
 from fedrecsk.aggregation import Krum, NormClipping, TrimmedMean
 from fedrecsk.attacks import Adversary, Promotion, RandomUpload, SignFlip, measure_leak
-from fedrecsk.compression import LowRank, Quantization, TopK
+from fedrecsk.compression import Compressed, Compressor, LowRank, Quantization, TopK
 from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier, secure_sum
 from tests.conftest import make_toy
 
@@ -119,6 +119,53 @@ def test_names_and_classes_in_place_of_objects_are_told_what_to_pass(part, wrong
         fit(**{part: wrong})
     assert cure in str(error.value)
     assert "._" not in str(error.value)
+
+
+class Misspelt(Adversary):
+    def _forge(self, data, upload, generator):
+        return upload
+
+
+class NotANumber(Compressor):
+    def _compress(self, values, generator):
+        return Compressed(np.nan * values, values.size, values.size)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"adversary": Adversary()}, "Adversary attacks nothing.*Implement _forged"),
+        ({"adversary": Misspelt()}, "Misspelt attacks nothing.*Implement _forged"),
+        ({"compression": NotANumber()}, "NotANumber.compress returned NaN.*division by zero"),
+    ],
+)
+def test_users_own_parts_that_do_not_work_are_named(setting, message):
+    with pytest.raises(ValueError, match=message):
+        fit(**setting)
+
+
+def test_a_compressor_without_a_direction_compresses_both():
+    class Halves(Compressor):
+        def _compress(self, values, generator):
+            return Compressed(values, values.size, values.size, itemsize=2)
+
+    plain, halved = fit().communication_, fit(compression=Halves()).communication_
+    assert halved.bytes_up < plain.bytes_up
+    assert halved.bytes_down < plain.bytes_down
+
+
+def test_top_k_that_makes_messages_longer_warns():
+    with pytest.warns(UserWarning, match=r"TopK\(ratio=0.8\) makes messages longer"):
+        longer = fit(compression=TopK(0.8)).communication_
+    assert longer.bytes_up > fit().communication_.bytes_up
+
+
+def test_numbers_that_do_not_fit_into_float16_are_named():
+    X, y = make_toy(20, 9, seed=1)
+    federation = Federation(compression=Quantization("float16", direction="up"))
+    model = ExplicitFCF(n_rounds=4, random_state=0, federation=federation)
+    with pytest.raises(ValueError, match=r"cause is Quantization\(.*end at 65504: use"):
+        model.fit(X, 1e7 * y)
 
 
 @pytest.mark.parametrize("value", [0, -1, np.nan, np.inf, "x", None])

@@ -128,8 +128,15 @@ class Adversary(BaseEstimator, ABC):
         Raises
         ------
         ValueError
-            If a client is unknown, or if no honest client is left.
+            If a client is unknown, if no honest client is left, or if a subclass implements no
+            attack.
         """
+        if not self.forges and type(self)._poisoned is Adversary._poisoned:
+            raise ValueError(
+                f"{type(self).__name__} attacks nothing: it has no `_forged` of its own, which "
+                "returns what its clients upload. Implement _forged(self, data, upload, "
+                "generator), or use an adversary of fedrecsk.attacks."
+            )
         controlled = self._controlled(data.client_ids, key)
         poisoned = self._poisoned(data, controlled, rates, key)
         return Intrusion(controlled, poisoned, partial(self._forged_batch, data))

@@ -82,7 +82,10 @@ class Compressed:
 class Compressor(BaseEstimator, ABC):
     """Base class of compressors: what ``Federation(compression=...)`` takes."""
 
-    direction: str
+    # Compressors without a parameter `direction` compress in both directions.
+    direction: str = "both"
+    # Numbers beyond it become infinite; None: there is no such limit.
+    _largest_number: float | None = None
     _parameter_constraints: ClassVar[dict] = {"direction": [StrOptions({"both", "up", "down"})]}
 
     @property
@@ -116,7 +119,7 @@ class Compressor(BaseEstimator, ABC):
         ValueError
             If a value is NaN or infinite, or a parameter of the compressor is invalid.
         """
-        self._validate_params()
+        super()._validate_params()
         values = np.asarray(values)
         if values.dtype.kind != "f":
             raise TypeError(
@@ -205,6 +208,11 @@ def _check_compressed(compressor, change, sent):
         raise ValueError(
             f"{name}.compress must keep the shape, but for a field of shape {change.shape} it "
             f"returned values of shape {np.shape(sent.values)}."
+        )
+    if np.isnan(sent.values).any():
+        raise ValueError(
+            f"{name}.compress returned NaN for a field of shape {change.shape} of finite "
+            "numbers; look for a division by zero."
         )
 
 

@@ -67,6 +67,10 @@ class Quantization(Shortener):
         self.dtype = dtype
         self.direction = direction
 
+    @property
+    def _largest_number(self):
+        return _LARGEST_FLOAT16 if self.dtype == "float16" else None
+
     def _compress(self, values, generator):
         if not isinstance(generator, np.random.Generator):
             raise TypeError(

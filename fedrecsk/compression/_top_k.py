@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cached_property
 from numbers import Real
 from typing import ClassVar, Literal
@@ -59,6 +60,16 @@ class TopK(Shortener):
     def __init__(self, ratio: float = 1 / 16, *, direction: Literal["both", "up", "down"] = "both"):
         self.ratio = ratio
         self.direction = direction
+
+    def _validate_params(self):
+        super()._validate_params()
+        if self.ratio > 1 / 2:
+            warnings.warn(
+                f"{self} makes messages longer: each number is sent with its position, which takes "
+                "4 bytes as well. Choose a ratio below 1/2, or compression=None.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _compress(self, values, generator):
         if values.size == 0:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-# More would leave no room for the values in Paillier's slots of 64 bits.
+# With more clients, values would have too little room in Paillier's slots of 64 bits.
 _MOST_CLIENTS = 2**31 - 1
 
 
@@ -189,7 +189,7 @@ class Party(ABC):
     @property
     @abstractmethod
     def holds_secret_key(self) -> bool:
-        """Whether this party can decrypt."""
+        """Whether this side can decrypt."""
 
     def _check_secret(self, action):
         if not self.holds_secret_key:

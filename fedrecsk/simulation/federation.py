@@ -159,6 +159,13 @@ class Federation(BaseEstimator):
                 f"The likely cause is {part}: {lower}{aggregate}. If the clients diverge without "
                 "it, too, lower the learning rate, or scale the ratings."
             )
+        largest = None if self.compression is None else self.compression._largest_number
+        if largest is not None:
+            return (
+                f"The likely cause is {self.compression}, whose numbers end at {largest:g}: use "
+                'Quantization("int8"), or scale the ratings. If the clients diverge without it, '
+                "too, lower the learning rate."
+            )
         return "Lower the learning rate, or scale the ratings."
 
     def _check_secure_sums(self):
