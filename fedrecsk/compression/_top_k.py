@@ -37,9 +37,9 @@ class TopK(Shortener):
     Notes
     -----
     A message has the same length whatever zeros it has. A position costs 4 bytes, so a ratio
-    above 1/2 costs more than the whole array in float32, and warns. What is not sent is lost, because
-    clients do not remember it (there is no error feedback). The positions reveal which items a
-    client has visited.
+    above 1/2 costs more than the whole array in float32; a fit then warns. What is not sent is
+    lost, because clients do not remember it (there is no error feedback). The positions reveal
+    which items a client has visited.
 
     Examples
     --------

@@ -33,7 +33,7 @@ def test_every_attack_changes_every_method_and_is_reproducible(Estimator, advers
 
 
 @every_attack
-def test_warm_start_goes_on_with_the_same_attackers(adversary, toy):
+def test_warm_start_continues_with_the_same_attackers(adversary, toy):
     X, _ = toy
     model = LocALS(n_rounds=2, random_state=0, warm_start=True)
     model.set_params(federation=Federation(adversary=adversary)).fit(X)

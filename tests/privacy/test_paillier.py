@@ -94,7 +94,7 @@ def test_phe_agrees_on_what_is_inside(keys):
     assert plaintext == (offset + 2**40) + (offset - 2**40) * 2**64
 
 
-def test_nothing_but_the_ciphertext_tells_the_size_of_a_value(keys):
+def test_only_the_size_of_the_ciphertext_is_visible(keys):
     sizes = {len(keys.clients.encrypt([v]).blocks[0]) for v in (0.0, 1e-9, 1.0, -1000.0)}
     assert sizes == {2 * 512 // 8}
 
