@@ -147,26 +147,29 @@ class Federation(BaseEstimator):
                     f"{example}, or None."
                 )
 
-    def _cure_for_divergence(self):
-        """What to do when models become infinite: the attack or the noise comes first."""
+    def _suspect(self):
+        """A sentence about the part that may have made the clients diverge, or None."""
         for part, names in ((self.adversary, ("strength", "scale")), (self.local_dp, ("scale",))):
             if part is None or (part is self.adversary and not part.forges):
                 continue
             known = [name for name in names if name in part.get_params(deep=False)]
             lower = f"lower its {known[0]}" if known else "look at what it uploads"
             aggregate = ", or set an aggregator such as NormClipping()" * (part is self.adversary)
-            return (
-                f"The likely cause is {part}: {lower}{aggregate}. If the clients diverge without "
-                "it, too, lower the learning rate, or scale the ratings."
-            )
+            return f"The likely cause is {part}: {lower}{aggregate}."
         largest = None if self.compression is None else self.compression._largest_number
-        if largest is not None:
-            return (
-                f"The likely cause is {self.compression}, whose numbers end at {largest:g}: use "
-                'Quantization("int8"), or scale the ratings. If the clients diverge without it, '
-                "too, lower the learning rate."
-            )
-        return "Lower the learning rate, or scale the ratings."
+        if largest is None:
+            return None
+        return (
+            f"The likely cause is {self.compression}, whose numbers end at {largest:g}: use "
+            'Quantization("int8").'
+        )
+
+    def _cure_for_divergence(self):
+        """What to do about clients that diverge; the setting is suspected first."""
+        suspect = self._suspect()
+        if suspect is None:
+            return "Lower the learning rate, or scale the ratings."
+        return f"{suspect} If not, lower the learning rate, or scale the ratings."
 
     def _check_secure_sums(self):
         if self.aggregator is not None:
