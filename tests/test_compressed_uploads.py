@@ -54,7 +54,7 @@ def pack(method, changes, *, sends=None, itemsize=4, summed=False):
     return method._compress_uploads(changes, changes.form, sends, seeds_of(n), itemsize, summed)
 
 
-# ---- what a client would do on its own
+# ---- what a single client would do
 
 
 def counter(seed, place):
@@ -111,8 +111,8 @@ def test_updates_norms_and_sums_are_those_of_single_clients(method, setting):
         weights = np.random.default_rng(1).normal(size=n)
         weights[1] = 0
         packed = pack(method, block)
-        everybody, expected = np.ones(n, dtype=bool), np.zeros(block.shape)
-        norms, largest = packed.changes.norms(everybody), packed.changes.largest(everybody)
+        everyone, expected = np.ones(n, dtype=bool), np.zeros(block.shape)
+        norms, largest = packed.changes.norms(everyone), packed.changes.largest(everyone)
         packed.changes.add_to(sums, weights)
         for client in range(n):
             rows, received = oracle(method, block, client)
@@ -123,7 +123,7 @@ def test_updates_norms_and_sums_are_those_of_single_clients(method, setting):
             assert largest[client] >= np.abs(received).max(initial=0) - 1e-9
             expected[rows] += weights[client] * received
         np.testing.assert_allclose(sums, expected, atol=1e-9)
-        assert packed.changes.finite(everybody).all()
+        assert packed.changes.finite(everyone).all()
         assert packed.changes.shape == block.shape
         assert packed.changes.n_clients == n
 
@@ -339,7 +339,7 @@ def test_broken_clients_are_reported_and_leave_the_others_alone(method, broken):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_a_broken_common_change_breaks_everybody(method):
+def test_a_common_change_that_is_not_finite_affects_all_clients(method):
     (block,) = make_blocks("common", n_blocks=1)
     block.common.change[3, 1] = np.nan
     with warnings.catch_warnings():
@@ -407,7 +407,7 @@ def test_clients_that_send_nothing_are_not_looked_at():
 
 
 class Noisy(Compressor):
-    """A compressor of somebody else's, which draws."""
+    """A user's compressor, which draws random numbers."""
 
     direction = "up"
 

@@ -10,16 +10,16 @@ SETUP = Path(__file__).parents[1] / "setup.cfg"
 
 
 def test_it_imports_what_is_there():
-    assert require("json.decoder", "somebody").JSONDecoder
+    assert require("json.decoder", "The caller").JSONDecoder
 
 
 @pytest.mark.parametrize("package", EXTRAS)
 def test_what_is_missing_is_named_with_its_extra(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    message = rf"^somebody needs {package}: pip install 'fedrecsk\[{EXTRAS[package]}\]'\.$"
+    message = rf"^The caller needs {package}: pip install 'fedrecsk\[{EXTRAS[package]}\]'\.$"
     for module in (package, f"{package}.inner"):
         with pytest.raises(ImportError, match=message):
-            require(module, "somebody")
+            require(module, "The caller")
 
 
 @pytest.mark.skipif(not SETUP.exists(), reason="needs the checkout's setup.cfg")

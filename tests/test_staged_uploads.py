@@ -54,7 +54,7 @@ NARROW_FORMS = {
 
 
 def make_batch(clients, seed=0, forms=FORMS):
-    """A batch of clients, of whom the third sends nothing and the fifth is not accepted."""
+    """A batch of clients. The third sends nothing, and the fifth is not accepted."""
     rng = np.random.default_rng(seed)
     n = len(clients)
     sends = np.arange(n) != 2
@@ -334,7 +334,7 @@ def test_a_sum_without_weights_is_not_touched():
     assert (sums == 1).all()
 
 
-class Told(SignFlip):
+class Custom(SignFlip):
     """Adds a given number to every change, instead of flipping its sign."""
 
     def __init__(self, returns, fraction=0.1):
@@ -352,9 +352,11 @@ def everywhere(change):
     return returns
 
 
-def test_ones_own_forgery_is_rounded_and_stays_within_the_columns():
+def test_a_users_forgery_is_rounded_and_stays_within_the_columns():
     batch = make_batch(range(6))
-    forged = Told(everywhere(lambda c: c + 0.6))._forged_batch(DATA, batch, seeds_of(batch), False)
+    forged = Custom(everywhere(lambda c: c + 0.6))._forged_batch(
+        DATA, batch, seeds_of(batch), False
+    )
     for client in np.flatnonzero(batch.sends):
         for name, honest in batch.changes.items():
             change = honest.update(client).change
@@ -370,7 +372,7 @@ def test_ones_own_forgery_is_rounded_and_stays_within_the_columns():
 def test_an_adversary_may_send_nan_which_the_server_then_sees():
     forms = {name: form for name, form in FORMS.items() if not name.startswith("trained")}
     batch = make_batch(range(6), forms=forms)
-    forged = Told(everywhere(lambda c: c * np.nan))
+    forged = Custom(everywhere(lambda c: c * np.nan))
     for changes in forged._forged_batch(DATA, batch, seeds_of(batch), False).values():
         np.testing.assert_array_equal(changes.finite(batch.sends), ~batch.sends)
 
@@ -392,12 +394,15 @@ def test_each_client_is_forged_with_its_own_generator():
 @pytest.mark.parametrize(
     ("returns", "message"),
     [
-        (lambda u: {"gram": u["gram"]}, r"Told._forged returned \['gram'\]; .*\['gram', 'held'\]"),
-        (lambda u: None, "Told._forged returned NoneType; return a dict"),
+        (
+            lambda u: {"gram": u["gram"]},
+            r"Custom._forged returned \['gram'\]; .*\['gram', 'held'\]",
+        ),
+        (lambda u: None, "Custom._forged returned NoneType; return a dict"),
         (lambda u: {**u, "x": u["gram"]}, r"returned \['gram', 'held', 'x'\]"),
         (
             lambda u: {**u, "gram": u["gram"]._replace(change=np.ones((2, 3)))},
-            r"Told._forged .*shape \(2, 3\) .*'gram'.*shape \(3, 3\); return upload\['gram'\]",
+            r"Custom._forged .*shape \(2, 3\) .*'gram'.*shape \(3, 3\); return upload\['gram'\]",
         ),
         (
             lambda u: {**u, "gram": u["gram"]._replace(change=np.full((3, 3), "a"))},
@@ -413,18 +418,22 @@ def test_each_client_is_forged_with_its_own_generator():
 def test_what_an_adversary_must_not_return_is_named(returns, message):
     batch = make_batch(range(6), forms={name: FORMS[name] for name in ("gram", "held")})
     with pytest.raises(ValueError, match=message):
-        Told(returns)._forged_batch(DATA, batch, seeds_of(batch), False)
+        Custom(returns)._forged_batch(DATA, batch, seeds_of(batch), False)
 
 
 def test_an_adversary_chooses_rows_where_clients_choose_them():
     batch = make_batch(range(6), forms={"picked": FORMS["picked"]})
-    moved = Told(lambda u: {"picked": u["picked"]._replace(rows=(u["picked"].rows + 1) % N_ITEMS)})
+    moved = Custom(
+        lambda u: {"picked": u["picked"]._replace(rows=(u["picked"].rows + 1) % N_ITEMS)}
+    )
     forged = moved._forged_batch(DATA, batch, seeds_of(batch), False)["picked"]
     for client in np.flatnonzero(batch.sends):
         expected = np.roll(batch.changes["picked"].whole(client), 1, axis=0)
         np.testing.assert_array_equal(forged.whole(client), expected)
     for rows in (lambda rows: rows + N_ITEMS, lambda rows: rows * 0 + 1):
-        outside = Told(lambda u, r=rows: {"picked": u["picked"]._replace(rows=r(u["picked"].rows))})
+        outside = Custom(
+            lambda u, r=rows: {"picked": u["picked"]._replace(rows=r(u["picked"].rows))}
+        )
         with pytest.raises(ValueError, match="as many different rows of the field"):
             outside._forged_batch(DATA, batch, seeds_of(batch), False)
 
@@ -687,7 +696,7 @@ def test_too_few_uploads_change_nothing():
         assert aggregator._combine_batches(batches) is None
 
 
-def test_a_combine_of_ones_own_comes_before_an_inherited_one():
+def test_a_users_combine_takes_precedence_over_an_inherited_one():
     class Few(NormClipping):
         def combine(self, uploads, shapes):
             return super().combine(uploads[:3], shapes)

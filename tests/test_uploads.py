@@ -113,7 +113,7 @@ def test_ragged_changes_are_those_written_down_in_full(kind, seed, n_clients, da
 
 @KINDS
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
-def test_whoever_has_a_number_that_is_not_finite_is_found(kind, broken):
+def test_clients_with_a_number_that_is_not_finite_are_found(kind, broken):
     if kind.get("integers"):
         kind = {"rows": kind.get("rows", "all")}
     ragged, _ = drawn(3, 5, **kind)
@@ -127,11 +127,11 @@ def test_whoever_has_a_number_that_is_not_finite_is_found(kind, broken):
     everyone = np.ones(5, dtype=bool)
     for changes in (ragged, Naive(ragged)):
         assert changes.finite(everyone).tolist() == [True, True, False, True, True]
-        # Whoever is not looked at is not accused.
+        # Clients outside the mask count as finite.
         assert changes.finite(np.arange(5) != 2).all()
 
 
-def test_a_common_change_that_is_not_finite_is_everybodys_fault():
+def test_a_common_change_that_is_not_finite_affects_all_clients():
     ragged, _ = drawn(3, 5, shared=True)
     change = ragged.common.change.copy()
     change[0, 0] = np.nan

@@ -44,7 +44,7 @@ def test_the_model_under_attack_is_left_alone():
     assert not hasattr(model, "item_factors_")
 
 
-def test_rfrec_gives_away_which_items_are_rated_but_under_noise_less():
+def test_rfrec_reveals_which_items_are_rated_and_less_under_noise():
     X, y = make_toy(n_users=30, n_items=20, density=0.3)
     plain = RFRec(3, rating_scale=(1, 5), random_state=0)
     report = measure_leak(plain, X, y)
@@ -57,7 +57,7 @@ def test_rfrec_gives_away_which_items_are_rated_but_under_noise_less():
 
 
 @pytest.mark.parametrize("Estimator", [LocALS, GlobSGD, LocSGD])
-def test_a_secure_sum_gives_nobody_away(Estimator):
+def test_a_secure_sum_reveals_no_client(Estimator):
     pytest.importorskip("tenseal", reason="needs fedrecsk[privacy]")
     X, _ = make_toy(n_users=30, n_items=20, density=0.3)
     federation = Federation(secure_aggregation=CKKS())
@@ -65,7 +65,7 @@ def test_a_secure_sum_gives_nobody_away(Estimator):
     report = measure_leak(model, X)
     assert report.vectors == 0.0
     assert report.interactions == pytest.approx(len(X) / (30 * 20), abs=0.05)
-    # The same guess for everybody, of which chance is the best.
+    # The same guess for all clients; chance is the best such guess.
     assert report.interactions <= report.chance["interactions"]
 
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_inverted_is_named():
         measure_leak(Popularity(), X)
 
 
-def test_a_method_of_ones_own_says_how_it_is_inverted():
+def test_a_users_method_has_its_own_inversion():
     seen = []
 
     class Mine(LocALS):
@@ -104,7 +104,7 @@ def test_a_method_of_ones_own_says_how_it_is_inverted():
     assert upload["rows"].change.shape == (len(upload["rows"].rows), 3)
 
 
-def test_who_refuses_to_be_inverted_is_told():
+def test_a_method_without_inversion_is_named():
     class Unknown(LocALS):
         _inversion = None
 
@@ -112,7 +112,7 @@ def test_who_refuses_to_be_inverted_is_told():
         measure_leak(Unknown(3), make_toy()[0])
 
 
-def test_items_of_the_public_catalogue_that_nobody_has_are_no_riddle():
+def test_items_of_the_public_catalogue_without_interactions_do_not_matter():
     X, _ = make_toy(n_users=20)
     items = np.union1d(X[:, 1], np.arange(X[:, 1].min() - 20, X[:, 1].max() + 20))
     model = LocALS(3, reg_user=1.0, random_state=0)
@@ -121,7 +121,7 @@ def test_items_of_the_public_catalogue_that_nobody_has_are_no_riddle():
         measure_leak(model.set_params(items=items[:-30]), X)
 
 
-def test_of_uploads_that_are_rejected_the_server_reads_nothing():
+def test_rejected_uploads_are_not_read():
     class Broken(Adversary):
         def _forged(self, data, upload, generator):
             return {name: u._replace(change=u.change * np.nan) for name, u in upload.items()}
@@ -143,7 +143,7 @@ def test_compression_does_not_hide_who_has_what():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_chance_is_the_best_that_can_be_said_of_everybody(seed):
+def test_chance_is_the_best_claim_that_is_the_same_for_all_clients(seed):
     """Against all sets of items, and all sets of items with a rating each."""
     rng = np.random.default_rng(seed)
     X = np.array([(u, i) for u in range(9) for i in range(5) if i == u % 5 or rng.random() < 0.5])
@@ -168,12 +168,12 @@ def test_chance_is_the_best_that_can_be_said_of_everybody(seed):
 
 
 def test_chance_is_that_of_the_clients_under_attack():
-    """Two clients have all items, which is best said of everybody; the others have one each."""
+    """Two clients have all items, the best common claim; the others have one item each."""
     X = np.array([(u, i) for u in range(2) for i in range(4)] + [(u, u) for u in range(2, 4)])
     X = np.vstack([X, [(4, i) for i in range(4)]])
     model = LocALS(2, reg_user=1.0, random_state=0)
     two, one = (measure_leak(model, X, max_clients=n).chance for n in (2, 1))
-    # All that is to know of the two, and nobody else to compare with for the one.
+    # The two are known completely, and the single one has no other client to compare with.
     assert two == {"vectors": 1.0, "directions": 1.0, "interactions": 1.0, "values": 1.0}
     assert (one["vectors"], one["interactions"]) == (0.0, 1.0)
     all_of_them = measure_leak(model, X).chance
@@ -181,7 +181,7 @@ def test_chance_is_that_of_the_clients_under_attack():
     assert all_of_them["vectors"] == pytest.approx(2 / 4)
 
 
-def test_dislikes_are_nothing_to_find_out_where_ratings_are_not_seen():
+def test_dislikes_do_not_count_if_ratings_are_not_seen():
     X, y = make_toy(n_users=20, n_items=15, density=0.5)
     liked = y > 3
     model = LocALS(2, reg_user=1.0, random_state=0)
@@ -199,7 +199,7 @@ def test_a_report_can_be_read():
     assert f"interactions 1.000 (by chance {report.chance['interactions']:.3f})" in text
 
 
-def test_it_speaks_of_the_users_estimator():
+def test_the_report_names_the_users_estimator():
     class Mine(LocALS):
         pass
 
@@ -230,12 +230,12 @@ def test_without_negatives_every_item_that_moves_is_the_users_own(parameters):
     assert report.interactions == 1.0
 
 
-def test_a_model_that_would_stop_early_or_says_nothing():
+def test_a_model_that_would_stop_early_or_uploads_nothing():
     X, y = make_toy(n_users=20)
     model = LocALS(3, reg_user=1.0, early_stopping=True, n_iter_no_change=1, tol=10, random_state=0)
     assert measure_leak(model, X, n_rounds=5).interactions == 1.0
     with pytest.raises(ValueError, match="RFRecF uploaded nothing in n_rounds=1"):
         measure_leak(RFRecF(3, aggregation_probability=1e-9, random_state=0), X, y)
     for name in ("n_rounds", "max_clients"):
-        with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
+        with pytest.raises(ValueError, match=f"{name}=0 must be a whole number, at least 1"):
             measure_leak(model, X, **{name: 0})

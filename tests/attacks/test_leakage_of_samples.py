@@ -33,7 +33,7 @@ def test_ratings_are_read_with_their_code_or_mirrored_with_its_opposite(toy):
     assert report.vectors == pytest.approx(likes.mean(), abs=0.15)
 
 
-def test_votes_give_away_the_visited_items_alone(toy):
+def test_votes_reveal_only_the_visited_items(toy):
     model = LightFR(16, aggregation="parameter", user_bits=1, random_state=0)
     report = measure_leak(model, *toy)
     assert report.vectors == 0.0
@@ -41,13 +41,13 @@ def test_votes_give_away_the_visited_items_alone(toy):
 
 
 @pytest.mark.parametrize("model", [FedMF(8), CoLR(4, n_factors=8), SCoLR(4, n_factors=8)], ids=str)
-def test_positives_are_told_from_sampled_negatives(model, toy):
+def test_positives_are_separated_from_sampled_negatives(model, toy):
     one, two = (measure_leak(model.set_params(random_state=0), *toy, n_rounds=n) for n in (1, 2))
     assert one.vectors == 0.0
     assert one.interactions > 0.9
     assert two.interactions > 0.9
 
 
-def test_a_whole_basis_gives_the_direction_away(toy):
+def test_a_whole_basis_reveals_the_direction(toy):
     whole, narrow = (measure_leak(CoLR(rank, n_factors=8, random_state=0), *toy) for rank in (8, 2))
     assert whole.directions > 0.5 > narrow.directions

@@ -33,7 +33,7 @@ def test_every_attack_changes_every_method_and_is_reproducible(Estimator, advers
 
 
 @every_attack
-def test_warm_start_goes_on_with_the_same_attackers(adversary, toy):
+def test_warm_start_continues_with_the_same_attackers(adversary, toy):
     X, _ = toy
     model = LocALS(n_rounds=2, random_state=0, warm_start=True)
     model.set_params(federation=Federation(adversary=adversary)).fit(X)
@@ -182,11 +182,11 @@ def test_exposure_counts_users_without_the_item(toy):
         (RandomUpload(1.0), r"'fraction' parameter of RandomUpload must be"),
         (RandomUpload(0), r"'fraction' parameter of RandomUpload must be"),
         (RandomUpload(strength=-1), "'strength' parameter"),
-        (SignFlip(clients=[1, 2]), "names 1, which is no client of this fit"),
+        (SignFlip(clients=[1, 2]), "names 1, which is not a client of this fit"),
         (SignFlip(clients=100 + 7 * np.arange(12)), "would control all 12 clients"),
         (SignFlip(0.99), "would control all 12 clients"),
         (SignFlip(clients=["107"]), "clients were numbers in fit and are strings here"),
-        (SignFlip(clients=[]), "controls nobody"),
+        (SignFlip(clients=[]), "controls no client"),
         (Promotion(item=[1003, 1006]), "not among the items of X"),
         (Promotion(item=7), "item=7.*not among the items of X"),
         (Promotion(), "item=None.*not among the items of X"),
