@@ -6,7 +6,7 @@ from numbers import Integral
 
 import numpy as np
 
-from fedrecsk.metrics._places import METRICS
+from fedrecsk.metrics._metrics import METRICS
 
 
 def metric_names(metrics, name="metrics"):

@@ -38,7 +38,7 @@ from fedrecsk._sklearn import (
 )
 from fedrecsk._threads import N_JOBS
 from fedrecsk.metrics import make_ranking_scorer
-from fedrecsk.metrics._places import METRICS
+from fedrecsk.metrics._metrics import METRICS, key_of
 from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, RecommenderScorer
 from fedrecsk.model_selection._comparison import COSTS, TIMES, Comparison, error_lines
@@ -100,7 +100,7 @@ def compare(
         that a fifth of each user's rows is under test, and each row once.
     scoring : str, list of str, callable or dict of str to str or callable, default=None
         As in :func:`sklearn.model_selection.cross_validate`, or by the names of the columns
-        here: "rmse", "mae", "ndcg@5", "hit_rate@20" and so on. None: "rmse" and "mae" if there
+        here: "rmse", "mae", "ndcg@5", "hit_rate@20", "auc" and so on. None: "rmse" and "mae" if there
         is a y, which are errors (the smaller, the better), and "ndcg@10" and "hit_rate@10"
         over the full catalogue, with y > 0 as relevant. All else is as the scorer gives it
         (the larger, the better). Scorers that compare predictions with y (scikit-learn's own,
@@ -298,14 +298,16 @@ def _scorer_of(name):
         return name
     if name in ERRORS:
         return make_scorer(ERRORS[name])
+    if name == "auc":
+        return make_ranking_scorer(name)
     metric, _, k = name.partition("@")
     if k.isdecimal():
         return make_ranking_scorer(metric, k=int(k))
     if name not in get_scorer_names():
         raise ValueError(
             f"Unknown score {name!r}; choose from {', '.join(ERRORS)}, "
-            f"{', '.join(f'{metric}@10' for metric in METRICS)} (or another cutoff), and the names "
-            "of sklearn.metrics.get_scorer_names(). Costs need no scorer: the columns "
+            f"{', '.join(key_of(metric, 10) for metric in METRICS)} (or another cutoff), and the "
+            "names of sklearn.metrics.get_scorer_names(). Costs need no scorer: the columns "
             f"{', '.join(COSTS)} are always there."
         )
     return get_scorer(name)

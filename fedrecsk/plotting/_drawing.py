@@ -28,6 +28,11 @@ LABELS = {
     "hit_rate": "Hit rate",
     "ndcg": "NDCG",
     "mrr": "MRR",
+    "map": "MAP",
+    "auc": "AUC",
+    "coverage": "Coverage",
+    "novelty": "Novelty (bits)",
+    "diversity": "Diversity",
     "precision": "Precision",
     "recall": "Recall",
 }
