@@ -108,10 +108,10 @@ def evaluate_ranking(
     TypeError
         If `estimator` is not a recommender, or has no `predict`.
     ValueError
-        If a metric is unknown or has no meaning among negatives, k is below 1 or above the number of candidates, no row is
-        relevant, lengths differ, a score is NaN, both kinds of negatives are asked for, a user
-        has fewer than `n_negatives` items left or none in `negatives`, or what users have seen
-        is not known.
+        If a metric is unknown or has no meaning among negatives, k is below 1 or above the
+        number of candidates, no row is relevant, lengths differ, a score is NaN, both kinds of
+        negatives are asked for, a user has fewer than `n_negatives` items left or none in
+        `negatives`, or what users have seen is not known.
 
     Warns
     -----

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from scipy import sparse
 
-# Numbers of a batch's sums over users of fit.
-NUMBERS_PER_BATCH = 2**22
+from fedrecsk import _kernels
+
+# Steps of one call of the kernel, so that it ends within a second.
+STEPS_PER_CALL = 2**27
 
 
 @dataclass(frozen=True)
@@ -32,16 +35,18 @@ class Lists:
 
     @cached_property
     def owners(self):
-        """Users of fit by item, each item's row brought to length 1; a CSR array."""
+        """Users of fit by item, a CSR array of ones."""
         indptr, items = self.seen
-        ones = np.ones(len(items), dtype=np.float32)
+        ones = np.ones(len(items), dtype=np.int8)
         users = sparse.csr_array((ones, items, indptr), (len(indptr) - 1, self.n_items))
-        users.sum_duplicates()
-        users.data[:] = 1
         owners = users.T.tocsr()
-        lengths = np.sqrt(np.maximum(np.diff(owners.indptr), 1))
-        owners.data /= np.repeat(lengths, np.diff(owners.indptr)).astype(np.float32)
+        owners.sum_duplicates()
         return owners
+
+    @property
+    def n_owners(self):
+        """How many users of fit have each item."""
+        return np.diff(self.owners.indptr)
 
 
 def coverage(lists, k):
@@ -52,8 +57,7 @@ def coverage(lists, k):
 
 def novelty(lists, k):
     """Mean self-information of each user's first k items, in bits; NaN for an empty list."""
-    n_owners = np.diff(lists.owners.indptr)
-    bits = np.log2(lists.owners.shape[1] / np.maximum(n_owners, 1))
+    bits = np.log2(lists.owners.shape[1] / np.maximum(lists.n_owners, 1))
     items = lists.items[:, :k]
     found = items >= 0
     sums, n_found = np.where(found, bits[items], 0.0).sum(axis=1), found.sum(axis=1)
@@ -62,23 +66,23 @@ def novelty(lists, k):
 
 def diversity(lists, k):
     """Mean of 1 - cosine over pairs of each user's first k items; NaN for less than two items."""
-    items, owners = lists.items[:, :k], lists.owners
-    values = np.full(len(items), np.nan)
-    known = np.diff(owners.indptr) > 0
-    size = max(1, NUMBERS_PER_BATCH // max(1, owners.shape[1]))
-    for start in range(0, len(items), size):
-        some = items[start : start + size]
-        found = some >= 0
-        n = found.sum(axis=1)
-        indptr = np.concatenate([[0], np.cumsum(n)])
-        listed = sparse.csr_array(
-            (np.ones(indptr[-1], dtype=np.float32), some[found], indptr),
-            (len(some), lists.n_items),
+    items, owners = np.ascontiguousarray(lists.items[:, :k]), lists.owners
+    n_owners = lists.n_owners
+    inverse_lengths = np.where(n_owners > 0, 1 / np.sqrt(np.maximum(n_owners, 1)), 0.0)
+    # Always of one type, so that one kernel is compiled.
+    indptr, indices = owners.indptr.astype(np.int64), owners.indices.astype(np.int32)
+    weight, cosines = np.zeros(owners.shape[1]), np.empty(len(items))
+    work = np.cumsum(np.where(items >= 0, n_owners[items], 0).sum(axis=1))
+    parts = np.searchsorted(work, np.arange(STEPS_PER_CALL, work[-1], STEPS_PER_CALL))
+    for start, stop in pairwise([0, *parts, len(items)]):
+        _kernels.ranking.list_cosines(
+            items[start:stop],
+            indptr,
+            indices,
+            inverse_lengths,
+            weight,
+            cosines[start:stop],
         )
-        # |sum of unit vectors|^2 is their number and twice the sum of the cosines of all pairs.
-        squares = (listed @ owners).power(2).sum(axis=1)
-        cosines = (squares - (found & known[some]).sum(axis=1)) / 2
-        pairs = n * (n - 1) / 2
-        of_some = values[start : start + size]
-        np.divide(pairs - cosines, pairs, out=of_some, where=pairs > 0)
-    return values
+    n_found = (items >= 0).sum(axis=1)
+    pairs = n_found * (n_found - 1) / 2
+    return np.divide(pairs - cosines, pairs, out=np.full(len(items), np.nan), where=pairs > 0)

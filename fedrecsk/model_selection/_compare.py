@@ -100,8 +100,8 @@ def compare(
         that a fifth of each user's rows is under test, and each row once.
     scoring : str, list of str, callable or dict of str to str or callable, default=None
         As in :func:`sklearn.model_selection.cross_validate`, or by the names of the columns
-        here: "rmse", "mae", "ndcg@5", "hit_rate@20", "auc" and so on. None: "rmse" and "mae" if there
-        is a y, which are errors (the smaller, the better), and "ndcg@10" and "hit_rate@10"
+        here: "rmse", "mae", "ndcg@5", "hit_rate@20", "auc" and so on. None: "rmse" and "mae" if
+        there is a y, which are errors (the smaller, the better), and "ndcg@10" and "hit_rate@10"
         over the full catalogue, with y > 0 as relevant. All else is as the scorer gives it
         (the larger, the better). Scorers that compare predictions with y (scikit-learn's own,
         and those of :func:`sklearn.metrics.make_scorer`) are for rating models alone; where
