@@ -215,9 +215,7 @@ def compare(
         for one in outcomes
     ]
     fitted = {name: [o.estimator for o in outcomes if o.name == name] for name in estimators}
-    return Comparison(
-        rows, columns, fitted if return_estimator else None, smaller_is_better=_errors(scoring, y)
-    )
+    return Comparison(rows, columns, fitted if return_estimator else None)
 
 
 # -------------------------------------------------------------------------------- arguments
@@ -258,25 +256,8 @@ def _splitter(cv):
 ERRORS = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
 
 
-def _errors(scoring, y):
-    """Names of the scores that are errors, of which the smaller is the better."""
-    given = _by_name(scoring, y)
-    return {name for name, one in given.items() if isinstance(one, str) and one in ERRORS}
-
-
 def _scorers(scoring, y):
-    scoring = _by_name(scoring, y)
-    taken = {"estimator", "fold", "error", *TIMES, *COSTS}.intersection(scoring)
-    if taken:
-        raise ValueError(
-            f"scoring has {min(taken)!r}, which is a column of every comparison; rename it, or "
-            "leave it out: times and costs are always there."
-        )
-    return {name: _scorer_of(scorer) for name, scorer in scoring.items()}
-
-
-def _by_name(scoring, y):
-    """The scores that were asked for, or their names, by column."""
+    """The scorers that were asked for, by the names of their columns."""
     if scoring is None:
         scoring = ["ndcg@10", "hit_rate@10"]
         if y is not None:
@@ -286,10 +267,18 @@ def _by_name(scoring, y):
     if isinstance(scoring, list | tuple):
         if not all(isinstance(name, str) for name in scoring):
             raise ValueError("A list of scores holds names; give scorers in a dict, with names.")
-        return dict(zip(scoring, scoring, strict=True))
-    if isinstance(scoring, Mapping | RankingScorers):
-        return {**scoring}
-    return {"score": scoring}
+        scoring = dict(zip(scoring, scoring, strict=True))
+    elif isinstance(scoring, Mapping | RankingScorers):
+        scoring = {**scoring}
+    else:
+        scoring = {"score": scoring}
+    taken = {"estimator", "fold", "error", *TIMES, *COSTS}.intersection(scoring)
+    if taken:
+        raise ValueError(
+            f"scoring has {min(taken)!r}, which is a column of every comparison; rename it, or "
+            "leave it out: times and costs are always there."
+        )
+    return {name: _scorer_of(scorer) for name, scorer in scoring.items()}
 
 
 def _scorer_of(name):

@@ -12,6 +12,7 @@ from sklearn.base import clone
 from fedrecsk.model_selection import Comparison, compare
 from fedrecsk.model_selection._compare import _named, _scorers, _scorers_for
 from fedrecsk.model_selection._comparison import COSTS, TIMES
+from fedrecsk.plotting._drawing import check_reference
 
 
 def as_rows(results):
@@ -84,8 +85,12 @@ def _condition(value):
     return value if isinstance(value, Real) else str(value)
 
 
-def vary(estimator, X, y, param_name, param_range, scores, compare_params):
-    """Rows of comparisons of the estimators for each value of a parameter, in a new column."""
+def vary(estimator, X, y, param_name, param_range, scores, compare_params, reference):
+    """Rows of comparisons of the estimators for each value of a parameter, in a new column.
+
+    Also the reference scores by name, those of estimators from the same folds.
+    """
+    numbers, baselines = _numbers_and_estimators(reference)
     several = isinstance(estimator, Mapping | list | tuple)
     named = _named(estimator if several else [estimator])
     params = dict(compare_params or {})
@@ -100,8 +105,29 @@ def vary(estimator, X, y, param_name, param_range, scores, compare_params):
             full = f"{name} with {param_name}={label}"
             settings[full] = {"estimator": name, param_name: label}
             varied[full] = clone(one).set_params(**{param_name: clone(value, safe=False)})
-    comparison = compare(varied, X, y, **params)
-    return [{**row, **settings[row["estimator"]]} for row in as_rows(comparison)]
+    rows = as_rows(compare(varied | baselines, X, y, **params))
+    for name in baselines:
+        values = [row[scores[0]] for row in rows if row["estimator"] == name]
+        numbers[name] = float(np.mean(values))
+        if np.isnan(numbers[name]):
+            raise ValueError(
+                f"reference {name!r} has no {scores[0]!r}; leave it out, or draw another score."
+            )
+    order = map(str, reference) if isinstance(reference, Mapping) else numbers
+    settled = [row for row in rows if row["estimator"] in settings]
+    found = [{**row, **settings[row["estimator"]]} for row in settled]
+    return found, {name: numbers[name] for name in order}
+
+
+def _numbers_and_estimators(reference):
+    """Reference scores by name, and estimators by name whose scores are to be found."""
+    if isinstance(reference, list | tuple) or hasattr(reference, "fit"):
+        return {}, _named(reference if isinstance(reference, list | tuple) else [reference])
+    if not isinstance(reference, Mapping):
+        return check_reference(reference), {}
+    estimators = {name: one for name, one in reference.items() if hasattr(one, "fit")}
+    numbers = {name: one for name, one in reference.items() if name not in estimators}
+    return check_reference(numbers), _named(estimators) if estimators else {}
 
 
 def _scoring(given, wanted, named, y):
