@@ -750,3 +750,52 @@ def test_failures_are_in_the_legend_and_what_does_not_apply_is_not():
     assert legend(display) == ["b", "a, no noise", "a: 1 of 2 failed"]
     display = CostDisplay.from_results(rows, score="rmse")
     assert legend(display) == ["a", "b", "a: 1 of 2 failed"]
+
+
+@pytest.mark.parametrize("cls", [CostDisplay, RobustnessDisplay, PrivacyDisplay])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ndcg@10": "good"}, "'ndcg@10' holds 'good', which is not a number"),
+        ({"ndcg@10": None}, "Nothing to draw"),
+        ({"ndcg@10": float("inf")}, "'ndcg@10' is infinite in row 0; did the fit diverge"),
+        ({"mb": "1", "epsilon": "1", "dropout": float("inf")}, "not a number|is infinite for"),
+    ],
+)
+def test_results_that_cannot_be_drawn_are_named(cls, change, message):
+    with pytest.raises(ValueError, match=message):
+        cls.from_results([ROWS[0] | change])
+
+
+@every_display
+def test_one_point_is_drawn(draw, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROWS", ROWS[:1])
+    draw().figure_.canvas.draw()
+
+
+@pytest.mark.parametrize(
+    ("draw", "error", "message"),
+    [
+        (lambda: CostDisplay.from_results([ROWS[0] | {"mb": -1.0}]), ValueError, "negate it"),
+        (lambda: CostDisplay(names=[], costs=[], scores=[]).plot(), ValueError, "Nothing to draw"),
+        (lambda: ConvergenceDisplay(curves={}).plot(), ValueError, "Nothing to draw"),
+        (lambda: ConvergenceDisplay.from_results({"a": 1.0}), TypeError, "numbers by round"),
+        (lambda: ConvergenceDisplay.from_results({"a": "abc"}), TypeError, "numbers by round"),
+        (lambda: ConvergenceDisplay.from_results({"a": ["x"]}), ValueError, "holds 'x'"),
+        (lambda: ConvergenceDisplay.from_results({"a": [np.inf]}), ValueError, "Nothing to draw"),
+        (lambda: _vary(param_range=[]), ValueError, "param_range is empty"),
+        (lambda: _vary(param_range="12"), TypeError, "param_range must be a list of values"),
+    ],
+)
+def test_more_that_cannot_be_drawn_is_named(draw, error, message):
+    with pytest.raises(error, match=message):
+        draw()
+
+
+def _vary(**options):
+    return RobustnessDisplay.from_estimator(RFRec(), *RATINGS, score="rmse", **options)
+
+
+def test_an_infinite_loss_is_a_gap():
+    display = ConvergenceDisplay.from_results({"a": [3.0, np.inf, 1.0]})
+    assert display.lines_[0].get_xdata().tolist() == [1, 3]

@@ -16,6 +16,7 @@ from fedrecsk.metrics._costs import (
 from fedrecsk.metrics._evaluate import catalogue_ndcg as catalogue_ndcg
 from fedrecsk.metrics._evaluate import evaluate_ranking
 from fedrecsk.metrics._exposure import exposure
+from fedrecsk.metrics._held_out import warn_if_strangers as warn_if_strangers
 from fedrecsk.metrics._ranking import (
     average_precision_at_k,
     hit_rate_at_k,
@@ -25,6 +26,7 @@ from fedrecsk.metrics._ranking import (
     reciprocal_rank_at_k,
     user_auc,
 )
+from fedrecsk.metrics._recommender import adapt as adapt
 from fedrecsk.metrics._scorers import make_ranking_scorer
 from fedrecsk.metrics._top_k import top_k as top_k
 

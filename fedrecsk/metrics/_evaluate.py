@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrecsk._sklearn import Interval, check_feature_names, validate_parameter_constraints
 from fedrecsk.metrics import _checks, _negatives
-from fedrecsk.metrics._held_out import check_rows, hold_out
+from fedrecsk.metrics._held_out import check_rows, hold_out, warn_if_seen
 from fedrecsk.metrics._metrics import OF_LISTS, Need, key_of, value
 from fedrecsk.metrics._rank import rank_among, rank_catalogue
 from fedrecsk.metrics._recommender import PEERS, adapt, unwrap_and_adapt
@@ -116,7 +116,9 @@ def evaluate_ranking(
     Warns
     -----
     UserWarning
-        If more than 1 % of the given negatives are seen in fit or under test.
+        If more than 1 % of the given negatives are seen in fit or under test, the model knows none
+        of them, none of the users or none of the items under test, or it was fitted to the rows
+        under test.
 
     Notes
     -----
@@ -140,7 +142,8 @@ def evaluate_ranking(
     names, cutoffs = _checks.metric_names(metrics), _checks.cutoffs(k)
     protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state, X_train)
     protocol.check(names, cutoffs)
-    ranking = protocol.rank(estimator, X, y, sample_weight, need=Need.of(names, cutoffs))
+    need = Need.of(names, cutoffs)
+    ranking = protocol.rank(estimator, X, y, sample_weight, need=need, warn_of_seen=True)
     return {key_of(m, k): value(m, ranking, k) for m in names for k in cutoffs}
 
 
@@ -200,7 +203,7 @@ class Protocol:
         if "diversity" in metrics and min(cutoffs) < 2:
             raise ValueError("'diversity' is about pairs of items; take k of at least 2.")
 
-    def rank(self, estimator, X, y=None, sample_weight=None, *, need):
+    def rank(self, estimator, X, y=None, sample_weight=None, *, need, warn_of_seen=False):
         """Rank the rows, with what is needed of the rankings."""
         transformers, recommender, model = unwrap_and_adapt(estimator, self.X_train)
         X, y, sample_weight = check_rows(X, y, sample_weight)
@@ -212,6 +215,8 @@ class Protocol:
         if hasattr(X, "columns") and hasattr(recommender, "feature_names_in_"):
             check_feature_names(recommender, X, reset=False)
         held_out = hold_out(model, X, y, sample_weight, self.relevant_above)
+        if warn_of_seen:
+            warn_if_seen(model, held_out)
         self._check_depth(need.cutoff, len(model.item_ids), "items of the catalogue")
         if self.n_negatives is not None or need.listed or (given is None and self.exclude_seen):
             _check_seen_is_known(model, recommender)

@@ -12,6 +12,9 @@ from fedrecsk.metrics._metrics import Ranking
 from fedrecsk.metrics._places import Places
 from fedrecsk.metrics._top_k import top_k
 
+# Gains above this are scaled down.
+LARGE = 1e100
+
 
 def rank_catalogue(model, held_out, need, *, exclude_seen=True):
     """Rank the whole catalogue for each user."""
@@ -86,6 +89,9 @@ def _rank(model, held_out, need, n_candidates, scored):
     relevant = held_out.relevant
     indptr = np.concatenate([[0], np.cumsum(relevant)])[held_out.indptr]
     gains = held_out.weights[relevant]
+    if gains.max() > LARGE:
+        # NDCG is a ratio, and sums of such gains would be infinite.
+        gains = gains / gains.max()
     return Places(indptr, ahead[relevant], tied[relevant], gains, need.depth, n_ranked)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import dropwhile
 from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,7 +45,7 @@ from fedrecsk.model_selection._comparison import COSTS, TIMES, Comparison, error
 from fedrecsk.model_selection._user_kfold import UserKFold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
@@ -187,9 +187,7 @@ def compare(
     metadata = {name: value for name, value in metadata.items() if value is not None}
     check_consistent_length(X, y, *metadata.values())
     scorers = _scorers(scoring, y)
-    folds = list(_splitter(cv).split(X, y))
-    if not folds:
-        raise ValueError("cv gives no folds; give at least one pair of train and test rows.")
+    folds = _folds(cv, X, y)
 
     outcomes = Parallel(n_jobs=n_jobs)(
         delayed(_fit_and_score)(
@@ -241,10 +239,53 @@ def _named(estimators):
         raise ValueError("estimators is empty; give at least one.")
     for name, estimator in named.items():
         if isinstance(estimator, type):
-            raise TypeError(f"{name!r} is a class; pass an instance, {estimator.__name__}().")
+            name = estimator.__name__
+            raise TypeError(f"{name!r} is a class; pass an instance, {name}().")
         if not hasattr(estimator, "fit"):
             raise TypeError(f"{name!r} is not an estimator: {estimator!r} has no fit.")
     return named
+
+
+def _folds(cv, X, y):
+    """Pairs of train and test rows, checked before anything is fitted."""
+    if isinstance(cv, Iterable):
+        cv = list(cv)
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in cv):
+            raise ValueError(
+                "cv must give pairs (train, test) of arrays of rows; put a single pair in a list: "
+                "cv=[(train, test)]."
+            )
+    folds = [tuple(map(np.asarray, pair)) for pair in _splitter(cv).split(X, y)]
+    if not folds:
+        raise ValueError("cv gives no folds; give at least one pair of train and test rows.")
+    n_rows = len(X) if hasattr(X, "__len__") else X.shape[0]
+    for number, fold in enumerate(folds):
+        train, test = (
+            np.flatnonzero(rows) if rows.dtype == bool and len(rows) == n_rows else rows
+            for rows in fold
+        )
+        for rows, name in ((train, "train"), (test, "test")):
+            if len(rows) == 0:
+                raise ValueError(f"Fold {number} of cv has no {name} rows.")
+            if (
+                rows.ndim != 1
+                or rows.dtype.kind not in "iu"
+                or rows.max() >= n_rows
+                or rows.min() < -n_rows
+            ):
+                raise ValueError(
+                    f"The {name} rows of fold {number} of cv are not positions in X, which has "
+                    f"{n_rows} rows."
+                )
+        n_both = int(np.isin(test % n_rows, train % n_rows).sum())
+        if n_both:
+            warnings.warn(
+                f"{n_both} of the {len(test)} test rows of fold {number} are train rows too, so "
+                "scores say how well models remember; use a splitter that keeps them apart.",
+                UserWarning,
+                stacklevel=3,
+            )
+    return folds
 
 
 def _splitter(cv):
@@ -284,12 +325,16 @@ def _scorers(scoring, y):
 def _scorer_of(name):
     """The scorer of one of our columns or of a name that scikit-learn knows, or itself."""
     if not isinstance(name, str):
+        if not callable(name):
+            raise ValueError(f"scoring holds {name!r}, which is neither a name nor callable.")
         return name
     if name in ERRORS:
         return make_scorer(ERRORS[name])
-    if name == "auc":
-        return make_ranking_scorer(name)
-    metric, _, k = name.partition("@")
+    metric, at, k = name.partition("@")
+    if metric == "auc":
+        if at:
+            raise ValueError(f"{name!r} has a cutoff, but AUC has none; write 'auc'.")
+        return make_ranking_scorer(metric)
     if k.isdecimal():
         return make_ranking_scorer(metric, k=int(k))
     if name not in get_scorer_names():

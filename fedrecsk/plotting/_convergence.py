@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.model_selection import Comparison
 from fedrecsk.plotting._curves import CurvesDisplay
 from fedrecsk.plotting._drawing import check_reference
-from fedrecsk.plotting._results import as_rows, check_any, column
+from fedrecsk.plotting._results import as_rows, check_any, numbers
 
 if TYPE_CHECKING:
     from typing import Self
@@ -175,18 +175,18 @@ class ConvergenceDisplay(CurvesDisplay):
             )
         curves = {}
         for name, result in results.items():
-            runs = [_by_round(name, run, score) for run in _runs(result)]
+            runs = [_by_round(name, run, score) for run in _runs(name, result)]
             by_round = np.full((len(runs), max(map(len, runs))), np.nan)
             for line, run in zip(by_round, runs, strict=True):
                 line[: len(run)] = run
             known = ~np.isnan(by_round).all(axis=0)
             if known.any():
                 rounds = np.flatnonzero(known)
-                numbers = by_round[:, rounds]
+                losses = by_round[:, rounds]
                 curves[str(name)] = (
                     rounds + 1,
-                    np.nanmean(numbers, axis=0),
-                    np.nanstd(numbers, axis=0),
+                    np.nanmean(losses, axis=0),
+                    np.nanstd(losses, axis=0),
                 )
         check_any(curves, score)
         return cls(curves=curves, score_name=score, reference=reference).plot(ax, **kwargs)
@@ -210,10 +210,15 @@ def _federated_of(comparison):
     return runs
 
 
-def _runs(result):
+def _runs(name, result):
     """A list of models, histories or arrays of numbers, from one or several."""
     if hasattr(result, "fit"):
         return [result]
+    if isinstance(result, str) or not isinstance(result, Iterable):
+        raise TypeError(
+            f"{name!r} must be a fitted model, its history_, numbers by round, or a list of these, "
+            f"got {result!r}."
+        )
     result = list(result)
     one = len(result) == 0 or isinstance(result[0], Mapping | Real)
     return [result] if one else result
@@ -230,5 +235,8 @@ def _by_round(name, run, score):
     run = list(run)
     if len(run) == 0:
         raise ValueError(f"{name} has no rounds to draw.")
-    numbers = column(run, score) if isinstance(run[0], Mapping) else run
-    return np.asarray(numbers, dtype=float)
+    rows = run if isinstance(run[0], Mapping) else [{score: number} for number in run]
+    losses = np.array(numbers(rows, score))
+    # A loss that has become infinite is a gap, as one that is not known.
+    losses[np.isinf(losses)] = np.nan
+    return losses

@@ -20,7 +20,15 @@ from fedrecsk.plotting._drawing import (
     restyled,
     style,
 )
-from fedrecsk.plotting._results import as_rows, check_any, column, failures, vary
+from fedrecsk.plotting._results import (
+    as_rows,
+    check_any,
+    column,
+    failures,
+    numbers,
+    scores_of,
+    vary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -157,20 +165,26 @@ class CostDisplay:
         ImportError
             If matplotlib is missing.
         ValueError
-            If there is no such column, a cost is infinite, or no row has the score.
+            If there is no such column, a cost is infinite or negative, a score infinite, or no
+            row has the score.
         """
         check_reference(reference)
         rows = as_rows(results)
         if cost == "mb" and "mb" not in rows[0]:
-            both = zip(rows, column(rows, "mb_up"), column(rows, "mb_down"), strict=True)
+            both = zip(rows, numbers(rows, "mb_up"), numbers(rows, "mb_down"), strict=True)
             rows = [{**row, "mb": up + down} for row, up, down in both]
         methods = {}
         for name, value, paid in zip(
-            column(rows, by), column(rows, score), column(rows, cost), strict=True
+            column(rows, by), scores_of(rows, score), numbers(rows, cost), strict=True
         ):
             if not np.isnan(value):
                 methods.setdefault(str(name), []).append((paid, value))
-        if np.isinf([paid for pairs in methods.values() for paid, _ in pairs]).any():
+        all_paid = np.array([paid for pairs in methods.values() for paid, _ in pairs])
+        if (all_paid < 0).any():
+            raise ValueError(
+                f"{cost!r} is negative for some; scorers give costs with a minus, so negate it."
+            )
+        if np.isinf(all_paid).any():
             raise ValueError(
                 f"{cost!r} is infinite for some; PrivacyDisplay draws that of epsilon."
             )
@@ -298,6 +312,7 @@ class CostDisplay:
         ImportError
             If matplotlib is missing.
         """
+        check_any(self.names, self.score_name)
         on_front = self._front()
         check_reference(self.reference)
         ax, own = axes("CostDisplay.plot", ax)

@@ -15,6 +15,7 @@ from fedrecsk.plotting._drawing import (
     restyled,
     style,
 )
+from fedrecsk.plotting._results import check_any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,6 +75,7 @@ class CurvesDisplay:
         ImportError
             If matplotlib is missing.
         """
+        check_any(self.curves, self.score_name)
         check_reference(self.reference)
         ax, own = axes(f"{type(self).__name__}.plot", ax)
         self._draw(ax, kwargs)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedrecsk.plotting._curves import CurvesDisplay
 from fedrecsk.plotting._drawing import check_reference, legible, make_logarithmic, pyplot
-from fedrecsk.plotting._results import as_rows, by_method, check_any, column, failures, vary
+from fedrecsk.plotting._results import as_rows, by_method, check_any, failures, numbers, vary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -135,7 +135,7 @@ class PrivacyDisplay(CurvesDisplay):
         """
         check_reference(reference)
         rows = as_rows(results)
-        known = [row for row, loss in zip(rows, column(rows, x), strict=True) if loss == loss]
+        known = [row for row, loss in zip(rows, numbers(rows, x), strict=True) if loss == loss]
         if any(row[x] <= 0 for row in known):
             raise ValueError(f"{x!r} must be positive; the axis is logarithmic.")
         check_any(known, x)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedrecsk.plotting._curves import CurvesDisplay
 from fedrecsk.plotting._drawing import check_reference, legible, name_ticks, pyplot, restyled, style
-from fedrecsk.plotting._results import as_rows, by_method, failures, vary
+from fedrecsk.plotting._results import as_rows, by_method, column, failures, vary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -121,6 +123,8 @@ class RobustnessDisplay(CurvesDisplay):
         """
         check_reference(reference)
         rows = as_rows(results)
+        if any(isinstance(value, Real) and np.isinf(value) for value in column(rows, x)):
+            raise ValueError(f"{x!r} is infinite for some; leave these rows out.")
         curves = by_method(rows, setting=x, x=x, score=score, by=by)
         failed = failures(rows, score, by)
         display = cls(curves=curves, x_name=x, score_name=score, failed=failed, reference=reference)

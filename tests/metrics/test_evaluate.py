@@ -1,6 +1,8 @@
 """evaluate_ranking against loops over users, and what it says of bad input."""
 
 import gzip
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +12,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression
+from sklearn.metrics import r2_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from fedrecsk import BiasOnly, Popularity
-from fedrecsk.metrics import _evaluate, _recommender, evaluate_ranking, make_ranking_scorer
+from fedrecsk.metrics import (
+    _evaluate,
+    _recommender,
+    evaluate_ranking,
+    exposure,
+    make_ranking_scorer,
+)
 from tests.conftest import SHARED_DATA, make_toy
 from tests.metrics.models import Given, Peer, score
 from tests.reference import ranking as reference
 
 METRICS = tuple(reference.METRICS)
+# Cases drawn at random may have no meaning.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The model knows none of"),
+    pytest.mark.filterwarnings("ignore:The rows under test were seen"),
+]
 MODELS = [Given, Peer]
 every_model = pytest.mark.parametrize("Model", MODELS)
 
@@ -468,3 +482,75 @@ def test_drawn_negatives_agree_with_given_ones(ml100k):
     full = evaluate_ranking(model, test)["ndcg@10"]
     assert np.ptp(values) < 0.02
     assert full < min(values) / 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "messages"),
+    [
+        (
+            lambda X: X + np.array([5000, 0]),
+            {},
+            ["none of the .* users under test, so all get what str"],
+        ),
+        (lambda X: X + np.array([0, 5000]), {}, ["none of the .* items under test"]),
+        (lambda X: X[:, ::-1], {}, ["none of the .* users under test", "none of the .* items un"]),
+        (lambda X: X[:60], {}, ["seen in fit, so this says how well the model remembers"]),
+        (lambda X: X[-6:], {"negatives": {}}, ["none of the given negatives, so it ranks"]),
+        (lambda X: X[-6:], {}, []),
+    ],
+)
+def test_evaluations_without_meaning_are_reported(rows, options, messages):
+    X, y = make_toy(n_users=14, n_items=10)
+    model = BiasOnly().fit(X[:-6], y[:-6])
+    test = rows(X)
+    if options:
+        options = {"negatives": {user: [1, 2] for user in test[:, 0].tolist()}}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        evaluate_ranking(model, test, k=1, **options)
+    assert len(caught) == len(messages)
+    for warning, message in zip(caught, messages, strict=True):
+        assert re.search(message, str(warning.message))
+        assert warning.category is UserWarning
+
+
+def test_a_rating_score_of_strangers_is_reported(toy):
+    X, y = toy
+    model = BiasOnly().fit(X, y)
+    with pytest.warns(UserWarning, match="none of the 1 users under test.* is user -1, and"):
+        assert model.score([[-1, X[0, 1]], [-1, X[1, 1]]], [1, 2]) < 1
+    assert model.score(X, y) == pytest.approx(r2_score(y, model.predict(X)))
+
+
+@pytest.mark.parametrize("weight", [1e-300, 1e308])
+def test_gains_of_any_size_give_the_same_ndcg(toy, weight):
+    X, y = toy
+    model = BiasOnly().fit(X[:-20], y[:-20])
+    expected = evaluate_ranking(model, X[-20:], k=3)
+    found = evaluate_ranking(model, X[-20:], k=3, sample_weight=np.full(20, weight))
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metrics": None}, "metrics must be a name or several, got None"),
+        ({"metrics": "ndcg@5"}, "Unknown metric 'ndcg@5'; .*cutoffs go into k"),
+        ({"y": ["a"] * 100}, "y holds strings"),
+    ],
+)
+def test_ordinary_mistakes_are_named(options, message):
+    X, _ = make_toy(n_users=20, n_items=10)
+    with pytest.raises((TypeError, ValueError), match=message):
+        evaluate_ranking(Popularity().fit(X), X[:100], **options)
+
+
+def test_exposure_says_what_it_cannot_do(toy):
+    X, _ = toy
+    model = Popularity().fit(X)
+    with pytest.raises(ValueError, match="users is empty"):
+        exposure(model, X[0, 1], [])
+    with pytest.raises(ValueError, match="k must be an integer of at least 1"):
+        exposure(model, X[0, 1], k=0)
+    with pytest.warns(UserWarning, match="none of these 2 users"):
+        assert exposure(model, X[0, 1], [-1, -2], k=9) == 1.0
