@@ -1,4 +1,4 @@
-"""The contract that every recommender of the package keeps."""
+"""The base classes of all recommenders of the package."""
 
 from fedrecsk.base._fold_in import _placed as _placed
 from fedrecsk.base._kinds import RankingMixin, RatingMixin, check_likes

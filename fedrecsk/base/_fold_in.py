@@ -1,4 +1,4 @@
-"""New users, and known ones anew, without retraining."""
+"""Adding users to a fitted model without retraining."""
 
 from __future__ import annotations
 
@@ -29,22 +29,24 @@ class FoldIn:
         sample_weight: ArrayLike | None = None,
         replace: bool = False,
     ) -> Self:
-        """Add users, or compute known ones anew, without retraining.
+        """Add new users, or update known ones, without retraining.
 
-        Each user's private parameters are found from its own interactions and the fitted
-        items, on the user's side. Nothing is uploaded, and nobody else's parameters change.
+        Each user's private parameters are computed from its own interactions and the fitted item
+        parameters, as its own device would do it. Nothing is uploaded, and the parameters of
+        other users do not change.
 
         Parameters
         ----------
         X, y, sample_weight
-            As in `fit`. Rows of items unknown to the model are left out, and so is a new user
-            who has no other rows: it stays unknown.
+            As in `fit`. Rows with unknown items are ignored. A new user with no other rows stays
+            unknown.
         clients : array-like of shape (n_samples,), default=None
-            Checked as in `fit`, and of no effect: a user's parameters come from its own rows.
+            Checked as in `fit`, but without effect: a user's parameters depend on its own rows
+            only.
         replace : bool, default=False
-            Whether X may hold rows of known users. They are then treated as if they were new:
-            give their whole history, old rows too. Whatever else the model had of them is
-            forgotten, and `recommend` leaves out the items of the new rows only.
+            Whether X may have rows of known users. They are then treated as new users, so X must
+            have their whole history, including old rows. Their earlier rows are forgotten, and
+            `recommend` leaves out only the items in X.
 
         Returns
         -------
@@ -54,11 +56,11 @@ class FoldIn:
         ------
         ValueError
             If a user is already known and `replace` is False, or if no new user, or not every
-            known one, has a row of an item that the model knows.
+            known user, has a row with an item that the model knows.
 
         Notes
         -----
-        A later `fit`, warm or not, starts from its own X and knows nothing of this.
+        A later `fit`, with or without warm start, learns from its own X and forgets these users.
 
         Examples
         --------
@@ -110,13 +112,13 @@ class FoldIn:
         return self
 
     def _take_users(self, attributes, places):
-        """Take the attributes of users computed anew or added, at these codes."""
+        """Store the attributes of new or updated users at these codes."""
         for name, rows in attributes.items():
             setattr(self, name, _placed(rows, places, getattr(self, name)))
 
 
 def _placed(rows, places, old):
-    """A copy of `old` with `rows` at `places`; those behind its end come in their order."""
+    """A copy of `old` with `rows` at `places`; places beyond its end are appended in order."""
     if sparse.issparse(old):
         order = np.arange(max(old.shape[0], places.max(initial=-1) + 1))
         order[places] = old.shape[0] + np.arange(rows.shape[0])

@@ -1,4 +1,4 @@
-"""Lists of ids and scores: how much memory they take, and as tidy tables."""
+"""Lists of ids and scores as tidy tables, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from fedrecsk import _memory
 from fedrecsk._extras import require
 from fedrecsk._sklearn import validate_parameter_constraints
 
-# Lists that take more than this are checked against the memory there is.
+# Lists that take more bytes than this are checked against the available memory.
 UNCHECKED_BYTES = 2**28
 
 
 def check_frames(as_frame, caller):
-    """Raise, before any work, if `as_frame` is no boolean or its DataFrame cannot be made."""
+    """Raise if `as_frame` is not a boolean, or if it is True and pandas is missing."""
     validate_parameter_constraints(
         {"as_frame": ["boolean"]}, {"as_frame": as_frame}, caller_name=caller
     )
@@ -22,20 +22,20 @@ def check_frames(as_frame, caller):
 
 
 def require_room(n_rows, n_columns, itemsize, what, cure):
-    """Raise if lists of ids of so many bytes, with scores, do not fit into memory."""
+    """Raise if lists of ids (of `itemsize` bytes each) and scores do not fit into memory."""
     nbytes = n_rows * n_columns * (16 + itemsize)
     if nbytes > UNCHECKED_BYTES:
         _memory.require(nbytes, what, cure)
 
 
 def tidy(owners, ids, scores, names):
-    """One row per place that holds an id, in order: whose list, the id, its score, its rank.
+    """A table with one row per id in the lists: owner of the list, id, score and rank.
 
     Parameters
     ----------
     owners : ndarray of shape (n_rows,)
     ids, scores : ndarray of shape (n_rows, n_places)
-        Places without an id score -inf.
+        Empty places have score -inf.
     names : tuple of str
         Columns of the owners and of the ids.
 

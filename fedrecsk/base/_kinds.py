@@ -1,4 +1,4 @@
-"""Two kinds of models: of ratings, and of preferences."""
+"""Mixins for the two kinds of models: of ratings and of preferences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RatingMixin(RegressorMixin):
         Returns
         -------
         r2 : float
-            1 at best, and 0 for a model that says the mean of y of all pairs.
+            1 at best; 0 for a model that predicts the mean of y for all pairs.
 
         Warns
         -----
@@ -67,22 +67,21 @@ class RankingMixin:
     ) -> float:
         """NDCG@10 over the full catalogue, `item_ids_`.
 
-        For each user of X, all items are ranked except those of its interactions in fit
-        that are not in X; the pairs under test are never excluded. Ties count by
-        expectation, items unknown to the model as never found.
+        For each user of X, all items are ranked except those that the user had in fit; items of
+        X are always ranked. Ties count in expectation, and unknown items as never found.
 
         Parameters
         ----------
         X : array-like or DataFrame of shape (n_samples, n_features)
         y : array-like of shape (n_samples,), default=None
-            Relevance; rows with y <= 0 are not relevant. None: every row is.
+            Relevance. Rows with y <= 0 are not relevant. None: all rows are.
         sample_weight : array-like of shape (n_samples,), default=None
-            Multiplies each row's relevance.
+            Weights, by which the relevance of the rows is multiplied.
 
         Returns
         -------
         ndcg : float
-            Mean over the users that have a relevant row, in [0, 1].
+            Mean over all users with a relevant row, in [0, 1].
 
         Raises
         ------
@@ -95,7 +94,7 @@ class RankingMixin:
 
 
 def check_likes(data):
-    """Raise unless somebody likes something.
+    """Raise if nobody likes anything.
 
     Parameters
     ----------

@@ -22,11 +22,11 @@ class LinearScores:
     def _score_all(self, users):
         """Score every item for users (codes, -1 for unknown); shape (n, n_items).
 
-        These are the scores before `_response`, which may make ties of them.
+        Scores are those before `_response`, which may turn different scores into ties.
         """
         offset, user_bias, item_bias, user_factors, item_factors = self._linear_part()
         known = users >= 0
-        # One product with the biases as two more columns writes the board only once.
+        # With the biases as two more columns, one product gives all scores.
         left = np.column_stack(
             [
                 np.where(known[:, None], user_factors[users], 0).astype(np.float64),
@@ -34,7 +34,7 @@ class LinearScores:
                 np.ones(len(users)),
             ]
         )
-        # Item by item, which is the fast way to write it.
+        # C order, in which it is filled fastest.
         right = np.empty((len(item_bias), left.shape[1]))
         right[:, :-2], right[:, -2], right[:, -1] = item_factors, 1, item_bias
         return left @ right.T
@@ -53,7 +53,7 @@ class LinearScores:
 def linear_scores(users, items, *linear_part):
     """Scores of pairs of codes, -1 for unknown, under `Recommender._linear_part`; shape (n,)."""
     scores = np.empty(len(users))
-    # Ctrl-C comes through between two calls of a kernel.
+    # In batches, because Ctrl-C is noticed only between two calls of a kernel.
     for batch in _batches(len(users), 1):
         _kernels.scores.pairs(users[batch], items[batch], *linear_part, scores[batch])
     return scores

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Recommends:
-    """`recommend`, and what it takes."""
+    """`recommend` and its parts."""
 
     if TYPE_CHECKING:
 
@@ -68,35 +68,34 @@ class Recommends:
         Parameters
         ----------
         users : array-like of shape (n_users,) or (n_users, n_columns)
-            Ids, or a table with the ids in column 0. Unknown users get what the model knows
-            without them; see Notes.
+            Ids, or a table with the ids in column 0. For unknown users see Notes.
         n_recommendations : int, default=10
-            Length of the lists, which are never longer than there are items to choose from. A
-            user with fewer eligible items gets what there is, and then places that are filled up;
-            see `items`.
+            Number of recommendations per user, at most the number of items to choose from. A user
+            with fewer items left gets a shorter list, filled up as described under `items`.
         exclude_seen : bool, default=True
-            Leave out the items of the user's own interactions.
+            Whether to leave out the items of the user's own interactions.
         candidates : array-like of shape (n_candidates,), default=None
             Ids of the items to choose from. None: the whole catalogue, `item_ids_`.
         interactions : array-like or tuple (X, y), default=None
-            Whole histories of new or known users, as `fit` takes them. These users are served
-            as if by ``fold_in(X, y, replace=True)``, for this call only. Rating models need
-            the tuple.
+            Whole histories of new or known users, in the form that `fit` takes. For this call only,
+            these users are added as by ``fold_in(X, y, replace=True)``. Rating models need the
+            tuple.
         exclude_interactions : array-like of shape (n_pairs, 2), default=None
-            Further (user, item) pairs not to recommend, for example what the user has done
-            since fit. Users not asked for and unknown items do not matter.
+            Further (user, item) pairs that must not be recommended, such as interactions since
+            fit. Pairs with other users or unknown items are ignored.
         as_frame : bool, default=False
-            Whether to return a pandas DataFrame. ``polars.from_pandas`` turns it into one of
-            polars.
+            Whether to return a pandas DataFrame, which ``polars.from_pandas`` converts to a
+            DataFrame of polars.
 
         Returns
         -------
         items : ndarray of shape (n_users, min(n_recommendations, n_candidates))
-            Ids; ties are resolved by the order of `item_ids_`. Places without an item come
-            last and hold -1 (the largest number where ids are unsigned), NaN where ids are
-            floats, "" where they are strings. `scores` tells them from items for certain.
+            Ids; ties are resolved by the order of `item_ids_`. Empty places come last. They hold
+            -1 if ids are integers (the largest number if these are unsigned), NaN if ids are
+            floats and "" if they are strings. To recognise them for certain, look for -inf in
+            `scores`.
         scores : ndarray of the same shape, dtype float64
-            What `predict` gives for these pairs; -inf in places without an item.
+            What `predict` returns for these pairs; -inf in empty places.
         frame : DataFrame
             With ``as_frame=True``, instead of the two arrays: one row per recommendation, with
             columns `user`, `item`, `score` and `rank`, which begins at 1. A user with fewer items
@@ -105,15 +104,15 @@ class Recommends:
         Raises
         ------
         ValueError
-            If a candidate is unknown, if the lists take more memory than there is, or as
-            `fold_in` does about `interactions`.
+            If a candidate is unknown, if the lists do not fit into memory, or if `fold_in` rejects
+            `interactions`.
 
         Notes
         -----
-        About an unknown user a model knows its item biases or its mean user, if it has any.
-        A model that has neither scores every item alike, and the list is then just the head of
-        `item_ids_`. Give the user's ratings as `interactions` or to `fold_in`; for users
-        without any, ask :class:`~fedrecsk.Popularity`.
+        For unknown users, items are ranked by item biases or by the mean user's vector, if the
+        model has these. Otherwise all items have the same score, and the list is the beginning of
+        `item_ids_`. Better pass the users' ratings as `interactions` or to `fold_in`. For users
+        without any ratings, use :class:`~fedrecsk.Popularity`.
 
         Examples
         --------
@@ -135,7 +134,7 @@ class Recommends:
         if interactions is not None:
             pair = interactions if isinstance(interactions, tuple) else (interactions, None)
             if len(pair) != 2:
-                raise ValueError(f"interactions must be X or (X, y), got {len(pair)} things.")
+                raise ValueError(f"interactions must be X or (X, y), got a tuple of {len(pair)}.")
             served = copy.copy(self).fold_in(*pair, replace=True)
             return served.recommend(
                 users,
@@ -183,14 +182,14 @@ class Recommends:
         return tidy(users, items, scores, ("user", "item")) if as_frame else (items, scores)
 
     def _seen_by(self, users):
-        """Positions in `users` and item codes of all their interactions in fit."""
+        """Pairs seen in fit, as positions in `users` and item codes."""
         indptr, items = self._seen
         lengths = np.where(users >= 0, indptr[users + 1] - indptr[users], 0)
         rows = np.repeat(np.arange(len(users)), lengths)
         return rows, items[_runs(indptr[users], lengths)]
 
     def _barred(self, users, pairs):
-        """Ascending positions in `users`, and item codes, of the pairs that name them."""
+        """Pairs of these users, as ascending positions in `users` and item codes."""
         if pairs is None or len(users) == 0:
             return np.empty((2, 0), dtype=np.int64)
         theirs, items = id_columns(as_table(pairs))

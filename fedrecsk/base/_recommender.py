@@ -1,4 +1,4 @@
-"""The contract that every recommender of the package keeps."""
+"""The base class of all recommenders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-# Parameters that say how large the model is.
+# Parameters that determine the size of the model.
 _SIZES = ("n_factors", "n_bits")
 
 
@@ -38,11 +38,11 @@ _SIZES = ("n_factors", "n_bits")
 class Recommender(
     Recommends, FoldIn, Similarity, LinearScores, CallbackSupportMixin, BaseEstimator, ABC
 ):
-    """Base class of all recommenders: parsing, prediction, recommendation.
+    """Base class of all recommenders: reads input, predicts and recommends.
 
-    A subclass gives `_fit`, and either fitted factors and biases under their usual names
-    (any may be missing) or its own `_score_pairs` and `_score_all`. It is decorated with
-    ``@dataclass(eq=False, repr=False)``: its annotated names are the constructor's parameters.
+    A subclass defines `_fit`, which returns factors and biases under their usual names (any of
+    them may be missing), or else its own `_score_pairs` and `_score_all`. Decorate it with
+    ``@dataclass(eq=False, repr=False)``: its annotated names become constructor parameters.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Recommender(
     __metadata_request__fit: ClassVar[dict] = {"clients": True, "sample_weight": True}
     __metadata_request__score: ClassVar[dict] = {"sample_weight": True}
 
-    # ------------------------------------------------------------------ what a model gives
+    # ------------------------------------------------------------ what a subclass defines
 
     @abstractmethod
     def _fit(self, data, report):
@@ -68,21 +68,21 @@ class Recommender(
         """
 
     def _n_tasks(self):
-        """How many steps `_fit` reports to callbacks at most; 0 for none."""
+        """Largest number of steps that `_fit` reports to callbacks; 0 for none."""
         return 0
 
     def _check_before_fit(self):
-        """Raise where parameters do not go together."""
+        """Raise if parameters contradict one another."""
 
     def _least_bytes(self, data):
-        """Bytes that a fit to `data` (Interactions) takes at least, by the shapes of its arrays.
+        """Lower bound on the bytes that a fit to `data` (Interactions) needs.
 
-        A fit is refused where so much memory is not there, so it must never be too much.
+        A fit is refused if less memory is available, so the bound must never be too large.
         """
         return 0
 
     def _response(self, scores):
-        """Turn scores into estimated ratings; never reverses their order."""
+        """Turn scores into predictions, without changing their order."""
         return scores
 
     @abstractmethod
@@ -92,21 +92,22 @@ class Recommender(
     def _standard_deviations(self, users, items):
         """Standard deviations of the ratings of pairs of codes, -1 for unknown; shape (n,)."""
         raise ValueError(
-            f"{type(self).__name__} has no standard deviations; use return_std=False, or a model "
-            "whose users and items are distributions: FedEB or BayesianSVDpp."
+            f"{type(self).__name__} has no standard deviations; use return_std=False, or a "
+            "Bayesian model: FedEB or BayesianSVDpp."
         )
 
     def _forget_users(self, users):
-        """Drop what these users (codes) have beside the attributes above, once they are replaced.
+        """Drop further state of users (codes) that have been replaced.
 
-        Fitted attributes may be set anew but not written into: copies share them.
+        Assign new arrays to fitted attributes and never write into them, because copies of the
+        model share them.
         """
 
     # -------------------------------------------------------------------------- parameters
 
     @classmethod
     def _get_param_names(cls):
-        """Names of the parameters, after a check that none was lost or added by accident."""
+        """Names of the parameters; raises if one was lost or added by accident."""
         names = super()._get_param_names()
         lost = [name for name in _annotated_parameters(cls) if name not in names]
         if lost:
@@ -140,16 +141,16 @@ class Recommender(
         ----------
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
             One row per interaction: column 0 is the user's id, column 1 the item's id
-            (integers, floats or strings). Later columns are ignored, whatever is in them.
+            (integers, floats or strings). Later columns are ignored and may hold anything.
         y : array-like of shape (n_samples,), default=None
-            Rating or preference of each row. Rating models require it; for ranking models
-            None means implicit feedback, every row a 1.
+            Rating or preference of each row. Rating models require it. For ranking models, None
+            means implicit feedback: every row counts as 1.
         clients : array-like of shape (n_samples,), default=None
-            Id of the client that holds each row. None: each user is a client. Centralised
-            models ignore it.
+            Id of the client that holds each row. None: each user is a client of its own.
+            Centralised models ignore it.
         sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights. Repeated (user, item) rows are merged by weighted mean with
-            summed weights; rows of weight zero count as absent.
+            Non-negative weights. Repeated (user, item) rows are merged: their y is the weighted
+            mean and their weight the sum. Rows of weight zero count as absent.
 
         Returns
         -------
@@ -169,7 +170,7 @@ class Recommender(
         report = FitReport(self, X, y, sample_weight, data)
         report.begin()
         attributes = self._fit(data, report)
-        # What an earlier fit left and this one has not.
+        # Remove attributes of an earlier fit that this fit does not have.
         for name in [name for name in vars(self) if name[-1] == "_" and name[0] != "_"]:
             if name not in ("n_features_in_", "feature_names_in_"):
                 delattr(self, name)
@@ -179,7 +180,7 @@ class Recommender(
         return self
 
     def _require_memory(self, data):
-        """Raise, before any work, if there is less memory than the fit takes at least."""
+        """Raise, before any work, if less memory is available than the fit needs."""
         sizes = [name for name in _SIZES if name in self.get_params(deep=False)]
         given = " with " + ", ".join(f"{n}={getattr(self, n)}" for n in sizes) if sizes else ""
         _memory.require(
@@ -192,15 +193,15 @@ class Recommender(
         )
 
     def _prepared(self, X, y=None, clients=None, sample_weight=None):
-        """Everything before a fit: checks, and the data encoded."""
+        """Check everything before a fit, and encode the data."""
         catalogue = None if self.items is None else catalogue_ids(self.items)
         self._check_before_fit()
         return self._read(X, y, clients, sample_weight, item_ids=catalogue)
 
     def _read(self, X, y=None, clients=None, sample_weight=None, *, reset=True, item_ids=None):
-        """Check the input of fit and its like, and encode it.
+        """Check and encode the input of `fit` or `fold_in`.
 
-        Rows of items that are not in `item_ids` are an error in fit and dropped elsewhere.
+        Rows of items that are not in `item_ids` are an error in `fit`, and ignored elsewhere.
         """
         if y is None and self.__sklearn_tags__().target_tags.required:
             raise ValueError(
@@ -231,12 +232,12 @@ class Recommender(
             raise ValueError("y holds strings; ratings must be numbers.")
         required = reset and self.__sklearn_tags__().target_tags.required
         min_features = 2 if reset else 1
-        # Only the ids must be finite, and `id_columns` says which are not.
+        # Only the ids must be finite, which `id_columns` checks.
         options = {"dtype": None, "ensure_all_finite": False, "ensure_min_features": min_features}
         if hasattr(X, "columns"):
-            # A DataFrame is read column by column, each with its type; later ones are not read.
+            # A DataFrame is read column by column, each with its own type; later ones are not read.
             validate_data(self, X, skip_check_array=True, reset=reset)
-            # Its shape is all that is left to check, and an array of both columns would be large.
+            # Only its shape is left to check, without making a large array of both columns.
             table = np.broadcast_to(np.int8(0), (len(X), min(2, X.shape[1])))
             if y is None and not required:
                 check_array(table, input_name="X", estimator=self, **options)
@@ -253,23 +254,23 @@ class Recommender(
     ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Estimate the rating or preference of (user, item) pairs.
 
-        An unknown user or item adds nothing to the score: what remains is the other's bias
-        and the global level. Without biases that is one number for all; see the Notes of
+        An unknown user or item adds nothing to the score, which is then the bias of the other plus
+        the global mean. Without biases it is the same number for all; see the Notes of
         `recommend`.
 
         Parameters
         ----------
         X : array-like or DataFrame of shape (n_samples, n_features)
-            As many columns as fit saw; column 0 is the user's id, column 1 the item's.
+            As many columns as in fit; column 0 is the user's id, column 1 the item's.
         return_std : bool, default=False
-            Whether to return standard deviations too, which few models have.
+            Whether to return standard deviations too. Only Bayesian models have them.
 
         Returns
         -------
         y_pred : ndarray of shape (n_samples,), dtype float64
         y_std : ndarray of shape (n_samples,), dtype float64
-            With ``return_std=True``: the standard deviation of what the user would say, whose mean
-            is `y_pred` but for clipping.
+            With ``return_std=True``: the predicted standard deviation of the rating. Its mean is
+            `y_pred`, before clipping.
 
         Raises
         ------
@@ -290,19 +291,19 @@ class Recommender(
         return model._score_pairs(*codes), deviations
 
     def _serving(self, users):
-        """The model with all that it takes to score for these users (codes, -1 for unknown)."""
+        """The model, ready to score these users (codes, -1 for unknown)."""
         return self
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
-        # Strings are welcome as ids. The tag `string` is left off because scikit-learn's
-        # checks take it to mean that any object is, and mixed ids are an error here.
+        # Ids may be strings. The tag `string` is not set because scikit-learn's checks would then
+        # pass objects of any type, and ids of mixed types are an error here.
         tags.target_tags.required = False
         return tags
 
 
 def _annotated_parameters(cls):
-    """Public names that a class and its bases annotate, up to one with an ``__init__`` by hand."""
+    """Public names that a class and its bases annotate, up to one with its own ``__init__``."""
     names = []
     for base in cls.__mro__:
         if "__init__" in vars(base) and "__dataclass_fields__" not in vars(base):

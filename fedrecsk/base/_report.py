@@ -8,7 +8,7 @@ import numpy as np
 
 
 def attributes_of(data):
-    """What every fitted model knows of its users and items: a dict of fitted attributes."""
+    """Fitted attributes about users and items that every model has, as a dict."""
     return {
         "user_ids_": data.user_ids.values.copy(),
         "item_ids_": data.item_ids.values.copy(),
@@ -21,7 +21,7 @@ def attributes_of(data):
 
 
 class FitReport:
-    """What a running fit tells scikit-learn's callbacks.
+    """Reports a running fit to scikit-learn's callbacks.
 
     Parameters
     ----------
@@ -34,18 +34,18 @@ class FitReport:
     def __init__(self, estimator, X, y, sample_weight, data):
         self.static = attributes_of(data)
         self._estimator = estimator
-        # ScoringMonitor stays silent where y is None.
+        # ScoringMonitor does nothing if y is None.
         y = np.ones(len(X)) if y is None and hasattr(X, "__len__") else y
         metadata = None if sample_weight is None else {"sample_weight": sample_weight}
         self._arguments = {"X": X, "y": y, "metadata": metadata}
         self._context = estimator._init_callback_context(max_subtasks=estimator._n_tasks())
 
     def begin(self):
-        """The fit begins."""
+        """Report that the fit begins."""
         self._context.call_on_fit_task_begin(estimator=self._estimator, **self._arguments)
 
     def end(self):
-        """The fit has ended and the estimator is fitted."""
+        """Report that the fit has ended and the estimator is fitted."""
         self._context.call_on_fit_task_end(
             estimator=self._estimator,
             **self._arguments,
@@ -55,10 +55,10 @@ class FitReport:
         )
 
     def step(self, name):
-        """Open a step of the fit; returns the function that closes it.
+        """Open a step of the fit, and return the function that closes it.
 
-        The closing function takes `attributes`, a function that makes the fitted attributes
-        of the moment, called only if some callback asks, and returns True to stop the fit.
+        The closing function takes `attributes`, a function that returns the fitted attributes of
+        the moment and is called only if a callback needs them. It returns True to stop the fit.
         """
         context = self._context.subcontext(task_name=name)
         context.call_on_fit_task_begin(estimator=self._estimator, **self._arguments)

@@ -1,4 +1,4 @@
-"""Blocks of clients: the unit of work of the simulator, cut by the data alone."""
+"""Blocks of clients, the simulator's unit of work. How clients are cut depends on data only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MAX_BLOCKS = 64
 
 @dataclass(eq=False)
 class Block:
-    """The private data of some clients, which only their own code may read.
+    """Private data of some clients, which only the clients' side of a method may read.
 
-    All indices but `clients`, `users` and `items` count within the block.
+    All indices except `clients`, `users` and `items` are relative to the block.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Block:
 
     @cached_property
     def _holdings(self):
-        # One-user clients hold each rated item once, so rows and ratings coincide.
+        # If every client has one user, rows and ratings are the same.
         if self.n_users == self.n_clients:
             rows = np.arange(len(self.items), dtype=np.int32)
             return self.indptr, self.items, rows
@@ -69,7 +69,7 @@ class Block:
 
     @property
     def row_indptr(self):
-        """Rows of each client, one a distinct item, shape (n_clients + 1,)."""
+        """Rows of each client, one per distinct item; shape (n_clients + 1,)."""
         return self._holdings[0]
 
     @cached_property
@@ -88,19 +88,19 @@ class Block:
         return self._holdings[2]
 
     def part(self, who):
-        """The block of the clients of a mask; this one if that is all of them."""
+        """The block of the clients of a mask; this block if the mask has all."""
         return self if who.all() else self._with_codes(_block(self, np.flatnonzero(who)))
 
     def cut(self, max_ratings):
-        """The block in blocks of at most about so many ratings."""
+        """Cut the block into blocks of at most about so many ratings."""
         return [self._with_codes(part) for part in cut(self, max_ratings=max_ratings)]
 
     def _with_codes(self, part):
-        """A block of some of this one's clients, of which it has the numbers in this one."""
+        """Give a part of this block the clients' and users' codes."""
         return replace(part, clients=self.clients[part.clients], users=self.users[part.users])
 
     def spread(self, rows, who):
-        """The rows of the users of ``part(who)`` in an array for all users, zero for the others."""
+        """Spread rows of the users of ``part(who)`` over all users; the others get zeros."""
         if who.all():
             return rows
         spread = np.zeros((self.n_users, *rows.shape[1:]), rows.dtype)
@@ -108,18 +108,19 @@ class Block:
         return spread
 
     def clients_of(self, users):
-        """Mask of the clients that hold a user of a mask."""
+        """Mask of the clients that have a user of the mask `users`."""
         return np.logical_or.reduceat(users, self.client_indptr[:-1])
 
     def users_of(self, who):
-        """Mask of the users of the clients of a mask."""
+        """Mask of the users of the clients of the mask `who`."""
         return np.repeat(who, np.diff(self.client_indptr))
 
 
 def block_size(data):
-    """Ratings in a block: 65,536, or more for large data and large catalogues.
+    """Ratings per block: 65,536, or more for large data and large catalogues.
 
-    At most 64 blocks, and an array of the catalogue's size in each never outweighs the ratings.
+    There are at most 64 blocks, each with about as many ratings as there are items or more, so
+    that an array of the catalogue's size per block is never larger than the data.
     """
     return max(RATINGS_PER_BLOCK, -(-len(data.items) // MAX_BLOCKS), data.n_items)
 
@@ -131,12 +132,12 @@ def cut(data, groups=None, max_ratings=None, share=1.0):
     ----------
     data : Interactions
     groups : ndarray of shape (n_clients,) or None
-        Clients of different groups never share a block. None: one group.
+        Clients of different groups are in different blocks. None: one group.
     max_ratings : int or None
-        None: :func:`block_size`, up to eight times as many if only a share of the clients takes
-        part in a round.
+        None: :func:`block_size`, or up to eight times as many if only a share of the clients
+        takes part in a round.
     share : float in (0, 1]
-        That share.
+        Share of the clients that take part in a round.
 
     Returns
     -------
@@ -152,7 +153,7 @@ def cut(data, groups=None, max_ratings=None, share=1.0):
     blocks, start = [], 0
     for stop in group_ends:
         while start < stop:
-            # As many clients as fit, and one at least.
+            # As many clients as fit, but at least one.
             before = ends[start] - sizes[start]
             end = max(start + 1, int(np.searchsorted(ends, before + max_ratings, "right")))
             end = min(end, stop)
@@ -169,7 +170,7 @@ def of_clients(data, clients):
 def _block(data, clients):
     users = _runs(data.client_indptr, clients)
     if len(users) and (np.diff(users) == 1).all():
-        # One run of rows: views instead of copies.
+        # Consecutive rows: views instead of copies.
         ratings = slice(data.indptr[users[0]], data.indptr[users[-1] + 1])
     else:
         ratings = _runs(data.indptr, users)
@@ -197,18 +198,18 @@ def _local_indptr(indptr, rows):
 
 
 def by_user(users, attributes, n_users=None):
-    """Put attributes of some users and of others together, arrays in the order of their codes.
+    """Join attributes of several groups of users, in the order of the users' codes.
 
     Parameters
     ----------
     users : list of ndarray
-        Their codes.
+        Codes of each group.
     attributes : list of dict
-        One for each of these arrays: arrays by user (sparse ones too), or objects with a class
-        method ``joined``.
+        Attributes of each group: arrays by user (dense or sparse), or objects with a class method
+        ``joined``.
     n_users : int or None
-        Users in all; the rows of those that are in none of the arrays are zero. None: as many
-        as are in the arrays.
+        Number of all users. Users who are in no group get rows of zeros. None: the users of all
+        groups.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What a block of clients contributes to one step of the protocol."""
+"""Contributions of a block of clients to one step of the protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrecsk.uploads import Batch, Ragged, Sizes, add_sums, all_finite
 
 @dataclass(eq=False)
 class Contribution:
-    """Uploads of some clients on their way to the server: added up, or one by one.
+    """Uploads of some clients on the way to the server, either added up or one by one.
 
     Attributes
     ----------
@@ -20,18 +20,19 @@ class Contribution:
     round : int
         The round, or the step of the set-up.
     clients : ndarray of shape (n_clients,)
-        Their codes.
+        Codes of the clients.
     sends, arrives, accepted : ndarray of shape (n_clients,), dtype bool
-        Who sends something, whose upload arrives, and whose numbers are all finite besides.
+        Clients that send something; those whose upload arrives; and those whose upload arrives
+        with finite numbers only.
     sizes : Sizes
     sums : dict of {str: ndarray} or None
         Sums over the accepted clients.
     batch : Batch or None
-        The single uploads instead, where an aggregator or an audit looks at them.
+        Single uploads instead of sums, if an aggregator or an audit needs them.
     deferred : list of (str, Deferred)
-        What is still missing in the sums, because it is drawn once for all blocks.
+        What is still missing from the sums because it is drawn once for all blocks.
     n_without_noise : int
-        Of how many clients' uploads the local noise is still missing, likewise.
+        Number of clients whose local noise is still missing from the sums.
     """
 
     phase: str
@@ -48,7 +49,7 @@ class Contribution:
 
     @classmethod
     def of_sums(cls, step, clients, turn, sound, sums, sizes):
-        """From the sums that a method has made itself."""
+        """A contribution from sums that the method has made."""
         arrives = turn.active & turn.delivers
         accepted = arrives if sound is None else arrives & sound
         if not all(all_finite(values) for values in sums.values()):
@@ -67,7 +68,7 @@ class Contribution:
 
     @classmethod
     def of_batch(cls, step, batch, *, hold):
-        """From single uploads, which are added up here unless they are to be held."""
+        """A contribution from single uploads, which are added up unless `hold`."""
         masks = batch.sends, batch.arrives, batch.accepted
         contribution = cls(*step, batch.clients, *masks, batch.sizes)
         if hold:
@@ -78,7 +79,7 @@ class Contribution:
 
 
 def added_up(batch):
-    """Sums over the batch's accepted clients, and what is to be drawn once for all batches."""
+    """Sums over a batch's accepted clients, and what remains to be drawn for all batches."""
     if not batch.n_accepted:
         return {}, []
     sums, deferred = batch.sum_of_rest(), []
@@ -90,7 +91,7 @@ def added_up(batch):
 
 
 def measured(uploads, forms, n_held, wire_dtype):
-    """What each client's upload weighs as the method hands it over.
+    """Size of each client's upload as the method returns it.
 
     Parameters
     ----------

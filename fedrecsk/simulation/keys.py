@@ -1,6 +1,6 @@
 """Randomness addressed by (seed, round, purpose, client) instead of drawn in some order.
 
-Nobody's draw depends on who else draws, so neither threads nor blocks can change a fit.
+A draw does not depend on other draws, so neither threads nor blocks can change a fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class Key(NamedTuple):
-    """Where in a fit a draw belongs.
+    """Address of a draw within a fit.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Key(NamedTuple):
     round: int = -1
 
     def at(self, round):
-        """The same fit at another round."""
+        """The key of another round of the same fit."""
         return self._replace(round=round)
 
     def hashed(self, purpose, index=0):
@@ -51,12 +51,12 @@ class Key(NamedTuple):
         return ndtri(self.uniform(purpose, index) + 2.0**-54)
 
     def generator(self, purpose):
-        """A NumPy generator of this key, for draws that are made as a whole."""
+        """A NumPy generator for this key and purpose, to draw whole arrays."""
         return np.random.default_rng(int(self.hashed(purpose)))
 
 
 def setup_round(step):
-    """The round at which keys stand in a set-up exchange: before all others, and its own."""
+    """The (negative) round number that keys have in a set-up exchange."""
     return -2 - step
 
 
@@ -66,11 +66,11 @@ class Keys(NamedTuple):
     Attributes
     ----------
     shared : Key
-        Of what both sides derive alike, such as a coin or directions; the server has it too.
+        For draws that clients and server must share, such as a coin or random directions.
     private : Key
-        Of what nobody else may know: users' vectors, negatives, noise, held-out rows. In a
-        simulation both come from `random_state`; a deployed client draws it from the operating
-        system.
+        For draws that nobody else may know: users' vectors, negatives, noise, held-out rows. In a
+        simulation both keys come from `random_state`. In a deployment, the private key comes
+        from the operating system.
     """
 
     shared: Key
@@ -82,7 +82,7 @@ class Keys(NamedTuple):
         return self.shared.round
 
     def at(self, round):
-        """Both at another round."""
+        """Both keys at another round."""
         return Keys(self.shared.at(round), self.private.at(round))
 
 

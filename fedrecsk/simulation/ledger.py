@@ -1,4 +1,4 @@
-"""The ledger: every byte and message that crossed, counted where it crossed."""
+"""The ledger: all messages and bytes between server and clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from fedrecsk import _html
 from fedrecsk._extras import require
 
-# What the table calls the phases.
+# Names of the phases in the HTML table.
 PHASES = {
     "catalogue": "Catalogue of items",
     "keys": "Secret keys",
@@ -41,10 +41,10 @@ class Ledger:
         `bytes_down_missed`, all updates that the client has missed; `bytes_down_latest`, the
         latest update only, which is enough for clients that follow also the rounds that they
         take no part in. `bytes_down` takes for each client the smaller of the first two, which
-        is what a deployment sends. A method without updates of its own sends the full model, and
-        the four are equal. `payload_down` (of the latest update) and `payload_up` are what papers
-        count: the numbers that were learned, compressed perhaps, in plaintext, without counts,
-        numbers of items and what comes before the rounds.
+        is what a deployment sends. A method that defines no updates always sends the full model,
+        and the four numbers are equal. `payload_down` (of the latest update) and `payload_up` are
+        what papers count: learned numbers only, compressed or not, in plaintext, without counts,
+        item numbers and everything before the rounds.
     client_ids : ndarray of shape (n_clients,)
     client_bytes_down, client_bytes_up : ndarray of shape (n_clients,), dtype int64
         Bytes that each client received and sent.
@@ -59,7 +59,7 @@ class Ledger:
 
     @classmethod
     def joined(cls, ledgers):
-        """One account of several fits with the same clients, one after the other.
+        """Join the ledgers of several fits with the same clients, one after the other.
 
         Parameters
         ----------
@@ -77,7 +77,7 @@ class Ledger:
         return whole
 
     def open(self, phase, round=-1):
-        """Begin an entry, to which the counts that follow belong."""
+        """Begin an entry, to which all following counts belong."""
         self.entries.append(
             {
                 "phase": phase,
@@ -104,7 +104,7 @@ class Ledger:
             self.entries[-1][name] += int(count)
 
     def down(self, clients, whole, missed=None, latest=None, payload=None):
-        """What each of `clients` (codes) received, in bytes, counted each of the three ways."""
+        """Count the bytes that each of `clients` (codes) received, in each of the three ways."""
         missed = whole if missed is None else missed
         latest = whole if latest is None else latest
         nbytes = np.minimum(whole, missed)
@@ -119,25 +119,25 @@ class Ledger:
         )
 
     def more_down(self, clients, nbytes):
-        """Bytes that came to each of `clients` (codes) along with the last message."""
+        """Count more bytes that each of `clients` (codes) received with the last message."""
         self.client_bytes_down[clients] += nbytes
         names = "bytes_down", "bytes_down_whole", "bytes_down_missed", "bytes_down_latest"
         self.count(**dict.fromkeys(names, nbytes.sum()))
 
     def up(self, clients, nbytes, payload=None):
-        """Each of `clients` (codes) sent so many bytes, an array; `payload` is part of them."""
+        """Count the bytes that each of `clients` (codes) sent; `payload` is part of them."""
         self.client_bytes_up[clients] += nbytes
         payload = 0 if payload is None else payload.sum()
         self.count(bytes_up=nbytes.sum(), payload_up=payload)
 
     @property
     def bytes_down(self) -> int:
-        """All bytes from the server to clients."""
+        """Total number of bytes from the server to clients."""
         return int(self.client_bytes_down.sum())
 
     @property
     def bytes_up(self) -> int:
-        """All bytes from clients to the server."""
+        """Total number of bytes from clients to the server."""
         return int(self.client_bytes_up.sum())
 
     def to_frame(self):

@@ -417,7 +417,9 @@ def test_a_model_that_tells_is_asked_and_another_goes_by_the_rows_of_fit():
 
 
 def test_what_does_not_predict_is_named():
-    with pytest.raises(TypeError, match=r"object cannot be ranked: it has no predict. To be ranked"):
+    with pytest.raises(
+        TypeError, match=r"object cannot be ranked: it has no predict. To be ranked"
+    ):
         evaluate_ranking(object(), [[1, 12]], X_train=TRAIN)
     with pytest.raises(NotFittedError):
         evaluate_ranking(Popularity(), [[1, 12]], k=1, X_train=TRAIN)
@@ -432,7 +434,9 @@ def test_nan_scores_are_named():
 def test_a_peer_that_forgets_what_users_saw_is_named():
     model = Peer(remembers=False).fit(TRAIN)
     for options in ({}, {"n_negatives": 1}):
-        with pytest.raises(ValueError, match=r"Peer does not expose .* X_train .* exclude_seen=Fals"):
+        with pytest.raises(
+            ValueError, match=r"Peer does not expose .* X_train .* exclude_seen=Fals"
+        ):
             evaluate_ranking(model, [[1, 12]], k=1, **options)
         told = evaluate_ranking(model, [[1, 12]], k=1, X_train=TRAIN, random_state=0, **options)
         whole = Peer().fit(TRAIN)
