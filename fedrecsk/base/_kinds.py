@@ -12,6 +12,9 @@ from fedrecsk.interactions import id_columns
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+    from sklearn.utils import Tags
+
+    from fedrecsk.interactions import Interactions
 
 
 class RatingMixin(RegressorMixin):
@@ -44,7 +47,7 @@ class RatingMixin(RegressorMixin):
         )
         return super().score(X, y, sample_weight)
 
-    def __sklearn_tags__(self):
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         # Shrinkage is strong by design: with one rating a user and item there is no signal.
         tags.regressor_tags.poor_score = True
@@ -54,7 +57,7 @@ class RatingMixin(RegressorMixin):
 class RankingMixin:
     """A model of preferences: y is optional, and `score` is NDCG@10."""
 
-    def __sklearn_tags__(self):
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.estimator_type = "recommender"
         return tags
@@ -93,7 +96,7 @@ class RankingMixin:
         return metrics.catalogue_ndcg(self, X, y, sample_weight)
 
 
-def check_likes(data):
+def check_likes(data: Interactions) -> None:
     """Raise if nobody likes anything.
 
     Parameters

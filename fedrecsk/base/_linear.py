@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from fedrecsk import _kernels
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
 
 SCORES_PER_BATCH = 2**22
 
@@ -50,7 +58,7 @@ class LinearScores:
         )
 
 
-def linear_scores(users, items, *linear_part):
+def linear_scores(users: np.ndarray, items: np.ndarray, *linear_part: Any) -> NDArray[np.float64]:
     """Scores of pairs of codes, -1 for unknown, under `Recommender._linear_part`; shape (n,)."""
     scores = np.empty(len(users))
     # In batches, because Ctrl-C is noticed only between two calls of a kernel.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from numpy.typing import ArrayLike, NDArray
+    from sklearn.utils import Tags
 
 # Parameters that determine the size of the model.
 _SIZES = ("n_factors", "n_bits")
@@ -294,7 +295,7 @@ class Recommender(
         """The model, ready to score these users (codes, -1 for unknown)."""
         return self
 
-    def __sklearn_tags__(self):
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         # Ids may be strings. The tag `string` is not set because scikit-learn's checks would then
         # pass objects of any type, and ids of mixed types are an error here.

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
-def attributes_of(data):
+    from fedrecsk.interactions import Interactions
+
+
+def attributes_of(data: Interactions) -> dict[str, Any]:
     """Fitted attributes about users and items that every model has, as a dict."""
     return {
         "user_ids_": data.user_ids.values.copy(),
@@ -31,7 +38,9 @@ class FitReport:
     data : Interactions
     """
 
-    def __init__(self, estimator, X, y, sample_weight, data):
+    def __init__(
+        self, estimator: Any, X: Any, y: Any, sample_weight: Any, data: Interactions
+    ) -> None:
         self.static = attributes_of(data)
         self._estimator = estimator
         # ScoringMonitor does nothing if y is None.
@@ -40,11 +49,11 @@ class FitReport:
         self._arguments = {"X": X, "y": y, "metadata": metadata}
         self._context = estimator._init_callback_context(max_subtasks=estimator._n_tasks())
 
-    def begin(self):
+    def begin(self) -> None:
         """Report that the fit begins."""
         self._context.call_on_fit_task_begin(estimator=self._estimator, **self._arguments)
 
-    def end(self):
+    def end(self) -> None:
         """Report that the fit has ended and the estimator is fitted."""
         self._context.call_on_fit_task_end(
             estimator=self._estimator,
@@ -54,7 +63,7 @@ class FitReport:
             ),
         )
 
-    def step(self, name):
+    def step(self, name: str) -> Callable[[Callable[[], dict[str, Any]]], bool]:
         """Open a step of the fit, and return the function that closes it.
 
         The closing function takes `attributes`, a function that returns the fitted attributes of

@@ -14,6 +14,7 @@ from fedrecsk.metrics._scorers import RecommenderScorer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Any
 
     from numpy.typing import NDArray
 
@@ -177,7 +178,7 @@ class CostScorer(RecommenderScorer):
         Takes a fitted recommender, returns a number.
     """
 
-    def __init__(self, name, cost):
+    def __init__(self, name: str, cost: Callable[[Any], float]) -> None:
         super().__init__(cost)
         self._name = name
 
@@ -191,7 +192,7 @@ class CostScorer(RecommenderScorer):
     def _get_metadata_request(self):
         return MetadataRequest(owner=self)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self._name
 
 

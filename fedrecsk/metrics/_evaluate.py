@@ -153,7 +153,14 @@ def evaluate_ranking(
     return {key_of(m, k): value(m, ranking, k) for m in names for k in cutoffs}
 
 
-def catalogue_ndcg(model, X, y=None, sample_weight=None, *, k=10):
+def catalogue_ndcg(
+    model: Any,
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    *,
+    k: int = 10,
+) -> float:
     """NDCG at k of a recommender of this package over its catalogue, however small that is."""
     adapted = adapt(model)
     held_out = hold_out(adapted, *check_rows(X, y, sample_weight), relevant_above=0.0)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
-def exposure(model, item, users: ArrayLike | None = None, *, k: int = 10) -> float:
+def exposure(
+    model: object, item: float | str, users: ArrayLike | None = None, *, k: int = 10
+) -> float:
     """Share of users whose first k recommendations include an item.
 
     Users who have the item already do not count.

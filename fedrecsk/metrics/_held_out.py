@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from sklearn.utils import check_array, column_or_1d
@@ -11,6 +12,10 @@ from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk._sklearn import check_sample_weight
 from fedrecsk.interactions import Ids, as_table, encode
+
+if TYPE_CHECKING:
+    from typing import Any
+
 
 # Number of users whose test rows are compared with what they saw in fit.
 USERS_LOOKED_AT = 100
@@ -121,7 +126,9 @@ def hold_out(model, X, y, sample_weight, relevant_above):
     )
 
 
-def warn_if_strangers(model, user_ids, users, item_ids, items):
+def warn_if_strangers(
+    model: Any, user_ids: np.ndarray, users: np.ndarray, item_ids: np.ndarray, items: np.ndarray
+) -> None:
     """Warn if the model knows none of the test users, or none of the test items.
 
     Parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import sparse
@@ -12,6 +13,10 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk._extras import require
 from fedrecsk.interactions import Ids, encode
 from fedrecsk.metrics._held_out import check_rows
+
+if TYPE_CHECKING:
+    from typing import Any
+
 
 PEERS = (
     "To be ranked, a model of another package needs predict, and either X_train (its training "
@@ -105,7 +110,7 @@ def unwrap_and_adapt(estimator, X_train=None):
     return [], estimator, _Plain(estimator, X_train)
 
 
-def adapt(recommender):
+def adapt(recommender: Any) -> Any:
     """Adapt a recommender: by its codes if it is of this package, else by `predict`."""
     ours = hasattr(recommender, "_score_all") and hasattr(recommender, "_seen")
     return _Own(recommender) if ours else _Peer(recommender)

@@ -15,7 +15,7 @@ from fedrecsk.metrics._evaluate import Protocol
 from fedrecsk.metrics._metrics import Need, key_of, value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, KeysView, Mapping, Sequence
 
     from numpy.typing import ArrayLike
 
@@ -100,7 +100,7 @@ def make_ranking_scorer(
 class RecommenderScorer(BaseScorer):
     """Base class of this package's scorers."""
 
-    def __init__(self, value):
+    def __init__(self, value: Callable[..., float]) -> None:
         # scikit-learn requires every scorer in a dict to name a method of the estimator.
         super().__init__(value, sign=1, kwargs={}, response_method="predict")
 
@@ -120,7 +120,7 @@ class RecommenderScorer(BaseScorer):
 class RankingScorer(RecommenderScorer):
     """One ranking metric at one cutoff; see :func:`make_ranking_scorer`."""
 
-    def __init__(self, metric, k, protocol, need):
+    def __init__(self, metric: str, k: int, protocol: Protocol, need: Need) -> None:
         super().__init__(value)
         self._metric, self._k, self._protocol, self._need = metric, k, protocol, need
         self._metadata_request = MetadataRequest(owner=self)
@@ -139,7 +139,7 @@ class RankingScorer(RecommenderScorer):
                 cache[key] = ranking
         return value(self._metric, ranking, self._k)
 
-    def trained_on(self, X_train):
+    def trained_on(self, X_train: ArrayLike) -> RankingScorer:
         """Return the same scorer with the training rows made known to it."""
         scorer = copy.copy(self)
         scorer._protocol = replace(self._protocol, X_train=X_train)
@@ -148,22 +148,22 @@ class RankingScorer(RecommenderScorer):
     def _accept_sample_weight(self):
         return True
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"make_ranking_scorer({self._metric!r}, k={self._k})"
 
 
 class RankingScorers(MultimetricScorer):
     """Several ranking metrics from one ranking; see :func:`make_ranking_scorer`."""
 
-    def __init__(self, scorers):
+    def __init__(self, scorers: Mapping[str, RankingScorer]) -> None:
         super().__init__(scorers=scorers, raise_exc=True)
 
-    def keys(self):
+    def keys(self) -> KeysView[str]:
         """Names of the metrics; with this, ``{**scorers}`` is a dict of scorers."""
         return self._scorers.keys()
 
     def __getitem__(self, name: str) -> RankingScorer:
         return self._scorers[name]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"make_ranking_scorer: {', '.join(self._scorers)}"

@@ -123,7 +123,7 @@ class Comparison:
     def _repr_html_(self):
         return self.to_html()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         shown = [name for name, _ in self._shown()]
         table = [["", *shown]]
         table += [[name, *(cell.plain for cell in cells)] for name, cells in self._cells()]

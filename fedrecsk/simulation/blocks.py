@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import sparse
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.interactions import Interactions
+
 
 RATINGS_PER_BLOCK = 2**16
 MAX_BLOCKS = 64
@@ -44,15 +53,15 @@ class Block:
     n_items: int
 
     @property
-    def n_clients(self):
+    def n_clients(self) -> int:
         return len(self.clients)
 
     @property
-    def n_users(self):
+    def n_users(self) -> int:
         return len(self.users)
 
     @property
-    def rating_indptr(self):
+    def rating_indptr(self) -> np.ndarray:
         """Ratings of each client, shape (n_clients + 1,)."""
         return self.indptr[self.client_indptr]
 
@@ -68,30 +77,30 @@ class Block:
         return row_indptr, (held % self.n_items).astype(np.int32), rows.astype(np.int32)
 
     @property
-    def row_indptr(self):
+    def row_indptr(self) -> np.ndarray:
         """Rows of each client, one per distinct item; shape (n_clients + 1,)."""
         return self._holdings[0]
 
     @cached_property
-    def row_counts(self):
+    def row_counts(self) -> np.ndarray:
         """Distinct items of each client, shape (n_clients,)."""
         return np.diff(self.row_indptr)
 
     @property
-    def row_items(self):
+    def row_items(self) -> np.ndarray:
         """Item code of each such row, ascending within a client, shape (n_rows,)."""
         return self._holdings[1]
 
     @property
-    def rows(self):
+    def rows(self) -> np.ndarray:
         """Row of each rating, shape (n_ratings,)."""
         return self._holdings[2]
 
-    def part(self, who):
+    def part(self, who: NDArray[np.bool_]) -> Block:
         """The block of the clients of a mask; this block if the mask has all."""
         return self if who.all() else self._with_codes(_block(self, np.flatnonzero(who)))
 
-    def cut(self, max_ratings):
+    def cut(self, max_ratings: int) -> list[Block]:
         """Cut the block into blocks of at most about so many ratings."""
         return [self._with_codes(part) for part in cut(self, max_ratings=max_ratings)]
 
@@ -99,7 +108,7 @@ class Block:
         """Give a part of this block the clients' and users' codes."""
         return replace(part, clients=self.clients[part.clients], users=self.users[part.users])
 
-    def spread(self, rows, who):
+    def spread(self, rows: np.ndarray, who: NDArray[np.bool_]) -> np.ndarray:
         """Spread rows of the users of ``part(who)`` over all users; the others get zeros."""
         if who.all():
             return rows
@@ -107,16 +116,16 @@ class Block:
         spread[self.users_of(who)] = rows
         return spread
 
-    def clients_of(self, users):
+    def clients_of(self, users: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Mask of the clients that have a user of the mask `users`."""
         return np.logical_or.reduceat(users, self.client_indptr[:-1])
 
-    def users_of(self, who):
+    def users_of(self, who: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Mask of the users of the clients of the mask `who`."""
         return np.repeat(who, np.diff(self.client_indptr))
 
 
-def block_size(data):
+def block_size(data: Interactions) -> int:
     """Ratings per block: 65,536, or more for large data and large catalogues.
 
     There are at most 64 blocks, each with about as many ratings as there are items or more, so
@@ -125,7 +134,12 @@ def block_size(data):
     return max(RATINGS_PER_BLOCK, -(-len(data.items) // MAX_BLOCKS), data.n_items)
 
 
-def cut(data, groups=None, max_ratings=None, share=1.0):
+def cut(
+    data: Interactions,
+    groups: np.ndarray | None = None,
+    max_ratings: int | None = None,
+    share: float = 1.0,
+) -> list[Block]:
     """Cut the clients into blocks of at most about `max_ratings` ratings.
 
     Parameters
@@ -162,7 +176,7 @@ def cut(data, groups=None, max_ratings=None, share=1.0):
     return blocks
 
 
-def of_clients(data, clients):
+def of_clients(data: Interactions, clients: NDArray[np.int64]) -> Block:
     """One block of these clients (codes)."""
     return _block(data, clients)
 
@@ -197,7 +211,9 @@ def _local_indptr(indptr, rows):
     return np.concatenate([[0], np.cumsum(indptr[rows + 1] - indptr[rows])]).astype(np.int64)
 
 
-def by_user(users, attributes, n_users=None):
+def by_user(
+    users: list[np.ndarray], attributes: list[dict[str, Any]], n_users: int | None = None
+) -> dict[str, Any]:
     """Join attributes of several groups of users, in the order of the users' codes.
 
     Parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,17 @@ from fedrecsk.simulation.participation import Participation, Turn
 from fedrecsk.simulation.protection import add_noise, protect
 from fedrecsk.simulation.stopping import HeldOut
 from fedrecsk.uploads import Batch, Form, Ragged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.simulation.blocks import Block
+    from fedrecsk.simulation.federation import Federation
+    from fedrecsk.simulation.keys import Key, Keys
+
 
 VALIDATION = {"validation_loss": Form((2,), learned=False)}
 
@@ -45,12 +56,12 @@ class Group:
     method : FederatedRecommender
     """
 
-    def __init__(self, method):
+    def __init__(self, method: Any) -> None:
         self.method = method
         self.common = None
         self._round = -1
 
-    def follow(self, message, key):
+    def follow(self, message: Message | None, key: Key) -> None:
         """Take the group's step of the round, unless it has been taken."""
         if key.round != self._round:
             self.common = self.method._follow(self.common, message, key)
@@ -89,17 +100,17 @@ class Clients:
 
     def __init__(
         self,
-        method,
-        block,
-        federation,
-        keys,
+        method: Any,
+        block: Block,
+        federation: Federation,
+        keys: Keys,
         *,
-        group=None,
-        held_out=None,
-        forge=None,
-        client_ids=None,
-        separate=False,
-    ):
+        group: Group | None = None,
+        held_out: Block | None = None,
+        forge: Callable[..., Any] | None = None,
+        client_ids: np.ndarray | None = None,
+        separate: bool = False,
+    ) -> None:
         self.method = method
         self.block = block
         self.federation = federation
@@ -124,7 +135,7 @@ class Clients:
 
     # --------------------------------------------------------------- before the rounds
 
-    def register(self):
+    def register(self) -> Registration:
         """Return the clients' Registration."""
         n_held = self.block.row_counts
         if self.federation.local_dp is not None:
@@ -132,7 +143,7 @@ class Clients:
             n_held = np.zeros_like(n_held)
         return Registration(self.client_ids, np.diff(self.block.client_indptr), n_held)
 
-    def place(self, codes, first_users):
+    def place(self, codes: NDArray[np.int64], first_users: NDArray[np.int64]) -> None:
         """Store the codes that the server has assigned to these clients and their users."""
         n_users = np.diff(self.block.client_indptr)
         offsets = np.arange(self.block.n_users) - np.repeat(self.block.client_indptr[:-1], n_users)
@@ -140,7 +151,7 @@ class Clients:
         self.block = replace(self.block, clients=np.asarray(codes), users=users)
         return self
 
-    def setup(self, step, message):
+    def setup(self, step: int, message: Message | None) -> Contribution | None:
         """Answer a set-up message: a Contribution, or None."""
         everyone = Participation.full(self.block.n_clients)
         turn = Turn(everyone.active, everyone.delivers, False)
@@ -153,13 +164,15 @@ class Clients:
         add_noise(batch, self.federation.local_dp, keys.private)
         return Contribution.of_batch(("setup", step), batch, hold=True)
 
-    def announce(self, message):
+    def announce(self, message: Message | None) -> None:
         """Store the server's announcement after the set-up."""
         self._announcement = message
 
     # --------------------------------------------------------------------- each round
 
-    def receive(self, round, message, participation=None):
+    def receive(
+        self, round: int, message: Message | None, participation: Participation | None = None
+    ) -> None:
         """Store the message of a round, None if there is none.
 
         Parameters
@@ -187,7 +200,7 @@ class Clients:
             self._messages[round] = message.of(self.block.clients)
             self._last[part.receives] = round
 
-    def follow(self, round):
+    def follow(self, round: int) -> None:
         """Take the step that clients of equal history share, once for all of them.
 
         `update` does this if needed. The simulator does it before, so that threads only read.
@@ -198,7 +211,7 @@ class Clients:
             message = self._messages[self._last[ready][0]]
             self.group.follow(message, self.keys.at(round))
 
-    def update(self, round):
+    def update(self, round: int) -> tuple[list[Contribution], NDArray[np.float64]]:
         """Run one local update. Repeated calls for the same round return the same answer.
 
         Returns
@@ -224,7 +237,7 @@ class Clients:
         self._reply = round, [one for one in contributions if one is not None], total
         return self._reply[1:]
 
-    def forget_reply(self):
+    def forget_reply(self) -> None:
         """Delete the copy of the last answer, which cannot be repeated afterwards."""
         self._reply = None
 
@@ -362,7 +375,9 @@ class Clients:
 
     # ------------------------------------------------------------------- the model's end
 
-    def validate(self, round, message, participation=None):
+    def validate(
+        self, round: int, message: Message, participation: Participation | None = None
+    ) -> Contribution:
         """Evaluate a model on held-out rows; returns sums of losses and weights as a Contribution.
 
         Parameters
@@ -408,21 +423,28 @@ class Clients:
         sums = [np.bincount(clients, one, minlength=block.n_clients) for one in losses]
         return np.stack(sums, axis=1)
 
-    def keep_measured(self):
+    def keep_measured(self) -> None:
         """Keep the users' state under the model evaluated last, because it is the best so far."""
         self._kept = self._measured
 
-    def forget_kept(self):
+    def forget_kept(self) -> None:
         """Delete the kept state, because a model that they did not evaluate is the best so far."""
         self._kept = None
 
-    def taken_part(self, *, kept=True):
+    def taken_part(self, *, kept: bool = True) -> NDArray[np.bool_]:
         """Mask of the clients that have updated, or have kept their state under the best model."""
         if self._kept is None or not kept:
             return self._has_updated
         return self._has_updated | self._kept[1]
 
-    def fitted(self, message, round, *, kept=True, who=None):
+    def fitted(
+        self,
+        message: Message,
+        round: int,
+        *,
+        kept: bool = True,
+        who: NDArray[np.bool_] | None = None,
+    ) -> dict[str, Any]:
         """Users' attributes under the final model, as a dict. Does not change the clients.
 
         Parameters
@@ -501,7 +523,7 @@ class End(NamedTuple):
     state: dict
 
 
-def personalized(method, block, message, key):
+def personalized(method: Any, block: Block, message: Message, key: Key) -> dict[str, Any]:
     """The state of clients that have never updated, once they have the final model.
 
     Parameters

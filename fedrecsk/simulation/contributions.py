@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.simulation.messages import Summed
 from fedrecsk.uploads import Batch, Ragged, Sizes, add_sums, all_finite
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.simulation.messages import Uploads
+    from fedrecsk.simulation.participation import Turn
+    from fedrecsk.uploads import Form
 
 
 @dataclass(eq=False)
@@ -48,7 +58,15 @@ class Contribution:
     n_without_noise: int = 0
 
     @classmethod
-    def of_sums(cls, step, clients, turn, sound, sums, sizes):
+    def of_sums(
+        cls,
+        step: tuple[str, int],
+        clients: NDArray[np.int64],
+        turn: Turn,
+        sound: NDArray[np.bool_] | None,
+        sums: dict[str, np.ndarray],
+        sizes: Sizes,
+    ) -> Self:
         """A contribution from sums that the method has made."""
         arrives = turn.active & turn.delivers
         accepted = arrives if sound is None else arrives & sound
@@ -67,7 +85,7 @@ class Contribution:
         )
 
     @classmethod
-    def of_batch(cls, step, batch, *, hold):
+    def of_batch(cls, step: tuple[str, int], batch: Batch, *, hold: bool) -> Self:
         """A contribution from single uploads, which are added up unless `hold`."""
         masks = batch.sends, batch.arrives, batch.accepted
         contribution = cls(*step, batch.clients, *masks, batch.sizes)
@@ -78,7 +96,7 @@ class Contribution:
         return contribution
 
 
-def added_up(batch):
+def added_up(batch: Batch) -> tuple[dict[str, np.ndarray], list]:
     """Sums over a batch's accepted clients, and what remains to be drawn for all batches."""
     if not batch.n_accepted:
         return {}, []
@@ -90,7 +108,9 @@ def added_up(batch):
     return sums, deferred
 
 
-def measured(uploads, forms, n_held, wire_dtype):
+def measured(
+    uploads: Uploads, forms: dict[str, Form], n_held: NDArray[np.int64], wire_dtype: str
+) -> Sizes:
     """Size of each client's upload as the method returns it.
 
     Parameters

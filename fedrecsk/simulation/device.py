@@ -18,7 +18,13 @@ from fedrecsk.simulation.parcel import packed
 from fedrecsk.simulation.stopping import hold_out
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from typing import Any
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from fedrecsk.simulation.messages import Message
+    from fedrecsk.simulation.parcel import Parcel
+    from fedrecsk.simulation.server import Places
 
 NOBODY = np.zeros(1, dtype=np.int64)
 
@@ -65,14 +71,14 @@ class Device(Clients):
 
     def __init__(
         self,
-        estimator,
+        estimator: Any,
         X: ArrayLike,
         y: ArrayLike | None = None,
         *,
-        client_id,
+        client_id: float | str,
         sample_weight: ArrayLike | None = None,
         private: Key | None = None,
-    ):
+    ) -> None:
         method = bare(estimator)
         private = Key(secrets.randbits(63)) if private is None else private
         whose = np.full(len(X), client_id)
@@ -95,7 +101,7 @@ class Device(Clients):
             separate=True,
         )
 
-    def place(self, place):
+    def place(self, place: Places) -> None:
         """Store the code that the server has assigned to this client.
 
         Parameters
@@ -105,16 +111,16 @@ class Device(Clients):
         super().place(place.clients, place.first_users)
         self.keys = self.keys._replace(shared=place.shared)
 
-    def setup(self, step, message):
+    def setup(self, step: int, message: Message | None) -> list[Parcel]:
         """Answer a set-up message; returns a list of Parcel, which may be empty."""
         forms = self.method._setup_forms(self.block.n_items, step)
         return self._packed(super().setup(step, message), forms)
 
-    def receive(self, round, message):
+    def receive(self, round: int, message: Message | None) -> None:
         """Store a round's message as the server sends it, None if there is none."""
         super().receive(round, self._complete(message, round))
 
-    def update(self, round):
+    def update(self, round: int) -> tuple[list[Parcel], NDArray[np.float64]]:
         """Run one local update. Repeated calls for the same round return the same answer.
 
         Returns
@@ -128,7 +134,7 @@ class Device(Clients):
         forms = self.method._upload_forms(self.block.n_items)
         return [one for c in contributions for one in self._packed(c, forms)], loss
 
-    def validate(self, round, message):
+    def validate(self, round: int, message: Message) -> list[Parcel]:
         """Evaluate a model on held-out rows; returns a list of one Parcel.
 
         Parameters
@@ -151,7 +157,7 @@ class Device(Clients):
         forms = [self.method._setup_forms(n_items, step).values() for step in steps]
         return any(form.rows == "held" for those in forms for form in those)
 
-    def fitted(self, message, round):
+    def fitted(self, message: Message, round: int) -> Any:
         """Return a fitted estimator for this client's users.
 
         Parameters
@@ -183,7 +189,7 @@ class Device(Clients):
         return self.method._on_receipt(message, self.keys.shared.at(round))
 
 
-def bare(estimator):
+def bare(estimator: Any) -> Any:
     """Check an estimator's parameters and return a copy for one side of a deployment.
 
     Parameters

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.simulation.messages import Message, Rows
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from fedrecsk.simulation.encryption import SecureChannel
+    from fedrecsk.simulation.federation import Federation
+    from fedrecsk.simulation.keys import Key
+    from fedrecsk.simulation.ledger import Ledger
 
 
 class Downlink:
@@ -21,7 +30,13 @@ class Downlink:
     channel : SecureChannel or None
     """
 
-    def __init__(self, federation, ledger, n_held, channel):
+    def __init__(
+        self,
+        federation: Federation,
+        ledger: Ledger,
+        n_held: NDArray[np.int64],
+        channel: SecureChannel | None,
+    ) -> None:
         self.federation = federation
         self.ledger = ledger
         self.channel = channel
@@ -33,7 +48,13 @@ class Downlink:
         # Bytes of encrypted sums that clients are still to receive; None before the first model.
         self._pending = None
 
-    def send(self, message, receives, delta=None, key=None):
+    def send(
+        self,
+        message: Message | None,
+        receives: NDArray[np.bool_],
+        delta: Message | None = None,
+        key: Key | None = None,
+    ) -> Message | None:
         """Send the model to the clients of the mask `receives`.
 
         Parameters
@@ -82,7 +103,7 @@ class Downlink:
         )
         return message
 
-    def announce(self, message):
+    def announce(self, message: Message) -> None:
         """Send a message to every client once."""
         if not message:
             return
@@ -92,16 +113,16 @@ class Downlink:
             sizes = np.full(len(sizes), self.channel.nbytes(n_values))
         self.count(sizes)
 
-    def count(self, sizes):
+    def count(self, sizes: ArrayLike) -> None:
         """Count bytes that every client receives: an array of shape (n_clients,) or one number."""
         everyone = np.arange(len(self._missed))
         self.ledger.down(everyone, np.broadcast_to(sizes, len(everyone)))
 
-    def add(self, message, receives):
+    def add(self, message: Message, receives: NDArray[np.bool_]) -> None:
         """Count a message that the clients of the mask receive together with the last one."""
         self.ledger.more_down(receives.nonzero()[0], self._sizes(message)[receives])
 
-    def owe(self, nbytes):
+    def owe(self, nbytes: int) -> None:
         """Note that clients are still to receive an encrypted sum of so many bytes."""
         if self._pending is not None:
             self._pending += nbytes

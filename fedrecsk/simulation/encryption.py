@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.privacy import secure_sum
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.simulation.keys import Key
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class SecureChannel:
     scheme : SecureAggregation
     """
 
-    def __init__(self, scheme):
+    def __init__(self, scheme: Any) -> None:
         self.scheme = scheme
         self._keys = None
         self._n_keys = 0
@@ -63,29 +71,29 @@ class SecureChannel:
         return vars(self) | {"_keys": None, "_n_keys": 0}
 
     @property
-    def key_nbytes(self):
+    def key_nbytes(self) -> int:
         """Bytes of the key material that every client receives."""
         return self.scheme.key_nbytes()
 
-    def nbytes(self, n_values):
+    def nbytes(self, n_values: int) -> int:
         """Bytes of an encrypted vector."""
         n_values = int(n_values)
         if n_values not in self._nbytes:
             self._nbytes[n_values] = self.scheme.ciphertext_bytes(n_values)
         return self._nbytes[n_values]
 
-    def check(self, largest, n_clients):
+    def check(self, largest: float, n_clients: int) -> None:
         """Raise if a sum of such numbers over so many clients may overflow."""
         self.scheme._check_size(largest, n_clients)
 
-    def audited(self, clients, key):
+    def audited(self, clients: NDArray[np.int64], key: Key) -> np.ndarray:
         """Draw the clients (codes) whose uploads are really encrypted in a round."""
         if self.scheme.audit == "all":
             return set(clients.tolist())
         order = np.argsort(key.hashed("audit", clients), kind="stable")
         return set(clients[order[: self.scheme.audit]].tolist())
 
-    def sum(self, vectors, n_clients):
+    def sum(self, vectors: list[np.ndarray], n_clients: int) -> NDArray[np.float64]:
         """Add up clients' vectors under encryption, and check the result.
 
         Parameters
@@ -122,7 +130,7 @@ class SecureChannel:
         self._precision = max(self._precision, precision)
         return result.values
 
-    def report(self):
+    def report(self) -> EncryptionReport:
         """Report the cost so far."""
         sums = np.array(self._sums).reshape(-1, 4)
         n_encrypted = int(sums[:, 0].sum())

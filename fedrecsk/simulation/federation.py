@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from sklearn.base import BaseEstimator
 
@@ -12,6 +12,9 @@ from fedrecsk.aggregation import Aggregator
 from fedrecsk.attacks import Adversary
 from fedrecsk.compression import Compressor
 from fedrecsk.privacy import LaplaceMechanism, SecureAggregation
+
+if TYPE_CHECKING:
+    from typing import Any, Self
 
 
 class Federation(BaseEstimator):
@@ -90,7 +93,7 @@ class Federation(BaseEstimator):
         aggregator: Aggregator | None = None,
         adversary: Adversary | None = None,
         wire_dtype: Literal["float32", "float64"] = "float32",
-    ):
+    ) -> None:
         self.dropout = dropout
         self.dropout_mode = dropout_mode
         self.sampling = sampling
@@ -101,7 +104,7 @@ class Federation(BaseEstimator):
         self.adversary = adversary
         self.wire_dtype = wire_dtype
 
-    def set_params(self, **params):
+    def set_params(self, **params: Any) -> Self:
         """Set parameters. Parameters of a part that is None raise an error.
 
         Returns
@@ -152,13 +155,13 @@ class Federation(BaseEstimator):
         )
 
     @property
-    def looks_at_uploads(self):
+    def looks_at_uploads(self) -> bool:
         """Whether single uploads are examined before they are added up."""
         compresses = self.compression is not None and self.compression.up
         return self.holds_uploads or compresses or (self.draws_each and self.local_dp is not None)
 
     @property
-    def holds_uploads(self):
+    def holds_uploads(self) -> bool:
         """Whether all uploads of a round must arrive before they can be combined."""
         protected = self.aggregator is not None or self.secure_aggregation is not None
         return protected or self.is_watched

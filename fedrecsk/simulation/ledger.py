@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk import _html
 from fedrecsk._extras import require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from numpy.typing import NDArray
+    from pandas import DataFrame
+
 
 # Names of the phases in the HTML table.
 PHASES = {
@@ -50,7 +59,7 @@ class Ledger:
         Bytes that each client received and sent.
     """
 
-    def __init__(self, client_ids):
+    def __init__(self, client_ids: np.ndarray) -> None:
         n_clients = len(client_ids)
         self.client_ids = client_ids
         self.entries = []
@@ -58,7 +67,7 @@ class Ledger:
         self.client_bytes_up = np.zeros(n_clients, dtype=np.int64)
 
     @classmethod
-    def joined(cls, ledgers):
+    def joined(cls, ledgers: Sequence[Ledger]) -> Self:
         """Join the ledgers of several fits with the same clients, one after the other.
 
         Parameters
@@ -76,7 +85,7 @@ class Ledger:
             whole.client_bytes_up += ledger.client_bytes_up
         return whole
 
-    def open(self, phase, round=-1):
+    def open(self, phase: str, round: int = -1) -> None:
         """Begin an entry, to which all following counts belong."""
         self.entries.append(
             {
@@ -98,12 +107,19 @@ class Ledger:
             }
         )
 
-    def count(self, **counts):
+    def count(self, **counts: int) -> None:
         """Add to the counts of the open entry."""
         for name, count in counts.items():
             self.entries[-1][name] += int(count)
 
-    def down(self, clients, whole, missed=None, latest=None, payload=None):
+    def down(
+        self,
+        clients: NDArray[np.int64],
+        whole: np.ndarray,
+        missed: np.ndarray | None = None,
+        latest: np.ndarray | None = None,
+        payload: np.ndarray | None = None,
+    ) -> None:
         """Count the bytes that each of `clients` (codes) received, in each of the three ways."""
         missed = whole if missed is None else missed
         latest = whole if latest is None else latest
@@ -118,13 +134,15 @@ class Ledger:
             payload_down=0 if payload is None else payload.sum(),
         )
 
-    def more_down(self, clients, nbytes):
+    def more_down(self, clients: NDArray[np.int64], nbytes: np.ndarray) -> None:
         """Count more bytes that each of `clients` (codes) received with the last message."""
         self.client_bytes_down[clients] += nbytes
         names = "bytes_down", "bytes_down_whole", "bytes_down_missed", "bytes_down_latest"
         self.count(**dict.fromkeys(names, nbytes.sum()))
 
-    def up(self, clients, nbytes, payload=None):
+    def up(
+        self, clients: NDArray[np.int64], nbytes: np.ndarray, payload: np.ndarray | None = None
+    ) -> None:
         """Count the bytes that each of `clients` (codes) sent; `payload` is part of them."""
         self.client_bytes_up[clients] += nbytes
         payload = 0 if payload is None else payload.sum()
@@ -140,7 +158,7 @@ class Ledger:
         """Total number of bytes from clients to the server."""
         return int(self.client_bytes_up.sum())
 
-    def to_frame(self):
+    def to_frame(self) -> DataFrame:
         """The entries as a pandas DataFrame, one row per phase.
 
         Raises
@@ -150,7 +168,7 @@ class Ledger:
         """
         return require("pandas", "Ledger.to_frame").DataFrame(self.entries)
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Ledger)
             and self.entries == other.entries
@@ -161,7 +179,7 @@ class Ledger:
 
     __hash__ = None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         n_clients, n_rounds = len(self.client_ids), sum(e["phase"] == "round" for e in self.entries)
         return (
             f"Ledger({n_rounds} rounds, {n_clients} clients, {_readable(self.bytes_up)} up and "

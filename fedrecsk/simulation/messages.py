@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedrecsk.compression import Compressed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.uploads import Batch, Update
+
 
 # ---------------------------------------------------------------------- from the server
 
@@ -38,20 +47,20 @@ class Dense:
     packed: Compressed | None = None
 
     @property
-    def is_learned(self):
+    def is_learned(self) -> bool:
         """Whether the numbers were learned."""
         if self.learned is not None:
             return self.learned
         return self.dtype is None or np.dtype(self.dtype).kind != "u"
 
-    def nbytes(self, n_held, wire_dtype):
+    def nbytes(self, n_held: NDArray[np.int64], wire_dtype: str) -> np.ndarray:
         """Bytes of the field for clients that hold `n_held` items; an array like `n_held`."""
         itemsize = np.dtype(self.dtype or wire_dtype).itemsize
         if self.packed is not None:
             return np.full(len(n_held), self.packed.nbytes(itemsize))
         return self._n_values(n_held) * itemsize
 
-    def payload_nbytes(self, n_held, wire_dtype):
+    def payload_nbytes(self, n_held: NDArray[np.int64], wire_dtype: str) -> np.ndarray:
         """Bytes of learned numbers, as papers count."""
         itemsize = np.dtype(self.dtype or wire_dtype).itemsize
         if self.packed is not None:
@@ -116,10 +125,10 @@ class Message(dict):
     **fields : Dense
     """
 
-    def __init__(self, **fields):
+    def __init__(self, **fields: Dense) -> None:
         super().__init__(fields)
 
-    def of(self, clients):
+    def of(self, clients: NDArray[np.int64]) -> Message:
         """The message as these clients (codes) receive it: with their own `PerClient` entries."""
         if not any(isinstance(field, PerClient) for field in self.values()):
             return self
@@ -130,11 +139,11 @@ class Message(dict):
         }
         return Message(**(self | own))
 
-    def nbytes(self, n_held, wire_dtype):
+    def nbytes(self, n_held: NDArray[np.int64], wire_dtype: str) -> np.ndarray:
         """Bytes of the message for clients that hold `n_held` items; an array like `n_held`."""
         return self._total("nbytes", n_held, wire_dtype)
 
-    def payload_nbytes(self, n_held, wire_dtype):
+    def payload_nbytes(self, n_held: NDArray[np.int64], wire_dtype: str) -> np.ndarray:
         """Bytes of learned numbers in the message."""
         return self._total("payload_nbytes", n_held, wire_dtype)
 
@@ -178,7 +187,13 @@ class Uploads(dict):
         :class:`~fedrecsk.uploads.Ragged` holds each client's own upload.
     """
 
-    def __init__(self, *, sound=None, sends=None, **fields):
+    def __init__(
+        self,
+        *,
+        sound: NDArray[np.bool_] | None = None,
+        sends: NDArray[np.bool_] | None = None,
+        **fields: Any,
+    ) -> None:
         super().__init__(fields)
         self.sound = sound
         self.sends = sends
@@ -199,7 +214,7 @@ class Total:
     n_clients: int
 
     @property
-    def mean(self):
+    def mean(self) -> np.ndarray:
         """Mean over these clients."""
         return self.sum / self.n_clients
 
@@ -216,12 +231,12 @@ class Upload(dict):
     **totals : Total
     """
 
-    def __init__(self, n_clients, batches=(), /, **totals):
+    def __init__(self, n_clients: int, batches: Sequence[Batch] = (), /, **totals: Total) -> None:
         super().__init__(totals)
         self.n_clients = n_clients
         self.batches = batches
 
-    def single(self):
+    def single(self) -> list[tuple[int, dict[str, Update]]]:
         """Pairs of each accepted client's code and its upload (a dict of Update), by code."""
         places = [
             (int(batch.clients[c]), batch, c)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.simulation.ledger import Ledger
+
+if TYPE_CHECKING:
+    from typing import Any
+
 
 __all__ = ["PROFILES", "NetworkProfile", "TrainingTime", "estimate_training_time"]
 
@@ -45,7 +50,7 @@ class NetworkProfile:
     slowdown: float = 7.0
     overhead: float = 10.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("download", "upload"):
             if not getattr(self, name) > 0:
                 raise ValueError(
@@ -55,11 +60,13 @@ class NetworkProfile:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative.")
 
-    def communication_seconds(self, bytes_down, bytes_up):
+    def communication_seconds(self, bytes_down: float, bytes_up: float) -> float:
         """S_down / B_down + S_up / B_up, for the bytes of one client."""
         return bytes_down / self.download + bytes_up / self.upload
 
-    def computation_seconds(self, client_seconds=0.0, server_seconds=0.0):
+    def computation_seconds(
+        self, client_seconds: float = 0.0, server_seconds: float = 0.0
+    ) -> float:
         """R_comp T_sim + C_comp + T_server, for seconds measured in a simulation."""
         return self.slowdown * client_seconds + self.overhead + server_seconds
 
@@ -94,26 +101,26 @@ class TrainingTime:
     round_seconds: np.ndarray
 
     @property
-    def seconds(self):
+    def seconds(self) -> float:
         """All of it."""
         return self.communication_seconds + self.computation_seconds
 
     @property
-    def minutes(self):
+    def minutes(self) -> float:
         """Total time in minutes."""
         return self.seconds / 60
 
 
 def estimate_training_time(
-    model,
-    profile="paper",
+    model: Any,
+    profile: NetworkProfile | str = "paper",
     *,
-    client_seconds=0.0,
-    server_seconds=0.0,
-    down="bytes_down",
-    up="bytes_up",
-    rounds_only=False,
-):
+    client_seconds: float = 0.0,
+    server_seconds: float = 0.0,
+    down: str = "bytes_down",
+    up: str = "bytes_up",
+    rounds_only: bool = False,
+) -> TrainingTime:
     """Estimate how long a fit would have taken on a network.
 
     Clients work in parallel, so a round takes as long as one client: the mean number of bytes per

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedrecsk.simulation.contributions import Contribution, measured
 from fedrecsk.simulation.validation import are_columns, are_numbers, are_rows
 from fedrecsk.uploads import Batch, Ragged, Sizes
+
+if TYPE_CHECKING:
+    from fedrecsk.uploads import Form
 
 
 class Numbers(NamedTuple):
@@ -58,7 +61,9 @@ class Parcel:
 # ---------------------------------------------------------------------------- on the device
 
 
-def packed(contribution, forms, held, *, numbered):
+def packed(
+    contribution: Contribution | None, forms: dict[str, Form], held: np.ndarray, *, numbered: bool
+) -> list[Parcel]:
     """Turn a contribution into parcels, one for each client that sends.
 
     Parameters
@@ -145,7 +150,16 @@ def _shortened(values, dtype):
 # ---------------------------------------------------------------------------- at the server
 
 
-def unpacked(parcel, forms, n_held, *, held=None, centers=None, wire_dtype="float32", hold=False):
+def unpacked(
+    parcel: Parcel,
+    forms: dict[str, Form],
+    n_held: int,
+    *,
+    held: np.ndarray | None = None,
+    centers: dict[str, np.ndarray] | None = None,
+    wire_dtype: str = "float32",
+    hold: bool = False,
+) -> Contribution:
     """Turn a parcel into a Contribution, which is rejected if anything in it is malformed.
 
     Parameters
@@ -186,7 +200,7 @@ def unpacked(parcel, forms, n_held, *, held=None, centers=None, wire_dtype="floa
     return Contribution.of_batch(step, batch, hold=hold)
 
 
-def held_items(contribution):
+def held_items(contribution: Contribution) -> np.ndarray | None:
     """Items that a client holds according to its set-up upload; None if it does not say."""
     batch = contribution.batch
     if batch is None or not contribution.accepted.all():

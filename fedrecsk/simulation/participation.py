@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedrecsk.simulation.federation import Federation
+    from fedrecsk.simulation.keys import Key
 
 
 class Participation(NamedTuple):
@@ -25,12 +31,12 @@ class Participation(NamedTuple):
     dropped: np.ndarray
 
     @classmethod
-    def full(cls, n_clients):
+    def full(cls, n_clients: int) -> Participation:
         """Participation of all clients, with no upload lost."""
         everyone = np.ones(n_clients, dtype=bool)
         return cls(everyone, everyone, everyone, ~everyone)
 
-    def of(self, clients):
+    def of(self, clients: NDArray[np.int64]) -> Participation:
         """Participation of some clients (codes)."""
         return Participation(*(mask[clients] for mask in self))
 
@@ -54,7 +60,14 @@ class Turn(NamedTuple):
     separate: bool
 
 
-def draw(n_clients, client_fraction, federation, key, *, prefers_rotation=False):
+def draw(
+    n_clients: int,
+    client_fraction: float,
+    federation: Federation,
+    key: Key,
+    *,
+    prefers_rotation: bool = False,
+) -> Participation:
     """Draw one round's participation.
 
     Parameters
@@ -84,7 +97,7 @@ def draw(n_clients, client_fraction, federation, key, *, prefers_rotation=False)
     return of_cohort(cohort, federation, key)
 
 
-def of_cohort(cohort, federation, key):
+def of_cohort(cohort: NDArray[np.bool_], federation: Federation, key: Key) -> Participation:
     """Draw which clients of a cohort (a mask) drop out of the round."""
     dropped = np.zeros(len(cohort), dtype=bool)
     dropped[cohort] = key.uniform("dropout", cohort.nonzero()[0]) < federation.dropout
@@ -106,24 +119,30 @@ def _smallest(numbers, n):
     return mask
 
 
-def cohort_size(n_clients, client_fraction):
+def cohort_size(n_clients: int, client_fraction: float) -> int:
     """Number of clients in a cohort that is drawn at random."""
     return max(1, round(client_fraction * n_clients))
 
 
-def smallest_cohort(n_clients, client_fraction, federation, *, prefers_rotation=False):
+def smallest_cohort(
+    n_clients: int,
+    client_fraction: float,
+    federation: Federation,
+    *,
+    prefers_rotation: bool = False,
+) -> int:
     """Smallest number of clients in a cohort, before any of them drops out."""
     if client_fraction < 1 and is_rotating(federation, prefers_rotation):
         return n_clients // n_rotating(n_clients, client_fraction)
     return cohort_size(n_clients, client_fraction)
 
 
-def n_rotating(n_clients, client_fraction):
+def n_rotating(n_clients: int, client_fraction: float) -> int:
     """Number of rotating cohorts."""
     return min(n_clients, max(1, round(1 / client_fraction)))
 
 
-def rotation(n_clients, client_fraction, key):
+def rotation(n_clients: int, client_fraction: float, key: Key) -> np.ndarray:
     """Cohort number of each client: a shuffled list cut into about 1 / client_fraction parts."""
     return _rotation(n_clients, client_fraction, key.at(-1))
 
@@ -141,14 +160,21 @@ def _rotation(n_clients, client_fraction, key):
     return cohorts
 
 
-def is_rotating(federation, prefers_rotation):
+def is_rotating(federation: Federation, prefers_rotation: bool) -> bool:
     """Whether cohorts rotate instead of being drawn at random each round."""
     if federation.sampling == "auto":
         return prefers_rotation
     return federation.sampling == "rotating"
 
 
-def histories(n_clients, client_fraction, federation, key, *, prefers_rotation=False):
+def histories(
+    n_clients: int,
+    client_fraction: float,
+    federation: Federation,
+    key: Key,
+    *,
+    prefers_rotation: bool = False,
+) -> NDArray[np.int64]:
     """Group clients that receive, update in and miss the same rounds.
 
     Returns

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
-def protect(batch, federation, key, forge=None, *, each=False):
+    from fedrecsk.privacy.local_dp import LaplaceMechanism
+    from fedrecsk.simulation.federation import Federation
+    from fedrecsk.simulation.keys import Key
+    from fedrecsk.uploads import Batch
+
+
+def protect(
+    batch: Batch,
+    federation: Federation,
+    key: Key,
+    forge: Callable[..., Any] | None = None,
+    *,
+    each: bool = False,
+) -> None:
     """Apply the federation's stages to the uploads of a batch, in place.
 
     Parameters
@@ -32,7 +50,7 @@ def protect(batch, federation, key, forge=None, *, each=False):
         batch.accepted = _finite(batch)
 
 
-def add_noise(batch, mechanism, key):
+def add_noise(batch: Batch, mechanism: LaplaceMechanism | None, key: Key) -> None:
     """Add each client's own noise to all its fields, in place; None: no noise."""
     if mechanism is None:
         return

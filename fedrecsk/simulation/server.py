@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from numbers import Integral
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,18 @@ from fedrecsk.simulation.participation import Participation
 from fedrecsk.simulation.stopping import EarlyStopping
 from fedrecsk.simulation.uplink import Uplink
 from fedrecsk.simulation.validation import validated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any, Self
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.privacy.local_dp import PrivacyReport
+    from fedrecsk.simulation.clients import Registration
+    from fedrecsk.simulation.contributions import Contribution
+    from fedrecsk.simulation.federation import Federation
+    from fedrecsk.simulation.messages import Upload
 
 
 class Catalogue(NamedTuple):
@@ -80,7 +92,14 @@ class Server:
         Lowest and highest rating. None: the method's `rating_scale`, if it has one.
     """
 
-    def __init__(self, method, federation, key, item_ids, rating_range=None):
+    def __init__(
+        self,
+        method: Any,
+        federation: Federation,
+        key: Key,
+        item_ids: np.ndarray,
+        rating_range: tuple[float, float] | None = None,
+    ) -> None:
         self.method = method
         self.federation = federation
         self.key = key
@@ -101,7 +120,7 @@ class Server:
         self._held = {}
 
     @classmethod
-    def of(cls, estimator, key=None):
+    def of(cls, estimator: Any, key: Key | None = None) -> Self:
         """A server outside the simulator.
 
         Parameters
@@ -117,7 +136,7 @@ class Server:
 
     # --------------------------------------------------------------- before the rounds
 
-    def register(self, registrations):
+    def register(self, registrations: Sequence[Registration]) -> list[Places]:
         """Register clients, send them the catalogue, and initialise the state.
 
         Parameters
@@ -175,28 +194,30 @@ class Server:
         ]
 
     @property
-    def n_clients(self):
+    def n_clients(self) -> int:
         """Clients that have registered."""
         return len(self.client_ids)
 
     @property
-    def round(self):
+    def round(self) -> int:
         """Rounds run so far."""
         return len(self.history)
 
     @property
-    def n_setups(self):
+    def n_setups(self) -> int:
         """Number of set-up exchanges before the rounds."""
         return self.method._n_setups
 
-    def setup_message(self, step):
+    def setup_message(self, step: int) -> Message | None:
         """Message to every client in a set-up exchange."""
         self.ledger.open("setup", step)
         message = self.method._setup_message(self.state, step)
         self.downlink.announce(message)
         return message
 
-    def close_setup(self, step, uploads, *, trusted=False):
+    def close_setup(
+        self, step: int, uploads: Iterable[Parcel | Contribution], *, trusted: bool = False
+    ) -> None:
         """Take the server's step of a set-up exchange.
 
         Parameters
@@ -216,11 +237,11 @@ class Server:
             )
         self.state = self.method._setup_aggregate(self.state, upload, step, key)
 
-    def announcement(self):
+    def announcement(self) -> Message:
         """Message to every client after the set-up."""
         return self.method._announce(self.state)
 
-    def send_announcement(self):
+    def send_announcement(self) -> Message:
         """Send the announcement, and count its bytes."""
         message = self.announcement()
         if message and self.ledger.entries[-1]["phase"] != "setup":
@@ -230,7 +251,7 @@ class Server:
 
     # --------------------------------------------------------------------- each round
 
-    def open_round(self):
+    def open_round(self) -> tuple[Participation, Message | None]:
         """Begin a round; returns the participation and the message, None if none is sent."""
         key = self.key.at(self.round)
         self._participation = self._drawn(key)
@@ -266,7 +287,13 @@ class Server:
             )
         return participation.of_cohort(cohort, self.federation, key)
 
-    def close_round(self, uploads, loss=(0.0, 0.0), *, trusted=False):
+    def close_round(
+        self,
+        uploads: Iterable[Parcel | Contribution],
+        loss: tuple[float, float] = (0.0, 0.0),
+        *,
+        trusted: bool = False,
+    ) -> Upload | None:
         """Take the server's step of a round, with the uploads that have arrived.
 
         Uploads that are malformed or contain NaN are left out and counted as rejected.
@@ -346,7 +373,7 @@ class Server:
             seen[senders] = True
             yield one
 
-    def accept(self, parcel):
+    def accept(self, parcel: Parcel) -> Contribution:
         """Check a parcel and return it as a Contribution.
 
         Parameters
@@ -419,13 +446,19 @@ class Server:
 
     # ------------------------------------------------------------------ early stopping
 
-    def final_participation(self):
+    def final_participation(self) -> Participation:
         """Clients that evaluate the last model: all, or the cohort that would be next."""
         if self.method.client_fraction == 1:
             return Participation.full(self.n_clients)
         return self._drawn(self.key.at(self.round))
 
-    def close_validation(self, uploads, receives, *, trusted=False):
+    def close_validation(
+        self,
+        uploads: Iterable[Parcel | Contribution],
+        receives: NDArray[np.bool_],
+        *,
+        trusted: bool = False,
+    ) -> bool:
         """Use the clients' validation losses; returns whether the model is the best so far.
 
         Parameters
@@ -453,7 +486,7 @@ class Server:
             self.ledger.entries[-1]["phase"] = "stop"
         return is_best
 
-    def send_for_validation(self, receives):
+    def send_for_validation(self, receives: NDArray[np.bool_]) -> Message:
         """Send the clients of the mask what they need to evaluate the model.
 
         If a round's message lacks fields of the final model, or has the rows of own items only,
@@ -474,11 +507,11 @@ class Server:
 
     # ------------------------------------------------------------------------- the end
 
-    def current_message(self):
+    def current_message(self) -> Message:
         """The announcement and the current model, as clients need them to recommend."""
         return Message(**self.announcement(), **self.method._final_model(self.state))
 
-    def send_final(self):
+    def send_final(self) -> Message:
         """Send all clients the model of the last round; returns it with the announcement."""
         self.ledger.open("final", self.round)
         model, delta = self.method._final_model(self.state), None
@@ -487,7 +520,7 @@ class Server:
         self.downlink.send(model, self._everyone, delta)
         return self.current_message()
 
-    def send_best(self):
+    def send_best(self) -> Message:
         """Send all clients the best model instead; returns it with the announcement."""
         self.ledger.open("best", self.round)
         announced = self.announcement()
@@ -497,7 +530,7 @@ class Server:
         self.downlink.send(model, self._everyone)
         return best
 
-    def privacy_report(self):
+    def privacy_report(self) -> PrivacyReport:
         """Report the privacy loss by all uploads so far."""
         federation = self.federation
         compresses = federation.compression is not None and federation.compression.up
@@ -524,7 +557,7 @@ def _senders(one):
     return np.array([min(max(int(one.client), -1), np.iinfo(np.int64).max)])
 
 
-def catalogue_nbytes(item_ids):
+def catalogue_nbytes(item_ids: np.ndarray) -> int:
     """Bytes of the items' ids. Strings are counted as UTF-8 with one byte as terminator."""
     if item_ids.dtype.kind in "UO":
         return sum(len(str(one).encode()) + 1 for one in item_ids.tolist())

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedrecsk._order import stable_order
 from fedrecsk.simulation.messages import Message
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def hold_out(data, fraction, key):
+    from fedrecsk.interactions import Interactions
+    from fedrecsk.simulation.blocks import Block
+    from fedrecsk.simulation.keys import Key
+
+
+def hold_out(data: Interactions, fraction: float, key: Key) -> tuple[Interactions, Interactions]:
     """Let every client hold out some of its rows.
 
     Each user keeps at least one row for training. Which rows are held out depends only on the
@@ -74,7 +81,7 @@ class HeldOut(NamedTuple):
     ranks: np.ndarray
 
     @classmethod
-    def of(cls, block):
+    def of(cls, block: Block) -> HeldOut:
         """Make them from a block of held-out rows."""
         lengths = np.diff(block.indptr)
         users = np.repeat(np.arange(block.n_users), lengths)
@@ -118,12 +125,20 @@ class EarlyStopping:
     _rounds_without_progress: int = 0
     _last_losses: tuple = ()
 
-    def be_patient(self, patience):
+    def be_patient(self, patience: int) -> None:
         """Change the patience; a stopped fit may then go on."""
         self.patience = patience
         self.stopped = self._rounds_without_progress >= patience * self.n_cohorts
 
-    def judge(self, loss, round, message, *, by_everybody=True, is_last=False):
+    def judge(
+        self,
+        loss: float,
+        round: int,
+        message: Callable[[], Message],
+        *,
+        by_everybody: bool = True,
+        is_last: bool = False,
+    ) -> bool:
         """Record the loss of a round's model; returns whether it is the best so far.
 
         Parameters

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from fedrecsk._threads import n_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Self
 
 
 class Threads:
@@ -20,18 +25,18 @@ class Threads:
         Number of threads, as in :class:`joblib.Parallel`, but at most one per processor.
     """
 
-    def __init__(self, n_jobs):
+    def __init__(self, n_jobs: int | None) -> None:
         self.n_threads = n_threads(n_jobs)
         self._pool = ThreadPoolExecutor(self.n_threads) if self.n_threads > 1 else None
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def __call__(self, tasks):
+    def __call__(self, tasks: Iterable) -> Iterator:
         """Run tasks made by :func:`joblib.delayed`; returns a generator of their results.
 
         At most two tasks per thread are started ahead, so that few results are kept waiting.

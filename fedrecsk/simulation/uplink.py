@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from fedrecsk.privacy.local_dp import PrivacyReport
 from fedrecsk.simulation.messages import Total, Upload
 from fedrecsk.uploads import add_sums
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fedrecsk.simulation.contributions import Contribution
+    from fedrecsk.simulation.downlink import Downlink
+    from fedrecsk.simulation.encryption import SecureChannel
+    from fedrecsk.simulation.federation import Federation
+    from fedrecsk.simulation.keys import Key
+    from fedrecsk.simulation.ledger import Ledger
+    from fedrecsk.uploads import Form
 
 
 class Uplink:
@@ -22,7 +35,14 @@ class Uplink:
     n_clients : int
     """
 
-    def __init__(self, federation, ledger, downlink, channel, n_clients):
+    def __init__(
+        self,
+        federation: Federation,
+        ledger: Ledger,
+        downlink: Downlink,
+        channel: SecureChannel | None,
+        n_clients: int,
+    ) -> None:
         self.federation = federation
         self.ledger = ledger
         self.downlink = downlink
@@ -30,7 +50,14 @@ class Uplink:
         self._uploads = np.zeros(n_clients, dtype=np.int64)
         self._coordinates = np.zeros(n_clients, dtype=np.int64)
 
-    def collect(self, contributions, forms, key, *, learned=False):
+    def collect(
+        self,
+        contributions: Iterable[Contribution],
+        forms: dict[str, Form],
+        key: Key,
+        *,
+        learned: bool = False,
+    ) -> Upload | None:
         """Combine the contributions to one step.
 
         Parameters
@@ -150,13 +177,13 @@ class Uplink:
         self._uploads[clients] += 1
         self._coordinates[clients] += coordinates
 
-    def privacy_report(self, server_sees):
+    def privacy_report(self, server_sees: str) -> PrivacyReport:
         """Report the privacy loss by all uploads so far, given what the server sees of them."""
         mechanism = self.federation.local_dp
         return PrivacyReport.of(mechanism, self._uploads, self._coordinates, server_sees)
 
 
-def aligned_size(forms):
+def aligned_size(forms: dict[str, Form]) -> int:
     """Length of the vector that every client encrypts, which must be equal for all."""
     for name, form in forms.items():
         if form.rows != "all":

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.uploads import LARGEST_INTEGER, Batch, Listed, Ragged, Sizes, Update
 
+if TYPE_CHECKING:
+    from fedrecsk.simulation.contributions import Contribution
+    from fedrecsk.uploads import Form
+
+
 # ---------------------------------------------------------------------- numbers of one field
 
 
-def are_numbers(values, form, shape, n_clients=1):
+def are_numbers(values: object, form: Form, shape: tuple[int, ...], n_clients: int = 1) -> bool:
     """Whether this is a valid sum of a field over so many clients.
 
     Parameters
@@ -52,7 +58,7 @@ def _range(form, n_clients):
     return max(low, -largest), min(high, largest)
 
 
-def are_rows(rows, form):
+def are_rows(rows: object, form: Form) -> bool:
     """Whether these are ascending, distinct row numbers of a field."""
     if type(rows) is not np.ndarray or rows.ndim != 1 or rows.dtype.kind not in "iu":
         return False
@@ -62,7 +68,7 @@ def are_rows(rows, form):
     return inside and bool((np.diff(rows.astype(np.int64)) > 0).all())
 
 
-def are_columns(columns, form):
+def are_columns(columns: object, form: Form) -> bool:
     """Whether this is a mask of the columns of a field."""
     is_mask = type(columns) is np.ndarray and columns.dtype == bool
     return is_mask and columns.shape == (form.width,)
@@ -71,7 +77,9 @@ def are_columns(columns, form):
 # ----------------------------------------------------------- contributions by hand, untrusted
 
 
-def validated(contribution, forms, centers):
+def validated(
+    contribution: Contribution, forms: dict[str, Form], centers: dict[str, np.ndarray]
+) -> Contribution:
     """Accept only the well-formed uploads of a contribution.
 
     Sums are accepted or rejected as a whole.
