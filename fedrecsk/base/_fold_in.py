@@ -12,9 +12,9 @@ from fedrecsk._sklearn import validate_parameter_constraints
 from fedrecsk.interactions import id_columns, named
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Any, Self
 
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
 
 class FoldIn:
@@ -107,8 +107,8 @@ class FoldIn:
             seen_items = seen_items[_runs(starts, lengths)]
         self._seen = np.concatenate([[0], np.cumsum(lengths)]), seen_items
         self._users = self._users.followed_by(data.user_ids.values[new])
-        self.user_ids_ = self._users.values.copy()
-        self.n_users_ = len(self.user_ids_)
+        self.user_ids_: NDArray[Any] = self._users.values.copy()
+        self.n_users_: int = len(self.user_ids_)
         return self
 
     def _take_users(self, attributes, places):

@@ -18,6 +18,8 @@ from fedrecsk.base._linear import _batches
 from fedrecsk.interactions import Ids, as_table, id_array, id_columns, missing_id
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.typing import ArrayLike, NDArray
     from pandas import DataFrame
 
@@ -35,10 +37,10 @@ class Recommends:
             *,
             exclude_seen: bool = True,
             candidates: ArrayLike | None = None,
-            interactions: ArrayLike | tuple | None = None,
+            interactions: ArrayLike | tuple[Any, ...] | None = None,
             exclude_interactions: ArrayLike | None = None,
             as_frame: Literal[False] = False,
-        ) -> tuple[NDArray, NDArray[np.float64]]: ...
+        ) -> tuple[NDArray[Any], NDArray[np.float64]]: ...
         @overload
         def recommend(
             self,
@@ -47,7 +49,7 @@ class Recommends:
             *,
             exclude_seen: bool = True,
             candidates: ArrayLike | None = None,
-            interactions: ArrayLike | tuple | None = None,
+            interactions: ArrayLike | tuple[Any, ...] | None = None,
             exclude_interactions: ArrayLike | None = None,
             as_frame: Literal[True],
         ) -> DataFrame: ...
@@ -59,10 +61,10 @@ class Recommends:
         *,
         exclude_seen: bool = True,
         candidates: ArrayLike | None = None,
-        interactions: ArrayLike | tuple | None = None,
+        interactions: ArrayLike | tuple[Any, ...] | None = None,
         exclude_interactions: ArrayLike | None = None,
         as_frame: bool = False,
-    ) -> tuple[NDArray, NDArray[np.float64]] | DataFrame:
+    ) -> tuple[NDArray[Any], NDArray[np.float64]] | DataFrame:
         """Recommend items to users, best first.
 
         Parameters

@@ -41,7 +41,7 @@ class FitReport:
     def __init__(
         self, estimator: Any, X: Any, y: Any, sample_weight: Any, data: Interactions
     ) -> None:
-        self.static = attributes_of(data)
+        self.static: dict[str, Any] = attributes_of(data)
         self._estimator = estimator
         # ScoringMonitor does nothing if y is None.
         y = np.ones(len(X)) if y is None and hasattr(X, "__len__") else y

@@ -16,6 +16,8 @@ from fedrecsk.base._linear import _batches
 from fedrecsk.interactions import id_array, named
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.typing import ArrayLike, NDArray
     from pandas import DataFrame
 
@@ -43,7 +45,7 @@ class Similarity:
         @overload
         def similar_items(
             self, items: ArrayLike, n: int = 10, as_frame: Literal[False] = False
-        ) -> tuple[NDArray, NDArray[np.float64]]: ...
+        ) -> tuple[NDArray[Any], NDArray[np.float64]]: ...
         @overload
         def similar_items(
             self, items: ArrayLike, n: int = 10, *, as_frame: Literal[True]
@@ -51,7 +53,7 @@ class Similarity:
         @overload
         def similar_users(
             self, users: ArrayLike, n: int = 10, as_frame: Literal[False] = False
-        ) -> tuple[NDArray, NDArray[np.float64]]: ...
+        ) -> tuple[NDArray[Any], NDArray[np.float64]]: ...
         @overload
         def similar_users(
             self, users: ArrayLike, n: int = 10, *, as_frame: Literal[True]
@@ -60,7 +62,7 @@ class Similarity:
     @available_if(_knows_items)
     def similar_items(
         self, items: ArrayLike, n: int = 10, as_frame: bool = False
-    ) -> tuple[NDArray, NDArray[np.float64]] | DataFrame:
+    ) -> tuple[NDArray[Any], NDArray[np.float64]] | DataFrame:
         """Find the items that are most similar to given ones.
 
         The similarity of two items is the cosine of their vectors, `item_factors_`, without
@@ -119,7 +121,7 @@ class Similarity:
     @available_if(_knows_users)
     def similar_users(
         self, users: ArrayLike, n: int = 10, as_frame: bool = False
-    ) -> tuple[NDArray, NDArray[np.float64]] | DataFrame:
+    ) -> tuple[NDArray[Any], NDArray[np.float64]] | DataFrame:
         """Find the users that are most similar to given ones. In simulations only.
 
         The similarity of two users is the cosine of their vectors, `user_factors_`. In a

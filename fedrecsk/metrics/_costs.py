@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def best_within(
     budget: float, *, metric: str = "ndcg@10", cost: str = "bytes_up"
-) -> Callable[[Mapping[str, NDArray]], int]:
+) -> Callable[[Mapping[str, NDArray[Any]]], int]:
     """Choose the best candidate of a search whose cost stays within a budget.
 
     Pass it as `refit` of GridSearchCV or RandomizedSearchCV.
@@ -196,27 +196,27 @@ class CostScorer(RecommenderScorer):
         return self._name
 
 
-bytes_up_scorer = CostScorer("bytes_up_scorer", _bytes_up)
+bytes_up_scorer: CostScorer = CostScorer("bytes_up_scorer", _bytes_up)
 """Mean number of bytes that a client sent during fit, as a negative number.
 
 Taken from `communication_`, including the set-up. 0 for a centralised model, which sends no
 messages (although it has to collect all data in one place).
 """
 
-bytes_down_scorer = CostScorer("bytes_down_scorer", _bytes_down)
+bytes_down_scorer: CostScorer = CostScorer("bytes_down_scorer", _bytes_down)
 """Mean number of bytes that a client received during fit, as a negative number.
 
 Taken from `communication_`, including the final model, from which clients predict. 0 for a
 centralised model.
 """
 
-bytes_scorer = CostScorer("bytes_scorer", _bytes)
+bytes_scorer: CostScorer = CostScorer("bytes_scorer", _bytes)
 """Mean number of bytes that a client sent and received during fit, as a negative number."""
 
-rounds_scorer = CostScorer("rounds_scorer", _rounds)
+rounds_scorer: CostScorer = CostScorer("rounds_scorer", _rounds)
 """Number of communication rounds of the fit, as a negative number. 0 for a centralised model."""
 
-epsilon_scorer = CostScorer("epsilon_scorer", _epsilon)
+epsilon_scorer: CostScorer = CostScorer("epsilon_scorer", _epsilon)
 """Total privacy loss of the client with the largest loss, as a negative number.
 
 Taken from `privacy_`: epsilon over all coordinates and uploads of that client. Infinite if

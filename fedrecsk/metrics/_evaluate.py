@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
+    from fedrecsk.metrics._metrics import Ranking
+
 
 def evaluate_ranking(
     estimator: object,
@@ -193,7 +195,7 @@ class Protocol:
             raise ValueError("n_negatives draws negatives and negatives gives them; pass only one.")
 
     @property
-    def key(self):
+    def key(self) -> tuple[Any, ...]:
         """Key by which equal protocols share one ranking."""
         state = self.random_state
         return (
@@ -205,7 +207,7 @@ class Protocol:
             id(self.X_train),
         )
 
-    def check(self, metrics, cutoffs):
+    def check(self, metrics: Sequence[str], cutoffs: Sequence[int]) -> None:
         """Raise if metrics make no sense under this protocol."""
         of_lists = [metric for metric in metrics if metric in OF_LISTS]
         if of_lists and (self.n_negatives is not None or self.negatives is not None):
@@ -216,7 +218,16 @@ class Protocol:
         if "diversity" in metrics and min(cutoffs) < 2:
             raise ValueError("'diversity' is about pairs of items; take k of at least 2.")
 
-    def rank(self, estimator, X, y=None, sample_weight=None, *, need, warn_of_seen=False):
+    def rank(
+        self,
+        estimator: Any,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        need: Need,
+        warn_of_seen: bool = False,
+    ) -> Ranking:
         """Rank the rows, with what is needed of the rankings."""
         transformers, recommender, model = unwrap_and_adapt(estimator, self.X_train)
         X, y, sample_weight = check_rows(X, y, sample_weight)

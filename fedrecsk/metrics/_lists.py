@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -34,7 +35,7 @@ class Lists:
     n_items: int
 
     @cached_property
-    def owners(self):
+    def owners(self) -> Any:
         """Users of fit by item, a CSR array of ones."""
         indptr, items = self.seen
         ones = np.ones(len(items), dtype=np.int8)
@@ -44,7 +45,7 @@ class Lists:
         return owners
 
     @property
-    def n_owners(self):
+    def n_owners(self) -> np.ndarray:
         """Number of users of fit who have each item."""
         return np.diff(self.owners.indptr)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedrecsk.metrics import _lists, _places
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Depth at which all places are exact.
 EVERYWHERE = 2**62
@@ -46,7 +49,7 @@ class Need(NamedTuple):
     listed: int = 0
 
     @classmethod
-    def of(cls, metrics, cutoffs):
+    def of(cls, metrics: Sequence[str], cutoffs: Sequence[int]) -> Need:
         """What these metrics at these cutoffs need."""
         k = max(cutoffs)
         with_cutoff = any(metric != "auc" for metric in metrics)
@@ -54,11 +57,11 @@ class Need(NamedTuple):
         return cls(k if with_cutoff else 1, "auc" in metrics, k if lists else 0)
 
     @property
-    def depth(self):
+    def depth(self) -> int:
         """Places up to this one must be exact."""
         return EVERYWHERE if self.whole else self.cutoff
 
-    def joined(self, other):
+    def joined(self, other: Need) -> Need:
         """What both need."""
         return Need(*map(max, self, other))
 

@@ -39,17 +39,17 @@ class Places:
     depth: int
     n_candidates: np.ndarray | None = None
 
-    def sums(self, values):
+    def sums(self, values: np.ndarray) -> np.ndarray:
         """Sum of a value per relevant item, by user."""
         return np.add.reduceat(values, self.indptr[:-1])
 
     @property
-    def n_relevant(self):
+    def n_relevant(self) -> np.ndarray:
         """Relevant items by user."""
         return np.diff(self.indptr)
 
     @cached_property
-    def best(self):
+    def best(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The tied candidates that hold each user's best relevant items.
 
         Number of candidates ahead of them, number of tied candidates, and number of relevant ones
@@ -61,7 +61,7 @@ class Places:
         return ahead, self.sums(np.where(best, self.tied, 0)) // members, members
 
     @cached_property
-    def among(self):
+    def among(self) -> tuple[np.ndarray, np.ndarray]:
         """For each relevant item, how many of the user's relevant items score higher or the same.
 
         The item itself counts among those that score the same.

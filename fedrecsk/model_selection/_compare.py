@@ -46,6 +46,7 @@ from fedrecsk.model_selection._user_kfold import UserKFold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
@@ -71,8 +72,8 @@ def compare(
     X: ArrayLike,
     y: ArrayLike | None = None,
     *,
-    cv: int | Iterable | None = None,
-    scoring: str | Sequence[str] | Mapping[str, str | Callable] | Callable | None = None,
+    cv: int | Iterable[Any] | None = None,
+    scoring: str | Sequence[str] | Mapping[str, Any] | Callable[..., Any] | None = None,
     clients: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
     n_jobs: int | None = None,

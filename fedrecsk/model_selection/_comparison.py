@@ -50,13 +50,13 @@ class Comparison:
 
     per_fold: Any
     summary: Any
-    estimators: dict[str, list] | None
+    estimators: dict[str, list[Any]] | None
 
     def __init__(
         self,
         rows: list[dict[str, Any]],
         columns: Sequence[str],
-        estimators: dict[str, list] | None = None,
+        estimators: dict[str, list[Any]] | None = None,
     ) -> None:
         self._rows = rows
         self._columns = columns
@@ -120,7 +120,7 @@ class Comparison:
         """
         return _tables.latex(self._shown(), self._cells(), self._error_lines(), caption, label)
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         return self.to_html()
 
     def __repr__(self) -> str:

@@ -126,7 +126,7 @@ class CostDisplay:
     @classmethod
     def from_results(
         cls,
-        results: Comparison | ArrayLike | Sequence[Mapping],
+        results: Comparison | ArrayLike | Sequence[Mapping[str, Any]],
         *,
         score: str = "ndcg@10",
         cost: str = "mb",
@@ -217,11 +217,11 @@ class CostDisplay:
         y: ArrayLike | None = None,
         *,
         param_name: str,
-        param_range: Iterable | Mapping[str, Any],
+        param_range: Iterable[Any] | Mapping[str, Any],
         score: str = "ndcg@10",
         cost: str = "mb",
         greater_is_better: bool | None = None,
-        reference: float | Mapping[str, Any] | Sequence | None = None,
+        reference: float | Mapping[str, Any] | Sequence[Any] | None = None,
         ax: Axes | None = None,
         compare_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -321,7 +321,8 @@ class CostDisplay:
         check_reference(self.reference)
         ax, own = axes("CostDisplay.plot", ax)
         costs, scores = np.asarray(self.costs, float), np.asarray(self.scores, float)
-        self.points_, self.baselines_ = [], []
+        self.points_: list[Any] = []
+        self.baselines_: list[Any] = []
         taken = len(ax.containers)
         for i, name in enumerate(self.names):
             if np.isnan(costs[i]):
@@ -336,7 +337,7 @@ class CostDisplay:
             point = ax.errorbar(costs[i], scores[i], **restyled(kwargs, **look))
             self.points_.append(point)
         draw_reference(self, ax)
-        self.front_ = None
+        self.front_: Any = None
         if len(on_front) > 1:
             look = {"color": "0.6", "linewidth": 1.5, "zorder": 2, "drawstyle": "steps-post"}
             look = restyled(front_kw, label="Pareto front", **look)

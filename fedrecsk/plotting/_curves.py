@@ -86,7 +86,8 @@ class CurvesDisplay:
         self._draw_lines(ax, self.curves, kwargs)
 
     def _draw_lines(self, ax, curves, kwargs):
-        self.lines_, self.bands_ = [], []
+        self.lines_: list[Any] = []
+        self.bands_: list[Any] = []
         taken = len(ax.lines)
         for name, (x, mean, std) in curves.items():
             look = style(taken + len(self.lines_)) | {"label": legible(name), "markersize": 6}

@@ -93,7 +93,7 @@ class PrivacyDisplay(CurvesDisplay):
     @classmethod
     def from_results(
         cls,
-        results: Comparison | ArrayLike | Sequence[Mapping],
+        results: Comparison | ArrayLike | Sequence[Mapping[str, Any]],
         *,
         x: str = "epsilon",
         score: str = "ndcg@10",
@@ -155,9 +155,9 @@ class PrivacyDisplay(CurvesDisplay):
         y: ArrayLike | None = None,
         *,
         param_name: str = "federation__local_dp",
-        param_range: Iterable | Mapping[str, Any],
+        param_range: Iterable[Any] | Mapping[str, Any],
         score: str = "ndcg@10",
-        reference: float | Mapping[str, Any] | Sequence | None = None,
+        reference: float | Mapping[str, Any] | Sequence[Any] | None = None,
         ax: Axes | None = None,
         compare_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -211,7 +211,7 @@ class PrivacyDisplay(CurvesDisplay):
                 clear[name] = mean[~finite].mean()
         self._draw_lines(ax, noisy, kwargs)
         colours = {name: line.get_color() for name, line in zip(noisy, self.lines_, strict=True)}
-        self.baselines_ = []
+        self.baselines_: list[Any] = []
         for name, score in clear.items():
             look = {"color": colours.get(name, "0.35"), "linestyle": "--", "linewidth": 1}
             line = ax.axhline(score, label=legible(f"{name}, no noise"), zorder=1, **look)

@@ -84,7 +84,7 @@ class RobustnessDisplay(CurvesDisplay):
     @classmethod
     def from_results(
         cls,
-        results: ArrayLike | Sequence[Mapping],
+        results: ArrayLike | Sequence[Mapping[str, Any]],
         *,
         x: str = "dropout",
         score: str = "ndcg@10",
@@ -139,9 +139,9 @@ class RobustnessDisplay(CurvesDisplay):
         y: ArrayLike | None = None,
         *,
         param_name: str = "federation__dropout",
-        param_range: Iterable | Mapping[str, Any] = (0.0, 0.25, 0.5, 0.75),
+        param_range: Iterable[Any] | Mapping[str, Any] = (0.0, 0.25, 0.5, 0.75),
         score: str = "ndcg@10",
-        reference: float | Mapping[str, Any] | Sequence | None = None,
+        reference: float | Mapping[str, Any] | Sequence[Any] | None = None,
         ax: Axes | None = None,
         compare_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -192,7 +192,8 @@ class RobustnessDisplay(CurvesDisplay):
             self._draw_side_by_side(ax, list(dict.fromkeys(conditions)), kwargs)
 
     def _draw_side_by_side(self, ax, conditions, kwargs):
-        self.lines_, self.bands_ = [], []
+        self.lines_: list[Any] = []
+        self.bands_: list[Any] = []
         n_methods = len(self.curves)
         for i, (name, (x, mean, std)) in enumerate(self.curves.items()):
             look = {"label": legible(name), "linestyle": "none", "markersize": 7, "capsize": 3}

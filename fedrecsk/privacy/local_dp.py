@@ -227,7 +227,7 @@ class PrivacyReport:
             max((one.server_sees for one in reports), key=SERVER_SEES.index),
         )
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         rows = [
             ["Mechanism on each upload", self.mechanism],
             ["What the server sees", self.server_sees],

@@ -64,7 +64,7 @@ class Group:
     def follow(self, message: Message | None, key: Key) -> None:
         """Take the group's step of the round, unless it has been taken."""
         if key.round != self._round:
-            self.common = self.method._follow(self.common, message, key)
+            self.common: Any = self.method._follow(self.common, message, key)
             self._round = key.round
         return self.common
 
@@ -112,15 +112,15 @@ class Clients:
         separate: bool = False,
     ) -> None:
         self.method = method
-        self.block = block
+        self.block: Block = block
         self.federation = federation
         self.keys = keys
-        self.group = Group(method) if group is None else group
+        self.group: Group = Group(method) if group is None else group
         self.held_out = held_out
         self.forge = forge
         self.separate = separate
-        self.client_ids = block.clients if client_ids is None else client_ids
-        self.state = None
+        self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
+        self.state: Any = None
         self._announcement = Message()
         # Messages that clients received last, by round, and the round of each client's last one.
         self._messages = {}
@@ -520,7 +520,7 @@ class End(NamedTuple):
     block: object
     places: np.ndarray
     wanted: np.ndarray
-    state: dict
+    state: dict[str, Any]
 
 
 def personalized(method: Any, block: Block, message: Message, key: Key) -> dict[str, Any]:

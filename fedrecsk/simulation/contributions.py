@@ -11,7 +11,7 @@ from fedrecsk.simulation.messages import Summed
 from fedrecsk.uploads import Batch, Ragged, Sizes, add_sums, all_finite
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Any, Self
 
     from numpy.typing import NDArray
 
@@ -52,9 +52,9 @@ class Contribution:
     arrives: np.ndarray
     accepted: np.ndarray
     sizes: Sizes
-    sums: dict | None = None
+    sums: dict[str, np.ndarray] | None = None
     batch: Batch | None = None
-    deferred: list = field(default_factory=list)
+    deferred: list[tuple[str, Any]] = field(default_factory=list)
     n_without_noise: int = 0
 
     @classmethod
@@ -96,7 +96,7 @@ class Contribution:
         return contribution
 
 
-def added_up(batch: Batch) -> tuple[dict[str, np.ndarray], list]:
+def added_up(batch: Batch) -> tuple[dict[str, np.ndarray], list[Any]]:
     """Sums over a batch's accepted clients, and what remains to be drawn for all batches."""
     if not batch.n_accepted:
         return {}, []

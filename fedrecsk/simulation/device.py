@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from fedrecsk.interactions import Interactions
     from fedrecsk.simulation.messages import Message
     from fedrecsk.simulation.parcel import Parcel
     from fedrecsk.simulation.server import Places
@@ -83,7 +84,7 @@ class Device(Clients):
         private = Key(secrets.randbits(63)) if private is None else private
         whose = np.full(len(X), client_id)
         catalogue = catalogue_ids(method.items)
-        self.data = method._read(X, y, whose, sample_weight, item_ids=catalogue)
+        self.data: Interactions = method._read(X, y, whose, sample_weight, item_ids=catalogue)
         training, held_out = self.data, None
         if method.early_stopping:
             training, held_out = hold_out(self.data, method.validation_fraction, private)
@@ -109,7 +110,7 @@ class Device(Clients):
         place : Places
         """
         super().place(place.clients, place.first_users)
-        self.keys = self.keys._replace(shared=place.shared)
+        self.keys: Keys = self.keys._replace(shared=place.shared)
 
     def setup(self, step: int, message: Message | None) -> list[Parcel]:
         """Answer a set-up message; returns a list of Parcel, which may be empty."""

@@ -66,7 +66,7 @@ class SecureChannel:
         self._sums = []
         self._precision = 0.0
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         # Secret keys are neither pickled nor copied. A copy makes new ones when needed.
         return vars(self) | {"_keys": None, "_n_keys": 0}
 

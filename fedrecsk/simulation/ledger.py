@@ -12,7 +12,7 @@ from fedrecsk._extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self
+    from typing import Any, ClassVar, Self
 
     from numpy.typing import NDArray
     from pandas import DataFrame
@@ -62,9 +62,9 @@ class Ledger:
     def __init__(self, client_ids: np.ndarray) -> None:
         n_clients = len(client_ids)
         self.client_ids = client_ids
-        self.entries = []
-        self.client_bytes_down = np.zeros(n_clients, dtype=np.int64)
-        self.client_bytes_up = np.zeros(n_clients, dtype=np.int64)
+        self.entries: list[dict[str, Any]] = []
+        self.client_bytes_down: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
+        self.client_bytes_up: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
 
     @classmethod
     def joined(cls, ledgers: Sequence[Ledger]) -> Self:
@@ -177,7 +177,7 @@ class Ledger:
             and np.array_equal(self.client_bytes_up, other.client_bytes_up)
         )
 
-    __hash__ = None
+    __hash__: ClassVar[None] = None
 
     def __repr__(self) -> str:
         n_clients, n_rounds = len(self.client_ids), sum(e["phase"] == "round" for e in self.entries)
@@ -187,7 +187,7 @@ class Ledger:
             f"up and {_readable(self.bytes_down / n_clients)} down)"
         )
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         n_clients = len(self.client_ids)
         head = ["", "Messages up", "Messages down", "Up", "Down", "Up per client"]
         head.append("Down per client")

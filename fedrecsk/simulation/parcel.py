@@ -55,7 +55,7 @@ class Parcel:
     phase: str
     round: int
     client: int
-    fields: dict = field(default_factory=dict)
+    fields: dict[str, Numbers] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------------- on the device

@@ -52,7 +52,7 @@ class Catalogue(NamedTuple):
 
     n_items: int
     n_clients: int
-    rating_range: tuple
+    rating_range: tuple[float, float]
 
 
 class Places(NamedTuple):
@@ -104,13 +104,15 @@ class Server:
         self.federation = federation
         self.key = key
         self.item_ids = item_ids
-        self.rating_range = rating_range or getattr(method, "rating_scale", None)
+        self.rating_range: tuple[float, float] | None = rating_range or getattr(
+            method, "rating_scale", None
+        )
         self.state = None
-        self.history = []
+        self.history: list[dict[str, Any]] = []
         # Rounds in which all uploads were lost, and rounds with too few for the aggregator.
         self.n_empty_rounds = 0
         self.n_undecided_rounds = 0
-        self.stopping = EarlyStopping(method.tol, method.n_iter_no_change)
+        self.stopping: EarlyStopping = EarlyStopping(method.tol, method.n_iter_no_change)
         self._participation = None
         self._message = None
         # The last message that was sent.
@@ -162,17 +164,17 @@ class Server:
             )
         n_users = np.concatenate([one.n_users for one in registrations])
         n_held = np.concatenate([one.n_held for one in registrations])
-        self.client_ids = ids[order]
-        self.n_held = n_held[order]
-        self.n_users = int(n_users.sum())
+        self.client_ids: np.ndarray = ids[order]
+        self.n_held: NDArray[np.int64] = n_held[order]
+        self.n_users: int = int(n_users.sum())
         self._has_received = np.zeros(len(ids), dtype=bool)
         share = self.method.client_fraction
         self.stopping.n_cohorts = participation.n_rotating(len(ids), share)
         scheme = self.federation.secure_aggregation
-        self.channel = None if scheme is None else SecureChannel(scheme)
-        self.ledger = Ledger(self.client_ids)
-        self.downlink = Downlink(self.federation, self.ledger, self.n_held, self.channel)
-        self.uplink = Uplink(
+        self.channel: SecureChannel | None = None if scheme is None else SecureChannel(scheme)
+        self.ledger: Ledger = Ledger(self.client_ids)
+        self.downlink: Downlink = Downlink(self.federation, self.ledger, self.n_held, self.channel)
+        self.uplink: Uplink = Uplink(
             self.federation, self.ledger, self.downlink, self.channel, self.n_clients
         )
         self.ledger.open("catalogue")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fedrecsk._threads import n_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Self
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any, Self
 
 
 class Threads:
@@ -26,7 +26,7 @@ class Threads:
     """
 
     def __init__(self, n_jobs: int | None) -> None:
-        self.n_threads = n_threads(n_jobs)
+        self.n_threads: int = n_threads(n_jobs)
         self._pool = ThreadPoolExecutor(self.n_threads) if self.n_threads > 1 else None
 
     def __enter__(self) -> Self:
@@ -36,7 +36,7 @@ class Threads:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def __call__(self, tasks: Iterable) -> Iterator:
+    def __call__(self, tasks: Iterable[tuple[Callable[..., Any], Any, Any]]) -> Iterator[Any]:
         """Run tasks made by :func:`joblib.delayed`; returns a generator of their results.
 
         At most two tasks per thread are started ahead, so that few results are kept waiting.
