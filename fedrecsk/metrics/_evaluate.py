@@ -180,7 +180,7 @@ class Protocol:
     random_state: object = None
     X_train: object = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         validate_parameter_constraints(
             {
                 "n_negatives": [Interval(Integral, 1, None, closed="left"), None],

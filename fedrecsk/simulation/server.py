@@ -107,11 +107,11 @@ class Server:
         self.rating_range: tuple[float, float] | None = rating_range or getattr(
             method, "rating_scale", None
         )
-        self.state = None
+        self.state: Any = None
         self.history: list[dict[str, Any]] = []
         # Rounds in which all uploads were lost, and rounds with too few for the aggregator.
-        self.n_empty_rounds = 0
-        self.n_undecided_rounds = 0
+        self.n_empty_rounds: int = 0
+        self.n_undecided_rounds: int = 0
         self.stopping: EarlyStopping = EarlyStopping(method.tol, method.n_iter_no_change)
         self._participation = None
         self._message = None
