@@ -42,7 +42,7 @@ class RatingMixin(RegressorMixin):
         """
         check_is_fitted(self)
         users, items = id_columns(self._checked(X)[0])
-        metrics.warn_if_strangers(
+        metrics.warn_if_unknown(
             metrics.adapt(self), users, self._users.codes(users), items, self._items.codes(items)
         )
         return super().score(X, y, sample_weight)

@@ -16,7 +16,7 @@ from fedrecsk.metrics._costs import (
 from fedrecsk.metrics._evaluate import catalogue_ndcg as catalogue_ndcg
 from fedrecsk.metrics._evaluate import evaluate_ranking
 from fedrecsk.metrics._exposure import exposure
-from fedrecsk.metrics._held_out import warn_if_strangers as warn_if_strangers
+from fedrecsk.metrics._held_out import warn_if_unknown as warn_if_unknown
 from fedrecsk.metrics._ranking import (
     average_precision_at_k,
     hit_rate_at_k,

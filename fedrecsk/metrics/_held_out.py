@@ -113,7 +113,7 @@ def hold_out(model, X, y, sample_weight, relevant_above):
         users = model.user_ids.codes(user_ids.values)
     own_items = items[rows]
     codes = model.item_ids.codes(test.item_ids.values)
-    warn_if_strangers(model, user_ids.values, users, test.item_ids.values, codes)
+    warn_if_unknown(model, user_ids.values, users, test.item_ids.values, codes)
     return HeldOut(
         user_ids=user_ids,
         item_ids=test.item_ids,
@@ -126,7 +126,7 @@ def hold_out(model, X, y, sample_weight, relevant_above):
     )
 
 
-def warn_if_strangers(
+def warn_if_unknown(
     model: Any, user_ids: np.ndarray, users: np.ndarray, item_ids: np.ndarray, items: np.ndarray
 ) -> None:
     """Warn if the model knows none of the test users, or none of the test items.

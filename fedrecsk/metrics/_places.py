@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Places:
-    """Where relevant items stand in the rankings of users, each of whom has at least one.
+    """Places of the relevant items in the rankings of users with at least one relevant item.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ def average_precision(places, k):
     first, last = _span(places, k)
     higher, equal = places.among
     inverses = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, k + 1))])
-    # An item at place a + j of a group that begins after place a has so many relevant ones up to
+    # An item at place a + j of a group that begins after place a has this many relevant ones up to
     # it: those of higher groups, itself, and each other of its group with probability (j - 1) /
     # (tied - 1). The sum over j is of (c + (j - 1) d) / (a + j).
     others = (equal - 1) / np.maximum(places.tied - 1, 1)

@@ -446,6 +446,7 @@ def _fit_and_score(
                 estimator, params = _asking(estimator, metadata)
                 scorers = _weighing(scorers)
             scores = _Scores(scorers, raises)
+            # This loads numba, so that its import does not count as somebody's fit.
             before = _kernels.seconds_compiling()
             result = cross_validate(
                 estimator,

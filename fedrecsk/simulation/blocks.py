@@ -101,7 +101,7 @@ class Block:
         return self if who.all() else self._with_codes(_block(self, np.flatnonzero(who)))
 
     def cut(self, max_ratings: int) -> list[Block]:
-        """Cut the block into blocks of at most about so many ratings."""
+        """Cut the block into blocks of about `max_ratings` ratings or fewer."""
         return [self._with_codes(part) for part in cut(self, max_ratings=max_ratings)]
 
     def _with_codes(self, part):

@@ -123,7 +123,7 @@ class Downlink:
         self.ledger.more_down(receives.nonzero()[0], self._sizes(message)[receives])
 
     def owe(self, nbytes: int) -> None:
-        """Note that clients are still to receive an encrypted sum of so many bytes."""
+        """Note that clients are still to receive an encrypted sum of `nbytes` bytes."""
         if self._pending is not None:
             self._pending += nbytes
 

@@ -83,7 +83,7 @@ class SecureChannel:
         return self._nbytes[n_values]
 
     def check(self, largest: float, n_clients: int) -> None:
-        """Raise if a sum of such numbers over so many clients may overflow."""
+        """Raise if a sum of numbers up to `largest` over `n_clients` clients may overflow."""
         self.scheme._check_size(largest, n_clients)
 
     def audited(self, clients: NDArray[np.int64], key: Key) -> np.ndarray:

@@ -51,9 +51,9 @@ class Federation(BaseEstimator):
         :mod:`fedrecsk.compression`. Each client compresses its upload of a round. The server
         compresses the difference between its model and what clients know, so that what is left
         out of one message is sent in a later one. It assumes that clients follow every round;
-        under early stopping they measure the full model. Fields of which clients receive only the
-        rows of their own items are compressed in uploads only. SCoLR's uploads, of which each
-        client sends some columns, are not compressed. LightFR, which sends binary codes, raises
+        under early stopping they measure the full model. Fields whose rows are sent only to the
+        clients that hold the items are compressed in uploads only. SCoLR's uploads, some columns
+        of a matrix, are not compressed. LightFR, which sends binary codes, raises
         an error.
     secure_aggregation : SecureAggregation or None, default=None
         Homomorphic encryption of all uploads: the server adds ciphertexts and learns

@@ -73,7 +73,7 @@ class Dense:
 
 @dataclass(frozen=True, eq=False)
 class Rows(Dense):
-    """A field of which every client receives only the rows of the items that it holds.
+    """A field whose rows are sent to the clients that hold the items.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class Derived(Dense):
 
 @dataclass(frozen=True, eq=False)
 class PerClient(Dense):
-    """A field of which every client receives only its own entry.
+    """A field with an entry for each client, which is sent to that client only.
 
     For methods that set ``_server_sees = "clients"``.
 

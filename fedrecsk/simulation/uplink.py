@@ -132,7 +132,7 @@ class Uplink:
         return sums
 
     def _add_noise(self, totals, forms, n_clients, key):
-        """Add the noise of so many clients, drawn for their sum."""
+        """Add the noise of `n_clients` clients, drawn for their sum."""
         mechanism = self.federation.local_dp
         for name, form in forms.items():
             mechanism._check_form(name, form)

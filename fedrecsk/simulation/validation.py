@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def are_numbers(values: object, form: Form, shape: tuple[int, ...], n_clients: int = 1) -> bool:
-    """Whether this is a valid sum of a field over so many clients.
+    """Whether this is a valid sum of a field over `n_clients` clients.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def are_numbers(values: object, form: Form, shape: tuple[int, ...], n_clients: i
 
 
 def _range(form, n_clients):
-    """Smallest and largest possible sum of an integer field over so many clients."""
+    """Smallest and largest possible sum of an integer field over `n_clients` clients."""
     largest = int(LARGEST_INTEGER)
     if form.bits:
         return -n_clients, n_clients
@@ -179,20 +179,20 @@ def _rebuilt(one, accepted, forms, centers):
         for name, center in batch.centers.items()
     ):
         return None
-    fields, whom = {}, accepted.copy()
+    fields, sound = {}, accepted.copy()
     for name, form in forms.items():
         changes = (batch.changes if form.learned else batch.counts)[name]
-        if tuple(changes.shape) != tuple(form.shape) or changes.n_clients != len(whom):
+        if tuple(changes.shape) != tuple(form.shape) or changes.n_clients != len(sound):
             return None
         ours, theirs = centers.get(name), batch.centers.get(name)
-        fields[name], whom = _own(changes, form, whom)
+        fields[name], sound = _own(changes, form, sound)
         if ours is not theirs and not np.array_equal(ours, theirs):
-            fields[name] = _moved(fields[name], whom, theirs, ours)
+            fields[name] = _moved(fields[name], sound, theirs, ours)
     return Batch(
         one.clients,
         one.sends,
         one.arrives,
-        whom,
+        sound,
         forms,
         {name: fields[name] for name in forms if name in learned},
         {name: fields[name] for name in forms if name not in learned},
@@ -201,26 +201,26 @@ def _rebuilt(one, accepted, forms, centers):
     )
 
 
-def _own(changes, form, whom):
+def _own(changes, form, sound):
     """Copy a field into the server's own class, with a mask of the clients with valid parts."""
     if not isinstance(changes, Ragged):
-        return _listed(changes, form, whom)
-    whom = whom & _well_formed_rows(changes, form)
+        return _listed(changes, form, sound)
+    sound = sound & _well_formed_rows(changes, form)
     changes = replace(changes, form=form, center=None)
-    if not whom.any():
-        return changes, whom
+    if not sound.any():
+        return changes, sound
     if form.is_integer:
-        return _listed(changes, form, whom)
-    return changes, whom & changes.finite(whom)
+        return _listed(changes, form, sound)
+    return changes, sound & changes.finite(sound)
 
 
-def _listed(changes, form, whom):
+def _listed(changes, form, sound):
     """Copy changes of any class into arrays."""
-    updates, whom = [None] * len(whom), whom.copy()
-    for client in np.flatnonzero(whom):
+    updates, sound = [None] * len(sound), sound.copy()
+    for client in np.flatnonzero(sound):
         updates[client] = _update_of(changes, client, form)
-        whom[client] = updates[client] is not None
-    return Listed(updates, form), whom
+        sound[client] = updates[client] is not None
+    return Listed(updates, form), sound
 
 
 def _update_of(changes, client, form):
@@ -237,14 +237,14 @@ def _update_of(changes, client, form):
     return Update(rows, change)
 
 
-def _moved(changes, whom, theirs, ours):
+def _moved(changes, sound, theirs, ours):
     """Turn absolute numbers into changes from the server's center."""
     move = np.zeros(changes.shape)
     move += 0 if theirs is None else theirs
     move -= 0 if ours is None else ours
     updates = [
-        Update(slice(None), changes.whole(client) + move) if whom[client] else None
-        for client in range(len(whom))
+        Update(slice(None), changes.whole(client) + move) if sound[client] else None
+        for client in range(len(sound))
     ]
     return Listed(updates, changes.form)
 
