@@ -305,6 +305,11 @@ def test_bad_requests_are_named(Estimator, toy):
         model.recommend(X[:1, 0], 1, candidates=[])
     with pytest.raises(ValueError, match="interactions must be X or"):
         model.recommend(X[:1, 0], 1, interactions=(X, y, y))
+    for pairs in ([[X[0, 0]]], [X[0, 0], X[0, 1]]):
+        with pytest.raises(ValueError, match="exclude_interactions must have the user's id"):
+            model.recommend(X[:1, 0], 1, exclude_interactions=pairs)
+    nothing = model.recommend(X[:1, 0], 2, exclude_interactions=[])
+    np.testing.assert_array_equal(nothing[0], model.recommend(X[:1, 0], 2)[0])
     items, scores = model.recommend([], 3)
     assert items.shape == scores.shape == (0, 3)
 

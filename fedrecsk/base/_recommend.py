@@ -106,8 +106,8 @@ class Recommends:
         Raises
         ------
         ValueError
-            If a candidate is unknown, if the lists do not fit into memory, or if `fold_in` rejects
-            `interactions`.
+            If a candidate is unknown, if `exclude_interactions` has fewer than two columns, if the
+            lists do not fit into memory, or if `fold_in` rejects `interactions`.
 
         Notes
         -----
@@ -194,7 +194,15 @@ class Recommends:
         """Pairs of these users, as ascending positions in `users` and item codes."""
         if pairs is None or len(users) == 0:
             return np.empty((2, 0), dtype=np.int64)
-        theirs, items = id_columns(as_table(pairs))
+        pairs = as_table(pairs)
+        if len(pairs) == 0:
+            return np.empty((2, 0), dtype=np.int64)
+        if np.ndim(pairs) != 2 or np.shape(pairs)[1] < 2:
+            raise ValueError(
+                "exclude_interactions must have the user's id in column 0 and the item's id in "
+                f"column 1; its shape is {np.shape(pairs)}."
+            )
+        theirs, items = id_columns(pairs)
         distinct, rows = np.unique(users, return_inverse=True)
         owners, items = Ids(distinct, "users").codes(theirs), self._items.codes(items)
         kept = (owners >= 0) & (items >= 0)
