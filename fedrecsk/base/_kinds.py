@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from sklearn.base import RegressorMixin
@@ -42,9 +43,9 @@ class RatingMixin(RegressorMixin):
         """
         check_is_fitted(self)
         users, items = id_columns(self._checked(X)[0])
-        metrics.warn_if_unknown(
-            metrics.adapt(self), users, self._users.codes(users), items, self._items.codes(items)
-        )
+        known = SimpleNamespace(user_ids=self._users, item_ids=self._items)
+        codes = self._users.codes(users), self._items.codes(items)
+        metrics.warn_if_unknown(known, users, codes[0], items, codes[1])
         return super().score(X, y, sample_weight)
 
     def __sklearn_tags__(self) -> Tags:

@@ -26,7 +26,6 @@ from fedrecsk.metrics._ranking import (
     reciprocal_rank_at_k,
     user_auc,
 )
-from fedrecsk.metrics._recommender import adapt as adapt
 from fedrecsk.metrics._scorers import make_ranking_scorer
 from fedrecsk.metrics._top_k import top_k as top_k
 
