@@ -21,9 +21,9 @@ A class docstring names a shared description in braces, on a line of its own::
         \"\"\"
 
 `documented` replaces such lines by the texts below, with the default value that the class
-has. What follows a placeholder with a deeper indentation continues its text, as
-"In squared ratings." does here. ``{shared parameters}`` and ``{shared attributes}`` stand for
-everything that all federated methods have in common, except for `n_rounds`.
+has. Indented lines after a placeholder continue its text, like "In squared ratings." in the
+example. ``{shared parameters}`` and ``{shared attributes}`` stand for everything that all federated
+methods share, except `n_rounds`.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ TEXTS = {
     # ------------------------------------------------------------------------- parameters
     "items": """
 items : array-like of shape (n_items,), default={default}
-    The public catalogue: the ids of all items on offer, in any order, also of items that
-    nobody has rated. None takes the items of X.
+    The public catalogue: the ids of all items on offer, in any order, including items that
+    nobody has rated. None: the items of X.
 """,
     "federated items": """
 items : array-like of shape (n_items,), default={default}
-    The public catalogue: the ids of all items on offer, in any order, also of items that
-    nobody has rated. None takes the items of X, which is refused under differential privacy
+    The public catalogue: the ids of all items on offer, in any order, including items that
+    nobody has rated. None: the items of X, which is refused under differential privacy,
     because it reveals whose data is in X.
 """,
     "client_fraction": """
 client_fraction : float in (0, 1], default={default}
-    Share of the clients that are chosen for each round; at least one client is. Users whom no
-    round has reached are personalised when somebody asks for them, or all of them at once when
-    an attribute by user, like ``user_factors_``, is read.
+    Share of the clients that are chosen for each round, at least one client. Users whose
+    clients were never chosen are personalised when you ask for them, or all at once when you
+    read an attribute by user such as ``user_factors_``.
 """,
     "early_stopping": """
 early_stopping : bool, default={default}
@@ -66,8 +66,9 @@ validation_fraction : float in (0, 1), default={default}
 """,
     "n_iter_no_change": """
 n_iter_no_change : int, default={default}
-    Number of rounds without improvement after which early stopping ends the fit. With cohorts,
-    number of passes over all of them; models are then judged by the mean loss of a pass.
+    Number of rounds without improvement after which early stopping ends the fit. If only a
+    share of the clients takes part in a round, it is the number of passes over all clients, and
+    models are judged by the mean loss of a pass.
 """,
     "tol": """
 tol : float, default={default}
@@ -75,23 +76,23 @@ tol : float, default={default}
 """,
     "warm_start": """
 warm_start : bool, default={default}
-    Whether `fit` continues the last fit up to `n_rounds` rounds in total, with the clients'
-    private state, instead of starting anew.
+    Whether `fit` continues the previous fit, including the clients' private state, up to
+    `n_rounds` rounds in total. Otherwise it starts from scratch.
 """,
     "n_jobs": """
 n_jobs : int or None, default={default}
-    Number of threads, at most one for each core; None means 1, and -1 all cores. The fitted
+    Number of threads, at most one per core. None means 1, and -1 means all cores. The fitted
     model does not depend on it.
 """,
     "random_state": """
 random_state : int, RandomState instance or None, default={default}
-    Seeds everything random: initial vectors, negatives, noise, held-out rows, and which
-    clients are chosen or drop out. Pass an int for the same model in every fit.
+    Seed of everything random: initial vectors, negatives, noise, held-out rows, and which
+    clients are chosen or drop out. Pass an int to get the same model in every fit.
 """,
     "federation": """
 federation : Federation or None, default={default}
-    The setting: who drops out, and how uploads are protected, compressed, aggregated or
-    attacked. None stands for ``Federation()``, in which nothing goes wrong.
+    The setting: which clients drop out, and how uploads are protected, compressed, aggregated
+    or attacked. None means ``Federation()``: no dropout, attacks or protections.
 """,
     # ------------------------------------------------------------------------- attributes
     "user_ids_": """
@@ -121,8 +122,8 @@ best_round_ : int
 """,
     "loss_curve_": """
 loss_curve_ : list of float
-    Training loss of each round, averaged over the clients that took part. Only the simulation
-    knows it: it is never sent.
+    Training loss of each round, averaged over the clients that took part. It is known only in a
+    simulation, because clients never send it.
 """,
     "history_": """
 history_ : list of dict
@@ -131,11 +132,11 @@ history_ : list of dict
 """,
     "communication_": """
 communication_ : Ledger
-    Every byte that was sent, by phase, by round and by client.
+    All bytes that were sent, by phase, by round and by client.
 """,
     "privacy_": """
 privacy_ : PrivacyReport
-    What the server sees of the clients' uploads, and what differential privacy guarantees.
+    What the server sees of the clients' uploads, and the guarantee of differential privacy.
 """,
 }
 

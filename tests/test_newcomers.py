@@ -58,7 +58,7 @@ def test_short_lists_hold_what_is_left(Estimator, toy, n, monkeypatch):
         assert len(set(its[:n_left]) & set(left)) == n_left
         assert (its[n_left:] == -1).all()
         assert (values[n_left:] == -np.inf).all()
-    monkeypatch.setattr(base, "SCORES_PER_BATCH", 20)
+    monkeypatch.setattr(base._linear, "SCORES_PER_BATCH", 20)
     in_batches = model.recommend(users, n)
     np.testing.assert_array_equal(in_batches[0], items)
     assert in_batches[1] == pytest.approx(scores, abs=1e-6)
@@ -83,8 +83,8 @@ def test_few_candidates_make_short_lists(Estimator, toy):
 def test_lists_that_memory_cannot_hold_are_refused(toy, monkeypatch):
     X, y = toy
     model = Popularity().fit(X, y)
-    monkeypatch.setattr(base, "UNCHECKED_BYTES", 1000)
-    monkeypatch.setattr(base._memory, "available", lambda: 5000)
+    monkeypatch.setattr(base._frames, "UNCHECKED_BYTES", 1000)
+    monkeypatch.setattr(base._frames._memory, "available", lambda: 5000)
     assert model.recommend([1] * 20, 9)[0].shape == (20, 9)
     with pytest.raises(ValueError, match="9 recommendations for each of 30 users take about"):
         model.recommend([1] * 30, 10**9)

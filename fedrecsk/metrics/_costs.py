@@ -1,8 +1,9 @@
-"""What a federated fit cost, as scorers, and the best candidate within a budget."""
+"""Scorers for the cost of a federated fit, and the choice of a candidate within a budget."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,13 +14,14 @@ from fedrecsk.metrics._scorers import RecommenderScorer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Any
 
     from numpy.typing import NDArray
 
 
 def best_within(
     budget: float, *, metric: str = "ndcg@10", cost: str = "bytes_up"
-) -> Callable[[Mapping[str, NDArray]], int]:
+) -> Callable[[Mapping[str, NDArray[Any]]], int]:
     """Choose the best candidate of a search whose cost stays within a budget.
 
     Pass it as `refit` of GridSearchCV or RandomizedSearchCV.
@@ -27,8 +29,8 @@ def best_within(
     Parameters
     ----------
     budget : float
-        Most that a candidate may cost, in the unit of the cost scorer: for `bytes_up_scorer`
-        bytes a client, so that ``50e6`` is 50 MB.
+        Highest cost allowed, in the unit of the cost scorer. `bytes_up_scorer` counts bytes per
+        client, so ``50e6`` means 50 MB per client.
     metric : str, default="ndcg@10"
         Name of the metric to maximise, as in the search's `scoring`.
     cost : str, default="bytes_up"
@@ -37,23 +39,27 @@ def best_within(
     Returns
     -------
     refit : callable
-        Takes `cv_results_` and returns the index of the candidate with the largest mean metric
-        over the folds among those whose mean cost is at most `budget`; of equals the cheapest.
+        Takes `cv_results_` and returns the index of the best candidate within the budget: of all
+        candidates whose mean cost over the folds is at most `budget`, the one with the largest
+        mean metric, and among equals the cheapest.
 
     Raises
     ------
+    TypeError
+        By `best_within`, if the budget is not a number. By the callable, if its argument is not
+        `cv_results_`.
     ValueError
         By `best_within`, if the budget is negative or NaN. By the callable, if `metric` or `cost`
-        is not among the scores, a cost is positive (it should come from a cost scorer), or no
-        candidate is within the budget.
+        is not among the scores, if a cost has the wrong sign (cost scorers return negative
+        numbers), or if no candidate is within the budget.
 
     Notes
     -----
-    scikit-learn leaves `best_score_` and `score` of a search with a callable `refit` undefined:
-    read ``cv_results_["mean_test_..."][best_index_]``, and score with
-    ``evaluate_ranking(search, X_test)``. An error here ends the search with its results lost;
-    when unsure of the budget, search with ``refit=False`` and call ``best_within(...)`` on
-    `cv_results_` afterwards.
+    A search with a callable `refit` has no `best_score_` and no `score` in scikit-learn. Read
+    ``cv_results_["mean_test_..."][best_index_]`` instead, and score with
+    ``evaluate_ranking(search, X_test)``. If no candidate is within the budget, the error ends the
+    search and its results are lost. If you are unsure of the budget, search with
+    ``refit=False`` and call ``best_within(...)`` on `cv_results_` afterwards.
 
     Examples
     --------
@@ -72,6 +78,8 @@ def best_within(
     >>> search.best_params_["n_factors"] < 64
     True
     """
+    if not isinstance(budget, Real) or isinstance(budget, bool):
+        raise TypeError(f"budget must be a number of at least 0, got {budget!r}.")
     if not budget >= 0:
         raise ValueError(f"budget must be a number of at least 0, got {budget!r}.")
     return _BestWithin(budget, metric, cost)
@@ -89,7 +97,7 @@ class _BestWithin:
         if (costs < 0).any():
             raise ValueError(
                 f"{self.cost!r} is not a cost: it has positive scores. Cost scorers such as "
-                "bytes_up_scorer give costs with a minus."
+                "bytes_up_scorer return negative numbers."
             )
         within = np.flatnonzero((costs <= self.budget) & ~np.isnan(values))
         if len(within) == 0:
@@ -106,12 +114,22 @@ class _BestWithin:
 
 
 def _means(results, name):
-    key = f"mean_test_{name}"
+    if not hasattr(results, "keys"):
+        raise TypeError(
+            f"best_within(...) chooses from the cv_results_ of a search, got {results!r}."
+        )
+    key, prefix = f"mean_test_{name}", "mean_test_"
     if key not in results:
-        prefix = "mean_test_"
-        names = [k.removeprefix(prefix) for k in results if k.startswith(prefix)]
-        raise ValueError(f"The search has no score {name!r}; it has {', '.join(names)}.")
-    return np.asarray(results[key], dtype=np.float64)
+        names = [k.removeprefix(prefix) for k in map(str, results) if k.startswith(prefix)]
+        there = f"it has {', '.join(names)}" if names else "it has none"
+        raise ValueError(
+            f"The search has no score {name!r}; {there}. Name scores as its `scoring` does, "
+            "which must be a dict or a list."
+        )
+    values = np.asarray(results[key])
+    if values.dtype.kind not in "iuf":
+        raise ValueError(f"Column {key!r} holds {values.tolist()[0]!r}, which is not a number.")
+    return values.astype(np.float64)
 
 
 def _bytes_up(model):
@@ -133,7 +151,7 @@ def _rounds(model):
 
 
 def _epsilon(model):
-    # A centralised fit has everybody's data in the clear.
+    # A centralised fit reads all data in plaintext.
     if _ledger(model) is None or not hasattr(model, "privacy_"):
         return float("inf")
     return model.privacy_.epsilon
@@ -143,14 +161,14 @@ def _ledger(model):
     ledger = getattr(model, "communication_", None)
     if ledger is None and hasattr(model, "federation"):
         raise ValueError(
-            f"{type(model).__name__} has no communication_ yet: costs are known when fit has "
-            "ended. While it runs, history_ grows by a row per round; do not monitor costs."
+            f"{type(model).__name__} has no communication_ yet: costs are known only after the "
+            "fit, so they cannot be monitored while it runs; history_ can."
         )
     return ledger
 
 
 class CostScorer(RecommenderScorer):
-    """A cost of the fit, with a minus, since scikit-learn maximises.
+    """A cost of the fit as a negative number, because scikit-learn maximises scores.
 
     Parameters
     ----------
@@ -160,7 +178,7 @@ class CostScorer(RecommenderScorer):
         Takes a fitted recommender, returns a number.
     """
 
-    def __init__(self, name, cost):
+    def __init__(self, name: str, cost: Callable[[Any], float]) -> None:
         super().__init__(cost)
         self._name = name
 
@@ -174,33 +192,33 @@ class CostScorer(RecommenderScorer):
     def _get_metadata_request(self):
         return MetadataRequest(owner=self)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self._name
 
 
-bytes_up_scorer = CostScorer("bytes_up_scorer", _bytes_up)
-"""Bytes that a client sent during fit, on average over clients, with a minus.
+bytes_up_scorer: CostScorer = CostScorer("bytes_up_scorer", _bytes_up)
+"""Mean number of bytes that a client sent during fit, as a negative number.
 
-From `communication_`: the set-up, the rounds and all. 0 for a centralised model, which sends no
-messages (though it has to collect the data themselves).
+Taken from `communication_`, including the set-up. 0 for a centralised model, which sends no
+messages (although it has to collect all data in one place).
 """
 
-bytes_down_scorer = CostScorer("bytes_down_scorer", _bytes_down)
-"""Bytes that a client received during fit, on average over clients, with a minus.
+bytes_down_scorer: CostScorer = CostScorer("bytes_down_scorer", _bytes_down)
+"""Mean number of bytes that a client received during fit, as a negative number.
 
-From `communication_`, with the last broadcast, from which clients predict. 0 for a
+Taken from `communication_`, including the final model, from which clients predict. 0 for a
 centralised model.
 """
 
-bytes_scorer = CostScorer("bytes_scorer", _bytes)
-"""Bytes that a client sent or received during fit, on average over clients, with a minus."""
+bytes_scorer: CostScorer = CostScorer("bytes_scorer", _bytes)
+"""Mean number of bytes that a client sent and received during fit, as a negative number."""
 
-rounds_scorer = CostScorer("rounds_scorer", _rounds)
-"""Communication rounds that fit ran, with a minus. 0 for a centralised model."""
+rounds_scorer: CostScorer = CostScorer("rounds_scorer", _rounds)
+"""Number of communication rounds of the fit, as a negative number. 0 for a centralised model."""
 
-epsilon_scorer = CostScorer("epsilon_scorer", _epsilon)
-"""Total privacy loss of the client that lost most, with a minus.
+epsilon_scorer: CostScorer = CostScorer("epsilon_scorer", _epsilon)
+"""Total privacy loss of the client with the largest loss, as a negative number.
 
-From `privacy_`: epsilon over all coordinates and uploads of that client. Infinite without
-noise on the uploads, and for a centralised model, which sees all data in the clear.
+Taken from `privacy_`: epsilon over all coordinates and uploads of that client. Infinite if
+uploads carry no noise, and for a centralised model, which reads all data in plaintext.
 """

@@ -1,25 +1,26 @@
-"""One ranking of held-out rows, many metrics."""
+"""Ranking metrics of a fitted recommender on held-out rows."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrecsk import _kernels
 from fedrecsk._sklearn import Interval, check_feature_names, validate_parameter_constraints
 from fedrecsk.metrics import _checks, _negatives
-from fedrecsk.metrics._held_out import check_rows, hold_out
-from fedrecsk.metrics._places import METRICS, Places
+from fedrecsk.metrics._held_out import check_rows, hold_out, warn_if_seen
+from fedrecsk.metrics._metrics import OF_LISTS, Need, key_of, value
+from fedrecsk.metrics._rank import rank_among, rank_catalogue
 from fedrecsk.metrics._recommender import PEERS, adapt, unwrap_and_adapt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import ArrayLike
+
+    from fedrecsk.metrics._metrics import Ranking
 
 
 def evaluate_ranking(
@@ -37,53 +38,70 @@ def evaluate_ranking(
     sample_weight: ArrayLike | None = None,
     X_train: ArrayLike | None = None,
 ) -> dict[str, float]:
-    """Rank once, and take any number of metrics at any number of cutoffs.
+    """Evaluate the rankings of a fitted recommender by one or more metrics.
 
-    For each user of X, candidates are ranked by the model's scores: the whole catalogue, or
-    the user's rows of X among negatives. Metrics are means over the users that have a
-    relevant row. Ties count in expectation, over random orders of the tied items.
+    For each user of X, candidates are ranked by the model's scores: either the whole catalogue,
+    or the user's rows of X among sampled negatives. The result is the mean over all users with
+    at least one relevant row. Tied items count as if they were in random order: each metric is
+    its expectation over all orders. Several metrics and cutoffs cost little more than one.
 
     Parameters
     ----------
     estimator : object
-        A fitted recommender, or a Pipeline or search object that ends in one. X goes through
-        the pipeline's earlier steps. Of another package: anything with `predict`; see
-        `X_train` and Notes.
+        A fitted recommender, or a Pipeline or search object that ends in one; X is then
+        transformed by the pipeline's earlier steps. A model of another package needs `predict`;
+        see `X_train` and Notes.
     X : array-like or DataFrame of shape (n_samples, n_features >= 2)
-        The rows under test; column 0 is the user's id, column 1 the item's id. They are never
-        left out as seen. Items that the model does not know are never found, but count as
-        relevant; users that it does not know are ranked by what it predicts for them.
+        Test rows; column 0 is the user's id, column 1 the item's id. Their items are candidates
+        even if the user has seen them in fit. Items that the model does not know are never found,
+        but count as relevant. For unknown users the ranking is what the model predicts for them.
     y : array-like of shape (n_samples,), default=None
-        Rows with y above `relevant_above` are relevant. None: every row is.
-    metrics : {"ndcg", "hit_rate", "precision", "recall", "mrr"} or sequence of them, \
-            default=("ndcg", "hit_rate")
-        See :func:`ndcg_at_k`, :func:`hit_rate_at_k`, :func:`precision_at_k`,
-        :func:`recall_at_k` and :func:`reciprocal_rank_at_k`.
+        Ratings: rows with y above `relevant_above` are relevant. None: all rows are.
+    metrics : str or sequence of str, default=("ndcg", "hit_rate")
+        Names of the metrics:
+
+        - "ndcg", "hit_rate", "precision", "recall", "mrr" and "map": see :func:`ndcg_at_k`,
+          :func:`hit_rate_at_k`, :func:`precision_at_k`, :func:`recall_at_k`,
+          :func:`reciprocal_rank_at_k` and :func:`average_precision_at_k`.
+        - "auc": see :func:`user_auc`. It has no cutoff, and its key is "auc".
+        - "coverage": share of the catalogue that is among the first k items of at least one test
+          user.
+        - "novelty": mean self-information of a user's first k items, in bits: log2(n_users / n) for
+          an item that n of the n_users users in fit have. Items that nobody has count as n = 1.
+        - "diversity": mean dissimilarity of all pairs of a user's first k items, 1 - cosine, where
+          an item is represented by the set of users who have it in fit.
+
+        The last three describe the lists themselves, whether or not their items are relevant.
+        Lists are taken from the whole catalogue, with ties resolved by the order of
+        `item_ids_` as in `recommend`.
     k : int or sequence of int, default=10
         Cutoffs.
     n_negatives : int, default=None
-        Rank each user's rows of X among so many items that the user has neither in X nor seen
-        in fit, drawn without replacement. None: among the whole catalogue.
+        Number of negatives per user: items that the user has neither in X nor seen in fit, drawn
+        without replacement. The user's rows of X are ranked among these. None: among the whole
+        catalogue.
     negatives : mapping or table, default=None
-        Rank each user's rows of X among these: a mapping from user to items, or an array-like or
-        DataFrame whose rows are a user followed by one or more items (pairs, or a file of the
-        usual leave-one-out protocol). Each candidate is ranked once, also where it is given
-        twice or is itself under test, and also if the user has seen it in fit. Unknown items
-        and users that are not in X are passed over.
+        Given negatives: a mapping from user to items, or an array-like or DataFrame whose rows
+        are a user followed by one or more items (pairs, or a file of the usual leave-one-out
+        protocol). Each candidate is ranked once, even if it is given twice or is in X too, and
+        even if the user has seen it in fit. Unknown items and users that are not in X are
+        ignored.
     exclude_seen : bool, default=True
-        Leave out of the whole catalogue what the user has seen in fit.
+        Whether to leave out items that the user has seen in fit, when the whole catalogue is
+        ranked.
     relevant_above : float, default=0.0
-        Rows are relevant if y is larger; 3.5 makes fours and fives of a rating scale relevant.
+        Threshold of relevance: rows with a larger y are relevant. On a scale of 1 to 5 stars, 3.5
+        makes fours and fives relevant.
     random_state : int, RandomState instance or None, default=None
-        Draws the negatives; an int gives the same ones whenever X and the training rows are
-        the same, in whatever order their rows are.
+        Seed for drawing negatives. With an int, the same X and the same training rows give the
+        same negatives, whatever the order of the rows.
     sample_weight : array-like of shape (n_samples,), default=None
-        Multiplies each row's gain in NDCG. The other metrics do not weigh, but like NDCG
-        they take rows of weight zero as absent. Repeated (user, item) rows are merged, as `fit`
-        does.
+        Weights of the rows, by which NDCG multiplies their gains. The other metrics ignore weights,
+        except that rows of weight zero count as absent. Repeated (user, item) rows are merged as
+        in `fit`.
     X_train : array-like or DataFrame of shape (n_samples, n_features >= 2), default=None
-        The rows of fit, for a model of another package that does not tell them: its catalogue
-        and what its users have seen are then those of these rows. Models that tell need none.
+        Training rows, for a model of another package that does not expose what it was fitted to.
+        They define the catalogue and what users have seen.
 
     Returns
     -------
@@ -97,25 +115,28 @@ def evaluate_ranking(
     TypeError
         If `estimator` is not a recommender, or has no `predict`.
     ValueError
-        If a metric is unknown, k is below 1 or above the number of candidates, no row is
-        relevant, lengths differ, a score is NaN, both kinds of negatives are asked for, a user
-        has fewer than `n_negatives` items left or none in `negatives`, or what users have seen
-        is not known.
+        If a metric is unknown or has no meaning among negatives, k is below 1 or above the
+        number of candidates, no row is relevant, lengths differ, a score is NaN, both kinds of
+        negatives are asked for, a user has fewer than `n_negatives` items left or none in
+        `negatives`, or what users have seen is not known.
 
     Warns
     -----
     UserWarning
-        If more than 1 % of the given negatives are seen in fit or under test.
+        If more than 1 % of the given negatives are in X or were seen in fit; if the model knows
+        none of the negatives, none of the users of X or none of its items; or if the model was
+        fitted to the rows of X.
 
     Notes
     -----
-    A model of another package is ranked by ``predict(X)``, which is asked for a score of every
-    candidate, as rows of two columns, (user, item), in a DataFrame where fit had one; so fit it
-    on two columns. A list of recommendations is not enough. What it also needs is one of two:
-    `X_train`, with which a whole Pipeline counts as the model and ids are those before its first
-    step; or attributes of its own, `item_ids_`, `user_ids_` and `interactions_` (a sparse matrix
-    of shape (n_users, n_items)), by which it can be scored inside a search too. If it has
-    `item_ids_` alone, pass ``exclude_seen=False`` or `negatives`.
+    A model of another package is ranked by ``predict(X)``, called with all candidates as rows of
+    two columns, (user, item), in a DataFrame if it was fitted to one. So fit it to two columns.
+    The model must also make known its catalogue and what its users have seen, in one of two ways:
+
+    - Pass `X_train`. A Pipeline is then ranked as a whole, with the ids before its first step.
+    - Give it the attributes `item_ids_`, `user_ids_` and `interactions_` (a sparse matrix of shape
+      (n_users, n_items)). It can then be scored inside a search too. If it has `item_ids_` only,
+      pass ``exclude_seen=False`` or `negatives`.
 
     Examples
     --------
@@ -128,20 +149,24 @@ def evaluate_ranking(
     """
     names, cutoffs = _checks.metric_names(metrics), _checks.cutoffs(k)
     protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state, X_train)
-    places = protocol.rank(estimator, X, y, sample_weight, depth=max(cutoffs))
-    return {f"{m}@{k}": mean(m, places, k) for m in names for k in cutoffs}
+    protocol.check(names, cutoffs)
+    need = Need.of(names, cutoffs)
+    ranking = protocol.rank(estimator, X, y, sample_weight, need=need, warn_of_seen=True)
+    return {key_of(m, k): value(m, ranking, k) for m in names for k in cutoffs}
 
 
-def catalogue_ndcg(model, X, y=None, sample_weight=None, *, k=10):
+def catalogue_ndcg(
+    model: Any,
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    *,
+    k: int = 10,
+) -> float:
     """NDCG at k of a recommender of this package over its catalogue, however small that is."""
     adapted = adapt(model)
     held_out = hold_out(adapted, *check_rows(X, y, sample_weight), relevant_above=0.0)
-    return mean("ndcg", rank_catalogue(adapted, held_out, k), k)
-
-
-def mean(metric, places, k):
-    """A metric by its name, averaged over users."""
-    return float(METRICS[metric](places, k).mean())
+    return value("ndcg", rank_catalogue(adapted, held_out, Need(k)), k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +180,7 @@ class Protocol:
     random_state: object = None
     X_train: object = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         validate_parameter_constraints(
             {
                 "n_negatives": [Interval(Integral, 1, None, closed="left"), None],
@@ -167,11 +192,11 @@ class Protocol:
             caller_name="evaluate_ranking",
         )
         if self.n_negatives is not None and self.negatives is not None:
-            raise ValueError("n_negatives draws negatives and negatives gives them; pass one.")
+            raise ValueError("n_negatives draws negatives and negatives gives them; pass only one.")
 
     @property
-    def key(self):
-        """Equal for protocols that rank the same rows alike."""
+    def key(self) -> tuple[Any, ...]:
+        """Key by which equal protocols share one ranking."""
         state = self.random_state
         return (
             self.n_negatives,
@@ -182,8 +207,28 @@ class Protocol:
             id(self.X_train),
         )
 
-    def rank(self, estimator, X, y=None, sample_weight=None, *, depth):
-        """Find the places of the relevant rows, told apart down to `depth`."""
+    def check(self, metrics: Sequence[str], cutoffs: Sequence[int]) -> None:
+        """Raise if metrics make no sense under this protocol."""
+        of_lists = [metric for metric in metrics if metric in OF_LISTS]
+        if of_lists and (self.n_negatives is not None or self.negatives is not None):
+            raise ValueError(
+                f"{of_lists[0]!r} is about lists from the whole catalogue and has no meaning "
+                "among negatives; leave out n_negatives and negatives."
+            )
+        if "diversity" in metrics and min(cutoffs) < 2:
+            raise ValueError("'diversity' is about pairs of items; take k of at least 2.")
+
+    def rank(
+        self,
+        estimator: Any,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        need: Need,
+        warn_of_seen: bool = False,
+    ) -> Ranking:
+        """Rank the rows, with what is needed of the rankings."""
         transformers, recommender, model = unwrap_and_adapt(estimator, self.X_train)
         X, y, sample_weight = check_rows(X, y, sample_weight)
         given = None
@@ -194,19 +239,21 @@ class Protocol:
         if hasattr(X, "columns") and hasattr(recommender, "feature_names_in_"):
             check_feature_names(recommender, X, reset=False)
         held_out = hold_out(model, X, y, sample_weight, self.relevant_above)
-        self._check_depth(depth, len(model.item_ids), "items of the catalogue")
-        if self.n_negatives is not None or (given is None and self.exclude_seen):
+        if warn_of_seen:
+            warn_if_seen(model, held_out)
+        self._check_depth(need.cutoff, len(model.item_ids), "items of the catalogue")
+        if self.n_negatives is not None or need.listed or (given is None and self.exclude_seen):
             _check_seen_is_known(model, recommender)
         if given is None and self.n_negatives is None:
-            return rank_catalogue(model, held_out, depth, exclude_seen=self.exclude_seen)
+            return rank_catalogue(model, held_out, need, exclude_seen=self.exclude_seen)
         if given is None:
             negatives = _negatives.drawn(model, held_out, self.n_negatives, self.random_state)
         else:
             negatives = _negatives.given(model, held_out, *given)
         n_candidates = np.diff(negatives[0]) + held_out.n_rows
         user = held_out.user_ids.values[n_candidates.argmin()]
-        self._check_depth(depth, n_candidates.min(), f"candidates of user {user!s}")
-        return rank_among(model, held_out, negatives, depth)
+        self._check_depth(need.cutoff, n_candidates.min(), f"candidates of user {user!s}")
+        return rank_among(model, held_out, negatives, need)
 
     @staticmethod
     def _check_depth(k, n_candidates, what):
@@ -217,79 +264,6 @@ class Protocol:
 def _check_seen_is_known(model, recommender):
     if model.seen is None:
         raise ValueError(
-            f"{type(recommender).__name__} does not tell what its users have seen. {PEERS} Or pass "
-            "exclude_seen=False, or negatives of your own."
+            f"{type(recommender).__name__} does not expose what its users have seen. {PEERS} Or "
+            "pass exclude_seen=False, or your own negatives."
         )
-
-
-def rank_catalogue(model, held_out, depth, *, exclude_seen=True):
-    """Rank the whole catalogue for each user; places of the relevant rows."""
-    n_items = len(model.item_ids)
-    under_test = np.zeros(n_items, dtype=bool)
-
-    def scored(batch, indptr, rows):
-        board = model.board(held_out.users[batch], held_out.user_ids.values[batch])
-        if exclude_seen and model.seen is not None:
-            users, items = held_out.users[batch], held_out.items[rows]
-            _kernels.ranking.exclude(board, users, *model.seen, indptr, items, under_test)
-        return board.ravel(), np.arange(len(board) + 1) * n_items, held_out.items[rows]
-
-    return _rank(model, held_out, depth, np.full(held_out.n_users, n_items), scored)
-
-
-def rank_among(model, held_out, negatives, depth):
-    """Rank each user's rows among its negatives; places of the relevant rows."""
-    negative_indptr, negative_items = negatives
-    n_negatives = np.diff(negative_indptr)
-
-    def scored(batch, indptr, rows):
-        lengths = np.stack([np.diff(indptr), n_negatives[batch]], axis=1)
-        starts = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))])
-        # Each user's candidates: the rows under test, then the negatives.
-        own = np.repeat(np.tile([True, False], len(lengths)), lengths.ravel())
-        items = np.empty(starts[-1], dtype=np.int64)
-        items[own] = held_out.items[rows]
-        first, last = negative_indptr[batch.start], negative_indptr[batch.stop]
-        items[~own] = negative_items[first:last]
-        scores = np.full(len(items), -np.inf)
-        known = items >= 0
-        users = np.repeat(np.arange(len(lengths)), lengths.sum(axis=1))
-        scores[known] = model.pairs(
-            held_out.users[batch], held_out.user_ids.values[batch], users[known], items[known]
-        )
-        position = np.arange(indptr[-1]) - np.repeat(indptr[:-1], np.diff(indptr))
-        return scores, starts, position
-
-    return _rank(model, held_out, depth, n_negatives + held_out.n_rows, scored)
-
-
-def _rank(model, held_out, depth, n_candidates, scored):
-    """Rank batches of users with the candidates that `scored` gives, and join the places."""
-    ahead = np.empty(len(held_out.items), dtype=np.int64)
-    tied = np.empty_like(ahead)
-    model.serve(held_out.users)
-    for batch in _batches(model.n_scored(n_candidates), model.scores_per_batch):
-        indptr = held_out.indptr[batch.start : batch.stop + 1]
-        rows = slice(indptr[0], indptr[-1])
-        indptr = indptr - indptr[0]
-        scores, starts, positions = scored(batch, indptr, rows)
-        chosen = np.where(held_out.relevant[rows], positions, -1)
-        broken = _kernels.ranking.places(
-            scores, starts, indptr, chosen, depth, ahead[rows], tied[rows]
-        )
-        if broken >= 0:
-            user = held_out.user_ids.values[batch][broken]
-            raise ValueError(
-                f"The model's scores for user {user!s} contain NaN, so there is no ranking; did "
-                "the fit diverge?"
-            )
-    relevant = held_out.relevant
-    indptr = np.concatenate([[0], np.cumsum(relevant)])[held_out.indptr]
-    return Places(indptr, ahead[relevant], tied[relevant], held_out.weights[relevant], depth)
-
-
-def _batches(n_scores, scores_per_batch):
-    """Runs of users, each with about as many scores."""
-    part = np.cumsum(n_scores) // scores_per_batch
-    cuts = [0, *(np.flatnonzero(np.diff(part)) + 1), len(n_scores)]
-    return [slice(int(a), int(b)) for a, b in itertools.pairwise(cuts)]

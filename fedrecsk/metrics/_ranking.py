@@ -10,7 +10,9 @@ from sklearn.utils import check_array
 
 from fedrecsk import _kernels
 from fedrecsk.metrics import _checks
-from fedrecsk.metrics._places import METRICS, Places
+from fedrecsk.metrics import _places as _of_places
+from fedrecsk.metrics._metrics import AT_PLACES, EVERYWHERE
+from fedrecsk.metrics._places import Places
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -19,23 +21,25 @@ if TYPE_CHECKING:
 def ndcg_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
-    """Normalised discounted cumulative gain of the first k places.
+    """Normalised discounted cumulative gain (NDCG) of the first k places.
 
     The sum of gains, each divided by log2(1 + place) [1]_, over the same sum for the ideal
-    ranking. Ties count in expectation: items of equal score share the discounts of the
-    places they fill together.
+    ranking. Tied items share the discounts of the places that they fill together, which is the
+    expectation over random orders.
 
     Parameters
     ----------
     y_true : array-like or sparse matrix of shape (n_users, n_candidates)
-        Relevance, which is the gain; 0 or less for candidates that are not relevant.
+        Relevance of the candidates, which is their gain. Candidates with 0 or less are not
+        relevant.
     y_score : array-like of shape (n_users, n_candidates)
-        Scores of the candidates; -inf takes one out of the ranking. A relevant candidate
-        that is out is never found, but counts in the ideal.
+        Scores of the candidates. Candidates with a score of -inf are not ranked: if they are
+        relevant, they are never found, but count in the ideal ranking.
     k : int, default=10
+        Number of places to look at.
     average : {"macro"} or None, default="macro"
-        ``"macro"``: the mean over users that have a relevant candidate. None: each user's
-        value, NaN for a user without one.
+        ``"macro"`` returns the mean over all users with a relevant candidate. None returns each
+        user's value, NaN for users without a relevant candidate.
 
     Returns
     -------
@@ -65,9 +69,9 @@ def ndcg_at_k(
 def hit_rate_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
-    """Share of users whose first k places hold a relevant item.
+    """Share of users with a relevant item among the first k places.
 
-    With ties it is the expected share, over random orders of the tied items.
+    With ties it is the expected share over random orders of the tied items.
 
     Parameters
     ----------
@@ -100,8 +104,8 @@ def precision_at_k(
 ) -> float | NDArray[np.float64]:
     """Share of relevant items among the first k places.
 
-    It divides by k even where a user has fewer relevant items. With ties it is the expected
-    share, over random orders of the tied items.
+    The divisor is k even for users with fewer relevant items. With ties it is the expected
+    share over random orders of the tied items.
 
     Parameters
     ----------
@@ -132,10 +136,10 @@ def precision_at_k(
 def recall_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
-    """Share of a user's relevant items that the first k places hold.
+    """Share of a user's relevant items that are among the first k places.
 
-    It divides by the number of relevant items, so that a user with more than k of them
-    cannot reach 1. With ties it is the expected share, over random orders of the tied items.
+    The divisor is the number of relevant items, so a user with more than k of them cannot
+    reach 1. With ties it is the expected share over random orders of the tied items.
 
     Parameters
     ----------
@@ -166,7 +170,7 @@ def recall_at_k(
 def reciprocal_rank_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
-    """Mean reciprocal rank: one over the place of the first relevant item, 0 beyond k.
+    """Mean reciprocal rank (MRR): 1 / place of the first relevant item, or 0 beyond place k.
 
     With ties it is the expectation over random orders of the tied items.
 
@@ -196,21 +200,117 @@ def reciprocal_rank_at_k(
     return _metric("mrr", y_true, y_score, k, average)
 
 
-def _metric(name, y_true, y_score, k, average):
-    (k,) = _checks.cutoffs([k])
+def average_precision_at_k(
+    y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
+) -> float | NDArray[np.float64]:
+    """Mean average precision (MAP): the mean precision at the places of relevant items.
+
+    For each relevant item among the first k places, take the precision up to its place. The sum
+    of these is divided by k, or by the number of relevant items if that is smaller. With ties it
+    is the expectation over random orders of the tied items.
+
+    Parameters
+    ----------
+    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
+        Candidates with a value above 0 are relevant.
+    y_score, k, average
+        As in :func:`ndcg_at_k`.
+
+    Returns
+    -------
+    average_precision : float or ndarray of shape (n_users,), dtype float64
+        In [0, 1].
+
+    Raises
+    ------
+    ValueError
+        As in :func:`ndcg_at_k`.
+
+    Examples
+    --------
+    >>> from fedrecsk.metrics import average_precision_at_k
+    >>> average_precision_at_k([[1, 0, 1, 0]], [[4.0, 3.0, 2.0, 1.0]], k=3)
+    0.833...
+    """
+    return _metric("map", y_true, y_score, k, average)
+
+
+def user_auc(
+    y_true: ArrayLike, y_score: ArrayLike, *, average: str | None = "macro"
+) -> float | NDArray[np.float64]:
+    """Area under the ROC curve of each user's ranking.
+
+    This is the probability that a random relevant candidate scores higher than a random
+    irrelevant one, where a tie counts one half.
+
+    Parameters
+    ----------
+    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
+        Candidates with a value above 0 are relevant.
+    y_score : array-like of shape (n_users, n_candidates)
+        Scores of the candidates. Candidates with a score of -inf are not ranked: if they are
+        relevant they count as last, and otherwise not at all.
+    average : {"macro"} or None, default="macro"
+        ``"macro"`` returns the mean over all users with a relevant and an irrelevant candidate.
+        None returns each user's value, NaN for other users.
+
+    Returns
+    -------
+    auc : float or ndarray of shape (n_users,), dtype float64
+        In [0, 1]; 0.5 is chance.
+
+    Raises
+    ------
+    ValueError
+        If shapes differ, a score is NaN, or there is no user to average over.
+
+    See Also
+    --------
+    sklearn.metrics.roc_auc_score : Over the pairs of all users together.
+
+    Examples
+    --------
+    >>> from fedrecsk.metrics import user_auc
+    >>> user_auc([[1, 0, 1, 0]], [[4.0, 3.0, 2.0, 1.0]])
+    0.75
+    """
+    _check_average(average)
+    relevant, scores = _matrices(y_true, y_score)
+    judged = np.diff(relevant.indptr) > 0
+    values = np.full(len(scores), np.nan)
+    if judged.any():
+        values[judged] = _of_places.auc(_places(relevant, scores, EVERYWHERE))
+    if average is None:
+        return values
+    if np.isnan(values).all():
+        raise ValueError(
+            "No user has both a relevant candidate (y_true > 0) and one that is not, so there is "
+            "no AUC."
+        )
+    return float(np.nanmean(values))
+
+
+def _check_average(average):
     if average not in ("macro", None):
         raise ValueError(f"average must be 'macro' or None, got {average!r}.")
+
+
+def _metric(name, y_true, y_score, k, average):
+    (k,) = _checks.cutoffs([k])
+    _check_average(average)
     relevant, scores = _matrices(y_true, y_score)
     if k > scores.shape[1]:
         raise ValueError(f"k={k} is more than the {scores.shape[1]} candidates; lower k.")
     counts = np.diff(relevant.indptr)
     judged = counts > 0
     if average is not None and not judged.any():
-        raise ValueError("No user has a relevant candidate (y_true > 0), so there is no mean.")
+        raise ValueError(
+            "No user has a relevant candidate (y_true > 0), so there is nothing to average."
+        )
     values = np.full(len(scores), np.nan)
     if judged.any():
         places = _places(relevant, scores, k)
-        values[judged] = METRICS[name](places, k)
+        values[judged] = AT_PLACES[name](places, k)
     return values if average is None else float(np.nanmean(values))
 
 
@@ -220,7 +320,7 @@ def _matrices(y_true, y_score):
     )
     if np.isnan(scores).any():
         row, column = np.argwhere(np.isnan(scores))[0]
-        raise ValueError(f"y_score is NaN for user {row}, candidate {column}; mend the model.")
+        raise ValueError(f"y_score is NaN for user {row}, candidate {column}; did the fit diverge?")
     y_true = check_array(y_true, accept_sparse="csr", dtype=np.float64, input_name="y_true")
     if y_true.shape != scores.shape:
         raise ValueError(f"y_true has shape {y_true.shape}, but y_score has {scores.shape}.")
@@ -244,4 +344,5 @@ def _places(relevant, scores, depth):
         ahead,
         tied,
     )
-    return Places(np.unique(indptr), ahead, tied, relevant.data, depth)
+    n_ranked = (scores > -np.inf).sum(axis=1)[np.diff(indptr) > 0]
+    return Places(np.unique(indptr), ahead, tied, relevant.data, depth, n_ranked)

@@ -11,11 +11,11 @@ from sklearn.utils.metadata_routing import MetadataRequest
 
 from fedrecsk._sklearn import BaseScorer, MultimetricScorer
 from fedrecsk.metrics import _checks
-from fedrecsk.metrics._evaluate import Protocol, mean
-from fedrecsk.metrics._places import METRICS
+from fedrecsk.metrics._evaluate import Protocol
+from fedrecsk.metrics._metrics import Need, key_of, value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, KeysView, Mapping, Sequence
 
     from numpy.typing import ArrayLike
 
@@ -34,24 +34,25 @@ def make_ranking_scorer(
 
     Parameters
     ----------
-    metric : {"ndcg", "hit_rate", "precision", "recall", "mrr"} or sequence of them, \
-            default="ndcg"
+    metric : str or sequence of str, default="ndcg"
+        "ndcg", "hit_rate", "precision", "recall", "mrr", "map", "auc", "coverage", "novelty" or
+        "diversity"; see :func:`evaluate_ranking`.
     k : int or sequence of int, default=10
         Cutoffs.
     n_negatives, negatives, exclude_seen, relevant_above
         As in :func:`evaluate_ranking`.
     random_state : int, RandomState instance or None, default=None
         As in :func:`evaluate_ranking`. Pass an int, so that all candidates of a search are
-        ranked among the same negatives.
+        evaluated on the same negatives.
 
     Returns
     -------
     scorer : callable
         ``scorer(estimator, X, y=None, *, sample_weight=None)``, for `scoring` of GridSearchCV,
         cross_validate, ScoringMonitor and the like. One metric with one cutoff gives a float.
-        Several give a dict with keys like ``"ndcg@10"`` (of which `refit` then names one), from
-        one ranking. That scorer unpacks into a dict of scorers, ``{**scorer, "bytes_up":
-        bytes_up_scorer}``. In a dict, too, scorers that rank alike rank once for all.
+        Several give a dict with keys like ``"ndcg@10"``, one of which `refit` then names; they
+        share one ranking. Such a scorer unpacks into a dict of scorers: ``{**scorer, "bytes_up":
+        bytes_up_scorer}``. In a dict, too, scorers with equal settings share one ranking.
 
     Raises
     ------
@@ -60,17 +61,17 @@ def make_ranking_scorer(
 
     See Also
     --------
-    evaluate_ranking : The same for one fitted model; says what is ranked and how.
+    evaluate_ranking : The same for one fitted model, with details.
     best_within : Choose the best candidate of a search within a budget.
 
     Notes
     -----
-    Inside a dict, an error while scoring follows `error_score`. A scorer of several metrics
-    that is passed as it is raises.
+    Errors while scoring are handled by `error_score` if the scorers are in a dict. A scorer of
+    several metrics that is passed on its own raises them.
 
-    In searches and :func:`sklearn.model_selection.cross_validate`, models of another package
-    have to tell what their users have seen; :func:`evaluate_ranking` says how.
-    :func:`fedrecsk.model_selection.compare` asks for `predict` alone.
+    In searches and :func:`sklearn.model_selection.cross_validate`, models of other packages must
+    expose what their users have seen; see :func:`evaluate_ranking`. In
+    :func:`fedrecsk.model_selection.compare` they need `predict` only.
 
     Examples
     --------
@@ -87,19 +88,20 @@ def make_ranking_scorer(
     """
     metrics, cutoffs = _checks.metric_names(metric, "metric"), _checks.cutoffs(k)
     protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state)
+    protocol.check(metrics, cutoffs)
+    need = Need.of(metrics, cutoffs)
     if isinstance(metric, str) and np.ndim(k) == 0:
-        return RankingScorer(metric, cutoffs[0], protocol)
-    depth = max(cutoffs)
+        return RankingScorer(metric, cutoffs[0], protocol, need)
     return RankingScorers(
-        {f"{m}@{k}": RankingScorer(m, k, protocol, depth) for m in metrics for k in cutoffs}
+        {key_of(m, k): RankingScorer(m, k, protocol, need) for m in metrics for k in cutoffs}
     )
 
 
 class RecommenderScorer(BaseScorer):
-    """What this package's scorers share; `_value` is the subclass's."""
+    """Base class of this package's scorers."""
 
-    def __init__(self, value):
-        # scikit-learn asks that every scorer of a dict names a method that the estimator has.
+    def __init__(self, value: Callable[..., float]) -> None:
+        # scikit-learn requires every scorer in a dict to name a method of the estimator.
         super().__init__(value, sign=1, kwargs={}, response_method="predict")
 
     def __call__(
@@ -118,10 +120,9 @@ class RecommenderScorer(BaseScorer):
 class RankingScorer(RecommenderScorer):
     """One ranking metric at one cutoff; see :func:`make_ranking_scorer`."""
 
-    def __init__(self, metric, k, protocol, depth=None):
-        super().__init__(METRICS[metric])
-        self._metric, self._k, self._protocol = metric, k, protocol
-        self._depth = k if depth is None else depth
+    def __init__(self, metric: str, k: int, protocol: Protocol, need: Need) -> None:
+        super().__init__(value)
+        self._metric, self._k, self._protocol, self._need = metric, k, protocol, need
         self._metadata_request = MetadataRequest(owner=self)
         self._metadata_request.score.add_request(param="sample_weight", alias=True)
 
@@ -130,15 +131,16 @@ class RankingScorer(RecommenderScorer):
         # responses, or to None. Rankings are shared there too.
         cache = method_caller.args[0]
         key = (self._protocol.key, id(sample_weight))
-        places = None if cache is None else cache.get(key)
-        if places is None or places.depth < self._depth:
-            places = self._protocol.rank(estimator, X, y_true, sample_weight, depth=self._depth)
+        ranking, need = None if cache is None else cache.get(key), self._need
+        if ranking is None or ranking.need.joined(need) != ranking.need:
+            need = need if ranking is None else need.joined(ranking.need)
+            ranking = self._protocol.rank(estimator, X, y_true, sample_weight, need=need)
             if cache is not None:
-                cache[key] = places
-        return mean(self._metric, places, self._k)
+                cache[key] = ranking
+        return value(self._metric, ranking, self._k)
 
-    def trained_on(self, X_train):
-        """The same scorer, which knows the rows of fit."""
+    def trained_on(self, X_train: ArrayLike) -> RankingScorer:
+        """Return the same scorer with the training rows made known to it."""
         scorer = copy.copy(self)
         scorer._protocol = replace(self._protocol, X_train=X_train)
         return scorer
@@ -146,22 +148,22 @@ class RankingScorer(RecommenderScorer):
     def _accept_sample_weight(self):
         return True
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"make_ranking_scorer({self._metric!r}, k={self._k})"
 
 
 class RankingScorers(MultimetricScorer):
     """Several ranking metrics from one ranking; see :func:`make_ranking_scorer`."""
 
-    def __init__(self, scorers):
+    def __init__(self, scorers: Mapping[str, RankingScorer]) -> None:
         super().__init__(scorers=scorers, raise_exc=True)
 
-    def keys(self):
+    def keys(self) -> KeysView[str]:
         """Names of the metrics; with this, ``{**scorers}`` is a dict of scorers."""
         return self._scorers.keys()
 
     def __getitem__(self, name: str) -> RankingScorer:
         return self._scorers[name]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"make_ranking_scorer: {', '.join(self._scorers)}"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-def top_k(scores, k):
+
+def top_k(scores: np.ndarray, k: int) -> NDArray[np.int64]:
     """Columns of the k largest scores of each row, best first, ties by column order.
 
     Scores that are not finite come last.

@@ -1,12 +1,11 @@
-"""Recommenders side by side: accuracy, ranking and cost on the same folds."""
+"""Comparison of recommenders on the same folds."""
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import dropwhile
 from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,34 +37,23 @@ from fedrecsk._sklearn import (
     validate_parameter_constraints,
 )
 from fedrecsk._threads import N_JOBS
-from fedrecsk.metrics import (
-    bytes_down_scorer,
-    bytes_up_scorer,
-    epsilon_scorer,
-    make_ranking_scorer,
-    rounds_scorer,
-)
-from fedrecsk.metrics._places import METRICS
+from fedrecsk.metrics import make_ranking_scorer
+from fedrecsk.metrics._metrics import METRICS, key_of
 from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, RecommenderScorer
+from fedrecsk.model_selection._comparison import COSTS, TIMES, Comparison, error_lines
 from fedrecsk.model_selection._user_kfold import UserKFold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
     from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
 
-TIMES = ("fit_seconds", "score_seconds")
-COSTS = {
-    "mb_up": (bytes_up_scorer, 1e6),
-    "mb_down": (bytes_down_scorer, 1e6),
-    "rounds": (rounds_scorer, 1),
-    "epsilon": (epsilon_scorer, 1),
-}
-# Metadata goes through scikit-learn's routing, which alone reaches into a Pipeline.
+# Only scikit-learn's routing passes metadata on inside a Pipeline.
 _ROUTING = {"enable_metadata_routing": True}
-# Not for scikit-learn's decorator: it would put compare's name into the estimators' errors.
+# Not by scikit-learn's decorator, which would name `compare` in the estimators' own errors.
 _PARAMETERS = {
     "X": ["array-like"],
     "y": ["array-like", None],
@@ -84,53 +72,54 @@ def compare(
     X: ArrayLike,
     y: ArrayLike | None = None,
     *,
-    cv: int | Iterable | None = None,
-    scoring: str | Sequence[str] | Mapping[str, str | Callable] | Callable | None = None,
+    cv: int | Iterable[Any] | None = None,
+    scoring: str | Sequence[str] | Mapping[str, Any] | Callable[..., Any] | None = None,
     clients: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
     n_jobs: int | None = None,
     return_estimator: bool = False,
     error_score: str | float = np.nan,
 ) -> Comparison:
-    """Cross-validate recommenders on the same folds, and put quality and cost in one table.
+    """Cross-validate recommenders on the same folds, and show quality and cost in one table.
 
-    Rating and ranking models, federated and centralised, of this package or of another, may
-    stand side by side. What has no meaning for an estimator is NaN in its rows.
+    You can compare rating and ranking models, federated and centralised ones, of this package and
+    of others. Scores and costs that do not apply to an estimator are NaN.
 
     Parameters
     ----------
     estimators : dict of str to estimator, or list of estimators
         Recommenders that follow scikit-learn's conventions, also inside a Pipeline or a search.
-        In a list, names are those of the classes, numbered where a class comes up twice. Names
-        that are not strings become strings. Estimators are cloned, and not changed. For those
-        of other packages see Notes.
+        In a list, estimators are named by their classes, with numbers if a class occurs twice.
+        Estimators are cloned, not changed. For those of other packages see Notes.
     X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         One row per interaction: column 0 is the user's id, column 1 the item's id.
     y : array-like of shape (n_samples,), default=None
         Rating or preference of each row. Rating models require it.
     cv : int, splitter or iterable of (train, test), default=None
-        An int: so many folds of :class:`UserKFold`, shuffled with seed 0. None: 5 of them, so
-        that a fifth of each user's rows is under test, and each row once.
+        How to split the rows. An int: number of folds of :class:`UserKFold`, shuffled with seed 0.
+        None: 5 of them, so that each fold tests a fifth of each user's rows and each row is
+        tested once.
     scoring : str, list of str, callable or dict of str to str or callable, default=None
         As in :func:`sklearn.model_selection.cross_validate`, or by the names of the columns
-        here: "rmse", "mae", "ndcg@5", "hit_rate@20" and so on. None: "rmse" and "mae" if there
-        is a y, which are errors (the smaller, the better), and "ndcg@10" and "hit_rate@10"
-        over the full catalogue, with y > 0 as relevant. All else is as the scorer gives it
-        (the larger, the better). Scorers that compare predictions with y (scikit-learn's own,
-        and those of :func:`sklearn.metrics.make_scorer`) are for rating models alone; where
-        they were asked for, a warning names the estimators that go without.
+        here: "rmse", "mae", "ndcg@5", "hit_rate@20", "auc" and so on. None: "rmse" and "mae" if
+        there is a y, and "ndcg@10" and "hit_rate@10" over the full catalogue, with y > 0 as
+        relevant. "rmse" and "mae" are errors: smaller is better. All other scores are as the
+        scorer returns them: larger is better. Scorers that compare predictions with y
+        (scikit-learn's own, and those of :func:`sklearn.metrics.make_scorer`) apply to rating
+        models only; a warning names the estimators that are left out.
     clients : array-like of shape (n_samples,), default=None
-        Id of the client that holds each row. It goes to each `fit` that takes it.
+        Id of the client that holds each row, passed to each `fit` that takes it.
     sample_weight : array-like of shape (n_samples,), default=None
-        Goes to each `fit` and to the scorers that take it. An estimator that takes none fails.
+        Weights of the rows, passed to each `fit` and to the scorers that take them. Estimators
+        that take no weights fail.
     n_jobs : int, default=None
-        How many fits (of an estimator on a fold) run at once, 1 or more. None: 1, unless
-        joblib's context says otherwise. -1: all processors.
+        Number of fits that run at once. None: 1, unless in a joblib context. -1: all
+        processors.
     return_estimator : bool, default=False
         Whether to keep the fitted estimators.
     error_score : "raise" or NaN, default=np.nan
-        NaN: a fit or a score that fails leaves NaN and says why in the column `error`.
-        "raise": the error ends the comparison.
+        What happens if a fit or a score fails. NaN: it is NaN, and the column `error` says why.
+        "raise": the error is raised.
 
     Returns
     -------
@@ -140,43 +129,43 @@ def compare(
     Raises
     ------
     ValueError
-        If no estimator or no fold is given, two have one name, a score is unknown or its name is
-        that of another column, lengths differ, or every fit fails.
+        If there is no estimator or no fold, a fold is empty or out of range, two estimators have
+        the same name, a score is unknown or has the name of another column, lengths differ, or
+        every fit fails.
     TypeError
-        If `estimators` is neither a dict nor a list, or one of them is a class or has no
-        `fit`.
+        If `estimators` is neither a dict nor a list, or an estimator is a class or has no `fit`.
 
     Warns
     -----
     FitFailedWarning
         If some fits failed.
     UserWarning
-        If some scores failed, or a score asked for does not apply to an estimator.
+        If some scores failed, a score does not apply to an estimator, or test rows of a fold are
+        among its training rows.
 
     See Also
     --------
     sklearn.model_selection.cross_validate : What it is built on.
-    fedrecsk.plotting.CostDisplay : Accuracy against megabytes, from the result.
+    fedrecsk.plotting.CostDisplay : Draws accuracy against megabytes.
 
     Notes
     -----
-    A rating model is one that scikit-learn calls a regressor, or whose tags or whose `fit` (where
-    y has no default) say that it requires y. Ranking scores are for all; a rating model ranks
-    by what it predicts.
+    A model is a rating model if scikit-learn calls it a regressor, or if its tags or its `fit`
+    require y. Ranking scores apply to all models; rating models rank by their predictions.
 
-    **Models of other packages.** A model needs `get_params`, ``fit(X, y)`` and ``predict(X)``, for
-    which :class:`sklearn.base.BaseEstimator` as a base class and two methods suffice. For
-    rankings, `predict` is asked for every item of the fold's training rows, as rows of two
-    columns, (user, item), in a DataFrame if X is one; the larger, the better. A model that
-    counts columns therefore wants an X of two. What users have seen is known from the training
-    rows too. A model that has `item_ids_`, `user_ids_` and `interactions_`, a sparse matrix of
-    shape (n_users, n_items), is ranked by these. One that has no `predict` but lists of
-    recommendations cannot be ranked.
+    **Models of other packages** need `get_params`, ``fit(X, y)`` and ``predict(X)``: a subclass of
+    :class:`sklearn.base.BaseEstimator` with two methods will do. To rank, `predict` is called with
+    every item of the fold's training rows, as rows of two columns, (user, item), in a DataFrame if
+    X is one; larger is better. A model that checks the number of columns therefore needs an X of
+    two columns. What users have seen is taken from the training rows. A model with the attributes
+    `item_ids_`, `user_ids_` and `interactions_`, a sparse matrix of shape (n_users, n_items), is
+    ranked by these instead. A model without `predict` cannot be ranked, even if it makes lists of
+    recommendations.
 
-    Whole users are held out by ``cv=list(GroupKFold().split(X, y, groups=X[:, 0]))``.
+    To hold out whole users, pass ``cv=list(GroupKFold().split(X, y, groups=X[:, 0]))``.
 
-    Seconds are wall-clock time, without what the first fits after installation take to compile
-    this package's numerical code. Fits that run at once slow one another down; take times with
+    Seconds are wall-clock time, without compilation of this package's numerical code in the first
+    fits after installation. Parallel fits slow one another down; to compare times, use
     ``n_jobs=1``.
 
     Examples
@@ -200,9 +189,7 @@ def compare(
     metadata = {name: value for name, value in metadata.items() if value is not None}
     check_consistent_length(X, y, *metadata.values())
     scorers = _scorers(scoring, y)
-    folds = list(_splitter(cv).split(X, y))
-    if not folds:
-        raise ValueError("cv gives no folds; give at least one pair of train and test rows.")
+    folds = _folds(cv, X, y)
 
     outcomes = Parallel(n_jobs=n_jobs)(
         delayed(_fit_and_score)(
@@ -231,57 +218,6 @@ def compare(
     return Comparison(rows, columns, fitted if return_estimator else None)
 
 
-class Comparison:
-    """What :func:`compare` returns; shown as a table of means and spreads.
-
-    Attributes
-    ----------
-    per_fold : DataFrame or list of dict
-        A row an estimator and fold. `estimator`, `fold`; a column a score; `fit_seconds`,
-        `score_seconds`; for federated models `mb_up` and `mb_down` (megabytes, 1e6 bytes, that
-        a client sent and received during fit, on average over clients), `rounds` and `epsilon`
-        (total privacy loss of the client that lost most, infinite without noise); `error`,
-        which is empty if all went well. NaN: does not apply, or failed.
-    summary : DataFrame or list of dict
-        A row an estimator: `estimator`, `n_folds`, `n_failed` (folds with an error), and for
-        each number ``mean_...`` and ``std_...`` over the folds that have it (the population's
-        standard deviation, as in scikit-learn's searches).
-    estimators : dict of str to list, or None
-        The fitted estimators by name and fold, None for a failed fit, if asked for.
-    """
-
-    def __init__(self, rows, columns, estimators=None):
-        self._rows = rows
-        self._columns = columns
-        self._summary = _summary(rows, columns)
-        self.per_fold = _frame(rows)
-        self.summary = _frame(self._summary)
-        self.estimators = estimators
-
-    def __repr__(self):
-        n_folds = self._summary[0]["n_folds"]
-        shown = [
-            column
-            for column in self._columns
-            if column != "score_seconds"
-            and not all(np.isnan(row[f"mean_{column}"]) for row in self._summary)
-        ]
-        table = [["", *shown]]
-        for row in self._summary:
-            own = [one for one in self._rows if one["estimator"] == row["estimator"]]
-            cells = (_cell(row, column, [one[column] for one in own]) for column in shown)
-            table.append([row["estimator"], *cells])
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-            for line in table
-        ]
-        folds = "1 fold" if n_folds == 1 else f"{n_folds} folds, mean ± standard deviation"
-        lines.insert(0, f"{len(self._summary)} recommenders on {folds}")
-        lines += _error_lines((row["estimator"], row["fold"], row["error"]) for row in self._rows)
-        return "\n".join(line.rstrip() for line in lines)
-
-
 # -------------------------------------------------------------------------------- arguments
 
 
@@ -289,7 +225,9 @@ def _named(estimators):
     if isinstance(estimators, Mapping):
         named = {str(name): estimator for name, estimator in estimators.items()}
         if len(named) < len(estimators):
-            raise ValueError(f"Two estimators have one name: {', '.join(map(repr, estimators))}.")
+            raise ValueError(
+                f"Two estimators have the same name: {', '.join(map(repr, estimators))}."
+            )
     elif isinstance(estimators, list | tuple):
         classes = [type(estimator).__name__ for estimator in estimators]
         named = {}
@@ -305,10 +243,53 @@ def _named(estimators):
         raise ValueError("estimators is empty; give at least one.")
     for name, estimator in named.items():
         if isinstance(estimator, type):
-            raise TypeError(f"{name!r} is a class; pass an instance, {estimator.__name__}().")
+            name = estimator.__name__
+            raise TypeError(f"{name!r} is a class; pass an instance, {name}().")
         if not hasattr(estimator, "fit"):
             raise TypeError(f"{name!r} is not an estimator: {estimator!r} has no fit.")
     return named
+
+
+def _folds(cv, X, y):
+    """Pairs of train and test rows, checked before anything is fitted."""
+    if isinstance(cv, Iterable):
+        cv = list(cv)
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in cv):
+            raise ValueError(
+                "cv must give pairs (train, test) of arrays of rows; put a single pair in a list: "
+                "cv=[(train, test)]."
+            )
+    folds = [tuple(map(np.asarray, pair)) for pair in _splitter(cv).split(X, y)]
+    if not folds:
+        raise ValueError("cv gives no folds; give at least one pair of train and test rows.")
+    n_rows = len(X) if hasattr(X, "__len__") else X.shape[0]
+    for number, fold in enumerate(folds):
+        train, test = (
+            np.flatnonzero(rows) if rows.dtype == bool and len(rows) == n_rows else rows
+            for rows in fold
+        )
+        for rows, name in ((train, "train"), (test, "test")):
+            if len(rows) == 0:
+                raise ValueError(f"Fold {number} of cv has no {name} rows.")
+            if (
+                rows.ndim != 1
+                or rows.dtype.kind not in "iu"
+                or rows.max() >= n_rows
+                or rows.min() < -n_rows
+            ):
+                raise ValueError(
+                    f"The {name} rows of fold {number} of cv are not positions in X, which has "
+                    f"{n_rows} rows."
+                )
+        n_both = int(np.isin(test % n_rows, train % n_rows).sum())
+        if n_both:
+            warnings.warn(
+                f"{n_both} of the {len(test)} test rows of fold {number} are training rows "
+                "too, so scores measure memory; use a splitter that keeps them apart.",
+                UserWarning,
+                stacklevel=3,
+            )
+    return folds
 
 
 def _splitter(cv):
@@ -321,6 +302,7 @@ ERRORS = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
 
 
 def _scorers(scoring, y):
+    """The scorers that were asked for, by the names of their columns."""
     if scoring is None:
         scoring = ["ndcg@10", "hit_rate@10"]
         if y is not None:
@@ -329,7 +311,7 @@ def _scorers(scoring, y):
         scoring = [scoring]
     if isinstance(scoring, list | tuple):
         if not all(isinstance(name, str) for name in scoring):
-            raise ValueError("A list of scores holds names; give scorers in a dict, with names.")
+            raise ValueError("A list of scores must hold names; pass scorers in a dict by name.")
         scoring = dict(zip(scoring, scoring, strict=True))
     elif isinstance(scoring, Mapping | RankingScorers):
         scoring = {**scoring}
@@ -339,26 +321,32 @@ def _scorers(scoring, y):
     if taken:
         raise ValueError(
             f"scoring has {min(taken)!r}, which is a column of every comparison; rename it, or "
-            "leave it out: times and costs are always there."
+            "leave it out, because times and costs are always computed."
         )
     return {name: _scorer_of(scorer) for name, scorer in scoring.items()}
 
 
 def _scorer_of(name):
-    """The scorer of one of our columns or of a name that scikit-learn knows, or itself."""
+    """The scorer for the name of a column or a name of scikit-learn; a scorer is returned as is."""
     if not isinstance(name, str):
+        if not callable(name):
+            raise ValueError(f"scoring holds {name!r}, which is neither a name nor callable.")
         return name
     if name in ERRORS:
         return make_scorer(ERRORS[name])
-    metric, _, k = name.partition("@")
+    metric, at, k = name.partition("@")
+    if metric == "auc":
+        if at:
+            raise ValueError(f"{name!r} has a cutoff, but AUC has none; write 'auc'.")
+        return make_ranking_scorer(metric)
     if k.isdecimal():
         return make_ranking_scorer(metric, k=int(k))
     if name not in get_scorer_names():
         raise ValueError(
             f"Unknown score {name!r}; choose from {', '.join(ERRORS)}, "
-            f"{', '.join(f'{metric}@10' for metric in METRICS)} (or another cutoff), and the names "
-            "of sklearn.metrics.get_scorer_names(). Costs need no scorer: the columns "
-            f"{', '.join(COSTS)} are always there."
+            f"{', '.join(key_of(metric, 10) for metric in METRICS)} (or another cutoff), and the "
+            "names of sklearn.metrics.get_scorer_names(). Costs need no scorer: the columns "
+            f"{', '.join(COSTS)} are always computed."
         )
     return get_scorer(name)
 
@@ -385,7 +373,7 @@ def _compares_with_y(scorer):
 
 
 class Outcome(NamedTuple):
-    """What became of an estimator on a fold.
+    """Result of one estimator on one fold.
 
     Attributes
     ----------
@@ -422,14 +410,14 @@ class _Scores(MultimetricScorer):
     def __call__(self, estimator, *args, **kwargs):
         self.compiled_in_fit = _kernels.seconds_compiling()
         scores = super().__call__(estimator, *args, **kwargs)
-        # scikit-learn gives the traceback of a scorer that failed in place of its score.
+        # scikit-learn returns the traceback of a failed scorer in place of its score.
         tracebacks = {name: text for name, text in scores.items() if isinstance(text, str)}
         for name, text in tracebacks.items():
             self.errors.setdefault(_raised(text), []).append(name)
         return scores | dict.fromkeys(tracebacks, float("nan"))
 
     def _use_cache(self, estimator):
-        # scikit-learn's answer fails as a whole if one scorer's method is missing.
+        # scikit-learn's own check raises if the method of a single scorer is missing.
         return True
 
 
@@ -458,6 +446,7 @@ def _fit_and_score(
                 estimator, params = _asking(estimator, metadata)
                 scorers = _weighing(scorers)
             scores = _Scores(scorers, raises)
+            # This loads numba, so that its import does not count as somebody's fit.
             before = _kernels.seconds_compiling()
             result = cross_validate(
                 estimator,
@@ -471,9 +460,9 @@ def _fit_and_score(
             )
         (fitted,) = result["estimator"]
         costs = _costs(fitted)
-    except Exception as error:  # whatever an estimator raises is its row's, not the table's
+    except Exception as error:  # an estimator's error goes into its row, not out of `compare`
         while isinstance(error, InvalidParameterError) and error.__cause__ is not None:
-            # cross_validate puts its own name in place of the estimator's.
+            # cross_validate replaces the estimator's name by its own.
             error = error.__cause__
         if raises:
             raise error
@@ -488,24 +477,24 @@ def _fit_and_score(
 
 
 def _asking(estimator, metadata):
-    """The estimator, made to ask for the metadata that its fit takes, and that metadata."""
+    """The estimator, with requests for the metadata that its fit takes, and that metadata."""
     wanted = get_routing_for_object(estimator).consumes("fit", metadata)
     if hasattr(estimator, "set_fit_request"):
-        # Of an estimator that also passes metadata on, its own requests alone.
+        # Only its own requests, even if it passes metadata on to others.
         asked = estimator._get_metadata_request().fit.requests
         unset = {name for name in metadata if name in asked and asked[name] is None}
         estimator = clone(estimator).set_fit_request(**dict.fromkeys(unset, True))
         wanted |= unset
     if "sample_weight" in metadata and "sample_weight" not in wanted:
         raise TypeError(
-            f"{type(estimator).__name__}.fit takes no sample_weight; compare without weights, or "
-            "without it."
+            f"{type(estimator).__name__}.fit takes no sample_weight; leave out the weights or the "
+            "estimator."
         )
     return estimator, {name: metadata[name] for name in wanted}
 
 
 def _weighing(scorers):
-    """The scorers; those that take weights ask for them, unless told whether to."""
+    """The scorers; those that take weights request them, unless they say otherwise."""
     asking = {}
     for name, scorer in scorers.items():
         if _compares_with_y(scorer) and scorer._accept_sample_weight():
@@ -556,74 +545,11 @@ def _warn_or_raise(outcomes, asked):
             without.setdefault(missing, {})[one.name] = None
     for missing, names in without.items():
         message = (
-            f"{missing}: not for {', '.join(names)}. Predictions are compared with y for rating "
-            "models alone: regressors, and what has predict and a fit that requires y."
+            f"{missing}: not for {', '.join(names)}. It compares predictions with y, so it applies "
+            "to rating models only: regressors, and models whose fit requires y."
         )
         warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def _listed(outcomes):
-    return "\n".join(_error_lines((one.name, one.fold, one.error) for one in outcomes))
-
-
-def _error_lines(errors):
-    """A line for each estimator and error, from (name, fold, error)."""
-    folds = {}
-    for name, fold, error in errors:
-        if error:
-            folds.setdefault((name, error), []).append(str(fold))
-    return [
-        f"{name}, fold{'s' * (len(of) > 1)} {', '.join(of)}: {error}"
-        for (name, error), of in folds.items()
-    ]
-
-
-def _summary(rows, columns):
-    summary = []
-    for name in dict.fromkeys(row["estimator"] for row in rows):
-        own = [row for row in rows if row["estimator"] == name]
-        line = {
-            "estimator": name,
-            "n_folds": len(own),
-            "n_failed": sum(bool(row["error"]) for row in own),
-        }
-        for column in columns:
-            line[f"mean_{column}"], line[f"std_{column}"] = _mean_and_std(
-                np.array([row[column] for row in own])
-            )
-        summary.append(line)
-    return summary
-
-
-def _mean_and_std(values):
-    values = values[~np.isnan(values)]
-    if len(values) == 0:
-        return float("nan"), float("nan")
-    if np.isfinite(values).all():
-        return float(values.mean()), float(values.std())
-    # Infinite epsilons: equal, as a rule, and then without spread.
-    return float(values.mean()), 0.0 if (values == values[0]).all() else float("nan")
-
-
-def _frame(rows):
-    if importlib.util.find_spec("pandas") is None:
-        return rows
-    import pandas as pd
-
-    return pd.DataFrame(rows)
-
-
-def _cell(row, column, values):
-    mean, spread = row[f"mean_{column}"], row[f"std_{column}"]
-    n_known = int((~np.isnan(values)).sum())
-    if n_known == 0:
-        return ""
-    if column not in COSTS:
-        cell, shown = f"{mean:.3f}", f"{spread:.3f}"
-    else:
-        # Costs span orders of magnitude, so that digits count and not decimals.
-        cell = f"{mean:.4g}" if mean < 1e4 else f"{mean:.0f}"
-        shown = f"{spread:.1g}" if spread > 5e-4 * mean else ""
-    if shown and n_known > 1:
-        cell += f" ± {shown}"
-    return cell if n_known == len(values) else f"{cell} ({n_known} of {len(values)})"
+    return "\n".join(error_lines((one.name, one.fold, one.error) for one in outcomes))

@@ -1,8 +1,8 @@
-"""Loss, or any other number, by round."""
+"""Convergence: the loss by round."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.model_selection import Comparison
 from fedrecsk.plotting._curves import CurvesDisplay
-from fedrecsk.plotting._results import as_rows, check_any, column
+from fedrecsk.plotting._drawing import check_reference
+from fedrecsk.plotting._results import as_rows, check_any, numbers
 
 if TYPE_CHECKING:
     from typing import Self
@@ -23,29 +24,33 @@ if TYPE_CHECKING:
 
 
 class ConvergenceDisplay(CurvesDisplay):
-    """Loss, or any other number, by round.
+    """Loss by round, or any other number that a method reports each round.
 
     Parameters
     ----------
     curves : dict of str to (x, mean, std)
-        For each method the rounds, counted from 1, and the number after each with its spread;
-        arrays of shape (n_rounds,).
+        For each method, arrays of shape (n_rounds,): the rounds, counted from 1, and the mean and
+        standard deviation of the number after each.
     score_name : str, default="loss"
-        What the number is; it labels the axis.
+        Name of the number, which labels the axis.
+    reference : float or dict of str to float, default=None
+        Scores of baselines by name, to draw as dashed horizontal lines.
 
     Attributes
     ----------
     ax_ : matplotlib Axes
     figure_ : matplotlib Figure
+    references_ : list of matplotlib Line2D
+        One per reference score.
     lines_ : list of matplotlib Line2D
-        One a method.
+        One per method.
     bands_ : list of matplotlib artists
-        One a method with a spread.
+        One per method with a standard deviation above 0.
 
     Notes
     -----
-    Methods minimise objectives of their own: their losses tell whether they have converged,
-    and not which is better.
+    Each method minimises its own objective. Compare the losses of a method over rounds, to see
+    whether it has converged, but not the losses of different methods.
 
     Examples
     --------
@@ -66,8 +71,9 @@ class ConvergenceDisplay(CurvesDisplay):
         *,
         curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
         score_name: str = "loss",
+        reference: float | Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(curves=curves, x_name="rounds", score_name=score_name)
+        super().__init__(curves=curves, x_name="rounds", score_name=score_name, reference=reference)
 
     @classmethod
     def from_estimator(
@@ -76,6 +82,7 @@ class ConvergenceDisplay(CurvesDisplay):
         *,
         score: str = "loss",
         name: str | None = None,
+        reference: float | Mapping[str, float] | None = None,
         ax: Axes | None = None,
         **kwargs: Any,
     ) -> Self:
@@ -84,15 +91,18 @@ class ConvergenceDisplay(CurvesDisplay):
         Parameters
         ----------
         estimator : estimator
-            Fitted; also inside a Pipeline or a search.
+            A fitted federated model, or a Pipeline or search that ends in one.
         score : str, default="loss"
             Key of the rows of `history_`: "loss", or "validation_loss" after early stopping.
         name : str, default=None
-            Label. None: the name of the class.
+            Label of the line. None: the name of the class.
+        reference : float or dict of str to float, default=None
+            Scores of baselines by name, to draw as dashed horizontal lines:
+            ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         **kwargs
-            To :meth:`plot`.
+            Passed to :meth:`plot`.
 
         Returns
         -------
@@ -105,14 +115,16 @@ class ConvergenceDisplay(CurvesDisplay):
         NotFittedError
             If the estimator is not fitted.
         TypeError
-            If it has no `history_`, as centralised models.
+            If it has no `history_`, because it is centralised.
         ValueError
             If the history has no such key.
         """
         check_is_fitted(estimator)
         if name is None:
             name = type(unwrap(estimator)[1]).__name__
-        return cls.from_results({name: estimator}, score=score, ax=ax, **kwargs)
+        return cls.from_results(
+            {name: estimator}, score=score, reference=reference, ax=ax, **kwargs
+        )
 
     @classmethod
     def from_results(
@@ -120,6 +132,7 @@ class ConvergenceDisplay(CurvesDisplay):
         results: Comparison | Mapping[str, Any],
         *,
         score: str = "loss",
+        reference: float | Mapping[str, float] | None = None,
         ax: Axes | None = None,
         **kwargs: Any,
     ) -> Self:
@@ -128,16 +141,19 @@ class ConvergenceDisplay(CurvesDisplay):
         Parameters
         ----------
         results : Comparison or dict
-            By name a fitted model, a `history_` (list of dict), the numbers themselves, or a
-            list of models or histories (of folds, say), whose mean is drawn with a band of
-            one standard deviation. Of a comparison made with ``return_estimator=True``, the
-            federated models.
+            By name, one of these: a fitted model, a `history_` (list of dict), the numbers
+            themselves, or a list of models or histories (of several folds, for example), whose
+            mean is drawn with a band of one standard deviation. A comparison must be made with
+            ``return_estimator=True``; its federated models are drawn.
         score : str, default="loss"
-            Key of the rows of `history_`; of plain numbers, what they are.
+            Key of the rows of `history_`, or the name of the numbers.
+        reference : float or dict of str to float, default=None
+            Scores of baselines by name, to draw as dashed horizontal lines:
+            ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         **kwargs
-            To :meth:`plot`.
+            Passed to :meth:`plot`.
 
         Returns
         -------
@@ -148,10 +164,11 @@ class ConvergenceDisplay(CurvesDisplay):
         ImportError
             If matplotlib is missing.
         TypeError
-            If a model has no `history_`, or the results are not by name.
+            If a model has no `history_`, or the results are not a dict by name.
         ValueError
             If a history has no such key, nothing is given, or the comparison kept no models.
         """
+        check_reference(reference)
         if isinstance(results, Comparison):
             results = _federated_of(results)
         if not isinstance(results, Mapping):
@@ -160,21 +177,21 @@ class ConvergenceDisplay(CurvesDisplay):
             )
         curves = {}
         for name, result in results.items():
-            runs = [_by_round(name, run, score) for run in _runs(result)]
+            runs = [_by_round(name, run, score) for run in _runs(name, result)]
             by_round = np.full((len(runs), max(map(len, runs))), np.nan)
             for line, run in zip(by_round, runs, strict=True):
                 line[: len(run)] = run
             known = ~np.isnan(by_round).all(axis=0)
             if known.any():
                 rounds = np.flatnonzero(known)
-                numbers = by_round[:, rounds]
+                losses = by_round[:, rounds]
                 curves[str(name)] = (
                     rounds + 1,
-                    np.nanmean(numbers, axis=0),
-                    np.nanstd(numbers, axis=0),
+                    np.nanmean(losses, axis=0),
+                    np.nanstd(losses, axis=0),
                 )
         check_any(curves, score)
-        return cls(curves=curves, score_name=score).plot(ax, **kwargs)
+        return cls(curves=curves, score_name=score, reference=reference).plot(ax, **kwargs)
 
     def _draw(self, ax, kwargs):
         super()._draw(ax, kwargs)
@@ -195,10 +212,15 @@ def _federated_of(comparison):
     return runs
 
 
-def _runs(result):
+def _runs(name, result):
     """A list of models, histories or arrays of numbers, from one or several."""
     if hasattr(result, "fit"):
         return [result]
+    if isinstance(result, str) or not isinstance(result, Iterable):
+        raise TypeError(
+            f"{name!r} must be a fitted model, its history_, numbers by round, or a list of these, "
+            f"got {result!r}."
+        )
     result = list(result)
     one = len(result) == 0 or isinstance(result[0], Mapping | Real)
     return [result] if one else result
@@ -215,5 +237,8 @@ def _by_round(name, run, score):
     run = list(run)
     if len(run) == 0:
         raise ValueError(f"{name} has no rounds to draw.")
-    numbers = column(run, score) if isinstance(run[0], Mapping) else run
-    return np.asarray(numbers, dtype=float)
+    rows = run if isinstance(run[0], Mapping) else [{score: number} for number in run]
+    losses = np.array(numbers(rows, score))
+    # An infinite loss leaves a gap, like an unknown one.
+    losses[np.isinf(losses)] = np.nan
+    return losses

@@ -1,4 +1,4 @@
-"""Accuracy against what it costs to transmit."""
+"""Accuracy against communication cost."""
 
 from __future__ import annotations
 
@@ -7,8 +7,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.utils.validation import check_consistent_length
 
-from fedrecsk.plotting._drawing import axes, finish, make_logarithmic, pyplot, restyled, style
-from fedrecsk.plotting._results import as_rows, check_any, column, failures, vary
+from fedrecsk.model_selection._comparison import is_error
+from fedrecsk.plotting._drawing import (
+    DASHES,
+    axes,
+    check_reference,
+    draw_reference,
+    finish,
+    legible,
+    make_logarithmic,
+    pyplot,
+    restyled,
+    style,
+)
+from fedrecsk.plotting._results import (
+    as_rows,
+    check_any,
+    column,
+    failures,
+    numbers,
+    scores_of,
+    vary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,42 +40,43 @@ if TYPE_CHECKING:
 
     from fedrecsk.model_selection import Comparison
 
-DASHES = (":", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
-ERRORS = ("rmse", "mae")
-
 
 class CostDisplay:
-    """Accuracy against what it costs to transmit, with the Pareto front.
+    """Accuracy against communication cost, with the Pareto front.
 
-    A point a method. The Pareto front joins the methods that are better than all that cost
-    no more; what is not on it costs more than another that is at least as good. Methods that
-    have no such cost, as those that are centralised, are horizontal lines.
+    Each method is a point. The Pareto front joins the methods that are better than every method
+    that costs no more. Centralised methods, which have no such cost, are horizontal lines.
 
     Parameters
     ----------
     names : list of str
-        The methods.
+        Names of the methods.
     costs, scores : array-like of shape (n_methods,)
-        NaN costs are those of methods that have none.
+        Costs and scores of the methods. NaN is the cost of a method that has none.
     cost_stds, score_stds : array-like of shape (n_methods,), default=None
-        Spreads, for error bars. None: no bars.
+        Standard deviations, drawn as error bars. None: no bars.
     cost_name, score_name : str, default="mb", "score"
-        Columns of a comparison, or any names; they label the axes.
+        Names of cost and score, which label the axes.
     greater_is_better : bool, default=None
-        Whether a larger score is better. None: unless it is "rmse" or "mae".
+        Whether a larger score is better. None: True, except for "rmse" and "mae" if they are not
+        negative.
     failed : list of str, default=()
-        What the legend says of fits that failed.
+        Notes for the legend about fits that failed.
+    reference : float or dict of str to float, default=None
+        Scores of baselines by name, to draw as dashed horizontal lines.
 
     Attributes
     ----------
     pareto_ : list of str
-        Methods on the front, the cheapest first.
+        Methods on the Pareto front, the cheapest first.
     ax_ : matplotlib Axes
     figure_ : matplotlib Figure
+    references_ : list of matplotlib Line2D
+        One per reference score.
     points_ : list of matplotlib ErrorbarContainer
-        One a method with a cost.
+        One per method with a cost.
     baselines_ : list of matplotlib Line2D
-        One a method without.
+        One per method without a cost.
     front_ : matplotlib Line2D or None
 
     See Also
@@ -89,6 +110,7 @@ class CostDisplay:
         score_name: str = "score",
         greater_is_better: bool | None = None,
         failed: Sequence[str] = (),
+        reference: float | Mapping[str, float] | None = None,
     ) -> None:
         self.names = names
         self.costs = costs
@@ -99,16 +121,18 @@ class CostDisplay:
         self.score_name = score_name
         self.greater_is_better = greater_is_better
         self.failed = failed
+        self.reference = reference
 
     @classmethod
     def from_results(
         cls,
-        results: Comparison | ArrayLike | Sequence[Mapping],
+        results: Comparison | ArrayLike | Sequence[Mapping[str, Any]],
         *,
         score: str = "ndcg@10",
         cost: str = "mb",
         by: str = "estimator",
         greater_is_better: bool | None = None,
+        reference: float | Mapping[str, float] | None = None,
         ax: Axes | None = None,
         **kwargs: Any,
     ) -> Self:
@@ -117,18 +141,24 @@ class CostDisplay:
         Parameters
         ----------
         results : Comparison, DataFrame or list of dict
-            A row a method, or more, whose mean is drawn with error bars of one standard
-            deviation. Rows without the score, as those of failed fits, are left out.
+            One row or more per method. Points are means over a method's rows, with error bars of
+            one standard deviation. Rows without the score, such as those of failed fits, are
+            left out.
         score, cost : str, default="ndcg@10", "mb"
-            Columns. A cost "mb" that is no column is the sum of "mb_up" and "mb_down".
+            Columns of score and cost. If there is no column "mb", it is the sum of "mb_up" and
+            "mb_down".
         by : str, default="estimator"
             Column of the methods' names.
         greater_is_better : bool, default=None
-            Whether a larger score is better. None: unless it is "rmse" or "mae".
+            Whether a larger score is better. None: True, except for "rmse" and "mae" if they are
+            not negative.
+        reference : float or dict of str to float, default=None
+            Scores of baselines by name, to draw as dashed horizontal lines:
+            ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         **kwargs
-            To :meth:`plot`.
+            Passed to :meth:`plot`.
 
         Returns
         -------
@@ -139,21 +169,28 @@ class CostDisplay:
         ImportError
             If matplotlib is missing.
         ValueError
-            If there is no such column, a cost is infinite, or no row has the score.
+            If there is no such column, a cost is infinite or negative, a score infinite, or no
+            row has the score.
         """
+        check_reference(reference)
         rows = as_rows(results)
         if cost == "mb" and "mb" not in rows[0]:
-            both = zip(rows, column(rows, "mb_up"), column(rows, "mb_down"), strict=True)
+            both = zip(rows, numbers(rows, "mb_up"), numbers(rows, "mb_down"), strict=True)
             rows = [{**row, "mb": up + down} for row, up, down in both]
         methods = {}
         for name, value, paid in zip(
-            column(rows, by), column(rows, score), column(rows, cost), strict=True
+            column(rows, by), scores_of(rows, score), numbers(rows, cost), strict=True
         ):
             if not np.isnan(value):
                 methods.setdefault(str(name), []).append((paid, value))
-        if np.isinf([paid for pairs in methods.values() for paid, _ in pairs]).any():
+        all_paid = np.array([paid for pairs in methods.values() for paid, _ in pairs])
+        if (all_paid < 0).any():
             raise ValueError(
-                f"{cost!r} is infinite for some; PrivacyDisplay draws that of epsilon."
+                f"{cost!r} has negative values; cost scorers return those, so negate them."
+            )
+        if np.isinf(all_paid).any():
+            raise ValueError(
+                f"{cost!r} is infinite for some methods; draw epsilon by PrivacyDisplay."
             )
         check_any(methods, score)
         means = np.array([np.mean(pairs, axis=0) for pairs in methods.values()])
@@ -168,6 +205,7 @@ class CostDisplay:
             score_name=score,
             greater_is_better=greater_is_better,
             failed=failures(rows, score, by),
+            reference=reference,
         )
         return display.plot(ax, **kwargs)
 
@@ -179,15 +217,16 @@ class CostDisplay:
         y: ArrayLike | None = None,
         *,
         param_name: str,
-        param_range: Iterable | Mapping[str, Any],
+        param_range: Iterable[Any] | Mapping[str, Any],
         score: str = "ndcg@10",
         cost: str = "mb",
         greater_is_better: bool | None = None,
+        reference: float | Mapping[str, Any] | Sequence[Any] | None = None,
         ax: Axes | None = None,
         compare_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Cross-validate an estimator for several values of a parameter, and draw.
+        """Cross-validate an estimator with several values of a parameter, and draw the results.
 
         Parameters
         ----------
@@ -195,14 +234,17 @@ class CostDisplay:
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         y : array-like of shape (n_samples,), default=None
         param_name : str
-            The parameter that varies, as in `set_params`.
+            Name of the parameter to vary, as in `set_params`.
         param_range : iterable, or dict of str to value
-            Its values, perhaps by the names to show.
+            Values of the parameter, or a dict of labels to values.
         score, cost, greater_is_better, ax, **kwargs
             As in :meth:`from_results`.
+        reference : float, dict of str to float or estimator, or list of estimators, default=None
+            Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are
+            cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
         compare_params : dict, default=None
-            Parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
-            `n_jobs`...
+            Further parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`,
+            `clients`, `n_jobs`...
 
         Returns
         -------
@@ -210,7 +252,9 @@ class CostDisplay:
         """
         pyplot("CostDisplay.from_estimator", ax)
         scores = [score, "mb_up" if cost == "mb" else cost]
-        results = vary([estimator], X, y, param_name, param_range, scores, compare_params)
+        results, reference = vary(
+            [estimator], X, y, param_name, param_range, scores, compare_params, reference
+        )
         rows = [{**row, param_name: f"{param_name}={row[param_name]}"} for row in results]
         return cls.from_results(
             rows,
@@ -218,13 +262,14 @@ class CostDisplay:
             cost=cost,
             by=param_name,
             greater_is_better=greater_is_better,
+            reference=reference,
             ax=ax,
             **kwargs,
         )
 
     @property
     def pareto_(self):
-        """Methods better than all that cost no more, the cheapest first; of equals the first."""
+        """Methods on the Pareto front, the cheapest first; of equal methods the first."""
         return [self.names[i] for i in self._front()]
 
     def _front(self):
@@ -239,8 +284,9 @@ class CostDisplay:
         return front
 
     def _greater_is_better(self):
-        given = self.greater_is_better
-        return self.score_name.removeprefix("mean_") not in ERRORS if given is None else given
+        if self.greater_is_better is not None:
+            return self.greater_is_better
+        return not is_error(self.score_name, self.scores)
 
     def plot(
         self,
@@ -249,16 +295,16 @@ class CostDisplay:
         front_kw: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Draw.
+        """Draw the display.
 
         Parameters
         ----------
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         front_kw : dict, default=None
-            How the front is drawn, for matplotlib's `plot`.
+            How to draw the front: parameters of matplotlib's `plot`.
         **kwargs
-            How the points are drawn, for matplotlib's `errorbar`.
+            How to draw the points: parameters of matplotlib's `errorbar`.
 
         Returns
         -------
@@ -270,24 +316,28 @@ class CostDisplay:
         ImportError
             If matplotlib is missing.
         """
+        check_any(self.names, self.score_name)
         on_front = self._front()
+        check_reference(self.reference)
         ax, own = axes("CostDisplay.plot", ax)
         costs, scores = np.asarray(self.costs, float), np.asarray(self.scores, float)
-        self.points_, self.baselines_ = [], []
+        self.points_: list[Any] = []
+        self.baselines_: list[Any] = []
         taken = len(ax.containers)
         for i, name in enumerate(self.names):
             if np.isnan(costs[i]):
                 dashes = DASHES[len(self.baselines_) % len(DASHES)]
                 look = {"color": "0.35", "linestyle": dashes, "linewidth": 1.3, "zorder": 1}
-                line = ax.axhline(scores[i], label=f"{name} (centralised)", **look)
+                line = ax.axhline(scores[i], label=legible(f"{name} (centralised)"), **look)
                 self.baselines_.append(line)
                 continue
             look = style(taken + len(self.points_)) | {"linestyle": "none", "markersize": 8}
-            look |= {"label": name, "capsize": 3, "zorder": 3}
+            look |= {"label": legible(name), "capsize": 3, "zorder": 3}
             look |= {"xerr": _bar(self.cost_stds, i), "yerr": _bar(self.score_stds, i)}
             point = ax.errorbar(costs[i], scores[i], **restyled(kwargs, **look))
             self.points_.append(point)
-        self.front_ = None
+        draw_reference(self, ax)
+        self.front_: Any = None
         if len(on_front) > 1:
             look = {"color": "0.6", "linewidth": 1.5, "zorder": 2, "drawstyle": "steps-post"}
             look = restyled(front_kw, label="Pareto front", **look)

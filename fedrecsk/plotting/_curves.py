@@ -1,4 +1,4 @@
-"""What the displays of one curve a method share."""
+"""Base class of displays with one curve per method."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrecsk.plotting._drawing import axes, finish, restyled, style
+from fedrecsk.plotting._drawing import (
+    axes,
+    check_reference,
+    draw_reference,
+    finish,
+    legible,
+    restyled,
+    style,
+)
+from fedrecsk.plotting._results import check_any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,15 +26,17 @@ if TYPE_CHECKING:
 
 
 class CurvesDisplay:
-    """A line a method, with a band where there is a spread.
+    """One line per method, with a band of one standard deviation.
 
     Parameters
     ----------
     curves : dict of str to (x, mean, std)
-        A method's arrays of shape (n_points,).
+        For each method, arrays of shape (n_points,).
     x_name, score_name : str
     failed : list of str, default=()
-        What the legend says of fits that failed.
+        Notes for the legend about fits that failed.
+    reference : float or dict of str to float, default=None
+        Scores of baselines by name, to draw as dashed horizontal lines.
     """
 
     def __init__(
@@ -35,22 +46,24 @@ class CurvesDisplay:
         x_name: str,
         score_name: str,
         failed: Sequence[str] = (),
+        reference: float | Mapping[str, float] | None = None,
     ) -> None:
         self.curves = curves
         self.x_name = x_name
         self.score_name = score_name
         self.failed = failed
+        self.reference = reference
 
     def plot(self, ax: Axes | None = None, **kwargs: Any) -> Self:
-        """Draw.
+        """Draw the display.
 
         Parameters
         ----------
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         **kwargs
-            How the lines are drawn, for matplotlib's `plot` (or `errorbar`, of points side by
-            side).
+            How to draw the lines: parameters of matplotlib's `plot`, or of `errorbar` for points
+            side by side.
 
         Returns
         -------
@@ -62,18 +75,22 @@ class CurvesDisplay:
         ImportError
             If matplotlib is missing.
         """
+        check_any(self.curves, self.score_name)
+        check_reference(self.reference)
         ax, own = axes(f"{type(self).__name__}.plot", ax)
         self._draw(ax, kwargs)
+        draw_reference(self, ax)
         return finish(self, ax, own, x_name=self.x_name, score_name=self.score_name)
 
     def _draw(self, ax, kwargs):
         self._draw_lines(ax, self.curves, kwargs)
 
     def _draw_lines(self, ax, curves, kwargs):
-        self.lines_, self.bands_ = [], []
+        self.lines_: list[Any] = []
+        self.bands_: list[Any] = []
         taken = len(ax.lines)
         for name, (x, mean, std) in curves.items():
-            look = style(taken + len(self.lines_)) | {"label": name, "markersize": 6}
+            look = style(taken + len(self.lines_)) | {"label": legible(name), "markersize": 6}
             if len(x) > 20:
                 look["markevery"] = len(x) // 10
             (line,) = ax.plot(x, mean, **restyled(kwargs, **look))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
+from numbers import Real
 
 import numpy as np
 
 from fedrecsk._extras import require
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow.
+# Okabe and Ito's colours for colour-blind readers, without the yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+# Of Tol's muted colours, for reference lines; different from those of the methods.
+REFERENCE_COLOURS = ("#882255", "#117733", "#332288", "#999933")
+DASHES = ("--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LABELS = {
     "mb": "MB that a client sends and receives",
@@ -28,15 +33,20 @@ LABELS = {
     "hit_rate": "Hit rate",
     "ndcg": "NDCG",
     "mrr": "MRR",
+    "map": "MAP",
+    "auc": "AUC",
+    "coverage": "Coverage",
+    "novelty": "Novelty (bits)",
+    "diversity": "Diversity",
     "precision": "Precision",
     "recall": "Recall",
 }
-# Inches: a new figure, one that is wide enough for a legend beside the axes, a letter.
+# In inches: size of a new figure, least width for a legend beside the axes, width of a letter.
 SIZE, WIDE, LETTER = (7.5, 4.5), 6.0, 0.08
 
 
 def pyplot(caller, ax):
-    """matplotlib.pyplot; a wrong `ax` is refused."""
+    """Import matplotlib.pyplot, and check `ax`."""
     plt = require("matplotlib.pyplot", caller)
     if not isinstance(ax, plt.Axes | None):
         raise TypeError(f"ax must be one matplotlib Axes or None, got {type(ax).__name__}.")
@@ -44,7 +54,7 @@ def pyplot(caller, ax):
 
 
 def axes(caller, ax):
-    """The axes, and whether they are in a figure of our own."""
+    """Axes to draw in, and whether they are in a new figure."""
     plt = pyplot(caller, ax)
     if ax is not None:
         return ax, False
@@ -60,14 +70,54 @@ def style(n):
 
 
 def restyled(kwargs, **look):
-    """How to draw a line, unless the caller's words, also matplotlib's short ones, differ."""
+    """How to draw a line: `look`, overridden by the caller's parameters or their short forms."""
     from matplotlib import cbook, lines
 
     return look | cbook.normalize_kwargs(kwargs, lines.Line2D)
 
 
+def check_reference(reference):
+    """Scores of reference lines by name, from a number, a dict or None.
+
+    Raises
+    ------
+    TypeError
+        If it is something else.
+    ValueError
+        If a score is not finite.
+    """
+    if reference is None:
+        return {}
+    if isinstance(reference, Real):
+        reference = {"reference": reference}
+    if not isinstance(reference, Mapping):
+        raise TypeError(
+            "reference must be a number or a dict of names to numbers, got "
+            f"{type(reference).__name__}."
+        )
+    for name, score in reference.items():
+        if not isinstance(score, Real) or not np.isfinite(score):
+            raise ValueError(f"reference {name!r} must be a finite number, got {score!r}.")
+    return {str(name): float(score) for name, score in reference.items()}
+
+
+def draw_reference(display, ax):
+    """Draw a display's reference scores as horizontal dashed lines."""
+    display.references_ = []
+    for i, (name, score) in enumerate(check_reference(display.reference).items()):
+        look = {"color": REFERENCE_COLOURS[i % len(REFERENCE_COLOURS)], "linewidth": 1.5}
+        look["linestyle"] = DASHES[i % len(DASHES)]
+        display.references_.append(ax.axhline(score, label=legible(name), zorder=1, **look))
+
+
+def legible(name):
+    """A name that matplotlib shows as it is: without mathematics, and even if it begins with _."""
+    name = str(name).replace("$", r"\$")
+    return f" {name}" if name.startswith("_") else name
+
+
 def make_logarithmic(ax):
-    """A logarithmic x axis with as many short labels as the decades in view leave room for."""
+    """Make the x axis logarithmic, with as many short labels as there is room for."""
     from matplotlib import ticker
 
     ax.set_xscale("log")
@@ -89,7 +139,7 @@ def _short(x, _):
 
 
 def name_ticks(ax, names):
-    """Ticks at 0, 1, ... with these names, aslant where neighbours would touch."""
+    """Ticks at 0, 1, ... with these names, slanted if neighbours would touch."""
     room = ax.bbox.width / ax.figure.dpi / len(names)
     needed = [LETTER * (len(a) + len(b) + 3) / 2 for a, b in pairwise(map(str, names))]
     aslant = {"rotation": 30, "rotation_mode": "anchor", "horizontalalignment": "right"}
@@ -98,14 +148,14 @@ def name_ticks(ax, names):
 
 
 def finish(display, ax, own, *, x_name, score_name):
-    """Failures, labels, grid and legend."""
+    """Add notes about failures, labels, grid and legend."""
     for note in getattr(display, "failed", ()):
         ax.plot([], [], "x", color="0.35", label=note)
     ax.set_xlabel(_label(x_name), wrap=True)
     ax.set_ylabel(_label(score_name))
     ax.grid(True, color="0.9", linewidth=0.8)
     ax.set_axisbelow(True)
-    # matplotlib lists lines before error bars; methods stay together, the front comes last.
+    # matplotlib lists lines before error bars; put the methods first and the Pareto front last.
     entries = zip(*ax.get_legend_handles_labels(), strict=True)
     entries = sorted(entries, key=lambda entry: not hasattr(entry[0], "lines"))
     handles = [handle[0] if hasattr(handle, "lines") else handle for handle, _ in entries]
@@ -120,7 +170,7 @@ def _label(name):
 
 
 def _place_legend(ax, own, handles, labels):
-    """Within axes of others a small one; in a figure of our own outside, on a third of it."""
+    """Place a small legend in axes that were given, and one outside the axes of a new figure."""
     if not own:
         size = "small" if ax.bbox.width / ax.figure.dpi > 4 else "x-small"
         ax.legend(handles, labels, fontsize=size, framealpha=0.5, markerscale=0.8)
@@ -134,7 +184,7 @@ def _place_legend(ax, own, handles, labels):
     width, height = put(loc="upper left", bbox_to_anchor=(1, 1))
     if inches[0] >= WIDE and width < 1 / 3 and height < 1:
         return
-    # At the right end, so that it reaches over the labels of y and not over the figure's edge.
+    # Aligned right, so that a wide legend extends over the y labels, not beyond the figure.
     above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "fontsize": "small"}
     for n_columns in range(min(6, len(labels)), 0, -1):
         width, height = put(ncols=n_columns, **above)

@@ -1,12 +1,21 @@
-"""Blocks of clients: the unit of work of the simulator, cut by the data alone."""
+"""Blocks of clients, the simulator's unit of work. How clients are cut depends on data only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import sparse
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.interactions import Interactions
+
 
 RATINGS_PER_BLOCK = 2**16
 MAX_BLOCKS = 64
@@ -14,9 +23,9 @@ MAX_BLOCKS = 64
 
 @dataclass(eq=False)
 class Block:
-    """The private data of some clients, which only their own code may read.
+    """Private data of some clients, which only the clients' side of a method may read.
 
-    All indices but `clients`, `users` and `items` count within the block.
+    All indices except `clients`, `users` and `items` are relative to the block.
 
     Attributes
     ----------
@@ -44,21 +53,21 @@ class Block:
     n_items: int
 
     @property
-    def n_clients(self):
+    def n_clients(self) -> int:
         return len(self.clients)
 
     @property
-    def n_users(self):
+    def n_users(self) -> int:
         return len(self.users)
 
     @property
-    def rating_indptr(self):
+    def rating_indptr(self) -> np.ndarray:
         """Ratings of each client, shape (n_clients + 1,)."""
         return self.indptr[self.client_indptr]
 
     @cached_property
     def _holdings(self):
-        # One-user clients hold each rated item once, so rows and ratings coincide.
+        # If every client has one user, rows and ratings are the same.
         if self.n_users == self.n_clients:
             rows = np.arange(len(self.items), dtype=np.int32)
             return self.indptr, self.items, rows
@@ -68,75 +77,81 @@ class Block:
         return row_indptr, (held % self.n_items).astype(np.int32), rows.astype(np.int32)
 
     @property
-    def row_indptr(self):
-        """Rows of each client, one a distinct item, shape (n_clients + 1,)."""
+    def row_indptr(self) -> np.ndarray:
+        """Rows of each client, one per distinct item; shape (n_clients + 1,)."""
         return self._holdings[0]
 
     @cached_property
-    def row_counts(self):
+    def row_counts(self) -> np.ndarray:
         """Distinct items of each client, shape (n_clients,)."""
         return np.diff(self.row_indptr)
 
     @property
-    def row_items(self):
+    def row_items(self) -> np.ndarray:
         """Item code of each such row, ascending within a client, shape (n_rows,)."""
         return self._holdings[1]
 
     @property
-    def rows(self):
+    def rows(self) -> np.ndarray:
         """Row of each rating, shape (n_ratings,)."""
         return self._holdings[2]
 
-    def part(self, who):
-        """The block of the clients of a mask; this one if that is all of them."""
+    def part(self, who: NDArray[np.bool_]) -> Block:
+        """The block of the clients of a mask; this block if the mask has all."""
         return self if who.all() else self._with_codes(_block(self, np.flatnonzero(who)))
 
-    def cut(self, max_ratings):
-        """The block in blocks of at most about so many ratings."""
+    def cut(self, max_ratings: int) -> list[Block]:
+        """Cut the block into blocks of about `max_ratings` ratings or fewer."""
         return [self._with_codes(part) for part in cut(self, max_ratings=max_ratings)]
 
     def _with_codes(self, part):
-        """A block of some of this one's clients, of which it has the numbers in this one."""
+        """Give a part of this block the clients' and users' codes."""
         return replace(part, clients=self.clients[part.clients], users=self.users[part.users])
 
-    def spread(self, rows, who):
-        """The rows of the users of ``part(who)`` in an array for all users, zero for the others."""
+    def spread(self, rows: np.ndarray, who: NDArray[np.bool_]) -> np.ndarray:
+        """Spread rows of the users of ``part(who)`` over all users; the others get zeros."""
         if who.all():
             return rows
         spread = np.zeros((self.n_users, *rows.shape[1:]), rows.dtype)
         spread[self.users_of(who)] = rows
         return spread
 
-    def clients_of(self, users):
-        """Mask of the clients that hold a user of a mask."""
+    def clients_of(self, users: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Mask of the clients that have a user of the mask `users`."""
         return np.logical_or.reduceat(users, self.client_indptr[:-1])
 
-    def users_of(self, who):
-        """Mask of the users of the clients of a mask."""
+    def users_of(self, who: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Mask of the users of the clients of the mask `who`."""
         return np.repeat(who, np.diff(self.client_indptr))
 
 
-def block_size(data):
-    """Ratings in a block: 65,536, or more for large data and large catalogues.
+def block_size(data: Interactions) -> int:
+    """Ratings per block: 65,536, or more for large data and large catalogues.
 
-    At most 64 blocks, and an array of the catalogue's size in each never outweighs the ratings.
+    There are at most 64 blocks, each with about as many ratings as there are items or more, so
+    that an array of the catalogue's size per block is never larger than the data.
     """
     return max(RATINGS_PER_BLOCK, -(-len(data.items) // MAX_BLOCKS), data.n_items)
 
 
-def cut(data, groups=None, max_ratings=None, share=1.0):
+def cut(
+    data: Interactions,
+    groups: np.ndarray | None = None,
+    max_ratings: int | None = None,
+    share: float = 1.0,
+) -> list[Block]:
     """Cut the clients into blocks of at most about `max_ratings` ratings.
 
     Parameters
     ----------
     data : Interactions
     groups : ndarray of shape (n_clients,) or None
-        Clients of different groups never share a block. None: one group.
+        Clients of different groups are in different blocks. None: one group.
     max_ratings : int or None
-        None: :func:`block_size`, up to eight times as many if only a share of the clients takes
-        part in a round.
+        None: :func:`block_size`, or up to eight times as many if only a share of the clients
+        takes part in a round.
     share : float in (0, 1]
-        That share.
+        Share of the clients that take part in a round.
 
     Returns
     -------
@@ -152,7 +167,7 @@ def cut(data, groups=None, max_ratings=None, share=1.0):
     blocks, start = [], 0
     for stop in group_ends:
         while start < stop:
-            # As many clients as fit, and one at least.
+            # As many clients as fit, but at least one.
             before = ends[start] - sizes[start]
             end = max(start + 1, int(np.searchsorted(ends, before + max_ratings, "right")))
             end = min(end, stop)
@@ -161,7 +176,7 @@ def cut(data, groups=None, max_ratings=None, share=1.0):
     return blocks
 
 
-def of_clients(data, clients):
+def of_clients(data: Interactions, clients: NDArray[np.int64]) -> Block:
     """One block of these clients (codes)."""
     return _block(data, clients)
 
@@ -169,7 +184,7 @@ def of_clients(data, clients):
 def _block(data, clients):
     users = _runs(data.client_indptr, clients)
     if len(users) and (np.diff(users) == 1).all():
-        # One run of rows: views instead of copies.
+        # Consecutive rows: views instead of copies.
         ratings = slice(data.indptr[users[0]], data.indptr[users[-1] + 1])
     else:
         ratings = _runs(data.indptr, users)
@@ -196,19 +211,21 @@ def _local_indptr(indptr, rows):
     return np.concatenate([[0], np.cumsum(indptr[rows + 1] - indptr[rows])]).astype(np.int64)
 
 
-def by_user(users, attributes, n_users=None):
-    """Put attributes of some users and of others together, arrays in the order of their codes.
+def by_user(
+    users: list[np.ndarray], attributes: list[dict[str, Any]], n_users: int | None = None
+) -> dict[str, Any]:
+    """Join attributes of several groups of users, in the order of the users' codes.
 
     Parameters
     ----------
     users : list of ndarray
-        Their codes.
+        Codes of each group.
     attributes : list of dict
-        One for each of these arrays: arrays by user (sparse ones too), or objects with a class
-        method ``joined``.
+        Attributes of each group: arrays by user (dense or sparse), or objects with a class method
+        ``joined``.
     n_users : int or None
-        Users in all; the rows of those that are in none of the arrays are zero. None: as many
-        as are in the arrays.
+        Number of all users. Users who are in no group get rows of zeros. None: the users of all
+        groups.
 
     Returns
     -------

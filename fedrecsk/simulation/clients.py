@@ -1,10 +1,10 @@
-"""The clients' half of the protocol: their data, their private state, and what they send."""
+"""The clients' side of the protocol: their data, their private state and their uploads."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,19 +17,30 @@ from fedrecsk.simulation.protection import add_noise, protect
 from fedrecsk.simulation.stopping import HeldOut
 from fedrecsk.uploads import Batch, Form, Ragged
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.simulation.blocks import Block
+    from fedrecsk.simulation.federation import Federation
+    from fedrecsk.simulation.keys import Key, Keys
+
+
 VALIDATION = {"validation_loss": Form((2,), learned=False)}
 
 
 class Registration(NamedTuple):
-    """What the server must know of clients before anything else.
+    """What the server must know about clients before anything else.
 
     Attributes
     ----------
     client_ids : ndarray of shape (n_clients,)
     n_users : ndarray of shape (n_clients,)
     n_held : ndarray of shape (n_clients,)
-        Items that each client holds. Only where a method's clients tell which these are does
-        the server use it. 0 under local differential privacy.
+        Number of items that each client holds. The server uses it only if clients also say which
+        items these are. 0 under local differential privacy.
     """
 
     client_ids: np.ndarray
@@ -38,22 +49,22 @@ class Registration(NamedTuple):
 
 
 class Group:
-    """What clients of equal history compute alike, computed once for all of them.
+    """Computation that clients with equal histories share, done once for all of them.
 
     Parameters
     ----------
     method : FederatedRecommender
     """
 
-    def __init__(self, method):
+    def __init__(self, method: Any) -> None:
         self.method = method
         self.common = None
         self._round = -1
 
-    def follow(self, message, key):
-        """Take the group's step of the round, once."""
+    def follow(self, message: Message | None, key: Key) -> None:
+        """Take the group's step of the round, unless it has been taken."""
         if key.round != self._round:
-            self.common = self.method._follow(self.common, message, key)
+            self.common: Any = self.method._follow(self.common, message, key)
             self._round = key.round
         return self.common
 
@@ -61,86 +72,86 @@ class Group:
 class Clients:
     """One or more clients with their private state.
 
-    The simulator has one object for many clients, a deployed device one for itself; both call
-    the same methods in the same order: `setup` for each set-up exchange, `announce`, then in
-    each round `receive`, `validate` under early stopping, and `update`; in the end `fitted`.
+    The simulator has one object for many clients, a deployed device has one for itself. Both call
+    the same methods in this order: `setup` for each set-up exchange; `announce`; in each round
+    `receive`, `validate` (under early stopping) and `update`; finally `fitted`.
 
     Parameters
     ----------
     method : FederatedRecommender
-        A bare copy of the estimator: hyperparameters only.
+        A copy of the estimator with hyperparameters only.
     block : Block
         The clients' data.
     federation : Federation
     keys : Keys
-        Before the first round.
+        The keys before the first round.
     group : Group or None
-        Shared with other clients of equal history. None: of their own.
+        Group shared with other clients of equal history. None: a new one.
     held_out : Block or None
-        Rows of the same clients that they validate with and do not train on.
+        Held-out rows of the same clients, for validation.
     forge : callable or None
-        What an adversary makes of their uploads, if it controls them (all of them).
+        Forges the uploads, if an adversary controls these clients (all of them).
     client_ids : ndarray of shape (n_clients,) or None
-        None: their codes.
+        Ids of the clients. None: their codes.
     separate : bool
-        Whether uploads leave one by one, each with its client's own noise, though nothing in the
-        federation looks at them. A deployed client must; the simulator adds up what it can.
+        Whether to return single uploads, each with its client's own noise, even if the federation
+        needs sums only. Deployed clients must do so; the simulator adds up what it can.
     """
 
     def __init__(
         self,
-        method,
-        block,
-        federation,
-        keys,
+        method: Any,
+        block: Block,
+        federation: Federation,
+        keys: Keys,
         *,
-        group=None,
-        held_out=None,
-        forge=None,
-        client_ids=None,
-        separate=False,
-    ):
+        group: Group | None = None,
+        held_out: Block | None = None,
+        forge: Callable[..., Any] | None = None,
+        client_ids: np.ndarray | None = None,
+        separate: bool = False,
+    ) -> None:
         self.method = method
-        self.block = block
+        self.block: Block = block
         self.federation = federation
         self.keys = keys
-        self.group = Group(method) if group is None else group
+        self.group: Group = Group(method) if group is None else group
         self.held_out = held_out
         self.forge = forge
         self.separate = separate
-        self.client_ids = block.clients if client_ids is None else client_ids
-        self.state = None
+        self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
+        self.state: Any = None
         self._announcement = Message()
-        # The messages that some client received last, by round, and that round of each client.
+        # Messages that clients received last, by round, and the round of each client's last one.
         self._messages = {}
         self._last = np.full(block.n_clients, -1)
-        # Those that have ever updated.
+        # Clients that have ever updated.
         self._has_updated = np.zeros(block.n_clients, dtype=bool)
         self._part = None
         self._reply = None
-        # Users' attributes under the model last measured, and under the best one.
+        # Users' attributes under the model evaluated last, and under the best model.
         self._measured = None
         self._kept = None
 
     # --------------------------------------------------------------- before the rounds
 
-    def register(self):
-        """What the server must know first: a Registration."""
+    def register(self) -> Registration:
+        """Return the clients' Registration."""
         n_held = self.block.row_counts
         if self.federation.local_dp is not None:
-            # It depends on the data, and no method that has local noise needs it.
+            # Under local noise it is not sent, because it depends on the data.
             n_held = np.zeros_like(n_held)
         return Registration(self.client_ids, np.diff(self.block.client_indptr), n_held)
 
-    def place(self, codes, first_users):
-        """Take the numbers that the server has given to these clients and their users."""
+    def place(self, codes: NDArray[np.int64], first_users: NDArray[np.int64]) -> None:
+        """Store the codes that the server has assigned to these clients and their users."""
         n_users = np.diff(self.block.client_indptr)
         offsets = np.arange(self.block.n_users) - np.repeat(self.block.client_indptr[:-1], n_users)
         users = np.repeat(first_users, n_users) + offsets
         self.block = replace(self.block, clients=np.asarray(codes), users=users)
         return self
 
-    def setup(self, step, message):
+    def setup(self, step: int, message: Message | None) -> Contribution | None:
         """Answer a set-up message: a Contribution, or None."""
         everyone = Participation.full(self.block.n_clients)
         turn = Turn(everyone.active, everyone.delivers, False)
@@ -153,23 +164,25 @@ class Clients:
         add_noise(batch, self.federation.local_dp, keys.private)
         return Contribution.of_batch(("setup", step), batch, hold=True)
 
-    def announce(self, message):
-        """Take the server's announcement after the set-up."""
+    def announce(self, message: Message | None) -> None:
+        """Store the server's announcement after the set-up."""
         self._announcement = message
 
     # --------------------------------------------------------------------- each round
 
-    def receive(self, round, message, participation=None):
-        """Take a round's message, None if there is none.
+    def receive(
+        self, round: int, message: Message | None, participation: Participation | None = None
+    ) -> None:
+        """Store the message of a round, None if there is none.
 
         Parameters
         ----------
         round : int
         message : Message or None
-            As `_on_receipt` leaves it.
+            The message after `_on_receipt`.
         participation : Participation or None
-            Of all clients of the fit, in the order of their codes. None: all of these clients
-            receive, update and deliver.
+            Participation of all clients of the fit, in the order of their codes. None: all clients
+            take part and no upload is lost.
         """
         if self._part is not None and self._part[0] == round:
             return
@@ -187,10 +200,10 @@ class Clients:
             self._messages[round] = message.of(self.block.clients)
             self._last[part.receives] = round
 
-    def follow(self, round):
-        """Take the step that clients of equal history take alike, once for all of them.
+    def follow(self, round: int) -> None:
+        """Take the step that clients of equal history share, once for all of them.
 
-        `update` does it too; the simulator does it before, so that threads only read the result.
+        `update` does this if needed. The simulator does it before, so that threads only read.
         """
         self._check_round(round)
         ready = self._part[1].active & (self._last >= 0)
@@ -198,15 +211,15 @@ class Clients:
             message = self._messages[self._last[ready][0]]
             self.group.follow(message, self.keys.at(round))
 
-    def update(self, round):
-        """One local update; asked again for the same round, the same answer.
+    def update(self, round: int) -> tuple[list[Contribution], NDArray[np.float64]]:
+        """Run one local update. Repeated calls for the same round return the same answer.
 
         Returns
         -------
         contributions : list of Contribution
-            One for each broadcast that some of these clients received last.
+            One for each broadcast that clients start from.
         loss : ndarray of shape (2,)
-            Sum of the training losses and of their weights. It is never sent.
+            Sums of the training losses and of their weights, which are never sent.
         """
         if self._reply is not None and self._reply[0] == round:
             return self._reply[1:]
@@ -224,8 +237,8 @@ class Clients:
         self._reply = round, [one for one in contributions if one is not None], total
         return self._reply[1:]
 
-    def forget_reply(self):
-        """Keep no copy of the last answer; nobody may ask for it again."""
+    def forget_reply(self) -> None:
+        """Delete the copy of the last answer, which cannot be repeated afterwards."""
         self._reply = None
 
     def _check_round(self, round):
@@ -247,7 +260,7 @@ class Clients:
         return uploads, loss
 
     def _forget_messages(self):
-        """Keep those messages alone with which some client may have to go on in a later round."""
+        """Delete messages that no client will start from in later rounds."""
         federation = self.federation
         if self.method._may_be_silent or (
             federation.dropout > 0 and federation.dropout_mode == "stale"
@@ -261,12 +274,12 @@ class Clients:
 
     @property
     def _separates(self):
-        """Whether something looks at these clients' uploads one by one."""
+        """Whether these clients' single uploads are needed."""
         return self.separate or self.federation.looks_at_uploads or self.forge is not None
 
     @property
     def _draws_each(self):
-        """Whether a draw for the sum of these clients' uploads will not do."""
+        """Whether each client must draw its own noise."""
         return self.separate or self.federation.draws_each or self.federation.holds_uploads
 
     @property
@@ -290,7 +303,7 @@ class Clients:
         return Contribution.of_batch(step, batch, hold=hold)
 
     def _summed(self, step, uploads, forms, turn):
-        """Check the sums that a method hands over against their form, and weigh them."""
+        """Check the sums that a method returns against their forms, and measure them."""
         if uploads is None:
             return None
         self._check_names(uploads, forms)
@@ -319,7 +332,7 @@ class Clients:
             )
 
     def _as_single(self, uploads, forms):
-        """The sum over a one-client block as that client's upload."""
+        """Turn the sum over a one-client block into that client's upload."""
         singles = {}
         for name, form in forms.items():
             field = uploads[name]
@@ -334,7 +347,7 @@ class Clients:
         return type(uploads)(sound=uploads.sound, sends=uploads.sends, **singles)
 
     def _batch(self, uploads, forms, turn):
-        """Single uploads as the method hands them over."""
+        """Single uploads as the method returns them."""
         wire_dtype = self.federation.wire_dtype
         fields = {name: replace(uploads[name], form=form) for name, form in forms.items()}
         for name, form in forms.items():
@@ -362,16 +375,18 @@ class Clients:
 
     # ------------------------------------------------------------------- the model's end
 
-    def validate(self, round, message, participation=None):
-        """Measure a model on held-out rows: a Contribution with a sum of losses and of weights.
+    def validate(
+        self, round: int, message: Message, participation: Participation | None = None
+    ) -> Contribution:
+        """Evaluate a model on held-out rows; returns sums of losses and weights as a Contribution.
 
         Parameters
         ----------
         round : int
         message : Message
-            The announcement and the model, as `_on_receipt` leaves them.
+            The announcement and the model, after `_on_receipt`.
         participation : Participation or None
-            Who receives it, and whose answer arrives; None: everybody.
+            Clients that receive it, and clients whose answer arrives. None: all.
         """
         block = self.block
         part = Participation.full(block.n_clients)
@@ -397,7 +412,7 @@ class Clients:
         model = copy.copy(self.method)
         vars(model).update(
             self.method._server_attributes(message.of(block.clients)),
-            # These rows name users by their numbers among those asked.
+            # Users of these rows are numbered among those of the clients asked.
             **self._joined(ends, _numbers(self.block.users_of(asked)), asked),
             n_users_=block.n_users,
             n_items_=block.n_items,
@@ -408,34 +423,40 @@ class Clients:
         sums = [np.bincount(clients, one, minlength=block.n_clients) for one in losses]
         return np.stack(sums, axis=1)
 
-    def keep_measured(self):
-        """The model measured last was the best so far: keep what its users had under it."""
+    def keep_measured(self) -> None:
+        """Keep the users' state under the model evaluated last, because it is the best so far."""
         self._kept = self._measured
 
-    def forget_kept(self):
-        """A model that these clients have not measured was the best so far."""
+    def forget_kept(self) -> None:
+        """Delete the kept state, because a model that they did not evaluate is the best so far."""
         self._kept = None
 
-    def taken_part(self, *, kept=True):
-        """Mask of the clients that have updated, or keep what they had under the best model."""
+    def taken_part(self, *, kept: bool = True) -> NDArray[np.bool_]:
+        """Mask of the clients that have updated, or have kept their state under the best model."""
         if self._kept is None or not kept:
             return self._has_updated
         return self._has_updated | self._kept[1]
 
-    def fitted(self, message, round, *, kept=True, who=None):
-        """Users' attributes under the final model, a dict; changes nothing.
+    def fitted(
+        self,
+        message: Message,
+        round: int,
+        *,
+        kept: bool = True,
+        who: NDArray[np.bool_] | None = None,
+    ) -> dict[str, Any]:
+        """Users' attributes under the final model, as a dict. Does not change the clients.
 
         Parameters
         ----------
         message : Message
-            The announcement and the final model, as `_on_receipt` leaves them.
+            The announcement and the final model, after `_on_receipt`.
         round : int
-            Rounds so far.
+            Number of rounds so far.
         kept : bool
-            Whether those who have kept what they had under the best model answer with that.
+            Whether to use the state that clients have kept under the best model.
         who : ndarray of shape (n_clients,), dtype bool, or None
-            The clients whose users are wanted, those who have kept something among them. None:
-            all.
+            Clients to include, among them all that have kept a state. None: all.
         """
         who = np.ones(self.block.n_clients, dtype=bool) if who is None else who
         ends = self._ends(who, message, self.keys.at(round))
@@ -452,7 +473,7 @@ class Clients:
         return attributes
 
     def _ends(self, who, message, key):
-        """What `_personalize` makes of the clients of a mask, those that have updated first."""
+        """Results of `_personalize` for the clients of a mask, first those that have updated."""
         block = self.block
         old, new = who & self._has_updated, who & ~self._has_updated
         if old.any():
@@ -469,7 +490,7 @@ class Clients:
     def _joined(self, ends, names, who):
         """Users' attributes of the clients of a mask, in the order of their users.
 
-        `names` are the codes that the users of the block go by.
+        `names` are the codes of the block's users.
         """
         users, attributes = [], []
         numbers = _numbers(self.block.users_of(who))
@@ -483,14 +504,14 @@ class Clients:
 
 
 class End(NamedTuple):
-    """Some clients' users, personalised.
+    """Personalised users of some clients.
 
     Attributes
     ----------
     block : Block
-        As it was given.
+        The block that was given.
     places : ndarray of shape (n_users,)
-        The numbers of its users among those of the whole block.
+        Positions of its users among those of the whole block.
     wanted : ndarray of shape (n_users,), dtype bool
         The users that `_personalize` was called for.
     state : dict
@@ -499,10 +520,10 @@ class End(NamedTuple):
     block: object
     places: np.ndarray
     wanted: np.ndarray
-    state: dict
+    state: dict[str, Any]
 
 
-def personalized(method, block, message, key):
+def personalized(method: Any, block: Block, message: Message, key: Key) -> dict[str, Any]:
     """The state of clients that have never updated, once they have the final model.
 
     Parameters
@@ -510,7 +531,8 @@ def personalized(method, block, message, key):
     method : FederatedRecommender
     block : Block
     message : Message
-        As `_on_receipt` leaves it. These clients' own, or that of all for users who were not there.
+        The final model after `_on_receipt`: these clients' own message, or for new users the
+        common one.
     key : Keys
 
     Returns
@@ -523,10 +545,10 @@ def personalized(method, block, message, key):
 
 
 def _numbers(mask):
-    """Number of each True, and -1 for the others."""
+    """Number each True of a mask; -1 for the others."""
     return np.where(mask, np.cumsum(mask) - 1, -1)
 
 
 def _of_users(rows, wanted):
-    """The rows of some users, of an array or a sparse one; other attributes as they are."""
+    """Select the rows of some users in dense or sparse arrays; return anything else as it is."""
     return rows[wanted] if hasattr(rows, "shape") and not wanted.all() else rows

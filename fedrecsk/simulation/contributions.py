@@ -1,18 +1,28 @@
-"""What a block of clients contributes to one step of the protocol."""
+"""Contributions of a block of clients to one step of the protocol."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.simulation.messages import Summed
 from fedrecsk.uploads import Batch, Ragged, Sizes, add_sums, all_finite
 
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.simulation.messages import Uploads
+    from fedrecsk.simulation.participation import Turn
+    from fedrecsk.uploads import Form
+
 
 @dataclass(eq=False)
 class Contribution:
-    """Uploads of some clients on their way to the server: added up, or one by one.
+    """Uploads of some clients on the way to the server, either added up or one by one.
 
     Attributes
     ----------
@@ -20,18 +30,19 @@ class Contribution:
     round : int
         The round, or the step of the set-up.
     clients : ndarray of shape (n_clients,)
-        Their codes.
+        Codes of the clients.
     sends, arrives, accepted : ndarray of shape (n_clients,), dtype bool
-        Who sends something, whose upload arrives, and whose numbers are all finite besides.
+        Clients that send something; those whose upload arrives; and those whose upload arrives
+        with finite numbers only.
     sizes : Sizes
     sums : dict of {str: ndarray} or None
         Sums over the accepted clients.
     batch : Batch or None
-        The single uploads instead, where an aggregator or an audit looks at them.
+        Single uploads instead of sums, if an aggregator or an audit needs them.
     deferred : list of (str, Deferred)
-        What is still missing in the sums, because it is drawn once for all blocks.
+        What is still missing from the sums because it is drawn once for all blocks.
     n_without_noise : int
-        Of how many clients' uploads the local noise is still missing, likewise.
+        Number of clients whose local noise is still missing from the sums.
     """
 
     phase: str
@@ -41,14 +52,22 @@ class Contribution:
     arrives: np.ndarray
     accepted: np.ndarray
     sizes: Sizes
-    sums: dict | None = None
+    sums: dict[str, np.ndarray] | None = None
     batch: Batch | None = None
-    deferred: list = field(default_factory=list)
+    deferred: list[tuple[str, Any]] = field(default_factory=list)
     n_without_noise: int = 0
 
     @classmethod
-    def of_sums(cls, step, clients, turn, sound, sums, sizes):
-        """From the sums that a method has made itself."""
+    def of_sums(
+        cls,
+        step: tuple[str, int],
+        clients: NDArray[np.int64],
+        turn: Turn,
+        sound: NDArray[np.bool_] | None,
+        sums: dict[str, np.ndarray],
+        sizes: Sizes,
+    ) -> Self:
+        """A contribution from sums that the method has made."""
         arrives = turn.active & turn.delivers
         accepted = arrives if sound is None else arrives & sound
         if not all(all_finite(values) for values in sums.values()):
@@ -66,8 +85,8 @@ class Contribution:
         )
 
     @classmethod
-    def of_batch(cls, step, batch, *, hold):
-        """From single uploads, which are added up here unless they are to be held."""
+    def of_batch(cls, step: tuple[str, int], batch: Batch, *, hold: bool) -> Self:
+        """A contribution from single uploads, which are added up unless `hold`."""
         masks = batch.sends, batch.arrives, batch.accepted
         contribution = cls(*step, batch.clients, *masks, batch.sizes)
         if hold:
@@ -77,8 +96,8 @@ class Contribution:
         return contribution
 
 
-def added_up(batch):
-    """Sums over the batch's accepted clients, and what is to be drawn once for all batches."""
+def added_up(batch: Batch) -> tuple[dict[str, np.ndarray], list[Any]]:
+    """Sums over a batch's accepted clients, and what remains to be drawn for all batches."""
     if not batch.n_accepted:
         return {}, []
     sums, deferred = batch.sum_of_rest(), []
@@ -89,8 +108,10 @@ def added_up(batch):
     return sums, deferred
 
 
-def measured(uploads, forms, n_held, wire_dtype):
-    """What each client's upload weighs as the method hands it over.
+def measured(
+    uploads: Uploads, forms: dict[str, Form], n_held: NDArray[np.int64], wire_dtype: str
+) -> Sizes:
+    """Size of each client's upload as the method returns it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""One client on a machine of its own."""
+"""A client outside the simulator, on its own machine."""
 
 from __future__ import annotations
 
@@ -18,35 +18,42 @@ from fedrecsk.simulation.parcel import packed
 from fedrecsk.simulation.stopping import hold_out
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from typing import Any
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from fedrecsk.interactions import Interactions
+    from fedrecsk.simulation.messages import Message
+    from fedrecsk.simulation.parcel import Parcel
+    from fedrecsk.simulation.server import Places
 
 NOBODY = np.zeros(1, dtype=np.int64)
 
 
 class Device(Clients):
-    """One client that is made of its own rows, as it runs outside the simulator.
+    """A client outside the simulator, made from its own rows.
 
-    It takes messages as the server sends them, and hands over a :class:`Parcel` for each upload,
-    with its own noise if the federation has any. It can be pickled at any time.
+    It receives messages as the server sends them, and returns a :class:`Parcel` for each upload,
+    with local noise if the federation has any. It can be pickled at any time.
 
     Parameters
     ----------
     estimator : federated estimator
-        With the same parameters as the server's. `items` must be the catalogue, and a rating
-        method needs its `rating_scale`.
+        An estimator with the same parameters as the server's. `items` must be the catalogue, and
+        rating methods need `rating_scale`.
     X, y, sample_weight
-        The client's rows, as in `fit`.
+        Rows of this client, as in `fit`.
     client_id : int, float or str
-        Unlike that of any other client.
+        Id of the client, different from all others.
     private : Key or None, default=None
-        Seeds what nobody else may know: users' vectors, negatives, noise, held-out rows. None:
-        the operating system's randomness.
+        Seed of what nobody else may know: users' vectors, negatives, noise, held-out rows. None:
+        drawn by the operating system.
 
     Raises
     ------
     ValueError
         If `items` is None; if the federation has `compression` of uploads, an `adversary` or
-        `secure_aggregation`, which are the simulator's alone; or as `fit` does.
+        `secure_aggregation`, which only the simulator supports; or for the reasons of `fit`.
 
     Examples
     --------
@@ -65,19 +72,19 @@ class Device(Clients):
 
     def __init__(
         self,
-        estimator,
+        estimator: Any,
         X: ArrayLike,
         y: ArrayLike | None = None,
         *,
-        client_id,
+        client_id: float | str,
         sample_weight: ArrayLike | None = None,
         private: Key | None = None,
-    ):
+    ) -> None:
         method = bare(estimator)
         private = Key(secrets.randbits(63)) if private is None else private
         whose = np.full(len(X), client_id)
         catalogue = catalogue_ids(method.items)
-        self.data = method._read(X, y, whose, sample_weight, item_ids=catalogue)
+        self.data: Interactions = method._read(X, y, whose, sample_weight, item_ids=catalogue)
         training, held_out = self.data, None
         if method.early_stopping:
             training, held_out = hold_out(self.data, method.validation_fraction, private)
@@ -88,48 +95,48 @@ class Device(Clients):
             method,
             block,
             method._setting(),
-            # The server sends the shared key along with the client's place.
+            # The server sends the shared key together with the client's code.
             Keys(Key(0), private),
             held_out=held_out,
             client_ids=self.data.client_ids,
             separate=True,
         )
 
-    def place(self, place):
-        """Take the place that the server has given to this client.
+    def place(self, place: Places) -> None:
+        """Store the code that the server has assigned to this client.
 
         Parameters
         ----------
         place : Places
         """
         super().place(place.clients, place.first_users)
-        self.keys = self.keys._replace(shared=place.shared)
+        self.keys: Keys = self.keys._replace(shared=place.shared)
 
-    def setup(self, step, message):
-        """Answer a set-up message: a list of Parcel, empty if there is nothing to say."""
+    def setup(self, step: int, message: Message | None) -> list[Parcel]:
+        """Answer a set-up message; returns a list of Parcel, which may be empty."""
         forms = self.method._setup_forms(self.block.n_items, step)
         return self._packed(super().setup(step, message), forms)
 
-    def receive(self, round, message):
-        """Take a round's message as the server sends it, None if there is none."""
+    def receive(self, round: int, message: Message | None) -> None:
+        """Store a round's message as the server sends it, None if there is none."""
         super().receive(round, self._complete(message, round))
 
-    def update(self, round):
-        """One local update; asked again for the same round, the same answer.
+    def update(self, round: int) -> tuple[list[Parcel], NDArray[np.float64]]:
+        """Run one local update. Repeated calls for the same round return the same answer.
 
         Returns
         -------
         parcels : list of Parcel
-            What is sent to the server: one upload, or none.
+            Upload to send to the server; empty if there is none.
         loss : ndarray of shape (2,)
-            Sum of the training losses and of their weights. It is not to be sent.
+            Sums of the training losses and of their weights. Do not send them.
         """
         contributions, loss = super().update(round)
         forms = self.method._upload_forms(self.block.n_items)
         return [one for c in contributions for one in self._packed(c, forms)], loss
 
-    def validate(self, round, message):
-        """Measure a model on held-out rows: a list of one Parcel.
+    def validate(self, round: int, message: Message) -> list[Parcel]:
+        """Evaluate a model on held-out rows; returns a list of one Parcel.
 
         Parameters
         ----------
@@ -151,20 +158,20 @@ class Device(Clients):
         forms = [self.method._setup_forms(n_items, step).values() for step in steps]
         return any(form.rows == "held" for those in forms for form in those)
 
-    def fitted(self, message, round):
-        """A fitted estimator of this client's users.
+    def fitted(self, message: Message, round: int) -> Any:
+        """Return a fitted estimator for this client's users.
 
         Parameters
         ----------
         message : Message
-            As ``server.send_final()`` or ``server.send_best()`` gives it.
+            Result of ``server.send_final()`` or ``server.send_best()``.
         round : int
-            Rounds so far.
+            Number of rounds so far.
 
         Returns
         -------
         model : estimator
-            It predicts and recommends for these users, and folds in others.
+            Predicts and recommends for these users, and can fold in others.
         """
         complete = self._complete(message, round)
         users = super().fitted(complete, round)
@@ -177,14 +184,14 @@ class Device(Clients):
         return model
 
     def _complete(self, message, round):
-        """The message with what the receiver derives of it."""
+        """The message with the fields that clients derive from it."""
         if not message:
             return None
         return self.method._on_receipt(message, self.keys.shared.at(round))
 
 
-def bare(estimator):
-    """A copy with checked parameters alone, as both sides of a deployment have it.
+def bare(estimator: Any) -> Any:
+    """Check an estimator's parameters and return a copy for one side of a deployment.
 
     Parameters
     ----------
@@ -199,7 +206,7 @@ def bare(estimator):
     method._check_before_fit()
     if method.items is None:
         raise ValueError(
-            f"{type(method).__name__} on its own needs the catalogue, which it cannot read off "
+            f"{type(method).__name__} needs the catalogue, because it does not see "
             "everybody's data; set items= to the ids of all items on offer."
         )
     _check_parts(method._setting())
@@ -207,7 +214,7 @@ def bare(estimator):
 
 
 def _check_parts(federation):
-    """Refuse those parts of a federation that only the simulator has."""
+    """Raise if a federation has parts that only the simulator supports."""
     compression = federation.compression
     parts = {
         "compression": (compression is not None and compression.up, "compress its uploads"),

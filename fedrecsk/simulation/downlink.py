@@ -1,12 +1,21 @@
-"""From the server to the clients: what a message weighs, and its compression."""
+"""Downloads: sizes and compression of the server's messages."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.simulation.messages import Message, Rows
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from fedrecsk.simulation.encryption import SecureChannel
+    from fedrecsk.simulation.federation import Federation
+    from fedrecsk.simulation.keys import Key
+    from fedrecsk.simulation.ledger import Ledger
 
 
 class Downlink:
@@ -21,19 +30,31 @@ class Downlink:
     channel : SecureChannel or None
     """
 
-    def __init__(self, federation, ledger, n_held, channel):
+    def __init__(
+        self,
+        federation: Federation,
+        ledger: Ledger,
+        n_held: NDArray[np.int64],
+        channel: SecureChannel | None,
+    ) -> None:
         self.federation = federation
         self.ledger = ledger
         self.channel = channel
         self._n_held = n_held
-        # Bytes of updates since each client last received one; inf where only the whole will do.
+        # Bytes of the updates that each client has missed; inf if it needs the full model.
         self._missed = np.full(len(n_held), np.inf if channel is None else 0.0)
-        # The model as clients have it, where changes of it are compressed.
+        # The model as clients know it, if its changes are compressed.
         self._known = {}
-        # Bytes of encrypted sums that clients have yet to receive; None before the first model.
+        # Bytes of encrypted sums that clients are still to receive; None before the first model.
         self._pending = None
 
-    def send(self, message, receives, delta=None, key=None):
+    def send(
+        self,
+        message: Message | None,
+        receives: NDArray[np.bool_],
+        delta: Message | None = None,
+        key: Key | None = None,
+    ) -> Message | None:
         """Send the model to the clients of the mask `receives`.
 
         Parameters
@@ -41,19 +62,19 @@ class Downlink:
         message : Message or None
         receives : ndarray of shape (n_clients,), dtype bool
         delta : Message or None
-            What those need instead who have the last model; None: all of it.
+            What clients with the last model need instead. None: the full model.
         key : Key or None
             For compression. None: the model is sent as it is.
 
         Returns
         -------
         message : Message or None
-            As it arrives.
+            The message as it arrives.
         """
         if not message:
             return message
         if self._compresses:
-            # A delta does not complete a model of which clients know a compressed form.
+            # A delta of the model is of no use to clients that know a compressed form of it.
             if key is None:
                 delta = None
             else:
@@ -61,7 +82,7 @@ class Downlink:
         whole = self._sizes(message)
         payload = self._sizes(delta or message, "payload_nbytes")
         if self.channel is not None:
-            # The server has nothing to give but encrypted sums and what it draws itself.
+            # The server sends only encrypted sums and its own draws.
             first = self._pending is None
             drawn = {name: f for name, f in message.items() if first or not f.is_learned}
             latest = self._sizes(Message(**drawn)) + (self._pending or 0)
@@ -82,8 +103,8 @@ class Downlink:
         )
         return message
 
-    def announce(self, message):
-        """Send something to every client once."""
+    def announce(self, message: Message) -> None:
+        """Send a message to every client once."""
         if not message:
             return
         sizes = self._sizes(message)
@@ -92,17 +113,17 @@ class Downlink:
             sizes = np.full(len(sizes), self.channel.nbytes(n_values))
         self.count(sizes)
 
-    def count(self, sizes):
-        """Count bytes that every client receives, an array of shape (n_clients,) or one number."""
+    def count(self, sizes: ArrayLike) -> None:
+        """Count bytes that every client receives: an array of shape (n_clients,) or one number."""
         everyone = np.arange(len(self._missed))
         self.ledger.down(everyone, np.broadcast_to(sizes, len(everyone)))
 
-    def add(self, message, receives):
-        """Count a message that comes to the clients of the mask with the one sent last."""
+    def add(self, message: Message, receives: NDArray[np.bool_]) -> None:
+        """Count a message that the clients of the mask receive together with the last one."""
         self.ledger.more_down(receives.nonzero()[0], self._sizes(message)[receives])
 
-    def owe(self, nbytes):
-        """Clients have yet to receive an encrypted sum of so many bytes."""
+    def owe(self, nbytes: int) -> None:
+        """Note that clients are still to receive an encrypted sum of `nbytes` bytes."""
         if self._pending is not None:
             self._pending += nbytes
 
@@ -111,12 +132,12 @@ class Downlink:
         return self.federation.compression is not None and self.federation.compression.down
 
     def _compressed(self, message, delta, key):
-        """The model as clients have it after one more compressed change, and that change."""
+        """The model as clients know it after another compressed change, and that change."""
         received, changes = {}, {}
         for name, field in message.items():
             values = np.asarray(field.values)
             matrix = values.ndim == 2 and values.dtype.kind == "f" and not isinstance(field, Rows)
-            # What is not learned, like a basis that both sides compute with, is sent as it is.
+            # Fields that are not learned, such as a basis, are sent as they are.
             matrix = matrix and field.is_learned and field.compressible
             if matrix and name in self._known:
                 packed = self._compressed_change(name, values, key)

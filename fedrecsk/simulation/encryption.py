@@ -1,35 +1,43 @@
-"""Secure sums in a simulation: all are counted, an audited sample is really encrypted."""
+"""Secure sums in a simulation: all are counted, and an audited sample is really encrypted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.privacy import secure_sum
 
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.simulation.keys import Key
+
 
 @dataclass(frozen=True)
 class EncryptionReport:
-    """What encryption took, measured on the uploads that were really encrypted.
+    """Cost of encryption, measured on the uploads that were really encrypted.
 
     Attributes
     ----------
     scheme : str
     audit : int or "all"
-        Clients of a round that were really encrypted.
+        Number of clients per round whose uploads were really encrypted.
     n_encrypted : int
-        Uploads that were, over all rounds.
+        Number of really encrypted uploads, over all rounds.
     max_error : float
         Largest absolute difference between a decrypted sum and the sum in plaintext.
     precision : float
-        What the scheme promises for these sums.
+        Largest error that the scheme allows for these sums.
     ciphertext_bytes : int
-        Bytes of one client's encrypted upload, the largest of all rounds.
+        Bytes of the largest encrypted upload of a client.
     client_seconds : float
-        One client's work in one round, on average: one encryption, one decryption of the sum.
+        Mean seconds of a client per round: one encryption, and one decryption of the sum.
     server_seconds : float
-        The server's work for one encrypted upload, on average.
+        Mean seconds of the server per encrypted upload.
     """
 
     scheme: str
@@ -43,14 +51,14 @@ class EncryptionReport:
 
 
 class SecureChannel:
-    """Encrypts what a fit's clients send.
+    """Encrypts the uploads of a fit.
 
     Parameters
     ----------
     scheme : SecureAggregation
     """
 
-    def __init__(self, scheme):
+    def __init__(self, scheme: Any) -> None:
         self.scheme = scheme
         self._keys = None
         self._n_keys = 0
@@ -58,41 +66,41 @@ class SecureChannel:
         self._sums = []
         self._precision = 0.0
 
-    def __getstate__(self):
-        # Secret keys are neither pickled nor copied: a copy makes its own when it needs them.
+    def __getstate__(self) -> dict[str, Any]:
+        # Secret keys are neither pickled nor copied. A copy makes new ones when needed.
         return vars(self) | {"_keys": None, "_n_keys": 0}
 
     @property
-    def key_nbytes(self):
+    def key_nbytes(self) -> int:
         """Bytes of the key material that every client receives."""
         return self.scheme.key_nbytes()
 
-    def nbytes(self, n_values):
+    def nbytes(self, n_values: int) -> int:
         """Bytes of an encrypted vector."""
         n_values = int(n_values)
         if n_values not in self._nbytes:
             self._nbytes[n_values] = self.scheme.ciphertext_bytes(n_values)
         return self._nbytes[n_values]
 
-    def check(self, largest, n_clients):
-        """Raise if a number of this size may overflow in a sum over so many clients."""
+    def check(self, largest: float, n_clients: int) -> None:
+        """Raise if a sum of numbers up to `largest` over `n_clients` clients may overflow."""
         self.scheme._check_size(largest, n_clients)
 
-    def audited(self, clients, key):
-        """Those of `clients` (codes) whose uploads are really encrypted in a round."""
+    def audited(self, clients: NDArray[np.int64], key: Key) -> np.ndarray:
+        """Draw the clients (codes) whose uploads are really encrypted in a round."""
         if self.scheme.audit == "all":
             return set(clients.tolist())
         order = np.argsort(key.hashed("audit", clients), kind="stable")
         return set(clients[order[: self.scheme.audit]].tolist())
 
-    def sum(self, vectors, n_clients):
+    def sum(self, vectors: list[np.ndarray], n_clients: int) -> NDArray[np.float64]:
         """Add up clients' vectors under encryption, and check the result.
 
         Parameters
         ----------
         vectors : list of ndarray of shape (n_values,)
         n_clients : int
-            How many the round's sum is over, encrypted or not; values must leave room for it.
+            Number of clients in the round's sum, encrypted or not; the sum must not overflow.
 
         Returns
         -------
@@ -103,7 +111,7 @@ class SecureChannel:
         ValueError
             If a value is too large for the scheme.
         RuntimeError
-            If the decrypted sum is further from the sum in plaintext than the scheme says.
+            If the error of the decrypted sum is larger than the scheme allows.
         """
         if n_clients > self._n_keys:
             self._keys = self.scheme.generate_keys(n_clients=n_clients)
@@ -122,8 +130,8 @@ class SecureChannel:
         self._precision = max(self._precision, precision)
         return result.values
 
-    def report(self):
-        """What it took so far."""
+    def report(self) -> EncryptionReport:
+        """Report the cost so far."""
         sums = np.array(self._sums).reshape(-1, 4)
         n_encrypted = int(sums[:, 0].sum())
         return EncryptionReport(

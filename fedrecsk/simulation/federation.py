@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from sklearn.base import BaseEstimator
 
@@ -12,6 +12,9 @@ from fedrecsk.aggregation import Aggregator
 from fedrecsk.attacks import Adversary
 from fedrecsk.compression import Compressor
 from fedrecsk.privacy import LaplaceMechanism, SecureAggregation
+
+if TYPE_CHECKING:
+    from typing import Any, Self
 
 # What errors suggest to pass for each part.
 _EXAMPLES = {
@@ -24,45 +27,46 @@ _EXAMPLES = {
 
 
 class Federation(BaseEstimator):
-    """The network, the cohorts and the protections around a federated method.
+    """The setting of a federated method: dropout, sampling, protections and attacks.
 
-    Nested in every federated estimator as ``federation``, so that a search can vary
-    ``federation__dropout`` with any method.
+    Pass it to any federated estimator as ``federation``. A search can vary its parameters, as in
+    ``federation__dropout``.
 
     Parameters
     ----------
     dropout : float in [0, 1), default=0.0
-        Probability that a client of a round's cohort fails in that round, independently.
+        Probability with which each client chosen for a round drops out of that round.
     dropout_mode : {"upload", "stale", "offline"}, default="upload"
-        What failing means. "upload": the client receives the broadcast and updates, and its
-        upload is lost. "stale": it has no connection and goes on with the last broadcast it
-        received (RFRec, section 3.3). "offline": it does nothing that round.
+        What dropping out means. "upload": the client receives the broadcast and updates, but its
+        upload is lost. "stale": it has no connection, and updates from the last broadcast that it
+        received (RFRec, section 3.3). "offline": it does nothing in that round.
     sampling : {"auto", "random", "rotating"}, default="auto"
-        How a cohort of ``client_fraction`` of the clients is chosen. "random": anew each round.
-        "rotating": in turn, from a shuffled list cut into ``round(1 / client_fraction)`` equal
-        parts. "auto": as suits the method; most take them at random. A method may also choose
-        its cohorts itself.
+        How the cohort of a round, a share ``client_fraction`` of the clients, is chosen. "random":
+        at random in each round. "rotating": in turn, from a shuffled list cut into
+        ``round(1 / client_fraction)`` equal parts. "auto": the method's default, mostly "random".
+        Some methods choose their cohorts themselves.
     local_dp : LaplaceMechanism or None, default=None
-        Clipping and noise that every client applies to all it uploads.
+        Clipping and noise that every client applies to everything it uploads.
     wire_dtype : {"float32", "float64"}, default="float32"
-        Type in which real numbers are counted in messages. It does not change what is
+        Type of real numbers in messages, for counting bytes. It does not change what is
         computed.
     aggregator : Aggregator or None, default=None
-        How the server adds up uploads that it does not trust, see
-        :mod:`fedrecsk.aggregation`. None: it adds up all of them.
+        Robust aggregator, by which the server combines uploads that it does not trust; see
+        :mod:`fedrecsk.aggregation`. None: the sum of all uploads.
     adversary : Adversary or None, default=None
         Poisoned clients, see :mod:`fedrecsk.attacks`.
     compression : Compressor or None, default=None
-        Top-K, low rank or quantisation of matrices of real numbers, see
-        :mod:`fedrecsk.compression`. Up, each client compresses what it has learned in a
-        round. Down, the server compresses by how much its model differs from what clients
-        know, so that what one message lacks comes in a later one; clients are taken to follow
-        every round, and under early stopping they measure the whole model. Rows of some items
-        only are compressed on their way up alone; SCoLR's columns, of which each client sends
-        some only, are sent as they are. LightFR, which sends codes, refuses it.
+        Compression of matrices of real numbers by Top-K, low rank or quantisation; see
+        :mod:`fedrecsk.compression`. Each client compresses its upload of a round. The server
+        compresses the difference between its model and what clients know, so that what is left
+        out of one message is sent in a later one. It assumes that clients follow every round;
+        under early stopping they measure the full model. Fields whose rows are sent only to the
+        clients that hold the items are compressed in uploads only. SCoLR's uploads, some columns
+        of a matrix, are not compressed. LightFR, which sends binary codes, raises
+        an error.
     secure_aggregation : SecureAggregation or None, default=None
         Homomorphic encryption of all uploads: the server adds ciphertexts and learns
-        nothing; the clients, who hold the key, decrypt the sum and take the server's step. See
+        nothing. The clients, who hold the key, decrypt the sum and take the server's step. See
         :class:`fedrecsk.privacy.CKKS`, :class:`fedrecsk.privacy.Paillier`, and
         ``encryption_`` of the fitted model.
 
@@ -98,7 +102,7 @@ class Federation(BaseEstimator):
         aggregator: Aggregator | None = None,
         adversary: Adversary | None = None,
         wire_dtype: Literal["float32", "float64"] = "float32",
-    ):
+    ) -> None:
         self.dropout = dropout
         self.dropout_mode = dropout_mode
         self.sampling = sampling
@@ -109,8 +113,8 @@ class Federation(BaseEstimator):
         self.adversary = adversary
         self.wire_dtype = wire_dtype
 
-    def set_params(self, **params):
-        """Set parameters; those of a part that is None are refused.
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters. Parameters of a part that is None raise an error.
 
         Returns
         -------
@@ -174,15 +178,15 @@ class Federation(BaseEstimator):
     def _check_secure_sums(self):
         if self.aggregator is not None:
             raise ValueError(
-                "secure_aggregation shows the server nothing but sums, but "
+                "secure_aggregation shows the server only sums, but "
                 f"{type(self.aggregator).__name__} looks at single uploads; set aggregator=None, "
                 "or secure_aggregation=None."
             )
         if self.compression is not None:
             raise ValueError(
-                f"Ciphertexts add up value by value, which {type(self.compression).__name__} "
-                "undoes; set compression=None under secure_aggregation. CoLR is a method whose "
-                "small uploads do add up."
+                f"Encrypted uploads can only be added, and uploads compressed by "
+                f"{type(self.compression).__name__} cannot; set compression=None under "
+                "secure_aggregation. CoLR is a method with small uploads that can be added."
             )
 
     @property
@@ -196,20 +200,20 @@ class Federation(BaseEstimator):
         )
 
     @property
-    def looks_at_uploads(self):
-        """Whether something looks at every client's upload before they are added up."""
+    def looks_at_uploads(self) -> bool:
+        """Whether single uploads are examined before they are added up."""
         compresses = self.compression is not None and self.compression.up
         return self.holds_uploads or compresses or (self.draws_each and self.local_dp is not None)
 
     @property
-    def holds_uploads(self):
-        """Whether a round's uploads must all be there before they can be added up."""
+    def holds_uploads(self) -> bool:
+        """Whether all uploads of a round must arrive before they can be combined."""
         protected = self.aggregator is not None or self.secure_aggregation is not None
         return protected or self.is_watched
 
-    # Whether somebody reads single uploads along, as `measure_leak` does.
+    # Whether single uploads are recorded, as by `measure_leak`.
     is_watched = False
 
-    # Whether every client draws its own noise even where only the sum of all matters, and one
-    # draw of the same distribution would do. Tests set it.
+    # Whether every client draws its own noise even if only the sum matters, so that one draw of
+    # the same distribution would do. Tests set it.
     draws_each = False

@@ -1,22 +1,26 @@
 """Randomness addressed by (seed, round, purpose, client) instead of drawn in some order.
 
-Nobody's draw depends on who else draws, so neither threads nor blocks can change a fit.
+A draw does not depend on other draws, so neither threads nor blocks can change a fit.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class Key(NamedTuple):
-    """Where in a fit a draw belongs.
+    """Address of a draw within a fit.
 
     Parameters
     ----------
@@ -29,11 +33,11 @@ class Key(NamedTuple):
     seed: int
     round: int = -1
 
-    def at(self, round):
-        """The same fit at another round."""
+    def at(self, round: int) -> Key:
+        """The key of another round of the same fit."""
         return self._replace(round=round)
 
-    def hashed(self, purpose, index=0):
+    def hashed(self, purpose: str, index: ArrayLike = 0) -> NDArray[np.uint64]:
         """Hash of (seed, round, purpose, index) as uint64, vectorised over `index`."""
         state = _mix_int(self.seed & _MASK)
         state = _mix_int(state ^ ((self.round + 1) & _MASK))
@@ -42,21 +46,21 @@ class Key(NamedTuple):
             offset = np.asarray(index).astype(np.uint64) * np.uint64(_GOLDEN)
             return _mix(np.uint64(state) + offset)
 
-    def uniform(self, purpose, index=0):
+    def uniform(self, purpose: str, index: ArrayLike = 0) -> NDArray[np.float64]:
         """Uniform draws in [0, 1), one for each entry of `index`."""
         return (self.hashed(purpose, index) >> np.uint64(11)) * 2.0**-53
 
-    def normal(self, purpose, index=0):
+    def normal(self, purpose: str, index: ArrayLike = 0) -> NDArray[np.float64]:
         """Standard normal draws, one for each entry of `index`."""
         return ndtri(self.uniform(purpose, index) + 2.0**-54)
 
-    def generator(self, purpose):
-        """A NumPy generator of this key, for draws that are made as a whole."""
+    def generator(self, purpose: str) -> np.random.Generator:
+        """A NumPy generator for this key and purpose, to draw whole arrays."""
         return np.random.default_rng(int(self.hashed(purpose)))
 
 
-def setup_round(step):
-    """The round at which keys stand in a set-up exchange: before all others, and its own."""
+def setup_round(step: int) -> int:
+    """The (negative) round number that keys have in a set-up exchange."""
     return -2 - step
 
 
@@ -66,23 +70,23 @@ class Keys(NamedTuple):
     Attributes
     ----------
     shared : Key
-        Of what both sides derive alike, such as a coin or directions; the server has it too.
+        For draws that clients and server must share, such as a coin or random directions.
     private : Key
-        Of what nobody else may know: users' vectors, negatives, noise, held-out rows. In a
-        simulation both come from `random_state`; a deployed client draws it from the operating
-        system.
+        For draws that nobody else may know: users' vectors, negatives, noise, held-out rows. In a
+        simulation both keys come from `random_state`. In a deployment, the private key comes
+        from the operating system.
     """
 
     shared: Key
     private: Key
 
     @property
-    def round(self):
+    def round(self) -> int:
         """The round of both."""
         return self.shared.round
 
-    def at(self, round):
-        """Both at another round."""
+    def at(self, round: int) -> Keys:
+        """Both keys at another round."""
         return Keys(self.shared.at(round), self.private.at(round))
 
 

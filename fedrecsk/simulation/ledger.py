@@ -1,12 +1,33 @@
-"""The ledger: every byte and message that crossed, counted where it crossed."""
+"""The ledger: all messages and bytes between server and clients."""
 
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrecsk import _html
 from fedrecsk._extras import require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, ClassVar, Self
+
+    from numpy.typing import NDArray
+    from pandas import DataFrame
+
+
+# Names of the phases in the HTML table.
+PHASES = {
+    "catalogue": "Catalogue of items",
+    "keys": "Secret keys",
+    "setup": "Set-up",
+    "round": "Rounds",
+    "stop": "Stop",
+    "final": "Final model",
+    "best": "Best model",
+}
 
 
 class Ledger:
@@ -29,25 +50,25 @@ class Ledger:
         `bytes_down_missed`, all updates that the client has missed; `bytes_down_latest`, the
         latest update only, which is enough for clients that follow also the rounds that they
         take no part in. `bytes_down` takes for each client the smaller of the first two, which
-        is what a deployment sends. A method without updates of its own sends the full model, and
-        the four are equal. `payload_down` (of the latest update) and `payload_up` are what papers
-        count: the numbers that were learned, compressed perhaps, in plaintext, without counts,
-        numbers of items and what comes before the rounds.
+        is what a deployment sends. A method that defines no updates always sends the full model,
+        and the four numbers are equal. `payload_down` (of the latest update) and `payload_up` are
+        what papers count: learned numbers only, compressed or not, in plaintext, without counts,
+        item numbers and everything before the rounds.
     client_ids : ndarray of shape (n_clients,)
     client_bytes_down, client_bytes_up : ndarray of shape (n_clients,), dtype int64
         Bytes that each client received and sent.
     """
 
-    def __init__(self, client_ids):
+    def __init__(self, client_ids: np.ndarray) -> None:
         n_clients = len(client_ids)
         self.client_ids = client_ids
-        self.entries = []
-        self.client_bytes_down = np.zeros(n_clients, dtype=np.int64)
-        self.client_bytes_up = np.zeros(n_clients, dtype=np.int64)
+        self.entries: list[dict[str, Any]] = []
+        self.client_bytes_down: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
+        self.client_bytes_up: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
 
     @classmethod
-    def joined(cls, ledgers):
-        """One account of several fits with the same clients, one after the other.
+    def joined(cls, ledgers: Sequence[Ledger]) -> Self:
+        """Join the ledgers of several fits with the same clients, one after the other.
 
         Parameters
         ----------
@@ -64,8 +85,8 @@ class Ledger:
             whole.client_bytes_up += ledger.client_bytes_up
         return whole
 
-    def open(self, phase, round=-1):
-        """Begin an entry, to which the counts that follow belong."""
+    def open(self, phase: str, round: int = -1) -> None:
+        """Begin an entry, to which all following counts belong."""
         self.entries.append(
             {
                 "phase": phase,
@@ -86,13 +107,20 @@ class Ledger:
             }
         )
 
-    def count(self, **counts):
+    def count(self, **counts: int) -> None:
         """Add to the counts of the open entry."""
         for name, count in counts.items():
             self.entries[-1][name] += int(count)
 
-    def down(self, clients, whole, missed=None, latest=None, payload=None):
-        """What each of `clients` (codes) received, in bytes, counted each of the three ways."""
+    def down(
+        self,
+        clients: NDArray[np.int64],
+        whole: np.ndarray,
+        missed: np.ndarray | None = None,
+        latest: np.ndarray | None = None,
+        payload: np.ndarray | None = None,
+    ) -> None:
+        """Count the bytes that each of `clients` (codes) received, in each of the three ways."""
         missed = whole if missed is None else missed
         latest = whole if latest is None else latest
         nbytes = np.minimum(whole, missed)
@@ -106,29 +134,31 @@ class Ledger:
             payload_down=0 if payload is None else payload.sum(),
         )
 
-    def more_down(self, clients, nbytes):
-        """Bytes that came to each of `clients` (codes) along with the last message."""
+    def more_down(self, clients: NDArray[np.int64], nbytes: np.ndarray) -> None:
+        """Count more bytes that each of `clients` (codes) received with the last message."""
         self.client_bytes_down[clients] += nbytes
         names = "bytes_down", "bytes_down_whole", "bytes_down_missed", "bytes_down_latest"
         self.count(**dict.fromkeys(names, nbytes.sum()))
 
-    def up(self, clients, nbytes, payload=None):
-        """Each of `clients` (codes) sent so many bytes, an array; `payload` is part of them."""
+    def up(
+        self, clients: NDArray[np.int64], nbytes: np.ndarray, payload: np.ndarray | None = None
+    ) -> None:
+        """Count the bytes that each of `clients` (codes) sent; `payload` is part of them."""
         self.client_bytes_up[clients] += nbytes
         payload = 0 if payload is None else payload.sum()
         self.count(bytes_up=nbytes.sum(), payload_up=payload)
 
     @property
     def bytes_down(self) -> int:
-        """All bytes from the server to clients."""
+        """Total number of bytes from the server to clients."""
         return int(self.client_bytes_down.sum())
 
     @property
     def bytes_up(self) -> int:
-        """All bytes from clients to the server."""
+        """Total number of bytes from clients to the server."""
         return int(self.client_bytes_up.sum())
 
-    def to_frame(self):
+    def to_frame(self) -> DataFrame:
         """The entries as a pandas DataFrame, one row per phase.
 
         Raises
@@ -138,7 +168,7 @@ class Ledger:
         """
         return require("pandas", "Ledger.to_frame").DataFrame(self.entries)
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Ledger)
             and self.entries == other.entries
@@ -147,15 +177,40 @@ class Ledger:
             and np.array_equal(self.client_bytes_up, other.client_bytes_up)
         )
 
-    __hash__ = None
+    __hash__: ClassVar[None] = None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         n_clients, n_rounds = len(self.client_ids), sum(e["phase"] == "round" for e in self.entries)
         return (
             f"Ledger({n_rounds} rounds, {n_clients} clients, {_readable(self.bytes_up)} up and "
             f"{_readable(self.bytes_down)} down; a client {_readable(self.bytes_up / n_clients)} "
             f"up and {_readable(self.bytes_down / n_clients)} down)"
         )
+
+    def _repr_html_(self) -> str:
+        n_clients = len(self.client_ids)
+        head = ["", "Messages up", "Messages down", "Up", "Down", "Up per client"]
+        head.append("Down per client")
+        rows = []
+        for phase in dict.fromkeys(entry["phase"] for entry in self.entries):
+            own = [entry for entry in self.entries if entry["phase"] == phase]
+            name = PHASES.get(phase, phase) + (f" ({len(own)})" if len(own) > 1 else "")
+            rows.append([name, *_sums(own, n_clients)])
+        rows.append(["Total", *_sums(self.entries, n_clients)])
+        notes = []
+        for name, what in (("dropped", "lost or not sent"), ("rejected", "rejected")):
+            count = sum(entry[name] for entry in self.entries)
+            notes += [f"{count:,} uploads {what}"] if count else []
+        caption = f"Communication of {n_clients:,} clients"
+        return _html.table(caption, head, rows, notes=notes, total=True)
+
+
+def _sums(entries, n_clients):
+    """Messages and bytes of some entries, up and down, as text."""
+    names = "messages_up", "messages_down", "bytes_up", "bytes_down"
+    n_up, n_down, up, down = (sum(entry[name] for entry in entries) for name in names)
+    sizes = up, down, up / max(n_clients, 1), down / max(n_clients, 1)
+    return [f"{n_up:,}", f"{n_down:,}", *map(_readable, sizes)]
 
 
 def _readable(nbytes):

@@ -1,34 +1,43 @@
-"""What crosses between clients and server, and nothing that is not in one of these."""
+"""Messages and uploads: everything that server and clients send to each other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedrecsk.compression import Compressed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.uploads import Batch, Update
+
 
 # ---------------------------------------------------------------------- from the server
 
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """A field of which every client receives the whole array.
+    """A field that every client receives as a whole.
 
     Parameters
     ----------
     values : ndarray
     dtype : str or None
-        Type in the message, which need not be the type computed with. None: the federation's
-        `wire_dtype`.
+        Type in the message, which may differ from the type used in computations. None: the
+        federation's `wire_dtype`.
     learned : bool or None
-        Whether it says what was learned, instead of counting or weighing things. None: unless
-        it is sent as unsigned integers.
+        Whether the numbers were learned, as opposed to counts or weights. None: True, unless it is
+        sent as unsigned integers.
     compressible : bool
-        Whether compression may touch it, if it is a matrix of real numbers.
+        Whether it may be compressed, if it is a matrix of real numbers.
     packed : Compressed or None
-        How it is sent instead of as it is; set by the server's compression.
+        Its compressed form, set by the server's compression. None: it is sent as it is.
     """
 
     values: np.ndarray
@@ -38,21 +47,21 @@ class Dense:
     packed: Compressed | None = None
 
     @property
-    def is_learned(self):
-        """Whether it says what was learned."""
+    def is_learned(self) -> bool:
+        """Whether the numbers were learned."""
         if self.learned is not None:
             return self.learned
         return self.dtype is None or np.dtype(self.dtype).kind != "u"
 
-    def nbytes(self, n_held, wire_dtype):
-        """Bytes of the field for clients that hold `n_held` items, an array of its shape."""
+    def nbytes(self, n_held: NDArray[np.int64], wire_dtype: str) -> np.ndarray:
+        """Bytes of the field for clients that hold `n_held` items; an array like `n_held`."""
         itemsize = np.dtype(self.dtype or wire_dtype).itemsize
         if self.packed is not None:
             return np.full(len(n_held), self.packed.nbytes(itemsize))
         return self._n_values(n_held) * itemsize
 
-    def payload_nbytes(self, n_held, wire_dtype):
-        """Those bytes that say what was learned, as papers count."""
+    def payload_nbytes(self, n_held: NDArray[np.int64], wire_dtype: str) -> np.ndarray:
+        """Bytes of learned numbers, as papers count."""
         itemsize = np.dtype(self.dtype or wire_dtype).itemsize
         if self.packed is not None:
             return np.full(len(n_held), self.packed.payload_nbytes(itemsize))
@@ -64,12 +73,12 @@ class Dense:
 
 @dataclass(frozen=True, eq=False)
 class Rows(Dense):
-    """A field of which every client receives the rows of the items that it holds.
+    """A field whose rows are sent to the clients that hold the items.
 
     Parameters
     ----------
     values : ndarray of shape (n_items, ...)
-        All rows. Which ones a client holds the server must know from the set-up.
+        All rows. From the set-up, the server must know which items a client holds.
     dtype, learned, compressible, packed
         As in :class:`Dense`.
     """
@@ -80,7 +89,7 @@ class Rows(Dense):
 
 @dataclass(frozen=True, eq=False)
 class Derived(Dense):
-    """A field that the receiver computes from what it has: it is never sent."""
+    """A field that clients compute from the rest of the message; it is never sent."""
 
     def _n_values(self, n_held):
         return np.zeros(len(n_held), dtype=np.int64)
@@ -88,14 +97,14 @@ class Derived(Dense):
 
 @dataclass(frozen=True, eq=False)
 class PerClient(Dense):
-    """A field of which every client receives its own entry alone.
+    """A field with an entry for each client, which is sent to that client only.
 
     For methods that set ``_server_sees = "clients"``.
 
     Parameters
     ----------
     values : ndarray of shape (n_clients, ...)
-        In the order of the clients' codes; what a block of clients gets has its own entries.
+        In the order of the clients' codes. A block of clients receives their entries only.
     dtype, learned, compressible, packed
         As in :class:`Dense`.
     """
@@ -107,20 +116,20 @@ class PerClient(Dense):
 
 
 class Message(dict):
-    """What the server sends, by name: :class:`Dense`, :class:`Rows` or :class:`PerClient`.
+    """What the server sends: :class:`Dense`, :class:`Rows` or :class:`PerClient` fields by name.
 
-    :class:`Derived` fields come to it on the clients' side.
+    Clients add :class:`Derived` fields after receipt.
 
     Parameters
     ----------
     **fields : Dense
     """
 
-    def __init__(self, **fields):
+    def __init__(self, **fields: Dense) -> None:
         super().__init__(fields)
 
-    def of(self, clients):
-        """As these clients (codes) receive it: their own entries of `PerClient` fields."""
+    def of(self, clients: NDArray[np.int64]) -> Message:
+        """The message as these clients (codes) receive it: with their own `PerClient` entries."""
         if not any(isinstance(field, PerClient) for field in self.values()):
             return self
         own = {
@@ -130,12 +139,12 @@ class Message(dict):
         }
         return Message(**(self | own))
 
-    def nbytes(self, n_held, wire_dtype):
-        """Bytes of the message for clients that hold `n_held` items, an array of its shape."""
+    def nbytes(self, n_held: NDArray[np.int64], wire_dtype: str) -> np.ndarray:
+        """Bytes of the message for clients that hold `n_held` items; an array like `n_held`."""
         return self._total("nbytes", n_held, wire_dtype)
 
-    def payload_nbytes(self, n_held, wire_dtype):
-        """Those bytes that say what was learned."""
+    def payload_nbytes(self, n_held: NDArray[np.int64], wire_dtype: str) -> np.ndarray:
+        """Bytes of learned numbers in the message."""
         return self._total("payload_nbytes", n_held, wire_dtype)
 
     def _total(self, measure, n_held, wire_dtype):
@@ -147,14 +156,14 @@ class Message(dict):
 
 
 class Summed(NamedTuple):
-    """A field added up over a block's clients, of which each sends rows or columns of its own.
+    """A sum over a block's clients, who send different rows or columns of a field.
 
     Attributes
     ----------
     values : ndarray
-        The sum over the clients whose uploads arrive and are sound.
+        The sum over the clients whose uploads arrive and are finite.
     n_rows, n_columns : ndarray of shape (n_clients of the block,) or None
-        How many rows and columns each client sends; None: all.
+        Number of rows and columns that each client sends; None: all.
     """
 
     values: np.ndarray
@@ -163,22 +172,28 @@ class Summed(NamedTuple):
 
 
 class Uploads(dict):
-    """What the clients of a block send in one step, by the names that the method declared.
+    """What the clients of a block send in one step: fields by the names that the method declared.
 
     Parameters
     ----------
     sound : ndarray of shape (n_clients of the block,), dtype bool, or None
-        Clients all of whose numbers are finite; sums leave the others out, as a server that
-        looks at what it receives would. None: all of them.
+        Clients whose numbers are all finite. Sums leave out the other clients, as a server that
+        checks uploads would. None: all clients.
     sends : ndarray of shape (n_clients of the block,), dtype bool, or None
-        Of the clients that take part in the round, those that have something to send; the others
-        send nothing at all. None: all of them.
+        Clients that have something to send, among those that take part in the round. None: all of
+        them.
     **fields : ndarray, Summed or Ragged
-        An array or a :class:`Summed` is the sum over the clients that deliver; a
-        :class:`~fedrecsk.uploads.Ragged` has each client's own.
+        An array or a :class:`Summed` is the sum over the clients whose uploads arrive. A
+        :class:`~fedrecsk.uploads.Ragged` holds each client's own upload.
     """
 
-    def __init__(self, *, sound=None, sends=None, **fields):
+    def __init__(
+        self,
+        *,
+        sound: NDArray[np.bool_] | None = None,
+        sends: NDArray[np.bool_] | None = None,
+        **fields: Any,
+    ) -> None:
         super().__init__(fields)
         self.sound = sound
         self.sends = sends
@@ -186,44 +201,43 @@ class Uploads(dict):
 
 @dataclass(frozen=True, eq=False)
 class Total:
-    """A field of a round's uploads, added up over the clients whose uploads were accepted.
+    """The sum of a field over all clients whose uploads were accepted.
 
     Parameters
     ----------
     sum : ndarray, dtype float64, or int64 if the clients sent integers
     n_clients : int
-        How many clients the sum is over.
+        Number of clients in the sum.
     """
 
     sum: np.ndarray
     n_clients: int
 
     @property
-    def mean(self):
-        """The mean over those clients."""
+    def mean(self) -> np.ndarray:
+        """Mean over these clients."""
         return self.sum / self.n_clients
 
 
 class Upload(dict):
-    """What the server gets to see of a step: a :class:`Total` for each field.
+    """What the server sees of a step: a :class:`Total` per field.
 
     Parameters
     ----------
     n_clients : int
-        How many clients' uploads were accepted.
+        Number of clients whose uploads were accepted.
     batches : list of Batch
-        Single uploads, where the server sees them; for methods with ``_server_sees =
-        "clients"``.
+        Single uploads, for methods with ``_server_sees = "clients"``.
     **totals : Total
     """
 
-    def __init__(self, n_clients, batches=(), /, **totals):
+    def __init__(self, n_clients: int, batches: Sequence[Batch] = (), /, **totals: Total) -> None:
         super().__init__(totals)
         self.n_clients = n_clients
         self.batches = batches
 
-    def single(self):
-        """Each accepted client's code and its upload, a dict of Update; in order of the codes."""
+    def single(self) -> list[tuple[int, dict[str, Update]]]:
+        """Pairs of each accepted client's code and its upload (a dict of Update), by code."""
         places = [
             (int(batch.clients[c]), batch, c)
             for batch in self.batches

@@ -1,12 +1,17 @@
-"""How long training would take on a real network, from what the ledger has counted."""
+"""Estimate of the training time on a real network, from the bytes in the ledger."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.simulation.ledger import Ledger
+
+if TYPE_CHECKING:
+    from typing import Any
+
 
 __all__ = ["PROFILES", "NetworkProfile", "TrainingTime", "estimate_training_time"]
 
@@ -25,13 +30,13 @@ class NetworkProfile:
     Parameters
     ----------
     download : float, default=0.75 * 2**20
-        Bytes a second from the server to a client (B_down).
+        Bytes per second from the server to a client (B_down).
     upload : float, default=0.25 * 2**20
-        Bytes a second from a client to the server (B_up).
+        Bytes per second from a client to the server (B_up).
     slowdown : float, default=7
-        How many times longer a client's device takes than the simulating machine (R_comp).
+        Factor by which a client's device is slower than the simulating machine (R_comp).
     overhead : float, default=10
-        Seconds that a client's device takes in each round before it computes (C_comp).
+        Seconds per round that a client's device needs before it computes (C_comp).
 
     Examples
     --------
@@ -45,31 +50,33 @@ class NetworkProfile:
     slowdown: float = 7.0
     overhead: float = 10.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("download", "upload"):
             if not getattr(self, name) > 0:
                 raise ValueError(
-                    f"{name}={getattr(self, name)} must be a positive number of bytes a second."
+                    f"{name}={getattr(self, name)} must be a positive number of bytes per second."
                 )
         for name in ("slowdown", "overhead"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative.")
 
-    def communication_seconds(self, bytes_down, bytes_up):
-        """S_down / B_down + S_up / B_up, for bytes of one client."""
+    def communication_seconds(self, bytes_down: float, bytes_up: float) -> float:
+        """S_down / B_down + S_up / B_up, for the bytes of one client."""
         return bytes_down / self.download + bytes_up / self.upload
 
-    def computation_seconds(self, client_seconds=0.0, server_seconds=0.0):
+    def computation_seconds(
+        self, client_seconds: float = 0.0, server_seconds: float = 0.0
+    ) -> float:
         """R_comp T_sim + C_comp + T_server, for seconds measured in a simulation."""
         return self.slowdown * client_seconds + self.overhead + server_seconds
 
 
 PROFILES = {
-    # CoLR's constants: phones, seen from 2021.
+    # CoLR's constants, for phones in 2021.
     "paper": NetworkProfile(),
-    # The preset "4g" of sitespeed.io's throttle: 9 Mbit/s both ways. Phones all the same.
+    # The preset "4g" of sitespeed.io's throttle: 9 Mbit/s both ways, and the same phones.
     "4g": NetworkProfile(9 * _MBIT, 9 * _MBIT),
-    # What the FCC calls broadband since 2024: 100 Mbit/s down, 20 up. Computers.
+    # Computers with broadband as the FCC defines it since 2024: 100 Mbit/s down, 20 up.
     "broadband": NetworkProfile(100 * _MBIT, 20 * _MBIT, slowdown=1.0, overhead=0.0),
     # 10-gigabit Ethernet between silos' servers.
     "data_center": NetworkProfile(1e4 * _MBIT, 1e4 * _MBIT, slowdown=1.0, overhead=0.0),
@@ -85,7 +92,8 @@ class TrainingTime:
     communication_seconds : float
     computation_seconds : float
     round_seconds : ndarray of shape (n_rounds,)
-        Of each round; what comes before the first and after the last is in the totals only.
+        Seconds of each round. What happens before the first round and after the last one is in the
+        totals only.
     """
 
     communication_seconds: float
@@ -93,44 +101,45 @@ class TrainingTime:
     round_seconds: np.ndarray
 
     @property
-    def seconds(self):
+    def seconds(self) -> float:
         """All of it."""
         return self.communication_seconds + self.computation_seconds
 
     @property
-    def minutes(self):
-        """All of it, in minutes."""
+    def minutes(self) -> float:
+        """Total time in minutes."""
         return self.seconds / 60
 
 
 def estimate_training_time(
-    model,
-    profile="paper",
+    model: Any,
+    profile: NetworkProfile | str = "paper",
     *,
-    client_seconds=0.0,
-    server_seconds=0.0,
-    down="bytes_down",
-    up="bytes_up",
-    rounds_only=False,
-):
-    """How long a fit would have taken on a network.
+    client_seconds: float = 0.0,
+    server_seconds: float = 0.0,
+    down: str = "bytes_down",
+    up: str = "bytes_up",
+    rounds_only: bool = False,
+) -> TrainingTime:
+    """Estimate how long a fit would have taken on a network.
 
-    Clients of a round work at the same time, so a round costs what one of them costs: the mean
-    client's bytes, which differ between clients only if a method sends some items' rows.
+    Clients work in parallel, so a round takes as long as one client: the mean number of bytes per
+    client is used. It differs between clients only if a method sends the rows of some items.
 
     Parameters
     ----------
     model : fitted federated estimator or Ledger
     profile : NetworkProfile or {"paper", "4g", "broadband", "data_center"}, default="paper"
     client_seconds : float, default=0.0
-        Seconds of one client's work in one round on this machine, the slowest client's.
+        Seconds of work of the slowest client in one round, on this machine.
     server_seconds : float, default=0.0
-        Seconds of the server's work in one round.
+        Seconds of work of the server in one round.
     down, up : str, default="bytes_down", "bytes_up"
-        The ledger's columns to read, which differ in what they count; a paper's reading may
-        be narrower than all bytes.
+        Columns of the ledger to use. A paper may count less than all bytes, such as
+        "payload_up".
     rounds_only : bool, default=False
-        Leave out what comes before the first round and after the last, as papers do.
+        Whether to leave out what happens before the first round and after the last one, as papers
+        do.
 
     Returns
     -------
@@ -141,7 +150,7 @@ def estimate_training_time(
     TypeError
         If the model has no ledger.
     ValueError
-        If the profile or a column is not known.
+        If the profile or a column is unknown.
 
     Examples
     --------
@@ -197,15 +206,15 @@ def _checked(profile):
         return profile
     if profile not in PROFILES:
         raise ValueError(
-            f"profile={profile!r} is not known; use a NetworkProfile or one of {sorted(PROFILES)}."
+            f"profile={profile!r} is unknown; use a NetworkProfile or one of {sorted(PROFILES)}."
         )
     return PROFILES[profile]
 
 
 def _bytes_of_one(entry, n_clients, down, up):
     """Bytes down and up of one client of a ledger's entry."""
-    # Before the rounds all clients send; in a round those that take part do. Where nobody has
-    # trained, those that received the model have sent the errors that ended the fit.
+    # Before the rounds all clients send, and in a round those that take part. If nobody has
+    # trained, those that received the model have sent the losses that ended the fit.
     trained = entry["participants"] or entry["messages_down"]
     senders = trained if entry["phase"] in ("round", "stop") else n_clients
     return entry[down] / max(entry["messages_down"], 1), entry[up] / max(senders, 1)

@@ -1,9 +1,9 @@
-"""One client's upload as it crosses: plain numbers, and nothing that the server has to believe."""
+"""A client's upload as it is sent: plain numbers, all of which the server can check."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -11,20 +11,23 @@ from fedrecsk.simulation.contributions import Contribution, measured
 from fedrecsk.simulation.validation import are_columns, are_numbers, are_rows
 from fedrecsk.uploads import Batch, Ragged, Sizes
 
+if TYPE_CHECKING:
+    from fedrecsk.uploads import Form
+
 
 class Numbers(NamedTuple):
-    """What crosses of one field.
+    """Numbers of one field as they are sent.
 
     Attributes
     ----------
     values : ndarray
-        All rows of the field, those of the items that the client holds, or the rows that it has
-        chosen, as the field's form says.
+        All rows of the field, the rows of the items that the client holds, or rows of its choice,
+        depending on the field's form.
     rows : ndarray of shape (n_rows,) or None
-        The numbers of these rows, ascending, where the client chooses them or has not told in the
-        set-up which items it holds. None: the server knows them.
+        Ascending numbers of these rows, if the client chooses them or has not sent its items in the
+        set-up. None: the server knows them.
     columns : ndarray of shape (width,), dtype bool, or None
-        Which columns the client sends, if not all; `values` has no others.
+        Columns that the client sends; `values` has only these. None: all columns.
     """
 
     values: np.ndarray
@@ -34,11 +37,10 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """One client's upload in one step of the protocol, as a :class:`Device` hands it over.
+    """One client's upload in one step of the protocol, as a :class:`Device` returns it.
 
-    Everything in it is final: noise is in the numbers, and nothing is to be computed later. What
-    else the server has to know of the upload (its size, whether it is sound, what it changes) the
-    server finds out for itself.
+    Its numbers are final and include the noise. Everything else about the upload (its size,
+    whether it is valid, what it changes) is computed by the server.
 
     Parameters
     ----------
@@ -46,31 +48,33 @@ class Parcel:
     round : int
         The round, or the step of the set-up.
     client : int
-        The client's code, which the server gave to it.
+        Code that the server has assigned to the client.
     fields : dict of {str: Numbers}
     """
 
     phase: str
     round: int
     client: int
-    fields: dict = field(default_factory=dict)
+    fields: dict[str, Numbers] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------------- on the device
 
 
-def packed(contribution, forms, held, *, numbered):
-    """A contribution as parcels, one for each client that sends.
+def packed(
+    contribution: Contribution | None, forms: dict[str, Form], held: np.ndarray, *, numbered: bool
+) -> list[Parcel]:
+    """Turn a contribution into parcels, one for each client that sends.
 
     Parameters
     ----------
     contribution : Contribution or None
-        Of single uploads, or the sums of one client.
+        Single uploads, or the sums of a single client.
     forms : dict of {str: Form}
     held : ndarray of shape (n_held,)
-        The items that the client holds. Only sums need them.
+        Items that the client holds; needed for sums only.
     numbered : bool
-        Whether rows of the items that the client holds come with their numbers.
+        Whether to send the row numbers of the items that the client holds.
 
     Returns
     -------
@@ -93,13 +97,13 @@ def packed(contribution, forms, held, *, numbered):
 
 
 def _numbers(contribution, place, name, form, held, numbered):
-    """What crosses of one client's field."""
+    """Numbers to send for one field of one client."""
     if contribution.batch is None:
         rows, values, columns = _summed(contribution, name, form, held)
     else:
         rows, values, columns = _single(contribution.batch, place, name, form)
     if contribution.arrives[place] and not contribution.accepted[place]:
-        # A client that has diverged says so in the only way that every field of reals has.
+        # A client that has diverged sends NaN, which every field of reals can hold.
         values = np.full(values.shape, np.nan)
     elif form.is_integer:
         values = _shortened(values, np.dtype("int8" if form.bits else form.dtype))
@@ -107,7 +111,7 @@ def _numbers(contribution, place, name, form, held, numbered):
         values = values[:, columns]
     if form.rows == "held" and not numbered:
         rows = None
-    # Copies, because training goes on in the client's own arrays.
+    # Copies, because the client keeps training in its own arrays.
     return Numbers(np.array(values), None if rows is None else np.array(rows), columns)
 
 
@@ -125,11 +129,11 @@ def _single(batch, place, name, form):
 
 
 def _summed(contribution, name, form, held):
-    """The same of a sum over one client."""
+    """Rows, values and columns of a sum over one client."""
     if len(contribution.clients) != 1 or form.rows == "chosen":
         raise ValueError(
-            f"Field {name!r} was added up over {len(contribution.clients)} clients, or has lost "
-            "its rows' numbers; make Clients(..., separate=True) of one client each."
+            f"Field {name!r} is a sum over {len(contribution.clients)} clients, or without row "
+            "numbers; use Clients(..., separate=True) with one client each."
         )
     values = contribution.sums.get(name)
     if values is None:
@@ -138,7 +142,7 @@ def _summed(contribution, name, form, held):
 
 
 def _shortened(values, dtype):
-    """Integers in the type of the message; those that do not fit stay as they are."""
+    """Convert integers to the type of the message, unless they do not fit."""
     short = values.astype(dtype)
     return short if np.array_equal(short, values) else values
 
@@ -146,24 +150,33 @@ def _shortened(values, dtype):
 # ---------------------------------------------------------------------------- at the server
 
 
-def unpacked(parcel, forms, n_held, *, held=None, centers=None, wire_dtype="float32", hold=False):
-    """A parcel as the server has it: a Contribution, rejected if anything in it is malformed.
+def unpacked(
+    parcel: Parcel,
+    forms: dict[str, Form],
+    n_held: int,
+    *,
+    held: np.ndarray | None = None,
+    centers: dict[str, np.ndarray] | None = None,
+    wire_dtype: str = "float32",
+    hold: bool = False,
+) -> Contribution:
+    """Turn a parcel into a Contribution, which is rejected if anything in it is malformed.
 
     Parameters
     ----------
     parcel : Parcel
-        Its phase, round and client have been checked.
+        A parcel whose phase, round and client have been checked.
     forms : dict of {str: Form}
-        What the server expects in this step.
+        Forms of the fields in this step.
     n_held : int
-        How many items the client holds, as it said when it registered.
+        Number of items that the client holds, as it has registered.
     held : ndarray of shape (n_held,) or None
-        Which ones, if the server knows.
+        Items that the client holds, if the server knows them.
     centers : dict of {str: ndarray} or None
-        What a client that has changed nothing would send, as far as that is not zero.
+        What a client without any change would send, unless that is zero.
     wire_dtype : str
     hold : bool
-        Whether the single upload is kept, instead of its numbers alone.
+        Whether to keep the single upload instead of sums.
 
     Returns
     -------
@@ -187,8 +200,8 @@ def unpacked(parcel, forms, n_held, *, held=None, centers=None, wire_dtype="floa
     return Contribution.of_batch(step, batch, hold=hold)
 
 
-def held_items(contribution):
-    """The items that a client says it holds in its set-up upload; None if it does not say."""
+def held_items(contribution: Contribution) -> np.ndarray | None:
+    """Items that a client holds according to its set-up upload; None if it does not say."""
     batch = contribution.batch
     if batch is None or not contribution.accepted.all():
         return None
@@ -198,7 +211,7 @@ def held_items(contribution):
 
 def _fields(parcel, forms, n_held, held, wire_dtype):
     """Each field as a Ragged of one client, or None if any is malformed."""
-    # Whatever goes wrong with what a stranger sent, the upload is at fault and not the server.
+    # Any error in processing an unchecked upload is the upload's fault, not the server's.
     try:
         if parcel.fields.keys() != forms.keys():
             return None
@@ -214,7 +227,7 @@ def _fields(parcel, forms, n_held, held, wire_dtype):
 
 
 def _rows(rows, form, n_held, held):
-    """Which rows of the field have come, None if that makes no sense."""
+    """Numbers of the rows that were sent; None if they are invalid."""
     known = np.arange(form.shape[0]) if form.rows == "all" else held
     if form.rows != "chosen" and known is not None:
         return known if rows is None else None
@@ -250,6 +263,6 @@ def _field(values, form, rows=None, columns=None):
 
 
 def _moved(ragged, center):
-    """Whole numbers as changes from a center."""
+    """Turn absolute numbers into changes from a center."""
     values = ragged.values - np.asarray(center, dtype=np.float64)[ragged.rows]
     return Ragged(ragged.indptr, ragged.rows, values, columns=ragged.columns, form=ragged.form)

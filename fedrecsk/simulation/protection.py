@@ -1,23 +1,41 @@
-"""What happens to single uploads on the clients' side: attack or noise, then compression."""
+"""Stages of an upload on the client: attack or local noise, then compression."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
-def protect(batch, federation, key, forge=None, *, each=False):
-    """Take the uploads of a batch through the stages that the federation has, in place.
+    from fedrecsk.privacy.local_dp import LaplaceMechanism
+    from fedrecsk.simulation.federation import Federation
+    from fedrecsk.simulation.keys import Key
+    from fedrecsk.uploads import Batch
+
+
+def protect(
+    batch: Batch,
+    federation: Federation,
+    key: Key,
+    forge: Callable[..., Any] | None = None,
+    *,
+    each: bool = False,
+) -> None:
+    """Apply the federation's stages to the uploads of a batch, in place.
 
     Parameters
     ----------
     batch : Batch
     federation : Federation
     key : Key
-        The clients' private one, of the round.
+        The clients' private key of the round.
     forge : callable or None
-        What the adversary makes of them, if it controls these clients; they add no noise.
+        Forges the uploads, if an adversary controls these clients, which then add no noise.
     each : bool
-        Whether every client draws for itself even where the sum of all draws would do.
+        Whether every client draws its own noise even if one draw of the sum would do.
     """
     compressor = federation.compression
     compresses = compressor is not None and compressor.up
@@ -32,8 +50,8 @@ def protect(batch, federation, key, forge=None, *, each=False):
         batch.accepted = _finite(batch)
 
 
-def add_noise(batch, mechanism, key):
-    """Let every client add its own noise to all that it sends, in place; None: no noise."""
+def add_noise(batch: Batch, mechanism: LaplaceMechanism | None, key: Key) -> None:
+    """Add each client's own noise to all its fields, in place; None: no noise."""
     if mechanism is None:
         return
     for fields in (batch.changes, batch.counts):
@@ -43,7 +61,7 @@ def add_noise(batch, mechanism, key):
 
 
 def _compress(batch, honest, federation, key, each):
-    """Compress what may be compressed; `honest` has the fields as the method made them."""
+    """Compress all compressible fields; `honest` has the fields as the method made them."""
     compressor, wire_dtype = federation.compression, federation.wire_dtype
     for name, changes in batch.changes.items():
         form = batch.forms[name]

@@ -1,10 +1,10 @@
-"""The server's half of the protocol: the model, the rounds, and what it learns of uploads."""
+"""The server's side of the protocol."""
 
 from __future__ import annotations
 
 import secrets
 from numbers import Integral
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,37 +23,49 @@ from fedrecsk.simulation.stopping import EarlyStopping
 from fedrecsk.simulation.uplink import Uplink
 from fedrecsk.simulation.validation import validated
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any, Self
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.privacy.local_dp import PrivacyReport
+    from fedrecsk.simulation.clients import Registration
+    from fedrecsk.simulation.contributions import Contribution
+    from fedrecsk.simulation.federation import Federation
+    from fedrecsk.simulation.messages import Upload
+
 
 class Catalogue(NamedTuple):
-    """What the server knows before anybody has sent anything.
+    """What the server knows before the first upload.
 
     Attributes
     ----------
     n_items : int
-        Items on offer.
+        Number of items in the catalogue.
     n_clients : int
-        Clients that have registered.
+        Number of registered clients.
     rating_range : tuple of float
-        The ends of the scale on which users rate. The simulator reads them off y; a
-        deployment needs the estimator's `rating_scale`.
+        Lowest and highest rating. The simulator takes them from y; in a deployment the estimator
+        needs `rating_scale`.
     """
 
     n_items: int
     n_clients: int
-    rating_range: tuple
+    rating_range: tuple[float, float]
 
 
 class Places(NamedTuple):
-    """The numbers that the server gives to registered clients.
+    """Codes that the server assigns to registered clients.
 
     Attributes
     ----------
     clients : ndarray of shape (n_clients,)
-        Their codes.
+        Codes of the clients.
     first_users : ndarray of shape (n_clients,)
         Code of each client's first user.
     shared : Key
-        The key of what both sides derive alike.
+        Key of the draws that clients and server share.
     """
 
     clients: np.ndarray
@@ -62,46 +74,55 @@ class Places(NamedTuple):
 
 
 class Server:
-    """The server of one fit: all that a checkpoint needs.
+    """The server of one fit. Pickle it to make a checkpoint.
 
-    Called in the order `register`; for each set-up exchange `setup_message` and `close_setup`;
-    `send_announcement`; for each round `open_round` and `close_round`; `send_final`.
+    Call its methods in this order: `register`; for each set-up exchange `setup_message` and
+    `close_setup`; `send_announcement`; for each round `open_round` and `close_round`; `send_final`.
 
     Parameters
     ----------
     method : FederatedRecommender
-        A bare copy of the estimator: hyperparameters only.
+        A copy of the estimator with hyperparameters only.
     federation : Federation
     key : Key
-        The shared one, before the first round.
+        The shared key, before the first round.
     item_ids : ndarray of shape (n_items,)
         The catalogue, which is sent to all clients.
     rating_range : tuple of float or None
-        None: the method's `rating_scale`, if it has one.
+        Lowest and highest rating. None: the method's `rating_scale`, if it has one.
     """
 
-    def __init__(self, method, federation, key, item_ids, rating_range=None):
+    def __init__(
+        self,
+        method: Any,
+        federation: Federation,
+        key: Key,
+        item_ids: np.ndarray,
+        rating_range: tuple[float, float] | None = None,
+    ) -> None:
         self.method = method
         self.federation = federation
         self.key = key
         self.item_ids = item_ids
-        self.rating_range = rating_range or getattr(method, "rating_scale", None)
-        self.state = None
-        self.history = []
-        # Rounds in which every upload was lost, and in which the aggregator had too few.
-        self.n_empty_rounds = 0
-        self.n_undecided_rounds = 0
-        self.stopping = EarlyStopping(method.tol, method.n_iter_no_change)
+        self.rating_range: tuple[float, float] | None = rating_range or getattr(
+            method, "rating_scale", None
+        )
+        self.state: Any = None
+        self.history: list[dict[str, Any]] = []
+        # Rounds in which all uploads were lost, and rounds with too few for the aggregator.
+        self.n_empty_rounds: int = 0
+        self.n_undecided_rounds: int = 0
+        self.stopping: EarlyStopping = EarlyStopping(method.tol, method.n_iter_no_change)
         self._participation = None
         self._message = None
-        # The last message that was not empty.
+        # The last message that was sent.
         self._last_message = Message()
         self._has_received = None
-        # The items that clients hold, by code, where their set-up uploads say so.
+        # Items that each client holds, by code, if set-up uploads contain them.
         self._held = {}
 
     @classmethod
-    def of(cls, estimator, key=None):
+    def of(cls, estimator: Any, key: Key | None = None) -> Self:
         """A server outside the simulator.
 
         Parameters
@@ -109,7 +130,7 @@ class Server:
         estimator : federated estimator
             `items` must be the catalogue, and a rating method needs its `rating_scale`.
         key : Key or None
-            The shared one. None: from the operating system's randomness.
+            The shared key. None: drawn by the operating system.
         """
         method = bare(estimator)
         key = Key(secrets.randbits(63)) if key is None else key
@@ -117,8 +138,8 @@ class Server:
 
     # --------------------------------------------------------------- before the rounds
 
-    def register(self, registrations):
-        """Take the clients in, send them the catalogue, and make the first state.
+    def register(self, registrations: Sequence[Registration]) -> list[Places]:
+        """Register clients, send them the catalogue, and initialise the state.
 
         Parameters
         ----------
@@ -127,7 +148,7 @@ class Server:
         Returns
         -------
         places : list of Places
-            One for each registration; codes follow the order of the clients' ids.
+            Codes for each registration, in the order of the clients' ids.
 
         Raises
         ------
@@ -138,20 +159,22 @@ class Server:
         order = np.argsort(ids, kind="stable")
         twice = np.flatnonzero(ids[order][1:] == ids[order][:-1])
         if len(twice):
-            raise ValueError(f"Client {ids[order][twice[0]]!s} registers twice; give it one id.")
+            raise ValueError(
+                f"Client {ids[order][twice[0]]!s} registers twice; give each client its own id."
+            )
         n_users = np.concatenate([one.n_users for one in registrations])
         n_held = np.concatenate([one.n_held for one in registrations])
-        self.client_ids = ids[order]
-        self.n_held = n_held[order]
-        self.n_users = int(n_users.sum())
+        self.client_ids: np.ndarray = ids[order]
+        self.n_held: NDArray[np.int64] = n_held[order]
+        self.n_users: int = int(n_users.sum())
         self._has_received = np.zeros(len(ids), dtype=bool)
         share = self.method.client_fraction
         self.stopping.n_cohorts = participation.n_rotating(len(ids), share)
         scheme = self.federation.secure_aggregation
-        self.channel = None if scheme is None else SecureChannel(scheme)
-        self.ledger = Ledger(self.client_ids)
-        self.downlink = Downlink(self.federation, self.ledger, self.n_held, self.channel)
-        self.uplink = Uplink(
+        self.channel: SecureChannel | None = None if scheme is None else SecureChannel(scheme)
+        self.ledger: Ledger = Ledger(self.client_ids)
+        self.downlink: Downlink = Downlink(self.federation, self.ledger, self.n_held, self.channel)
+        self.uplink: Uplink = Uplink(
             self.federation, self.ledger, self.downlink, self.channel, self.n_clients
         )
         self.ledger.open("catalogue")
@@ -173,29 +196,31 @@ class Server:
         ]
 
     @property
-    def n_clients(self):
+    def n_clients(self) -> int:
         """Clients that have registered."""
         return len(self.client_ids)
 
     @property
-    def round(self):
+    def round(self) -> int:
         """Rounds run so far."""
         return len(self.history)
 
     @property
-    def n_setups(self):
-        """Set-up exchanges before the rounds."""
+    def n_setups(self) -> int:
+        """Number of set-up exchanges before the rounds."""
         return self.method._n_setups
 
-    def setup_message(self, step):
-        """What every client receives in a set-up exchange."""
+    def setup_message(self, step: int) -> Message | None:
+        """Message to every client in a set-up exchange."""
         self.ledger.open("setup", step)
         message = self.method._setup_message(self.state, step)
         self.downlink.announce(message)
         return message
 
-    def close_setup(self, step, uploads, *, trusted=False):
-        """The server's step on the clients' answers.
+    def close_setup(
+        self, step: int, uploads: Iterable[Parcel | Contribution], *, trusted: bool = False
+    ) -> None:
+        """Take the server's step of a set-up exchange.
 
         Parameters
         ----------
@@ -210,16 +235,16 @@ class Server:
         upload = self.uplink.collect(contributions, forms, key)
         if upload is None:
             raise ValueError(
-                f"No client has answered set-up exchange {step}, and all that have registered must."
+                f"No client has answered set-up exchange {step}, but all registered ones must."
             )
         self.state = self.method._setup_aggregate(self.state, upload, step, key)
 
-    def announcement(self):
-        """What every client receives once, after the set-up."""
+    def announcement(self) -> Message:
+        """Message to every client after the set-up."""
         return self.method._announce(self.state)
 
-    def send_announcement(self):
-        """Send it, and count it."""
+    def send_announcement(self) -> Message:
+        """Send the announcement, and count its bytes."""
         message = self.announcement()
         if message and self.ledger.entries[-1]["phase"] != "setup":
             self.ledger.open("setup")
@@ -228,8 +253,8 @@ class Server:
 
     # --------------------------------------------------------------------- each round
 
-    def open_round(self):
-        """Begin a round: who takes part in it, and the message; None if none is sent."""
+    def open_round(self) -> tuple[Participation, Message | None]:
+        """Begin a round; returns the participation and the message, None if none is sent."""
         key = self.key.at(self.round)
         self._participation = self._drawn(key)
         self.ledger.open("round", self.round)
@@ -248,7 +273,7 @@ class Server:
         return self._participation, self._message
 
     def _drawn(self, key):
-        """A round's participation: of the cohort that the method chooses, or of a drawn one."""
+        """Draw the participation of a round, unless the method chooses the cohort."""
         fraction = self.method.client_fraction
         size = participation.cohort_size(self.n_clients, fraction)
         cohort = self.method._choose_cohort(self.state, self.n_clients, size, key)
@@ -264,31 +289,37 @@ class Server:
             )
         return participation.of_cohort(cohort, self.federation, key)
 
-    def close_round(self, uploads, loss=(0.0, 0.0), *, trusted=False):
-        """The server's step on what arrived.
+    def close_round(
+        self,
+        uploads: Iterable[Parcel | Contribution],
+        loss: tuple[float, float] = (0.0, 0.0),
+        *,
+        trusted: bool = False,
+    ) -> Upload | None:
+        """Take the server's step of a round, with the uploads that have arrived.
 
-        What is malformed, or has NaN in it, is counted as rejected and left out.
+        Uploads that are malformed or contain NaN are left out and counted as rejected.
 
         Parameters
         ----------
         uploads : iterable of Parcel or Contribution
-            In the order of the clients' codes where sums must repeat bit by bit.
+            Pass them in the order of the clients' codes to get the same sums bit for bit.
         loss : tuple of float
-            Sum of the training losses and of their weights; the simulator alone knows them.
+            Sums of the training losses and of their weights, which only the simulator knows.
         trusted : bool, default=False
-            Whether they are Contributions that need no look at their form, because whoever calls
-            has just had them made by :class:`Clients` of its own, as the simulator does.
+            Whether to skip the check of their form, because the caller has just made them by its
+            own :class:`Clients`, as the simulator does.
 
         Returns
         -------
         Upload or None
-            What the server got to see.
+            What the server sees of the uploads.
 
         Raises
         ------
         ValueError
-            If no round is open, or if an upload is of another round, of an unknown client, of one
-            that was not asked, or the second one of the same client.
+            If no round is open, or if an upload belongs to another round, comes from an unknown
+            client or one that was not asked, or is the client's second one.
         """
         key, turn = self.key.at(self.round), self._participation
         if turn is None:
@@ -310,7 +341,7 @@ class Server:
 
     def _record(self, loss):
         entry, (total, weight) = self.ledger.entries[-1], loss
-        # Where clients took part without a training step, the last loss still stands.
+        # If no client has made a training step, the last loss is kept.
         last = self.history[-1]["loss"] if self.history and entry["participants"] else float("nan")
         row = {
             "round": entry["round"],
@@ -324,11 +355,11 @@ class Server:
         self.history.append(row)
 
     def _checked(self, uploads, step, asked, trusted):
-        """The uploads as contributions; trusted ones are taken as they come."""
+        """The uploads as contributions, checked unless they are trusted."""
         looked_at = self._looked_at(uploads, step, asked)
         if trusted:
             return looked_at
-        # Whether each has its place in the step, before anything is counted.
+        # Check that each belongs to this step, before anything is counted.
         everything = list(looked_at)
         forms, centers = self._forms(step), self._centers()
         return (
@@ -344,13 +375,13 @@ class Server:
             seen[senders] = True
             yield one
 
-    def accept(self, parcel):
-        """A parcel as a Contribution; whatever the server says of it, it finds out for itself.
+    def accept(self, parcel: Parcel) -> Contribution:
+        """Check a parcel and return it as a Contribution.
 
         Parameters
         ----------
         parcel : Parcel
-            Of a client that has registered.
+            From a registered client.
 
         Returns
         -------
@@ -376,7 +407,7 @@ class Server:
         return one
 
     def _forms(self, step):
-        """What clients send in a step, a tuple of phase and number."""
+        """Forms of the uploads in a step, which is a tuple of phase and number."""
         phase, number = step
         if phase == "setup":
             return self.method._setup_forms(len(self.item_ids), number)
@@ -385,7 +416,7 @@ class Server:
         )
 
     def _centers(self):
-        """What a client that has changed nothing would send in a round, where it is not zero."""
+        """What a client without any change would send in a round, unless that is zero."""
         if not self._last_message:
             return {}
         return self.method._upload_centers(self._last_message)
@@ -393,14 +424,14 @@ class Server:
     def _check(self, one, senders, step, asked, seen):
         if (one.phase, one.round) != step:
             raise ValueError(
-                f"An upload of {one.phase} {one.round} came in {step[0]} {step[1]}; each upload "
-                "belongs to the step that asked for it."
+                f"An upload of {one.phase} {one.round} came in {step[0]} {step[1]}; send uploads "
+                "in the step that asks for them."
             )
         unknown = senders[(senders < 0) | (senders >= self.n_clients)]
         if len(unknown):
             raise ValueError(
                 f"An upload came from the unknown client {unknown[0]}; only the {self.n_clients} "
-                "clients that have registered may send."
+                "registered clients may send."
             )
         # Where it is written down twice, the earlier place is lost.
         places = np.empty(self.n_clients, dtype=np.intp)
@@ -417,20 +448,26 @@ class Server:
 
     # ------------------------------------------------------------------ early stopping
 
-    def final_participation(self):
-        """Who measures the last model: all clients, or the cohort that would be the next one."""
+    def final_participation(self) -> Participation:
+        """Clients that evaluate the last model: all, or the cohort that would be next."""
         if self.method.client_fraction == 1:
             return Participation.full(self.n_clients)
         return self._drawn(self.key.at(self.round))
 
-    def close_validation(self, uploads, receives, *, trusted=False):
-        """Judge the model that clients have measured; returns whether it is the best so far.
+    def close_validation(
+        self,
+        uploads: Iterable[Parcel | Contribution],
+        receives: NDArray[np.bool_],
+        *,
+        trusted: bool = False,
+    ) -> bool:
+        """Use the clients' validation losses; returns whether the model is the best so far.
 
         Parameters
         ----------
         uploads : iterable of Parcel or Contribution
         receives : ndarray of shape (n_clients,), dtype bool
-            Clients that were asked.
+            Clients that were asked to evaluate it.
         trusted : bool, default=False
             As in `close_round`.
         """
@@ -451,14 +488,14 @@ class Server:
             self.ledger.entries[-1]["phase"] = "stop"
         return is_best
 
-    def send_for_validation(self, receives):
-        """The model that clients measure: what is sent to the clients of the mask, or more.
+    def send_for_validation(self, receives: NDArray[np.bool_]) -> Message:
+        """Send the clients of the mask what they need to evaluate the model.
 
-        Where a round's message lacks fields of the final model, or has rows of own items only,
-        those who measure the model need these too, and they are counted.
+        If a round's message lacks fields of the final model, or has the rows of own items only,
+        the rest is sent too, and counted.
         """
         sent, model = self.method._model(self.state), self.method._final_model(self.state)
-        # Some methods' rounds send nothing of the model at all.
+        # The rounds of some methods do not send the model at all.
         if not model.keys() & self._last_message.keys():
             sent = {}
         lacking = {
@@ -472,11 +509,11 @@ class Server:
 
     # ------------------------------------------------------------------------- the end
 
-    def current_message(self):
-        """The announcement and the model of the moment as clients need them to recommend."""
+    def current_message(self) -> Message:
+        """The announcement and the current model, as clients need them to recommend."""
         return Message(**self.announcement(), **self.method._final_model(self.state))
 
-    def send_final(self):
+    def send_final(self) -> Message:
         """Send all clients the model of the last round; returns it with the announcement."""
         self.ledger.open("final", self.round)
         model, delta = self.method._final_model(self.state), None
@@ -485,18 +522,18 @@ class Server:
         self.downlink.send(model, self._everyone, delta)
         return self.current_message()
 
-    def send_best(self):
+    def send_best(self) -> Message:
         """Send all clients the best model instead; returns it with the announcement."""
         self.ledger.open("best", self.round)
         announced = self.announcement()
         best = self.stopping.message
-        # All of it: the latest change does not lead back to an earlier model.
+        # The full model, because the latest change does not lead back to an earlier one.
         model = Message(**{n: f for n, f in best.items() if n not in announced})
         self.downlink.send(model, self._everyone)
         return best
 
-    def privacy_report(self):
-        """What the uploads so far cost in privacy."""
+    def privacy_report(self) -> PrivacyReport:
+        """Report the privacy loss by all uploads so far."""
         federation = self.federation
         compresses = federation.compression is not None and federation.compression.up
         if federation.secure_aggregation is not None:
@@ -509,21 +546,21 @@ class Server:
 
 
 def _senders(one):
-    """Codes of the clients that an upload says it comes from."""
+    """Codes of the clients that an upload claims to come from."""
     if not isinstance(one, Parcel):
         return one.clients[one.sends]
     numbers = (one.round, one.client)
-    # A number of another type, or one that fits no array, is nobody's.
+    # A code of another type, or too large for an array, belongs to no client.
     if not isinstance(one.phase, str) or not all(isinstance(n, Integral) for n in numbers):
         raise ValueError(
-            "A parcel says where it belongs with something else than a phase, a whole number of "
-            "a round and a client's code; see fedrecsk.simulation.Parcel."
+            "A parcel must name its phase (a string), its round and its client's code (integers); "
+            "see fedrecsk.simulation.Parcel."
         )
     return np.array([min(max(int(one.client), -1), np.iinfo(np.int64).max)])
 
 
-def catalogue_nbytes(item_ids):
-    """Bytes of the items' ids: strings as UTF-8, each with a byte that ends it."""
+def catalogue_nbytes(item_ids: np.ndarray) -> int:
+    """Bytes of the items' ids. Strings are counted as UTF-8 with one byte as terminator."""
     if item_ids.dtype.kind in "UO":
         return sum(len(str(one).encode()) + 1 for one in item_ids.tolist())
     return item_ids.nbytes

@@ -1,21 +1,28 @@
-"""Stopping on errors that clients measure on rows of their own."""
+"""Early stopping by losses that clients measure on their own held-out rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedrecsk._order import stable_order
 from fedrecsk.simulation.messages import Message
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def hold_out(data, fraction, key):
+    from fedrecsk.interactions import Interactions
+    from fedrecsk.simulation.blocks import Block
+    from fedrecsk.simulation.keys import Key
+
+
+def hold_out(data: Interactions, fraction: float, key: Key) -> tuple[Interactions, Interactions]:
     """Let every client hold out some of its rows.
 
-    Each user keeps at least one row for training. Which rows are held out depends on the
-    user's own rows, its code and the key alone.
+    Each user keeps at least one row for training. Which rows are held out depends only on the
+    user's rows, its code and the key.
 
     Parameters
     ----------
@@ -27,12 +34,12 @@ def hold_out(data, fraction, key):
     Returns
     -------
     training, held_out : Interactions
-        With the users, items and clients of `data`.
+        Both with the users, items and clients of `data`.
 
     Raises
     ------
     ValueError
-        If no row can be spared.
+        If no row can be held out.
     """
     lengths = np.diff(data.indptr)
     users = data.users
@@ -54,7 +61,7 @@ def hold_out(data, fraction, key):
 
 
 class HeldOut(NamedTuple):
-    """Held-out rows of a block's users, whose numbers count within the block.
+    """Held-out rows of a block's users, which are numbered within the block.
 
     Attributes
     ----------
@@ -62,7 +69,7 @@ class HeldOut(NamedTuple):
     values, weights : ndarray of shape (n_ratings,)
     n_users, n_items : int
     ranks : ndarray of shape (n_ratings,)
-        Number of each row among its user's.
+        Position of each row among the rows of its user.
     """
 
     users: np.ndarray
@@ -74,8 +81,8 @@ class HeldOut(NamedTuple):
     ranks: np.ndarray
 
     @classmethod
-    def of(cls, block):
-        """From a block of them."""
+    def of(cls, block: Block) -> HeldOut:
+        """Make them from a block of held-out rows."""
         lengths = np.diff(block.indptr)
         users = np.repeat(np.arange(block.n_users), lengths)
         ranks = np.arange(len(users)) - np.repeat(block.indptr[:-1], lengths)
@@ -86,17 +93,17 @@ class HeldOut(NamedTuple):
 
 @dataclass
 class EarlyStopping:
-    """The server's memory of how well each round's model did.
+    """The server's record of validation losses.
 
     Parameters
     ----------
     tol : float
-        What counts as an improvement.
+        Smallest decrease of the loss that counts as an improvement.
     patience : int
-        Passes without improvement that end the fit.
+        Number of passes without improvement that end the fit.
     n_cohorts : int
-        Rounds of a pass, in which every client is reached about once: cohorts measure on rows of
-        their own, so that models are judged by the mean over a pass.
+        Number of rounds per pass, in which every client is reached about once. Each cohort has its
+        own held-out rows, so models are judged by the mean over a pass.
 
     Attributes
     ----------
@@ -118,25 +125,34 @@ class EarlyStopping:
     _rounds_without_progress: int = 0
     _last_losses: tuple = ()
 
-    def be_patient(self, patience):
-        """Take another patience, which a stopped fit may still have."""
+    def be_patient(self, patience: int) -> None:
+        """Change the patience; a stopped fit may then go on."""
         self.patience = patience
         self.stopped = self._rounds_without_progress >= patience * self.n_cohorts
 
-    def judge(self, loss, round, message, *, by_everybody=True, is_last=False):
-        """Take the loss of a round's model; returns whether it is the best so far.
+    def judge(
+        self,
+        loss: float,
+        round: int,
+        message: Callable[[], Message],
+        *,
+        by_everybody: bool = True,
+        is_last: bool = False,
+    ) -> bool:
+        """Record the loss of a round's model; returns whether it is the best so far.
 
         Parameters
         ----------
         loss : float
-            NaN: nobody could measure it.
+            NaN if no client has measured it.
         round : int
         message : callable
-            Makes the model's message.
+            Returns the model's message.
         by_everybody : bool, default=True
-            Whether all clients were asked, instead of a cohort.
+            Whether all clients were asked, and not only a cohort.
         is_last : bool, default=False
-            Whether there will be no more: a fit of fewer rounds than a pass is judged by those.
+            Whether this is the last round. A fit with fewer rounds than a pass is judged by the
+            rounds that it has.
         """
         if np.isnan(loss):
             return False

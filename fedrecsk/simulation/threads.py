@@ -1,40 +1,45 @@
-"""Blocks of clients in threads."""
+"""Threads that process blocks of clients."""
 
 from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from fedrecsk._threads import n_threads
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any, Self
+
 
 class Threads:
-    """Runs tasks in threads and hands over their results in order, as joblib's generators do.
+    """Runs tasks in threads and returns their results in order, like joblib's generators.
 
-    `joblib.Parallel` looks for results every hundredth of a second, which is longer than a round
-    of a small cohort takes. Number and meaning of `n_jobs` are joblib's.
+    `joblib.Parallel` polls for results every hundredth of a second, which is longer than a round
+    of a small cohort takes.
 
     Parameters
     ----------
     n_jobs : int or None
-        As in :class:`joblib.Parallel`, but never more threads than processors.
+        Number of threads, as in :class:`joblib.Parallel`, but at most one per processor.
     """
 
-    def __init__(self, n_jobs):
-        self.n_threads = n_threads(n_jobs)
+    def __init__(self, n_jobs: int | None) -> None:
+        self.n_threads: int = n_threads(n_jobs)
         self._pool = ThreadPoolExecutor(self.n_threads) if self.n_threads > 1 else None
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def __call__(self, tasks):
-        """Results of tasks, each made by :func:`joblib.delayed`, as a generator.
+    def __call__(self, tasks: Iterable[tuple[Callable[..., Any], Any, Any]]) -> Iterator[Any]:
+        """Run tasks made by :func:`joblib.delayed`; returns a generator of their results.
 
-        At most twice as many as there are threads are begun ahead, so that few results wait.
+        At most two tasks per thread are started ahead, so that few results are kept waiting.
         """
         if self._pool is None:
             for function, args, kwargs in tasks:

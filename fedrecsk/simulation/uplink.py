@@ -1,6 +1,8 @@
-"""From the clients to the server: validation, robust aggregation, sums and their audit."""
+"""Uploads on the server: robust aggregation, sums, and audits of encryption."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -8,21 +10,39 @@ from fedrecsk.privacy.local_dp import PrivacyReport
 from fedrecsk.simulation.messages import Total, Upload
 from fedrecsk.uploads import add_sums
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fedrecsk.simulation.contributions import Contribution
+    from fedrecsk.simulation.downlink import Downlink
+    from fedrecsk.simulation.encryption import SecureChannel
+    from fedrecsk.simulation.federation import Federation
+    from fedrecsk.simulation.keys import Key
+    from fedrecsk.simulation.ledger import Ledger
+    from fedrecsk.uploads import Form
+
 
 class Uplink:
-    """Takes what clients contribute, and makes of it what the server gets to see.
+    """Turns the clients' contributions into what the server sees.
 
     Parameters
     ----------
     federation : Federation
     ledger : Ledger
     downlink : Downlink
-        Which owes encrypted sums to the clients.
+        Sends encrypted sums to the clients.
     channel : SecureChannel or None
     n_clients : int
     """
 
-    def __init__(self, federation, ledger, downlink, channel, n_clients):
+    def __init__(
+        self,
+        federation: Federation,
+        ledger: Ledger,
+        downlink: Downlink,
+        channel: SecureChannel | None,
+        n_clients: int,
+    ) -> None:
         self.federation = federation
         self.ledger = ledger
         self.downlink = downlink
@@ -30,27 +50,34 @@ class Uplink:
         self._uploads = np.zeros(n_clients, dtype=np.int64)
         self._coordinates = np.zeros(n_clients, dtype=np.int64)
 
-    def collect(self, contributions, forms, key, *, learned=False):
-        """Add up the contributions to one step.
+    def collect(
+        self,
+        contributions: Iterable[Contribution],
+        forms: dict[str, Form],
+        key: Key,
+        *,
+        learned: bool = False,
+    ) -> Upload | None:
+        """Combine the contributions to one step.
 
         Parameters
         ----------
         contributions : iterable of Contribution
-            Well-formed, and taken one at a time.
+            Well-formed contributions, read one at a time.
         forms : dict of {str: Form}
         key : Key
         learned : bool
-            Whether they are what clients have learned in a round.
+            Whether they are uploads of a round.
 
         Returns
         -------
         Upload or None
-            None if nothing arrived, or too few uploads for the aggregator.
+            None if no upload arrived, or too few for the aggregator.
 
         Raises
         ------
         ValueError
-            If uploads arrived and every one of them held NaN or infinite values, or was malformed.
+            If all uploads that arrived hold NaN or infinite values, or are malformed.
         """
         totals, deferred, batches = {}, {}, []
         n_arrived, n_accepted, n_without_noise = 0, 0, 0
@@ -105,7 +132,7 @@ class Uplink:
         return sums
 
     def _add_noise(self, totals, forms, n_clients, key):
-        """The noise of so many clients, drawn for their sum."""
+        """Add the noise of `n_clients` clients, drawn for their sum."""
         mechanism = self.federation.local_dp
         for name, form in forms.items():
             mechanism._check_form(name, form)
@@ -114,10 +141,10 @@ class Uplink:
             totals[name] = totals[name] + noise
 
     def _audited(self, batches, totals, forms, key):
-        """Encrypt the audited clients' uploads; take the decrypted sum if that is all of them.
+        """Encrypt the audited clients' uploads, and use the decrypted sum if these are all clients.
 
-        A sample is only checked, so that the noise of ciphertexts, which no seed can repeat,
-        stays out of the model.
+        The sum of a sample is only checked, because ciphertexts are noisy and no seed repeats
+        their noise.
         """
         accepted = np.concatenate([batch.clients[batch.accepted] for batch in batches])
         self.channel.check(max(_largest(batch) for batch in batches), len(accepted))
@@ -150,25 +177,25 @@ class Uplink:
         self._uploads[clients] += 1
         self._coordinates[clients] += coordinates
 
-    def privacy_report(self, server_sees):
-        """What the uploads so far cost in privacy, given what the server sees of them."""
+    def privacy_report(self, server_sees: str) -> PrivacyReport:
+        """Report the privacy loss by all uploads so far, given what the server sees of them."""
         mechanism = self.federation.local_dp
         return PrivacyReport.of(mechanism, self._uploads, self._coordinates, server_sees)
 
 
-def aligned_size(forms):
-    """Numbers in the vector that every client encrypts; they must be the same for all."""
+def aligned_size(forms: dict[str, Form]) -> int:
+    """Length of the vector that every client encrypts, which must be equal for all."""
     for name, form in forms.items():
         if form.rows != "all":
             raise RuntimeError(
-                f"Field {name!r} has rows of some items only, which do not add up under "
+                f"Field {name!r} has rows of some items only, which cannot be added under "
                 'encryption; a method must declare Form(..., rows="all") under a secure sum.'
             )
     return sum(int(np.prod(form.shape, dtype=np.int64)) for form in forms.values())
 
 
 def _largest(batch):
-    """Bound on the size of any number that an accepted client sends."""
+    """Bound on the absolute values that accepted clients send."""
     changes = [c.largest(batch.accepted).max(initial=0) for c in batch.changes.values()]
     counts = [c.largest(batch.accepted).max(initial=0) for c in batch.counts.values()]
     centers = [np.abs(center).max(initial=0) for center in batch.centers.values()]

@@ -1,18 +1,24 @@
-"""The server's look at what arrives, before any of it is added up."""
+"""Validation of uploads by the server, before they are added up."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.uploads import LARGEST_INTEGER, Batch, Listed, Ragged, Sizes, Update
 
+if TYPE_CHECKING:
+    from fedrecsk.simulation.contributions import Contribution
+    from fedrecsk.uploads import Form
+
+
 # ---------------------------------------------------------------------- numbers of one field
 
 
-def are_numbers(values, form, shape, n_clients=1):
-    """Whether this is an array of what so many clients may send in a field, added up.
+def are_numbers(values: object, form: Form, shape: tuple[int, ...], n_clients: int = 1) -> bool:
+    """Whether this is a valid sum of a field over `n_clients` clients.
 
     Parameters
     ----------
@@ -41,7 +47,7 @@ def are_numbers(values, form, shape, n_clients=1):
 
 
 def _range(form, n_clients):
-    """Smallest and largest sum of an integer field over so many clients."""
+    """Smallest and largest possible sum of an integer field over `n_clients` clients."""
     largest = int(LARGEST_INTEGER)
     if form.bits:
         return -n_clients, n_clients
@@ -52,8 +58,8 @@ def _range(form, n_clients):
     return max(low, -largest), min(high, largest)
 
 
-def are_rows(rows, form):
-    """Whether these are numbers of rows of a field, ascending, each once."""
+def are_rows(rows: object, form: Form) -> bool:
+    """Whether these are ascending, distinct row numbers of a field."""
     if type(rows) is not np.ndarray or rows.ndim != 1 or rows.dtype.kind not in "iu":
         return False
     if not len(rows):
@@ -62,8 +68,8 @@ def are_rows(rows, form):
     return inside and bool((np.diff(rows.astype(np.int64)) > 0).all())
 
 
-def are_columns(columns, form):
-    """Whether this says of each column of a field whether it is sent."""
+def are_columns(columns: object, form: Form) -> bool:
+    """Whether this is a mask of the columns of a field."""
     is_mask = type(columns) is np.ndarray and columns.dtype == bool
     return is_mask and columns.shape == (form.width,)
 
@@ -71,8 +77,10 @@ def are_columns(columns, form):
 # ----------------------------------------------------------- contributions by hand, untrusted
 
 
-def validated(contribution, forms, centers):
-    """The contribution, of which only well-formed uploads are accepted.
+def validated(
+    contribution: Contribution, forms: dict[str, Form], centers: dict[str, np.ndarray]
+) -> Contribution:
+    """Accept only the well-formed uploads of a contribution.
 
     Sums are accepted or rejected as a whole.
 
@@ -80,15 +88,15 @@ def validated(contribution, forms, centers):
     ----------
     contribution : Contribution
     forms : dict of {str: Form}
-        What the server expects in this step.
+        Forms of the fields in this step.
     centers : dict of {str: ndarray}
-        What a client that has changed nothing would send, as far as that is not zero.
+        What a client without any change would send, unless that is zero.
 
     Returns
     -------
     Contribution
     """
-    # Whatever goes wrong with what a stranger sent, the upload is at fault and not the server.
+    # Any error in processing an unchecked upload is the upload's fault, not the server's.
     try:
         checked = _validated(contribution, forms, centers)
     except Exception:
@@ -115,7 +123,7 @@ def validated(contribution, forms, centers):
 
 
 def _validated(contribution, forms, centers):
-    """The same, or None if nothing in it can be accepted."""
+    """The validated contribution, or None if nothing in it can be accepted."""
     one, n_clients = contribution, len(contribution.clients)
     masks = one.sends, one.arrives, one.accepted
     if not all(_is_mask(mask, n_clients) for mask in masks):
@@ -159,7 +167,7 @@ def _well_formed_sums(one, forms, n_accepted):
 
 
 def _rebuilt(one, accepted, forms, centers):
-    """The batch with the server's own forms, centers and masks; None if it has other fields."""
+    """Rebuild a batch with the server's forms, centers and masks; None for unexpected fields."""
     batch = one.batch
     learned = {name for name, form in forms.items() if form.learned}
     if batch.changes.keys() != learned or batch.counts.keys() != forms.keys() - learned:
@@ -171,20 +179,20 @@ def _rebuilt(one, accepted, forms, centers):
         for name, center in batch.centers.items()
     ):
         return None
-    fields, whom = {}, accepted.copy()
+    fields, sound = {}, accepted.copy()
     for name, form in forms.items():
         changes = (batch.changes if form.learned else batch.counts)[name]
-        if tuple(changes.shape) != tuple(form.shape) or changes.n_clients != len(whom):
+        if tuple(changes.shape) != tuple(form.shape) or changes.n_clients != len(sound):
             return None
         ours, theirs = centers.get(name), batch.centers.get(name)
-        fields[name], whom = _own(changes, form, whom)
+        fields[name], sound = _own(changes, form, sound)
         if ours is not theirs and not np.array_equal(ours, theirs):
-            fields[name] = _moved(fields[name], whom, theirs, ours)
+            fields[name] = _moved(fields[name], sound, theirs, ours)
     return Batch(
         one.clients,
         one.sends,
         one.arrives,
-        whom,
+        sound,
         forms,
         {name: fields[name] for name in forms if name in learned},
         {name: fields[name] for name in forms if name not in learned},
@@ -193,26 +201,26 @@ def _rebuilt(one, accepted, forms, centers):
     )
 
 
-def _own(changes, form, whom):
-    """A field as an object of the server's own, and whose part of it is well-formed."""
+def _own(changes, form, sound):
+    """Copy a field into the server's own class, with a mask of the clients with valid parts."""
     if not isinstance(changes, Ragged):
-        return _listed(changes, form, whom)
-    whom = whom & _well_formed_rows(changes, form)
+        return _listed(changes, form, sound)
+    sound = sound & _well_formed_rows(changes, form)
     changes = replace(changes, form=form, center=None)
-    if not whom.any():
-        return changes, whom
+    if not sound.any():
+        return changes, sound
     if form.is_integer:
-        return _listed(changes, form, whom)
-    return changes, whom & changes.finite(whom)
+        return _listed(changes, form, sound)
+    return changes, sound & changes.finite(sound)
 
 
-def _listed(changes, form, whom):
-    """Changes of any class written down, as they are when they are looked at."""
-    updates, whom = [None] * len(whom), whom.copy()
-    for client in np.flatnonzero(whom):
+def _listed(changes, form, sound):
+    """Copy changes of any class into arrays."""
+    updates, sound = [None] * len(sound), sound.copy()
+    for client in np.flatnonzero(sound):
         updates[client] = _update_of(changes, client, form)
-        whom[client] = updates[client] is not None
-    return Listed(updates, form), whom
+        sound[client] = updates[client] is not None
+    return Listed(updates, form), sound
 
 
 def _update_of(changes, client, form):
@@ -229,20 +237,20 @@ def _update_of(changes, client, form):
     return Update(rows, change)
 
 
-def _moved(changes, whom, theirs, ours):
-    """What the clients send in whole, as changes from the server's own center."""
+def _moved(changes, sound, theirs, ours):
+    """Turn absolute numbers into changes from the server's center."""
     move = np.zeros(changes.shape)
     move += 0 if theirs is None else theirs
     move -= 0 if ours is None else ours
     updates = [
-        Update(slice(None), changes.whole(client) + move) if whom[client] else None
-        for client in range(len(whom))
+        Update(slice(None), changes.whole(client) + move) if sound[client] else None
+        for client in range(len(sound))
     ]
     return Listed(updates, changes.form)
 
 
 def _well_formed_rows(ragged, form):
-    """Whose own rows are rows of the field, ascending, each once."""
+    """Mask of the clients whose row numbers are valid, ascending and distinct."""
     n_clients, n_own, indptr = ragged.n_clients, len(ragged.rows), ragged.indptr
     whole = (ragged.origin, None if ragged.common is None else ragged.common.change)
     kinds = "iub" if form.is_integer else "iubf"
@@ -262,7 +270,7 @@ def _well_formed_rows(ragged, form):
     rows = ragged.rows.astype(np.int64)
     bad = (rows < 0) | (rows >= form.shape[0])
     falls = np.diff(rows, prepend=-1) <= 0
-    # A client's first row may be lower than the last one of the client before.
+    # A client's first row may be lower than the last row of the previous client.
     falls[indptr[:-1][np.diff(indptr) > 0]] = False
     n_bad = np.concatenate([[0], np.cumsum(bad | falls)])
     return n_bad[indptr[1:]] == n_bad[indptr[:-1]]

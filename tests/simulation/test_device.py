@@ -89,7 +89,7 @@ def test_a_devices_model_folds_in_newcomers():
 
 def test_what_a_device_cannot_know_must_be_given():
     X, y = make_toy()
-    with pytest.raises(ValueError, match="LocALS on its own needs the catalogue"):
+    with pytest.raises(ValueError, match="LocALS needs the catalogue"):
         Device(LocALS(), X, client_id=1)
     with pytest.raises(ValueError, match="on which scale users rate; set rating_scale"):
         Server.of(make(RFRec, rating_scale=None)).register(

@@ -134,7 +134,7 @@ def test_noise_and_attacks_come_before_encryption():
     ("setting", "message"),
     [
         ({"aggregator": NormClipping()}, "NormClipping looks at single uploads"),
-        ({"compression": TopK()}, "Ciphertexts add up value by value, which TopK undoes"),
+        ({"compression": TopK()}, "uploads compressed by TopK cannot"),
     ],
 )
 def test_what_secure_sums_make_meaningless_is_refused(setting, message):

@@ -100,7 +100,7 @@ def test_work_must_not_be_negative(name):
 
 
 def test_an_unknown_profile_is_named():
-    with pytest.raises(ValueError, match=r"profile='5g' is not known.*'4g', 'broadband'"):
+    with pytest.raises(ValueError, match=r"profile='5g' is unknown.*'4g', 'broadband'"):
         estimate_training_time(ledger_of(1, 1), "5g")
 
 

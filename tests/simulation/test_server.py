@@ -43,8 +43,8 @@ def opened(estimator):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"clients": np.array([12])}, "unknown client 12; only the 12 clients"),
-        ({"clients": np.array([-1])}, "unknown client -1; only the 12 clients"),
+        ({"clients": np.array([12])}, "unknown client 12; only the 12 registered"),
+        ({"clients": np.array([-1])}, "unknown client -1; only the 12 registered"),
         ({"clients": np.array([4])}, "Client 128 has sent already in round 0"),
         ({"round": 1}, "An upload of round 1 came in round 0"),
         ({"round": -1}, "An upload of round -1 came in round 0"),
@@ -90,7 +90,7 @@ def test_a_client_that_registers_twice_is_named():
     server = Server(RFRec(3), Federation(), Key(0), np.arange(5), (1, 5))
     one, two = np.ones(1, dtype=int), np.ones(2, dtype=int)
     ids = np.array(["ann", "bob"]), np.array(["bob"])
-    with pytest.raises(ValueError, match="Client bob registers twice; give it one id"):
+    with pytest.raises(ValueError, match="Client bob registers twice; give each client"):
         server.register([Registration(ids[0], two, two), Registration(ids[1], one, one)])
 
 
@@ -440,15 +440,15 @@ def test_integers_that_do_not_fit_their_form_are_rejected(kind, name, number):
 def test_a_parcel_from_nowhere_is_refused(change):
     server, parcels = deployed(RFRec(3, **RATES))
     parcels[7] = replace(parcels[7], **change)
-    with pytest.raises(ValueError, match="A parcel says where it belongs with something else"):
+    with pytest.raises(ValueError, match="A parcel must name its phase"):
         server.close_round(parcels)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"client": 12}, "unknown client 12; only the 12 clients"),
-        ({"client": -(10**30)}, "unknown client -1; only the 12 clients"),
+        ({"client": 12}, "unknown client 12; only the 12 registered"),
+        ({"client": -(10**30)}, "unknown client -1; only the 12 registered"),
         ({"client": 10**30}, "unknown client"),
         ({"client": 4}, "Client 128 has sent already in round 0"),
         ({"round": 1}, "An upload of round 1 came in round 0"),

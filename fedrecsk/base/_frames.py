@@ -1,0 +1,50 @@
+"""Lists of ids and scores as tidy tables, and the memory that they need."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedrecsk import _memory
+from fedrecsk._extras import require
+from fedrecsk._sklearn import validate_parameter_constraints
+
+# Lists that take more bytes than this are checked against the available memory.
+UNCHECKED_BYTES = 2**28
+
+
+def check_frames(as_frame, caller):
+    """Raise if `as_frame` is not a boolean, or if it is True and pandas is missing."""
+    validate_parameter_constraints(
+        {"as_frame": ["boolean"]}, {"as_frame": as_frame}, caller_name=caller
+    )
+    if as_frame:
+        require("pandas", f"{caller}(as_frame=True)")
+
+
+def require_room(n_rows, n_columns, itemsize, what, cure):
+    """Raise if lists of ids (of `itemsize` bytes each) and scores do not fit into memory."""
+    nbytes = n_rows * n_columns * (16 + itemsize)
+    if nbytes > UNCHECKED_BYTES:
+        _memory.require(nbytes, what, cure)
+
+
+def tidy(owners, ids, scores, names):
+    """A table with one row per id in the lists: owner of the list, id, score and rank.
+
+    Parameters
+    ----------
+    owners : ndarray of shape (n_rows,)
+    ids, scores : ndarray of shape (n_rows, n_places)
+        Empty places have score -inf.
+    names : tuple of str
+        Columns of the owners and of the ids.
+
+    Returns
+    -------
+    frame : DataFrame of four columns
+    """
+    rows, places = np.nonzero(scores > -np.inf)
+    columns = owners[rows], ids[rows, places], scores[rows, places], places + 1
+    return require("pandas", "as_frame=True").DataFrame(
+        dict(zip((*names, "score", "rank"), columns, strict=True))
+    )
