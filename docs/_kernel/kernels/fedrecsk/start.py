@@ -9,3 +9,5 @@ _os.environ["MATPLOTLIBRC"] = _os.path.join(_os.path.dirname(__file__), "matplot
 _logging.getLogger("fedrecsk").setLevel(_logging.ERROR)
 # Readers need no path of a temporary file.
 _warnings.formatwarning = lambda message, category, *_, **__: f"{category.__name__}: {message}\n"
+# implicit's progress bar asks for widgets, which a page has no use for.
+_warnings.filterwarnings("ignore", message="IProgress not found")
