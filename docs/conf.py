@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE))
 
 project = "fedrecsk"
 author = "The fedrecsk developers"
-copyright = author
+copyright = f"{author}, licence BSD-3-Clause"
 version = release = fedrecsk.__version__
 
 extensions = [
@@ -37,7 +37,8 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
-myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "substitution"]
+myst_substitutions = {"version": version}
 nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_show_tb = True
@@ -56,8 +57,12 @@ html_title = "fedrecsk"
 html_static_path = ["_static"]
 html_css_files = ["fedrecsk.css"]
 html_show_sourcelink = False
-html_sidebars = {"getting_started": [], "add_a_method": [], "datasets": []}
+alone = ["index", "getting_started", "choose", "add_a_method", "datasets", "numbers", "changelog"]
+html_sidebars = {page: [] for page in alone}
+html_logo = html_favicon = "_static/logo.svg"
 html_theme_options = {
+    "logo": {"text": f"fedrecsk {version}", "alt_text": "fedrecsk"},
+    "github_url": "https://github.com/fedrecsk/fedrecsk",
     "navbar_align": "left",
     "header_links_before_dropdown": 6,
     "show_toc_level": 2,
