@@ -1,6 +1,7 @@
-"""The picture of the README: accuracy against megabytes on MovieLens-1M.
+"""The pictures of the README: accuracy against megabytes on MovieLens-1M.
 
-``python -m benchmarks.picture`` draws docs/_static/accuracy.svg from accuracy.csv beside it. To
+``python -m benchmarks.picture`` draws ratings.svg and rankings.svg from accuracy.csv, all of them in
+docs/_static. To
 measure again, save what the benchmark prints and pass the files; this writes the CSV first::
 
     python -m benchmarks.methods ratings > ratings.md
@@ -75,6 +76,18 @@ TITLES = {
     "ratings": "Ratings: test RMSE (better is higher up)",
     "rankings": "Rankings: NDCG@10 among 99 negatives",
 }
+# The axis of errors points down, so that better is higher up in both pictures.
+LIMITS = {"ratings": ((0.7, 90), (0.912, 0.813)), "rankings": ((0.3, 110), (0.332, 0.466))}
+STYLE = {
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "svg.hashsalt": "fedrecsk",
+    "text.color": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+}
 
 
 def rows_of(task, table):
@@ -87,9 +100,11 @@ def rows_of(task, table):
         yield {"task": task, "label": label, "score": score.split("/")[-1].strip(), "mb": megabytes}
 
 
-def draw_task(ax, task, rows):
-    """One panel: federated models as points, centralised ones as lines."""
+def draw(task, rows, path):
+    """Draw federated models as points and centralised ones as lines, for light and dark pages."""
     rows = {row["label"]: row for row in rows if row["task"] == task}
+    with plt.rc_context(STYLE):
+        figure, ax = plt.subplots(figsize=(6.2, 4.7), layout="constrained")
     for label, offset in POINTS[task].items():
         x, y = float(rows[label]["mb"]), float(rows[label]["score"])
         ax.plot(x, y, "o", color=FEDERATED, markersize=8)
@@ -119,29 +134,16 @@ def draw_task(ax, task, rows):
             color=color,
             fontsize=9.5,
         )
-    ax.set_xscale("log")
+    ax.set(xscale="log", xlim=LIMITS[task][0], ylim=LIMITS[task][1])
     ax.xaxis.set_major_formatter("{x:g}")
     ax.set_xlabel("MB sent and received per client, whole training")
     ax.set_title(TITLES[task], loc="left", fontsize=12)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def draw(rows, path):
-    """Both panels, in colours for light and dark pages."""
-    style = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor"), GREY)
-    style |= {"xtick.color": GREY, "ytick.color": GREY, "svg.hashsalt": "fedrecsk"}
-    with plt.rc_context(style):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
-        draw_task(left, "ratings", rows)
-        draw_task(right, "rankings", rows)
-        left.set(xlim=(0.7, 90), ylim=(0.912, 0.813))
-        right.set(xlim=(0.3, 110), ylim=(0.332, 0.466))
-        figure.savefig(path, transparent=True, metadata={"Date": None})
-        plt.close(figure)
+    figure.savefig(path, transparent=True, metadata={"Date": None})
+    plt.close(figure)
 
 
 def main(argv=None):
-    """Draw the picture, from new tables where they are given."""
+    """Draw both pictures, from new tables where they are given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.picture", description=__doc__)
     parser.add_argument("tables", nargs="*", help="output of benchmarks.methods: two files")
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -154,7 +156,9 @@ def main(argv=None):
             writer.writeheader()
             writer.writerows([*rows_of("ratings", rated), *rows_of("rankings", ranked)])
     with numbers.open(newline="") as file:
-        draw(list(csv.DictReader(file)), options.folder / "accuracy.svg")
+        rows = list(csv.DictReader(file))
+    for task in TITLES:
+        draw(task, rows, options.folder / f"{task}.svg")
 
 
 if __name__ == "__main__":

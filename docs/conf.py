@@ -64,7 +64,7 @@ html_theme_options = {
     "logo": {"text": f"fedrecsk {version}", "alt_text": "fedrecsk"},
     "github_url": "https://github.com/fedrecsk/fedrecsk",
     "navbar_align": "left",
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 5,
     "show_toc_level": 2,
     "footer_start": ["copyright"],
     "footer_end": [],

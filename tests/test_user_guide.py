@@ -85,10 +85,12 @@ def test_every_page_of_the_guide_is_listed_in_it():
         assert f"\nuser_guide/{page.stem}\n" in guide
 
 
-def test_the_picture_shows_the_numbers_of_the_appendix(tmp_path):
+def test_the_pictures_show_the_numbers_of_the_appendix(tmp_path):
     tables = re.findall(r"^\|  \| .*?(?=\n\n)", (DOCS / "numbers.md").read_text(), re.M | re.S)
     rows = [*picture.rows_of("ratings", tables[0]), *picture.rows_of("rankings", tables[1])]
     with (DOCS / "_static" / "accuracy.csv").open(newline="") as file:
         assert list(csv.DictReader(file)) == rows
-    picture.draw(rows, tmp_path / "accuracy.svg")
-    assert "FedEASE + FedSpectral + LocALS" in (tmp_path / "accuracy.svg").read_text()
+    for task, label in (("ratings", "mean of 4 FedEB"), ("rankings", "LightFR")):
+        picture.draw(task, rows, tmp_path / f"{task}.svg")
+        for folder in (tmp_path, DOCS / "_static"):
+            assert f"<!-- {label} -->" in (folder / f"{task}.svg").read_text()
