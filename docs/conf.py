@@ -18,17 +18,19 @@ from fedrecsk.federated.base import FederatedRecommender
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+from _links import TYPES, write_inventories  # noqa: E402
 
 project = "fedrecsk"
 author = "The fedrecsk developers"
-copyright = f"{author}, licence BSD-3-Clause"
 version = release = fedrecsk.__version__
+copyright = f"{author}. Version {version}, licence BSD-3-Clause."
 
 extensions = [
     "myst_nb",
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx_design",
@@ -44,6 +46,8 @@ nb_execution_in_temp = True
 nb_execution_show_tb = True
 nb_execution_timeout = 120
 nb_merge_streams = True
+nb_code_prompt_show = "Show the code"
+nb_code_prompt_hide = "Hide the code"
 # MathJax comes with the site (copy_mathjax), so that formulas need no network.
 mathjax_path = "mathjax/tex-chtml.js"
 copybutton_prompt_text = r">>> |\.\.\. |\$ |In \[\d*\]: | {2,5}\.\.\.: "
@@ -61,7 +65,7 @@ alone = ["index", "getting_started", "choose", "add_a_method", "datasets", "numb
 html_sidebars = {page: [] for page in alone}
 html_logo = html_favicon = "_static/logo.svg"
 html_theme_options = {
-    "logo": {"text": f"fedrecsk {version}", "alt_text": "fedrecsk"},
+    "logo": {"text": "fedrecsk", "alt_text": "fedrecsk"},
     "github_url": "https://github.com/fedrecsk/fedrecsk",
     "navbar_align": "left",
     "header_links_before_dropdown": 5,
@@ -75,6 +79,12 @@ default_role = "literal"
 autodoc_typehints = "none"
 autosummary_generate = True
 numpydoc_show_class_members = False
+numpydoc_xref_param_type = True
+numpydoc_xref_aliases = TYPES
+numpydoc_xref_ignore = "all"
+nitpicky = True
+# Python's own docstrings of dict, which a subclass inherits.
+nitpick_ignore_regex = [("py:class", r".* D('s \w+)?|None\.  .*|.* of D")]
 
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
@@ -95,7 +105,9 @@ sphinx_gallery_conf = {
 
 # What authors of methods, and whoever runs the two halves, need beyond what the packages export.
 FOR_AUTHORS = {
+    "fedrecsk.aggregation": ["Update"],
     "fedrecsk.base": ["Recommender", "RatingMixin", "RankingMixin"],
+    "fedrecsk.federated": ["pack_codes", "unpack_codes"],
     "fedrecsk.federated.base": ["FederatedRecommender"],
     "fedrecsk.interactions": ["catalogue_ids", "encode"],
     "fedrecsk.simulation.blocks": ["Block", "of_clients"],
@@ -202,6 +214,7 @@ def write_tables():
 
 
 write_tables()
+intersphinx_mapping = write_inventories(HERE / "api" / "generated")
 
 
 def skip_foreign(app, what, name, thing, skip, options):
