@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import dropwhile
 from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,31 +37,19 @@ from fedrecsk._sklearn import (
     validate_parameter_constraints,
 )
 from fedrecsk._threads import N_JOBS
-from fedrecsk.metrics import (
-    bytes_down_scorer,
-    bytes_up_scorer,
-    epsilon_scorer,
-    make_ranking_scorer,
-    rounds_scorer,
-)
-from fedrecsk.metrics._places import METRICS
+from fedrecsk.metrics import make_ranking_scorer
+from fedrecsk.metrics._metrics import METRICS, key_of
 from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, RecommenderScorer
+from fedrecsk.model_selection._comparison import COSTS, TIMES, Comparison, error_lines
 from fedrecsk.model_selection._user_kfold import UserKFold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
 
-TIMES = ("fit_seconds", "score_seconds")
-COSTS = {
-    "mb_up": (bytes_up_scorer, 1e6),
-    "mb_down": (bytes_down_scorer, 1e6),
-    "rounds": (rounds_scorer, 1),
-    "epsilon": (epsilon_scorer, 1),
-}
 # Metadata goes through scikit-learn's routing, which alone reaches into a Pipeline.
 _ROUTING = {"enable_metadata_routing": True}
 # Not for scikit-learn's decorator: it would put compare's name into the estimators' errors.
@@ -113,8 +100,8 @@ def compare(
         that a fifth of each user's rows is under test, and each row once.
     scoring : str, list of str, callable or dict of str to str or callable, default=None
         As in :func:`sklearn.model_selection.cross_validate`, or by the names of the columns
-        here: "rmse", "mae", "ndcg@5", "hit_rate@20" and so on. None: "rmse" and "mae" if there
-        is a y, which are errors (the smaller, the better), and "ndcg@10" and "hit_rate@10"
+        here: "rmse", "mae", "ndcg@5", "hit_rate@20", "auc" and so on. None: "rmse" and "mae" if
+        there is a y, which are errors (the smaller, the better), and "ndcg@10" and "hit_rate@10"
         over the full catalogue, with y > 0 as relevant. All else is as the scorer gives it
         (the larger, the better). Scorers that compare predictions with y (scikit-learn's own,
         and those of :func:`sklearn.metrics.make_scorer`) are for rating models alone; where
@@ -200,9 +187,7 @@ def compare(
     metadata = {name: value for name, value in metadata.items() if value is not None}
     check_consistent_length(X, y, *metadata.values())
     scorers = _scorers(scoring, y)
-    folds = list(_splitter(cv).split(X, y))
-    if not folds:
-        raise ValueError("cv gives no folds; give at least one pair of train and test rows.")
+    folds = _folds(cv, X, y)
 
     outcomes = Parallel(n_jobs=n_jobs)(
         delayed(_fit_and_score)(
@@ -231,57 +216,6 @@ def compare(
     return Comparison(rows, columns, fitted if return_estimator else None)
 
 
-class Comparison:
-    """What :func:`compare` returns; shown as a table of means and spreads.
-
-    Attributes
-    ----------
-    per_fold : DataFrame or list of dict
-        A row an estimator and fold. `estimator`, `fold`; a column a score; `fit_seconds`,
-        `score_seconds`; for federated models `mb_up` and `mb_down` (megabytes, 1e6 bytes, that
-        a client sent and received during fit, on average over clients), `rounds` and `epsilon`
-        (total privacy loss of the client that lost most, infinite without noise); `error`,
-        which is empty if all went well. NaN: does not apply, or failed.
-    summary : DataFrame or list of dict
-        A row an estimator: `estimator`, `n_folds`, `n_failed` (folds with an error), and for
-        each number ``mean_...`` and ``std_...`` over the folds that have it (the population's
-        standard deviation, as in scikit-learn's searches).
-    estimators : dict of str to list, or None
-        The fitted estimators by name and fold, None for a failed fit, if asked for.
-    """
-
-    def __init__(self, rows, columns, estimators=None):
-        self._rows = rows
-        self._columns = columns
-        self._summary = _summary(rows, columns)
-        self.per_fold = _frame(rows)
-        self.summary = _frame(self._summary)
-        self.estimators = estimators
-
-    def __repr__(self):
-        n_folds = self._summary[0]["n_folds"]
-        shown = [
-            column
-            for column in self._columns
-            if column != "score_seconds"
-            and not all(np.isnan(row[f"mean_{column}"]) for row in self._summary)
-        ]
-        table = [["", *shown]]
-        for row in self._summary:
-            own = [one for one in self._rows if one["estimator"] == row["estimator"]]
-            cells = (_cell(row, column, [one[column] for one in own]) for column in shown)
-            table.append([row["estimator"], *cells])
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-            for line in table
-        ]
-        folds = "1 fold" if n_folds == 1 else f"{n_folds} folds, mean ± standard deviation"
-        lines.insert(0, f"{len(self._summary)} recommenders on {folds}")
-        lines += _error_lines((row["estimator"], row["fold"], row["error"]) for row in self._rows)
-        return "\n".join(line.rstrip() for line in lines)
-
-
 # -------------------------------------------------------------------------------- arguments
 
 
@@ -305,10 +239,53 @@ def _named(estimators):
         raise ValueError("estimators is empty; give at least one.")
     for name, estimator in named.items():
         if isinstance(estimator, type):
-            raise TypeError(f"{name!r} is a class; pass an instance, {estimator.__name__}().")
+            name = estimator.__name__
+            raise TypeError(f"{name!r} is a class; pass an instance, {name}().")
         if not hasattr(estimator, "fit"):
             raise TypeError(f"{name!r} is not an estimator: {estimator!r} has no fit.")
     return named
+
+
+def _folds(cv, X, y):
+    """Pairs of train and test rows, checked before anything is fitted."""
+    if isinstance(cv, Iterable):
+        cv = list(cv)
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in cv):
+            raise ValueError(
+                "cv must give pairs (train, test) of arrays of rows; put a single pair in a list: "
+                "cv=[(train, test)]."
+            )
+    folds = [tuple(map(np.asarray, pair)) for pair in _splitter(cv).split(X, y)]
+    if not folds:
+        raise ValueError("cv gives no folds; give at least one pair of train and test rows.")
+    n_rows = len(X) if hasattr(X, "__len__") else X.shape[0]
+    for number, fold in enumerate(folds):
+        train, test = (
+            np.flatnonzero(rows) if rows.dtype == bool and len(rows) == n_rows else rows
+            for rows in fold
+        )
+        for rows, name in ((train, "train"), (test, "test")):
+            if len(rows) == 0:
+                raise ValueError(f"Fold {number} of cv has no {name} rows.")
+            if (
+                rows.ndim != 1
+                or rows.dtype.kind not in "iu"
+                or rows.max() >= n_rows
+                or rows.min() < -n_rows
+            ):
+                raise ValueError(
+                    f"The {name} rows of fold {number} of cv are not positions in X, which has "
+                    f"{n_rows} rows."
+                )
+        n_both = int(np.isin(test % n_rows, train % n_rows).sum())
+        if n_both:
+            warnings.warn(
+                f"{n_both} of the {len(test)} test rows of fold {number} are train rows too, so "
+                "scores say how well models remember; use a splitter that keeps them apart.",
+                UserWarning,
+                stacklevel=3,
+            )
+    return folds
 
 
 def _splitter(cv):
@@ -321,6 +298,7 @@ ERRORS = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
 
 
 def _scorers(scoring, y):
+    """The scorers that were asked for, by the names of their columns."""
     if scoring is None:
         scoring = ["ndcg@10", "hit_rate@10"]
         if y is not None:
@@ -347,17 +325,23 @@ def _scorers(scoring, y):
 def _scorer_of(name):
     """The scorer of one of our columns or of a name that scikit-learn knows, or itself."""
     if not isinstance(name, str):
+        if not callable(name):
+            raise ValueError(f"scoring holds {name!r}, which is neither a name nor callable.")
         return name
     if name in ERRORS:
         return make_scorer(ERRORS[name])
-    metric, _, k = name.partition("@")
+    metric, at, k = name.partition("@")
+    if metric == "auc":
+        if at:
+            raise ValueError(f"{name!r} has a cutoff, but AUC has none; write 'auc'.")
+        return make_ranking_scorer(metric)
     if k.isdecimal():
         return make_ranking_scorer(metric, k=int(k))
     if name not in get_scorer_names():
         raise ValueError(
             f"Unknown score {name!r}; choose from {', '.join(ERRORS)}, "
-            f"{', '.join(f'{metric}@10' for metric in METRICS)} (or another cutoff), and the names "
-            "of sklearn.metrics.get_scorer_names(). Costs need no scorer: the columns "
+            f"{', '.join(key_of(metric, 10) for metric in METRICS)} (or another cutoff), and the "
+            "names of sklearn.metrics.get_scorer_names(). Costs need no scorer: the columns "
             f"{', '.join(COSTS)} are always there."
         )
     return get_scorer(name)
@@ -563,67 +547,4 @@ def _warn_or_raise(outcomes, asked):
 
 
 def _listed(outcomes):
-    return "\n".join(_error_lines((one.name, one.fold, one.error) for one in outcomes))
-
-
-def _error_lines(errors):
-    """A line for each estimator and error, from (name, fold, error)."""
-    folds = {}
-    for name, fold, error in errors:
-        if error:
-            folds.setdefault((name, error), []).append(str(fold))
-    return [
-        f"{name}, fold{'s' * (len(of) > 1)} {', '.join(of)}: {error}"
-        for (name, error), of in folds.items()
-    ]
-
-
-def _summary(rows, columns):
-    summary = []
-    for name in dict.fromkeys(row["estimator"] for row in rows):
-        own = [row for row in rows if row["estimator"] == name]
-        line = {
-            "estimator": name,
-            "n_folds": len(own),
-            "n_failed": sum(bool(row["error"]) for row in own),
-        }
-        for column in columns:
-            line[f"mean_{column}"], line[f"std_{column}"] = _mean_and_std(
-                np.array([row[column] for row in own])
-            )
-        summary.append(line)
-    return summary
-
-
-def _mean_and_std(values):
-    values = values[~np.isnan(values)]
-    if len(values) == 0:
-        return float("nan"), float("nan")
-    if np.isfinite(values).all():
-        return float(values.mean()), float(values.std())
-    # Infinite epsilons: equal, as a rule, and then without spread.
-    return float(values.mean()), 0.0 if (values == values[0]).all() else float("nan")
-
-
-def _frame(rows):
-    if importlib.util.find_spec("pandas") is None:
-        return rows
-    import pandas as pd
-
-    return pd.DataFrame(rows)
-
-
-def _cell(row, column, values):
-    mean, spread = row[f"mean_{column}"], row[f"std_{column}"]
-    n_known = int((~np.isnan(values)).sum())
-    if n_known == 0:
-        return ""
-    if column not in COSTS:
-        cell, shown = f"{mean:.3f}", f"{spread:.3f}"
-    else:
-        # Costs span orders of magnitude, so that digits count and not decimals.
-        cell = f"{mean:.4g}" if mean < 1e4 else f"{mean:.0f}"
-        shown = f"{spread:.1g}" if spread > 5e-4 * mean else ""
-    if shown and n_known > 1:
-        cell += f" ± {shown}"
-    return cell if n_known == len(values) else f"{cell} ({n_known} of {len(values)})"
+    return "\n".join(error_lines((one.name, one.fold, one.error) for one in outcomes))
