@@ -35,6 +35,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "_formulas",
     "_pages",
 ]
 exclude_patterns = ["_build"]
