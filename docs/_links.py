@@ -47,7 +47,8 @@ LINKS = {
         ),
         "py:function modules/generated/{}.html": (
             "sklearn.base.clone sklearn.metrics.make_scorer sklearn.metrics.mean_absolute_error "
-            "sklearn.metrics.root_mean_squared_error sklearn.model_selection.cross_val_predict "
+            "sklearn.metrics.root_mean_squared_error sklearn.metrics.roc_auc_score "
+            "sklearn.model_selection.cross_val_predict "
             "sklearn.model_selection.cross_val_score sklearn.model_selection.cross_validate "
             "sklearn.model_selection.train_test_split sklearn.preprocessing.binarize "
             "sklearn.utils.estimator_checks.check_estimator"

@@ -84,8 +84,12 @@ numpydoc_xref_param_type = True
 numpydoc_xref_aliases = TYPES
 numpydoc_xref_ignore = "all"
 nitpicky = True
-# Python's own docstrings of dict, which a subclass inherits.
-nitpick_ignore_regex = [("py:class", r".* D('s \w+)?|None\.  .*|.* of D")]
+nitpick_ignore_regex = [
+    # Python's own docstrings of dict, which a subclass inherits.
+    ("py:class", r".* D('s \w+)?|None\.  .*|.* of D"),
+    # Names of other packages that docs/_links.py does not list; they become text.
+    ("py:.*", r"(joblib|matplotlib|numba|numpy|pandas|scipy|sklearn)\..*"),
+]
 
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
@@ -97,6 +101,7 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "notebook_extensions": set(),
     "thumbnail_size": (480, 320),
+    "parallel": True,
     "min_reported_time": 3600,
     "abort_on_example_error": True,
     "remove_config_comments": True,

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import fedrecsk
-
 from benchmarks import picture
 
 ROOT = Path(__file__).resolve().parents[1]
