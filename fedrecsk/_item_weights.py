@@ -17,6 +17,8 @@ from fedrecsk import _kernels
 class ItemWeightsMixin:
     """Scores of a recommender that has `item_weights_` and its users' `user_history_`."""
 
+    _has_user_vectors = False
+
     def _score_pairs(self, users, items):
         scores = np.zeros(len(users))
         _kernels.gram.score_pairs(
@@ -28,6 +30,15 @@ class ItemWeightsMixin:
         scores = np.zeros((len(users), self.n_items_))
         _kernels.gram.score_all(users, *_arrays(self.user_history_), self.item_weights_, scores)
         return scores
+
+    def _item_likeness(self):
+        weights = self.item_weights_
+
+        def partial_correlations(codes):
+            there, back = weights[codes], weights[:, codes].T
+            return np.sign(there) * np.sqrt(np.maximum(there * back, 0))
+
+        return partial_correlations
 
 
 def _arrays(matrix):

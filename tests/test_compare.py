@@ -675,7 +675,7 @@ def test_it_prints_what_applies(ratings):
     assert first.endswith("inf")
     assert len(second.split()) == 1 + 3 * 3  # two rankings and a time, as a ± b
     central = repr(compare([Popularity()], X, cv=[(np.arange(80), np.arange(80, len(X)))]))
-    assert "1 recommenders on 1 fold" in central
+    assert "1 recommender on 1 fold" in central
     assert not any(word in central for word in ("±", "rmse", "mb_up", "epsilon"))
 
 

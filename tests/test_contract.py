@@ -637,3 +637,97 @@ def test_early_stopping_needs_rows_to_spare(Estimator):
     X = np.stack([np.arange(10), np.arange(10) % 3], axis=1)
     with pytest.raises(ValueError, match="no row to hold out"):
         make(Estimator, early_stopping=True).fit(X, np.arange(10.0))
+
+
+# ------------------------------------------------------------------- frames, neighbours
+
+
+@every_estimator
+def test_recommendations_as_a_frame(Estimator, toy):
+    X, y = toy
+    model = make(Estimator).fit(np.char.add("id", X.astype(str)), y)
+    users = [*model.user_ids_[:4], "stranger"]
+    items, scores = model.recommend(users, 6)
+    frame = model.recommend(users, 6, as_frame=True)
+    assert frame.columns.tolist() == ["user", "item", "score", "rank"]
+    expected = [
+        (user, item, score, rank)
+        for user, row, values in zip(users, items, scores, strict=True)
+        for rank, (item, score) in enumerate(zip(row, values, strict=True), start=1)
+        if score > -np.inf
+    ]
+    assert list(frame.itertuples(index=False, name=None)) == expected
+    assert len(frame) < scores.size
+    with pytest.raises(ValueError, match="'as_frame' parameter of recommend"):
+        model.recommend(users, as_frame="pandas")
+
+
+def similarities(model, kind):
+    """The similarity of two codes by its definition, or None where there are no vectors."""
+    if kind == "item" and hasattr(model, "item_weights_"):
+        weights = model.item_weights_.astype(float)
+        return lambda i, j: np.sign(weights[i, j]) * np.sqrt(max(weights[i, j] * weights[j, i], 0))
+    vectors = getattr(model, f"{kind}_factors_", None)
+    if vectors is None:
+        return None
+    vectors = vectors.astype(float)
+
+    def cosine(i, j):
+        lengths = np.linalg.norm(vectors[i]) * np.linalg.norm(vectors[j])
+        return vectors[i] @ vectors[j] / lengths if lengths else 0.0
+
+    return cosine
+
+
+@every_estimator
+@pytest.mark.parametrize("kind", ["item", "user"])
+def test_neighbours_are_those_of_the_definition(Estimator, toy, kind, monkeypatch):
+    X, y = toy
+    monkeypatch.setattr("fedrecsk.base._linear.SCORES_PER_BATCH", 20)
+    # Item 5 is in the catalogue, and nobody has rated it.
+    items = np.append(5, np.unique(X[:, 1]))
+    setting = {"client_fraction": 0.4} if Estimator in FEDERATED else {}
+    model = make(Estimator, items=items, **setting).fit(X, y)
+    similarity = similarities(model, kind)
+    assert hasattr(Estimator(), f"similar_{kind}s") == (similarity is not None)
+    if similarity is None:
+        with pytest.raises(AttributeError, match=f"{Estimator.__name__}.* has no attribute"):
+            getattr(model, f"similar_{kind}s")
+        return
+    ids, n = getattr(model, f"{kind}_ids_"), 3
+    ask = getattr(model, f"similar_{kind}s")
+    asked = [*ids[::-1], ids[0]]
+    similar, scores = ask(asked, n)
+    assert similar.shape == scores.shape == (len(asked), n)
+    for one, others, values in zip(asked, similar, scores, strict=True):
+        i = list(ids).index(one)
+        by_code = {j: similarity(i, j) for j in range(len(ids)) if j != i}
+        assert values == pytest.approx(sorted(by_code.values())[: -n - 1 : -1], abs=1e-6)
+        assert values == pytest.approx([by_code[list(ids).index(o)] for o in others], abs=1e-6)
+        assert len(set(others)) == n
+    frame = ask(asked, n, as_frame=True)
+    assert frame.columns.tolist() == [kind, f"similar_{kind}", "score", "rank"]
+    assert frame["rank"].tolist() == [1, 2, 3] * len(asked)
+    assert frame[f"similar_{kind}"].tolist() == similar.ravel().tolist()
+    assert ask(asked[:2], 10**9)[0].shape == (2, len(ids) - 1)
+    assert ask([])[0].shape == (0, min(10, len(ids) - 1))
+    with pytest.raises(ValueError, match=f"does not know {kind}s 1, 2; "):
+        ask([2, ids[0], 1])
+    with pytest.raises(ValueError, match=f"'n' parameter of similar_{kind}s"):
+        ask(ids[:1], 0)
+    with pytest.raises(ValueError, match="not fitted"):
+        getattr(Estimator(), f"similar_{kind}s")(ids[:1])
+
+
+def test_vectors_of_any_size_can_be_compared(toy):
+    model = make(fedrecsk.PMF).fit(*toy)
+    expected = model.similar_items(model.item_ids_)
+    for size in (1e-30, 1e30):
+        model.item_factors_ = model.item_factors_ * np.float32(size)
+        again = model.similar_items(model.item_ids_)
+        np.testing.assert_array_equal(again[0], expected[0])
+        assert again[1] == pytest.approx(expected[1], abs=1e-6)
+        model.item_factors_ = model.item_factors_ / np.float32(size)
+    model.item_factors_[2, 0] = np.nan
+    with pytest.raises(ValueError, match=r"The vector of item 1006 is not finite.*diverge"):
+        model.similar_items([1000])

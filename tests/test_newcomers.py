@@ -58,7 +58,7 @@ def test_short_lists_hold_what_is_left(Estimator, toy, n, monkeypatch):
         assert len(set(its[:n_left]) & set(left)) == n_left
         assert (its[n_left:] == -1).all()
         assert (values[n_left:] == -np.inf).all()
-    monkeypatch.setattr(base, "SCORES_PER_BATCH", 20)
+    monkeypatch.setattr(base._linear, "SCORES_PER_BATCH", 20)
     in_batches = model.recommend(users, n)
     np.testing.assert_array_equal(in_batches[0], items)
     assert in_batches[1] == pytest.approx(scores, abs=1e-6)
@@ -83,8 +83,8 @@ def test_few_candidates_make_short_lists(Estimator, toy):
 def test_lists_that_memory_cannot_hold_are_refused(toy, monkeypatch):
     X, y = toy
     model = Popularity().fit(X, y)
-    monkeypatch.setattr(base, "UNCHECKED_BYTES", 1000)
-    monkeypatch.setattr(base._memory, "available", lambda: 5000)
+    monkeypatch.setattr(base._frames, "UNCHECKED_BYTES", 1000)
+    monkeypatch.setattr(base._frames._memory, "available", lambda: 5000)
     assert model.recommend([1] * 20, 9)[0].shape == (20, 9)
     with pytest.raises(ValueError, match="9 recommendations for each of 30 users take about"):
         model.recommend([1] * 30, 10**9)
@@ -123,7 +123,7 @@ def test_a_replaced_user_is_as_if_new(Estimator, silos):
     kept, rows, ratings = halves(X, y, changed)
     clients = X[kept, 0] % 3 if silos else None
     model = make(Estimator).fit(X[kept], y[kept], clients=clients)
-    twin = copy.copy(model).fold_in([*rows, [5000, 0]], ratings)
+    twin = copy.copy(model).fold_in(rows + np.array([5000, 0]), ratings)
     before = copy.deepcopy(fitted_arrays(model))
     assert model.fold_in(rows, ratings, replace=True) is model
 
@@ -236,7 +236,7 @@ def test_a_replaced_user_leaves_its_clients_own_items(Estimator, silos):
     clients = X[:, 0] % 3 if silos else None
     model = make(Estimator, predict_with="local").fit(X, y, clients=clients)
     rows, ratings = X[X[:, 0] == user], 6 - y[X[:, 0] == user]
-    twin = copy.copy(model).fold_in([*rows, [5000, 0]], ratings)
+    twin = copy.copy(model).fold_in(rows + np.array([5000, 0]), ratings)
     before = model.predict(X), copy.copy(model)
     model.fold_in(rows, ratings, replace=True).fold_in(rows, ratings, replace=True)
     model.fold_in([[-7, 1006]], [3.0]).fold_in([[-7, 1006]], [4.0], replace=True)

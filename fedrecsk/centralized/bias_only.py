@@ -76,6 +76,8 @@ class BiasOnly(RatingMixin, Recommender):
         "n_sweeps": [Interval(Integral, 1, None, closed="left")],
     }
 
+    _has_item_vectors = _has_user_vectors = False
+
     def _fit(self, data, report):
         users, items, weights = data.users, data.items, data.weights
         mean = np.average(data.values, weights=weights)

@@ -47,6 +47,8 @@ class Popularity(RankingMixin, Recommender):
     ([['clue'], ['alien']], [[0.5], [1.0]])
     """
 
+    _has_item_vectors = _has_user_vectors = False
+
     def _fit(self, data, report):
         taken = np.where(data.values > 0, data.weights, 0.0)
         counts = np.bincount(data.items, taken, minlength=data.n_items)

@@ -32,6 +32,8 @@ class RecommenderEnsemble(Recommender, BaseComposition):
         "weights": ["array-like", None],
     }
 
+    _has_item_vectors = _has_user_vectors = False
+
     # What kind of recommender the parts must be, for people and by class.
     _kind: ClassVar[tuple] = ("a recommender", Recommender)
 

@@ -6,7 +6,8 @@ Whole users are held out by scikit-learn's own splitters, with the users as grou
 ``GroupKFold().split(X, y, groups=X[:, 0])``.
 """
 
-from fedrecsk.model_selection._compare import Comparison, compare
+from fedrecsk.model_selection._compare import compare
+from fedrecsk.model_selection._comparison import Comparison
 from fedrecsk.model_selection._leave_last_out import LeaveLastOut
 from fedrecsk.model_selection._temporal_holdout import TemporalHoldout
 from fedrecsk.model_selection._user_holdout import UserHoldout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import inspect
 import warnings
 from collections.abc import Mapping
@@ -38,16 +37,11 @@ from fedrecsk._sklearn import (
     validate_parameter_constraints,
 )
 from fedrecsk._threads import N_JOBS
-from fedrecsk.metrics import (
-    bytes_down_scorer,
-    bytes_up_scorer,
-    epsilon_scorer,
-    make_ranking_scorer,
-    rounds_scorer,
-)
+from fedrecsk.metrics import make_ranking_scorer
 from fedrecsk.metrics._places import METRICS
 from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, RecommenderScorer
+from fedrecsk.model_selection._comparison import COSTS, TIMES, Comparison, error_lines
 from fedrecsk.model_selection._user_kfold import UserKFold
 
 if TYPE_CHECKING:
@@ -56,13 +50,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
 
-TIMES = ("fit_seconds", "score_seconds")
-COSTS = {
-    "mb_up": (bytes_up_scorer, 1e6),
-    "mb_down": (bytes_down_scorer, 1e6),
-    "rounds": (rounds_scorer, 1),
-    "epsilon": (epsilon_scorer, 1),
-}
 # Metadata goes through scikit-learn's routing, which alone reaches into a Pipeline.
 _ROUTING = {"enable_metadata_routing": True}
 # Not for scikit-learn's decorator: it would put compare's name into the estimators' errors.
@@ -228,58 +215,9 @@ def compare(
         for one in outcomes
     ]
     fitted = {name: [o.estimator for o in outcomes if o.name == name] for name in estimators}
-    return Comparison(rows, columns, fitted if return_estimator else None)
-
-
-class Comparison:
-    """What :func:`compare` returns; shown as a table of means and spreads.
-
-    Attributes
-    ----------
-    per_fold : DataFrame or list of dict
-        A row an estimator and fold. `estimator`, `fold`; a column a score; `fit_seconds`,
-        `score_seconds`; for federated models `mb_up` and `mb_down` (megabytes, 1e6 bytes, that
-        a client sent and received during fit, on average over clients), `rounds` and `epsilon`
-        (total privacy loss of the client that lost most, infinite without noise); `error`,
-        which is empty if all went well. NaN: does not apply, or failed.
-    summary : DataFrame or list of dict
-        A row an estimator: `estimator`, `n_folds`, `n_failed` (folds with an error), and for
-        each number ``mean_...`` and ``std_...`` over the folds that have it (the population's
-        standard deviation, as in scikit-learn's searches).
-    estimators : dict of str to list, or None
-        The fitted estimators by name and fold, None for a failed fit, if asked for.
-    """
-
-    def __init__(self, rows, columns, estimators=None):
-        self._rows = rows
-        self._columns = columns
-        self._summary = _summary(rows, columns)
-        self.per_fold = _frame(rows)
-        self.summary = _frame(self._summary)
-        self.estimators = estimators
-
-    def __repr__(self):
-        n_folds = self._summary[0]["n_folds"]
-        shown = [
-            column
-            for column in self._columns
-            if column != "score_seconds"
-            and not all(np.isnan(row[f"mean_{column}"]) for row in self._summary)
-        ]
-        table = [["", *shown]]
-        for row in self._summary:
-            own = [one for one in self._rows if one["estimator"] == row["estimator"]]
-            cells = (_cell(row, column, [one[column] for one in own]) for column in shown)
-            table.append([row["estimator"], *cells])
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-            for line in table
-        ]
-        folds = "1 fold" if n_folds == 1 else f"{n_folds} folds, mean ± standard deviation"
-        lines.insert(0, f"{len(self._summary)} recommenders on {folds}")
-        lines += _error_lines((row["estimator"], row["fold"], row["error"]) for row in self._rows)
-        return "\n".join(line.rstrip() for line in lines)
+    return Comparison(
+        rows, columns, fitted if return_estimator else None, smaller_is_better=_errors(scoring, y)
+    )
 
 
 # -------------------------------------------------------------------------------- arguments
@@ -320,7 +258,25 @@ def _splitter(cv):
 ERRORS = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
 
 
+def _errors(scoring, y):
+    """Names of the scores that are errors, of which the smaller is the better."""
+    given = _by_name(scoring, y)
+    return {name for name, one in given.items() if isinstance(one, str) and one in ERRORS}
+
+
 def _scorers(scoring, y):
+    scoring = _by_name(scoring, y)
+    taken = {"estimator", "fold", "error", *TIMES, *COSTS}.intersection(scoring)
+    if taken:
+        raise ValueError(
+            f"scoring has {min(taken)!r}, which is a column of every comparison; rename it, or "
+            "leave it out: times and costs are always there."
+        )
+    return {name: _scorer_of(scorer) for name, scorer in scoring.items()}
+
+
+def _by_name(scoring, y):
+    """The scores that were asked for, or their names, by column."""
     if scoring is None:
         scoring = ["ndcg@10", "hit_rate@10"]
         if y is not None:
@@ -330,18 +286,10 @@ def _scorers(scoring, y):
     if isinstance(scoring, list | tuple):
         if not all(isinstance(name, str) for name in scoring):
             raise ValueError("A list of scores holds names; give scorers in a dict, with names.")
-        scoring = dict(zip(scoring, scoring, strict=True))
-    elif isinstance(scoring, Mapping | RankingScorers):
-        scoring = {**scoring}
-    else:
-        scoring = {"score": scoring}
-    taken = {"estimator", "fold", "error", *TIMES, *COSTS}.intersection(scoring)
-    if taken:
-        raise ValueError(
-            f"scoring has {min(taken)!r}, which is a column of every comparison; rename it, or "
-            "leave it out: times and costs are always there."
-        )
-    return {name: _scorer_of(scorer) for name, scorer in scoring.items()}
+        return dict(zip(scoring, scoring, strict=True))
+    if isinstance(scoring, Mapping | RankingScorers):
+        return {**scoring}
+    return {"score": scoring}
 
 
 def _scorer_of(name):
@@ -563,67 +511,4 @@ def _warn_or_raise(outcomes, asked):
 
 
 def _listed(outcomes):
-    return "\n".join(_error_lines((one.name, one.fold, one.error) for one in outcomes))
-
-
-def _error_lines(errors):
-    """A line for each estimator and error, from (name, fold, error)."""
-    folds = {}
-    for name, fold, error in errors:
-        if error:
-            folds.setdefault((name, error), []).append(str(fold))
-    return [
-        f"{name}, fold{'s' * (len(of) > 1)} {', '.join(of)}: {error}"
-        for (name, error), of in folds.items()
-    ]
-
-
-def _summary(rows, columns):
-    summary = []
-    for name in dict.fromkeys(row["estimator"] for row in rows):
-        own = [row for row in rows if row["estimator"] == name]
-        line = {
-            "estimator": name,
-            "n_folds": len(own),
-            "n_failed": sum(bool(row["error"]) for row in own),
-        }
-        for column in columns:
-            line[f"mean_{column}"], line[f"std_{column}"] = _mean_and_std(
-                np.array([row[column] for row in own])
-            )
-        summary.append(line)
-    return summary
-
-
-def _mean_and_std(values):
-    values = values[~np.isnan(values)]
-    if len(values) == 0:
-        return float("nan"), float("nan")
-    if np.isfinite(values).all():
-        return float(values.mean()), float(values.std())
-    # Infinite epsilons: equal, as a rule, and then without spread.
-    return float(values.mean()), 0.0 if (values == values[0]).all() else float("nan")
-
-
-def _frame(rows):
-    if importlib.util.find_spec("pandas") is None:
-        return rows
-    import pandas as pd
-
-    return pd.DataFrame(rows)
-
-
-def _cell(row, column, values):
-    mean, spread = row[f"mean_{column}"], row[f"std_{column}"]
-    n_known = int((~np.isnan(values)).sum())
-    if n_known == 0:
-        return ""
-    if column not in COSTS:
-        cell, shown = f"{mean:.3f}", f"{spread:.3f}"
-    else:
-        # Costs span orders of magnitude, so that digits count and not decimals.
-        cell = f"{mean:.4g}" if mean < 1e4 else f"{mean:.0f}"
-        shown = f"{spread:.1g}" if spread > 5e-4 * mean else ""
-    if shown and n_known > 1:
-        cell += f" ± {shown}"
-    return cell if n_known == len(values) else f"{cell} ({n_known} of {len(values)})"
+    return "\n".join(error_lines((one.name, one.fold, one.error) for one in outcomes))

@@ -10,7 +10,8 @@ import numpy as np
 from sklearn.base import clone
 
 from fedrecsk.model_selection import Comparison, compare
-from fedrecsk.model_selection._compare import COSTS, TIMES, _named, _scorers, _scorers_for
+from fedrecsk.model_selection._compare import _named, _scorers, _scorers_for
+from fedrecsk.model_selection._comparison import COSTS, TIMES
 
 
 def as_rows(results):

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 from sklearn.base import BaseEstimator
 
+from fedrecsk import _html
 from fedrecsk._sklearn import Interval
 from fedrecsk.uploads import Changes, Update, as_integers
 
@@ -225,3 +226,23 @@ class PrivacyReport:
             # Whichever of them sees the most.
             max((one.server_sees for one in reports), key=SERVER_SEES.index),
         )
+
+    def _repr_html_(self):
+        rows = [
+            ["Mechanism on each upload", self.mechanism],
+            ["What the server sees", self.server_sees],
+            ["Total ε of the client that lost most", _epsilon(self.epsilon)],
+            ["ε of one coordinate of one upload", _epsilon(self.epsilon_per_coordinate)],
+            ["Most uploads of one client", f"{self.n_uploads:,}"],
+            ["Most coordinates of one client", f"{self.n_coordinates:,}"],
+        ]
+        notes = []
+        if np.isinf(self.epsilon):
+            notes.append("ε = ∞: no formal guarantee. Set local_dp for differential privacy.")
+        return _html.table("Privacy", [], rows, notes=notes)
+
+
+def _epsilon(value):
+    if np.isinf(value):
+        return "∞"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

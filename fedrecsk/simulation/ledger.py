@@ -6,7 +6,19 @@ import copy
 
 import numpy as np
 
+from fedrecsk import _html
 from fedrecsk._extras import require
+
+# What the table calls the phases.
+PHASES = {
+    "catalogue": "Catalogue of items",
+    "keys": "Secret keys",
+    "setup": "Set-up",
+    "round": "Rounds",
+    "stop": "Stop",
+    "final": "Final model",
+    "best": "Best model",
+}
 
 
 class Ledger:
@@ -156,6 +168,31 @@ class Ledger:
             f"{_readable(self.bytes_down)} down; a client {_readable(self.bytes_up / n_clients)} "
             f"up and {_readable(self.bytes_down / n_clients)} down)"
         )
+
+    def _repr_html_(self):
+        n_clients = len(self.client_ids)
+        head = ["", "Messages up", "Messages down", "Up", "Down", "Up per client"]
+        head.append("Down per client")
+        rows = []
+        for phase in dict.fromkeys(entry["phase"] for entry in self.entries):
+            own = [entry for entry in self.entries if entry["phase"] == phase]
+            name = PHASES.get(phase, phase) + (f" ({len(own)})" if len(own) > 1 else "")
+            rows.append([name, *_sums(own, n_clients)])
+        rows.append(["Total", *_sums(self.entries, n_clients)])
+        notes = []
+        for name, what in (("dropped", "lost or not sent"), ("rejected", "rejected")):
+            count = sum(entry[name] for entry in self.entries)
+            notes += [f"{count:,} uploads {what}"] if count else []
+        caption = f"Communication of {n_clients:,} clients"
+        return _html.table(caption, head, rows, notes=notes, total=True)
+
+
+def _sums(entries, n_clients):
+    """Messages and bytes of some entries, up and down, as text."""
+    names = "messages_up", "messages_down", "bytes_up", "bytes_down"
+    n_up, n_down, up, down = (sum(entry[name] for entry in entries) for name in names)
+    sizes = up, down, up / max(n_clients, 1), down / max(n_clients, 1)
+    return [f"{n_up:,}", f"{n_down:,}", *map(_readable, sizes)]
 
 
 def _readable(nbytes):

@@ -438,7 +438,7 @@ def test_new_users_are_served_as_if_alone(aggregation):
 
 def test_bad_new_users_are_named():
     X, y = make_toy()
-    new = [*X[:2], [5000, 0]]
+    new = X[:2] + np.array([5000, 0])
     with pytest.raises(ValueError, match=r"y has the rating 9, outside rating_scale=\(1, 5\)"):
         make(targets="ratings").fit(X, y).fold_in(new, [9, 1])
     with pytest.raises(ValueError, match="sums of these weights may not fit"):

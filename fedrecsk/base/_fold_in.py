@@ -1,0 +1,132 @@
+"""New users, and known ones anew, without retraining."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import sparse
+from sklearn.utils.validation import check_is_fitted
+
+from fedrecsk._sklearn import validate_parameter_constraints
+from fedrecsk.interactions import id_columns, named
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from numpy.typing import ArrayLike
+
+
+class FoldIn:
+    """`fold_in`, which adds users to a fitted model."""
+
+    def fold_in(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        clients: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        replace: bool = False,
+    ) -> Self:
+        """Add users, or compute known ones anew, without retraining.
+
+        Each user's private parameters are found from its own interactions and the fitted
+        items, on the user's side. Nothing is uploaded, and nobody else's parameters change.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in `fit`. Rows of items unknown to the model are left out, and so is a new user
+            who has no other rows: it stays unknown.
+        clients : array-like of shape (n_samples,), default=None
+            Checked as in `fit`, and of no effect: a user's parameters come from its own rows.
+        replace : bool, default=False
+            Whether X may hold rows of known users. They are then treated as if they were new:
+            give their whole history, old rows too. Whatever else the model had of them is
+            forgotten, and `recommend` leaves out the items of the new rows only.
+
+        Returns
+        -------
+        self : object
+
+        Raises
+        ------
+        ValueError
+            If a user is already known and `replace` is False, or if no new user, or not every
+            known one, has a row of an item that the model knows.
+
+        Notes
+        -----
+        A later `fit`, warm or not, starts from its own X and knows nothing of this.
+
+        Examples
+        --------
+        >>> from fedrecsk import BiasOnly
+        >>> X, y = [["ann", "tea"], ["ann", "jam"], ["bob", "tea"]], [5, 4, 1]
+        >>> model = BiasOnly().fit(X, y)
+        >>> before = model.predict([["ann", "jam"], ["bob", "jam"]])
+        >>> model = model.fold_in([["bob", "tea"], ["bob", "jam"]], [5, 5], replace=True)
+        >>> (model.predict([["ann", "jam"], ["bob", "jam"]]) > before).tolist()
+        [False, True]
+        """
+        check_is_fitted(self)
+        validate_parameter_constraints(
+            {"replace": ["boolean"]}, {"replace": replace}, caller_name="fold_in"
+        )
+        users, items = id_columns(self._checked(X, y)[0])
+        known = self._users.codes(users) >= 0
+        if known.any() and not replace:
+            raise ValueError(
+                f"User {users[known.argmax()]!s} is already known; give its whole history with "
+                "replace=True to compute it anew, or drop its rows."
+            )
+        data = self._read(X, y, clients, sample_weight, reset=False, item_ids=self._items)
+        lost = ~np.isin(users, data.user_ids.values) & (known | (data.n_users == 0))
+        if lost.any():
+            raise ValueError(
+                f"There is nothing to learn from about {named('user', users[lost])}: no row has "
+                "an item that the model knows and a weight above zero, only "
+                f"{named('item', items[lost])}. Give item ids as fit saw them, such as "
+                f"{self.item_ids_[0]!s}, or leave these rows out: predict and recommend serve "
+                "unknown users too, and known ones as before."
+            )
+        # Known users keep their place and new ones follow.
+        places = self._users.codes(data.user_ids.values)
+        new = places < 0
+        places[new] = self.n_users_ + np.arange(new.sum())
+        self._take_users(self._new_user_attributes(data), places)
+        self._forget_users(places[~new])
+        indptr, seen_items = self._seen
+        starts = _placed(indptr[-1] + data.indptr[:-1], places, indptr[:-1])
+        lengths = _placed(np.diff(data.indptr), places, np.diff(indptr))
+        seen_items = np.concatenate([seen_items, data.items])
+        if not new.all():
+            seen_items = seen_items[_runs(starts, lengths)]
+        self._seen = np.concatenate([[0], np.cumsum(lengths)]), seen_items
+        self._users = self._users.followed_by(data.user_ids.values[new])
+        self.user_ids_ = self._users.values.copy()
+        self.n_users_ = len(self.user_ids_)
+        return self
+
+    def _take_users(self, attributes, places):
+        """Take the attributes of users computed anew or added, at these codes."""
+        for name, rows in attributes.items():
+            setattr(self, name, _placed(rows, places, getattr(self, name)))
+
+
+def _placed(rows, places, old):
+    """A copy of `old` with `rows` at `places`; those behind its end come in their order."""
+    if sparse.issparse(old):
+        order = np.arange(max(old.shape[0], places.max(initial=-1) + 1))
+        order[places] = old.shape[0] + np.arange(rows.shape[0])
+        return sparse.vstack([old, rows], "csr")[order]
+    grown = np.concatenate([old, rows[places >= len(old)]])
+    grown[places] = rows
+    return grown
+
+
+def _runs(starts, lengths):
+    """Runs of consecutive integers, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(np.sum(lengths))

@@ -1,0 +1,85 @@
+"""Two kinds of models: of ratings, and of preferences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted
+
+from fedrecsk import metrics
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+
+class RatingMixin(RegressorMixin):
+    """A model of ratings: y is required, and `score` is R^2."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        # Shrinkage is strong by design: with one rating a user and item there is no signal.
+        tags.regressor_tags.poor_score = True
+        return tags
+
+
+class RankingMixin:
+    """A model of preferences: y is optional, and `score` is NDCG@10."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.estimator_type = "recommender"
+        return tags
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> float:
+        """NDCG@10 over the full catalogue, `item_ids_`.
+
+        For each user of X, all items are ranked except those of its interactions in fit
+        that are not in X; the pairs under test are never excluded. Ties count by
+        expectation, items unknown to the model as never found.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features)
+        y : array-like of shape (n_samples,), default=None
+            Relevance; rows with y <= 0 are not relevant. None: every row is.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Multiplies each row's relevance.
+
+        Returns
+        -------
+        ndcg : float
+            Mean over the users that have a relevant row, in [0, 1].
+
+        Raises
+        ------
+        ValueError
+            If no row is relevant.
+        """
+        check_is_fitted(self)
+        X, y = self._checked(X, y)
+        return metrics.catalogue_ndcg(self, X, y, sample_weight)
+
+
+def check_likes(data):
+    """Raise unless somebody likes something.
+
+    Parameters
+    ----------
+    data : Interactions
+
+    Raises
+    ------
+    ValueError
+        If no row has y > 0.
+    """
+    if not (data.values > 0).any():
+        raise ValueError(
+            "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
+            "or shift y so that what is liked is above 0."
+        )

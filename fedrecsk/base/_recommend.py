@@ -1,0 +1,234 @@
+"""Lists of recommendations."""
+
+from __future__ import annotations
+
+import copy
+from numbers import Integral
+from typing import TYPE_CHECKING, Literal, overload
+
+import numpy as np
+from scipy import sparse
+from sklearn.utils.validation import check_is_fitted
+
+from fedrecsk import metrics
+from fedrecsk._sklearn import Interval, safe_indexing, validate_parameter_constraints
+from fedrecsk.base._fold_in import _runs
+from fedrecsk.base._frames import check_frames, require_room, tidy
+from fedrecsk.base._linear import _batches
+from fedrecsk.interactions import Ids, as_table, id_array, id_columns, missing_id
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+    from pandas import DataFrame
+
+
+class Recommends:
+    """`recommend`, and what it takes."""
+
+    if TYPE_CHECKING:
+
+        @overload
+        def recommend(
+            self,
+            users: ArrayLike,
+            n_recommendations: int = 10,
+            *,
+            exclude_seen: bool = True,
+            candidates: ArrayLike | None = None,
+            interactions: ArrayLike | tuple | None = None,
+            exclude_interactions: ArrayLike | None = None,
+            as_frame: Literal[False] = False,
+        ) -> tuple[NDArray, NDArray[np.float64]]: ...
+        @overload
+        def recommend(
+            self,
+            users: ArrayLike,
+            n_recommendations: int = 10,
+            *,
+            exclude_seen: bool = True,
+            candidates: ArrayLike | None = None,
+            interactions: ArrayLike | tuple | None = None,
+            exclude_interactions: ArrayLike | None = None,
+            as_frame: Literal[True],
+        ) -> DataFrame: ...
+
+    def recommend(
+        self,
+        users: ArrayLike,
+        n_recommendations: int = 10,
+        *,
+        exclude_seen: bool = True,
+        candidates: ArrayLike | None = None,
+        interactions: ArrayLike | tuple | None = None,
+        exclude_interactions: ArrayLike | None = None,
+        as_frame: bool = False,
+    ) -> tuple[NDArray, NDArray[np.float64]] | DataFrame:
+        """Recommend items to users, best first.
+
+        Parameters
+        ----------
+        users : array-like of shape (n_users,) or (n_users, n_columns)
+            Ids, or a table with the ids in column 0. Unknown users get what the model knows
+            without them; see Notes.
+        n_recommendations : int, default=10
+            Length of the lists, which are never longer than there are items to choose from. A
+            user with fewer eligible items gets what there is, and then places that are filled up;
+            see `items`.
+        exclude_seen : bool, default=True
+            Leave out the items of the user's own interactions.
+        candidates : array-like of shape (n_candidates,), default=None
+            Ids of the items to choose from. None: the whole catalogue, `item_ids_`.
+        interactions : array-like or tuple (X, y), default=None
+            Whole histories of new or known users, as `fit` takes them. These users are served
+            as if by ``fold_in(X, y, replace=True)``, for this call only. Rating models need
+            the tuple.
+        exclude_interactions : array-like of shape (n_pairs, 2), default=None
+            Further (user, item) pairs not to recommend, for example what the user has done
+            since fit. Users not asked for and unknown items do not matter.
+        as_frame : bool, default=False
+            Whether to return a pandas DataFrame. ``polars.from_pandas`` turns it into one of
+            polars.
+
+        Returns
+        -------
+        items : ndarray of shape (n_users, min(n_recommendations, n_candidates))
+            Ids; ties are resolved by the order of `item_ids_`. Places without an item come
+            last and hold -1 (the largest number where ids are unsigned), NaN where ids are
+            floats, "" where they are strings. `scores` tells them from items for certain.
+        scores : ndarray of the same shape, dtype float64
+            What `predict` gives for these pairs; -inf in places without an item.
+        frame : DataFrame
+            With ``as_frame=True``, instead of the two arrays: one row per recommendation, with
+            columns `user`, `item`, `score` and `rank`, which begins at 1. A user with fewer items
+            has fewer rows.
+
+        Raises
+        ------
+        ValueError
+            If a candidate is unknown, if the lists take more memory than there is, or as
+            `fold_in` does about `interactions`.
+
+        Notes
+        -----
+        About an unknown user a model knows its item biases or its mean user, if it has any.
+        A model that has neither scores every item alike, and the list is then just the head of
+        `item_ids_`. Give the user's ratings as `interactions` or to `fold_in`; for users
+        without any, ask :class:`~fedrecsk.Popularity`.
+
+        Examples
+        --------
+        >>> from fedrecsk import Popularity
+        >>> X = [["ann", "tea"], ["ann", "jam"], ["bob", "tea"]]
+        >>> items, scores = Popularity().fit(X).recommend(["ann", "bob"], 2)
+        >>> items.tolist()
+        [['', ''], ['jam', '']]
+        >>> [row[found].tolist() for row, found in zip(items, scores > float("-inf"))]
+        [[], ['jam']]
+        >>> Popularity().fit(X).recommend(["ann", "bob", "zoe"], 2, as_frame=True)
+          user item  score  rank
+        0  bob  jam    0.5     1
+        1  zoe  tea    1.0     1
+        2  zoe  jam    0.5     2
+        """
+        check_is_fitted(self)
+        check_frames(as_frame, "recommend")
+        if interactions is not None:
+            pair = interactions if isinstance(interactions, tuple) else (interactions, None)
+            if len(pair) != 2:
+                raise ValueError(f"interactions must be X or (X, y), got {len(pair)} things.")
+            served = copy.copy(self).fold_in(*pair, replace=True)
+            return served.recommend(
+                users,
+                n_recommendations,
+                exclude_seen=exclude_seen,
+                candidates=candidates,
+                exclude_interactions=exclude_interactions,
+                as_frame=as_frame,
+            )
+        validate_parameter_constraints(
+            {
+                "n_recommendations": [Interval(Integral, 1, None, closed="left")],
+                "exclude_seen": ["boolean"],
+            },
+            {"n_recommendations": n_recommendations, "exclude_seen": exclude_seen},
+            caller_name="recommend",
+        )
+        if np.ndim(users) == 2:
+            users = safe_indexing(as_table(users), 0, axis=1)
+        users = id_array(users, "users")
+        codes = self._users.codes(users) if len(users) else np.empty(0, dtype=np.int64)
+        model = self._serving(codes)
+        eligible = self._eligible(candidates)
+        barred_rows, barred_items = self._barred(users, exclude_interactions)
+        n_eligible = self.n_items_ if eligible is None else len(eligible)
+        n_best = int(min(n_recommendations, n_eligible))
+        require_room(
+            len(codes),
+            n_best,
+            self.item_ids_.itemsize,
+            f"{n_best} recommendations for each of {len(codes)} users",
+            "Ask for fewer recommendations, or for a part of the users at a time.",
+        )
+        best = np.empty((len(codes), n_best), dtype=np.int64)
+        scores = np.empty(best.shape)
+        for batch in _batches(len(codes), self.n_items_):
+            inside = slice(*np.searchsorted(barred_rows, [batch.start, batch.stop]))
+            barred = barred_rows[inside] - batch.start, barred_items[inside]
+            if exclude_seen:
+                barred = np.concatenate([barred, self._seen_by(codes[batch])], axis=1)
+            best[batch], scores[batch] = model._best_items(codes[batch], n_best, eligible, barred)
+        found = np.isfinite(scores)
+        scores[found] = self._response(scores[found])
+        items = np.where(found, self.item_ids_[best], missing_id(self.item_ids_.dtype))
+        return tidy(users, items, scores, ("user", "item")) if as_frame else (items, scores)
+
+    def _seen_by(self, users):
+        """Positions in `users` and item codes of all their interactions in fit."""
+        indptr, items = self._seen
+        lengths = np.where(users >= 0, indptr[users + 1] - indptr[users], 0)
+        rows = np.repeat(np.arange(len(users)), lengths)
+        return rows, items[_runs(indptr[users], lengths)]
+
+    def _barred(self, users, pairs):
+        """Ascending positions in `users`, and item codes, of the pairs that name them."""
+        if pairs is None or len(users) == 0:
+            return np.empty((2, 0), dtype=np.int64)
+        theirs, items = id_columns(as_table(pairs))
+        distinct, rows = np.unique(users, return_inverse=True)
+        owners, items = Ids(distinct, "users").codes(theirs), self._items.codes(items)
+        kept = (owners >= 0) & (items >= 0)
+        match = sparse.csr_array(
+            (np.ones(kept.sum()), (owners[kept], items[kept])), (len(distinct), self.n_items_)
+        )[rows]
+        return match.nonzero()
+
+    def _eligible(self, candidates):
+        if candidates is None:
+            return None
+        candidates = id_array(candidates, "candidates")
+        if len(candidates) == 0:
+            raise ValueError("candidates is empty; pass None to choose from all items.")
+        codes = self._items.codes(candidates)
+        if (codes < 0).any():
+            raise ValueError(
+                f"Candidate {candidates[codes.argmin()]!s} is not an item that the model knows; "
+                "leave unknown items out."
+            )
+        return np.unique(codes)
+
+    def _best_items(self, users, n, eligible, barred):
+        """Find the n best items of each user (codes, -1 for unknown).
+
+        `eligible` holds the item codes to choose from in ascending order (None: all), `barred`
+        positions in `users` and item codes not to recommend. Returns item codes and scores, best
+        first, ties by item code; the last places of a user with too few items score -inf.
+        """
+        board = self._score_all(users)
+        board[barred[0], barred[1]] = -np.inf
+        if eligible is not None:
+            board = np.take(board, eligible, axis=1)
+        top = metrics.top_k(board, n)
+        items, scores = top, np.take_along_axis(board, top, axis=1)
+        if eligible is not None:
+            items = eligible[top]
+        return items, np.where(np.isfinite(scores), scores, -np.inf)

@@ -1,0 +1,313 @@
+"""The contract that every recommender of the package keeps."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.callback import CallbackSupportMixin
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
+
+from fedrecsk import _memory
+from fedrecsk._sklearn import (
+    check_sample_weight,
+    fit_context,
+    validate_parameter_constraints,
+)
+from fedrecsk.base._fold_in import FoldIn
+from fedrecsk.base._linear import LinearScores
+from fedrecsk.base._recommend import Recommends
+from fedrecsk.base._report import FitReport
+from fedrecsk.base._similarity import Similarity
+from fedrecsk.interactions import as_table, catalogue_ids, encode, id_columns
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from numpy.typing import ArrayLike, NDArray
+
+# Parameters that say how large the model is.
+_SIZES = ("n_factors", "n_bits")
+
+
+@dataclass(eq=False, repr=False)
+class Recommender(
+    Recommends, FoldIn, Similarity, LinearScores, CallbackSupportMixin, BaseEstimator, ABC
+):
+    """Base class of all recommenders: parsing, prediction, recommendation.
+
+    A subclass gives `_fit`, and either fitted factors and biases under their usual names
+    (any may be missing) or its own `_score_pairs` and `_score_all`. It is decorated with
+    ``@dataclass(eq=False, repr=False)``: its annotated names are the constructor's parameters.
+
+    Parameters
+    ----------
+    items : array-like of shape (n_items,), default=None
+        The public catalogue; None takes the items of X.
+    """
+
+    _: KW_ONLY
+    items: ArrayLike | None = None
+
+    _parameter_constraints: ClassVar[dict] = {"items": ["array-like", None]}
+
+    __metadata_request__fit: ClassVar[dict] = {"clients": True, "sample_weight": True}
+    __metadata_request__score: ClassVar[dict] = {"sample_weight": True}
+
+    # ------------------------------------------------------------------ what a model gives
+
+    @abstractmethod
+    def _fit(self, data, report):
+        """Learn from `data` (Interactions) and return a dict of fitted attributes.
+
+        `report` is the callbacks' context of this fit; see :class:`FitReport`.
+        """
+
+    def _n_tasks(self):
+        """How many steps `_fit` reports to callbacks at most; 0 for none."""
+        return 0
+
+    def _check_before_fit(self):
+        """Raise where parameters do not go together."""
+
+    def _least_bytes(self, data):
+        """Bytes that a fit to `data` (Interactions) takes at least, by the shapes of its arrays.
+
+        A fit is refused where so much memory is not there, so it must never be too much.
+        """
+        return 0
+
+    def _response(self, scores):
+        """Turn scores into estimated ratings; never reverses their order."""
+        return scores
+
+    @abstractmethod
+    def _new_user_attributes(self, data):
+        """Per-user fitted attributes (a dict of arrays) for the users of `data` alone."""
+
+    def _standard_deviations(self, users, items):
+        """Standard deviations of the ratings of pairs of codes, -1 for unknown; shape (n,)."""
+        raise ValueError(
+            f"{type(self).__name__} has no standard deviations; use return_std=False, or a model "
+            "whose users and items are distributions: FedEB or BayesianSVDpp."
+        )
+
+    def _forget_users(self, users):
+        """Drop what these users (codes) have beside the attributes above, once they are replaced.
+
+        Fitted attributes may be set anew but not written into: copies share them.
+        """
+
+    # -------------------------------------------------------------------------- parameters
+
+    @classmethod
+    def _get_param_names(cls):
+        """Names of the parameters, after a check that none was lost or added by accident."""
+        names = super()._get_param_names()
+        lost = [name for name in _annotated_parameters(cls) if name not in names]
+        if lost:
+            raise TypeError(
+                f"{cls.__name__} annotates {lost[0]!r}, which did not become a parameter. Decorate "
+                f"{cls.__name__} with @dataclass(eq=False, repr=False); annotate what is no "
+                "parameter with ClassVar, or not at all."
+            )
+        odd = [name for name in names if name.startswith("_") or name.endswith("_")]
+        if odd:
+            raise TypeError(
+                f"{cls.__name__} annotates {odd[0]!r}, which became a parameter. Annotate it with "
+                "ClassVar, or not at all."
+            )
+        return names
+
+    # ------------------------------------------------------------------------- fit, score
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        clients: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
+        """Fit the model to interactions.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+            One row per interaction: column 0 is the user's id, column 1 the item's id
+            (integers, floats or strings). Later columns are ignored, whatever is in them.
+        y : array-like of shape (n_samples,), default=None
+            Rating or preference of each row. Rating models require it; for ranking models
+            None means implicit feedback, every row a 1.
+        clients : array-like of shape (n_samples,), default=None
+            Id of the client that holds each row. None: each user is a client. Centralised
+            models ignore it.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative weights. Repeated (user, item) rows are merged by weighted mean with
+            summed weights; rows of weight zero count as absent.
+
+        Returns
+        -------
+        self : object
+            The fitted model.
+
+        Raises
+        ------
+        ValueError
+            If ids, ratings or weights are NaN, infinite or of mixed types, a user has rows
+            on two clients, X has items that are not in `items`, or nothing is left to fit.
+        TypeError
+            If an id is neither a string nor a number, or X is sparse.
+        """
+        data = self._prepared(X, y, clients, sample_weight)
+        self._require_memory(data)
+        report = FitReport(self, X, y, sample_weight, data)
+        report.begin()
+        attributes = self._fit(data, report)
+        # What an earlier fit left and this one has not.
+        for name in [name for name in vars(self) if name[-1] == "_" and name[0] != "_"]:
+            if name not in ("n_features_in_", "feature_names_in_"):
+                delattr(self, name)
+        for name, value in (report.static | attributes).items():
+            setattr(self, name, value)
+        report.end()
+        return self
+
+    def _require_memory(self, data):
+        """Raise, before any work, if there is less memory than the fit takes at least."""
+        sizes = [name for name in _SIZES if name in self.get_params(deep=False)]
+        given = " with " + ", ".join(f"{n}={getattr(self, n)}" for n in sizes) if sizes else ""
+        _memory.require(
+            int(self._least_bytes(data)),
+            f"The vectors and sums of {type(self).__name__}{given}, for {data.n_users} users, "
+            f"{data.n_items} items and {len(data.items)} ratings,",
+            f"Lower {' or '.join(sizes)}, or leave out rare users and items."
+            if sizes
+            else "Leave out rare users and items.",
+        )
+
+    def _prepared(self, X, y=None, clients=None, sample_weight=None):
+        """Everything before a fit: checks, and the data encoded."""
+        catalogue = None if self.items is None else catalogue_ids(self.items)
+        self._check_before_fit()
+        return self._read(X, y, clients, sample_weight, item_ids=catalogue)
+
+    def _read(self, X, y=None, clients=None, sample_weight=None, *, reset=True, item_ids=None):
+        """Check the input of fit and its like, and encode it.
+
+        Rows of items that are not in `item_ids` are an error in fit and dropped elsewhere.
+        """
+        if y is None and self.__sklearn_tags__().target_tags.required:
+            raise ValueError(
+                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
+                "is None."
+            )
+        X, y = self._checked(X, y, reset=reset)
+        if sample_weight is not None:
+            sample_weight = check_sample_weight(
+                sample_weight,
+                X,
+                dtype=np.float64,
+                ensure_non_negative=True,
+                allow_all_zero_weights=True,
+            )
+        return encode(
+            X,
+            y,
+            clients=clients,
+            sample_weight=sample_weight,
+            item_ids=item_ids,
+            drop_other_items=not reset,
+        )
+
+    def _checked(self, X, y=None, *, reset=False):
+        X = as_table(X)
+        if y is not None and any(isinstance(one, str) for one in np.asarray(y).ravel()[:1]):
+            raise ValueError("y holds strings; ratings must be numbers.")
+        required = reset and self.__sklearn_tags__().target_tags.required
+        min_features = 2 if reset else 1
+        # Only the ids must be finite, and `id_columns` says which are not.
+        options = {"dtype": None, "ensure_all_finite": False, "ensure_min_features": min_features}
+        if hasattr(X, "columns"):
+            # A DataFrame is read column by column, each with its type; later ones are not read.
+            validate_data(self, X, skip_check_array=True, reset=reset)
+            # Its shape is all that is left to check, and an array of both columns would be large.
+            table = np.broadcast_to(np.int8(0), (len(X), min(2, X.shape[1])))
+            if y is None and not required:
+                check_array(table, input_name="X", estimator=self, **options)
+                return X, y
+            return X, check_X_y(table, y, y_numeric=True, estimator=self, **options)[1]
+        if y is None and not required:
+            return validate_data(self, X, reset=reset, **options), y
+        return validate_data(self, X, y, y_numeric=True, reset=reset, **options)
+
+    # ----------------------------------------------------------------------------- predict
+
+    def predict(
+        self, X: ArrayLike, return_std: bool = False
+    ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Estimate the rating or preference of (user, item) pairs.
+
+        An unknown user or item adds nothing to the score: what remains is the other's bias
+        and the global level. Without biases that is one number for all; see the Notes of
+        `recommend`.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features)
+            As many columns as fit saw; column 0 is the user's id, column 1 the item's.
+        return_std : bool, default=False
+            Whether to return standard deviations too, which few models have.
+
+        Returns
+        -------
+        y_pred : ndarray of shape (n_samples,), dtype float64
+        y_std : ndarray of shape (n_samples,), dtype float64
+            With ``return_std=True``: the standard deviation of what the user would say, whose mean
+            is `y_pred` but for clipping.
+
+        Raises
+        ------
+        ValueError
+            With ``return_std=True``, if the model has no standard deviations.
+        """
+        check_is_fitted(self)
+        validate_parameter_constraints(
+            {"return_std": ["boolean"]}, {"return_std": return_std}, caller_name="predict"
+        )
+        X, _ = self._checked(X)
+        users, items = id_columns(X)
+        codes = self._users.codes(users), self._items.codes(items)
+        model = self._serving(codes[0])
+        if not return_std:
+            return model._score_pairs(*codes)
+        deviations = model._standard_deviations(*codes)
+        return model._score_pairs(*codes), deviations
+
+    def _serving(self, users):
+        """The model with all that it takes to score for these users (codes, -1 for unknown)."""
+        return self
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        # Strings are welcome as ids. The tag `string` is left off because scikit-learn's
+        # checks take it to mean that any object is, and mixed ids are an error here.
+        tags.target_tags.required = False
+        return tags
+
+
+def _annotated_parameters(cls):
+    """Public names that a class and its bases annotate, up to one with an ``__init__`` by hand."""
+    names = []
+    for base in cls.__mro__:
+        if "__init__" in vars(base) and "__dataclass_fields__" not in vars(base):
+            break
+        for name, kind in inspect.get_annotations(base).items():
+            if not (name.startswith("_") or name.endswith("_") or "ClassVar" in str(kind)):
+                names.append(name)
+    return names
