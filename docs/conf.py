@@ -1,6 +1,7 @@
 """Configuration of the documentation site: `sphinx-build -W --keep-going -b html docs out`."""
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -24,16 +25,30 @@ copyright = author
 version = release = fedrecsk.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "_pages",
 ]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
-myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_show_tb = True
+nb_execution_timeout = 120
+nb_merge_streams = True
+# MathJax comes with the site (copy_mathjax), so that formulas need no network.
+mathjax_path = "mathjax/tex-chtml.js"
+copybutton_prompt_text = r">>> |\.\.\. |\$ |In \[\d*\]: | {2,5}\.\.\.: "
+copybutton_prompt_is_regexp = True
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_selector = "div.highlight pre:not(.cell_output pre, .sphx-glr-script-out pre)"
 myst_heading_anchors = 3
 
 html_theme = "pydata_sphinx_theme"
@@ -233,8 +248,19 @@ def unlink_addresses(app, doctree):
             link.replace_self(link.children)
 
 
+def copy_mathjax(app, exception):
+    """Copy MathJax and its fonts to the site."""
+    if exception is None and app.builder.format == "html":
+        package = Path(importlib.util.find_spec("sphinx-mathjax-offline").origin).parent
+        source, target = package / "static" / "mathjax", app.outdir / "_static" / "mathjax"
+        fonts = "output/chtml/fonts"
+        shutil.copytree(source / fonts, target / fonts, dirs_exist_ok=True)
+        shutil.copy(source / "tex-chtml.js", target)
+
+
 def setup(app):
     """Sphinx calls this."""
+    app.connect("build-finished", copy_mathjax)
     app.connect("doctree-read", unlink_addresses)
     app.connect("source-read", title_example)
     # After numpydoc, which has priority 500.

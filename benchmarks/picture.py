@@ -1,0 +1,160 @@
+"""The picture of the README: accuracy against megabytes on MovieLens-1M.
+
+``python -m benchmarks.picture`` draws docs/_static/accuracy.svg from accuracy.csv beside it. To
+measure again, save what the benchmark prints and pass the files; this writes the CSV first::
+
+    python -m benchmarks.methods ratings > ratings.md
+    python -m benchmarks.methods rankings > rankings.md
+    python -m benchmarks.picture ratings.md rankings.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "_static"
+COLUMNS = ("task", "label", "score", "mb")
+GREY = "#7d8590"
+FEDERATED = "#0a7d91"
+CENTRALISED = "#d9742b"
+# Offsets of labels in points; what is not named here is not drawn.
+POINTS = {
+    "ratings": {
+        "FedRec": (8, -3),
+        "FCF for ratings": (8, -3),
+        "RFRec": (-8, -3),
+        "RFRec, local DP (clip .2, scale .04)": (-8, -3),
+        "RFRecF": (-8, -3),
+        "FedEB, cohorts of 10 %": (9, 4),
+        "FedEB, cohorts of 1 %, d = 40, int8 uploads": (-8, -3),
+        "mean of 4 of the latter but one": (8, -3),
+    },
+    "rankings": {
+        "LocSGD": (8, -3),
+        "GlobSGD": (8, -3),
+        "LocALS": (-4, 8),
+        "FCF": (-8, -3),
+        "FedFast": (-8, -3),
+        "FedMF": (-8, 6),
+        "CoLR, rank 4": (-8, -3),
+        "SCoLR, rank 4": (-8, -3),
+        "LightFR": (8, -3),
+        "FedEASE": (-6, 9),
+        "FedEASE + FedSpectral + LocALS": (-2, 9),
+    },
+}
+NAMES = {
+    "RFRec, local DP (clip .2, scale .04)": "RFRec, local DP",
+    "FedEB, cohorts of 10 %": "FedEB",
+    "FedEB, cohorts of 1 %, d = 40, int8 uploads": "FedEB, int8",
+    "mean of 4 of the latter but one": "mean of 4 FedEB",
+    "FCF for ratings": "FCF",
+    "CoLR, rank 4": "CoLR",
+    "SCoLR, rank 4": "SCoLR",
+    "FedEASE + FedSpectral + LocALS": "FedEASE + FedSpectral + LocALS",
+}
+LINES = {
+    "ratings": {"bias-only": "bias-only", "SVD++": "SVD++"},
+    "rankings": {
+        "popularity": "popularity",
+        "implicit BPR": "implicit BPR",
+        "implicit ALS, tuned": "implicit ALS",
+    },
+}
+# Centralised; GLocal-K (2021) trains on 90 % of the rows; Rendle and others, RecSys 2020.
+PUBLISHED = {
+    "ratings": ("best published, centralised (GLocal-K)", 0.822),
+    "rankings": ("best published, centralised (MF, Rendle 2020)", 0.4523),
+}
+TITLES = {
+    "ratings": "Ratings: test RMSE (better is higher up)",
+    "rankings": "Rankings: NDCG@10 among 99 negatives",
+}
+
+
+def rows_of(task, table):
+    """The rows of a Markdown table that `benchmarks.methods` prints."""
+    lines = [line for line in table.splitlines() if line.startswith("| ") and line[2] != "|"]
+    for line in lines[1 if lines[0].startswith("| |") else 0 :]:
+        label, score, _, _, up, down, *_ = (cell.strip() for cell in line.split("|")[1:-1])
+        megabytes = "" if up == "-" else f"{float(up) + float(down):.2f}"
+        yield {"task": task, "label": label, "score": score.split("/")[-1].strip(), "mb": megabytes}
+
+
+def draw_task(ax, task, rows):
+    """One panel: federated models as points, centralised ones as lines."""
+    rows = {row["label"]: row for row in rows if row["task"] == task}
+    for label, offset in POINTS[task].items():
+        x, y = float(rows[label]["mb"]), float(rows[label]["score"])
+        ax.plot(x, y, "o", color=FEDERATED, markersize=8)
+        side = "left" if offset[0] > 0 else "right" if offset[0] < -6 else "center"
+        ax.annotate(
+            NAMES.get(label, label),
+            (x, y),
+            offset,
+            textcoords="offset points",
+            ha=side,
+            color=FEDERATED,
+            fontsize=10.5,
+        )
+    lines = [(text, float(rows[label]["score"])) for label, text in LINES[task].items()]
+    for text, value in [*lines, PUBLISHED[task]]:
+        best = (text, value) == PUBLISHED[task]
+        color = CENTRALISED if best else GREY
+        ax.axhline(value, color=color, linestyle="-" if best else (0, (4, 3)), linewidth=1.3)
+        ax.annotate(
+            text,
+            (0.01, value),
+            (0, 3 if not best else 5),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            color=color,
+            fontsize=9.5,
+        )
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.set_xlabel("MB sent and received per client, whole training")
+    ax.set_title(TITLES[task], loc="left", fontsize=12)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def draw(rows, path):
+    """Both panels, in colours for light and dark pages."""
+    style = {name: GREY for name in ("text.color", "axes.edgecolor", "axes.labelcolor")}
+    style |= {"xtick.color": GREY, "ytick.color": GREY, "svg.hashsalt": "fedrecsk"}
+    with plt.rc_context(style):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
+        draw_task(left, "ratings", rows)
+        draw_task(right, "rankings", rows)
+        left.set(xlim=(0.7, 90), ylim=(0.912, 0.813))
+        right.set(xlim=(0.3, 110), ylim=(0.245, 0.468))
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+        plt.close(figure)
+
+
+def main(argv=None):
+    """Draw the picture, from new tables where they are given."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.picture", description=__doc__)
+    parser.add_argument("tables", nargs="*", help="output of benchmarks.methods: two files")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    options = parser.parse_args(argv)
+    numbers = options.folder / "accuracy.csv"
+    if options.tables:
+        rated, ranked = (Path(name).read_text() for name in options.tables)
+        with numbers.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows([*rows_of("ratings", rated), *rows_of("rankings", ranked)])
+    with numbers.open(newline="") as file:
+        draw(list(csv.DictReader(file)), options.folder / "accuracy.svg")
+
+
+if __name__ == "__main__":
+    main()
