@@ -130,7 +130,7 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
 if __name__ == "__main__":
     import matplotlib.pyplot as plt
 
-    X, y = make_ratings(n_users=600, n_items=150, n_ratings=18_000, random_state=0)
+    X, y = make_ratings(n_users=300, n_items=80, n_ratings=9_000, random_state=0)
     X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.2, random_state=0)
     models = {
         "BiasOnly": BiasOnly(),
