@@ -33,6 +33,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "_gallery",
     "_pages",
 ]
 exclude_patterns = ["_build"]

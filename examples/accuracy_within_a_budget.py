@@ -2,9 +2,10 @@
 
 Search for the best NDCG@10 that a client can have for 20 kB of uploads.
 
-Scorers of bytes stand beside ranking metrics, and `best_within` picks the winner. Each point is one
-candidate of the search. Points to the right of the dashed line cost more than the budget; the star is
-the best to its left. The most accurate candidate costs nearly four times the budget and gains little.
+Scorers of bytes stand beside ranking metrics, and `best_within` picks the winner. Each point is
+one candidate of the search. Points to the right of the dashed line cost more than the budget; the
+star is the best to its left. The most accurate candidate costs nearly four times the budget and
+gains little.
 """
 
 import matplotlib.pyplot as plt

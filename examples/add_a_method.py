@@ -2,11 +2,12 @@
 
 Write a class with the method's hooks, and run it in settings that you did not write.
 
-This is federated gradient descent for ratings, in the manner of FCF (Ammad-ud-din and others, 2019): every
-client solves for its users' vectors in closed form and uploads the gradient of the items; the server
-takes the step. The picture has its test error where nothing goes wrong, where half of the uploads are
-lost, where each number is sent in eight bits, where long uploads are shortened, and where a fifth of the
-clients takes part in each round. The page :doc:`/add_a_method` explains each hook.
+This is federated gradient descent for ratings, in the manner of FCF (Ammad-ud-din and others,
+2019): every client solves for its users' vectors in closed form and uploads the gradient of the
+items; the server takes the step. The picture has its test error where nothing goes wrong, where
+half of the uploads are lost, where each number is sent in eight bits, where long uploads are
+shortened, and where a fifth of the clients takes part in each round. The page :doc:`/add_a_method`
+explains each hook.
 """
 
 from dataclasses import KW_ONLY, dataclass

@@ -2,9 +2,10 @@
 
 Compare what a device must store for the items with how good its lists are.
 
-LightFR stores an item as some bits, LocALS as some float32 numbers. At 64 bits per item, the space of two
-numbers, LightFR's lists are far better than those of LocALS, and a phone ranks with XOR and bit counts.
-With four times the space LocALS is better. A model on the dotted line has learned nothing.
+LightFR stores an item as some bits, LocALS as some float32 numbers. At 64 bits per item, the space
+of two numbers, LightFR's lists are far better than those of LocALS, and a phone ranks with XOR and
+bit counts. With four times the space LocALS is better. A model on the dotted line has learned
+nothing.
 """
 
 import matplotlib.pyplot as plt

@@ -2,10 +2,10 @@
 
 Cross-validate federated and centralised models on the same folds, and compare quality and cost.
 
-Each dot is a model, filled if it is federated; further right is better in both panels. BiasOnly and
-Popularity are what a model must beat to have learned anything about tastes. The tables also have the
-megabytes that a client sends and receives; a cell is empty where a number has no meaning, such as the
-RMSE of a ranking model.
+Each dot is a model, filled if it is federated; further right is better in both panels. BiasOnly
+and Popularity are what a model must beat to have learned anything about tastes. The tables also
+have the megabytes that a client sends and receives; a cell is empty where a number has no meaning,
+such as the RMSE of a ranking model.
 """
 
 import matplotlib.pyplot as plt
@@ -39,9 +39,7 @@ print(rankings)
 # %%
 # Draw both:
 _, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-for ax, comparison, column in zip(
-    axes, (ratings, rankings), ("rmse", "ndcg@10"), strict=True
-):
+for ax, comparison, column in zip(axes, (ratings, rankings), ("rmse", "ndcg@10"), strict=True):
     table = comparison.summary.iloc[::-1]
     for name, mean, rounds in zip(
         table["estimator"], table[f"mean_{column}"], table["mean_rounds"], strict=True

@@ -3,8 +3,8 @@
 Federated and centralised ALS on one split, round by round.
 
 The federated model improves with each round and is as good as the centralised one after three.
-Both are far better than recommending what is popular. Keeping the data at home therefore costs hardly
-any accuracy here; it costs bytes, which the last line prints.
+Both are far better than recommending what is popular. Keeping the data at home therefore costs
+hardly any accuracy here; it costs bytes, which the last line prints.
 """
 
 import matplotlib.pyplot as plt

@@ -2,10 +2,11 @@
 
 Cross-validate methods and draw them by what a client sends and receives.
 
-Further up is more accurate, further left is cheaper. The line joins the Pareto front; a method below it
-costs more than another that is at least as good. Horizontal lines are centralised models, which
-transmit nothing. Wider models cost more, and eight factors are enough here. With int8 a client uploads one
-byte per number instead of four, which halves its uploads at 16 factors and costs no accuracy.
+Further up is more accurate, further left is cheaper. The line joins the Pareto front; a method
+below it costs more than another that is at least as good. Horizontal lines are centralised models,
+which transmit nothing. Wider models cost more, and eight factors are enough here. With int8 a
+client uploads one byte per number instead of four, which halves its uploads at 16 factors and
+costs no accuracy.
 """
 
 import matplotlib.pyplot as plt

@@ -2,10 +2,11 @@
 
 RFRec's clients clip each number that they upload and add Laplace noise.
 
-From left to right the noise shrinks and the error falls. The lower axis has what one client loses in all,
-over every number of every round; the upper axis has the epsilon of a single number, which papers quote.
-With little noise the model is better than biases alone (dotted). But its total epsilon is in the millions:
-formally that promises nothing, and where accuracy counts encrypted sums are the better choice.
+From left to right the noise shrinks and the error falls. The lower axis has what one client loses
+in all, over every number of every round; the upper axis has the epsilon of a single number, which
+papers quote. With little noise the model is better than biases alone (dotted). But its total
+epsilon is in the millions: formally that promises nothing, and where accuracy counts encrypted
+sums are the better choice.
 """
 
 import matplotlib.pyplot as plt

@@ -2,10 +2,10 @@
 
 Draw quality against the share of lost uploads, and under two attacks.
 
-On the left, half or nine tenths of the uploads are lost, each round anew: LocALS hardly suffers. On the
-right, a tenth of the clients attacks. Random uploads (noise) cost LocALS two fifths of its NDCG and hardly
-touch GlobSGD, whose steps are small; flipped signs harm both. Which method is more robust depends on the
-attack. The next example shows what helps.
+On the left, half or nine tenths of the uploads are lost, each round anew: LocALS hardly suffers.
+On the right, a tenth of the clients attacks. Random uploads (noise) cost LocALS two fifths of its
+NDCG and hardly touch GlobSGD, whose steps are small; flipped signs harm both. Which method is more
+robust depends on the attack. The next example shows what helps.
 """
 
 import matplotlib.pyplot as plt

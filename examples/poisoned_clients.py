@@ -2,10 +2,11 @@
 
 Attack LocALS with a tenth of its clients, with and without a robust aggregator.
 
-On the left, how good the honest users' lists are. Noise ruins them, and ``NormClipping``, which shortens
-uploads that are longer than usual, restores most of it. On the right, the share of honest users who see
-a promoted item, which nearly nobody has chosen, among their ten: clipping halves the success of that
-attack and does not prevent it. Without an attack the aggregator costs a little quality.
+On the left, how good the honest users' lists are. Noise ruins them, and ``NormClipping``, which
+shortens uploads that are longer than usual, restores most of it. On the right, the share of honest
+users who see a promoted item, which nearly nobody has chosen, among their ten: clipping halves the
+success of that attack and does not prevent it. Without an attack the aggregator costs a little
+quality.
 """
 
 import matplotlib.pyplot as plt

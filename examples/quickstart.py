@@ -2,9 +2,10 @@
 
 Fit FedEB on ratings, compare it with simpler models, and get recommendations.
 
-On the left, the test error of three models: the federated one has learned more than which items and
-users rate high. On the right, what it predicts for test ratings of one to five stars. The boxes rise
-with the true rating, and stay between 2.5 and 4.5 because no model knows everybody's mood.
+On the left, the test error of three models: the federated one has learned more than which items
+and users rate high. On the right, what it predicts for test ratings of one to five stars. The
+boxes rise with the true rating. Their middles lie between 2.6 and 4.2 stars: a model that
+minimises squared errors is cautious.
 """
 
 import matplotlib.pyplot as plt
