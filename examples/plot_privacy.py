@@ -40,12 +40,17 @@ for scale in (1.0, 0.4, 0.2, 0.1, 0.05):
 
 # %%
 _, ax = plt.subplots(figsize=(7, 4.3), layout="constrained")
-ax.semilogx(total, errors, "o-", color="#0072B2", label="RFRec with local noise")
+ax.set_xscale("log")
+ax.plot(total, errors, "o-", color="#0072B2", label="RFRec with local noise")
 ax.axhline(biases, color="0.5", linestyle=":", label="BiasOnly")
 ax.axhline(plaintext, color="0.3", linestyle="--", label="RFRec without noise")
 ax.set(xlabel="Total epsilon of one client (left is more private)", ylabel="Test RMSE")
+ax.set_xticks([2e5, 5e5, 1e6, 2e6, 4e6], ["200,000", "500,000", "1 m", "2 m", "4 m"])
+ax.minorticks_off()
 ratio = total[0] / single[0]
 upper = ax.secondary_xaxis("top", functions=(lambda x: x / ratio, lambda x: x * ratio))
+upper.set_xticks(single, [f"{epsilon:g}" for epsilon in single])
+upper.minorticks_off()
 upper.set_xlabel("Epsilon of a single number")
 ax.legend()
 plt.show()

@@ -57,5 +57,5 @@ for ax, numbers, label in zip(
         ax.bar(place + shift, values, 0.38, color=color, label=name)
     ax.set_xticks(place, list(attacks))
     ax.set(xlabel="Attack", ylabel=label)
-axes[0].legend()
+axes[1].legend(loc="upper left")
 plt.show()
