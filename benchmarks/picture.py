@@ -1,7 +1,8 @@
-"""The picture of the README: accuracy against megabytes on MovieLens-1M.
+"""The pictures of the README: accuracy against megabytes on MovieLens-1M.
 
-``python -m benchmarks.picture`` draws docs/_static/accuracy.svg from accuracy.csv beside it. To
-measure again, save what the benchmark prints and pass the files; this writes the CSV first::
+``python -m benchmarks.picture`` draws ratings.svg and rankings.svg from accuracy.csv, all in
+docs/_static. To measure again, pass the files with what the benchmark prints, from which it writes
+the CSV first::
 
     python -m benchmarks.methods ratings > ratings.md
     python -m benchmarks.methods rankings > rankings.md
@@ -22,7 +23,7 @@ import matplotlib.pyplot as plt
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "_static"
 COLUMNS = ("task", "label", "score", "mb")
 GREY = "#7d8590"
-FEDERATED = "#0a7d91"
+FEDERATED = "#1b95aa"
 CENTRALISED = "#d9742b"
 # Offsets of labels in points; what is not named here is not drawn.
 POINTS = {
@@ -32,9 +33,9 @@ POINTS = {
         "RFRec": (-8, -3),
         "RFRec, local DP (clip .2, scale .04)": (-8, -3),
         "RFRecF": (-8, -3),
-        "FedEB, cohorts of 10 %": (9, 4),
+        "FedEB, cohorts of 10 %": (9, -9),
         "FedEB, cohorts of 1 %, d = 40, int8 uploads": (-8, -3),
-        "mean of 4 of the latter but one": (8, -3),
+        "mean of 4 of the latter but one": (0, 9),
     },
     "rankings": {
         "LocSGD": (8, -3),
@@ -46,8 +47,8 @@ POINTS = {
         "CoLR, rank 4": (-8, -3),
         "SCoLR, rank 4": (-8, -3),
         "LightFR": (8, -3),
-        "FedEASE": (-6, 9),
-        "FedEASE + FedSpectral + LocALS": (-2, 9),
+        "FedEASE": (8, -9),
+        "FedEASE + FedSpectral + LocALS": (-7, 9),
     },
 }
 NAMES = {
@@ -58,12 +59,10 @@ NAMES = {
     "FCF for ratings": "FCF",
     "CoLR, rank 4": "CoLR",
     "SCoLR, rank 4": "SCoLR",
-    "FedEASE + FedSpectral + LocALS": "FedEASE + FedSpectral + LocALS",
 }
 LINES = {
     "ratings": {"bias-only": "bias-only", "SVD++": "SVD++"},
     "rankings": {
-        "popularity": "popularity",
         "implicit BPR": "implicit BPR",
         "implicit ALS, tuned": "implicit ALS",
     },
@@ -71,26 +70,41 @@ LINES = {
 # Centralised; GLocal-K (2021) trains on 90 % of the rows; Rendle and others, RecSys 2020.
 PUBLISHED = {
     "ratings": ("best published, centralised (GLocal-K)", 0.822),
-    "rankings": ("best published, centralised (MF, Rendle 2020)", 0.4523),
+    "rankings": ("best published, centralised (MF)", 0.4523),
 }
 TITLES = {
     "ratings": "Ratings: test RMSE (better is higher up)",
     "rankings": "Rankings: NDCG@10 among 99 negatives",
 }
+# The axis of errors points down, so that better is higher up in both pictures.
+LIMITS = {"ratings": ((0.7, 90), (0.912, 0.813)), "rankings": ((0.3, 110), (0.332, 0.466))}
+STYLE = {
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "svg.hashsalt": "fedrecsk",
+    "text.color": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+}
 
 
 def rows_of(task, table):
     """The rows of a Markdown table that `benchmarks.methods` prints."""
-    lines = [line for line in table.splitlines() if line.startswith("| ") and line[2] != "|"]
-    for line in lines[1 if lines[0].startswith("| |") else 0 :]:
+    for line in table.splitlines():
         label, score, _, _, up, down, *_ = (cell.strip() for cell in line.split("|")[1:-1])
+        if not label or label.startswith("--"):
+            continue
         megabytes = "" if up == "-" else f"{float(up) + float(down):.2f}"
         yield {"task": task, "label": label, "score": score.split("/")[-1].strip(), "mb": megabytes}
 
 
-def draw_task(ax, task, rows):
-    """One panel: federated models as points, centralised ones as lines."""
+def draw(task, rows, path):
+    """Draw federated models as points and centralised ones as lines, for light and dark pages."""
     rows = {row["label"]: row for row in rows if row["task"] == task}
+    with plt.rc_context(STYLE):
+        figure, ax = plt.subplots(figsize=(6.2, 4.7), layout="constrained")
     for label, offset in POINTS[task].items():
         x, y = float(rows[label]["mb"]), float(rows[label]["score"])
         ax.plot(x, y, "o", color=FEDERATED, markersize=8)
@@ -107,40 +121,29 @@ def draw_task(ax, task, rows):
     lines = [(text, float(rows[label]["score"])) for label, text in LINES[task].items()]
     for text, value in [*lines, PUBLISHED[task]]:
         best = (text, value) == PUBLISHED[task]
+        below = best and task == "ratings"
         color = CENTRALISED if best else GREY
         ax.axhline(value, color=color, linestyle="-" if best else (0, (4, 3)), linewidth=1.3)
         ax.annotate(
             text,
-            (0.01, value),
-            (0, 3 if not best else 5),
+            (0.99 if below else 0.01, value),
+            (0, -12 if below else 4),
+            ha="right" if below else "left",
             xycoords=("axes fraction", "data"),
             textcoords="offset points",
             color=color,
             fontsize=9.5,
         )
-    ax.set_xscale("log")
+    ax.set(xscale="log", xlim=LIMITS[task][0], ylim=LIMITS[task][1])
     ax.xaxis.set_major_formatter("{x:g}")
     ax.set_xlabel("MB sent and received per client, whole training")
     ax.set_title(TITLES[task], loc="left", fontsize=12)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def draw(rows, path):
-    """Both panels, in colours for light and dark pages."""
-    style = {name: GREY for name in ("text.color", "axes.edgecolor", "axes.labelcolor")}
-    style |= {"xtick.color": GREY, "ytick.color": GREY, "svg.hashsalt": "fedrecsk"}
-    with plt.rc_context(style):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
-        draw_task(left, "ratings", rows)
-        draw_task(right, "rankings", rows)
-        left.set(xlim=(0.7, 90), ylim=(0.912, 0.813))
-        right.set(xlim=(0.3, 110), ylim=(0.245, 0.468))
-        figure.savefig(path, transparent=True, metadata={"Date": None})
-        plt.close(figure)
+    figure.savefig(path, transparent=True, metadata={"Date": None})
+    plt.close(figure)
 
 
 def main(argv=None):
-    """Draw the picture, from new tables where they are given."""
+    """Draw both pictures, from new tables where they are given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.picture", description=__doc__)
     parser.add_argument("tables", nargs="*", help="output of benchmarks.methods: two files")
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -153,7 +156,9 @@ def main(argv=None):
             writer.writeheader()
             writer.writerows([*rows_of("ratings", rated), *rows_of("rankings", ranked)])
     with numbers.open(newline="") as file:
-        draw(list(csv.DictReader(file)), options.folder / "accuracy.svg")
+        rows = list(csv.DictReader(file))
+    for task in TITLES:
+        draw(task, rows, options.folder / f"{task}.svg")
 
 
 if __name__ == "__main__":

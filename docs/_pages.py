@@ -38,6 +38,8 @@ TAGS = {
     "hidden": "remove-cell",
     "raises": "raises-exception",
 }
+# Recipes for files that a build does not have.
+STATIC = {"datasets"}
 # The text of a display or of axes, which stand above their figure.
 OBJECT = re.compile(r"<[\w.]+ at 0x[0-9a-f]+>|<Axes: .*>|\[?<matplotlib\..*>\]?", re.DOTALL)
 FRONT = "---\nfile_format: mystnb\nkernelspec:\n  name: fedrecsk\n---\n"
@@ -65,7 +67,7 @@ def as_cell(match):
 
 def make_cells(app, docname, source):
     """Make a page with code a notebook in the form of MyST-NB."""
-    if app.env.doc2path(docname).suffix != ".md":
+    if app.env.doc2path(docname).suffix != ".md" or docname in STATIC:
         return
     text = FENCE.sub(as_cell, source[0])
     if "```{code-cell}" in text and os.environ.get("FEDRECSK_DOCS_ONLY", "") in docname:

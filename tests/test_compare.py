@@ -695,3 +695,37 @@ def test_quality_and_cost_on_movielens(ml100k):
     for model in ("LocALS", "implicit ALS"):
         assert mean.loc[model, "mean_ndcg@10"] > mean.loc["popularity", "mean_ndcg@10"]
     assert mean.loc["LocALS", "mean_mb_up"] < mean.loc["RFRec", "mean_mb_up"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"cv": []}, ValueError, "cv gives no folds"),
+        ({"cv": (np.arange(50), np.arange(50, 60))}, ValueError, r"cv=\[\(train, test\)\]"),
+        ({"cv": [(np.arange(9), [])]}, ValueError, "Fold 0 of cv has no test rows"),
+        ({"cv": [(np.arange(9), [10**6])]}, ValueError, "test rows of fold 0 of cv are not posi"),
+        ({"cv": [(np.arange(9), [0.5])]}, ValueError, "test rows of fold 0 of cv are not posi"),
+        ({"scoring": {"mine": None}}, ValueError, "scoring holds None"),
+        ({"scoring": "auc@10"}, ValueError, "AUC has none; write 'auc'"),
+        ({"scoring": ["diversity@1"]}, ValueError, "take k of at least 2"),
+    ],
+)
+def test_what_cannot_be_compared_is_named_before_any_fit(options, error, message, ratings):
+    class NeverFitted(BiasOnly):
+        def fit(self, *arguments, **metadata):
+            raise AssertionError("it was fitted")
+
+    with pytest.raises(error, match=message):
+        compare([NeverFitted()], *ratings, **options)
+
+
+def test_rows_that_are_both_trained_on_and_tested_are_reported(ratings):
+    X, y = ratings
+    with pytest.warns(UserWarning, match="20 of the 30 test rows of fold 0 are train rows too"):
+        compare([BiasOnly()], X, y, cv=[(np.arange(100), np.arange(80, 110))], scoring="rmse")
+
+
+def test_new_metrics_go_by_the_names_of_their_columns(ratings):
+    scoring = ["map@5", "auc", "coverage@5", "novelty@5", "diversity@5"]
+    result = compare([BiasOnly(), Popularity()], *ratings, cv=2, scoring=scoring).per_fold
+    assert np.isfinite(result[scoring].to_numpy()).all()

@@ -20,7 +20,7 @@ from sklearn.metrics import make_scorer, root_mean_squared_error  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer  # noqa: E402
 
-from fedrecsk import Federation, LocALS, Popularity, RFRec  # noqa: E402
+from fedrecsk import BiasOnly, Federation, LocALS, Popularity, RFRec  # noqa: E402
 from fedrecsk.attacks import RandomUpload  # noqa: E402
 from fedrecsk.metrics import evaluate_ranking  # noqa: E402
 from fedrecsk.model_selection import compare  # noqa: E402
@@ -208,6 +208,68 @@ def test_a_legend_within_axes_of_others_is_small_and_covers_no_point():
         for line in lines:
             places = one.ax_.transData.transform(line.get_xydata())
             assert not any(box.contains(*place) for place in places)
+
+
+@every_display
+def test_reference_lines_are_drawn_by_name(draw):
+    display = draw(reference={"paper": 0.3, "$x_": 0.25, "_y": 1})
+    assert [line.get_ydata()[0] for line in display.references_] == [0.3, 0.25, 1.0]
+    assert [name for name in legend(display) if name in ("paper", r"\$x_", " _y")] == [
+        line.get_label() for line in display.references_
+    ]
+    looks = {(line.get_color(), line.get_linestyle()) for line in display.references_}
+    assert len(looks) == 3
+    display.figure_.canvas.draw()
+    assert [line.get_label() for line in draw(reference=0.5).references_] == ["reference"]
+    assert draw().references_ == []
+    with pytest.raises(TypeError, match="reference must be a number or a dict"):
+        draw(reference=["paper"])
+    for bad in (NAN, "0.3", float("inf")):
+        with pytest.raises(ValueError, match="reference 'paper' must be a finite number"):
+            draw(reference={"paper": bad})
+
+
+@pytest.mark.parametrize("cls", [CostDisplay, RobustnessDisplay, PrivacyDisplay])
+def test_reference_estimators_are_scored_on_the_same_folds(cls):
+    X, y = RATINGS
+    params = {"cv": 2, "scoring": "rmse"}
+    display = cls.from_estimator(
+        RFRec(n_factors=2, n_rounds=2, random_state=0),
+        X,
+        y,
+        param_name="n_factors" if cls is CostDisplay else "federation__dropout",
+        param_range=[1, 2] if cls is CostDisplay else [0.0, 0.5],
+        score="rmse",
+        reference={"biases": BiasOnly(), "paper": 0.5},
+        compare_params=params,
+    )
+    expected = compare({"biases": BiasOnly()}, X, y, **params).summary["mean_rmse"][0]
+    assert display.reference == pytest.approx({"biases": expected, "paper": 0.5})
+    assert not any("biases" in name for name in getattr(display, "names", ()))
+
+
+def test_a_reference_without_the_score_is_named():
+    with (
+        pytest.raises(ValueError, match="reference 'Popularity' has no 'rmse'"),
+        pytest.warns(UserWarning, match="rmse: not for Popularity"),
+    ):
+        RobustnessDisplay.from_estimator(
+            RFRec(n_factors=2, n_rounds=1),
+            *RATINGS,
+            param_range=[0.0],
+            score="rmse",
+            reference=[Popularity()],
+            compare_params={"cv": 2},
+        )
+
+
+def test_errors_with_a_minus_are_better_large():
+    rows = [
+        {"estimator": "cheap", "rmse": -1.0, "mb": 1.0},
+        {"estimator": "good", "rmse": -0.5, "mb": 2.0},
+        {"estimator": "bad", "rmse": -2.0, "mb": 3.0},
+    ]
+    assert CostDisplay.from_results(rows, score="rmse").pareto_ == ["cheap", "good"]
 
 
 @every_display
@@ -688,3 +750,52 @@ def test_failures_are_in_the_legend_and_what_does_not_apply_is_not():
     assert legend(display) == ["b", "a, no noise", "a: 1 of 2 failed"]
     display = CostDisplay.from_results(rows, score="rmse")
     assert legend(display) == ["a", "b", "a: 1 of 2 failed"]
+
+
+@pytest.mark.parametrize("cls", [CostDisplay, RobustnessDisplay, PrivacyDisplay])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ndcg@10": "good"}, "'ndcg@10' holds 'good', which is not a number"),
+        ({"ndcg@10": None}, "Nothing to draw"),
+        ({"ndcg@10": float("inf")}, "'ndcg@10' is infinite in row 0; did the fit diverge"),
+        ({"mb": "1", "epsilon": "1", "dropout": float("inf")}, "not a number|is infinite for"),
+    ],
+)
+def test_results_that_cannot_be_drawn_are_named(cls, change, message):
+    with pytest.raises(ValueError, match=message):
+        cls.from_results([ROWS[0] | change])
+
+
+@every_display
+def test_one_point_is_drawn(draw, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROWS", ROWS[:1])
+    draw().figure_.canvas.draw()
+
+
+@pytest.mark.parametrize(
+    ("draw", "error", "message"),
+    [
+        (lambda: CostDisplay.from_results([ROWS[0] | {"mb": -1.0}]), ValueError, "negate it"),
+        (lambda: CostDisplay(names=[], costs=[], scores=[]).plot(), ValueError, "Nothing to draw"),
+        (lambda: ConvergenceDisplay(curves={}).plot(), ValueError, "Nothing to draw"),
+        (lambda: ConvergenceDisplay.from_results({"a": 1.0}), TypeError, "numbers by round"),
+        (lambda: ConvergenceDisplay.from_results({"a": "abc"}), TypeError, "numbers by round"),
+        (lambda: ConvergenceDisplay.from_results({"a": ["x"]}), ValueError, "holds 'x'"),
+        (lambda: ConvergenceDisplay.from_results({"a": [np.inf]}), ValueError, "Nothing to draw"),
+        (lambda: _vary(param_range=[]), ValueError, "param_range is empty"),
+        (lambda: _vary(param_range="12"), TypeError, "param_range must be a list of values"),
+    ],
+)
+def test_more_that_cannot_be_drawn_is_named(draw, error, message):
+    with pytest.raises(error, match=message):
+        draw()
+
+
+def _vary(**options):
+    return RobustnessDisplay.from_estimator(RFRec(), *RATINGS, score="rmse", **options)
+
+
+def test_an_infinite_loss_is_a_gap():
+    display = ConvergenceDisplay.from_results({"a": [3.0, np.inf, 1.0]})
+    assert display.lines_[0].get_xdata().tolist() == [1, 3]

@@ -63,7 +63,7 @@ def comparison():
         for name, folds in values.items()
         for fold, row in enumerate(folds)
     ]
-    return Comparison(rows, names, smaller_is_better=["rmse"])
+    return Comparison(rows, names)
 
 
 def test_a_comparison_in_html():

@@ -140,3 +140,36 @@ def draw(uniform, users, seen_indptr, seen_items, test_indptr, test_items, left,
             left[k], left[other] = left[other], left[k]
             drawn[row, k] = left[k]
     return -1, 0
+
+
+@kernel
+def list_cosines(lists, indptr, owners, inverse_lengths, weight, sums):
+    """Add up, for each list, the cosines of all pairs of its items, as sets of their owners.
+
+    Parameters
+    ----------
+    lists : (n_lists, n_places), items; -1 for none
+    indptr, owners : users who have each item
+    inverse_lengths : (n_items,) float64, 1 / sqrt(number of owners), 0 for an item without
+    weight : (n_users,) float64, scratch of zeros
+    sums : (n_lists,) float64, receives the sums
+    """
+    for row in range(len(lists)):
+        total = 0.0
+        for place in range(lists.shape[1]):
+            item = lists[row, place]
+            if item < 0:
+                continue
+            shared, own = 0.0, inverse_lengths[item]
+            for j in range(indptr[item], indptr[item + 1]):
+                others = weight[owners[j]]
+                shared += others
+                weight[owners[j]] = others + own
+            total += shared * own
+        sums[row] = total
+        for place in range(lists.shape[1]):
+            item = lists[row, place]
+            if item < 0:
+                continue
+            for j in range(indptr[item], indptr[item + 1]):
+                weight[owners[j]] = 0.0

@@ -8,6 +8,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
+from fedrecsk.interactions import id_columns
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -15,6 +16,33 @@ if TYPE_CHECKING:
 
 class RatingMixin(RegressorMixin):
     """A model of ratings: y is required, and `score` is R^2."""
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Coefficient of determination R^2 of the predicted ratings.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features)
+        y : array-like of shape (n_samples,)
+            Ratings.
+        sample_weight : array-like of shape (n_samples,), default=None
+
+        Returns
+        -------
+        r2 : float
+            1 at best, and 0 for a model that says the mean of y of all pairs.
+
+        Warns
+        -----
+        UserWarning
+            If the model knows none of the users, or none of the items.
+        """
+        check_is_fitted(self)
+        users, items = id_columns(self._checked(X)[0])
+        metrics.warn_if_strangers(
+            metrics.adapt(self), users, self._users.codes(users), items, self._items.codes(items)
+        )
+        return super().score(X, y, sample_weight)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -16,17 +16,22 @@ from fedrecsk.metrics._costs import (
 from fedrecsk.metrics._evaluate import catalogue_ndcg as catalogue_ndcg
 from fedrecsk.metrics._evaluate import evaluate_ranking
 from fedrecsk.metrics._exposure import exposure
+from fedrecsk.metrics._held_out import warn_if_strangers as warn_if_strangers
 from fedrecsk.metrics._ranking import (
+    average_precision_at_k,
     hit_rate_at_k,
     ndcg_at_k,
     precision_at_k,
     recall_at_k,
     reciprocal_rank_at_k,
+    user_auc,
 )
+from fedrecsk.metrics._recommender import adapt as adapt
 from fedrecsk.metrics._scorers import make_ranking_scorer
 from fedrecsk.metrics._top_k import top_k as top_k
 
 __all__ = [
+    "average_precision_at_k",
     "best_within",
     "bytes_down_scorer",
     "bytes_scorer",
@@ -41,4 +46,5 @@ __all__ = [
     "recall_at_k",
     "reciprocal_rank_at_k",
     "rounds_scorer",
+    "user_auc",
 ]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from numbers import Integral
 
 import numpy as np
 
-from fedrecsk.metrics._places import METRICS
+from fedrecsk.metrics._metrics import METRICS
 
 
 def metric_names(metrics, name="metrics"):
     """One name or several, as a list of known ones."""
+    if not isinstance(metrics, str | Iterable):
+        raise TypeError(f"{name} must be a name or several, got {metrics!r}.")
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     if not names:
         raise ValueError(f"{name} is empty; choose from {', '.join(METRICS)}.")
     for metric in names:
         if not isinstance(metric, str) or metric not in METRICS:
-            raise ValueError(f"Unknown metric {metric!r}; choose from {', '.join(METRICS)}.")
+            cutoff = "; cutoffs go into k" if "@" in str(metric) else ""
+            raise ValueError(
+                f"Unknown metric {metric!r}; choose from {', '.join(METRICS)}{cutoff}."
+            )
     return names
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,6 +43,9 @@ def best_within(
 
     Raises
     ------
+    TypeError
+        By `best_within`, if the budget is no number. By the callable, if it gets something else
+        than `cv_results_`.
     ValueError
         By `best_within`, if the budget is negative or NaN. By the callable, if `metric` or `cost`
         is not among the scores, a cost is positive (it should come from a cost scorer), or no
@@ -72,6 +76,8 @@ def best_within(
     >>> search.best_params_["n_factors"] < 64
     True
     """
+    if not isinstance(budget, Real) or isinstance(budget, bool):
+        raise TypeError(f"budget must be a number of at least 0, got {budget!r}.")
     if not budget >= 0:
         raise ValueError(f"budget must be a number of at least 0, got {budget!r}.")
     return _BestWithin(budget, metric, cost)
@@ -106,12 +112,22 @@ class _BestWithin:
 
 
 def _means(results, name):
-    key = f"mean_test_{name}"
+    if not hasattr(results, "keys"):
+        raise TypeError(
+            f"best_within(...) chooses from the cv_results_ of a search, got {results!r}."
+        )
+    key, prefix = f"mean_test_{name}", "mean_test_"
     if key not in results:
-        prefix = "mean_test_"
-        names = [k.removeprefix(prefix) for k in results if k.startswith(prefix)]
-        raise ValueError(f"The search has no score {name!r}; it has {', '.join(names)}.")
-    return np.asarray(results[key], dtype=np.float64)
+        names = [k.removeprefix(prefix) for k in map(str, results) if k.startswith(prefix)]
+        there = f"it has {', '.join(names)}" if names else "it has none"
+        raise ValueError(
+            f"The search has no score {name!r}; {there}. Name scores as its `scoring` does, "
+            "which must be a dict or a list."
+        )
+    values = np.asarray(results[key])
+    if values.dtype.kind not in "iuf":
+        raise ValueError(f"Column {key!r} holds {values.tolist()[0]!r}, which is not a number.")
+    return values.astype(np.float64)
 
 
 def _bytes_up(model):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrecsk import _kernels
 from fedrecsk._sklearn import Interval, check_feature_names, validate_parameter_constraints
 from fedrecsk.metrics import _checks, _negatives
-from fedrecsk.metrics._held_out import check_rows, hold_out
-from fedrecsk.metrics._places import METRICS, Places
+from fedrecsk.metrics._held_out import check_rows, hold_out, warn_if_seen
+from fedrecsk.metrics._metrics import OF_LISTS, Need, key_of, value
+from fedrecsk.metrics._rank import rank_among, rank_catalogue
 from fedrecsk.metrics._recommender import PEERS, adapt, unwrap_and_adapt
 
 if TYPE_CHECKING:
@@ -55,10 +54,22 @@ def evaluate_ranking(
         relevant; users that it does not know are ranked by what it predicts for them.
     y : array-like of shape (n_samples,), default=None
         Rows with y above `relevant_above` are relevant. None: every row is.
-    metrics : {"ndcg", "hit_rate", "precision", "recall", "mrr"} or sequence of them, \
-            default=("ndcg", "hit_rate")
-        See :func:`ndcg_at_k`, :func:`hit_rate_at_k`, :func:`precision_at_k`,
-        :func:`recall_at_k` and :func:`reciprocal_rank_at_k`.
+    metrics : str or sequence of str, default=("ndcg", "hit_rate")
+        Names of the metrics:
+
+        - "ndcg", "hit_rate", "precision", "recall", "mrr" and "map": see :func:`ndcg_at_k`,
+          :func:`hit_rate_at_k`, :func:`precision_at_k`, :func:`recall_at_k`,
+          :func:`reciprocal_rank_at_k` and :func:`average_precision_at_k`.
+        - "auc": see :func:`user_auc`. It has no cutoff, and its key is "auc".
+        - "coverage": share of the catalogue that is among the first k items of some user under
+          test.
+        - "novelty": mean self-information of the first k items in bits, log2(n_users / n), where n
+          of the n_users users of fit have the item. An item that nobody has counts as n = 1.
+        - "diversity": mean over pairs of the first k items of 1 - cosine, where each item stands
+          for the set of its users of fit.
+
+        The last three are about the lists that users get, whatever is relevant: they are from the
+        whole catalogue, with ties resolved by the order of `item_ids_`, as in `recommend`.
     k : int or sequence of int, default=10
         Cutoffs.
     n_negatives : int, default=None
@@ -97,15 +108,17 @@ def evaluate_ranking(
     TypeError
         If `estimator` is not a recommender, or has no `predict`.
     ValueError
-        If a metric is unknown, k is below 1 or above the number of candidates, no row is
-        relevant, lengths differ, a score is NaN, both kinds of negatives are asked for, a user
-        has fewer than `n_negatives` items left or none in `negatives`, or what users have seen
-        is not known.
+        If a metric is unknown or has no meaning among negatives, k is below 1 or above the
+        number of candidates, no row is relevant, lengths differ, a score is NaN, both kinds of
+        negatives are asked for, a user has fewer than `n_negatives` items left or none in
+        `negatives`, or what users have seen is not known.
 
     Warns
     -----
     UserWarning
-        If more than 1 % of the given negatives are seen in fit or under test.
+        If more than 1 % of the given negatives are seen in fit or under test, the model knows none
+        of them, none of the users or none of the items under test, or it was fitted to the rows
+        under test.
 
     Notes
     -----
@@ -128,20 +141,17 @@ def evaluate_ranking(
     """
     names, cutoffs = _checks.metric_names(metrics), _checks.cutoffs(k)
     protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state, X_train)
-    places = protocol.rank(estimator, X, y, sample_weight, depth=max(cutoffs))
-    return {f"{m}@{k}": mean(m, places, k) for m in names for k in cutoffs}
+    protocol.check(names, cutoffs)
+    need = Need.of(names, cutoffs)
+    ranking = protocol.rank(estimator, X, y, sample_weight, need=need, warn_of_seen=True)
+    return {key_of(m, k): value(m, ranking, k) for m in names for k in cutoffs}
 
 
 def catalogue_ndcg(model, X, y=None, sample_weight=None, *, k=10):
     """NDCG at k of a recommender of this package over its catalogue, however small that is."""
     adapted = adapt(model)
     held_out = hold_out(adapted, *check_rows(X, y, sample_weight), relevant_above=0.0)
-    return mean("ndcg", rank_catalogue(adapted, held_out, k), k)
-
-
-def mean(metric, places, k):
-    """A metric by its name, averaged over users."""
-    return float(METRICS[metric](places, k).mean())
+    return value("ndcg", rank_catalogue(adapted, held_out, Need(k)), k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,8 +192,19 @@ class Protocol:
             id(self.X_train),
         )
 
-    def rank(self, estimator, X, y=None, sample_weight=None, *, depth):
-        """Find the places of the relevant rows, told apart down to `depth`."""
+    def check(self, metrics, cutoffs):
+        """Raise if metrics make no sense under this protocol."""
+        of_lists = [metric for metric in metrics if metric in OF_LISTS]
+        if of_lists and (self.n_negatives is not None or self.negatives is not None):
+            raise ValueError(
+                f"{of_lists[0]!r} is about lists from the whole catalogue, and has no meaning "
+                "among negatives; evaluate it without n_negatives and negatives."
+            )
+        if "diversity" in metrics and min(cutoffs) < 2:
+            raise ValueError("'diversity' is about pairs of items; take k of at least 2.")
+
+    def rank(self, estimator, X, y=None, sample_weight=None, *, need, warn_of_seen=False):
+        """Rank the rows, with what is needed of the rankings."""
         transformers, recommender, model = unwrap_and_adapt(estimator, self.X_train)
         X, y, sample_weight = check_rows(X, y, sample_weight)
         given = None
@@ -194,19 +215,21 @@ class Protocol:
         if hasattr(X, "columns") and hasattr(recommender, "feature_names_in_"):
             check_feature_names(recommender, X, reset=False)
         held_out = hold_out(model, X, y, sample_weight, self.relevant_above)
-        self._check_depth(depth, len(model.item_ids), "items of the catalogue")
-        if self.n_negatives is not None or (given is None and self.exclude_seen):
+        if warn_of_seen:
+            warn_if_seen(model, held_out)
+        self._check_depth(need.cutoff, len(model.item_ids), "items of the catalogue")
+        if self.n_negatives is not None or need.listed or (given is None and self.exclude_seen):
             _check_seen_is_known(model, recommender)
         if given is None and self.n_negatives is None:
-            return rank_catalogue(model, held_out, depth, exclude_seen=self.exclude_seen)
+            return rank_catalogue(model, held_out, need, exclude_seen=self.exclude_seen)
         if given is None:
             negatives = _negatives.drawn(model, held_out, self.n_negatives, self.random_state)
         else:
             negatives = _negatives.given(model, held_out, *given)
         n_candidates = np.diff(negatives[0]) + held_out.n_rows
         user = held_out.user_ids.values[n_candidates.argmin()]
-        self._check_depth(depth, n_candidates.min(), f"candidates of user {user!s}")
-        return rank_among(model, held_out, negatives, depth)
+        self._check_depth(need.cutoff, n_candidates.min(), f"candidates of user {user!s}")
+        return rank_among(model, held_out, negatives, need)
 
     @staticmethod
     def _check_depth(k, n_candidates, what):
@@ -220,76 +243,3 @@ def _check_seen_is_known(model, recommender):
             f"{type(recommender).__name__} does not tell what its users have seen. {PEERS} Or pass "
             "exclude_seen=False, or negatives of your own."
         )
-
-
-def rank_catalogue(model, held_out, depth, *, exclude_seen=True):
-    """Rank the whole catalogue for each user; places of the relevant rows."""
-    n_items = len(model.item_ids)
-    under_test = np.zeros(n_items, dtype=bool)
-
-    def scored(batch, indptr, rows):
-        board = model.board(held_out.users[batch], held_out.user_ids.values[batch])
-        if exclude_seen and model.seen is not None:
-            users, items = held_out.users[batch], held_out.items[rows]
-            _kernels.ranking.exclude(board, users, *model.seen, indptr, items, under_test)
-        return board.ravel(), np.arange(len(board) + 1) * n_items, held_out.items[rows]
-
-    return _rank(model, held_out, depth, np.full(held_out.n_users, n_items), scored)
-
-
-def rank_among(model, held_out, negatives, depth):
-    """Rank each user's rows among its negatives; places of the relevant rows."""
-    negative_indptr, negative_items = negatives
-    n_negatives = np.diff(negative_indptr)
-
-    def scored(batch, indptr, rows):
-        lengths = np.stack([np.diff(indptr), n_negatives[batch]], axis=1)
-        starts = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))])
-        # Each user's candidates: the rows under test, then the negatives.
-        own = np.repeat(np.tile([True, False], len(lengths)), lengths.ravel())
-        items = np.empty(starts[-1], dtype=np.int64)
-        items[own] = held_out.items[rows]
-        first, last = negative_indptr[batch.start], negative_indptr[batch.stop]
-        items[~own] = negative_items[first:last]
-        scores = np.full(len(items), -np.inf)
-        known = items >= 0
-        users = np.repeat(np.arange(len(lengths)), lengths.sum(axis=1))
-        scores[known] = model.pairs(
-            held_out.users[batch], held_out.user_ids.values[batch], users[known], items[known]
-        )
-        position = np.arange(indptr[-1]) - np.repeat(indptr[:-1], np.diff(indptr))
-        return scores, starts, position
-
-    return _rank(model, held_out, depth, n_negatives + held_out.n_rows, scored)
-
-
-def _rank(model, held_out, depth, n_candidates, scored):
-    """Rank batches of users with the candidates that `scored` gives, and join the places."""
-    ahead = np.empty(len(held_out.items), dtype=np.int64)
-    tied = np.empty_like(ahead)
-    model.serve(held_out.users)
-    for batch in _batches(model.n_scored(n_candidates), model.scores_per_batch):
-        indptr = held_out.indptr[batch.start : batch.stop + 1]
-        rows = slice(indptr[0], indptr[-1])
-        indptr = indptr - indptr[0]
-        scores, starts, positions = scored(batch, indptr, rows)
-        chosen = np.where(held_out.relevant[rows], positions, -1)
-        broken = _kernels.ranking.places(
-            scores, starts, indptr, chosen, depth, ahead[rows], tied[rows]
-        )
-        if broken >= 0:
-            user = held_out.user_ids.values[batch][broken]
-            raise ValueError(
-                f"The model's scores for user {user!s} contain NaN, so there is no ranking; did "
-                "the fit diverge?"
-            )
-    relevant = held_out.relevant
-    indptr = np.concatenate([[0], np.cumsum(relevant)])[held_out.indptr]
-    return Places(indptr, ahead[relevant], tied[relevant], held_out.weights[relevant], depth)
-
-
-def _batches(n_scores, scores_per_batch):
-    """Runs of users, each with about as many scores."""
-    part = np.cumsum(n_scores) // scores_per_batch
-    cuts = [0, *(np.flatnonzero(np.diff(part)) + 1), len(n_scores)]
-    return [slice(int(a), int(b)) for a, b in itertools.pairwise(cuts)]

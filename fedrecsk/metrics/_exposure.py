@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.interactions import id_array
+from fedrecsk.metrics import _checks
 from fedrecsk.metrics._recommender import unwrap
 
 if TYPE_CHECKING:
@@ -45,11 +47,20 @@ def exposure(model, item, users: ArrayLike | None = None, *, k: int = 10) -> flo
     >>> exposure(Popularity().fit(X), "a", k=1)
     1.0
     """
+    (k,) = _checks.cutoffs([k])
     _, model = unwrap(model)
     (code,) = model._items.codes(id_array([item], "item"))
     if code < 0:
         raise ValueError(f"Item {item!r} is unknown to the model; name one of its item_ids_.")
     users = id_array(model.user_ids_ if users is None else users, "users")
+    if len(users) == 0:
+        raise ValueError("users is empty; give at least one, or None for all users of fit.")
+    if (model._users.codes(users) < 0).all():
+        warnings.warn(
+            f"The model knows none of these {len(users)} users, so all get what strangers get.",
+            UserWarning,
+            stacklevel=2,
+        )
     indptr, items = model._seen
     owners = np.searchsorted(indptr, np.flatnonzero(items == code), side="right") - 1
     without = users[~np.isin(model._users.codes(users), owners)]

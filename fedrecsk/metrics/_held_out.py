@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,9 @@ from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk._sklearn import check_sample_weight
 from fedrecsk.interactions import Ids, as_table, encode
+
+# How many users are looked at to find out whether rows under test were seen in fit.
+USERS_LOOKED_AT = 100
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ def check_rows(X, y=None, sample_weight=None):
     checked = check_array(X, dtype=None, ensure_all_finite=False, ensure_min_features=2)
     table = X if hasattr(X, "columns") else checked
     if y is not None:
+        if any(isinstance(one, str) for one in np.asarray(y).ravel()[:1]):
+            raise ValueError("y holds strings; ratings must be numbers.")
         y = check_array(column_or_1d(y), ensure_2d=False, dtype=np.float64, input_name="y")
         check_consistent_length(table, y)
     if sample_weight is not None:
@@ -100,13 +106,64 @@ def hold_out(model, X, y, sample_weight, relevant_above):
     users = np.full(len(user_ids), -1)
     if model.user_ids is not None:
         users = model.user_ids.codes(user_ids.values)
+    own_items = items[rows]
+    codes = model.item_ids.codes(test.item_ids.values)
+    warn_if_strangers(model, user_ids.values, users, test.item_ids.values, codes)
     return HeldOut(
         user_ids=user_ids,
         item_ids=test.item_ids,
         users=users,
         indptr=indptr,
-        own_items=items[rows],
-        items=model.item_ids.codes(test.item_ids.values)[items[rows]],
+        own_items=own_items,
+        items=codes[own_items],
         relevant=relevant[rows],
         weights=test.weights[rows],
+    )
+
+
+def warn_if_strangers(model, user_ids, users, item_ids, items):
+    """Warn if the model knows none of the users, or none of the items, under test.
+
+    Parameters
+    ----------
+    model
+        It has `user_ids`, an Ids or None, and `item_ids`, an Ids.
+    user_ids, item_ids : ndarray
+        The ids under test.
+    users, items : ndarray
+        Their codes, -1 for unknown.
+    """
+    if model.user_ids is None:
+        return
+    for role, known, asked, codes, effect in (
+        ("user", model.user_ids, user_ids, users, "all get what strangers get"),
+        ("item", model.item_ids, item_ids, items, "none of them can be told from others"),
+    ):
+        if (codes >= 0).any():
+            continue
+        n_asked = len(np.unique(asked))
+        warnings.warn(
+            f"The model knows none of the {n_asked} {role}s under test, so {effect}. Check that "
+            f"column 0 of X holds users and column 1 items, with ids as in fit: under test is "
+            f"{role} {asked[0]!s}, and the model knows {known.values[0]!s}.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def warn_if_seen(model, held_out):
+    """Warn if all that the first users under test have under test was seen in fit."""
+    if model.seen is None:
+        return
+    indptr, items = model.seen
+    for user in range(min(held_out.n_users, USERS_LOOKED_AT)):
+        own = held_out.items[held_out.indptr[user] : held_out.indptr[user + 1]]
+        code = held_out.users[user]
+        if code < 0 or not np.isin(own, items[indptr[code] : indptr[code + 1]]).all():
+            return
+    warnings.warn(
+        "The rows under test were seen in fit, so this says how well the model remembers, not how "
+        "well it predicts. Evaluate rows that were held out: see fedrecsk.model_selection.",
+        UserWarning,
+        stacklevel=4,
     )

@@ -142,6 +142,13 @@ def given(model, held_out, users, items):
     pairs = np.sort((rows * n_codes + model.item_ids.codes(items) + 1)[~tested])
     rows, codes = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], n_codes)
     indptr = np.searchsorted(rows, np.arange(held_out.n_users + 1))
+    if not codes.any():
+        warnings.warn(
+            "The model knows none of the given negatives, so it ranks what is under test among "
+            f"nothing. Give item ids as in fit, such as {model.item_ids.values[0]!s}.",
+            UserWarning,
+            stacklevel=2,
+        )
     n_rated = tested.sum() + _n_seen(model, held_out, rows, codes - 1)
     if n_rated > TOLERATED_SHARE_RATED * len(items):
         warnings.warn(

@@ -28,6 +28,8 @@ class Places:
         Relevance; positive. Only NDCG weighs by it.
     depth : int
         Places up to this one are told apart, so metrics may have cutoffs up to it.
+    n_candidates : ndarray of shape (n_users,), or None
+        Candidates in each user's ranking; only AUC needs it.
     """
 
     indptr: np.ndarray
@@ -35,6 +37,7 @@ class Places:
     tied: np.ndarray
     gains: np.ndarray
     depth: int
+    n_candidates: np.ndarray | None = None
 
     def sums(self, values):
         """Sum of a value per relevant item, by user."""
@@ -56,6 +59,23 @@ class Places:
         best = self.ahead == np.repeat(ahead, self.n_relevant)
         members = self.sums(best.astype(np.int64))
         return ahead, self.sums(np.where(best, self.tied, 0)) // members, members
+
+    @cached_property
+    def among(self):
+        """For each relevant item, how many of the user's others score higher, and how many equal.
+
+        The item itself is among those that score equal.
+        """
+        users = np.repeat(np.arange(len(self.n_relevant)), self.n_relevant)
+        order = np.lexsort((self.ahead, users))
+        keys = np.stack([users[order], self.ahead[order]])
+        # Runs of equal keys.
+        starts = np.flatnonzero(np.append(True, (np.diff(keys) != 0).any(axis=0)))
+        lengths = np.diff(np.append(starts, len(order)))
+        higher, equal = np.empty((2, len(order)), dtype=np.int64)
+        higher[order] = np.repeat(starts - self.indptr[users[order[starts]]], lengths)
+        equal[order] = np.repeat(lengths, lengths)
+        return higher, equal
 
 
 def precision(places, k):
@@ -86,13 +106,30 @@ def mrr(places, k):
     return sum(probability / place for place, probability in _first_found(places, k))
 
 
-METRICS = {
-    "ndcg": ndcg,
-    "hit_rate": hit_rate,
-    "precision": precision,
-    "recall": recall,
-    "mrr": mrr,
-}
+def average_precision(places, k):
+    """Expected mean of the precision at the places of relevant items, over min(k, n_relevant)."""
+    first, last = _span(places, k)
+    higher, equal = places.among
+    inverses = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, k + 1))])
+    # An item at place a + j of a group that begins after place a has so many relevant ones up to
+    # it: those of higher groups, itself, and each other of its group with probability (j - 1) /
+    # (tied - 1). The sum over j is of (c + (j - 1) d) / (a + j).
+    others = (equal - 1) / np.maximum(places.tied - 1, 1)
+    inverse = inverses[last] - inverses[first]
+    found = (higher + 1) * inverse + others * (last - first - (places.ahead + 1) * inverse)
+    return places.sums(found / places.tied) / np.minimum(places.n_relevant, k)
+
+
+def auc(places):
+    """Probability that a relevant item is ahead of one that is not; NaN if there is no such."""
+    higher, equal = places.among
+    found = places.ahead < places.depth
+    n_others = places.n_candidates - places.sums(found.astype(np.int64))
+    per_item = np.repeat(n_others, places.n_relevant)
+    behind = per_item - (places.ahead - higher) - (places.tied - equal) / 2
+    pairs = places.n_relevant * n_others
+    correct = places.sums(np.where(found, behind, 0.0))
+    return np.divide(correct, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
 
 
 def _span(places, k):

@@ -10,7 +10,9 @@ from sklearn.utils import check_array
 
 from fedrecsk import _kernels
 from fedrecsk.metrics import _checks
-from fedrecsk.metrics._places import METRICS, Places
+from fedrecsk.metrics import _places as _of_places
+from fedrecsk.metrics._metrics import AT_PLACES, EVERYWHERE
+from fedrecsk.metrics._places import Places
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -196,10 +198,104 @@ def reciprocal_rank_at_k(
     return _metric("mrr", y_true, y_score, k, average)
 
 
-def _metric(name, y_true, y_score, k, average):
-    (k,) = _checks.cutoffs([k])
+def average_precision_at_k(
+    y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
+) -> float | NDArray[np.float64]:
+    """Mean average precision (MAP): the mean precision at the places of relevant items.
+
+    For each relevant item among the first k places, the share of relevant items up to and
+    including its place; their sum is divided by the smaller of k and the number of relevant
+    items. With ties it is the expectation over random orders of the tied items.
+
+    Parameters
+    ----------
+    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
+        Candidates with a value above 0 are relevant.
+    y_score, k, average
+        As in :func:`ndcg_at_k`.
+
+    Returns
+    -------
+    average_precision : float or ndarray of shape (n_users,), dtype float64
+        In [0, 1].
+
+    Raises
+    ------
+    ValueError
+        As in :func:`ndcg_at_k`.
+
+    Examples
+    --------
+    >>> from fedrecsk.metrics import average_precision_at_k
+    >>> average_precision_at_k([[1, 0, 1, 0]], [[4.0, 3.0, 2.0, 1.0]], k=3)
+    0.833...
+    """
+    return _metric("map", y_true, y_score, k, average)
+
+
+def user_auc(
+    y_true: ArrayLike, y_score: ArrayLike, *, average: str | None = "macro"
+) -> float | NDArray[np.float64]:
+    """Area under the ROC curve of each user's ranking.
+
+    The probability that a relevant candidate scores higher than one that is not relevant,
+    where a tie counts half.
+
+    Parameters
+    ----------
+    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
+        Candidates with a value above 0 are relevant.
+    y_score : array-like of shape (n_users, n_candidates)
+        Scores of the candidates; -inf takes one out of the ranking. A relevant candidate that
+        is out counts as the last of all, another one not at all.
+    average : {"macro"} or None, default="macro"
+        ``"macro"``: the mean over users that have a relevant candidate and another one. None:
+        each user's value, NaN for a user without.
+
+    Returns
+    -------
+    auc : float or ndarray of shape (n_users,), dtype float64
+        In [0, 1]; 0.5 is chance.
+
+    Raises
+    ------
+    ValueError
+        If shapes differ, a score is NaN, or there is no user to average over.
+
+    See Also
+    --------
+    sklearn.metrics.roc_auc_score : Over the pairs of all users together.
+
+    Examples
+    --------
+    >>> from fedrecsk.metrics import user_auc
+    >>> user_auc([[1, 0, 1, 0]], [[4.0, 3.0, 2.0, 1.0]])
+    0.75
+    """
+    _check_average(average)
+    relevant, scores = _matrices(y_true, y_score)
+    judged = np.diff(relevant.indptr) > 0
+    values = np.full(len(scores), np.nan)
+    if judged.any():
+        values[judged] = _of_places.auc(_places(relevant, scores, EVERYWHERE))
+    if average is None:
+        return values
+    if np.isnan(values).all():
+        raise ValueError(
+            "No user has both a relevant candidate (y_true > 0) and one that is not, so there is "
+            "no AUC."
+        )
+    return float(np.nanmean(values))
+
+
+def _check_average(average):
     if average not in ("macro", None):
         raise ValueError(f"average must be 'macro' or None, got {average!r}.")
+
+
+def _metric(name, y_true, y_score, k, average):
+    (k,) = _checks.cutoffs([k])
+    _check_average(average)
     relevant, scores = _matrices(y_true, y_score)
     if k > scores.shape[1]:
         raise ValueError(f"k={k} is more than the {scores.shape[1]} candidates; lower k.")
@@ -210,7 +306,7 @@ def _metric(name, y_true, y_score, k, average):
     values = np.full(len(scores), np.nan)
     if judged.any():
         places = _places(relevant, scores, k)
-        values[judged] = METRICS[name](places, k)
+        values[judged] = AT_PLACES[name](places, k)
     return values if average is None else float(np.nanmean(values))
 
 
@@ -244,4 +340,5 @@ def _places(relevant, scores, depth):
         ahead,
         tied,
     )
-    return Places(np.unique(indptr), ahead, tied, relevant.data, depth)
+    n_ranked = (scores > -np.inf).sum(axis=1)[np.diff(indptr) > 0]
+    return Places(np.unique(indptr), ahead, tied, relevant.data, depth, n_ranked)

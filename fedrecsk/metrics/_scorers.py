@@ -11,8 +11,8 @@ from sklearn.utils.metadata_routing import MetadataRequest
 
 from fedrecsk._sklearn import BaseScorer, MultimetricScorer
 from fedrecsk.metrics import _checks
-from fedrecsk.metrics._evaluate import Protocol, mean
-from fedrecsk.metrics._places import METRICS
+from fedrecsk.metrics._evaluate import Protocol
+from fedrecsk.metrics._metrics import Need, key_of, value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,8 +34,9 @@ def make_ranking_scorer(
 
     Parameters
     ----------
-    metric : {"ndcg", "hit_rate", "precision", "recall", "mrr"} or sequence of them, \
-            default="ndcg"
+    metric : str or sequence of str, default="ndcg"
+        "ndcg", "hit_rate", "precision", "recall", "mrr", "map", "auc", "coverage", "novelty" or
+        "diversity"; see :func:`evaluate_ranking`.
     k : int or sequence of int, default=10
         Cutoffs.
     n_negatives, negatives, exclude_seen, relevant_above
@@ -87,11 +88,12 @@ def make_ranking_scorer(
     """
     metrics, cutoffs = _checks.metric_names(metric, "metric"), _checks.cutoffs(k)
     protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state)
+    protocol.check(metrics, cutoffs)
+    need = Need.of(metrics, cutoffs)
     if isinstance(metric, str) and np.ndim(k) == 0:
-        return RankingScorer(metric, cutoffs[0], protocol)
-    depth = max(cutoffs)
+        return RankingScorer(metric, cutoffs[0], protocol, need)
     return RankingScorers(
-        {f"{m}@{k}": RankingScorer(m, k, protocol, depth) for m in metrics for k in cutoffs}
+        {key_of(m, k): RankingScorer(m, k, protocol, need) for m in metrics for k in cutoffs}
     )
 
 
@@ -118,10 +120,9 @@ class RecommenderScorer(BaseScorer):
 class RankingScorer(RecommenderScorer):
     """One ranking metric at one cutoff; see :func:`make_ranking_scorer`."""
 
-    def __init__(self, metric, k, protocol, depth=None):
-        super().__init__(METRICS[metric])
-        self._metric, self._k, self._protocol = metric, k, protocol
-        self._depth = k if depth is None else depth
+    def __init__(self, metric, k, protocol, need):
+        super().__init__(value)
+        self._metric, self._k, self._protocol, self._need = metric, k, protocol, need
         self._metadata_request = MetadataRequest(owner=self)
         self._metadata_request.score.add_request(param="sample_weight", alias=True)
 
@@ -130,12 +131,13 @@ class RankingScorer(RecommenderScorer):
         # responses, or to None. Rankings are shared there too.
         cache = method_caller.args[0]
         key = (self._protocol.key, id(sample_weight))
-        places = None if cache is None else cache.get(key)
-        if places is None or places.depth < self._depth:
-            places = self._protocol.rank(estimator, X, y_true, sample_weight, depth=self._depth)
+        ranking, need = None if cache is None else cache.get(key), self._need
+        if ranking is None or ranking.need.joined(need) != ranking.need:
+            need = need if ranking is None else need.joined(ranking.need)
+            ranking = self._protocol.rank(estimator, X, y_true, sample_weight, need=need)
             if cache is not None:
-                cache[key] = places
-        return mean(self._metric, places, self._k)
+                cache[key] = ranking
+        return value(self._metric, ranking, self._k)
 
     def trained_on(self, X_train):
         """The same scorer, which knows the rows of fit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import dropwhile
 from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,14 +38,14 @@ from fedrecsk._sklearn import (
 )
 from fedrecsk._threads import N_JOBS
 from fedrecsk.metrics import make_ranking_scorer
-from fedrecsk.metrics._places import METRICS
+from fedrecsk.metrics._metrics import METRICS, key_of
 from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, RecommenderScorer
 from fedrecsk.model_selection._comparison import COSTS, TIMES, Comparison, error_lines
 from fedrecsk.model_selection._user_kfold import UserKFold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
@@ -100,8 +100,8 @@ def compare(
         that a fifth of each user's rows is under test, and each row once.
     scoring : str, list of str, callable or dict of str to str or callable, default=None
         As in :func:`sklearn.model_selection.cross_validate`, or by the names of the columns
-        here: "rmse", "mae", "ndcg@5", "hit_rate@20" and so on. None: "rmse" and "mae" if there
-        is a y, which are errors (the smaller, the better), and "ndcg@10" and "hit_rate@10"
+        here: "rmse", "mae", "ndcg@5", "hit_rate@20", "auc" and so on. None: "rmse" and "mae" if
+        there is a y, which are errors (the smaller, the better), and "ndcg@10" and "hit_rate@10"
         over the full catalogue, with y > 0 as relevant. All else is as the scorer gives it
         (the larger, the better). Scorers that compare predictions with y (scikit-learn's own,
         and those of :func:`sklearn.metrics.make_scorer`) are for rating models alone; where
@@ -187,9 +187,7 @@ def compare(
     metadata = {name: value for name, value in metadata.items() if value is not None}
     check_consistent_length(X, y, *metadata.values())
     scorers = _scorers(scoring, y)
-    folds = list(_splitter(cv).split(X, y))
-    if not folds:
-        raise ValueError("cv gives no folds; give at least one pair of train and test rows.")
+    folds = _folds(cv, X, y)
 
     outcomes = Parallel(n_jobs=n_jobs)(
         delayed(_fit_and_score)(
@@ -215,9 +213,7 @@ def compare(
         for one in outcomes
     ]
     fitted = {name: [o.estimator for o in outcomes if o.name == name] for name in estimators}
-    return Comparison(
-        rows, columns, fitted if return_estimator else None, smaller_is_better=_errors(scoring, y)
-    )
+    return Comparison(rows, columns, fitted if return_estimator else None)
 
 
 # -------------------------------------------------------------------------------- arguments
@@ -243,10 +239,53 @@ def _named(estimators):
         raise ValueError("estimators is empty; give at least one.")
     for name, estimator in named.items():
         if isinstance(estimator, type):
-            raise TypeError(f"{name!r} is a class; pass an instance, {estimator.__name__}().")
+            name = estimator.__name__
+            raise TypeError(f"{name!r} is a class; pass an instance, {name}().")
         if not hasattr(estimator, "fit"):
             raise TypeError(f"{name!r} is not an estimator: {estimator!r} has no fit.")
     return named
+
+
+def _folds(cv, X, y):
+    """Pairs of train and test rows, checked before anything is fitted."""
+    if isinstance(cv, Iterable):
+        cv = list(cv)
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in cv):
+            raise ValueError(
+                "cv must give pairs (train, test) of arrays of rows; put a single pair in a list: "
+                "cv=[(train, test)]."
+            )
+    folds = [tuple(map(np.asarray, pair)) for pair in _splitter(cv).split(X, y)]
+    if not folds:
+        raise ValueError("cv gives no folds; give at least one pair of train and test rows.")
+    n_rows = len(X) if hasattr(X, "__len__") else X.shape[0]
+    for number, fold in enumerate(folds):
+        train, test = (
+            np.flatnonzero(rows) if rows.dtype == bool and len(rows) == n_rows else rows
+            for rows in fold
+        )
+        for rows, name in ((train, "train"), (test, "test")):
+            if len(rows) == 0:
+                raise ValueError(f"Fold {number} of cv has no {name} rows.")
+            if (
+                rows.ndim != 1
+                or rows.dtype.kind not in "iu"
+                or rows.max() >= n_rows
+                or rows.min() < -n_rows
+            ):
+                raise ValueError(
+                    f"The {name} rows of fold {number} of cv are not positions in X, which has "
+                    f"{n_rows} rows."
+                )
+        n_both = int(np.isin(test % n_rows, train % n_rows).sum())
+        if n_both:
+            warnings.warn(
+                f"{n_both} of the {len(test)} test rows of fold {number} are train rows too, so "
+                "scores say how well models remember; use a splitter that keeps them apart.",
+                UserWarning,
+                stacklevel=3,
+            )
+    return folds
 
 
 def _splitter(cv):
@@ -258,25 +297,8 @@ def _splitter(cv):
 ERRORS = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
 
 
-def _errors(scoring, y):
-    """Names of the scores that are errors, of which the smaller is the better."""
-    given = _by_name(scoring, y)
-    return {name for name, one in given.items() if isinstance(one, str) and one in ERRORS}
-
-
 def _scorers(scoring, y):
-    scoring = _by_name(scoring, y)
-    taken = {"estimator", "fold", "error", *TIMES, *COSTS}.intersection(scoring)
-    if taken:
-        raise ValueError(
-            f"scoring has {min(taken)!r}, which is a column of every comparison; rename it, or "
-            "leave it out: times and costs are always there."
-        )
-    return {name: _scorer_of(scorer) for name, scorer in scoring.items()}
-
-
-def _by_name(scoring, y):
-    """The scores that were asked for, or their names, by column."""
+    """The scorers that were asked for, by the names of their columns."""
     if scoring is None:
         scoring = ["ndcg@10", "hit_rate@10"]
         if y is not None:
@@ -286,26 +308,40 @@ def _by_name(scoring, y):
     if isinstance(scoring, list | tuple):
         if not all(isinstance(name, str) for name in scoring):
             raise ValueError("A list of scores holds names; give scorers in a dict, with names.")
-        return dict(zip(scoring, scoring, strict=True))
-    if isinstance(scoring, Mapping | RankingScorers):
-        return {**scoring}
-    return {"score": scoring}
+        scoring = dict(zip(scoring, scoring, strict=True))
+    elif isinstance(scoring, Mapping | RankingScorers):
+        scoring = {**scoring}
+    else:
+        scoring = {"score": scoring}
+    taken = {"estimator", "fold", "error", *TIMES, *COSTS}.intersection(scoring)
+    if taken:
+        raise ValueError(
+            f"scoring has {min(taken)!r}, which is a column of every comparison; rename it, or "
+            "leave it out: times and costs are always there."
+        )
+    return {name: _scorer_of(scorer) for name, scorer in scoring.items()}
 
 
 def _scorer_of(name):
     """The scorer of one of our columns or of a name that scikit-learn knows, or itself."""
     if not isinstance(name, str):
+        if not callable(name):
+            raise ValueError(f"scoring holds {name!r}, which is neither a name nor callable.")
         return name
     if name in ERRORS:
         return make_scorer(ERRORS[name])
-    metric, _, k = name.partition("@")
+    metric, at, k = name.partition("@")
+    if metric == "auc":
+        if at:
+            raise ValueError(f"{name!r} has a cutoff, but AUC has none; write 'auc'.")
+        return make_ranking_scorer(metric)
     if k.isdecimal():
         return make_ranking_scorer(metric, k=int(k))
     if name not in get_scorer_names():
         raise ValueError(
             f"Unknown score {name!r}; choose from {', '.join(ERRORS)}, "
-            f"{', '.join(f'{metric}@10' for metric in METRICS)} (or another cutoff), and the names "
-            "of sklearn.metrics.get_scorer_names(). Costs need no scorer: the columns "
+            f"{', '.join(key_of(metric, 10) for metric in METRICS)} (or another cutoff), and the "
+            "names of sklearn.metrics.get_scorer_names(). Costs need no scorer: the columns "
             f"{', '.join(COSTS)} are always there."
         )
     return get_scorer(name)

@@ -11,8 +11,9 @@ from fedrecsk.metrics import bytes_down_scorer, bytes_up_scorer, epsilon_scorer,
 from fedrecsk.model_selection import _tables
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
+ERRORS = ("rmse", "mae")
 TIMES = ("fit_seconds", "score_seconds")
 COSTS = {
     "mb_up": (bytes_up_scorer, 1e6),
@@ -56,12 +57,9 @@ class Comparison:
         rows: list[dict[str, Any]],
         columns: Sequence[str],
         estimators: dict[str, list] | None = None,
-        *,
-        smaller_is_better: Collection[str] = (),
     ) -> None:
         self._rows = rows
         self._columns = columns
-        self._smaller_is_better = {*smaller_is_better, *TIMES, *COSTS}
         self._summary = _summary(rows, columns)
         self.per_fold = _frame(rows)
         self.summary = _frame(self._summary)
@@ -143,13 +141,14 @@ class Comparison:
         return f"{n} recommender{'s' * (n > 1)} on {folds}"
 
     def _shown(self):
-        """Columns that some estimator has, and for each score whether it is an error."""
-        return [
-            (name, None if name in TIMES or name in COSTS else name in self._smaller_is_better)
-            for name in self._columns
-            if name != "score_seconds"
-            and not all(np.isnan(row[f"mean_{name}"]) for row in self._summary)
-        ]
+        """Columns that some estimator has, and whether smaller is better; None: no score."""
+        shown = []
+        for name in self._columns:
+            means = np.array([row[f"mean_{name}"] for row in self._summary])
+            if name != "score_seconds" and not np.isnan(means).all():
+                is_cost = name in TIMES or name in COSTS
+                shown.append((name, None if is_cost else is_error(name, means)))
+        return shown
 
     def _cells(self):
         """Each estimator's name and cells."""
@@ -158,15 +157,23 @@ class Comparison:
             own = [one for one in self._rows if one["estimator"] == row["estimator"]]
             cells = [_cell(row, name, [one[name] for one in own]) for name, _ in self._shown()]
             table.append((row["estimator"], cells))
-        for place, (name, _) in enumerate(self._shown()):
+        for place, (_, is_error) in enumerate(self._shown()):
             column = [cells[place] for _, cells in table]
-            best = _tables.best(column, smaller=name in self._smaller_is_better)
+            best = _tables.best(column, smaller=is_error is not False)
             for (_, cells), is_best in zip(table, best, strict=True):
                 cells[place] = cells[place]._replace(best=is_best)
         return table
 
     def _error_lines(self):
         return error_lines((row["estimator"], row["fold"], row["error"]) for row in self._rows)
+
+
+def is_error(name, values):
+    """Whether a score is better where it is smaller, by its name.
+
+    Below 0 it is an error with a minus, as scikit-learn's scorers give it, and better if larger.
+    """
+    return name.removeprefix("mean_") in ERRORS and not (np.asarray(values, float) < 0).any()
 
 
 def error_lines(errors):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.model_selection import Comparison
 from fedrecsk.plotting._curves import CurvesDisplay
-from fedrecsk.plotting._results import as_rows, check_any, column
+from fedrecsk.plotting._drawing import check_reference
+from fedrecsk.plotting._results import as_rows, check_any, numbers
 
 if TYPE_CHECKING:
     from typing import Self
@@ -32,11 +33,15 @@ class ConvergenceDisplay(CurvesDisplay):
         arrays of shape (n_rounds,).
     score_name : str, default="loss"
         What the number is; it labels the axis.
+    reference : float or dict of str to float, default=None
+        Scores to draw as dashed horizontal lines, by name: those of baselines, say.
 
     Attributes
     ----------
     ax_ : matplotlib Axes
     figure_ : matplotlib Figure
+    references_ : list of matplotlib Line2D
+        One per reference score.
     lines_ : list of matplotlib Line2D
         One a method.
     bands_ : list of matplotlib artists
@@ -66,8 +71,9 @@ class ConvergenceDisplay(CurvesDisplay):
         *,
         curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
         score_name: str = "loss",
+        reference: float | Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(curves=curves, x_name="rounds", score_name=score_name)
+        super().__init__(curves=curves, x_name="rounds", score_name=score_name, reference=reference)
 
     @classmethod
     def from_estimator(
@@ -76,6 +82,7 @@ class ConvergenceDisplay(CurvesDisplay):
         *,
         score: str = "loss",
         name: str | None = None,
+        reference: float | Mapping[str, float] | None = None,
         ax: Axes | None = None,
         **kwargs: Any,
     ) -> Self:
@@ -89,6 +96,8 @@ class ConvergenceDisplay(CurvesDisplay):
             Key of the rows of `history_`: "loss", or "validation_loss" after early stopping.
         name : str, default=None
             Label. None: the name of the class.
+        reference : float or dict of str to float, default=None
+            Scores to draw as dashed horizontal lines, by name: ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
             Where to draw. None: a new figure.
         **kwargs
@@ -112,7 +121,9 @@ class ConvergenceDisplay(CurvesDisplay):
         check_is_fitted(estimator)
         if name is None:
             name = type(unwrap(estimator)[1]).__name__
-        return cls.from_results({name: estimator}, score=score, ax=ax, **kwargs)
+        return cls.from_results(
+            {name: estimator}, score=score, reference=reference, ax=ax, **kwargs
+        )
 
     @classmethod
     def from_results(
@@ -120,6 +131,7 @@ class ConvergenceDisplay(CurvesDisplay):
         results: Comparison | Mapping[str, Any],
         *,
         score: str = "loss",
+        reference: float | Mapping[str, float] | None = None,
         ax: Axes | None = None,
         **kwargs: Any,
     ) -> Self:
@@ -134,6 +146,8 @@ class ConvergenceDisplay(CurvesDisplay):
             federated models.
         score : str, default="loss"
             Key of the rows of `history_`; of plain numbers, what they are.
+        reference : float or dict of str to float, default=None
+            Scores to draw as dashed horizontal lines, by name: ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
             Where to draw. None: a new figure.
         **kwargs
@@ -152,6 +166,7 @@ class ConvergenceDisplay(CurvesDisplay):
         ValueError
             If a history has no such key, nothing is given, or the comparison kept no models.
         """
+        check_reference(reference)
         if isinstance(results, Comparison):
             results = _federated_of(results)
         if not isinstance(results, Mapping):
@@ -160,21 +175,21 @@ class ConvergenceDisplay(CurvesDisplay):
             )
         curves = {}
         for name, result in results.items():
-            runs = [_by_round(name, run, score) for run in _runs(result)]
+            runs = [_by_round(name, run, score) for run in _runs(name, result)]
             by_round = np.full((len(runs), max(map(len, runs))), np.nan)
             for line, run in zip(by_round, runs, strict=True):
                 line[: len(run)] = run
             known = ~np.isnan(by_round).all(axis=0)
             if known.any():
                 rounds = np.flatnonzero(known)
-                numbers = by_round[:, rounds]
+                losses = by_round[:, rounds]
                 curves[str(name)] = (
                     rounds + 1,
-                    np.nanmean(numbers, axis=0),
-                    np.nanstd(numbers, axis=0),
+                    np.nanmean(losses, axis=0),
+                    np.nanstd(losses, axis=0),
                 )
         check_any(curves, score)
-        return cls(curves=curves, score_name=score).plot(ax, **kwargs)
+        return cls(curves=curves, score_name=score, reference=reference).plot(ax, **kwargs)
 
     def _draw(self, ax, kwargs):
         super()._draw(ax, kwargs)
@@ -195,10 +210,15 @@ def _federated_of(comparison):
     return runs
 
 
-def _runs(result):
+def _runs(name, result):
     """A list of models, histories or arrays of numbers, from one or several."""
     if hasattr(result, "fit"):
         return [result]
+    if isinstance(result, str) or not isinstance(result, Iterable):
+        raise TypeError(
+            f"{name!r} must be a fitted model, its history_, numbers by round, or a list of these, "
+            f"got {result!r}."
+        )
     result = list(result)
     one = len(result) == 0 or isinstance(result[0], Mapping | Real)
     return [result] if one else result
@@ -215,5 +235,8 @@ def _by_round(name, run, score):
     run = list(run)
     if len(run) == 0:
         raise ValueError(f"{name} has no rounds to draw.")
-    numbers = column(run, score) if isinstance(run[0], Mapping) else run
-    return np.asarray(numbers, dtype=float)
+    rows = run if isinstance(run[0], Mapping) else [{score: number} for number in run]
+    losses = np.array(numbers(rows, score))
+    # A loss that has become infinite is a gap, as one that is not known.
+    losses[np.isinf(losses)] = np.nan
+    return losses

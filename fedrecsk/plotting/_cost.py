@@ -7,8 +7,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.utils.validation import check_consistent_length
 
-from fedrecsk.plotting._drawing import axes, finish, make_logarithmic, pyplot, restyled, style
-from fedrecsk.plotting._results import as_rows, check_any, column, failures, vary
+from fedrecsk.model_selection._comparison import is_error
+from fedrecsk.plotting._drawing import (
+    DASHES,
+    axes,
+    check_reference,
+    draw_reference,
+    finish,
+    legible,
+    make_logarithmic,
+    pyplot,
+    restyled,
+    style,
+)
+from fedrecsk.plotting._results import (
+    as_rows,
+    check_any,
+    column,
+    failures,
+    numbers,
+    scores_of,
+    vary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,9 +39,6 @@ if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
 
     from fedrecsk.model_selection import Comparison
-
-DASHES = (":", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
-ERRORS = ("rmse", "mae")
 
 
 class CostDisplay:
@@ -42,9 +59,11 @@ class CostDisplay:
     cost_name, score_name : str, default="mb", "score"
         Columns of a comparison, or any names; they label the axes.
     greater_is_better : bool, default=None
-        Whether a larger score is better. None: unless it is "rmse" or "mae".
+        Whether a larger score is better. None: unless it is "rmse" or "mae" and not negative.
     failed : list of str, default=()
         What the legend says of fits that failed.
+    reference : float or dict of str to float, default=None
+        Scores to draw as dashed horizontal lines, by name: those of baselines, say.
 
     Attributes
     ----------
@@ -52,6 +71,8 @@ class CostDisplay:
         Methods on the front, the cheapest first.
     ax_ : matplotlib Axes
     figure_ : matplotlib Figure
+    references_ : list of matplotlib Line2D
+        One per reference score.
     points_ : list of matplotlib ErrorbarContainer
         One a method with a cost.
     baselines_ : list of matplotlib Line2D
@@ -89,6 +110,7 @@ class CostDisplay:
         score_name: str = "score",
         greater_is_better: bool | None = None,
         failed: Sequence[str] = (),
+        reference: float | Mapping[str, float] | None = None,
     ) -> None:
         self.names = names
         self.costs = costs
@@ -99,6 +121,7 @@ class CostDisplay:
         self.score_name = score_name
         self.greater_is_better = greater_is_better
         self.failed = failed
+        self.reference = reference
 
     @classmethod
     def from_results(
@@ -109,6 +132,7 @@ class CostDisplay:
         cost: str = "mb",
         by: str = "estimator",
         greater_is_better: bool | None = None,
+        reference: float | Mapping[str, float] | None = None,
         ax: Axes | None = None,
         **kwargs: Any,
     ) -> Self:
@@ -124,7 +148,9 @@ class CostDisplay:
         by : str, default="estimator"
             Column of the methods' names.
         greater_is_better : bool, default=None
-            Whether a larger score is better. None: unless it is "rmse" or "mae".
+            Whether a larger score is better. None: unless it is "rmse" or "mae" and not negative.
+        reference : float or dict of str to float, default=None
+            Scores to draw as dashed horizontal lines, by name: ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
             Where to draw. None: a new figure.
         **kwargs
@@ -139,19 +165,26 @@ class CostDisplay:
         ImportError
             If matplotlib is missing.
         ValueError
-            If there is no such column, a cost is infinite, or no row has the score.
+            If there is no such column, a cost is infinite or negative, a score infinite, or no
+            row has the score.
         """
+        check_reference(reference)
         rows = as_rows(results)
         if cost == "mb" and "mb" not in rows[0]:
-            both = zip(rows, column(rows, "mb_up"), column(rows, "mb_down"), strict=True)
+            both = zip(rows, numbers(rows, "mb_up"), numbers(rows, "mb_down"), strict=True)
             rows = [{**row, "mb": up + down} for row, up, down in both]
         methods = {}
         for name, value, paid in zip(
-            column(rows, by), column(rows, score), column(rows, cost), strict=True
+            column(rows, by), scores_of(rows, score), numbers(rows, cost), strict=True
         ):
             if not np.isnan(value):
                 methods.setdefault(str(name), []).append((paid, value))
-        if np.isinf([paid for pairs in methods.values() for paid, _ in pairs]).any():
+        all_paid = np.array([paid for pairs in methods.values() for paid, _ in pairs])
+        if (all_paid < 0).any():
+            raise ValueError(
+                f"{cost!r} is negative for some; scorers give costs with a minus, so negate it."
+            )
+        if np.isinf(all_paid).any():
             raise ValueError(
                 f"{cost!r} is infinite for some; PrivacyDisplay draws that of epsilon."
             )
@@ -168,6 +201,7 @@ class CostDisplay:
             score_name=score,
             greater_is_better=greater_is_better,
             failed=failures(rows, score, by),
+            reference=reference,
         )
         return display.plot(ax, **kwargs)
 
@@ -183,6 +217,7 @@ class CostDisplay:
         score: str = "ndcg@10",
         cost: str = "mb",
         greater_is_better: bool | None = None,
+        reference: float | Mapping[str, Any] | Sequence | None = None,
         ax: Axes | None = None,
         compare_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -200,6 +235,9 @@ class CostDisplay:
             Its values, perhaps by the names to show.
         score, cost, greater_is_better, ax, **kwargs
             As in :meth:`from_results`.
+        reference : float, dict of str to float or estimator, or list of estimators, default=None
+            What to draw as dashed horizontal lines: scores by name, or estimators, which are
+            cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
         compare_params : dict, default=None
             Parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
             `n_jobs`...
@@ -210,7 +248,9 @@ class CostDisplay:
         """
         pyplot("CostDisplay.from_estimator", ax)
         scores = [score, "mb_up" if cost == "mb" else cost]
-        results = vary([estimator], X, y, param_name, param_range, scores, compare_params)
+        results, reference = vary(
+            [estimator], X, y, param_name, param_range, scores, compare_params, reference
+        )
         rows = [{**row, param_name: f"{param_name}={row[param_name]}"} for row in results]
         return cls.from_results(
             rows,
@@ -218,6 +258,7 @@ class CostDisplay:
             cost=cost,
             by=param_name,
             greater_is_better=greater_is_better,
+            reference=reference,
             ax=ax,
             **kwargs,
         )
@@ -239,8 +280,9 @@ class CostDisplay:
         return front
 
     def _greater_is_better(self):
-        given = self.greater_is_better
-        return self.score_name.removeprefix("mean_") not in ERRORS if given is None else given
+        if self.greater_is_better is not None:
+            return self.greater_is_better
+        return not is_error(self.score_name, self.scores)
 
     def plot(
         self,
@@ -270,7 +312,9 @@ class CostDisplay:
         ImportError
             If matplotlib is missing.
         """
+        check_any(self.names, self.score_name)
         on_front = self._front()
+        check_reference(self.reference)
         ax, own = axes("CostDisplay.plot", ax)
         costs, scores = np.asarray(self.costs, float), np.asarray(self.scores, float)
         self.points_, self.baselines_ = [], []
@@ -279,14 +323,15 @@ class CostDisplay:
             if np.isnan(costs[i]):
                 dashes = DASHES[len(self.baselines_) % len(DASHES)]
                 look = {"color": "0.35", "linestyle": dashes, "linewidth": 1.3, "zorder": 1}
-                line = ax.axhline(scores[i], label=f"{name} (centralised)", **look)
+                line = ax.axhline(scores[i], label=legible(f"{name} (centralised)"), **look)
                 self.baselines_.append(line)
                 continue
             look = style(taken + len(self.points_)) | {"linestyle": "none", "markersize": 8}
-            look |= {"label": name, "capsize": 3, "zorder": 3}
+            look |= {"label": legible(name), "capsize": 3, "zorder": 3}
             look |= {"xerr": _bar(self.cost_stds, i), "yerr": _bar(self.score_stds, i)}
             point = ax.errorbar(costs[i], scores[i], **restyled(kwargs, **look))
             self.points_.append(point)
+        draw_reference(self, ax)
         self.front_ = None
         if len(on_front) > 1:
             look = {"color": "0.6", "linewidth": 1.5, "zorder": 2, "drawstyle": "steps-post"}

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrecsk.plotting._drawing import axes, finish, restyled, style
+from fedrecsk.plotting._drawing import (
+    axes,
+    check_reference,
+    draw_reference,
+    finish,
+    legible,
+    restyled,
+    style,
+)
+from fedrecsk.plotting._results import check_any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +35,8 @@ class CurvesDisplay:
     x_name, score_name : str
     failed : list of str, default=()
         What the legend says of fits that failed.
+    reference : float or dict of str to float, default=None
+        Scores to draw as dashed horizontal lines, by name.
     """
 
     def __init__(
@@ -35,11 +46,13 @@ class CurvesDisplay:
         x_name: str,
         score_name: str,
         failed: Sequence[str] = (),
+        reference: float | Mapping[str, float] | None = None,
     ) -> None:
         self.curves = curves
         self.x_name = x_name
         self.score_name = score_name
         self.failed = failed
+        self.reference = reference
 
     def plot(self, ax: Axes | None = None, **kwargs: Any) -> Self:
         """Draw.
@@ -62,8 +75,11 @@ class CurvesDisplay:
         ImportError
             If matplotlib is missing.
         """
+        check_any(self.curves, self.score_name)
+        check_reference(self.reference)
         ax, own = axes(f"{type(self).__name__}.plot", ax)
         self._draw(ax, kwargs)
+        draw_reference(self, ax)
         return finish(self, ax, own, x_name=self.x_name, score_name=self.score_name)
 
     def _draw(self, ax, kwargs):
@@ -73,7 +89,7 @@ class CurvesDisplay:
         self.lines_, self.bands_ = [], []
         taken = len(ax.lines)
         for name, (x, mean, std) in curves.items():
-            look = style(taken + len(self.lines_)) | {"label": name, "markersize": 6}
+            look = style(taken + len(self.lines_)) | {"label": legible(name), "markersize": 6}
             if len(x) > 20:
                 look["markevery"] = len(x) // 10
             (line,) = ax.plot(x, mean, **restyled(kwargs, **look))

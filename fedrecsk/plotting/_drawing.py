@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
+from numbers import Real
 
 import numpy as np
 
@@ -10,6 +12,9 @@ from fedrecsk._extras import require
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+# Tol's muted colours, apart from those of the methods, for reference lines.
+REFERENCE_COLOURS = ("#882255", "#117733", "#332288", "#999933")
+DASHES = ("--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LABELS = {
     "mb": "MB that a client sends and receives",
@@ -28,6 +33,11 @@ LABELS = {
     "hit_rate": "Hit rate",
     "ndcg": "NDCG",
     "mrr": "MRR",
+    "map": "MAP",
+    "auc": "AUC",
+    "coverage": "Coverage",
+    "novelty": "Novelty (bits)",
+    "diversity": "Diversity",
     "precision": "Precision",
     "recall": "Recall",
 }
@@ -64,6 +74,46 @@ def restyled(kwargs, **look):
     from matplotlib import cbook, lines
 
     return look | cbook.normalize_kwargs(kwargs, lines.Line2D)
+
+
+def check_reference(reference):
+    """Scores of horizontal lines by name, from a number, a dict or None.
+
+    Raises
+    ------
+    TypeError
+        If it is something else.
+    ValueError
+        If a score is not finite.
+    """
+    if reference is None:
+        return {}
+    if isinstance(reference, Real):
+        reference = {"reference": reference}
+    if not isinstance(reference, Mapping):
+        raise TypeError(
+            "reference must be a number or a dict of names to numbers, got "
+            f"{type(reference).__name__}."
+        )
+    for name, score in reference.items():
+        if not isinstance(score, Real) or not np.isfinite(score):
+            raise ValueError(f"reference {name!r} must be a finite number, got {score!r}.")
+    return {str(name): float(score) for name, score in reference.items()}
+
+
+def draw_reference(display, ax):
+    """Draw a display's reference scores as horizontal dashed lines."""
+    display.references_ = []
+    for i, (name, score) in enumerate(check_reference(display.reference).items()):
+        look = {"color": REFERENCE_COLOURS[i % len(REFERENCE_COLOURS)], "linewidth": 1.5}
+        look["linestyle"] = DASHES[i % len(DASHES)]
+        display.references_.append(ax.axhline(score, label=legible(name), zorder=1, **look))
+
+
+def legible(name):
+    """A name as matplotlib shows it literally, and in the legend even where it begins with _."""
+    name = str(name).replace("$", r"\$")
+    return f" {name}" if name.startswith("_") else name
 
 
 def make_logarithmic(ax):

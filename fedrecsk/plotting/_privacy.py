@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedrecsk.plotting._curves import CurvesDisplay
-from fedrecsk.plotting._drawing import make_logarithmic, pyplot
-from fedrecsk.plotting._results import as_rows, by_method, check_any, column, failures, vary
+from fedrecsk.plotting._drawing import check_reference, legible, make_logarithmic, pyplot
+from fedrecsk.plotting._results import as_rows, by_method, check_any, failures, numbers, vary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,11 +35,15 @@ class PrivacyDisplay(CurvesDisplay):
         What the privacy loss and the score are; they label the axes.
     failed : list of str, default=()
         What the legend says of fits that failed.
+    reference : float or dict of str to float, default=None
+        Scores to draw as dashed horizontal lines, by name: those of baselines, say.
 
     Attributes
     ----------
     ax_ : matplotlib Axes
     figure_ : matplotlib Figure
+    references_ : list of matplotlib Line2D
+        One per reference score.
     lines_ : list of matplotlib Line2D
         One a method with a finite epsilon.
     bands_ : list of matplotlib artists
@@ -75,8 +79,15 @@ class PrivacyDisplay(CurvesDisplay):
         x_name: str = "epsilon",
         score_name: str = "ndcg@10",
         failed: Sequence[str] = (),
+        reference: float | Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(curves=curves, x_name=x_name, score_name=score_name, failed=failed)
+        super().__init__(
+            curves=curves,
+            x_name=x_name,
+            score_name=score_name,
+            failed=failed,
+            reference=reference,
+        )
 
     @classmethod
     def from_results(
@@ -87,6 +98,7 @@ class PrivacyDisplay(CurvesDisplay):
         score: str = "ndcg@10",
         by: str = "estimator",
         setting: str | None = None,
+        reference: float | Mapping[str, float] | None = None,
         ax: Axes | None = None,
         **kwargs: Any,
     ) -> Self:
@@ -103,6 +115,8 @@ class PrivacyDisplay(CurvesDisplay):
         setting : str, default=None
             Column of what was set (the scale of the noise, say), by which rows are averaged.
             Folds of one setting may differ a little in their epsilon. None: `x`.
+        reference : float or dict of str to float, default=None
+            Scores to draw as dashed horizontal lines, by name: ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
             Where to draw. None: a new figure.
         **kwargs
@@ -119,14 +133,16 @@ class PrivacyDisplay(CurvesDisplay):
         ValueError
             If there is no such column, no row has the score, or an epsilon is not positive.
         """
+        check_reference(reference)
         rows = as_rows(results)
-        known = [row for row, loss in zip(rows, column(rows, x), strict=True) if loss == loss]
+        known = [row for row, loss in zip(rows, numbers(rows, x), strict=True) if loss == loss]
         if any(row[x] <= 0 for row in known):
             raise ValueError(f"{x!r} must be positive; the axis is logarithmic.")
         check_any(known, x)
         curves = by_method(known, setting=setting or x, x=x, score=score, by=by)
         failed = failures(rows, score, by)
-        return cls(curves=curves, x_name=x, score_name=score, failed=failed).plot(ax, **kwargs)
+        display = cls(curves=curves, x_name=x, score_name=score, failed=failed, reference=reference)
+        return display.plot(ax, **kwargs)
 
     @classmethod
     def from_estimator(
@@ -138,6 +154,7 @@ class PrivacyDisplay(CurvesDisplay):
         param_name: str = "federation__local_dp",
         param_range: Iterable | Mapping[str, Any],
         score: str = "ndcg@10",
+        reference: float | Mapping[str, Any] | Sequence | None = None,
         ax: Axes | None = None,
         compare_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -155,6 +172,9 @@ class PrivacyDisplay(CurvesDisplay):
             Its values; None is no noise.
         score : str, default="ndcg@10"
             Column of the comparison, which is asked for it.
+        reference : float, dict of str to float or estimator, or list of estimators, default=None
+            What to draw as dashed horizontal lines: scores by name, or estimators, which are
+            cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
         ax : matplotlib Axes, default=None
             Where to draw. None: a new figure.
         compare_params : dict, default=None
@@ -168,8 +188,12 @@ class PrivacyDisplay(CurvesDisplay):
         display : PrivacyDisplay
         """
         pyplot("PrivacyDisplay.from_estimator", ax)
-        rows = vary(estimator, X, y, param_name, param_range, [score], compare_params)
-        return cls.from_results(rows, score=score, setting=param_name, ax=ax, **kwargs)
+        rows, reference = vary(
+            estimator, X, y, param_name, param_range, [score], compare_params, reference
+        )
+        return cls.from_results(
+            rows, score=score, setting=param_name, reference=reference, ax=ax, **kwargs
+        )
 
     def _draw(self, ax, kwargs):
         noisy, clear = {}, {}
@@ -185,6 +209,6 @@ class PrivacyDisplay(CurvesDisplay):
         self.baselines_ = []
         for name, score in clear.items():
             look = {"color": colours.get(name, "0.35"), "linestyle": "--", "linewidth": 1}
-            line = ax.axhline(score, label=f"{name}, no noise", zorder=1, **look)
+            line = ax.axhline(score, label=legible(f"{name}, no noise"), zorder=1, **look)
             self.baselines_.append(line)
         make_logarithmic(ax)

@@ -12,6 +12,7 @@ from sklearn.base import clone
 from fedrecsk.model_selection import Comparison, compare
 from fedrecsk.model_selection._compare import _named, _scorers, _scorers_for
 from fedrecsk.model_selection._comparison import COSTS, TIMES
+from fedrecsk.plotting._drawing import check_reference
 
 
 def as_rows(results):
@@ -36,6 +37,36 @@ def column(rows, name):
     return [row[name] for row in rows]
 
 
+def numbers(rows, name):
+    """A column of numbers, NaN where a row has none.
+
+    Raises
+    ------
+    ValueError
+        If there is no such column, or it holds something else.
+    """
+    values = []
+    for value in column(rows, name):
+        if value is not None and not isinstance(value, Real):
+            raise ValueError(
+                f"Column {name!r} holds {value!r}, which is not a number; convert the column, or "
+                "name another."
+            )
+        values.append(float("nan") if value is None else float(value))
+    return values
+
+
+def scores_of(rows, name):
+    """A column of scores; raises where one is infinite."""
+    values = numbers(rows, name)
+    if np.isinf(values).any():
+        raise ValueError(
+            f"{name!r} is infinite in row {int(np.isinf(values).argmax())}; did the fit diverge? "
+            "Leave such rows out."
+        )
+    return values
+
+
 def check_any(found, name):
     if not found:
         raise ValueError(f"Nothing to draw: no row of the results has {name!r}.")
@@ -46,13 +77,14 @@ def failures(rows, score, by):
     n_rows, n_failed = Counter(row[by] for row in rows), Counter()
     for row in rows:
         error = row.get("error")
-        n_failed[row[by]] += row[score] != row[score] and isinstance(error, str) and error != ""
+        missing = row[score] is None or row[score] != row[score]
+        n_failed[row[by]] += missing and isinstance(error, str) and error != ""
     return [f"{name}: {n} of {n_rows[name]} failed" for name, n in n_failed.items() if n]
 
 
 def by_method(rows, *, setting, x, score, by):
     """Mean and spread of the score by method and setting; conditions in order."""
-    columns = (column(rows, name) for name in (by, setting, x, score))
+    columns = [column(rows, name) for name in (by, setting, x)] + [scores_of(rows, score)]
     points = {}
     for name, key, place, value in zip(*columns, strict=True):
         if not np.isnan(value):
@@ -84,24 +116,53 @@ def _condition(value):
     return value if isinstance(value, Real) else str(value)
 
 
-def vary(estimator, X, y, param_name, param_range, scores, compare_params):
-    """Rows of comparisons of the estimators for each value of a parameter, in a new column."""
+def vary(estimator, X, y, param_name, param_range, scores, compare_params, reference):
+    """Rows of comparisons of the estimators for each value of a parameter, in a new column.
+
+    Also the reference scores by name, those of estimators from the same folds.
+    """
+    numbers, baselines = _numbers_and_estimators(reference)
     several = isinstance(estimator, Mapping | list | tuple)
     named = _named(estimator if several else [estimator])
     params = dict(compare_params or {})
     params["scoring"] = _scoring(params.get("scoring"), scores, named, y)
+    if isinstance(param_range, str) or not isinstance(param_range, Iterable):
+        raise TypeError(f"param_range must be a list of values or a dict, got {param_range!r}.")
     if isinstance(param_range, Mapping):
         values = dict(param_range)
     else:
         values = {_condition(value): value for value in param_range}
+    if not values:
+        raise ValueError("param_range is empty; give at least one value.")
     settings, varied = {}, {}
     for label, value in values.items():
         for name, one in named.items():
             full = f"{name} with {param_name}={label}"
             settings[full] = {"estimator": name, param_name: label}
             varied[full] = clone(one).set_params(**{param_name: clone(value, safe=False)})
-    comparison = compare(varied, X, y, **params)
-    return [{**row, **settings[row["estimator"]]} for row in as_rows(comparison)]
+    rows = as_rows(compare(varied | baselines, X, y, **params))
+    for name in baselines:
+        values = [row[scores[0]] for row in rows if row["estimator"] == name]
+        numbers[name] = float(np.mean(values))
+        if np.isnan(numbers[name]):
+            raise ValueError(
+                f"reference {name!r} has no {scores[0]!r}; leave it out, or draw another score."
+            )
+    order = map(str, reference) if isinstance(reference, Mapping) else numbers
+    settled = [row for row in rows if row["estimator"] in settings]
+    found = [{**row, **settings[row["estimator"]]} for row in settled]
+    return found, {name: numbers[name] for name in order}
+
+
+def _numbers_and_estimators(reference):
+    """Reference scores by name, and estimators by name whose scores are to be found."""
+    if isinstance(reference, list | tuple) or hasattr(reference, "fit"):
+        return {}, _named(reference if isinstance(reference, list | tuple) else [reference])
+    if not isinstance(reference, Mapping):
+        return check_reference(reference), {}
+    estimators = {name: one for name, one in reference.items() if hasattr(one, "fit")}
+    numbers = {name: one for name, one in reference.items() if name not in estimators}
+    return check_reference(numbers), _named(estimators) if estimators else {}
 
 
 def _scoring(given, wanted, named, y):

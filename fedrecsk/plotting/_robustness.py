@@ -5,9 +5,11 @@ from __future__ import annotations
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedrecsk.plotting._curves import CurvesDisplay
-from fedrecsk.plotting._drawing import name_ticks, pyplot, restyled, style
-from fedrecsk.plotting._results import as_rows, by_method, failures, vary
+from fedrecsk.plotting._drawing import check_reference, legible, name_ticks, pyplot, restyled, style
+from fedrecsk.plotting._results import as_rows, by_method, column, failures, vary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,11 +35,15 @@ class RobustnessDisplay(CurvesDisplay):
         What the condition and the score are; they label the axes.
     failed : list of str, default=()
         What the legend says of fits that failed.
+    reference : float or dict of str to float, default=None
+        Scores to draw as dashed horizontal lines, by name: those of baselines, say.
 
     Attributes
     ----------
     ax_ : matplotlib Axes
     figure_ : matplotlib Figure
+    references_ : list of matplotlib Line2D
+        One per reference score.
     lines_ : list of matplotlib Line2D or ErrorbarContainer
         One a method.
     bands_ : list of matplotlib artists
@@ -65,8 +71,15 @@ class RobustnessDisplay(CurvesDisplay):
         x_name: str = "dropout",
         score_name: str = "ndcg@10",
         failed: Sequence[str] = (),
+        reference: float | Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(curves=curves, x_name=x_name, score_name=score_name, failed=failed)
+        super().__init__(
+            curves=curves,
+            x_name=x_name,
+            score_name=score_name,
+            failed=failed,
+            reference=reference,
+        )
 
     @classmethod
     def from_results(
@@ -76,6 +89,7 @@ class RobustnessDisplay(CurvesDisplay):
         x: str = "dropout",
         score: str = "ndcg@10",
         by: str = "estimator",
+        reference: float | Mapping[str, float] | None = None,
         ax: Axes | None = None,
         **kwargs: Any,
     ) -> Self:
@@ -89,6 +103,8 @@ class RobustnessDisplay(CurvesDisplay):
             without the score are left out.
         x, score, by : str, default="dropout", "ndcg@10", "estimator"
             Columns of the condition, the score and the method's name.
+        reference : float or dict of str to float, default=None
+            Scores to draw as dashed horizontal lines, by name: ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
             Where to draw. None: a new figure.
         **kwargs
@@ -105,10 +121,14 @@ class RobustnessDisplay(CurvesDisplay):
         ValueError
             If there is no such column, or no row has the score.
         """
+        check_reference(reference)
         rows = as_rows(results)
+        if any(isinstance(value, Real) and np.isinf(value) for value in column(rows, x)):
+            raise ValueError(f"{x!r} is infinite for some; leave these rows out.")
         curves = by_method(rows, setting=x, x=x, score=score, by=by)
         failed = failures(rows, score, by)
-        return cls(curves=curves, x_name=x, score_name=score, failed=failed).plot(ax, **kwargs)
+        display = cls(curves=curves, x_name=x, score_name=score, failed=failed, reference=reference)
+        return display.plot(ax, **kwargs)
 
     @classmethod
     def from_estimator(
@@ -120,6 +140,7 @@ class RobustnessDisplay(CurvesDisplay):
         param_name: str = "federation__dropout",
         param_range: Iterable | Mapping[str, Any] = (0.0, 0.25, 0.5, 0.75),
         score: str = "ndcg@10",
+        reference: float | Mapping[str, Any] | Sequence | None = None,
         ax: Axes | None = None,
         compare_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -138,6 +159,9 @@ class RobustnessDisplay(CurvesDisplay):
             RandomUpload()}`` of "federation__adversary".
         score : str, default="ndcg@10"
             Column of the comparison, which is asked for it.
+        reference : float, dict of str to float or estimator, or list of estimators, default=None
+            What to draw as dashed horizontal lines: scores by name, or estimators, which are
+            cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
         ax : matplotlib Axes, default=None
             Where to draw. None: a new figure.
         compare_params : dict, default=None
@@ -151,10 +175,12 @@ class RobustnessDisplay(CurvesDisplay):
         display : RobustnessDisplay
         """
         pyplot("RobustnessDisplay.from_estimator", ax)
-        rows = vary(estimator, X, y, param_name, param_range, [score], compare_params)
+        rows, reference = vary(
+            estimator, X, y, param_name, param_range, [score], compare_params, reference
+        )
         x = param_name.split("__")[-1]
         rows = [{**row, x: row[param_name]} for row in rows]
-        return cls.from_results(rows, x=x, score=score, ax=ax, **kwargs)
+        return cls.from_results(rows, x=x, score=score, reference=reference, ax=ax, **kwargs)
 
     def _draw(self, ax, kwargs):
         conditions = [value for x, _, _ in self.curves.values() for value in x]
@@ -167,7 +193,7 @@ class RobustnessDisplay(CurvesDisplay):
         self.lines_, self.bands_ = [], []
         n_methods = len(self.curves)
         for i, (name, (x, mean, std)) in enumerate(self.curves.items()):
-            look = {"label": name, "linestyle": "none", "markersize": 7, "capsize": 3}
+            look = {"label": legible(name), "linestyle": "none", "markersize": 7, "capsize": 3}
             look = restyled(kwargs, **style(i), **look, yerr=std)
             shift = (i - (n_methods - 1) / 2) * min(0.12, 0.7 / n_methods)
             places = [conditions.index(value) + shift for value in x]

@@ -183,3 +183,22 @@ def test_one_search_answers_the_question(toy):
     tight = clone(search).set_params(refit=best_within(1, metric="ndcg@3"))
     with pytest.raises(ValueError, match=r"the cheapest, {'n_rounds': 1}"):
         tight.fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("budget", "results", "error", "message"),
+    [
+        ("50", None, TypeError, "budget must be a number of at least 0, got '50'"),
+        (None, None, TypeError, "budget must be a number"),
+        (True, None, TypeError, "budget must be a number"),
+        ([1], None, TypeError, "budget must be a number"),
+        (float("nan"), None, ValueError, "budget must be a number"),
+        (1, 5, TypeError, r"chooses from the cv_results_ of a search, got 5"),
+        (1, {}, ValueError, "no score 'a'; it has none"),
+        (1, {"mean_test_score": [1.0]}, ValueError, "no score 'a'; it has score. Name scores as"),
+        (1, {"mean_test_a": ["x"]}, ValueError, "'mean_test_a' holds 'x', which is not a number"),
+    ],
+)
+def test_what_cannot_be_chosen_from_is_named(budget, results, error, message):
+    with pytest.raises(error, match=message):
+        best_within(budget, metric="a")(results)

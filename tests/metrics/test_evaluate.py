@@ -1,6 +1,8 @@
 """evaluate_ranking against loops over users, and what it says of bad input."""
 
 import gzip
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +12,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression
+from sklearn.metrics import r2_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from fedrecsk import BiasOnly, Popularity
-from fedrecsk.metrics import _evaluate, _recommender, evaluate_ranking
+from fedrecsk.metrics import (
+    _evaluate,
+    _recommender,
+    evaluate_ranking,
+    exposure,
+    make_ranking_scorer,
+)
 from tests.conftest import SHARED_DATA, make_toy
 from tests.metrics.models import Given, Peer, score
 from tests.reference import ranking as reference
 
 METRICS = tuple(reference.METRICS)
+# Cases drawn at random may have no meaning.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The model knows none of"),
+    pytest.mark.filterwarnings("ignore:The rows under test were seen"),
+]
 MODELS = [Given, Peer]
 every_model = pytest.mark.parametrize("Model", MODELS)
 
@@ -67,6 +81,81 @@ def test_the_whole_catalogue(Model, case, exclude_seen, above):
             above=above,
         )
         assert value == pytest.approx(expected), name
+
+
+BEYOND = ("coverage", "novelty", "diversity")
+
+
+@every_model
+@given(case=splits())
+@settings(deadline=None, max_examples=60)
+def test_auc_and_what_is_beyond_accuracy(Model, case):
+    train, test, y = case
+    model = Model().fit(train)
+    catalogue = set(model.item_ids_.tolist())
+    k = min(3, len(catalogue))
+    seen = set(map(tuple, train.tolist()))
+    rows = known_score(model), catalogue, test
+    relevant = test[np.isin(test[:, 0], test[y > 0, 0])]
+    best = reference.lists(k, known_score(model), catalogue, relevant, seen)
+    expected = reference.beyond_accuracy(best, catalogue, seen)
+    expected |= {"auc": reference.evaluate("auc", None, *rows, y, seen=seen)}
+    for name, value in expected.items():
+        if (name == "diversity" and k < 2) or np.isnan(value):
+            with pytest.raises(ValueError, match=r"k of at least 2|there is no"):
+                evaluate_ranking(model, test, y, metrics=name, k=k)
+        else:
+            (found,) = evaluate_ranking(model, test, y, metrics=name, k=k).values()
+            assert found == pytest.approx(value, abs=1e-6), name
+    together = evaluate_ranking(model, test, y, metrics=["coverage", "map", "mrr"], k=[1, k])
+    alone = [
+        evaluate_ranking(model, test, y, metrics=m, k=n)
+        for m in ("coverage", "map", "mrr")
+        for n in (1, k)
+    ]
+    assert together == {name: value for one in alone for name, value in one.items()}
+
+
+def test_beyond_accuracy_by_hand():
+    """Four users: "a" is with three of them, "b" with two, "c" with one."""
+    train = [["u", "a"], ["v", "a"], ["w", "a"], ["v", "b"], ["w", "b"], ["x", "c"]]
+    model = Popularity().fit(train)
+    values = evaluate_ranking(
+        model, [["u", "b"], ["x", "b"]], metrics=["auc", *BEYOND], k=2, exclude_seen=True
+    )
+    # u is shown b, c; x is shown a, b. Of the others c is behind b, and a ahead of it.
+    assert values == {
+        "auc": pytest.approx((1 + 0) / 2),
+        "coverage@2": 1.0,
+        "novelty@2": pytest.approx((1 + 2 + np.log2(4 / 3) + 1) / 4),
+        "diversity@2": pytest.approx((1 + 1 - 2 / np.sqrt(6)) / 2),
+    }
+
+
+@every_model
+def test_auc_among_negatives_is_the_share_of_them_behind(Model):
+    X, _ = make_toy(n_users=20, n_items=40, density=0.3)
+    model = Model().fit(X[:-60])
+    _, first = np.unique(X[-60:, 0], return_index=True)
+    test = X[-60:][first]
+    options = {"n_negatives": 1, "random_state": 0}
+    values = evaluate_ranking(model, test, metrics=["auc", "precision"], k=1, **options)
+    assert values["auc"] == pytest.approx(values["precision@1"])
+
+
+def test_lists_have_no_meaning_among_negatives(toy):
+    X, _ = toy
+    model = Popularity().fit(X)
+    for options in ({"n_negatives": 2}, {"negatives": {107: [1000]}}):
+        with pytest.raises(ValueError, match="'novelty' is about lists from the whole catalogue"):
+            evaluate_ranking(model, X, metrics=["ndcg", "novelty"], k=2, **options)
+        with pytest.raises(ValueError, match="'novelty' is about lists from the whole catalogue"):
+            make_ranking_scorer("novelty", **options)
+    with pytest.raises(ValueError, match="pairs of items; take k of at least 2"):
+        make_ranking_scorer(["diversity"], k=[1, 5])
+    forgetful = Peer(remembers=False).fit(X)
+    with pytest.raises(ValueError, match="what its users have seen"):
+        evaluate_ranking(forgetful, X, metrics="novelty", k=2, exclude_seen=False)
 
 
 @pytest.mark.filterwarnings("ignore:.*given negatives are no negatives")
@@ -261,7 +350,7 @@ TRAIN = np.array([[1, 10], [1, 11], [2, 10], [2, 12], [3, 13]])
         ({"k": [1, 5]}, "k=5 is more than the 4 items of the catalogue"),
         ({"k": 4, "n_negatives": 1}, r"k=4 is more than the 2 candidates of user 1"),
         ({"k": 3, "negatives": {1: [13]}}, r"k=3 is more than the 2 candidates of user 1"),
-        ({"metrics": "auc"}, "Unknown metric 'auc'; choose from ndcg"),
+        ({"metrics": "ap"}, "Unknown metric 'ap'; choose from ndcg"),
         ({"metrics": ()}, "metrics is empty"),
         ({"n_negatives": 0}, "'n_negatives' parameter of evaluate_ranking"),
         ({"n_negatives": 2}, "n_negatives=2, but user 1 has only 1 items"),
@@ -393,3 +482,75 @@ def test_drawn_negatives_agree_with_given_ones(ml100k):
     full = evaluate_ranking(model, test)["ndcg@10"]
     assert np.ptp(values) < 0.02
     assert full < min(values) / 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "messages"),
+    [
+        (
+            lambda X: X + np.array([5000, 0]),
+            {},
+            ["none of the .* users under test, so all get what str"],
+        ),
+        (lambda X: X + np.array([0, 5000]), {}, ["none of the .* items under test"]),
+        (lambda X: X[:, ::-1], {}, ["none of the .* users under test", "none of the .* items un"]),
+        (lambda X: X[:60], {}, ["seen in fit, so this says how well the model remembers"]),
+        (lambda X: X[-6:], {"negatives": {}}, ["none of the given negatives, so it ranks"]),
+        (lambda X: X[-6:], {}, []),
+    ],
+)
+def test_evaluations_without_meaning_are_reported(rows, options, messages):
+    X, y = make_toy(n_users=14, n_items=10)
+    model = BiasOnly().fit(X[:-6], y[:-6])
+    test = rows(X)
+    if options:
+        options = {"negatives": {user: [1, 2] for user in test[:, 0].tolist()}}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        evaluate_ranking(model, test, k=1, **options)
+    assert len(caught) == len(messages)
+    for warning, message in zip(caught, messages, strict=True):
+        assert re.search(message, str(warning.message))
+        assert warning.category is UserWarning
+
+
+def test_a_rating_score_of_strangers_is_reported(toy):
+    X, y = toy
+    model = BiasOnly().fit(X, y)
+    with pytest.warns(UserWarning, match="none of the 1 users under test.* is user -1, and"):
+        assert model.score([[-1, X[0, 1]], [-1, X[1, 1]]], [1, 2]) < 1
+    assert model.score(X, y) == pytest.approx(r2_score(y, model.predict(X)))
+
+
+@pytest.mark.parametrize("weight", [1e-300, 1e308])
+def test_gains_of_any_size_give_the_same_ndcg(toy, weight):
+    X, y = toy
+    model = BiasOnly().fit(X[:-20], y[:-20])
+    expected = evaluate_ranking(model, X[-20:], k=3)
+    found = evaluate_ranking(model, X[-20:], k=3, sample_weight=np.full(20, weight))
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metrics": None}, "metrics must be a name or several, got None"),
+        ({"metrics": "ndcg@5"}, "Unknown metric 'ndcg@5'; .*cutoffs go into k"),
+        ({"y": ["a"] * 100}, "y holds strings"),
+    ],
+)
+def test_ordinary_mistakes_are_named(options, message):
+    X, _ = make_toy(n_users=20, n_items=10)
+    with pytest.raises((TypeError, ValueError), match=message):
+        evaluate_ranking(Popularity().fit(X), X[:100], **options)
+
+
+def test_exposure_says_what_it_cannot_do(toy):
+    X, _ = toy
+    model = Popularity().fit(X)
+    with pytest.raises(ValueError, match="users is empty"):
+        exposure(model, X[0, 1], [])
+    with pytest.raises(ValueError, match="k must be an integer of at least 1"):
+        exposure(model, X[0, 1], k=0)
+    with pytest.warns(UserWarning, match="none of these 2 users"):
+        assert exposure(model, X[0, 1], [-1, -2], k=9) == 1.0

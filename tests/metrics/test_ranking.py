@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import sparse
-from sklearn.metrics import ndcg_score
+from sklearn.metrics import ndcg_score, roc_auc_score
 
 from fedrecsk import metrics
 from fedrecsk.metrics._top_k import top_k
@@ -18,6 +18,7 @@ FUNCTIONS = {
     "precision": metrics.precision_at_k,
     "recall": metrics.recall_at_k,
     "mrr": metrics.reciprocal_rank_at_k,
+    "map": metrics.average_precision_at_k,
 }
 every_metric = pytest.mark.parametrize("name", FUNCTIONS)
 
@@ -44,6 +45,33 @@ def test_metrics_are_the_mean_over_all_orders_of_ties(name, case, data):
     if np.isfinite(expected).any():
         mean = FUNCTIONS[name](gains, scores, k=k)
         assert mean == pytest.approx(np.nanmean(expected))
+
+
+@given(case=rankings())
+@settings(deadline=None)
+def test_auc_is_the_mean_over_all_orders_of_ties(case):
+    gains, scores = case
+    expected = [
+        reference.expected("auc", s, g, None)
+        for s, g in zip(scores.tolist(), gains.tolist(), strict=True)
+    ]
+    np.testing.assert_allclose(metrics.user_auc(gains, scores, average=None), expected, atol=1e-12)
+    if np.isfinite(expected).any():
+        assert metrics.user_auc(gains, scores) == pytest.approx(np.nanmean(expected))
+    else:
+        with pytest.raises(ValueError, match="no AUC"):
+            metrics.user_auc(gains, scores)
+
+
+@given(seed=st.integers(0, 2**16), levels=st.sampled_from([3, 1000]))
+@settings(deadline=None)
+def test_auc_is_scikit_learns(seed, levels):
+    rng = np.random.default_rng(seed)
+    truth = rng.random((5, 30)) < 0.3
+    truth[:, :2] = [False, True]
+    scores = rng.integers(0, levels, truth.shape).astype(float)
+    expected = roc_auc_score(truth, scores, average="samples")
+    assert metrics.user_auc(truth, scores) == pytest.approx(expected)
 
 
 @given(seed=st.integers(0, 2**16), k=st.integers(1, 30), levels=st.sampled_from([3, 1000]))
@@ -94,6 +122,7 @@ def test_known_values(name):
         "precision": 1 / 3,
         "recall": 1 / 2,
         "mrr": 1,
+        "map": 1 / 2,
     }
     assert value == pytest.approx(by_hand[name])
 
@@ -110,6 +139,7 @@ def test_a_model_without_opinion_scores_as_chance(name):
         "precision": 1 / 4000,
         "recall": 10 / 4000,
         "mrr": np.sum(1 / places) / 4000,
+        "map": np.sum(1 / places) / 4000,
     }
     assert value == pytest.approx(by_hand[name])
 

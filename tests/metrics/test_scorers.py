@@ -22,7 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from fedrecsk import BiasOnly, Popularity, RFRec
-from fedrecsk.metrics import _evaluate, bytes_up_scorer, evaluate_ranking, make_ranking_scorer
+from fedrecsk.metrics import _rank, bytes_up_scorer, evaluate_ranking, make_ranking_scorer
 from tests.conftest import make_toy
 from tests.metrics.models import Given, Peer
 
@@ -39,13 +39,13 @@ def data():
 def n_rankings(monkeypatch):
     """A list that grows by one with every ranking."""
     rankings = []
-    rank = _evaluate._rank
+    rank = _rank._rank
 
     def counted(*arguments):
         rankings.append(1)
         return rank(*arguments)
 
-    monkeypatch.setattr(_evaluate, "_rank", counted)
+    monkeypatch.setattr(_rank, "_rank", counted)
     return rankings
 
 
@@ -104,13 +104,21 @@ def test_rankings_are_shared_only_where_they_are_alike(data, n_rankings):
         "drawn": make_ranking_scorer(k=5, n_negatives=5, random_state=0),
         "other draw": make_ranking_scorer(k=5, n_negatives=5, random_state=1),
         "all": make_ranking_scorer(k=5, exclude_seen=False),
+        "auc": make_ranking_scorer("auc"),
+        "covered": make_ranking_scorer("coverage", k=4),
     }
     scores = check_scoring(model, scoring)(model, X, y)
-    assert len(n_rankings) == 5
+    # One is deeper, one is told apart everywhere, one has lists: each ranks the catalogue anew.
+    assert len(n_rankings) == 7
     for name, scorer in scoring.items():
         assert scores[name] == scorer(model, X, y)
     del n_rankings[:]
     check_scoring(model, {name: scoring[name] for name in ("deeper", "deep")})(model, X, y)
+    assert len(n_rankings) == 1
+    del n_rankings[:]
+    together = make_ranking_scorer(["ndcg", "auc", "coverage"], k=5)
+    scores = check_scoring(model, {**together})(model, X, y)
+    assert list(scores) == ["ndcg@5", "auc", "coverage@5"]
     assert len(n_rankings) == 1
 
 
@@ -213,7 +221,7 @@ def test_an_error_while_scoring_follows_error_score(data):
 
 def test_what_is_wrong_is_said_when_the_scorer_is_made():
     for arguments, message in (
-        (("auc",), "Unknown metric 'auc'"),
+        (("ap",), "Unknown metric 'ap'"),
         (("ndcg", 0), "k must be an integer"),
         (([],), "metric is empty"),
     ):

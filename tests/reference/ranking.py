@@ -36,7 +36,25 @@ def mrr(order, gains, k):
     return max((1 / place for place, c in enumerate(order[:k], 1) if gains[c] > 0), default=0.0)
 
 
+def average_precision(order, gains, k):
+    found = [c for c in order[:k] if gains[c] > 0]
+    shares = [precision(order, gains, order.index(c) + 1) for c in found]
+    return sum(shares) / min(k, sum(gain > 0 for gain in gains))
+
+
+def auc(order, gains, k):
+    """Share of pairs of a relevant and another candidate in the right order; k has no meaning."""
+    place = {c: place for place, c in enumerate(order)}
+    relevant = [place.get(c, np.inf) for c, gain in enumerate(gains) if gain > 0]
+    others = [place[c] for c in order if gains[c] <= 0]
+    if not others:
+        return np.nan
+    return float(np.mean([one < other for one in relevant for other in others]))
+
+
 METRICS = {f.__name__: f for f in (ndcg, hit_rate, precision, recall, mrr)}
+METRICS |= {"map": average_precision}
+ALL = METRICS | {"auc": auc}
 
 
 def expected(metric, scores, gains, k):
@@ -44,7 +62,7 @@ def expected(metric, scores, gains, k):
     gains = [max(gain, 0) for gain in gains]
     if not any(gains):
         return np.nan
-    return float(np.mean([METRICS[metric](order, gains, k) for order in orders(scores)]))
+    return float(np.mean([ALL[metric](order, gains, k) for order in orders(scores)]))
 
 
 def evaluate(
@@ -69,4 +87,39 @@ def evaluate(
         scores = [score(user, i) if i in catalogue else -np.inf for i in candidates]
         gains = [tested[i][1] * (tested[i][0] > above) if i in tested else 0 for i in candidates]
         values.append(expected(metric, scores, gains, k))
-    return float(np.nanmean(values))
+    return float(np.nanmean(values)) if not np.isnan(values).all() else np.nan
+
+
+def lists(k, score, catalogue, X, seen):
+    """The first k items of each user of X, ties by item; not what it has seen but for X."""
+    tested = {(user, item) for user, item in np.asarray(X)[:, :2].tolist()}
+    best = {}
+    for user in sorted({user for user, _ in tested}):
+        items = [i for i in sorted(catalogue) if (user, i) not in set(seen) - tested]
+        best[user] = sorted(items, key=lambda i: -score(user, i))[:k]
+    return best
+
+
+def beyond_accuracy(best, catalogue, train):
+    """Coverage, novelty and diversity of the lists of users, from the definitions."""
+    owners = {i: {u for u, item in train if item == i} for i in catalogue}
+    n_users = len({u for u, _ in train})
+
+    def cosine(i, j):
+        if not owners[i] or not owners[j]:
+            return 0.0
+        return len(owners[i] & owners[j]) / np.sqrt(len(owners[i]) * len(owners[j]))
+
+    novelties, diversities = [], []
+    for items in best.values():
+        if items:
+            bits = [log2(n_users / max(len(owners[i]), 1)) for i in items]
+            novelties.append(np.mean(bits))
+        pairs = [(i, j) for a, i in enumerate(items) for j in items[:a]]
+        if pairs:
+            diversities.append(np.mean([1 - cosine(i, j) for i, j in pairs]))
+    return {
+        "coverage": len({i for items in best.values() for i in items}) / len(catalogue),
+        "novelty": np.mean(novelties) if novelties else np.nan,
+        "diversity": np.mean(diversities) if diversities else np.nan,
+    }
