@@ -1,7 +1,8 @@
 """Draw accuracy against megabytes for README: ``python -m benchmarks.picture``.
 
-Writes ratings.svg and rankings.svg from the numbers in accuracy.csv, all in docs/_static. To measure
-again, pass two files with what the benchmark of all methods prints; the CSV is written first::
+Writes ratings.svg and rankings.svg from the numbers in accuracy.csv, all in docs/_static. To
+measure again, pass two files with what the benchmark of all methods prints; the CSV is written
+first::
 
     python -m benchmarks.methods ratings > ratings.md
     python -m benchmarks.methods rankings > rankings.md
