@@ -35,11 +35,8 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
-<<<<<<< HEAD
-    "_gallery",
-=======
     "_formulas",
->>>>>>> 4cf7adb23479143d90aa954070264522a67c23b8
+    "_gallery",
     "_pages",
 ]
 exclude_patterns = ["_build"]
