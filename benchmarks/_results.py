@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 class Results:
-    """One JSON line a finished cell.
+    """Scores of finished cells, as one JSON line each.
 
     Parameters
     ----------
     folder : str or Path
     name : str
-        Of the run; the file is ``<folder>/<name>.jsonl``.
+        Name of the run; the file is ``<folder>/<name>.jsonl``.
     """
 
     def __init__(self, folder, name):
@@ -47,7 +47,7 @@ class Results:
         return cell["scores"]
 
     def put(self, key, settings, scores):
-        """Keep the scores of a cell, at once and for good."""
+        """Save the scores of a cell immediately."""
         cell = {"key": list(key), "settings": settings, "scores": scores}
         self._cells[key] = cell
         self.path.parent.mkdir(parents=True, exist_ok=True)

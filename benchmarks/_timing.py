@@ -1,4 +1,4 @@
-"""Seconds of a fit that do not depend on whether its code was compiled before."""
+"""Time fits without the time that compilation takes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from fedrecsk import _kernels
 
 
 class Stopwatch:
-    """Seconds since it was made, less what the process has compiled meanwhile."""
+    """Seconds since it was created, without the seconds of compilation."""
 
     def __init__(self):
         self._start = self._now()
 
     def seconds(self):
-        """Until now."""
+        """Seconds until now."""
         return self._now() - self._start
 
     @staticmethod

@@ -1,17 +1,18 @@
-"""BayesianSVDpp in numbers: ``python -m benchmarks.bayesian_svdpp quality|choices|sparse``.
+"""Measure BayesianSVDpp: ``python -m benchmarks.bayesian_svdpp quality|choices|sparse``.
 
-Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. Ratings are split 80/20 at random by
-seed. `choices` uses the training rows of split 0 alone: it cuts a validation part from them.
-Seconds are the processor's.
+Ratings are split 80/20 at random by seed. `choices` only uses the training rows of split 0, from
+which it takes a validation part. Seconds are CPU seconds.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
 
+from benchmarks._command_line import command_line
 from benchmarks.centralized import load, mean_rmse, sparse_sets, split
 from fedrecsk import BayesianSVDpp, BiasOnly, SVDpp
 
@@ -83,7 +84,7 @@ def choices(options):
 
 
 def sparse(options):
-    """RMSE where there is little to learn from, MovieLens-100k."""
+    """RMSE on sparse parts of MovieLens-100k."""
     models = BiasOnly(), SVDpp(), BayesianSVDpp()
     print("| data |", " | ".join(type(model).__name__ for model in models), "|\n|---|---|---|---|")
     for label, parts in sparse_sets(options):
@@ -94,9 +95,7 @@ def sparse(options):
 def main(argv=None):
     """Run one of the benchmarks."""
     commands = {f.__name__: f for f in (quality, choices, sparse)}
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.bayesian_svdpp", description=__doc__
-    )
+    parser = command_line("bayesian_svdpp", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])
     parser.add_argument("--data-home")

@@ -1,16 +1,16 @@
-"""Centralised rating baselines: ``python -m benchmarks.centralized quality|speed|sparse``.
+"""Measure centralised rating models: ``python -m benchmarks.centralized COMMAND``.
 
-Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. Ratings are split 80/20 at random by
-seed; RMSE, predictions clipped to the scale. `choices` uses training rows alone: it cuts a
-validation part from them.
+Ratings are split 80/20 at random by seed. RMSE is that of predictions clipped to the scale.
+`choices` only uses training rows, from which it takes a validation part.
 
-`speed` sets Surprise and cornac beside our models where ``--peers-python`` (by default the
-Python that runs this) can import them, all in turn in one run on one thread.
+`speed` also runs Surprise and cornac, if ``--peers-python`` (by default the Python that runs this)
+can import them. All models take turns in one run, on one thread.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,6 +21,7 @@ import time
 import numpy as np
 from sklearn.base import clone
 
+from benchmarks._command_line import command_line
 from fedrecsk import BiasOnly
 from fedrecsk.centralized import PMF, BiasedMF, SVDpp
 from fedrecsk.datasets import fetch_movielens
@@ -44,7 +45,7 @@ def split(X, y, seed, share=0.2):
 
 
 def thinned(X, y, most, seed):
-    """At most `most` random rows a user."""
+    """At most `most` random rows per user."""
     order = np.random.default_rng(seed).permutation(len(y))
     users = np.unique(X[:, 0], return_inverse=True)[1][order]
     by_user = np.argsort(users, kind="stable")
@@ -78,7 +79,7 @@ def mean_rmse(model, parts):
 
 
 def quality(options):
-    """RMSE over splits beside bias-only, with fixed epochs and with early stopping."""
+    """RMSE over splits compared with bias-only, with fixed epochs and with early stopping."""
     print("| data | model | RMSE | early stopping | to reach |\n|---|---|---|---|---|")
     for name in options.data:
         parts = [split(*load(name, options), seed) for seed in range(options.seeds)]
@@ -106,7 +107,7 @@ def sparse_sets(options):
         for seed in seeds:
             X_train, y_train, *test = split(X, y, seed)
             parts.append((*thinned(X_train, y_train, most, seed), *test))
-        yield f"at most {most} a user", parts
+        yield f"at most {most} per user", parts
     parts = []
     for seed in seeds:
         kept = np.random.default_rng(seed).random(len(y)) < 0.2
@@ -115,7 +116,7 @@ def sparse_sets(options):
 
 
 def sparse(options):
-    """RMSE beside bias-only where there is little to learn from, MovieLens-100k."""
+    """RMSE compared with bias-only on sparse parts of MovieLens-100k."""
     print("| data | model | RMSE | early stopping | over bias-only |\n|---|---|---|---|---|")
     for label, parts in sparse_sets(options):
         biases = mean_rmse(BiasOnly(), parts)
@@ -267,7 +268,7 @@ def _report(name, label, counts, best):
 
 
 def _best(fits, counts, repeats, slow=1.5):
-    # In turn, so that all see the same machine, the best of several; what is slow only once.
+    # Best of several, alternated, so that all run under the same load; slow ones run once.
     best = {}
     for _ in range(repeats):
         for label, fit in fits.items():
@@ -289,7 +290,7 @@ def _seconds_of(model, X, y, n_epochs):
 
 
 class Peers:
-    """Other libraries in a Python of their own."""
+    """Other libraries, run in another Python."""
 
     def __init__(self, python):
         self._python = python
@@ -327,7 +328,7 @@ class Peers:
 def main(argv=None):
     """Run one of the benchmarks."""
     commands = {f.__name__: f for f in (quality, sparse, choices, speed)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.centralized", description=__doc__)
+    parser = command_line("centralized", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])
     parser.add_argument("--data-home")

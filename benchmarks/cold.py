@@ -1,19 +1,22 @@
-"""How long the first fit of a new process takes: ``python -m benchmarks.cold [METHOD ...]``.
+"""Time the first fit of a new process: ``python -m benchmarks.cold [METHOD ...]``.
 
-For each method two new processes, the first with an empty cache of compiled code and the second
-with what the first has left there. In each, on 3,000 made-up ratings: CPU seconds that the first
-fit (first recommendation included) needs beyond the second fit. Beside them CPU seconds that
-``import fedrecsk`` needs beyond ``import sklearn.base``.
+Each method runs in two new processes: one with an empty cache of compiled code, one with the cache
+that the first has written. In each process it is fitted twice to 3,000 ratings; the table has the
+CPU seconds that the first fit (with the first recommendation) needs beyond the second, and the CPU
+seconds that ``import fedrecsk`` needs beyond ``import sklearn.base``.
+
+Data: none needed; ratings are generated.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+
+from benchmarks._command_line import command_line
 
 FIT = """
 import sys, time
@@ -57,7 +60,7 @@ def main(argv=None):
     import fedrecsk
 
     every = [n for n in fedrecsk.__all__ if hasattr(getattr(fedrecsk, n), "fit")]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cold", description=__doc__)
+    parser = command_line("cold", __doc__)
     parser.add_argument("methods", nargs="*", metavar="METHOD", help="default: all")
     options = parser.parse_args(argv)
     imports = []

@@ -1,14 +1,15 @@
-"""FedMF, CoLR and SCoLR in numbers: ``python -m benchmarks.colr COMMAND``.
+"""Measure FedMF, CoLR and SCoLR: ``python -m benchmarks.colr COMMAND``.
 
-Needs MovieLens under ``--data-home`` or FEDRECSK_DATA; `quality` and `ranks` also need the usual
-leave-one-out files of MovieLens-1M (He et al. 2017) there: the last row of each of the 6,040
-users, and 99 negatives a user. The federation is the paper's: 1,000 rounds of a shuffled list
-of clients, 60 at a time. HR@10 and NDCG@10 are in percent.
+The federation is the paper's: 1,000 rounds over a shuffled list of clients, 60 at a time. HR@10
+and NDCG@10 are in percent. `quality` and `ranks` rank the last row of each of the 6,040 users
+among 99 given negatives.
+
+Data: MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. `quality` and `ranks` also need the
+leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 import warnings
@@ -18,6 +19,7 @@ import numpy as np
 import pandas as pd
 from sklearn.base import clone
 
+from benchmarks._command_line import command_line
 from fedrecsk import CoLR, Federation, FedMF, Popularity, SCoLR
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.metrics import evaluate_ranking
@@ -67,7 +69,7 @@ def hits(model, test, **among):
 
 
 def quality(options):
-    """The figures to reach, over seeds."""
+    """HR@10 and NDCG@10 of the paper's methods, over seeds."""
     X, test, negatives = leave_one_out(options)
     models = {
         "popularity": Popularity(),
@@ -154,7 +156,7 @@ def speed(options):
     for model in models.values():
         clone(model).set_params(n_rounds=1).fit(X[:5000])
     for _ in range(3):
-        # In turn, so that all see the same machine.
+        # Alternated, so that all run under the same load.
         for label, model in models.items():
             for n_rounds in (100, 300):
                 one = clone(model).set_params(
@@ -186,7 +188,7 @@ def _runs(model, X, test, negatives, options):
 def main(argv=None):
     """Run one of the benchmarks."""
     commands = {f.__name__: f for f in (quality, ranks, choices, speed)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.colr", description=__doc__)
+    parser = command_line("colr", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data-home")
     parser.add_argument("--seeds", type=int, default=3)

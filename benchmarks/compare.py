@@ -1,14 +1,16 @@
-"""Many methods on one split of MovieLens-100k: ``python -m benchmarks.compare``.
+"""Compare many methods on MovieLens-100k: ``python -m benchmarks.compare``.
 
-RFRec, LocALS, LightFR, CoLR, PMF, SVDpp, implicit ALS and popularity with their defaults, five
-folds of each user's rows. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA.
+RFRec, LocALS, LightFR, CoLR, PMF, SVDpp, implicit ALS and popularity with their defaults, on five
+folds of each user's rows.
+
+Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 
+from benchmarks._command_line import command_line
 from fedrecsk import PMF, CoLR, ImplicitALS, LightFR, LocALS, Popularity, RFRec, SVDpp
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.model_selection import compare
@@ -18,7 +20,7 @@ MODELS = (RFRec, LocALS, LightFR, CoLR, PMF, SVDpp, ImplicitALS, Popularity)
 
 def main(argv=None):
     """Print the table, and how long it took."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
+    parser = command_line("compare", __doc__)
     parser.add_argument("--data-home")
     parser.add_argument("--n-jobs", type=int, default=2)
     options = parser.parse_args(argv)

@@ -1,14 +1,14 @@
-"""What data cost before a fit begins: ``python -m benchmarks.data generate|encode|load``.
+"""Measure what data cost before a fit begins: ``python -m benchmarks.data generate|encode|load``.
 
-CPU seconds, one thread, of made-up ratings in the shape of MovieLens-25M (``--rows`` for fewer).
-`generate`: to make them. `encode`: from X to numbered users and items, for ids of several types;
-strings are the same ids with a letter before them. `load`: to read them from a CSV file, beside
-pandas' reader.
+CPU seconds on one thread for ratings in the shape of MovieLens-25M (``--rows`` for fewer).
+`generate`: make them. `encode`: number users and items, for ids of several types; strings are the
+same ids with a letter before them. `load`: read them from a CSV file, compared with pandas.
+
+Data: none needed; ratings are generated.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from benchmarks._command_line import command_line
 from fedrecsk.datasets import load_ratings, make_interactions, make_ratings
 from fedrecsk.interactions import encode as encoded
 
@@ -72,7 +73,7 @@ def _print(label, work):
 def main(argv=None):
     """Print a table."""
     commands = {f.__name__: f for f in (generate, encode, load)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.data", description=__doc__)
+    parser = command_line("data", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--rows", type=int, default=25_000_000)
     options = parser.parse_args(argv)

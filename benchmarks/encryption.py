@@ -1,19 +1,21 @@
-"""What encryption and networks cost: ``python -m benchmarks.encryption table3|network``.
+"""Measure encryption and networks: ``python -m benchmarks.encryption table3|network``.
 
-``table3`` is CoLR's Table 3 measured here: MovieLens-1M's 3,706 items, 60 clients a round, one
-thread, random updates. It needs no data, but the extra ``fedrecsk[privacy]``. ``network`` is
-the communication column of its Table 2, read from ledgers of fits on MovieLens-1M, which lies
-under ``--data-home`` or FEDRECSK_DATA.
+`table3` repeats CoLR's Table 3: random updates of MovieLens-1M's 3,706 items, 60 clients per
+round, one thread. `network` repeats the communication column of its Table 2, from the ledgers of
+fits.
+
+Data: none needed for `table3`. `network` needs MovieLens-1M, in the folder --data-home or
+FEDRECSK_DATA. `table3` needs the extra fedrecsk[privacy].
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from benchmarks._command_line import command_line
 from fedrecsk import Federation
 from fedrecsk.compression import LowRank, TopK
 from fedrecsk.datasets import fetch_movielens
@@ -57,7 +59,7 @@ PAPER_TABLE_2 = {
 
 
 def table3(options):
-    """Seconds, bytes and error of one secure sum beside the paper's."""
+    """Seconds, bytes and error of one secure sum compared with the paper's."""
     columns = (
         "update | scheme | client s | server s | ciphertext KiB | plaintext KiB | ratio | "
         "with counts KiB | error of the mean | paper: client s | server s | KiB | ours / paper"
@@ -73,13 +75,13 @@ def table3(options):
             packed, single = Paillier(**parameters), Paillier(**parameters, packing=False)
             _row("CoLR@1", packed, N_ITEMS, options.repeats)
             _row("CoLR@4", packed, 4 * N_ITEMS, options.repeats)
-            # Its positions cross in plaintext, and must be the same for all clients.
+            # Its positions are sent in plaintext, and must be the same for all clients.
             _row("Top-K@1/64", single, N_ITEMS, options.repeats, n_counts=0)
 
 
 def _row(update, scheme, n_values, repeats, n_counts=N_ITEMS):
     keys = scheme.generate_keys(N_CLIENTS)
-    # Paillier's time is proportional to its plaintexts, of which a few are enough to time.
+    # Paillier's time is proportional to the number of plaintexts, so timing a few is enough.
     n_timed = n_values if isinstance(scheme, CKKS) else min(n_values, 4 * scheme.values_per_block)
     scale = scheme._n_blocks(n_values) / scheme._n_blocks(n_timed)
     vectors = np.random.default_rng(0).normal(scale=0.1, size=(N_CLIENTS, n_timed))
@@ -101,7 +103,7 @@ def _row(update, scheme, n_values, repeats, n_counts=N_ITEMS):
 
 
 def network(options):
-    """Minutes of communication in 1,000 rounds, the papers' reading and honest ones.
+    """Minutes of communication in 1,000 rounds, as the papers count and as the ledger counts.
 
     All rounds after the first cost the same, so the last of a few is taken 1,000 times.
     """
@@ -143,7 +145,7 @@ def _method(name):
 def main(argv=None):
     """Run one of the benchmarks."""
     commands = {f.__name__: f for f in (table3, network)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.encryption", description=__doc__)
+    parser = command_line("encryption", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data-home")
     parser.add_argument("--methods", nargs="+", default=list(PAPER_TABLE_2), choices=PAPER_TABLE_2)

@@ -1,20 +1,21 @@
-"""FCF and ExplicitFCF in numbers: ``python -m benchmarks.fcf quality|fedmf|choices|speed``.
+"""Measure FCF and ExplicitFCF: ``python -m benchmarks.fcf quality|fedmf|choices|speed``.
 
-Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. Implicit: all ratings are positives; each
-user's rows are split 80/20 at random, one user per client; precision@10 over the full catalogue
-without the user's training items; d = 20 (as in ``benchmarks.fedals``). Ratings: 80/20 at random
-(as in ``benchmarks.rfrec``).
+Implicit feedback: all ratings are positives, and each user's rows are split 80/20 at random; one
+user per client; precision@10 over the full catalogue without the user's training items; d = 20 (as
+in ``benchmarks.fedals``). Ratings: 80/20 at random (as in ``benchmarks.rfrec``).
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
 from sklearn.base import clone
 
 from benchmarks import fedals, rfrec
+from benchmarks._command_line import command_line
 from fedrecsk import FCF, BiasOnly, ExplicitFCF, GlobSGD, Popularity
 from fedrecsk.datasets import fetch_movielens
 
@@ -43,7 +44,7 @@ EXPLICIT = {
 
 
 def quality(options):
-    """The numbers to reach: precision@10, and test RMSE beside that of RFRec's paper."""
+    """The numbers to reach: precision@10, and test RMSE compared with that of RFRec's paper."""
     seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
     print("| data | model | precision@10 | +- |\n|---|---|---|---|")
     for name in options.data:
@@ -113,7 +114,7 @@ def fedmf(options):
     for label, upload, scheme in (
         ("rows of rated items", "own", None),
         ("whole matrices", "all", None),
-        ("whole matrices, CKKS, 2 clients a round audited", "all", CKKS()),
+        ("whole matrices, CKKS, 2 clients per round audited", "all", CKKS()),
     ):
         model = ExplicitFCF(
             32, n_rounds=50, upload=upload, federation=Federation(secure_aggregation=scheme)
@@ -159,7 +160,7 @@ def _seeded(model, seed):
 def main(argv=None):
     """Run one of the benchmarks."""
     commands = {f.__name__: f for f in (quality, fedmf, choices, speed)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fcf", description=__doc__)
+    parser = command_line("fcf", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])
     parser.add_argument("--data-home")

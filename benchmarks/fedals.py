@@ -1,19 +1,20 @@
-"""LocALS, LocSGD and GlobSGD in numbers: ``python -m benchmarks.fedals quality|choices|speed``.
+"""Measure LocALS, LocSGD and GlobSGD: ``python -m benchmarks.fedals quality|choices|speed``.
 
-Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. All ratings are positives; each user's
-rows are split 80/20 at random by seed, one user per client; precision@10 over the full
-catalogue without the user's training items; d = 20.
+All ratings are positives. Each user's rows are split 80/20 at random by seed; one user per client;
+precision@10 over the full catalogue without the user's training items; d = 20.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
 
 import numpy as np
 from sklearn.base import clone
 
+from benchmarks._command_line import command_line
 from fedrecsk import GlobSGD, ImplicitALS, LocALS, LocSGD, Popularity
 from fedrecsk.datasets import fetch_movielens
 
@@ -75,7 +76,7 @@ def data_sets(options):
 
 
 def quality(options):
-    """Precision@10 after 5, 10 and 30 rounds, beside tuned implicit ALS and popularity."""
+    """Precision@10 after 5, 10 and 30 rounds, compared with tuned implicit ALS and popularity."""
     models = {
         "LocALS": LocALS(),
         "LocALS, 10 % of the clients": LocALS(client_fraction=0.1),
@@ -128,7 +129,7 @@ def choices(options):
 
 
 def speed(options):
-    """Seconds a round on MovieLens-1M beside implicit's iterations, one thread, float32."""
+    """Seconds per round on MovieLens-1M and of implicit's iterations, one thread, float32."""
     X = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)[0][:, :2]
     for d in (20, 64):
         fits = {
@@ -142,7 +143,7 @@ def speed(options):
         }
         fits["implicit Cholesky"] = _implicit(X, d, use_cg=False)
         fits["implicit CG"] = _implicit(X, d, use_cg=True)
-        seconds = _seconds_a_round(fits)
+        seconds = _seconds_per_round(fits)
         exact, inexact = seconds["implicit Cholesky"], seconds["implicit CG"]
         for label, value in seconds.items():
             print(
@@ -157,8 +158,8 @@ def _curve(model, seed, train, test, options):
     return [precision(model.set_params(n_rounds=n).fit(train), train, test) for n in ROUNDS]
 
 
-def _seconds_a_round(fits, n_short=3, n_long=13, repeats=3):
-    # Differences of two fits, best of several, taken in turn so that all see the same machine.
+def _seconds_per_round(fits, n_short=3, n_long=13, repeats=3):
+    # Difference of two fits, best of several; alternated, so that all run under the same load.
     best = {}
     for _ in range(repeats):
         for label, fit in fits.items():
@@ -198,7 +199,7 @@ def _implicit(X, d, use_cg):
 def main(argv=None):
     """Run one of the benchmarks."""
     commands = {f.__name__: f for f in (quality, choices, speed)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fedals", description=__doc__)
+    parser = command_line("fedals", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])
     parser.add_argument("--data-home")

@@ -1,20 +1,21 @@
-"""FedEB in numbers: ``python -m benchmarks.fedeb COMMAND``.
+"""Measure FedEB: ``python -m benchmarks.fedeb COMMAND``.
 
-Commands: quality, cohorts, averaged, sparse, parts, uploads, leak, speed. Needs MovieLens under
-``--data-home`` or FEDRECSK_DATA. Splits are 80/20 at random, one user per client, by seeds that
-chose nothing (300, 301, ...). `cohorts` and `parts` take the test part of a training part, so that
-test rows choose nothing either.
+Splits are 80/20 at random, one user per client, with seeds that were not used to choose anything
+(300, 301, ...). `cohorts` and `parts` take their test part from a training part, so that test rows
+choose nothing either.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
 from sklearn.base import clone
 from sklearn.metrics import root_mean_squared_error
 
+from benchmarks._command_line import command_line
 from benchmarks._timing import Stopwatch
 from benchmarks.rfrec import CUTS, split
 from fedrecsk import BiasOnly, FedEB, Federation, SVDpp
@@ -28,7 +29,7 @@ INT8_UP = Quantization("int8", direction="up")
 NINETY = 1.6448536
 MODELS = {
     "100k": {
-        "everybody, d = 20": FedEB(),
+        "all clients, d = 20": FedEB(),
         "10 %, d = 20": FedEB(client_fraction=0.1),
         "1 %, d = 20": FedEB(client_fraction=0.01),
     },
@@ -43,7 +44,7 @@ BEST = {"100k": FedEB(client_fraction=0.1), "1m": FedEB(40, client_fraction=0.01
 
 def quality(options):
     """Test RMSE, coverage of 90 % intervals, what is sent, seconds."""
-    print("| data | cohorts | rounds | RMSE | +- | within 90 % | MB up a client | seconds |")
+    print("| data | cohorts | rounds | RMSE | +- | within 90 % | MB up per client | seconds |")
     print("|---|---|---|---|---|---|---|---|")
     for name in options.data:
         for label, model in MODELS[name].items():
@@ -63,7 +64,7 @@ def quality(options):
 
 
 def cohorts(options):
-    """Validation RMSE of cohorts from everybody to 1 %, in turn and at random."""
+    """Validation RMSE of cohorts from all clients to 1 %, in turn and at random."""
     shares = (1.0, 0.3, 0.1, 0.03, 0.01)
     print("| data | cohorts |" + "".join(f" {share:g} |" for share in shares))
     print("|---|---|" + "---|" * len(shares))
@@ -81,7 +82,7 @@ def cohorts(options):
 
 
 def averaged(options, n_runs=4):
-    """The mean of some runs' predictions, beside one run's."""
+    """The mean of some runs' predictions, compared with one run's."""
     print(f"| data | one run | mean of {n_runs} |\n|---|---|---|")
     for name in options.data:
         rows = []
@@ -97,7 +98,7 @@ def averaged(options, n_runs=4):
 
 
 def sparse(options):
-    """Few rows: RMSE beside the bias-only model's and SVD++'s."""
+    """Few rows: RMSE compared with the bias-only model's and SVD++'s."""
     print("| data | bias-only | SVD++ | FedEB |\n|---|---|---|---|")
     for name in options.data:
         for label, cut in CUTS.items():
@@ -120,7 +121,7 @@ def sparse(options):
 
 
 def parts(options):
-    """What each part of the model is worth: validation RMSE without it."""
+    """Validation RMSE without each part of the model."""
     without = {
         "all of it": {},
         "no implicit part": {"implicit": False},
@@ -147,8 +148,10 @@ def parts(options):
 
 
 def uploads(options):
-    """What crosses, plain and with int8 uploads, and what that costs in accuracy."""
-    print("| data | uploads | RMSE | MB up a client | MB down a client |\n|---|---|---|---|---|")
+    """Bytes of plain and of int8 uploads, and what that costs in accuracy."""
+    print(
+        "| data | uploads | RMSE | MB up per client | MB down per client |\n|---|---|---|---|---|"
+    )
     settings = {
         "own rows": {},
         "own rows, int8": {"federation": Federation(compression=INT8_UP)},
@@ -171,7 +174,7 @@ def uploads(options):
 
 
 def leak(options):
-    """What a plaintext upload gives away, and how many ratings stand alone in a cohort's sum."""
+    """What a plaintext upload reveals, and how many ratings are alone in a cohort's sum."""
     for name in options.data:
         X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
         report = measure_leak(FedEB(random_state=0), X[:, :2], y, max_clients=200)
@@ -227,7 +230,7 @@ def main(argv=None):
     """Run one of the benchmarks."""
     functions = (quality, cohorts, averaged, sparse, parts, uploads, leak, speed)
     commands = {f.__name__: f for f in functions}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fedeb", description=__doc__)
+    parser = command_line("fedeb", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])
     parser.add_argument("--data-home")

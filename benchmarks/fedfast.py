@@ -1,19 +1,21 @@
-"""FedFast beside plain averaging: ``python -m benchmarks.fedfast quality|choices|speed``.
+"""Compare FedFast with plain averaging: ``python -m benchmarks.fedfast quality|choices|speed``.
 
-MovieLens-1M, one client per user, 1 % of them in a round. HR@10 by rounds: the row under test of
-each user is ranked among 99 negatives, ties in expectation. `quality` has the usual leave-one-out
-files of He et al. (2017), `choices` one random training row of each user instead. Needs MovieLens
-and these files under ``--data-home`` or FEDRECSK_DATA.
+One client per user, 1 % of the clients per round. HR@10 by rounds: one row of each user is ranked
+among 99 negatives, ties in expectation. `quality` ranks the last row of each user, `choices` a
+random training row.
+
+Data: MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. `quality` also needs the
+leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
 from sklearn.base import clone
 
+from benchmarks._command_line import command_line
 from benchmarks.lightfr import drawn_negatives, hits, last_but_one, leave_one_out
 from fedrecsk import FedFast, Popularity
 from fedrecsk.datasets import fetch_movielens
@@ -37,7 +39,7 @@ FIRST_SEED = 100
 
 
 def curve(model, X, rows, negatives, rounds):
-    """HR@10 after so many rounds of one fit."""
+    """HR@10 after each of these numbers of rounds, in one fit."""
     model = clone(model).set_params(warm_start=True)
     return [hits(model.set_params(n_rounds=n).fit(X), rows, negatives)[0] for n in rounds]
 
@@ -91,9 +93,9 @@ def choices(options):
 
 
 def speed(options):
-    """CPU seconds a round, from the difference of two fits, best of three."""
+    """CPU seconds per round, from the difference of two fits, best of three."""
     X = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)[0][:, :2]
-    print("| clients in a round | FedFast | plain averaging |\n|---|---|---|")
+    print("| clients per round | FedFast | plain averaging |\n|---|---|---|")
     for fraction in (0.01, 0.1):
         cells = []
         for parameters in ({}, PLAIN):
@@ -115,7 +117,7 @@ def _seconds(model, X, few=2, many=32):
 def main(argv=None):
     """Run one of the benchmarks."""
     commands = {f.__name__: f for f in (quality, choices, speed)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fedfast", description=__doc__)
+    parser = command_line("fedfast", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data-home")
     parser.add_argument("--rounds", nargs="+", type=int, default=[5, 20, 100])

@@ -1,17 +1,18 @@
-"""FedRec in numbers: ``python -m benchmarks.fedrec COMMAND``.
+"""Measure FedRec: ``python -m benchmarks.fedrec COMMAND``.
 
-Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. Every split is 80/20 at random, one
-user a client, as in `benchmarks.rfrec`.
+Splits are 80/20 at random, one user per client, as in `benchmarks.rfrec`.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
 from sklearn.base import clone
 
+from benchmarks._command_line import command_line
 from benchmarks.rfrec import errors, split
 from fedrecsk import BiasOnly, Federation, FedRec
 from fedrecsk.attacks import measure_leak
@@ -61,7 +62,7 @@ def quality(options):
 
 
 def stochastic(options):
-    """The paper's stochastic order on ML-100k: each client receives what the last one has made."""
+    """The paper's stochastic order on ML-100k: clients train one after the other."""
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     part = split(X, y, FIRST_SEED)
     n_clients = len(np.unique(part[0][:, 0]))
@@ -99,7 +100,7 @@ def intersection(options):
 
 
 def leak(options):
-    """What the values of one plaintext upload give away, on ML-100k, 200 clients."""
+    """What the values of one plaintext upload reveal, on ML-100k, 200 clients."""
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     settings = {
         "average (first rounds)": {},
@@ -150,7 +151,7 @@ COMMANDS = {one.__name__: one for one in (quality, stochastic, intersection, lea
 
 def main(argv=None):
     """Run a command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fedrec", description=__doc__)
+    parser = command_line("fedrec", __doc__)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
     parser.add_argument("--data-home", default=None)

@@ -1,21 +1,22 @@
-"""What single uploads give away, on MovieLens-100k: ``python -m benchmarks.leakage``.
+"""Measure what single uploads reveal on MovieLens-100k: ``python -m benchmarks.leakage``.
 
 An honest but curious server inverts one upload, or two consecutive ones, of each of 200 clients
-with one user each, see `fedrecsk.attacks.measure_leak`. Columns: shares of user vectors recovered
-exactly, of their directions, of (client, item) pairs and of ratings, where 1 is all of them and
-none wrong; in brackets what the best guess reaches that reads no upload and is the same for
-everybody. Under secure aggregation the server has the sum only. "refused": the method does not run
-there, and says why. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA, and the extra
-[privacy].
+with one user each; see `fedrecsk.attacks.measure_leak`. The columns are the shares of user vectors
+recovered, of their directions, of (client, item) pairs and of ratings; 1 means all of them and
+none wrong. In brackets: the best guess that reads no upload and is the same for all clients. Under
+secure aggregation the server only has the sum. "refused": the method raises an error in this
+setting.
+
+Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA. Needs the extra
+fedrecsk[privacy].
 """
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 from sklearn.base import clone
 
+from benchmarks._command_line import command_line
 from fedrecsk import (
     FCF,
     CoLR,
@@ -65,7 +66,7 @@ SETTINGS = {
 
 def main(argv=None):
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.leakage", description=__doc__)
+    parser = command_line("leakage", __doc__)
     parser.add_argument("--data-home")
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)

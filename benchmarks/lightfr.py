@@ -1,15 +1,16 @@
-"""LightFR in numbers: ``python -m benchmarks.lightfr quality|choices|cold|speed|search|privacy``.
+"""Measure LightFR: ``python -m benchmarks.lightfr quality|choices|cold|speed|search|privacy``.
 
-Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. All ratings are positives. A test row is
-ranked among 99 items that its user has not rated; HR@10 and NDCG@10 are means over test rows, ties
-in expectation. ML-1M: the last row of each user, among the negatives of the usual file.
-ML-100k: each user's rows in order of time, the first 80 % for training, the next 10 % for
-validation, the last 10 % for the test, negatives drawn with a seed.
+All ratings are positives. A test row is ranked among 99 items that its user has not rated; HR@10
+and NDCG@10 are means over test rows, ties in expectation. MovieLens-1M: the last row of each user,
+with the negatives of the file below. MovieLens-100k: each user's rows in order of time, 80 % for
+training, 10 % for validation, 10 % for the test, with negatives drawn by a seed.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. MovieLens-1M
+also needs the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.base import clone
 
+from benchmarks._command_line import command_line
 from fedrecsk import ImplicitALS, ImplicitBPR, LightFR, Popularity
 from fedrecsk.datasets import fetch_movielens
 
@@ -141,7 +143,7 @@ def _row(label, scores):
 
 
 def quality(options):
-    """HR@10 and NDCG@10 of every setting beside the baselines, on test rows."""
+    """HR@10 and NDCG@10 of every setting compared with the baselines, on test rows."""
     for name in options.data:
         if name == "1m":
             X, y, test, negatives = leave_one_out(options)
@@ -236,11 +238,11 @@ def cold(options):
 
 
 def speed(options):
-    """Seconds a round on MovieLens-1M, by threads."""
+    """Seconds per round on MovieLens-1M, by threads."""
     X, _ = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
     X = X[:, :2]
     models = {"LightFR": DEFAULT, "4 sampled negatives": SAMPLED}
-    print("| setting | threads | s a round, wall | CPU |\n|---|---|---|---|")
+    print("| setting | threads | s per round, wall | CPU |\n|---|---|---|---|")
     for label, model in models.items():
         clone(model).set_params(n_rounds=1).fit(X[:5000])
         for n_jobs in (1, 2):
@@ -278,11 +280,11 @@ def search(options):
         model = LightFR(user_bits=bits, n_rounds=1, train_items=False, random_state=0).fit(X)
         models[bits] = model
         found, distances = np.empty((2, 1, 10), dtype=np.int64)
-        nobody, none = np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int64)
+        no_user, none = np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int64)
         words = np.ascontiguousarray(model.item_codes_.T)
         near = np.empty(_kernels.hamming.BLOCK, dtype=np.int32)
-        codes = nobody[:1], model.user_codes_, words
-        arguments = *codes, nobody, none, near, found, distances
+        codes = no_user[:1], model.user_codes_, words
+        arguments = *codes, no_user, none, near, found, distances
         timed[f"kernel, user_bits={bits}"] = lambda a=arguments: _kernels.hamming.nearest_of_users(
             *a
         )
@@ -303,7 +305,7 @@ def search(options):
 
 
 def privacy(options):
-    """How many of 200 clients' codes and ratings one plaintext upload gives away."""
+    """How many of 200 clients' codes and ratings one plaintext upload reveals."""
     from tests.federated.test_lightfr import recovered
 
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
@@ -318,7 +320,7 @@ def privacy(options):
 def main(argv=None):
     """Run one of the benchmarks."""
     commands = {f.__name__: f for f in (quality, choices, cold, speed, search, privacy)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.lightfr", description=__doc__)
+    parser = command_line("lightfr", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
     parser.add_argument("--data-home")

@@ -1,21 +1,24 @@
-"""All methods on MovieLens-1M: ``python -m benchmarks.methods ratings|rankings``.
+"""Compare all methods on MovieLens-1M: ``python -m benchmarks.methods ratings|rankings``.
 
-Defaults unless the label says otherwise. `ratings`: test RMSE, one random 80/20 split (seed 300).
-`rankings`: HR@10 and NDCG@10 of each user's last row among the 99 given negatives, all ratings
-positives. Beside them what a fit sends (MB a client in all), how many rounds and seconds it takes
-with two threads, what differential privacy promises ("-" for centralised models, which see
-everything), and what the papers print. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA.
+Defaults, unless the label says otherwise. `ratings`: test RMSE on one random 80/20 split (seed
+300). `rankings`: HR@10 and NDCG@10 of each user's last row among 99 given negatives; all ratings
+are positives. The other columns: MB per client in the whole fit, rounds, seconds with two threads,
+epsilon of differential privacy ("-" for centralised models, which have all data), and the numbers
+of the papers.
+
+Data: MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. `rankings` also needs the
+leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
 """
 
 from __future__ import annotations
 
-import argparse
 from typing import NamedTuple
 
 from sklearn.base import BaseEstimator, clone
 from sklearn.metrics import root_mean_squared_error
 
 from benchmarks import ranking
+from benchmarks._command_line import command_line
 from benchmarks._timing import Stopwatch
 from benchmarks.lightfr import hits, leave_one_out
 from benchmarks.rfrec import split
@@ -166,7 +169,7 @@ def _seeded(model, X):
 
 
 def _costs(model):
-    """Rounds, megabytes up and down a client, and epsilon, as cells of a row."""
+    """Rounds, megabytes up and down per client, and epsilon, as cells of a row."""
     ledger = getattr(model, "communication_", None)
     if ledger is None:
         return "- | - | - | -"
@@ -177,7 +180,7 @@ def _costs(model):
 def main(argv=None):
     """Print one of the tables."""
     commands = {f.__name__: f for f in (ratings, rankings)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.methods", description=__doc__)
+    parser = command_line("methods", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data-home")
     parser.add_argument("--only", nargs="+", help="words of the labels to run")

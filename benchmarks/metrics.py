@@ -1,24 +1,25 @@
-"""Ranking metrics against the bare score product: ``python -m benchmarks.metrics``.
+"""Compare ranking metrics with the bare product of the factors: ``python -m benchmarks.metrics``.
 
-Needs MovieLens-1M under ``--data-home`` or FEDRECSK_DATA; limit BLAS to one thread
-(OPENBLAS_NUM_THREADS=1) to compare like with like. All 6,040 users are ranked over the full
-catalogue, for the last row of each user and for 80/20 at random. Factors are random: what
-they are does not change the time.
+Limit BLAS to one thread (OPENBLAS_NUM_THREADS=1) for a fair comparison. All 6,040 users are ranked
+over the full catalogue, for the last row of each user and for 80/20 at random. Factors are random,
+which does not change the time.
 
-"bare product" is the product of the factors in float64, the type that scores are computed in;
-"model's scores" is `_score_all`; "reading" checks and encodes the test rows; "all" is
-evaluate_ranking with five metrics at three cutoffs.
+"bare product": the product of the factors in float64, the type of scores. "model's scores":
+`_score_all`. "reading": checking and encoding the test rows. "all": evaluate_ranking with five
+metrics at three cutoffs.
+
+Data: MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from itertools import product
 from typing import ClassVar
 
 import numpy as np
 
+from benchmarks._command_line import command_line
 from fedrecsk.base import RankingMixin, Recommender
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.metrics import evaluate_ranking
@@ -85,12 +86,12 @@ def splits(X, y):
     yield "last row of each user", np.setdiff1d(np.arange(len(y)), last), last
 
 
-def main():
+def main(argv=None):
     """Print a table of seconds."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line("metrics", __doc__)
     parser.add_argument("--data-home")
     parser.add_argument("--factors", type=int, nargs="+", default=[20, 64])
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
     print("| factors | test rows | bare product | model's scores | reading | all | all / bare |")
     print("|---|---|---|---|---|---|---|")

@@ -1,17 +1,17 @@
-"""The pictures of the README: accuracy against megabytes on MovieLens-1M.
+"""Draw accuracy against megabytes for README: ``python -m benchmarks.picture``.
 
-``python -m benchmarks.picture`` draws ratings.svg and rankings.svg from accuracy.csv, all in
-docs/_static. To measure again, pass the files with what the benchmark prints, from which it writes
-the CSV first::
+Writes ratings.svg and rankings.svg from the numbers in accuracy.csv, all in docs/_static. To measure
+again, pass two files with what the benchmark of all methods prints; the CSV is written first::
 
     python -m benchmarks.methods ratings > ratings.md
     python -m benchmarks.methods rankings > rankings.md
     python -m benchmarks.picture ratings.md rankings.md
+
+Data: none. The two benchmarks need MovieLens-1M.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 from pathlib import Path
 
@@ -19,6 +19,8 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+
+from benchmarks._command_line import command_line
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "_static"
 COLUMNS = ("task", "label", "score", "mb")
@@ -144,9 +146,9 @@ def draw(task, rows, path):
 
 def main(argv=None):
     """Draw both pictures, from new tables where they are given."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.picture", description=__doc__)
+    parser = command_line("picture", __doc__)
     parser.add_argument("tables", nargs="*", help="output of benchmarks.methods: two files")
-    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are")
     options = parser.parse_args(argv)
     numbers = options.folder / "accuracy.csv"
     if options.tables:

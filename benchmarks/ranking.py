@@ -1,22 +1,22 @@
-"""Rankers from one round, and their sums: ``python -m benchmarks.ranking quality|choices|cost``.
+"""Measure one-round rankers and their sums: ``python -m benchmarks.ranking quality|choices|cost``.
 
-Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. All ratings are positives. The protocols are
-those of :mod:`benchmarks.lightfr`: a test row is ranked among 99 items that its user has not rated;
-HR@10 and NDCG@10 are means over test rows. ML-1M: the last row of each user, among the negatives
-of the usual file. ML-100k: in order of time.
+All ratings are positives. The protocols are those of :mod:`benchmarks.lightfr`: a test row is
+ranked among 99 items that its user has not rated; HR@10 and NDCG@10 are means over test rows.
+`choices` ranks one random training row of each user and never reads a test row; weights of sums
+are searched on such rows, too.
 
-`choices` ranks one random row of each user, cut from the training rows, and never reads a test
-row. The weights of sums are searched on such rows, too.
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. MovieLens-1M
+also needs the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
 from sklearn.base import clone
 
+from benchmarks._command_line import command_line
 from benchmarks.lightfr import (
     N_NEGATIVES,
     chronological,
@@ -34,7 +34,7 @@ ONE_ROUND = [("ease", FedEASE()), ("spectral", FedSpectral())]
 
 
 def searched(parts):
-    """Their sum, with weights that the benchmark's own kind of validation rows choose."""
+    """Their sum, with weights chosen on validation rows of the benchmark's protocol."""
     return RankingEnsemble(parts, weights="search", n_negatives=N_NEGATIVES)
 
 
@@ -82,7 +82,7 @@ def split(name, options):
 
 
 def fitted(model, X, seed):
-    """The model fitted to positives, everything random in it seeded."""
+    """The model fitted to positives, with all its seeds set."""
     model = clone(model)
     seeded = [name for name in model.get_params() if name.split("__")[-1] == "random_state"]
     return model.set_params(**dict.fromkeys(seeded, seed)).fit(X)
@@ -147,7 +147,7 @@ def cost(options):
 def main(argv=None):
     """Run one of the benchmarks."""
     commands = {f.__name__: f for f in (quality, choices, cost)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ranking", description=__doc__)
+    parser = command_line("ranking", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
     parser.add_argument("--data-home")

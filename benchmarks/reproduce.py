@@ -1,15 +1,16 @@
-"""The papers' tables beside ours: ``python -m benchmarks.reproduce rfrec|lightfr|colr|fedals``.
+"""Repeat the papers' tables: ``python -m benchmarks.reproduce rfrec|lightfr|colr|fedals``.
 
-Every row has the paper's number, ours as mean and spread over seeds, the difference, and where
-it does not reproduce a line that says why. ``--quick`` runs a tenth of the rounds, one seed, to
-see that it works. Finished cells are kept in the folder ``--results`` and not run again; stop with
-Ctrl-C, and start the same command to go on. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA;
-rows of other data that are not there say so.
+Every row has the paper's number, ours as mean and spread over seeds, the difference, and a reason
+if it does not reproduce. ``--quick`` runs a tenth of the rounds with one seed, to see that it
+works. Finished cells are kept in the folder ``--results`` and not run again: stop with Ctrl-C, and
+run the same command to continue.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. Rows of other
+data say so if these are not in the folder.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from benchmarks import fedals as _fedals
 from benchmarks import rfrec as _rfrec
+from benchmarks._command_line import command_line
 from benchmarks._results import Results
 from benchmarks._timing import Stopwatch
 from fedrecsk import (
@@ -422,7 +424,7 @@ def rfrec_tables():
         )
         for label, Estimator in (("RFRec", RFRec), ("RFRecF", RFRecF))
     ]
-    split = "80/20 random, one user a client, defaults"
+    split = "80/20 random, one user per client, defaults"
     return [
         Table("Table 2: accuracy", split, rows),
         Table("Table 3: dropped devices (uploads lost)", split, dropout),
@@ -522,7 +524,7 @@ PAPERS_FEDERATION = {
 }
 
 
-STARS = "trained on stars alone, it does not tell seen from unseen; the protocol is unknown"
+STARS = "trained on ratings only, it does not separate seen from unseen; the protocol is unknown"
 WHY = {
     "PMF": STARS,
     "SVD++": STARS,
@@ -729,7 +731,7 @@ def _check_data(tables, options, parser):
 
 def main(argv=None):
     """Reproduce one paper."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduce", description=__doc__)
+    parser = command_line("reproduce", __doc__)
     parser.add_argument("paper", choices=PAPERS)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds, one seed")
     parser.add_argument("--seeds", type=int, help="runs of each row (default: 3; 1 if quick)")
@@ -752,7 +754,7 @@ def main(argv=None):
     except KeyboardInterrupt:
         parser.exit(
             130,
-            f"\nStopped. What is done is in {options.results}; the same command goes on.\n",
+            f"\nStopped. {options.results} has finished runs; repeat the command to continue.\n",
         )
 
 

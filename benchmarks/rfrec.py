@@ -1,12 +1,13 @@
-"""RFRec and RFRecF in numbers: ``python -m benchmarks.rfrec COMMAND``.
+"""Measure RFRec and RFRecF: ``python -m benchmarks.rfrec COMMAND``.
 
-Needs MovieLens under ``--data-home`` or FEDRECSK_DATA. Every split is 80/20 at random, one
-user a client, drawn by ``numpy.random.default_rng(seed).permutation``.
+Splits are 80/20 at random, one user per client, drawn by
+``numpy.random.default_rng(seed).permutation``.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import resource
 import time
 
@@ -14,6 +15,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
+from benchmarks._command_line import command_line
 from fedrecsk import BiasOnly, Federation, RFRec, RFRecF
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.privacy import LaplaceMechanism
@@ -73,7 +75,7 @@ def quality(options):
 
 
 def sparse(options):
-    """Few ratings a user, few rows, few users: RMSE beside the bias-only model's."""
+    """Few ratings per user, few rows, few users: RMSE compared with the bias-only model's."""
     print("| data | bias-only | RFRec | RFRecF |\n|---|---|---|---|")
     for name in options.data:
         X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
@@ -119,7 +121,7 @@ def participation(options):
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     part = split(X, y, 0)
     print(f"bias-only: RMSE {errors(BiasOnly(), *part)[1]:.4f}")
-    settings = {"everybody": {}}
+    settings = {"all users": {}}
     for mode in ("upload", "stale", "offline"):
         federation = Federation(dropout=0.5, dropout_mode=mode)
         settings[f"half of the clients dropped ({mode})"] = {"federation": federation}
@@ -167,20 +169,20 @@ def privacy(options):
 
 
 def speed(options):
-    """Seconds a round beside implicit's Cholesky iteration, one thread, and peak memory."""
+    """Seconds per round and of implicit's Cholesky iteration, one thread, and peak memory."""
     X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
     for model in (RFRec(random_state=0), RFRecF(random_state=0)):
         clone(model).set_params(n_rounds=3).fit(X[:10_000], y[:10_000])
         for n_jobs in (1, 2):
-            seconds = _seconds_a_round(model.set_params(n_jobs=n_jobs), X, y)
-            print(f"{type(model).__name__}, d = 20, {n_jobs} threads: {seconds:.4f} s a round")
+            seconds = _seconds_per_round(model.set_params(n_jobs=n_jobs), X, y)
+            print(f"{type(model).__name__}, d = 20, {n_jobs} threads: {seconds:.4f} s per round")
     print(f"implicit ALS, d = 20, Cholesky, 1 thread: {_implicit_iteration(X):.4f} s an iteration")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"peak memory of this process, all of the above: {peak:.2f} GiB")
 
 
-def _seconds_a_round(model, X, y, n_short=5, n_long=45):
-    # The difference of two fits, best of three: setting up takes time of its own.
+def _seconds_per_round(model, X, y, n_short=5, n_long=45):
+    # The difference of two fits, best of three, which leaves out the time of the set-up.
     def seconds(n_rounds):
         copy = clone(model).set_params(n_rounds=n_rounds)
         start = time.perf_counter()
@@ -228,9 +230,9 @@ def _first_of_each(users, rng, n):
 
 # Sparse parts of a training set, as masks or numbers of its rows.
 CUTS = {
-    "at most 5 ratings a user": lambda X, rng: _first_of_each(X[:, 0], rng, 5),
-    "at most 10 ratings a user": lambda X, rng: _first_of_each(X[:, 0], rng, 10),
-    "at most 20 ratings a user": lambda X, rng: _first_of_each(X[:, 0], rng, 20),
+    "at most 5 ratings per user": lambda X, rng: _first_of_each(X[:, 0], rng, 5),
+    "at most 10 ratings per user": lambda X, rng: _first_of_each(X[:, 0], rng, 10),
+    "at most 20 ratings per user": lambda X, rng: _first_of_each(X[:, 0], rng, 20),
     "20 % of the rows": lambda X, rng: rng.random(len(X)) < 0.2,
 }
 
@@ -238,7 +240,7 @@ CUTS = {
 def main(argv=None):
     """Run one of the benchmarks."""
     commands = {f.__name__: f for f in (quality, sparse, neighbours, participation, privacy, speed)}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rfrec", description=__doc__)
+    parser = command_line("rfrec", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])
     parser.add_argument("--data-home")

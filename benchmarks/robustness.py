@@ -1,20 +1,21 @@
-"""Poisoned clients and robust aggregators: ``python -m benchmarks.robustness``.
+"""Measure attacks and robust aggregators: ``python -m benchmarks.robustness``.
 
-On MovieLens-100k; all ratings are positives, each user's rows are split 80/20 at random; d = 20,
-defaults. A tenth of the clients is poisoned, the same ones for all. The first table has one user a
-client; in the second the users are dealt out to 20 silos. Each cell is precision@10 of the honest
+All ratings are positives, and each user's rows are split 80/20 at random; d = 20; defaults. A
+tenth of the clients is poisoned, the same ones in all rows. The first table has one user per
+client; in the second the users are divided among 20 silos. Each cell is precision@10 of the honest
 users over the full catalogue; the last column is the share of honest users who get the promoted
-item, which three quarters of the others outnumber in ratings, among their ten. ``--curve`` prints
-precision by round instead. Needs MovieLens under ``--data-home`` or FEDRECSK_DATA.
+item among their ten. Three quarters of the items have more ratings than the promoted one.
+``--curve`` prints precision by round instead.
+
+Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 from sklearn.base import clone
 
+from benchmarks._command_line import command_line
 from benchmarks.fedals import precision, split
 from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, Popularity
 from fedrecsk.aggregation import CoordinateMedian, Krum, NormClipping, TrimmedMean
@@ -45,7 +46,7 @@ COMPARISONS = {
 def attacks(item):
     """Name and adversary."""
     return {
-        "nobody": None,
+        "no attack": None,
         "noise .1": RandomUpload(strength=0.1),
         "noise 1": RandomUpload(strength=1.0),
         "-5 x honest": SignFlip(),
@@ -62,7 +63,7 @@ def tables(options):
     columns = attacks(item)
     silos = train[:, 0] % N_SILOS
     for title, clients, aggregators in (
-        ("one user a client", None, CLIPPING),
+        ("one user per client", None, CLIPPING),
         (f"{N_SILOS} silos", silos, CLIPPING | COMPARISONS),
     ):
         print(f"\n| {title} | aggregator | {' | '.join(columns)} | exposure |")
@@ -91,7 +92,7 @@ def tables(options):
 
 
 def curve(options):
-    """Precision@10 of honest users by round, one user a client."""
+    """Precision@10 of honest users by round, one user per client."""
     train, test, item = _data(options)
     rounds = (1, 2, 5, 10, 20, 30)
     print(f"| method | aggregator | attack | {' | '.join(map(str, rounds))} |")
@@ -130,7 +131,7 @@ def _precision(model, train, test, users):
 
 def main(argv=None):
     """Print the tables, or the curves."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.robustness", description=__doc__)
+    parser = command_line("robustness", __doc__)
     parser.add_argument("--curve", action="store_true")
     parser.add_argument("--data-home")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,20 +1,22 @@
-"""Seconds a round on MovieLens-1M, with one thread and two: ``python -m benchmarks.rounds``.
+"""Time rounds on MovieLens-1M with one and two threads: ``python -m benchmarks.rounds``.
 
-The median of a fit's rounds but for the first two, of the faster of two fits; all clients take part
-unless the label says otherwise. Beside it, how many times as fast two threads are. Two checkouts
-are compared by running this file on each: ``PYTHONPATH=<checkout> python benchmarks/rounds.py``.
-Needs MovieLens under ``--data-home`` or FEDRECSK_DATA.
+The median of a fit's rounds without the first two, of the faster of two fits. All clients take
+part, unless the label says otherwise. The last column is the speed-up by the second thread. To
+compare two checkouts, run this file on each: ``PYTHONPATH=<checkout> python
+benchmarks/rounds.py``.
+
+Data: MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 
 import numpy as np
 from sklearn.base import clone
 
+from benchmarks._command_line import command_line
 from fedrecsk import FedEB, FedMF, GlobSGD, LightFR, LocALS, RFRec
 from fedrecsk.datasets import fetch_movielens
 
@@ -64,7 +66,7 @@ def seconds_a_round(model, X, y, n_jobs, n_rounds):
 
 def main(argv=None):
     """Print a row for each method."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds", description=__doc__)
+    parser = command_line("rounds", __doc__)
     parser.add_argument("--data-home")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--rounds", type=int, default=12)

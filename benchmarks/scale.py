@@ -1,18 +1,19 @@
-"""How the methods grow, from 100 thousand to 25 million ratings: ``python -m benchmarks.scale``.
+"""Measure fits from 100 thousand to 25 million ratings: ``python -m benchmarks.scale COMMAND``.
 
-For each method and size, a process of its own fits two rounds (epochs, sweeps) to made-up ratings
-of the shape of a MovieLens data set, with the method's defaults and two threads; cohorts of 600
-clients take turns. `table` prints seconds of the last round, and as ``x^`` its growth exponent: the
-slope of log seconds over log ratings from a million on. Then come, for the largest
-size, what the rest of the fit takes, what predictions for all users would take after it (taken of
-2,000 users, most of whom no cohort has reached), the most memory that the process had (the ratings
-themselves included), and kilobytes per client per round.
-`plot` draws the seconds. A run that was stopped goes on where it ended (``--results``).
+Each method and size runs in a process of its own: two rounds (epochs, sweeps) on ratings in the
+shape of a MovieLens data set, with the method's defaults and two threads; cohorts of 600 clients
+take turns. `table` prints the seconds of the last round and, as ``x^``, their growth exponent: the
+slope of log seconds over log ratings from a million on. Then, for the largest size: the time of
+the rest of the fit, the time of predictions for all users after it (measured on 2,000 users, most
+of whom no cohort has reached), the peak memory of the process (with the ratings), and kilobytes
+per client per round. `plot` draws the seconds. Run the same command to continue a run that was
+stopped (``--results``).
+
+Data: none needed; ratings are generated.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import resource
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 import fedrecsk
+from benchmarks._command_line import command_line
 from benchmarks._results import Results
 from benchmarks._timing import Stopwatch
 from benchmarks.rounds import Clock
@@ -81,7 +83,7 @@ def measure(method, setting, n_ratings, folder):
 
 
 def _kilobytes(ledger):
-    """What a client that takes part in a round receives and sends in it, on average."""
+    """Mean kilobytes that a participating client receives and sends in a round."""
     if ledger is None:
         return {}
     last = [entry for entry in ledger.entries if entry["phase"] == "round"][-1]
@@ -90,7 +92,7 @@ def _kilobytes(ledger):
 
 
 def _data(n_ratings, folder):
-    """Made-up ratings of a size, made once."""
+    """Generated ratings of one size, kept in a file."""
     path = Path(folder) / f"ratings_{n_ratings}.npz"
     if not path.exists():
         X, y = make_ratings(*SHAPES[n_ratings], n_ratings, random_state=0)
@@ -101,9 +103,9 @@ def _data(n_ratings, folder):
 
 
 def table(options):
-    """Print what has been measured, and measure what has not."""
+    """Print the table; measure what has not been measured yet."""
     results = Results(options.results, "scale")
-    print("| method | clients a round |", end="")
+    print("| method | clients per round |", end="")
     for size in options.sizes:
         print(f" {size / 1e6:g}M |", end="")
     print(" grows as | rest of the fit (s) | all users later (s) | GiB | kB up | kB down |")
@@ -117,7 +119,7 @@ def table(options):
 
 
 def _cell(results, method, setting, n_ratings, options):
-    """The numbers of a cell, from a process of its own unless they are known."""
+    """The numbers of a cell, measured in a new process unless they are known."""
     key, settings = (method, setting, n_ratings), {"shape": list(SHAPES[n_ratings])}
     scores = results.get(key, settings)
     if scores is None:
@@ -151,7 +153,7 @@ def _growth(fitted):
 
 
 def plot(options):
-    """Draw seconds a round against ratings."""
+    """Draw seconds per round against ratings."""
     import matplotlib.pyplot as plt
 
     results = Results(options.results, "scale")
@@ -169,9 +171,9 @@ def plot(options):
                     method, points[-1], xytext=(6, -3), textcoords="offset points",
                     color=line.get_color(), fontsize=8,
                 )  # fmt: skip
-        ax.set(xlabel="ratings", title=f"{setting} a round")
+        ax.set(xlabel="ratings", title=f"{setting} per round")
         ax.set_xlim(right=max(options.sizes) * 4)
-    axes[0].set_ylabel("seconds a round, two threads")
+    axes[0].set_ylabel("seconds per round, two threads")
     figure.savefig(options.output)
 
 
@@ -181,7 +183,7 @@ def _parameters(method):
 
 def main(argv=None):
     """Measure, print or draw."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser = command_line("scale", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for command in (table, plot):
         one = commands.add_parser(command.__name__, description=command.__doc__)
@@ -190,7 +192,7 @@ def main(argv=None):
         one.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
         one.add_argument("--sizes", nargs="+", type=int, choices=SHAPES, default=list(SHAPES))
         one.add_argument("--results", default="results")
-        one.add_argument("--data", default="results", help="where made-up ratings are kept")
+        one.add_argument("--data", default="results", help="where generated ratings are kept")
     # Of the last command alone.
     one.add_argument("--output", default="results/scale.svg")
     child = commands.add_parser("measure", description=measure.__doc__)

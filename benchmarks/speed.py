@@ -1,22 +1,24 @@
-"""Our fits beside installed peers, pair by pair, in one run: ``python -m benchmarks.speed``.
+"""Compare our fits with installed peers in one run: ``python -m benchmarks.speed``.
 
-The `speed` commands of the other benchmarks, one after the other: LocALS and its like beside
-implicit's ALS, RFRec beside implicit, PMF, BiasedMF and SVDpp beside Surprise and cornac where
-``--peers-python`` can import them, LightFR's search beside float32 products, FedMF beside CoLR,
-and each method in settings of several kinds. Needs MovieLens (``--data-home`` or FEDRECSK_DATA).
+Runs the `speed` commands of the other benchmarks, one after the other: LocALS and its variants
+with implicit's ALS; RFRec with implicit; PMF, BiasedMF and SVDpp with Surprise and cornac, if
+``--peers-python`` can import them; LightFR's search with float32 products; FedMF with CoLR; and
+each method in several settings.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from benchmarks import centralized, colr, fedals, lightfr, rfrec, worlds
+from benchmarks import centralized, colr, fedals, lightfr, rfrec, settings
+from benchmarks._command_line import command_line
 
 
 def main(argv=None):
     """Run them all."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
+    parser = command_line("speed", __doc__)
     parser.add_argument("--data-home")
     parser.add_argument("--peers-python", default=sys.executable)
     options = parser.parse_args(argv)
@@ -28,7 +30,7 @@ def main(argv=None):
         (lightfr, ["speed"]),
         (lightfr, ["search"]),
         (colr, ["speed"]),
-        (worlds, []),
+        (settings, []),
     ):
         print(f"\n## {' '.join([module.__name__, *arguments[:1]])}\n", flush=True)
         module.main([*arguments, *where])

@@ -39,7 +39,8 @@ extensions = [
     "_gallery",
     "_pages",
 ]
-exclude_patterns = ["_build"]
+# The tables of times would load scripts from the network.
+exclude_patterns = ["_build", "sg_execution_times.rst", "auto_examples/sg_execution_times.rst"]
 templates_path = ["_templates"]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "substitution"]
 myst_substitutions = {"version": version}

@@ -1,4 +1,4 @@
-"""Federated recommendation as scikit-learn estimators whose fit simulates the protocol."""
+"""Federated recommendation: scikit-learn estimators whose fit simulates the federated protocol."""
 
 from fedrecsk._version import __version__
 from fedrecsk.centralized import (

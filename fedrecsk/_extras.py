@@ -1,7 +1,11 @@
-"""What comes with an extra of the package, and how a missing one is told."""
+"""Import optional packages, with an error that names the extra to install."""
+
+from __future__ import annotations
 
 import importlib
+from types import ModuleType
 
+# Optional packages and the extras that they belong to.
 EXTRAS = {
     "gmpy2": "privacy",
     "matplotlib": "plot",
@@ -11,24 +15,24 @@ EXTRAS = {
 }
 
 
-def require(module, caller):
-    """Import a module of an extra.
+def require(module: str, caller: str) -> ModuleType:
+    """Import a module of an optional package.
 
     Parameters
     ----------
     module : str
-        "pandas", "matplotlib.pyplot"...
+        Name of the module, such as "pandas" or "matplotlib.pyplot".
     caller : str
-        What needs it, as the user calls it.
+        What needs the module, under the name that users know.
 
     Returns
     -------
-    module
+    module : module
 
     Raises
     ------
     ImportError
-        If it is missing; says how to install it.
+        If the package is not installed. The message says how to install it.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""How much memory there is, without a dependency that would say."""
+"""How much memory is available, without a dependency."""
 
 from __future__ import annotations
 
@@ -6,45 +6,46 @@ import os
 from pathlib import Path
 
 GIB = 2**30
-# What Linux says of the machine, and of the container that the process runs in.
+# Files in which Linux reports the memory of the machine and of the container.
 MACHINE = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")
 
 
-def available():
-    """Bytes that can still be allocated; None where nobody says.
+def available() -> int | None:
+    """Bytes that can still be allocated, or None if that is unknown.
 
     Returns
     -------
     nbytes : int or None
-        The least of what the machine and the container have left; all of the machine's where
-        no more is known.
+        What the machine or the container has left, whichever is less. On systems that only report
+        their total memory, the total.
     """
     known = [size for size in (_of_machine(), _of_container()) if size is not None]
     return min(known, default=None)
 
 
-def require(nbytes, what, cure):
-    """Raise if so many bytes are not there.
+def require(nbytes: int, what: str, cure: str) -> None:
+    """Raise if fewer than `nbytes` bytes of memory are available.
 
     Parameters
     ----------
     nbytes : int
+        Bytes needed.
     what : str
-        What takes them, as the start of a sentence.
+        What needs them, as the plural subject of a sentence.
     cure : str
-        What to do about it.
+        What to do about it, as a sentence.
 
     Raises
     ------
     ValueError
-        If they are more than is available.
+        If they are not available.
     """
-    there = available()
-    if there is not None and nbytes > there:
+    free = available()
+    if free is not None and nbytes > free:
         raise ValueError(
-            f"{what} take about {nbytes / GIB:.3g} GiB, and {there / GIB:.3g} GiB of memory are "
-            f"available. {cure}"
+            f"{what} take about {nbytes / GIB:.3g} GiB, but only {free / GIB:.3g} GiB of memory "
+            f"are available. {cure}"
         )
 
 
@@ -66,6 +67,6 @@ def _of_container():
 
 
 def _number(path, name):
-    """The number behind a name, of which the file has one a line; None if it lacks this one."""
+    """The number that follows a name in a file with one name per line; None if it is missing."""
     rows = (line.split() for line in path.read_text().splitlines())
     return next((int(row[1]) for row in rows if row[0] == name), None)

@@ -1,4 +1,4 @@
-"""Sorting by small whole numbers, in linear time."""
+"""Sort by small whole numbers in linear time."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import numpy as np
 from scipy import sparse
 
 
-def stable_order(codes, n_codes):
-    """Positions that sort `codes`; ties keep their order.
+def stable_order(codes: np.ndarray, n_codes: int) -> np.ndarray:
+    """Positions that sort `codes`; equal codes keep their order.
 
     Parameters
     ----------
     codes : ndarray of shape (n,), integers from 0 to `n_codes` - 1
     n_codes : int
+        Number of different codes.
 
     Returns
     -------
     order : ndarray of shape (n,)
     """
-    # A sparse matrix with one row per code is put together by counting.
+    # scipy builds a sparse matrix with one row per code by counting.
     entries = np.ones(len(codes), dtype=bool), (codes, np.arange(len(codes)))
     return sparse.csr_array(entries, shape=(n_codes, len(codes))).indices

@@ -1,4 +1,4 @@
-"""Long work in calls of bounded time: Ctrl-C reaches Python only between two calls of a kernel."""
+"""Cut long work into short kernel calls: Ctrl-C only reaches Python between two of them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import itertools
 
 import numpy as np
 
-# Numbers that one call works through, a fraction of a second's worth.
+# Numbers that one call processes, in a fraction of a second.
 PIECE = 2**25
 
 
-def pieces(costs, each=1):
-    """Cut a run of tasks, such as clients, into pieces of about equal cost.
+def pieces(costs: np.ndarray, each: int = 1) -> list[tuple[int, int]]:
+    """Cut a sequence of tasks, such as clients, into pieces of about equal cost.
 
     Parameters
     ----------
     costs : ndarray of shape (n_tasks,)
-        In numbers to work through: 0 for those who do not take part.
-    each : int
-        What one of `costs` counts for.
+        Numbers that each task has to process; 0 for tasks without work.
+    each : int, default=1
+        Factor on all costs.
 
     Returns
     -------
     pieces : list of (start, stop)
-        Tasks ``start:stop``, which together cost at most `PIECE` or are one; all of them together
-        are all tasks. None for no tasks.
+        Each piece has the tasks ``start:stop``. It costs at most `PIECE`, or has a single task.
+        Together they cover all tasks; the list is empty if there are none.
     """
     ends = np.cumsum(costs, dtype=np.int64)
     n, most = len(ends), max(1, PIECE // max(1, int(each)))

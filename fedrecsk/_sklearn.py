@@ -1,7 +1,7 @@
-"""What fedrecsk uses of scikit-learn's private modules; nothing else may import them.
+"""Private names of scikit-learn that fedrecsk uses. No other module may import private names.
 
-scikit-learn may move these names in any minor version, which is why setup.cfg bounds its version
-from above. To raise the bound: install the new version, run the tests, mend this file.
+scikit-learn may move them in any minor version, so setup.cfg has an upper bound of its version. To
+raise the bound, install the new version, run the tests, and repair this file.
 """
 
 from sklearn.base import _fit_context as fit_context

@@ -1,4 +1,4 @@
-"""How many threads are of use."""
+"""How many threads to use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from joblib import cpu_count, effective_n_jobs
 
 from fedrecsk._sklearn import Interval
 
-# What a parameter `n_jobs` may be: whole numbers but 0, and None.
+# Valid values of a parameter `n_jobs`: whole numbers except 0, and None.
 N_JOBS = [
     Interval(Integral, 1, None, closed="left"),
     Interval(Integral, None, -1, closed="right"),
@@ -16,8 +16,8 @@ N_JOBS = [
 ]
 
 
-def n_threads(n_jobs):
-    """Number of threads that `n_jobs` stands for, at most one for each processor.
+def n_threads(n_jobs: int | None) -> int:
+    """Number of threads for `n_jobs`, at most one per processor.
 
     Parameters
     ----------

@@ -1,12 +1,12 @@
 """Robust aggregators: how a server adds up uploads that it does not trust.
 
-They look at each client's upload, so they cannot be combined with secure sums.
+They need each client's upload, so they cannot be combined with secure sums.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import ClassVar, Literal
 
@@ -19,25 +19,27 @@ from fedrecsk.uploads import Update as Update
 
 __all__ = ["Aggregator", "CoordinateMedian", "Krum", "NormClipping", "TrimmedMean"]
 
-# Of a dense stack of a few rows of all clients.
+# Memory of a dense stack of a few rows of all clients.
 TILE_BYTES = 64 * 2**20
 # Sums stay below this, so that they fit into 64 bits.
 LARGEST_SUM = 2.0**62
 
 
-def plain_sum(uploads, shapes):
+def plain_sum(
+    uploads: Iterable[dict[str, Update]], shapes: dict[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
     """Add up the changes of all clients, field by field.
 
     Parameters
     ----------
     uploads : iterable of dict of {str: Update}
     shapes : dict of {str: tuple}
-        Shape of each field as a whole.
+        Shape of each whole field.
 
     Returns
     -------
     sums : dict of {str: ndarray}
-        Of dtype int64 where all changes are integers, otherwise float64.
+        Sum of each field; dtype int64 if all changes are integers, otherwise float64.
     """
     sums = {name: np.zeros(shape, dtype=np.int64) for name, shape in shapes.items()}
     for upload in uploads:
@@ -52,10 +54,10 @@ def plain_sum(uploads, shapes):
 class Aggregator(BaseEstimator, ABC):
     """Base class of robust aggregators: what ``Federation(aggregator=...)`` takes.
 
-    An aggregator of your own needs one method, `combine`. Each upload is a dict with an
-    ``Update(rows, change)`` for each field of what the client has learned: `change` is an array
-    of what differs from the upload of a client that has changed nothing, and `rows` says which
-    rows of the field it belongs to.
+    To write your own aggregator, implement one method, `combine`. Each upload is a dict with an
+    ``Update(rows, change)`` for each field of what the client has learned. `change` is the
+    difference from the upload of a client that has learned nothing, and `rows` are the rows of
+    the field that it belongs to.
 
     Examples
     --------
@@ -77,32 +79,35 @@ class Aggregator(BaseEstimator, ABC):
 
     _parameter_constraints: ClassVar[dict] = {}
 
-    def __init_subclass__(cls, **arguments):
+    def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
-        # A `combine` of one's own comes before an inherited way to combine whole batches.
+        # A subclass's own `combine` takes precedence over an inherited `_combine_batches`.
         if "combine" in vars(cls) and "_combine_batches" not in vars(cls):
             cls._combine_batches = Aggregator._combine_batches
 
     def _check_clients(self, data, n_clients):
-        """Raise if the rule makes no sense for the clients of `data`, `n_clients` per round."""
+        """Raise if the aggregator does not suit `data` with `n_clients` clients per round."""
 
     @abstractmethod
-    def combine(self, uploads, shapes):
-        """Combine the uploads of one round into the sum that the server goes on with.
+    def combine(
+        self, uploads: Sequence[dict[str, Update]], shapes: dict[str, tuple[int, ...]]
+    ) -> dict[str, np.ndarray] | None:
+        """Combine the uploads of one round into the sum that the server continues with.
 
         Parameters
         ----------
         uploads : sequence of dict of {str: Update}
-            One per client, in the order of the clients. Each is made when you ask for it.
+            One upload per client, in the order of the clients. Each is computed when you access
+            it. All numbers are finite.
         shapes : dict of {str: tuple}
-            Shape of each field as a whole.
+            Shape of each whole field.
 
         Returns
         -------
         sums : dict of {str: ndarray} or None
-            For each field the sum of the changes, which the server takes for one over all
-            ``len(uploads)`` clients; a mean must be multiplied by that number. None if there
-            are too few uploads: the round then changes nothing.
+            Sum of the changes of each field. The server takes it for a sum over all
+            ``len(uploads)`` clients, so multiply a mean by that number. None if there are too few
+            uploads; the round then changes nothing.
         """
 
     def _combine_batches(self, batches):
@@ -115,7 +120,8 @@ class Aggregator(BaseEstimator, ABC):
         Returns
         -------
         totals : dict of {str: ndarray} or None
-            Of dtype float64, or int64 for fields of integers. None: too few uploads.
+            One array per field, dtype float64 or, for fields of integers, int64. None: too few
+            uploads.
         """
         uploads = _Uploads(batches)
         if len(uploads) == 0:
@@ -126,14 +132,15 @@ class Aggregator(BaseEstimator, ABC):
 
 
 class _Uploads(Sequence):
-    """The accepted clients' uploads in the order of their codes, each made when asked for."""
+    """The accepted clients' uploads in the order of their codes, each computed on access."""
 
     def __init__(self, batches):
         self._batches = batches
-        self._where = [None] * sum(batch.n_accepted for batch in batches)
+        where = {}
         for batch, places in zip(batches, _places(batches), strict=True):
             for client in np.flatnonzero(batch.accepted):
-                self._where[places[client]] = batch, client
+                where[places[client]] = batch, client
+        self._where = [where[place] for place in range(len(where))]
 
     def __len__(self):
         return len(self._where)
@@ -146,7 +153,7 @@ class _Uploads(Sequence):
 
 
 def _checked(rule, sums, forms):
-    """What a user's `combine` has returned, or a ValueError that says what it should return."""
+    """What a user's `combine` has returned; raise a ValueError if it is not what it should be."""
     if not isinstance(sums, dict) or sums.keys() != forms.keys():
         found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__
         raise ValueError(
@@ -166,29 +173,32 @@ def _checked_field(rule, name, values, form):
     if not np.isfinite(values).all():
         raise ValueError(
             f"{rule}.combine returned NaN or infinite numbers for field {name!r} of shape "
-            f"{form.shape}, though all uploads that it gets are finite."
+            f"{form.shape}, but all uploads that it received are finite; look for a division by "
+            "zero or an overflow."
         )
     return _as_sum(values, form)
 
 
 def _as_sum(values, form):
-    """In the type in which the field adds up."""
+    """Convert to the data type of the field's sums."""
     if form.is_integer and values.dtype.kind == "f":
         values = np.rint(np.clip(values, -LARGEST_SUM, LARGEST_SUM))
     return values.astype(form.sum_dtype, copy=False)
 
 
 class _InBlocks(Aggregator):
-    """An aggregator that combines whole batches; one by one, uploads are a batch, too."""
+    """An aggregator that combines whole batches; a list of uploads becomes a batch first."""
 
     @abstractmethod
     def _combined(self, batches):
-        """As `_combine_batches`, for at least one accepted client."""
+        """Like `_combine_batches`, with at least one accepted client."""
 
     def _combine_batches(self, batches):
         return self._combined(batches) if any(b.accepted.any() for b in batches) else None
 
-    def combine(self, uploads, shapes):
+    def combine(
+        self, uploads: Sequence[dict[str, Update]], shapes: dict[str, tuple[int, ...]]
+    ) -> dict[str, np.ndarray] | None:
         return self._combined([_as_batch(uploads, shapes)]) if len(uploads) else None
 
 
@@ -206,26 +216,24 @@ def _as_batch(uploads, shapes):
 
 
 class NormClipping(_InBlocks):
-    """Scale down every upload whose norm exceeds a bound, then add up.
+    """Scale down every upload whose norm exceeds a bound, then add the uploads up.
 
-    Works with every method and every kind of client: no single client can move the model
-    further than an ordinary one. It limits what poisoned uploads can do and does not remove
-    them.
+    Works with every method and any kind of clients: no client can move the model further than an
+    ordinary one. It limits the damage of poisoned uploads, but does not remove them.
 
     Parameters
     ----------
     max_norm : float or "median", default="median"
-        The bound on the Euclidean norm of what a client changes in one field of its upload.
-        "median": the bound is learned in every round for each field from the norms of its
-        uploads, which attackers cannot raise while they are fewer than half.
+        Bound on the Euclidean norm of a client's change of one field. "median": the median norm
+        of the round's uploads, for each field. Attackers cannot raise it much while they are
+        fewer than half of the clients.
     multiple : float, default=1.0
-        Times the median, if it is learned.
+        Factor on the median, if ``max_norm="median"``.
 
     Notes
     -----
     A client that holds many items has a longer update than one that holds few, and is
-    shortened more. Holding a round's uploads to learn their median takes as much memory as
-    they have numbers of their own.
+    scaled down more. All uploads of a round are kept in memory until their median is known.
 
     Examples
     --------
@@ -264,18 +272,18 @@ class NormClipping(_InBlocks):
 
 
 def _factors(norms, bound):
-    """What to multiply each upload by so that its norm is at most `bound`."""
+    """Factors that bring the norm of each upload down to at most `bound`."""
     return np.divide(bound, norms, out=np.ones(len(norms)), where=norms > bound)
 
 
 def _weighted_sum(batches, name, weights):
-    """Sum over the accepted clients of all batches, times weights, one array per batch."""
-    total = sum(b.sum_of_changes(name, w) for b, w in zip(batches, weights, strict=True))
-    return _as_sum(total, batches[0].forms[name])
+    """Weighted sum over the accepted clients of all batches; one array of weights per batch."""
+    sums = [b.sum_of_changes(name, w) for b, w in zip(batches, weights, strict=True)]
+    return _as_sum(sum(sums[1:], start=sums[0]), batches[0].forms[name])
 
 
 class _Comparison(_InBlocks):
-    """A rule that compares clients number by number; who sends nothing counts as 0."""
+    """An aggregator that compares clients number by number; numbers not sent count as 0."""
 
     def _check_clients(self, data, n_clients):
         pairs = np.unique(data.clients * data.n_items + data.items)
@@ -284,13 +292,13 @@ class _Comparison(_InBlocks):
             raise ValueError(
                 f"{type(self).__name__} compares clients number by number, but most rows of X are "
                 f"of items that fewer than half of the {data.n_clients} clients hold, so it would "
-                "mostly compare zeros. Group the users into silos through `clients`, or use "
-                "NormClipping."
+                "mostly compare zeros. Group the users into silos by fit(..., clients=...), or "
+                "use NormClipping."
             )
 
 
 class _OrderStatistic(_Comparison):
-    """A robust mean over clients of each number."""
+    """A robust mean of each number over the clients."""
 
     def _combined(self, batches):
         n_clients = sum(batch.n_accepted for batch in batches)
@@ -304,14 +312,14 @@ class _OrderStatistic(_Comparison):
 
     @abstractmethod
     def _mean(self, changes):
-        """Over the first axis."""
+        """Mean over the first axis."""
 
 
 class CoordinateMedian(_OrderStatistic):
-    """The median over clients of every single number (Yin et al., ICML 2018).
+    """Take the median of every number over the clients (Yin et al., ICML 2018).
 
-    For silos, where most clients hold most items. Right while fewer than half of the clients
-    of a round are attackers.
+    For silos, where most clients hold most items. It withstands attackers as long as they are
+    fewer than half of the clients of a round.
 
     Examples
     --------
@@ -330,14 +338,15 @@ class CoordinateMedian(_OrderStatistic):
 
 
 class TrimmedMean(_OrderStatistic):
-    """The mean of every single number without its largest and smallest (Yin et al., ICML 2018).
+    """Take the mean of every number without its largest and smallest (Yin et al., ICML 2018).
 
     For silos, where most clients hold most items.
 
     Parameters
     ----------
     trim : float in [0, 0.5), default=0.2
-        Share of the clients to leave out at each end (beta): more than are attackers.
+        Share of the clients to leave out at each end (beta). Choose more than the share of
+        attackers that you expect.
 
     Examples
     --------
@@ -358,18 +367,19 @@ class TrimmedMean(_OrderStatistic):
 
 
 class Krum(_Comparison):
-    """Keep the uploads that lie closest to their neighbours (Blanchard et al., NeurIPS 2017).
+    """Keep the uploads that are closest to their neighbours (Blanchard et al., NeurIPS 2017).
 
-    An upload's score is the sum of its squared distances to its n - f - 2 nearest others; the
-    `n_selected` lowest are averaged. For silos, where most clients hold most items.
+    The score of an upload is the sum of the squared distances to its n - f - 2 nearest
+    neighbours. The `n_selected` uploads with the lowest scores are averaged. For silos, where
+    most clients hold most items.
 
     Parameters
     ----------
     n_attackers : int, default=1
-        Attackers to withstand in a round (f). A round needs 2 f + 3 uploads; one that gets
-        fewer, by dropout, changes nothing.
+        Number of attackers per round to withstand (f). A round needs 2 f + 3 uploads. If it
+        receives fewer because of dropout, it changes nothing.
     n_selected : int, default=1
-        Uploads to average; more than one is Multi-Krum.
+        Number of uploads to average. More than 1 is Multi-Krum.
 
     Examples
     --------
@@ -407,14 +417,14 @@ class Krum(_Comparison):
         chosen = np.argsort(self._scores(_products(batches)), kind="stable")[: self.n_selected]
         shares = np.zeros(n_clients + 1)
         shares[chosen] = n_clients / self.n_selected
-        # Whoever is not accepted has place -1, where the share is 0.
+        # Clients that are not accepted have place -1, where the share is 0.
         weights = [shares[places] for places in _places(batches)]
         return {name: _weighted_sum(batches, name, weights) for name in _forms(batches)}
 
     def _scores(self, products):
-        """Sum of the squared distances to the nearest others, given all inner products."""
+        """Sums of the squared distances to the nearest neighbours, from all inner products."""
         squares = products.diagonal()
-        # What an attacker sends can be so large that distances to it are infinite or NaN.
+        # Attackers can send numbers so large that distances to them are infinite or NaN.
         with np.errstate(invalid="ignore", over="ignore"):
             distances = squares[:, None] + squares - 2 * products
         np.fill_diagonal(distances, np.inf)
@@ -423,7 +433,7 @@ class Krum(_Comparison):
 
 
 def _products(batches):
-    """Inner products of the accepted clients' uploads, all fields together."""
+    """Inner products of the accepted clients' uploads over all fields."""
     n_clients = sum(batch.n_accepted for batch in batches)
     products = np.zeros((n_clients, n_clients))
     for name in _forms(batches):
@@ -438,12 +448,12 @@ def _products(batches):
 
 
 def _forms(batches):
-    """Forms of the learned fields."""
+    """Forms of the fields that hold what was learned."""
     return {name: batches[0].forms[name] for name in batches[0].changes}
 
 
 def _places(batches):
-    """Rank of each client's code among those of all accepted clients, by batch; -1 elsewhere."""
+    """Each client's rank by code among all accepted clients, batch by batch; -1 for the others."""
     codes = np.concatenate([batch.clients for batch in batches])
     accepted = np.flatnonzero(np.concatenate([batch.accepted for batch in batches]))
     places = np.full(len(codes), -1)
@@ -452,13 +462,13 @@ def _places(batches):
 
 
 def _tiles(batches, name, max_bytes=TILE_BYTES):
-    """One field of all accepted clients, dense, a few rows at a time.
+    """Yield one field of all accepted clients as dense arrays, a few rows at a time.
 
     Yields
     ------
     rows : slice
     stack : ndarray of shape (n_clients, n_rows, width), dtype float64
-        Clients in the order of their codes.
+        The clients are in the order of their codes.
     """
     form = batches[0].forms[name]
     n_clients = sum(batch.n_accepted for batch in batches)
@@ -478,7 +488,7 @@ def _tiles(batches, name, max_bytes=TILE_BYTES):
 
 
 class _OwnRows:
-    """Fills stacks from a Ragged, whose own rows it sorts by row once."""
+    """Fills stacks from a Ragged, whose own rows it sorts once."""
 
     def __init__(self, changes, places):
         self.changes = changes

@@ -1,9 +1,10 @@
 """What clients upload: the declared form of each field, and uploads client by client.
 
-A block of clients hands over either the sum of its clients' uploads or, where something looks at
-single uploads (an adversary, compression, a robust aggregator, an audit), each client's own in
-ragged form: its own rows, and one common change of all the other rows. :class:`Changes` is what
-attacks, compressors and aggregators see of a field; :class:`Batch` has all fields of a block.
+A block of clients returns the sum of its clients' uploads. If something needs single uploads (an
+adversary, compression, a robust aggregator, an audit), it returns the uploads client by client in
+ragged form: the rows of the client's own items, and one common change for all other rows.
+:class:`Changes` is the view of one field that attacks, compressors and aggregators work on;
+:class:`Batch` has all fields of a block.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedrecsk import _kernels
 
-# Number of a row in a message: int32.
+if TYPE_CHECKING:
+    from typing import Self
+
+    from numpy.typing import ArrayLike, NDArray
+
+# Bytes of a row's number in a message: int32.
 INDEX_BYTES = 4
-# Of those that an attacker may send, so that a few still add up in 64 bits.
+# Largest integer that an attacker may send, so that a sum of them still fits into 64 bits.
 LARGEST_INTEGER = 2.0**53
 
 
@@ -29,9 +35,9 @@ class Update(NamedTuple):
     Attributes
     ----------
     rows : ndarray of shape (n_rows,) or slice
-        Which rows of the field the client sends.
+        Rows of the field that the client sends.
     change : ndarray of shape (n_rows, ...), dtype float64 or int64
-        By how much they differ from what a client that has changed nothing would send.
+        Difference of these rows from what a client that has learned nothing would send.
     """
 
     rows: np.ndarray | slice
@@ -40,26 +46,28 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """What a client sends in one field, declared by the method before anybody sends anything.
+    """What clients send in one field. A method declares it before the first upload.
 
     Parameters
     ----------
     shape : tuple of int
-        Of the whole field.
+        Shape of the whole field.
     rows : {"all", "held", "chosen"}, default="all"
-        Which rows a client sends: all; those of the items that it holds, which the server knows
-        since the set-up; or rows that it chooses, each along with its number.
+        Rows that a client sends. "all": all rows. "held": the rows of the items that it holds,
+        which the server knows from the set-up. "chosen": rows that the client chooses; it sends
+        their numbers, too.
     dtype : str or None, default=None
-        Type in the message. None: the federation's `wire_dtype`.
+        Data type in the message. None: the federation's `wire_dtype`.
     learned : bool, default=True
-        Whether it says what was learned. Counts and weights are False: no attack forges, no
-        compressor shortens and no aggregator clips them.
+        Whether the field holds what was learned. Counts and weights are not: attacks do not
+        forge them, compressors do not shorten them, and aggregators do not clip them.
     compressible : bool, default=True
-        Whether compression may touch it, if it is a matrix of real numbers.
+        Whether the field may be compressed if it is a matrix of real numbers.
     clip : float or None, default=None
-        Every client has clipped each number to [-clip, clip].
+        Bound to which every client has clipped each number: [-clip, clip]. None: not clipped.
     bits : bool, default=False
-        Every number is +1 or -1 and takes one bit, in words of 64 bits a row.
+        Whether every number is +1 or -1 and takes one bit. Each row is padded to words of 64
+        bits.
     """
 
     shape: tuple[int, ...]
@@ -71,100 +79,106 @@ class Form:
     bits: bool = False
 
     @property
-    def width(self):
-        """Numbers in a row."""
+    def width(self) -> int:
+        """Number of columns in a row."""
         return int(np.prod(self.shape[1:], dtype=np.int64))
 
     @property
-    def is_integer(self):
-        """Whether its numbers add up exactly, in int64."""
+    def is_integer(self) -> bool:
+        """Whether the numbers are integers, which add up exactly in int64."""
         return self.bits or (self.dtype is not None and np.dtype(self.dtype).kind in "iub")
 
     @property
-    def limits(self):
-        """The least and the largest integer that an attacker may send."""
-        if np.dtype(self.dtype).kind == "b":
+    def limits(self) -> tuple[float, float]:
+        """Smallest and largest integer that an attacker may send."""
+        dtype = np.dtype(self.dtype)
+        if dtype.kind == "b":
             return 0.0, 1.0
-        info = np.iinfo(self.dtype)
+        info = np.iinfo(dtype.name)
         return max(float(info.min), -LARGEST_INTEGER), min(float(info.max), LARGEST_INTEGER)
 
     @property
-    def sum_dtype(self):
-        """Type of the sum over clients."""
+    def sum_dtype(self) -> type[np.int64] | type[np.float64]:
+        """Data type of the sum over clients."""
         return np.int64 if self.is_integer else np.float64
 
-    def coordinates(self, n_rows, n_columns=None):
-        """Numbers that clients send, given how many rows and columns each of them does."""
-        n_rows = n_rows * 0 + self.shape[0] if self.rows == "all" else n_rows
-        return n_rows * (self.width if n_columns is None else n_columns)
+    def coordinates(self, n_rows: ArrayLike, n_columns: ArrayLike | None = None) -> Any:
+        """How many numbers clients send, given how many rows and columns each of them sends."""
+        return self._rows_sent(n_rows) * (self.width if n_columns is None else n_columns)
 
-    def nbytes(self, wire_dtype, n_rows, n_columns=None):
-        """Bytes of the field, the numbers of chosen rows included; shape of `n_rows`."""
-        numbers = n_rows * INDEX_BYTES if self.rows == "chosen" else 0
+    def nbytes(self, wire_dtype: str, n_rows: ArrayLike, n_columns: ArrayLike | None = None) -> Any:
+        """Bytes of the field with the numbers of chosen rows; has the shape of `n_rows`."""
+        numbers = np.asarray(n_rows) * INDEX_BYTES if self.rows == "chosen" else 0
         return self._value_bytes(wire_dtype, n_rows, n_columns) + numbers
 
-    def payload_nbytes(self, wire_dtype, n_rows, n_columns=None):
-        """Those bytes that say what was learned, as papers count."""
+    def payload_nbytes(
+        self, wire_dtype: str, n_rows: ArrayLike, n_columns: ArrayLike | None = None
+    ) -> Any:
+        """Bytes of what was learned, as papers count them: without the rows' numbers."""
         return self._value_bytes(wire_dtype, n_rows, n_columns) * self.learned
 
+    def _rows_sent(self, n_rows):
+        n_rows = np.asarray(n_rows)
+        return np.full_like(n_rows, self.shape[0]) if self.rows == "all" else n_rows
+
     def _value_bytes(self, wire_dtype, n_rows, n_columns):
-        n_rows = n_rows * 0 + self.shape[0] if self.rows == "all" else n_rows
         if self.bits:
-            return n_rows * 8 * -(-self.width // 64)
+            return self._rows_sent(n_rows) * 8 * -(-self.width // 64)
         itemsize = np.dtype(self.dtype or wire_dtype).itemsize
         return self.coordinates(n_rows, n_columns) * itemsize
 
 
 class Common:
-    """The change of all rows that are not a client's own; one object for all who share it.
+    """The change of all rows that are not a client's own. Clients that have it in common share it.
 
     Parameters
     ----------
     change : ndarray of shape (n_rows, width), dtype float64
     """
 
-    def __init__(self, change):
-        self.change = np.ascontiguousarray(change, dtype=np.float64)
+    def __init__(self, change: ArrayLike) -> None:
+        self.change: NDArray[np.float64] = np.ascontiguousarray(change, dtype=np.float64)
 
     @cached_property
-    def row_squares(self):
+    def row_squares(self) -> NDArray[np.float64]:
         """Squared length of each row."""
         return np.einsum("if,if->i", self.change, self.change)
 
     @cached_property
-    def square(self):
-        """Squared length of all of it."""
+    def square(self) -> float:
+        """Squared length of the whole change."""
         return float(self.row_squares.sum())
 
     @cached_property
-    def is_finite(self):
-        """Whether nothing in it is NaN or infinite."""
+    def is_finite(self) -> bool:
+        """Whether all numbers are finite."""
         return bool(np.isfinite(self.change).all())
 
     @cached_property
-    def descending(self):
-        """The sizes that are not 0 in descending order: places, sizes, and rank of each place."""
+    def descending(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Nonzero sizes in descending order: their places, the sizes, and each place's rank."""
         sizes = np.abs(self.change).ravel()
         n_other = np.count_nonzero(sizes)
         order = np.argsort(-sizes)[:n_other]
         if (np.diff(sizes[order]) == 0).any():
-            # Slower; of equal ones the first comes first.
+            # Slower, but stable: equal sizes keep their order.
             order = np.argsort(-sizes, kind="stable")[:n_other]
         order = order.astype(np.int32)
         rank = np.full(sizes.size, sizes.size, dtype=np.int32)
         rank[order] = np.arange(len(order), dtype=np.int32)
         return order, sizes[order], rank.reshape(self.change.shape)
 
-    def scaled(self, factor):
-        """The same times `factor`."""
+    def scaled(self, factor: float) -> Common:
+        """The change times `factor`."""
         return Common(factor * self.change)
 
 
 class Changes(ABC):
     """One field of a block's uploads, client by client, as changes.
 
-    A subclass gives `update`; the rest follows from it client by client, and is overridden where
-    all clients at once are faster. `whom` is always a mask of clients to look at.
+    Subclasses implement `update`. The other methods call it for one client after the other, and
+    subclasses override those that are faster for all clients at once. `mask` selects the
+    clients to compute something for; the results of the others are not used.
     """
 
     shape: tuple[int, ...]
@@ -172,38 +186,38 @@ class Changes(ABC):
     is_integer: bool = False
 
     @abstractmethod
-    def update(self, client) -> Update:
+    def update(self, client: int) -> Update:
         """The change of one client (its number in the block)."""
 
-    def whole(self, client):
+    def whole(self, client: int) -> np.ndarray:
         """The change of one client as an array of the field's whole shape."""
         rows, change = self.update(client)
         array = np.zeros(self.shape, dtype=np.int64 if self.is_integer else np.float64)
         array[rows] = change
         return array
 
-    def norms(self, whom):
+    def norms(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Euclidean norm of each change, shape (n_clients,)."""
         norms = np.zeros(self.n_clients)
-        for client in np.flatnonzero(whom):
+        for client in np.flatnonzero(mask):
             norms[client] = np.linalg.norm(self.update(client).change)
         return norms
 
-    def largest(self, whom):
+    def largest(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Largest absolute number in each change, shape (n_clients,)."""
         sizes = np.zeros(self.n_clients)
-        for client in np.flatnonzero(whom):
+        for client in np.flatnonzero(mask):
             sizes[client] = np.abs(self.update(client).change).max(initial=0)
         return sizes
 
-    def finite(self, whom):
+    def finite(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Whether no number of the client is NaN or infinite, shape (n_clients,), dtype bool."""
         finite = np.ones(self.n_clients, dtype=bool)
-        for client in np.flatnonzero(whom):
+        for client in np.flatnonzero(mask):
             finite[client] = np.isfinite(self.update(client).change).all()
         return finite
 
-    def add_to(self, sums, weights):
+    def add_to(self, sums: np.ndarray, weights: np.ndarray) -> None:
         """Add the changes times the clients' weights to `sums`, of the field's whole shape."""
         for client in np.flatnonzero(weights):
             rows, change = self.update(client)
@@ -217,21 +231,22 @@ class Ragged(Changes):
     Parameters
     ----------
     indptr : ndarray of shape (n_clients + 1,)
+        Where each client's rows begin and end.
     rows : ndarray of shape (n_own,)
-        Client c's own rows are ``rows[indptr[c]:indptr[c + 1]]``, ascending, each once.
+        Rows of all clients. Client c's are ``rows[indptr[c]:indptr[c + 1]]``, in ascending order
+        and without repetition.
     values : ndarray of shape (n_own, ...)
-        What it has there.
+        Values in these rows.
     origin : ndarray of shape (n_rows, ...) or None
-        What the values are changes from. None: zero.
+        What to subtract from the values to get the changes. None: zero.
     common : Common or None
-        The change of all other rows. None: zero.
+        Change of all other rows. None: zero.
     center : ndarray of shape (n_rows, ...) or None
-        Added once for each accepted client, after everything that happens to the changes. None:
-        zero.
+        Added once for each accepted client, after all stages have changed the uploads. None: zero.
     columns : ndarray of shape (n_clients, width), dtype bool, or None
-        The columns that a client sends. None: all.
+        Mask of the columns that each client sends. None: all.
     form : Form or None
-        Set by the loop.
+        Form of the field, which the round loop sets.
     """
 
     indptr: np.ndarray
@@ -244,8 +259,14 @@ class Ragged(Changes):
     form: Form | None = None
 
     @classmethod
-    def stacked(cls, values, *, origin=None, center=None):
-        """One small array a client, of which all rows cross; `values` has clients first."""
+    def stacked(
+        cls,
+        values: np.ndarray,
+        *,
+        origin: np.ndarray | None = None,
+        center: np.ndarray | None = None,
+    ) -> Self:
+        """One small array per client, sent with all its rows; the first axis is the client."""
         n_clients, n_rows = values.shape[:2]
         rows = np.tile(np.arange(n_rows, dtype=np.int32), n_clients)
         indptr = np.arange(n_clients + 1) * n_rows
@@ -253,25 +274,31 @@ class Ragged(Changes):
         return cls(indptr, rows, values, origin=origin, center=center)
 
     @property
-    def shape(self):
-        return self.form.shape
+    def shape(self) -> tuple[int, ...]:
+        return self._form.shape
 
     @property
-    def n_clients(self):
+    def n_clients(self) -> int:
         return len(self.indptr) - 1
 
     @property
-    def is_integer(self):
-        return self.form.is_integer
+    def is_integer(self) -> bool:
+        return self._form.is_integer
 
     @property
-    def n_rows(self):
-        """Own rows of each client, shape (n_clients,)."""
+    def _form(self) -> Form:
+        if self.form is None:
+            raise RuntimeError("The form of these changes is not set; the round loop sets it.")
+        return self.form
+
+    @property
+    def n_rows(self) -> np.ndarray:
+        """Number of own rows of each client, shape (n_clients,)."""
         return np.diff(self.indptr)
 
     @property
-    def n_columns(self):
-        """Columns that each client sends, shape (n_clients,), or None for all."""
+    def n_columns(self) -> np.ndarray | None:
+        """Number of columns that each client sends, shape (n_clients,), or None for all."""
         return None if self.columns is None else self.columns.sum(axis=1)
 
     @property
@@ -280,16 +307,16 @@ class Ragged(Changes):
         origin = None if self.origin is None else _as_matrix(self.origin)
         return self.indptr, self.rows, _as_matrix(self.values), origin
 
-    def own(self, client):
-        """A client's own rows and its change there."""
+    def own(self, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """A client's own rows, and its changes in these rows."""
         span = slice(self.indptr[client], self.indptr[client + 1])
         rows = self.rows[span]
         change = self.values[span].astype(np.int64 if self.is_integer else np.float64)
         return rows, change if self.origin is None else change - self.origin[rows]
 
-    def update(self, client):
+    def update(self, client: int) -> Update:
         rows, change = self.own(client)
-        if self.form.rows != "all":
+        if self._form.rows != "all":
             return Update(rows, change)
         if self.common is None:
             whole = np.zeros(self.shape, dtype=change.dtype)
@@ -298,39 +325,39 @@ class Ragged(Changes):
         whole[rows] = change
         return Update(slice(None), whole)
 
-    def norms(self, whom):
+    def norms(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         squares = np.zeros(self.n_clients)
         common = (
             (None, 0.0) if self.common is None else (self.common.row_squares, self.common.square)
         )
-        _kernels.ragged.squared_norms(*self._matrix, *common, whom, squares)
+        _kernels.ragged.squared_norms(*self._matrix, *common, mask, squares)
         return np.sqrt(np.maximum(squares, 0))
 
-    def largest(self, whom):
+    def largest(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         sizes = np.zeros(self.n_clients)
-        _kernels.ragged.largest(*self._matrix, whom, sizes)
+        _kernels.ragged.largest(*self._matrix, mask, sizes)
         if self.common is not None:
-            # Whoever holds the row of the largest common number is looked at too strictly.
-            sizes = np.maximum(sizes, np.abs(self.common.change).max(initial=0) * whom)
+            # Too large for clients whose own rows include the largest common number: a bound.
+            sizes = np.maximum(sizes, np.abs(self.common.change).max(initial=0) * mask)
         return sizes
 
-    def finite(self, whom):
+    def finite(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         finite = np.ones(self.n_clients, dtype=bool)
         if self.values.dtype.kind == "f":
-            _kernels.ragged.finite(self.indptr, _as_matrix(self.values), whom, finite)
+            _kernels.ragged.finite(self.indptr, _as_matrix(self.values), mask, finite)
         if self.common is not None and not self.common.is_finite:
-            finite &= ~whom
+            finite &= ~mask
         return finite
 
-    def add_to(self, sums, weights):
+    def add_to(self, sums: np.ndarray, weights: np.ndarray) -> None:
         held = np.zeros(self.shape[0], dtype=sums.dtype)
         matrix = _as_matrix(sums)
         _kernels.ragged.add(*self._matrix, weights, matrix, held)
         if self.common is not None:
             matrix += (weights.sum() - held)[:, None] * self.common.change
 
-    def scaled(self, factor):
-        """The changes times `factor`; integers become what the field can send."""
+    def scaled(self, factor: float) -> Ragged:
+        """The changes times `factor`; integers are rounded to what the field can hold."""
         values = self.values.astype(np.float64)
         if self.origin is not None:
             values = values - self.origin[self.rows]
@@ -342,39 +369,42 @@ class Ragged(Changes):
 
 
 class Listed(Changes):
-    """Changes written down one by one, for a user's own classes.
+    """Changes stored client by client, for attacks and compressors of users.
 
     Parameters
     ----------
     updates : list of Update or None
-        None for clients that send nothing.
+        One per client; None for clients that send nothing.
     form : Form
     """
 
-    def __init__(self, updates, form):
+    def __init__(self, updates: list[Update | None], form: Form) -> None:
         self.updates = updates
         self.form = form
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         return self.form.shape
 
     @property
-    def n_clients(self):
+    def n_clients(self) -> int:
         return len(self.updates)
 
     @property
-    def is_integer(self):
+    def is_integer(self) -> bool:
         return self.form.is_integer
 
-    def update(self, client):
-        return self.updates[client]
+    def update(self, client: int) -> Update:
+        update = self.updates[client]
+        if update is None:
+            raise ValueError(f"Client {client} of this block sends nothing.")
+        return update
 
 
-def as_integers(numbers, form):
-    """The nearest that an integer field can send, and that still add up in 64 bits.
+def as_integers(numbers: ArrayLike, form: Form) -> np.ndarray:
+    """Round to the nearest integers that the field can hold and whose sum fits into 64 bits.
 
-    Of bits it is the sign, and +1 for 0. NaN and infinity stay what they are.
+    Where a number takes one bit, it becomes its sign, +1 for 0. NaN and infinity stay as they are.
     """
     numbers = np.asarray(numbers)
     if form.bits:
@@ -390,13 +420,16 @@ def _as_matrix(array):
 
 
 class Sizes(NamedTuple):
-    """What uploads weigh; arrays of shape (n_clients,).
+    """Sizes of uploads.
 
     Attributes
     ----------
-    nbytes : bytes of the message
-    payload : those that say what was learned
-    coordinates : numbers in it
+    nbytes : ndarray of shape (n_clients,)
+        Bytes of the message.
+    payload : ndarray of shape (n_clients,)
+        Bytes of what was learned.
+    coordinates : ndarray of shape (n_clients,)
+        How many numbers the message has.
     """
 
     nbytes: np.ndarray
@@ -411,44 +444,47 @@ class Batch:
     Attributes
     ----------
     clients : ndarray of shape (n_clients,)
-        Their codes.
+        Codes of the clients.
     sends, arrives, accepted : ndarray of shape (n_clients,), dtype bool
-        Who sends something, whose upload arrives, and whose is taken: arrived, and well-formed.
+        Clients that send something; clients whose upload arrives; and clients whose upload
+        arrives and is well-formed.
     forms : dict of {str: Form}
+        Form of each field.
     changes : dict of {str: Changes}
-        The fields that say what was learned.
+        Fields that hold what was learned.
     counts : dict of {str: Changes}
-        The others, which only add up.
+        The other fields, which are only added up.
     centers : dict of {str: ndarray}
         What is added to a field once for each accepted client.
     sizes : Sizes
+        Sizes of the uploads.
     """
 
     clients: np.ndarray
     sends: np.ndarray
     arrives: np.ndarray
     accepted: np.ndarray
-    forms: dict
-    changes: dict
-    counts: dict
-    centers: dict = field(default_factory=dict)
+    forms: dict[str, Form]
+    changes: dict[str, Changes]
+    counts: dict[str, Changes]
+    centers: dict[str, np.ndarray] = field(default_factory=dict)
     sizes: Sizes | None = None
 
     @property
-    def n_accepted(self):
+    def n_accepted(self) -> int:
         return int(self.accepted.sum())
 
-    def upload(self, client):
-        """What one client has learned: a dict of Update, as users' own classes get it."""
+    def upload(self, client: int) -> dict[str, Update]:
+        """What one client has learned: a dict of Update, as attacks and aggregators get it."""
         return {name: changes.update(client) for name, changes in self.changes.items()}
 
-    def all_fields(self, client):
-        """All that one client sends, counts too: a dict of Update."""
+    def all_fields(self, client: int) -> dict[str, Update]:
+        """All that one client sends, counts included: a dict of Update."""
         everything = self.changes | self.counts
         return {name: changes.update(client) for name, changes in everything.items()}
 
-    def whole(self, client):
-        """All fields of one client as they are encrypted: a dict of arrays."""
+    def whole(self, client: int) -> dict[str, np.ndarray]:
+        """All fields of one client as arrays of their whole shape, as they are encrypted."""
         wholes = {}
         for name in self.forms:
             if name in self.counts:
@@ -459,10 +495,10 @@ class Batch:
                 wholes[name] = wholes[name] + self.centers[name]
         return wholes
 
-    def sum_of_changes(self, name, weights=None):
-        """Sum over the accepted clients of one field's changes, times their weights if given.
+    def sum_of_changes(self, name: str, weights: np.ndarray | None = None) -> np.ndarray:
+        """Sum of one field's changes over the accepted clients, weighted if there are weights.
 
-        Integers stay integers unless there are weights.
+        Without weights, integers stay integers.
         """
         changes = self.changes[name]
         exact = changes.is_integer and weights is None
@@ -471,8 +507,8 @@ class Batch:
         changes.add_to(sums, np.where(self.accepted, weights, 0).astype(sums.dtype))
         return sums
 
-    def sum_of_rest(self):
-        """Sums over the accepted clients of the counts and of the centres: a dict of arrays."""
+    def sum_of_rest(self) -> dict[str, np.ndarray]:
+        """Sums of the counts and of the centres over the accepted clients: a dict of arrays."""
         sums = {}
         accepted = self.accepted.astype(np.float64)
         for name, counts in self.counts.items():
@@ -483,17 +519,17 @@ class Batch:
         return sums
 
 
-def all_finite(values):
-    """Whether no number of an array is NaN or infinite, in one pass without a mask."""
+def all_finite(values: np.ndarray) -> bool:
+    """Whether all numbers of an array are finite, computed without a mask."""
     with np.errstate(invalid="ignore", over="ignore"):
         return bool(np.isfinite(values.sum()))
 
 
-def add_sums(totals, sums):
+def add_sums(totals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> None:
     """Add a dict of arrays to another, in place."""
     for name, values in sums.items():
         if name not in totals:
-            # A copy, because what was handed over may still be somebody's own.
+            # A copy, because the caller may still use the array.
             totals[name] = np.array(values)
         elif totals[name].dtype == np.result_type(totals[name], values):
             totals[name] += values

@@ -1,10 +1,15 @@
 """Shared by all tests."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
-# scikit-learn skips its array API check otherwise; it must be set before scipy is imported.
-os.environ.setdefault("SCIPY_ARRAY_API", "1")
+from packaging.version import Version
+
+# Without it scikit-learn skips its array API check. It must be set before scipy is imported, and
+# scikit-learn fails with an older scipy.
+if Version(version("scipy")) >= Version("1.14"):
+    os.environ.setdefault("SCIPY_ARRAY_API", "1")
 # Examples show their plots, which would wait for somebody to close them.
 os.environ.setdefault("MPLBACKEND", "Agg")
 

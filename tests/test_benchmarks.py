@@ -1,6 +1,8 @@
 """The machinery of benchmarks.reproduce, on rows that take no time."""
 
+import importlib
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,3 +137,21 @@ def test_bad_arguments_are_named_before_anything_runs(arguments, message, tmp_pa
     with pytest.raises(SystemExit):
         reproduce.main(["fedals", *(a.format(**names) for a in arguments)])
     assert re.search(message, capsys.readouterr().err)
+
+
+MODULES = sorted(
+    path.stem for path in Path(reproduce.__file__).parent.glob("*.py") if path.stem[0] != "_"
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_benchmark_says_what_it_does_and_on_which_data(name, capsys):
+    module = importlib.import_module(f"benchmarks.{name}")
+    with pytest.raises(SystemExit) as stopped:
+        module.main(["--help"])
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    assert f"python -m benchmarks.{name}" in printed
+    assert re.search(r"^Data: (MovieLens|none)", printed, re.MULTILINE)
+    without_help = re.findall(r"^  (--[\w-]+)(?: \S+)*\n(?!    )", printed, re.MULTILINE)
+    assert not without_help

@@ -72,6 +72,14 @@ def test_a_matrix_is_told_from_a_table():
         BiasOnly().fit(matrix, np.ones(3))
 
 
+CITATION = Path(__file__).parents[1] / "CITATION.cff"
+
+
+@pytest.mark.skipif(not CITATION.exists(), reason="needs a checkout")
+def test_the_citation_has_the_version():
+    assert f"\nversion: {fedrecsk.__version__}\n" in CITATION.read_text()
+
+
 def test_only_one_module_imports_what_scikit_learn_keeps_private():
     private = re.compile(r"(from|import) sklearn(\.\w+)*\._|from sklearn[\w.]* import [^(\n]*\b_")
     package = Path(fedrecsk.__file__).parent

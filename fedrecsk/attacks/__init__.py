@@ -1,4 +1,4 @@
-"""What dishonest clients can do to a model, and what a curious server learns about clients."""
+"""Attacks: clients that poison the model, and a server that infers the clients' data."""
 
 from fedrecsk.attacks._leakage import LeakReport, measure_leak
 from fedrecsk.attacks._poisoning import (

@@ -1,4 +1,4 @@
-"""Random numbers in place of what clients have learned, drawn when somebody looks at them."""
+"""Random numbers in place of what clients have learned, drawn only when they are used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedrecsk.uploads import Changes, Ragged, Update
 
 
 class _Drawn(Changes):
-    """Random numbers in place of the changes of one field, drawn when somebody looks at them."""
+    """Random numbers in place of the changes of one field, drawn only when they are used."""
 
     def __init__(self, batch, name, seeds):
         self.honest = batch.changes[name]
@@ -28,7 +28,7 @@ class _Drawn(Changes):
 
     @abstractmethod
     def _sized(self, client, normal):
-        """What the client sends, made in place of independent standard normal numbers."""
+        """Turn independent standard normal numbers into what the client sends, in place."""
 
     def update(self, client):
         rows, shape = self._rows(client)
@@ -39,7 +39,7 @@ class _Drawn(Changes):
         return Update(rows, fitting(self._sized(client, normal), self.form, columns))
 
     def _rows(self, client):
-        """The rows that a client sends, and the shape of its numbers."""
+        """Rows that a client sends, and the shape of its numbers."""
         if not isinstance(self.honest, Ragged):
             rows, change = self.honest.update(client)
             return rows, change.shape
@@ -56,16 +56,16 @@ class Noise(_Drawn):
     def __init__(self, batch, name, seeds, strength, summed):
         super().__init__(batch, name, seeds)
         self.strength = strength
-        # A sum of rounded numbers has another distribution than a rounded sum.
+        # A sum of rounded numbers is distributed differently from a rounded sum.
         self.summed = summed and not self.is_integer and isinstance(self.honest, Ragged)
 
     def _sized(self, client, normal):
         normal *= self.strength
         return normal
 
-    def finite(self, whom):
+    def finite(self, mask):
         if self.strength > 1e300:
-            return super().finite(whom)
+            return super().finite(mask)
         return np.ones(self.n_clients, dtype=bool)
 
     def add_to(self, sums, weights):
@@ -79,7 +79,7 @@ class Noise(_Drawn):
         matrix += normal
 
     def _variances(self, weights):
-        """Sum of the squared weights of those who send a number: by row, column, or both."""
+        """Sum of the squared weights of the clients that send a number, by row and column."""
         squares = (weights**2)[:, None]
         if self.honest.columns is not None:
             squares = squares * self.honest.columns
@@ -93,7 +93,7 @@ class Noise(_Drawn):
 
 
 class Turned(_Drawn):
-    """A random direction, as long as the honest change."""
+    """A random direction with the norm of the honest change."""
 
     @cached_property
     def lengths(self):
@@ -103,13 +103,13 @@ class Turned(_Drawn):
         normal *= self.lengths[client] / (np.linalg.norm(normal) or 1)
         return normal
 
-    def norms(self, whom):
-        return super().norms(whom) if self.is_integer else np.where(whom, self.lengths, 0)
+    def norms(self, mask):
+        return super().norms(mask) if self.is_integer else np.where(mask, self.lengths, 0)
 
-    def finite(self, whom):
-        return np.isfinite(self.lengths) | ~whom
+    def finite(self, mask):
+        return np.isfinite(self.lengths) | ~mask
 
 
 def _generator(seed, name, *purpose):
-    """Of one client for one field."""
+    """Generator of one client for one field."""
     return np.random.default_rng([int(seed), zlib.crc32(name.encode()), *purpose])

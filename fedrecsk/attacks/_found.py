@@ -1,4 +1,4 @@
-"""How much of what clients hide a server has guessed, and how much anybody could have guessed."""
+"""How much of the clients' data a server has inferred, and how much blind guesses would reach."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ CLOSE, ALIGNED = 1e-2, 0.99
 
 
 def own_items(data, client, rates):
-    """The client's items and ratings; of implicit feedback, the items that it likes."""
+    """The client's items and ratings; with implicit feedback, the items that it likes."""
     rows = slice(data.indptr[client], data.indptr[client + 1])
     items, values = data.items[rows], data.values[rows]
     return (items, values) if rates else (items[values > 0], None)
 
 
 def found_vectors(guesses, truth):
-    """Shares of the clients whose vector, and its direction, was guessed; None is no guess."""
+    """Shares of the clients whose vector, or its direction, was inferred; None is no guess."""
     known = [(one, true) for one, true in zip(guesses, truth, strict=True) if one is not None]
     return {
         "vectors": float(sum(_close(one, true) for one, true in known) / len(truth)),
@@ -24,7 +24,7 @@ def found_vectors(guesses, truth):
 
 
 def found_pairs(claims, own, rates):
-    """Of the pairs, and triples with the rating, that are claimed or true: those that are both."""
+    """Share of the pairs (or triples with a rating) claimed or true that are both."""
     both = equal = either = 0
     for (items, values), (true_items, true_values) in zip(claims, own, strict=True):
         _, at, true_at = np.intersect1d(items, true_items, return_indices=True)
@@ -40,7 +40,7 @@ def found_pairs(claims, own, rates):
 
 
 def common_vector(truth):
-    """How many of the others one client's vector passes for, at the best."""
+    """Largest share of the other clients whose vector equals that of one client."""
     shares = {}
     for name, passes in (("vectors", _close), ("directions", _aligned)):
         hits = [passes(one, truth).sum() - passes(one, one) for one in truth]
@@ -49,15 +49,15 @@ def common_vector(truth):
 
 
 def common_items(data, own, rates):
-    """What claiming the same items, and ratings, for everybody reaches."""
-    everybody = [own_items(data, client, rates) for client in range(data.n_clients)]
-    items = np.concatenate([items for items, _ in everybody])
+    """Shares that are reached by claiming the same items, and ratings, for every client."""
+    everyone = [own_items(data, client, rates) for client in range(data.n_clients)]
+    items = np.concatenate([items for items, _ in everyone])
     n_holders = np.bincount(items, minlength=data.n_items)
     best = _best_for_all(n_holders, n_holders, data.n_clients)
     shares = found_pairs([(best, None)] * len(own), own, rates=False)
     if not rates:
         return shares
-    values = np.concatenate([values for _, values in everybody])
+    values = np.concatenate([values for _, values in everyone if values is not None])
     triples, counts = np.unique(np.column_stack([items, values]), axis=0, return_counts=True)
     # In ascending order, so that the most common rating of an item is written last.
     ascending = np.argsort(counts, kind="stable")
@@ -71,9 +71,9 @@ def common_items(data, own, rates):
 
 
 def _best_for_all(n_right, n_holders, n_clients):
-    """Items to claim for everybody, for the most right ones among those claimed or true.
+    """Items to claim for all clients so that the share of correct claims is largest.
 
-    A ratio of sums is largest for the items whose own ratio is above some bound.
+    A ratio of sums is largest for the items whose own ratio exceeds some bound.
     """
     n_wrong = n_clients - n_holders
     order = np.argsort(-n_right / np.maximum(n_wrong, 1e-9), kind="stable")

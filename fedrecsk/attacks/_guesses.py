@@ -1,4 +1,4 @@
-"""What a curious server guesses about a client, and what its inversions share."""
+"""What a curious server infers about a client, and helpers that its inversions share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ class Guess(NamedTuple):
     Attributes
     ----------
     vector : ndarray or None
+        The user's private vector.
     items : ndarray of shape (n_guessed,)
         Codes of the items that it takes for the user's own.
     values : ndarray of shape (n_guessed,) or None
-        Their ratings.
+        Ratings of these items.
     """
 
     vector: np.ndarray | None
@@ -25,7 +26,7 @@ class Guess(NamedTuple):
 
 
 def agreed(guesses):
-    """One guess from those of consecutive rounds: the items that are in all of them."""
+    """Combine the guesses of consecutive rounds: keep the items that are in all of them."""
     last = guesses[-1]
     kept = np.ones(len(last.items), dtype=bool)
     for guess in guesses[:-1]:
@@ -35,12 +36,12 @@ def agreed(guesses):
 
 
 def sent_rows(update, n_items):
-    """The rows of an update that say something, and their items."""
+    """Rows of an update that are not zero, and their items."""
     change = np.asarray(update.change, dtype=np.float64)
     items = np.arange(n_items)[update.rows]
     size = np.abs(change).max(axis=1, initial=0.0)
-    told = size > 1e-9 * size.max(initial=0.0)
-    return change[told], items[told]
+    nonzero = size > 1e-9 * size.max(initial=0.0)
+    return change[nonzero], items[nonzero]
 
 
 def direction_of(rows):

@@ -12,16 +12,16 @@ ROUNDING = 1e-3
 
 
 def fcf(model, message, upload, n_items):
-    """Rows of most items are (p.q) p, which gives p up to its sign; own items stand out."""
+    """Rows of items without an interaction are (p.q) p, which gives p up to its sign."""
     if model.upload == "own":
         return wmf(model, message, upload, n_items)
     rows = np.asarray(upload["gradient"].change, dtype=np.float64)
     items = message["item_factors"].values.astype(np.float64)
     direction = direction_of(rows)
     along, scores = rows @ direction, items @ direction
-    told = np.abs(scores) > 1e-2 * np.abs(scores).max(initial=0.0)
+    usable = np.abs(scores) > 1e-2 * np.abs(scores).max(initial=0.0)
     # Of an item that the user does not have, this is |p|^2; own items' all differ.
-    square = _commonest(along[told] / scores[told])
+    square = _commonest(along[usable] / scores[usable])
     length = np.sqrt(max(square, 0.0))
     own = np.abs(along - square * scores) > ROUNDING * np.abs(along).max(initial=0.0)
     # Own items pull p towards them: their rows are (1 + alpha) (p.q - 1) p.
@@ -33,7 +33,7 @@ def fcf(model, message, upload, n_items):
 
 
 def _commonest(numbers):
-    """The number that most of them equal, up to rounding; 0 if there are none."""
+    """The most common number, up to rounding; 0 if there are none."""
     numbers = np.sort(numbers[numbers > 0])
     if not len(numbers):
         return 0.0
@@ -43,7 +43,7 @@ def _commonest(numbers):
 
 
 def explicit_fcf(model, message, upload, n_items):
-    """Rows are errors times (1, p); the user's own ridge regression says the rest."""
+    """Rows are errors times (1, p); the user's ridge regression gives the rest."""
     rows, items = sent_rows(upload["gradient"], n_items)
     received = message["item_vectors"].values[items].astype(np.float64)
     low, high, level = message["scale"].values

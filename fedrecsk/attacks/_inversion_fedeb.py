@@ -1,4 +1,4 @@
-"""FedEB: from one client's upload to its items, its ratings and its user's vector, exactly."""
+"""FedEB: from one client's upload to its exact items, ratings and user vector."""
 
 from __future__ import annotations
 

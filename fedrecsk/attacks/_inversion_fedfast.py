@@ -6,7 +6,7 @@ from fedrecsk.attacks._guesses import Guess, sent_rows
 
 
 def uploaded_vectors(model, message, upload, n_items):
-    """The user's vector is uploaded; items that have moved along it are positives."""
+    """The user's vector is in the upload; items that moved along it are positives."""
     vector = message["client_vector"].values[0] + upload["client_vector"].change
     rows, items = sent_rows(upload["updates"], n_items)
     has_negatives = model.loss == "bce" and model.n_negatives > 0

@@ -8,9 +8,9 @@ from fedrecsk.attacks._guesses import Guess, direction_of, sent_rows
 
 # Errors of virtual ratings are explained up to rounding, as a share of the largest error.
 EXPLAINED = 1e-3
-# Of the virtual items that a client should have, so many must be found.
+# Least share of a client's virtual items that must be found.
 MOST = 0.8
-# Rounds of reweighting, which make of least squares a sum of absolute errors.
+# Iterations that turn least squares into least absolute errors.
 REWEIGHTINGS = 60
 
 
@@ -38,7 +38,7 @@ def fedrec(model, message, upload, n_items):
 
 
 def _virtual(model, shown, received):
-    """Those whose ratings are equal or linear in the items, if that many are."""
+    """Mask of the items whose ratings are all equal or linear in the items, if there are enough."""
     n_virtual = len(shown) * model.n_virtual / (1 + model.n_virtual)
     ones = np.ones((len(shown), 1))
     size = np.abs(shown).max(initial=0.0)
@@ -51,7 +51,7 @@ def _virtual(model, shown, received):
 
 
 def _unexplained(design, shown, size):
-    """What a fit of least absolute errors leaves, by reweighted least squares."""
+    """Residuals of a fit with least absolute errors, by reweighted least squares."""
     left = shown
     for _ in range(REWEIGHTINGS):
         root = 1 / np.sqrt(np.abs(left) + 1e-3 * EXPLAINED * size)
@@ -60,7 +60,7 @@ def _unexplained(design, shown, size):
 
 
 def _ratings(shown, low, high):
-    """Whole ratings that differ from these by one number: those nearest to the scale's middle."""
+    """Whole ratings that differ from these by a constant, closest to the middle of the scale."""
     if len(shown) == 0:
         return shown
     turns = np.exp(2j * np.pi * (shown - low)).mean()

@@ -8,7 +8,7 @@ from fedrecsk.attacks._guesses import Guess, sent_rows
 
 
 def lightfr(model, message, upload, n_items):
-    """The code from its product with itself or from one row; targets by subtraction."""
+    """Get the code from its product with itself or from one row; then subtract for the targets."""
     if model.aggregation == "parameter":
         return Guess(None, sent_rows(upload["votes"], n_items)[1])
     if model.aggregation == "full":
@@ -19,15 +19,14 @@ def lightfr(model, message, upload, n_items):
     limit = 2**model.user_bits - 1
     entries = np.arange(-limit, limit + 1, 2)
     # rows[:, k] = residual * a_k + a_k^2 signs[:, k], with the same residual for every bit k.
-    best = None
+    best, code, residual = np.inf, entries[:0], rows[:, 0]
     for first in entries[entries > 0]:
-        residual = rows[:, 0] / first - first * signs[:, 0]
-        expected = residual[:, None, None] * entries + entries**2 * signs[:, :, None]
+        candidate = rows[:, 0] / first - first * signs[:, 0]
+        expected = candidate[:, None, None] * entries + entries**2 * signs[:, :, None]
         misfit = np.abs(rows[:, :, None] - expected).sum(axis=0)
         total = misfit.min(axis=1).sum()
-        if best is None or total < best[0]:
-            best = total, entries[misfit.argmin(axis=1)], residual
-    _, code, residual = best
+        if total < best:
+            best, code, residual = total, entries[misfit.argmin(axis=1)], candidate
     targets = residual + signs @ code
     return _lightfr_guess(model, message, code, targets, items)
 
@@ -51,7 +50,7 @@ def _lightfr_full(model, message, upload, n_items):
 
 
 def _lightfr_guess(model, message, code, targets, items):
-    """The sign of the code under which the targets make sense, and the own items."""
+    """Choose the sign of the code for which the targets are plausible; find the own items."""
     if _strangeness(model, message, -targets) < _strangeness(model, message, targets):
         code, targets = -code, -targets
     similarity = (1 + targets / _top(model)) / 2
@@ -67,7 +66,7 @@ def _lightfr_guess(model, message, code, targets, items):
 
 
 def _strangeness(model, message, targets):
-    """How far the targets are from those that the method can have, given half stars."""
+    """Distance of the targets from those that are possible with ratings in half stars."""
     similarity = (1 + targets / _top(model)) / 2
     if model.targets == "implicit":
         levels = np.array([model.positive_target, model.negative_target])

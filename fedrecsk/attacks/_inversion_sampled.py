@@ -18,6 +18,6 @@ def sampled(model, message, upload, n_items):
     if (2 * positive.sum() > len(items)) == has_negatives:
         positive, direction = ~positive, -direction
     if "basis" in message:
-        # Rows lie along B p, which says of p what the rows of B span.
+        # Rows lie along B p, which determines p within the row space of B.
         direction = np.linalg.pinv(message["basis"].values) @ direction
     return Guess(direction, items[positive] if has_negatives else items)

@@ -12,9 +12,9 @@ LENGTHS = np.geomspace(1e-2, 1e2, 81)
 
 
 def wmf(model, message, upload, n_items):
-    """Rows lie along p_u, whose length and sign are those that explain the upload best.
+    """Rows lie along p_u; its length and sign are those that explain the upload best.
 
-    ``model._upload_of_one`` gives what a client whose only user has a given vector sends.
+    ``model._upload_of_one`` computes the upload of a client whose only user has a given vector.
     """
     rows, items = sent_rows(upload["rows"], n_items)
     received = message["item_factors"].values[items].astype(np.float64)
@@ -32,7 +32,7 @@ def wmf(model, message, upload, n_items):
 
 
 def _best(misfit):
-    """The length of the least misfit; negative ones turn the vector round."""
+    """The length with the least misfit; a negative length reverses the vector."""
     candidates = np.concatenate([LENGTHS, -LENGTHS])
     with np.errstate(over="ignore", invalid="ignore"):
         misfits = np.array([misfit(length) for length in candidates])
@@ -42,5 +42,5 @@ def _best(misfit):
 
 
 def _distance(guess, truth):
-    """Squared, relative to the size of the truth."""
+    """Squared distance, relative to the squared length of the truth."""
     return np.sum((guess - truth) ** 2) / max(np.sum(truth**2), 1e-300)

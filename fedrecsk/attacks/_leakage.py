@@ -1,8 +1,9 @@
-"""What uploads give away: an honest but curious server reads along and infers."""
+"""Measure what an honest but curious server can infer from single uploads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,38 +21,42 @@ from fedrecsk.uploads import Update
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+    from sklearn.base import BaseEstimator
 
 NOTHING = Guess(None, np.empty(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, repr=False)
 class LeakReport:
-    """What the server found out about the clients, and what it could have guessed without.
+    """What a server can infer about clients from their uploads, and what blind guesses reach.
 
     Attributes
     ----------
     method : str
-        The estimator's class.
-    n_clients, n_rounds : int
-        Clients attacked, and consecutive uploads read of each.
+        Class of the estimator.
+    n_clients : int
+        Number of clients attacked.
+    n_rounds : int
+        Number of consecutive uploads read of each client.
     vectors : float
-        Share of the clients whose private user vector was recovered, to 1 % of its length;
-        binary codes exactly.
+        Share of the clients whose private user vector was recovered, with an error of at most
+        1 % of its length; binary codes exactly.
     directions : float
-        Share of those whose direction was, to a cosine of 0.99: enough to rank items for them.
+        Share of the clients whose vector's direction was recovered, with a cosine of at least
+        0.99: enough to rank items for them.
     interactions : float
-        Of all pairs of client and item that were claimed or true, the share that were both:
-        1 if the server knows exactly who has what.
+        Of all pairs of client and item that were claimed or true, the share that were both. 1:
+        the server knows exactly who has which item.
     values : float
-        The same of triples with the rating, where the method sees ratings; otherwise equal to
-        `interactions`.
-    chance : dict of str to float
-        By the names of these four shares, what the best guess reaches that reads no upload and
-        is the same for every client. Pairs: the items that, claimed for everybody, give the
-        highest share, found from how many clients have each. Triples: likewise, each item with
-        its most common rating. Vectors and directions: that of one attacked client, taken for
-        all the others'; the client for whom it goes best. Such a guess knows more of the
-        population than a server does; a share that is no larger is no evidence of a leak.
+        The same share for triples with the rating, if the method sees ratings; otherwise equal
+        to `interactions`.
+    chance : dict of {str: float}
+        For each of these four shares, what the best guess reaches that reads no upload and is
+        the same for every client. Pairs: the set of items with the highest share if it is
+        claimed for all clients. Triples: likewise, each item with its most common rating.
+        Vectors and directions: the attacked client's whose vector fits most others. Such a guess
+        knows more about the population than a server does, so a share that is not larger is no
+        evidence of a leak.
     """
 
     method: str
@@ -63,7 +68,7 @@ class LeakReport:
     values: float
     chance: dict[str, float]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         shares = ", ".join(
             f"{name} {getattr(self, name):.3f} (by chance {share:.3f})"
             for name, share in self.chance.items()
@@ -75,31 +80,32 @@ class LeakReport:
 
 
 def measure_leak(
-    estimator,
+    estimator: BaseEstimator,
     X: ArrayLike,
     y: ArrayLike | None = None,
     *,
     n_rounds: int = 1,
     max_clients: int | None = None,
 ) -> LeakReport:
-    """Play a server that keeps to the protocol and infers what it can from single uploads.
+    """Measure what a server that follows the protocol can infer from single uploads.
 
-    The estimator is fitted for one or more rounds, one user per client, with all clients in
-    every round, without dropout, compression and aggregator. The server, which knows what it
-    has broadcast and the method's hyperparameters, inverts each client's uploads. Under
-    ``local_dp`` these are noisy; under ``secure_aggregation`` it gets their sum only, and takes
-    the mean for everybody's.
+    The estimator is fitted for one or more rounds with all clients in every round, and without
+    dropout, compression and aggregator; each client has one user. The server knows its own
+    messages and the method's hyperparameters, and inverts each client's uploads. Under
+    ``local_dp`` the uploads are noisy; under ``secure_aggregation`` the server only receives
+    their sum, and takes the mean for each client's upload.
 
     Parameters
     ----------
-    estimator : federated estimator, not fitted
+    estimator : federated estimator
+        It is cloned, not changed.
     X, y
         As in `fit`.
     n_rounds : int, default=1
-        Consecutive uploads to read of each client, from the first round on. Items that are
-        not in all of them are taken for sampled negatives.
+        Number of consecutive uploads to read of each client, from the first round on. Items
+        that are not in all of them are taken for sampled negatives.
     max_clients : int or None, default=None
-        Attack so many clients only, to save time.
+        Largest number of clients to attack, to save time. None: all.
 
     Returns
     -------
@@ -108,27 +114,33 @@ def measure_leak(
     Raises
     ------
     ValueError
-        If no inversion is known for the method, it uploads nothing in these rounds, or
-        `n_rounds` or `max_clients` is below 1.
+        If no inversion is known for the method, if it uploads nothing in these rounds, or if
+        `n_rounds` or `max_clients` is not a positive whole number.
+    TypeError
+        If `estimator` is a class.
 
     Notes
     -----
     How uploads are inverted, method by method:
 
-    LocALS, LocSGD, GlobSGD: the rows of one upload all lie along p_u, whose length and sign are
-    those that explain the rows best. LightFR: gradients are exact integers, of which one
-    residual an item explains all bits; what remains are the targets. With ratings a code and its
-    opposite fit equally, with the ratings mirrored; the server takes the one that likes more.
-    FedRec: rows of one user are multiples of (1, p_u); virtual ratings are all equal, or scores
-    of some vector, and so linear in the items, which real ones are not.
-    FedMF, CoLR, SCoLR: a visited item moves along p_u (along B p_u), positives one way and the
-    sampled negatives, which are more, the other. FedFast: the vector is uploaded as it is, and
-    tells positives from negatives. RFRec: a client moves the vectors of the items that it has
-    rated and of no others. FedEB: the client's equations have as many numbers sent as unknown,
-    and are solved backwards. FCF: rows of items that the user does not have are (p . q) p, the
-    others stand out. ExplicitFCF: rows are errors times (1, p), and the user's ridge regression
-    gives its bias (its length without biases). FedEASE, FedSpectral: the pair of an item with
-    itself is the square of the entry of the user's row, which is the private vector here.
+    - LocALS, LocSGD, GlobSGD: all rows of an upload are multiples of p_u; its length and sign
+      are those that explain the rows best.
+    - LightFR: gradients are exact integers; one residual per item explains all bits, and the
+      rest gives the targets. With ratings, a code and its opposite fit equally well (with
+      mirrored ratings); the server takes the one with the higher ratings.
+    - FedRec: rows of a user are multiples of (1, p_u). Virtual ratings are all equal or scores of
+      some vector, and so linear in the items; real ones are not.
+    - FedMF, CoLR, SCoLR: visited items move along p_u (along B p_u): positives in one direction,
+      sampled negatives, which are more, in the other.
+    - FedFast: the vector itself is uploaded, and separates positives from negatives.
+    - RFRec: a client changes the vectors of the items that it has rated, and no others.
+    - FedEB: the client's equations have as many known numbers as unknown ones, and are solved
+      for the unknown.
+    - FCF: rows of items that the user does not have are (p . q) p; the others differ.
+    - ExplicitFCF: rows are errors times (1, p), and the user's ridge regression gives its bias
+      (without biases, its length).
+    - FedEASE, FedSpectral: the entry of an item with itself is the square of the user's entry for
+      it; the user's row is the private vector here.
 
     Examples
     --------
@@ -142,14 +154,20 @@ def measure_leak(
     >>> round(report.chance["interactions"], 2)
     0.44
     """
-    if n_rounds < 1:
-        raise ValueError(f"n_rounds={n_rounds} must be at least 1.")
-    if max_clients is not None and max_clients < 1:
-        raise ValueError(f"max_clients={max_clients} must be at least 1, or None for all.")
+    if not isinstance(n_rounds, Integral) or n_rounds < 1:
+        raise ValueError(f"n_rounds={n_rounds!r} must be a whole number, at least 1.")
+    if max_clients is not None and not (isinstance(max_clients, Integral) and max_clients >= 1):
+        raise ValueError(
+            f"max_clients={max_clients!r} must be a whole number, at least 1, or None for all."
+        )
+    if isinstance(estimator, type):
+        raise TypeError(
+            f"measure_leak takes an estimator, but got a class; pass {estimator.__name__}()."
+        )
     if getattr(estimator, "_inversion", None) is None:
         raise ValueError(
-            f"No inversion is known for {type(estimator).__name__}; measure_leak reads the "
-            "uploads of federated methods that say how a server could invert them."
+            f"No inversion is known for {type(estimator).__name__}; measure_leak takes a federated "
+            "estimator with an `_inversion`, as those of fedrecsk have."
         )
     model = _watched(estimator, n_rounds)
     model._validate_params()
@@ -177,7 +195,7 @@ def measure_leak(
 
 
 def _watched(estimator, n_rounds):
-    """A copy of the estimator as the server watches it: all clients upload in every round."""
+    """A copy of the estimator in which all clients upload in every round."""
     federation = clone(estimator._setting()).set_params(dropout=0.0)
     if federation.secure_aggregation is None:
         federation.set_params(aggregator=None, compression=None)
@@ -191,10 +209,10 @@ def _watched(estimator, n_rounds):
 
 
 def _read_along(model, data, n_rounds, n_attacked):
-    """Guesses by client, for those attacked whose uploads arrived, and the clients' vectors."""
-    guesses, received = {}, None
+    """Guesses about the attacked clients whose uploads arrived, and all true vectors."""
+    guesses, received, truth = {}, None, np.empty((0, 0))
     for server, clients, seen in model._watch(data, n_rounds):
-        # In a round without a message, clients go on with the last one.
+        # In a round without a message, clients continue with the last one.
         if seen.message is not None:
             received = seen.message
         for client, guess in _guesses(server, received, seen, n_attacked):
@@ -205,12 +223,12 @@ def _read_along(model, data, n_rounds, n_attacked):
 
 
 def _guesses(server, received, seen, n_attacked):
-    """The clients attacked whose uploads the server has seen in a round, each with a guess."""
+    """Yield each attacked client whose upload the server has seen in a round, with a guess."""
     if seen.upload is None:
         return
     method, n_items, announced = server.method, len(server.item_ids), server.announcement()
     if server.federation.secure_aggregation is not None:
-        # All it has is the sum, which says the same of everybody.
+        # The server only has the sum, so its guess is the same for all clients.
         mean = {name: Update(slice(None), total.mean) for name, total in seen.upload.items()}
         guess = method._inversion(method, announced | received, mean, n_items)
         yield from ((client, guess) for client in range(n_attacked))
@@ -223,7 +241,7 @@ def _guesses(server, received, seen, n_attacked):
 
 
 def _vectors(method, clients):
-    """The vectors that one-user clients hide, in the order of their codes."""
+    """Private vectors of clients with one user each, in the order of the clients' codes."""
     codes = np.concatenate([one.block.clients for one in clients])
     vectors = [method._private_vectors(one.state) for one in clients]
     return np.concatenate(vectors)[np.argsort(codes)].astype(np.float64)

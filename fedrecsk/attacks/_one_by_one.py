@@ -1,4 +1,4 @@
-"""Uploads forged client by client, as an adversary's `_forged` makes them."""
+"""Forge uploads client by client, with an adversary's `_forged`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedrecsk.uploads import Listed, Update, as_integers
 
 
 def forged_one_by_one(adversary, data, batch, seeds):
-    """What `adversary._forged` makes of each upload of a batch.
+    """Forge each upload of a batch with `adversary._forged`.
 
     Parameters
     ----------
@@ -24,9 +24,10 @@ def forged_one_by_one(adversary, data, batch, seeds):
     Raises
     ------
     ValueError
-        If it returns other fields, rows or shapes than those of the client.
+        If `_forged` returns other fields, rows or shapes than it received.
     """
-    updates = {name: [None] * len(batch.clients) for name in batch.changes}
+    nothing: list[Update | None] = [None] * len(batch.clients)
+    updates = {name: nothing.copy() for name in batch.changes}
     for client in np.flatnonzero(batch.sends):
         honest = batch.upload(client)
         forged = adversary._forged(data, dict(honest), np.random.default_rng(int(seeds[client])))
@@ -63,7 +64,7 @@ def _checked_change(adversary, name, forged, honest):
 
 
 def _checked_rows(adversary, name, forged, honest, form):
-    """The rows that the client sends; it can pick others only where clients choose them."""
+    """Rows that the client sends; they can differ from the honest ones only if clients choose."""
     if not isinstance(forged, Update):
         raise ValueError(
             f"{type(adversary).__name__}._forged returned {type(forged).__name__} for field "
@@ -87,12 +88,12 @@ def _distinct(rows):
 
 
 def columns_of(changes, client):
-    """The columns that a client sends, as a mask, or None for all."""
+    """Mask of the columns that a client sends, or None for all."""
     columns = getattr(changes, "columns", None)
     return None if columns is None else columns[client]
 
 
 def fitting(change, form, columns):
-    """As the field's form allows where it has integers, and 0 outside the client's columns."""
+    """Round where the field has integers, and set to 0 outside the client's columns."""
     change = as_integers(change, form) if form.is_integer else change.astype(np.float64, copy=False)
     return change if columns is None else np.where(columns, change, 0)

@@ -1,4 +1,4 @@
-"""Poisoning: clients that lie in what they upload, or in the data that they train on."""
+"""Poisoning: clients that forge their uploads, or the data that they train on."""
 
 from __future__ import annotations
 
@@ -16,55 +16,58 @@ from fedrecsk._sklearn import Interval
 from fedrecsk.attacks._drawn import Noise, Turned
 from fedrecsk.attacks._one_by_one import forged_one_by_one
 from fedrecsk.interactions import Ids, id_array
-from fedrecsk.uploads import Ragged, as_integers
+from fedrecsk.uploads import Changes, Ragged, as_integers
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from fedrecsk.interactions import Interactions
+    from fedrecsk.simulation.keys import Key
+
 
 @dataclass(frozen=True, eq=False)
 class Intrusion:
-    """An adversary that has entered a fit.
+    """An adversary that takes part in a fit.
 
     Attributes
     ----------
     controlled : ndarray of shape (n_clients,), dtype bool
-        The clients that are its own.
+        Mask of the clients that it controls.
     data : Interactions
-        What the clients train on.
+        Data that the clients train on.
     forge : callable
-        ``forge(batch, seeds, summed)`` returns what the clients of a batch, all of them its own,
-        send instead: a dict of Changes. `seeds`, of shape (n_clients,) and dtype uint64, address
-        the clients' draws. `summed` says that nobody will look at single uploads.
+        ``forge(batch, seeds, summed)`` returns a dict of Changes that the clients of a batch send
+        instead of their own. It controls all of them. `seeds`, of shape (n_clients,) and dtype
+        uint64, seed the clients' draws. `summed`: whether only the sum of the uploads will be
+        used.
     """
 
     controlled: np.ndarray
-    data: object
-    forge: Callable
+    data: Interactions
+    forge: Callable[..., dict[str, Changes]]
 
 
 class Adversary(BaseEstimator, ABC):
     """Base class: what ``Federation(adversary=...)`` takes.
 
-    An adversary controls some clients for the whole fit. They register and answer questions
-    about held-out rows like everybody else; what they send in the rounds, or the data they
-    train on, is forged. ``compromised_clients_`` of the fitted model has their ids.
+    An adversary controls some clients for the whole fit. They register, and report their errors
+    on held-out rows, like all other clients; but their uploads, or the data that they train on,
+    are forged. ``compromised_clients_`` of the fitted model has their ids.
 
-    An adversary of your own needs one method, ``_forged(self, data, upload, generator)``. It gets
-    what one client would honestly send and returns what the client sends instead. `upload` is a
-    dict with an ``Update(rows, change)`` for each field: `change` is an array of what differs
-    from the upload of a client that has changed nothing. Return the same fields with changes of
-    the same shapes. Integer fields are rounded for you, and
-    where a number takes one bit it becomes its sign. `data` is what all clients hold, and
-    `generator` is for your draws.
+    To write your own adversary, implement one method, ``_forged(self, data, upload, generator)``.
+    It receives what one client would honestly send, and returns what the client sends instead.
+    `upload` is a dict with an ``Update(rows, change)`` for each field: `change` is the difference
+    from the upload of a client that has learned nothing. Return the same fields with changes of
+    the same shapes. Integer fields are rounded for you; where a number takes one bit, it becomes
+    its sign. `data` has the interactions of all clients. Use `generator` for your draws.
 
     Parameters
     ----------
     fraction : float in (0, 1), default=0.1
-        Share of the clients that it controls, drawn with the fit's `random_state`; at least
-        one.
+        Share of the clients to control, at least one client. They are drawn with the fit's
+        `random_state`.
     clients : array-like of shape (n_controlled,), default=None
-        Their ids, instead of a share of all.
+        Ids of the clients to control, instead of a share of all.
 
     Examples
     --------
@@ -92,30 +95,31 @@ class Adversary(BaseEstimator, ABC):
         self.fraction = fraction
         self.clients = clients
 
-    def __init_subclass__(cls, **arguments):
+    def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
-        # A `_forged` of one's own comes before an inherited way to forge whole batches.
+        # A subclass's own `_forged` takes precedence over an inherited `_forged_batch`.
         if "_forged" in vars(cls) and "_forged_batch" not in vars(cls):
             cls._forged_batch = Adversary._forged_batch
 
     @property
     def forges(self) -> bool:
-        """Whether its clients send anything but what they have learned from their data."""
+        """Whether it forges uploads, rather than only the data that its clients train on."""
         own = type(self)
         return (
             own._forged is not Adversary._forged or own._forged_batch is not Adversary._forged_batch
         )
 
-    def enter(self, data, rates, key):
-        """Take over clients of one fit.
+    def enter(self, data: Interactions, rates: bool, key: Key) -> Intrusion:
+        """Take over some clients of a fit.
 
         Parameters
         ----------
         data : Interactions
+            Data of all clients.
         rates : bool
-            Whether users rate, instead of doing or not doing something with an item.
+            Whether the data are ratings, rather than implicit feedback.
         key : Key
-            Of the fit.
+            Key of the fit's random draws.
 
         Returns
         -------
@@ -124,7 +128,7 @@ class Adversary(BaseEstimator, ABC):
         Raises
         ------
         ValueError
-            If a client is unknown, or none is left that is honest.
+            If a client is unknown, or if no honest client is left.
         """
         controlled = self._controlled(data.client_ids, key)
         poisoned = self._poisoned(data, controlled, rates, key)
@@ -141,26 +145,26 @@ class Adversary(BaseEstimator, ABC):
             codes = Ids(client_ids, "clients").codes(theirs)
             if len(codes) == 0:
                 raise ValueError(
-                    f"{type(self).__name__}(clients=[]) controls nobody; name a client, or set "
+                    f"{type(self).__name__}(clients=[]) controls no client; name one, or set "
                     "adversary=None."
                 )
             unknown = theirs[codes < 0]
             if len(unknown):
                 raise ValueError(
-                    f"{type(self).__name__}(clients=...) names {unknown[0]!s}, which is no "
-                    "client of this fit; take ids from the user column, or from `clients` if fit "
-                    "gets them."
+                    f"{type(self).__name__}(clients=...) names {unknown[0]!s}, which is not a "
+                    "client of this fit; use ids of the user column, or of fit's `clients` if you "
+                    "pass them."
                 )
             controlled[codes] = True
         if controlled.all():
             raise ValueError(
-                f"{type(self).__name__} would control all {n_clients} clients, and nobody honest "
-                "would be left; lower fraction or name fewer clients."
+                f"{type(self).__name__} would control all {n_clients} clients, so that no honest "
+                "one would be left; lower fraction, or name fewer clients."
             )
         return controlled
 
     def _poisoned(self, data, controlled, rates, key):
-        """What the clients train on."""
+        """Data that the clients train on."""
         return data
 
     def _forged(self, data, upload, generator):
@@ -169,10 +173,11 @@ class Adversary(BaseEstimator, ABC):
         Parameters
         ----------
         data : Interactions
-            What the clients hold, without poison.
+            Data of all clients, before poisoning.
         upload : dict of {str: Update}
+            What the client would honestly send.
         generator : numpy.random.Generator
-            The client's own in this round.
+            Generator of this client in this round.
 
         Returns
         -------
@@ -181,7 +186,7 @@ class Adversary(BaseEstimator, ABC):
         return upload
 
     def _forged_batch(self, data, batch, seeds, summed):
-        """What the clients of a batch, all of them controlled, send instead.
+        """What the clients of a batch send instead of their uploads; all are controlled.
 
         Parameters
         ----------
@@ -189,7 +194,8 @@ class Adversary(BaseEstimator, ABC):
         batch : Batch
         seeds : ndarray of shape (n_clients,), dtype uint64
         summed : bool
-            Whether nobody looks at single uploads later, so that draws may be made for the sum.
+            Whether only the sum of the uploads will be used, so that one draw for the sum is
+            enough.
 
         Returns
         -------
@@ -199,7 +205,7 @@ class Adversary(BaseEstimator, ABC):
 
 
 class RandomUpload(Adversary):
-    """Uploads of pure noise: every number is drawn from N(0, strength^2).
+    """Upload noise: every number is drawn from N(0, strength^2).
 
     Parameters
     ----------
@@ -219,7 +225,7 @@ class RandomUpload(Adversary):
     array([3, 5])
     """
 
-    _parameter_constraints: dict = Adversary._parameter_constraints | {
+    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
         "strength": [Interval(Real, 0, None, closed="neither")],
     }
 
@@ -239,13 +245,14 @@ class RandomUpload(Adversary):
 
 
 class SignFlip(Adversary):
-    """Uploads of -scale times what the client has honestly learned.
+    """Upload ``-scale`` times what the client has honestly learned.
 
     Parameters
     ----------
     fraction, clients
         As in :class:`Adversary`.
     scale : float, default=5.0
+        Factor on the honest change, whose sign is flipped.
 
     Examples
     --------
@@ -254,7 +261,7 @@ class SignFlip(Adversary):
     SignFlip(fraction=0.2, scale=1.0)
     """
 
-    _parameter_constraints: dict = Adversary._parameter_constraints | {
+    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
         "scale": [Interval(Real, 0, None, closed="neither")],
     }
 
@@ -274,7 +281,7 @@ class SignFlip(Adversary):
 
 
 class RandomDirection(Adversary):
-    """Uploads in a random direction, as long as the honest ones: clipping cannot tell.
+    """Upload a random direction with the norm of the honest change, which clipping cannot detect.
 
     Parameters
     ----------
@@ -300,10 +307,10 @@ class RandomDirection(Adversary):
 
 
 class LabelFlip(Adversary):
-    """Honest training on the opposite of what the users think.
+    """Train honestly, but on the opposite of the users' preferences.
 
-    Where users rate, ratings are mirrored on their scale. Otherwise a user's items are
-    replaced by as many that it has nothing to do with; a user that has all items keeps them.
+    Ratings are mirrored on their scale. With implicit feedback, a user's items are replaced by as
+    many items that it has not interacted with; users with all items keep them.
 
     Parameters
     ----------
@@ -339,21 +346,21 @@ class LabelFlip(Adversary):
 
 
 class Promotion(Adversary):
-    """Every controlled user loves one item, and what it says of that item is scaled up.
+    """Promote one item: all controlled users give it the best rating, and scale its row up.
 
     Parameters
     ----------
     fraction, clients
         As in :class:`Adversary`.
     item : id
-        The item to promote. It must be in X.
+        Item to promote. It must be in X.
     scale : float, default=10.0
-        Factor on what the client has learned about the item, where its upload has a row for
-        every item; 1: it lies in its data only.
+        Factor on the change of the item's row, in fields that have a row for each item. 1: only
+        the data are poisoned.
 
     See Also
     --------
-    fedrecsk.metrics.exposure : How many users the item reaches.
+    fedrecsk.metrics.exposure : Share of the users that an item is recommended to.
 
     Examples
     --------
@@ -369,7 +376,7 @@ class Promotion(Adversary):
     True
     """
 
-    _parameter_constraints: dict = Adversary._parameter_constraints | {
+    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
         "item": "no_validation",
         "scale": [Interval(Real, 0, None, closed="neither")],
     }
@@ -393,7 +400,7 @@ class Promotion(Adversary):
         if len(matches) == 0:
             raise ValueError(
                 f"Promotion(item={self.item!r}) is not among the items of X; name an item that "
-                "somebody has a row of."
+                "occurs in X."
             )
         return int(matches[0])
 
@@ -412,7 +419,7 @@ class Promotion(Adversary):
         )
 
     @property
-    def forges(self):
+    def forges(self) -> bool:
         return self.scale != 1 or type(self)._forged is not Promotion._forged
 
     def _forged(self, data, upload, generator):
@@ -439,7 +446,7 @@ class Promotion(Adversary):
 
 
 def _louder(changes, row, factor):
-    """A Ragged with one row of every client's change times `factor`."""
+    """A Ragged in which one row of every client's change is multiplied by `factor`."""
     if changes.form.rows == "all" and changes.common is not None:
         changes = _with_own(changes, row)
     there = changes.rows == row
@@ -454,7 +461,7 @@ def _louder(changes, row, factor):
 
 
 def _with_own(changes, row):
-    """The same changes with `row` among the own rows of every client."""
+    """The same changes, with `row` among every client's own rows."""
     n_clients = changes.n_clients
     owners = np.repeat(np.arange(n_clients), changes.n_rows)
     lacking = np.bincount(owners[changes.rows == row], minlength=n_clients) == 0
@@ -480,7 +487,7 @@ def _changed(upload, change):
 
 
 def _of_rows(data, users, items, values, weights):
-    """The same users, items and clients with other rows."""
+    """The same users, items and clients with other interactions."""
     order = np.lexsort((items, users))
     counts = np.bincount(users, minlength=data.n_users)
     return replace(

@@ -1,10 +1,11 @@
 """Compression of messages: Top-K, low rank, and quantisation.
 
-Each says what the receiver gets and what it costs. They are for messages of real numbers;
-counts and indices stay as they are.
+Each compressor returns what the receiver reconstructs and what the message costs. Compressors are
+for real numbers; counts and indices are sent as they are.
 
-A compressor of your own has one method, `_compress`, for one array. For uploads, the built-in ones
-also compress all clients of a block at once, without writing down what any of them sends.
+To write your own compressor, implement one method, `_compress`, for one array. The built-in
+compressors also compress the uploads of all clients of a block at once, without storing each of
+them.
 """
 
 from fedrecsk.compression._base import Compressed, Compressor

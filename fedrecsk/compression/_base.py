@@ -1,10 +1,10 @@
-"""What all compressors have in common."""
+"""What all compressors share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -12,8 +12,30 @@ from sklearn.base import BaseEstimator
 from fedrecsk._sklearn import StrOptions
 from fedrecsk.uploads import INDEX_BYTES, Changes, Listed, Ragged, Update
 
-# A scale in a message, as float32.
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+# Bytes of a scale in a message: float32.
 _SCALE_BYTES = 4
+
+
+class Lengths(NamedTuple):
+    """What one message has, or arrays of what many messages have; see :class:`Compressed`."""
+
+    n_coordinates: Any
+    n_payload: Any
+    n_indices: Any = 0
+    n_scales: Any = 0
+    itemsize: int | None = None
+
+    def nbytes(self, wire_itemsize):
+        """As in :class:`Compressed`."""
+        numbers = self.n_coordinates * (self.itemsize or wire_itemsize)
+        return numbers + self.n_indices * INDEX_BYTES + self.n_scales * _SCALE_BYTES
+
+    def payload_nbytes(self, wire_itemsize):
+        """As in :class:`Compressed`."""
+        return self.n_payload * (self.itemsize or wire_itemsize) + self.n_indices * INDEX_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,17 +45,17 @@ class Compressed:
     Attributes
     ----------
     values : ndarray
-        What the receiver reconstructs, of the shape and dtype of the array.
+        What the receiver reconstructs, with the shape and dtype of the array.
     n_coordinates : int
-        Numbers in the message.
+        How many numbers the message has.
     n_payload : int
-        Those of them that papers count: without the second factor of a low-rank array.
+        How many of them papers count: all but the second factor of a low-rank array.
     n_indices : int
-        Positions in the message.
+        How many positions the message has.
     n_scales : int
-        Scales in the message.
+        How many scales the message has.
     itemsize : int or None
-        Bytes of a number. None: as without compression.
+        Bytes per number. None: as without compression.
     """
 
     values: np.ndarray
@@ -43,56 +65,76 @@ class Compressed:
     n_scales: int = 0
     itemsize: int | None = None
 
-    def nbytes(self, wire_itemsize=4):
-        """Bytes of the message, where an uncompressed number has `wire_itemsize`."""
-        numbers = self.n_coordinates * (self.itemsize or wire_itemsize)
-        return numbers + self.n_indices * INDEX_BYTES + self.n_scales * _SCALE_BYTES
+    def nbytes(self, wire_itemsize: int = 4) -> int:
+        """Bytes of the message if an uncompressed number has `wire_itemsize` bytes."""
+        return self._lengths.nbytes(wire_itemsize)
 
-    def payload_nbytes(self, wire_itemsize=4):
-        """Bytes as CoLR's Table 2 counts them: Top-K's positions, not a second factor."""
-        return self.n_payload * (self.itemsize or wire_itemsize) + self.n_indices * INDEX_BYTES
+    def payload_nbytes(self, wire_itemsize: int = 4) -> int:
+        """Bytes as CoLR's Table 2 counts them: with Top-K's positions, without a second factor."""
+        return self._lengths.payload_nbytes(wire_itemsize)
+
+    @property
+    def _lengths(self):
+        counts = self.n_coordinates, self.n_payload, self.n_indices, self.n_scales
+        return Lengths(*counts, self.itemsize)
 
 
 class Compressor(BaseEstimator, ABC):
-    """Base class: what ``Federation(compression=...)`` takes."""
+    """Base class of compressors: what ``Federation(compression=...)`` takes."""
 
+    direction: str
     _parameter_constraints: ClassVar[dict] = {"direction": [StrOptions({"both", "up", "down"})]}
 
     @property
-    def up(self):
-        """Whether clients compress what they send."""
+    def up(self) -> bool:
+        """Whether clients compress their uploads."""
         return self.direction != "down"
 
     @property
-    def down(self):
-        """Whether the server compresses what it sends."""
+    def down(self) -> bool:
+        """Whether the server compresses its messages."""
         return self.direction != "up"
 
-    def compress(self, values, generator):
+    def compress(self, values: ArrayLike, generator: np.random.Generator | None) -> Compressed:
         """Compress an array.
 
         Parameters
         ----------
         values : ndarray of any shape, dtype float32 or float64
-            Finite.
-        generator : numpy.random.Generator
-            For stochastic rounding; the others draw nothing.
+            Finite numbers.
+        generator : numpy.random.Generator or None
+            Generator for stochastic rounding, which `Quantization` needs.
 
         Returns
         -------
         Compressed
+
+        Raises
+        ------
+        TypeError
+            If the values are not real numbers.
+        ValueError
+            If a value is NaN or infinite, or a parameter of the compressor is invalid.
         """
+        self._validate_params()
         values = np.asarray(values)
         if values.dtype.kind != "f":
             raise TypeError(
-                f"{type(self).__name__} compresses real numbers, but got {values.dtype}; send "
-                "counts and indices as they are."
+                f"{type(self).__name__} compresses real numbers, but got {values.dtype}; convert "
+                "them to floating point, or send counts and indices as they are."
+            )
+        finite = np.isfinite(values)
+        if not finite.all():
+            place = tuple(int(i) for i in np.argwhere(~finite)[0])
+            raise ValueError(
+                f"{type(self).__name__} compresses finite numbers, but got {values[place]} at "
+                f"position {place}; replace it, or find out why it is there."
             )
         return self._compress(values, generator)
 
     @abstractmethod
-    def _compress(self, values, generator):
-        """As `compress`, for an array of real numbers."""
+    def _compress(self, values: np.ndarray, generator: np.random.Generator | None) -> Compressed:
+        """Like `compress`, for an array of finite real numbers."""
 
     def _compress_uploads(self, changes, form, sends, seeds, itemsize, summed):
         """Compress one field of the uploads of a block, client by client.
@@ -101,22 +143,23 @@ class Compressor(BaseEstimator, ABC):
         ----------
         changes : Changes
         form : Form
-            Of a matrix of real numbers.
+            Form of a matrix of real numbers.
         sends : ndarray of shape (n_clients,), dtype bool
-            The clients that send something.
+            Mask of the clients that send something.
         seeds : ndarray of shape (n_clients,), dtype uint64
-            Where each client's draws begin.
+            Seeds of the clients' draws.
         itemsize : int
             Bytes of a number without compression.
         summed : bool
-            Nobody looks at single uploads afterwards, so that draws may be made once for their
-            sum, with the same distribution.
+            Whether only the sum of the uploads will be used, so that one draw for the sum, with
+            the same distribution, is enough.
 
         Returns
         -------
         Packed
         """
-        updates, nbytes, payload = [None] * len(sends), *np.zeros((2, len(sends)), dtype=np.int64)
+        updates: list[Update | None] = [None] * len(sends)
+        nbytes, payload = np.zeros((2, len(sends)), dtype=np.int64)
         for client in np.flatnonzero(sends):
             rows, change = changes.update(client)
             sent = self._sent(change, np.random.default_rng(int(seeds[client])))
@@ -126,7 +169,7 @@ class Compressor(BaseEstimator, ABC):
         return Packed(Listed(updates, form), nbytes, payload)
 
     def _sent(self, change, generator):
-        """What a client sends; a change that the server will reject anyway stays as it is."""
+        """What a client sends; changes that are not finite stay so, and the server rejects them."""
         if not np.isfinite(change).all():
             return untouched(change)
         sent = self.compress(change, generator)
@@ -142,7 +185,8 @@ class Packed(NamedTuple):
     changes : Changes
         What the server reconstructs.
     nbytes, payload : ndarray of shape (n_clients,), dtype int64
-        Bytes of each client's message, and those that papers count; 0 for who sends nothing.
+        Bytes of each client's message, and the bytes that papers count; 0 for clients that send
+        nothing.
     """
 
     changes: Changes
@@ -165,7 +209,7 @@ def _check_compressed(compressor, change, sent):
 
 
 def row_number_bytes(form, n_rows):
-    """Bytes of the rows' numbers, where clients choose their rows."""
+    """Bytes of the rows' numbers, if clients choose their rows."""
     return n_rows * INDEX_BYTES if form.rows == "chosen" else 0
 
 
@@ -173,18 +217,18 @@ class Shortener(Compressor):
     """What the built-in compressors share: the length of a message follows from its shape."""
 
     @abstractmethod
-    def _lengths(self, n_rows, width):
-        """A Compressed without values, for one message or for arrays of them."""
+    def _lengths(self, n_rows: ArrayLike, width: int) -> Lengths:
+        """Sizes of one message, or of an array of messages."""
 
     @abstractmethod
     def _compressed(self, changes, form, sends, seeds, summed):
-        """The changes after compression, a Changes."""
+        """The changes after compression, as a Changes."""
 
     @property
     def _is_changed(self):
-        """Whether a user's subclass compresses in another way."""
+        """Whether a subclass outside this package compresses in another way."""
         methods = type(self).compress, type(self)._compress
-        return any(not method.__module__.startswith(__package__) for method in methods)
+        return any(not method.__module__.startswith("fedrecsk.compression") for method in methods)
 
     def _compress_uploads(self, changes, form, sends, seeds, itemsize, summed):
         if self._is_changed:
@@ -200,7 +244,7 @@ class Shortener(Compressor):
 
 
 def rows_sent(changes, form, sends):
-    """Rows that each client sends, shape (n_clients,)."""
+    """Number of rows that each client sends, shape (n_clients,)."""
     if form.rows == "all":
         return np.full(len(sends), form.shape[0])
     if isinstance(changes, Ragged):
@@ -217,12 +261,12 @@ def untouched(values):
 
 
 class After(Changes):
-    """Changes after compression, of which none is written down.
+    """Changes after compression, computed on access.
 
     Parameters
     ----------
     changes : Changes
-        Before it.
+        The changes before compression.
     compressor : Compressor
     """
 
@@ -244,11 +288,11 @@ class After(Changes):
 
 
 class OneByOne(After):
-    """Top-K or low rank of changes of any other kind."""
+    """Top-K or low rank of changes that are not Ragged."""
 
 
 class AfterRagged(After):
-    """Compressed Ragged changes; `common` is the change of the rows that are not a client's own."""
+    """Compressed Ragged changes; `common` is the change of all rows that are not a client's own."""
 
     @property
     def common(self):
@@ -259,5 +303,5 @@ class AfterRagged(After):
         """The common change as the kernels take it."""
         return None if self.common is None else self.common.change
 
-    def finite(self, whom):
-        return self.changes.finite(whom)
+    def finite(self, mask):
+        return self.changes.finite(mask)

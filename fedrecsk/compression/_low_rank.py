@@ -1,4 +1,4 @@
-"""Low rank: the best approximation of a matrix as two factors."""
+"""Low rank: send the best approximation of a matrix as two factors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedrecsk.compression._base import (
     AfterRagged,
     Compressed,
     Compressor,
+    Lengths,
     OneByOne,
     Shortener,
     rows_sent,
@@ -24,10 +25,10 @@ from fedrecsk.uploads import Ragged
 
 
 class LowRank(Shortener):
-    """Send the best approximation of a matrix by one of low rank, as two factors.
+    """Send the best low-rank approximation of a matrix, as two factors.
 
-    The "SVD" of CoLR's comparison. An array that is not a matrix, or that has fewer numbers than
-    the factors would, is sent as it is.
+    This is the "SVD" in CoLR's comparison. An array that is not a matrix, or that has fewer
+    numbers than its factors, is sent as it is.
 
     Parameters
     ----------
@@ -38,9 +39,10 @@ class LowRank(Shortener):
 
     Notes
     -----
-    An (m, d) matrix crosses as factors of (m, r) and (r, d), singular values multiplied into
-    the first; the paper counts the first alone. They come from the eigenvectors of the (d, d)
-    Gram matrix, which takes O(m d^2) and loses singular values below 1e-8 of the largest.
+    An (m, d) matrix is sent as factors of shapes (m, r) and (r, d), with the singular values in
+    the first; the paper counts the first factor only. The factors come from the eigenvectors of
+    the (d, d) Gram matrix. That takes O(m d^2) operations and loses singular values below 1e-8
+    of the largest.
 
     Examples
     --------
@@ -84,7 +86,7 @@ class LowRank(Shortener):
     def _lengths(self, n_rows, width):
         shortens, r = self._shortens(n_rows, width), self.rank
         sent = np.where(shortens, r * (n_rows + width), n_rows * width)
-        return Compressed(None, sent, np.where(shortens, r * n_rows, n_rows * width))
+        return Lengths(sent, np.where(shortens, r * n_rows, n_rows * width))
 
     def _compressed(self, changes, form, sends, seeds, summed):
         if not isinstance(changes, Ragged):
@@ -94,21 +96,21 @@ class LowRank(Shortener):
 
 
 def _leading(matrix, rank):
-    """Squares of the largest singular values, ascending, and the right singular vectors."""
+    """Squares of the largest singular values, ascending, and their right singular vectors."""
     largest = np.abs(matrix).max(initial=0) or 1.0
     scaled, last = matrix / largest, matrix.shape[1] - 1
-    squares, basis = linalg.eigh(scaled.T @ scaled, subset_by_index=[last + 1 - rank, last])
+    squares, basis = linalg.eigh(scaled.T @ scaled, subset_by_index=[last + 1 - int(rank), last])
     with np.errstate(over="ignore"):
         return np.maximum(squares, 0) * largest**2, basis
 
 
 class _Projected(AfterRagged):
-    """Low rank of Ragged changes: each client's times a projector. See `_kernels.low_rank`.
+    """Low rank of Ragged changes: each client's change times a projector (`_kernels.low_rank`).
 
     Parameters
     ----------
     shortened : ndarray of shape (n_clients,), dtype bool
-        The clients that send factors; the others send their change as it is.
+        Mask of the clients that send factors; the others send their change as it is.
     """
 
     def __init__(self, changes, compressor, shortened):
@@ -117,11 +119,11 @@ class _Projected(AfterRagged):
 
     @cached_property
     def _factors(self):
-        """Leading eigenvectors (n_clients, rank, width), and the squared length that they keep."""
+        """Leading eigenvectors (n_clients, rank, width), and the squared norms that they keep."""
         rank, width = self.compressor.rank, self.shape[1]
         bases, squares = np.zeros((self.n_clients, rank, width)), np.zeros(self.n_clients)
         gram = np.zeros((width, width))
-        if self.common is not None:
+        if self._change is not None:
             gram = self._change.T @ self._change
         _kernels.low_rank.factor(
             *self.changes._matrix, self._change, gram, self.shortened, bases, squares
@@ -131,25 +133,25 @@ class _Projected(AfterRagged):
         return bases, squares
 
     def _slowly(self, client):
-        """The same by LAPACK; NaN if the change is not finite."""
+        """The same for one client by LAPACK; NaN if the change is not finite."""
         change = self.changes.update(client).change
         if not np.isfinite(change).all():
             return 0.0, np.nan
         squares, basis = _leading(change, self.compressor.rank)
         return basis.T, squares.sum()
 
-    def norms(self, whom):
-        norms = self.changes.norms(whom & ~self.shortened)
-        return np.where(whom & self.shortened, np.sqrt(self._factors[1]), norms)
+    def norms(self, mask):
+        norms = self.changes.norms(mask & ~self.shortened)
+        return np.where(mask & self.shortened, np.sqrt(self._factors[1]), norms)
 
-    def largest(self, whom):
-        """At most this: no number is larger than the norm."""
-        return np.where(self.shortened, self.norms(whom), self.changes.largest(whom))
+    def largest(self, mask):
+        """An upper bound: no number is larger than the norm."""
+        return np.where(self.shortened, self.norms(mask), self.changes.largest(mask))
 
     def add_to(self, sums, weights):
         weights = np.asarray(weights, dtype=np.float64)
         bases = self._factors[0]
-        if self.common is not None:
+        if self._change is not None:
             factors = np.where(self.shortened, weights, 0)
             stacked = bases.reshape(-1, self.shape[1])
             projectors = stacked.T @ (np.repeat(factors, bases.shape[1])[:, None] * stacked)

@@ -1,8 +1,9 @@
-"""Quantisation: numbers of fewer bits, rounded up or down at random."""
+"""Quantisation: send numbers of fewer bits, rounded up or down at random."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -15,6 +16,7 @@ from fedrecsk.compression._base import (
     AfterRagged,
     Compressed,
     Compressor,
+    Lengths,
     Shortener,
 )
 from fedrecsk.uploads import Common, Ragged, Update
@@ -23,22 +25,22 @@ _LARGEST_FLOAT16 = 65504.0
 
 
 class Quantization(Shortener):
-    """Send numbers of fewer bits, rounded up or down at random so that the mean is right.
+    """Send numbers of fewer bits, rounded up or down at random, without bias.
 
     Parameters
     ----------
     dtype : {"float16", "int8"}, default="int8"
-        "float16": 2 bytes a number; beyond 65504 it becomes infinite, and the server rejects
-        the upload. "int8": 1 byte a number, in 255 steps between plus and minus the largest
-        size in the array, and 4 bytes for that.
+        "float16": 2 bytes per number. Numbers beyond 65504 become infinite, and the server
+        rejects the upload. "int8": 1 byte per number, in 255 steps between plus and minus the
+        largest size in the array, and 4 bytes for the step.
     direction : {"both", "up", "down"}, default="both"
         Which messages to compress.
 
     Notes
     -----
-    A number between two that can be sent becomes either, with the chances that make the
-    expectation exact (stochastic rounding), so that errors average out over clients. Zeros
-    stay zeros.
+    A number between two that can be sent becomes either of them, with probabilities that make
+    its expectation exact (stochastic rounding), so errors average out over clients. Zeros stay
+    zeros.
 
     Examples
     --------
@@ -66,15 +68,20 @@ class Quantization(Shortener):
         self.direction = direction
 
     def _compress(self, values, generator):
+        if not isinstance(generator, np.random.Generator):
+            raise TypeError(
+                "Quantization rounds at random and needs a numpy.random.Generator, such as "
+                f"np.random.default_rng(0), but got {type(generator).__name__}."
+            )
         rounded = {"float16": _to_float16, "int8": _to_int8}[self.dtype]
-        # A draw for each number, zeros too: which of them are zeros must not change the others.
+        # A draw for each number, zeros included, so that zeros do not change the other draws.
         received = rounded(values.astype(np.float64), generator.random(values.shape))
-        return replace(self._lengths(values.size, 1), values=received.astype(values.dtype))
+        return Compressed(received.astype(values.dtype), *self._lengths(values.size, 1))
 
     def _lengths(self, n_rows, width):
         itemsize, n_scales = (2, 0) if self.dtype == "float16" else (1, 1)
         size = n_rows * width
-        return Compressed(None, size, size, n_scales=n_scales, itemsize=itemsize)
+        return Lengths(size, size, n_scales=n_scales, itemsize=itemsize)
 
     def _compressed(self, changes, form, sends, seeds, summed):
         seeds = (seeds ^ (seeds >> np.uint64(32))).astype(np.uint32)
@@ -101,23 +108,29 @@ def _to_float16(values, draws):
 
 
 def _to_int8(values, draws):
-    step = np.float64(_int8_step(np.abs(values).max(initial=0)))
+    largest = np.abs(values).max(initial=0)
+    if largest > np.finfo(np.float32).max:
+        raise ValueError(
+            "Quantization(dtype='int8') sends its scale as float32, but the largest number is "
+            f"{largest:.3g} in size; scale the numbers down to at most 3.4e38."
+        )
+    step = np.float64(_int8_step(largest))
     return np.floor(values / step + draws) * step
 
 
 def _int8_step(largest):
-    """The step of numbers up to `largest`: float32, so large that none exceeds 127 steps."""
+    """Step for numbers up to `largest`: float32, large enough that none exceeds 127 steps."""
     with np.errstate(over="ignore"):
         step = np.float32(largest / 127 * (1 + 2.0**-21))
     return np.maximum(step, np.finfo(np.float32).smallest_subnormal)
 
 
-# Stochastic rounding of uploads: each draw is a counter, the client's seed and the number's place.
-# Unlike a generator's, such draws can be made for all clients at once, and made again.
+# Stochastic rounding of uploads: a draw is a hash of the client's seed and the number's place.
+# Unlike those of a generator, such draws can be computed for all clients at once, and repeated.
 
 
 def _draws(seed, rows, width):
-    """24 random bits for each number in these rows of the field; as in `_kernels.rounding`."""
+    """24 random bits for each number in these rows of the field, as in `_kernels.rounding`."""
     places = (np.asarray(rows)[:, None] * width + np.arange(width)).astype(np.uint32)
     x = places * np.uint32(0x9E3779B1) + seed
     x ^= x >> np.uint32(16)
@@ -129,33 +142,37 @@ def _draws(seed, rows, width):
 
 
 def _float16_grid(values):
-    """Distance of the float16 neighbours of each number, and the lower one in such distances."""
+    """Distance of each number's float16 neighbours, and the lower one in units of it."""
     exponents = np.frexp(values)[1] - 1
     grid = np.exp2(np.maximum(np.where(values == 0, -14, exponents), -14) - 10.0)
     return grid, np.floor(values / grid)
 
 
 def _scales(largest):
-    """Of int8: each client's step, and 2^24 of its inverse, float32, as the kernels take it."""
-    # A step so small that its inverse is infinite would not round numbers but lose them.
+    """Each client's step for int8, and 2^24 times its inverse, as the kernels need them."""
+    # The inverse of a smaller step would be infinite, and all numbers would be lost.
     steps = np.maximum(_int8_step(largest), np.float32(2.0**-100))
     with np.errstate(divide="ignore"):
         return steps, np.float32(2.0**24) / steps
 
 
 class _Quantized(After):
-    """Changes of any kind, rounded by counters.
+    """Changes of any kind, rounded by hashed draws.
 
     Parameters
     ----------
     seeds : ndarray of shape (n_clients,), dtype uint32
     """
 
-    deferred = None
+    deferred: Deferred | None = None
 
     def __init__(self, changes, compressor, seeds):
         super().__init__(changes, compressor)
         self.seeds = seeds
+
+    @abstractmethod
+    def _rounded(self, change, draws):
+        """The change rounded by the draws."""
 
     def update(self, client):
         rows, change = self.changes.update(client)
@@ -181,33 +198,33 @@ class _Int8(_Quantized):
 
 
 class _QuantizedRagged(AfterRagged, _Quantized):
-    """Ragged changes, rounded by counters: see `_kernels.rounding`."""
+    """Ragged changes, rounded by hashed draws in `_kernels.rounding`."""
 
     _limit: float
 
     @cached_property
     def _sizes(self):
-        """Largest number of each change before rounding; exactly, unlike `Ragged.largest`.
+        """Largest size in each change before rounding; exact, unlike `Ragged.largest`.
 
-        NaN or infinite where a number is.
+        NaN or infinite if a number is.
         """
         sizes, common = np.zeros(self.n_clients), None
-        if self.common is not None:
+        if self._change is not None:
             by_row = np.abs(self._change).max(axis=1)
             order = np.argsort(-by_row, kind="stable")
             common = order, by_row[order]
-        everybody = np.ones(self.n_clients, dtype=bool)
-        _kernels.rounding.largest(*self.changes._matrix, common, everybody, sizes)
+        everyone = np.ones(self.n_clients, dtype=bool)
+        _kernels.rounding.largest(*self.changes._matrix, common, everyone, sizes)
         return sizes
 
-    def finite(self, whom):
+    def finite(self, mask):
         finite = self._sizes <= self._limit
         if self.common is not None and not self.common.is_finite:
             finite[:] = False
-        return finite | ~whom
+        return finite | ~mask
 
     def _groups(self, *arrays):
-        """These arrays of the clients for kernels that take four at a time."""
+        """Pad these arrays for kernels that take four clients at a time."""
         return [np.append(array, np.zeros(-len(array) % 4, array.dtype)) for array in arrays]
 
 
@@ -216,22 +233,22 @@ class _Int8Ragged(_QuantizedRagged, _Int8):
 
     @cached_property
     def _steps(self):
-        # Who sends larger numbers is not finite, and the server rejects it.
+        # Clients with larger numbers are not finite, and the server rejects them.
         return _scales(np.where(self._sizes <= self._limit, self._sizes, 0))
 
     @property
     def _change32(self):
         with np.errstate(over="ignore"):
-            return None if self.common is None else self._change.astype(np.float32)
+            return None if self._change is None else self._change.astype(np.float32)
 
-    def largest(self, whom):
-        """At most this: 127 steps."""
-        return np.where(whom, 127 * self._steps[0].astype(np.float64), 0)
+    def largest(self, mask):
+        """An upper bound: 127 steps."""
+        return np.where(mask, 127 * self._steps[0].astype(np.float64), 0)
 
-    def norms(self, whom):
+    def norms(self, mask):
         squares, (steps, inverses) = np.zeros(self.n_clients), self._steps
         _kernels.rounding.int8_squares(
-            *self.changes._matrix, self._change32, self.seeds, inverses, whom, squares
+            *self.changes._matrix, self._change32, self.seeds, inverses, mask, squares
         )
         return steps * np.sqrt(squares)
 
@@ -249,25 +266,25 @@ class _Int8Ragged(_QuantizedRagged, _Int8):
 
 @dataclass(eq=False)
 class Deferred:
-    """The common change of clients that round it to float16, each for itself, still to be added.
+    """A common change that many clients round to float16, still to be added to the sum.
 
     Attributes
     ----------
     common : Common
-        What they round.
+        The change.
     counts : ndarray of shape (n_rows,), dtype int64
-        How many of them send each row.
+        How many clients send each row.
     """
 
     common: Common
     counts: np.ndarray
 
     def merged(self, other):
-        """Both together; they have the same common change."""
+        """Both together, for the same common change."""
         return Deferred(self.common, self.counts + other.counts)
 
     def total(self, generator):
-        """The sum over the clients, with its distribution: n * low + Binomial(n, chance) steps."""
+        """Draw the sum over the clients: n * low + Binomial(n, chance) steps."""
         change, n = self.common.change, self.counts[:, None]
         if not self.counts.any():
             return np.zeros_like(change)
@@ -282,26 +299,26 @@ class _Float16Ragged(_QuantizedRagged, _Float16):
         super().__init__(changes, compressor, seeds)
         self.summed = summed
 
-    def largest(self, whom):
-        """At most this: its next larger float16."""
+    def largest(self, mask):
+        """An upper bound: the next larger float16."""
         grid, _ = _float16_grid(self._sizes)
         rounded = grid * np.ceil(self._sizes / grid)
-        return np.where(whom, np.where(self._sizes <= self._limit, rounded, np.inf), 0)
+        return np.where(mask, np.where(self._sizes <= self._limit, rounded, np.inf), 0)
 
     def _ups(self):
-        """From which draw on the common numbers are rounded up; steps; numbers rounded down."""
+        """Draws from which on common numbers are rounded up, steps, and numbers rounded down."""
         grid, low = _float16_grid(self._change)
-        # Infinity and NaN have no limits, and the server rejects them.
+        # There are no limits for infinity and NaN, which the server rejects.
         with np.errstate(invalid="ignore"):
             limits = np.ceil((1 - (self._change / grid - low)) * 2.0**24).astype(np.int32)
         return limits, grid, grid * low
 
-    def norms(self, whom):
+    def norms(self, mask):
         squares, common = np.zeros(self.n_clients), None
         if self.common is not None:
             limits, grid, low = self._ups()
             common = limits, (low + grid) ** 2 - low**2, np.einsum("if,if->i", low, low)
-        _kernels.rounding.float16_squares(*self.changes._matrix, common, self.seeds, whom, squares)
+        _kernels.rounding.float16_squares(*self.changes._matrix, common, self.seeds, mask, squares)
         return np.sqrt(np.maximum(squares, 0))
 
     def add_to(self, sums, weights):

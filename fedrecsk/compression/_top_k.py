@@ -1,4 +1,4 @@
-"""Top-K: the coordinates of largest size only."""
+"""Top-K: send only the coordinates of the largest size."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fedrecsk.compression._base import (
     AfterRagged,
     Compressed,
     Compressor,
+    Lengths,
     OneByOne,
     Shortener,
     rows_sent,
@@ -23,21 +24,21 @@ from fedrecsk.uploads import Ragged
 
 
 class TopK(Shortener):
-    """Send the coordinates of largest size only, each with its position.
+    """Send only the coordinates of the largest size, each with its position.
 
     Parameters
     ----------
     ratio : float in (0, 1], default=1 / 16
-        Share of an array's coordinates to send, rounded to a whole number of at least one.
+        Share of an array's coordinates to send, rounded to a whole number, at least one.
     direction : {"both", "up", "down"}, default="both"
         Which messages to compress.
 
     Notes
     -----
-    A message always has the same length, whatever its zeros. A position costs 4 bytes, so
-    that a ratio above 1/2 costs more than the whole array in float32. What was not sent is
-    lost: there is no memory of it (error feedback). The positions tell the server which
-    items a client has visited.
+    A message has the same length whatever zeros it has. A position costs 4 bytes, so a ratio
+    above 1/2 costs more than the whole array in float32. What is not sent is lost, because
+    clients do not remember it (there is no error feedback). The positions reveal which items a
+    client has visited.
 
     Examples
     --------
@@ -69,13 +70,13 @@ class TopK(Shortener):
         return Compressed(received.reshape(values.shape), k, k, n_indices=k)
 
     def _n_kept(self, size):
-        """How many of so many numbers to send; arrays pass through."""
+        """How many of `size` numbers to send, for one array or for many."""
         wanted = np.floor(self.ratio * np.asarray(size) + 0.5).astype(np.int64)
         return np.where(np.asarray(size) > 0, np.maximum(wanted, 1), 0)
 
     def _lengths(self, n_rows, width):
         k = self._n_kept(n_rows * width)
-        return Compressed(None, k, k, n_indices=k)
+        return Lengths(k, k, n_indices=k)
 
     def _compressed(self, changes, form, sends, seeds, summed):
         if not isinstance(changes, Ragged):
@@ -85,8 +86,8 @@ class TopK(Shortener):
 
 
 def _largest(sizes, k):
-    """Positions of the k largest, the first ones among equals; without those that are 0."""
-    # Most items of a client's upload are often 0, and equals make np.partition slow.
+    """Positions of the k largest sizes, without zeros; among equal sizes, the first ones."""
+    # Most rows of a client's upload are often 0, and equal numbers make np.partition slow.
     other = np.flatnonzero(sizes)
     if len(other) <= k:
         return other
@@ -97,11 +98,12 @@ def _largest(sizes, k):
 
 
 class _Largest(AfterRagged):
-    """Top-K of Ragged changes: see `_kernels.topk`.
+    """Top-K of Ragged changes, computed in `_kernels.topk`.
 
     Parameters
     ----------
     sends : ndarray of shape (n_clients,), dtype bool
+        Mask of the clients that send something.
     n_kept : ndarray of shape (n_clients,)
         How many numbers each client sends.
     """
@@ -125,22 +127,22 @@ class _Largest(AfterRagged):
         )
         return cut, size, place
 
-    def largest(self, whom):
-        return self.changes.largest(whom)
+    def largest(self, mask):
+        return self.changes.largest(mask)
 
-    def norms(self, whom):
+    def norms(self, mask):
         squares = np.zeros(self.n_clients)
-        if self.common is not None:
+        if self._descending is not None:
             kept = np.cumsum(np.square(self._descending[1]))
-            squares = np.where(whom, np.append(0.0, kept)[self._cuts[0]], 0.0)
+            squares = np.where(mask, np.append(0.0, kept)[self._cuts[0]], 0.0)
         _kernels.topk.squared_norms(
-            *self.changes._matrix, self._change, self._descending, *self._cuts, whom, squares
+            *self.changes._matrix, self._change, self._descending, *self._cuts, mask, squares
         )
         return np.sqrt(np.maximum(squares, 0))
 
     def add_to(self, sums, weights):
         weights = np.asarray(weights, dtype=np.float64)
-        if self.common is not None:
+        if self._descending is not None:
             _kernels.topk.add_common(
                 self._change, self._descending[2], self._cuts[0], weights, sums
             )

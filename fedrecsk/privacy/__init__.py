@@ -1,4 +1,4 @@
-"""Mechanisms that protect what clients send, and the accounting of what they promise."""
+"""Mechanisms that protect uploads, and the accounting of what they guarantee."""
 
 from fedrecsk.privacy._secure_sum import (
     Ciphertext,

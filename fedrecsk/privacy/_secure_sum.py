@@ -1,4 +1,4 @@
-"""What CKKS and Paillier have in common: clients encrypt, a server adds, clients decrypt."""
+"""What CKKS and Paillier share: clients encrypt, the server adds, clients decrypt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Integral
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -14,21 +14,29 @@ from sklearn.base import BaseEstimator
 from fedrecsk._extras import require
 from fedrecsk._sklearn import Interval, StrOptions
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import ArrayLike, NDArray
+
+# More would leave no room for the values in Paillier's slots of 64 bits.
+_MOST_CLIENTS = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class Ciphertext:
-    """An encrypted vector as it is sent.
+    """An encrypted vector, as it is sent.
 
     Attributes
     ----------
     blocks : tuple of bytes
-        Serialised ciphertexts, each of which holds some of the values.
+        Serialised ciphertexts; each holds some of the values.
     n_values : int
         Length of the vector.
     n_clients : int
-        How many clients' vectors it is the sum of.
+        Number of clients whose vectors are summed in it.
     key_id : str
-        Names the keys that it was encrypted under; says nothing about them.
+        Name of the keys that it is encrypted under. It reveals nothing about the keys.
     """
 
     blocks: tuple[bytes, ...]
@@ -37,7 +45,7 @@ class Ciphertext:
     key_id: str
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Bytes of the blocks."""
         return sum(map(len, self.blocks))
 
@@ -48,9 +56,9 @@ class Keys(NamedTuple):
     Attributes
     ----------
     server : Party
-        Adds. It was made from serialised public material alone.
+        The side that adds. It is made from serialised public material only.
     clients : Party
-        Encrypts and decrypts. All clients hold the same secret key.
+        The side that encrypts and decrypts. All clients have the same secret key.
     """
 
     server: Party
@@ -58,28 +66,30 @@ class Keys(NamedTuple):
 
 
 class Party(ABC):
-    """Somebody who takes part in a secure sum, with the keys that it holds.
+    """One side of a secure sum, with its keys.
 
     Parameters
     ----------
     scheme : SecureAggregation
+        Encryption scheme.
     n_clients : int
-        Most vectors that go into one sum.
+        Largest number of vectors in one sum.
     key_id : str
+        Name of the keys.
     """
 
-    def __init__(self, scheme, n_clients, key_id):
+    def __init__(self, scheme: SecureAggregation, n_clients: int, key_id: str) -> None:
         self.scheme = scheme
         self.n_clients = n_clients
         self.key_id = key_id
 
-    def encrypt(self, values):
+    def encrypt(self, values: ArrayLike) -> Ciphertext:
         """Encrypt one client's vector.
 
         Parameters
         ----------
         values : array-like of shape (n_values,)
-            Finite numbers, computed with in float64.
+            Finite numbers, converted to float64.
 
         Returns
         -------
@@ -95,7 +105,10 @@ class Party(ABC):
             raise ValueError(f"encrypt takes a vector, but got an array of shape {values.shape}.")
         if not np.isfinite(values).all():
             position = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise ValueError(f"Value {position} of the vector is {values[position]}, not finite.")
+            raise ValueError(
+                f"Value {position} of the vector is {values[position]}; only finite numbers can be "
+                "encrypted."
+            )
         largest = float(np.max(np.abs(values), initial=0.0))
         self.scheme._check_size(largest, self.n_clients)
         width = self.scheme.values_per_block
@@ -103,13 +116,13 @@ class Party(ABC):
         blocks = tuple(self._encrypt_block(values[start : start + width]) for start in starts)
         return Ciphertext(blocks, len(values), 1, self.key_id)
 
-    def sum(self, ciphertexts):
-        """Add up encrypted vectors, without seeing what is in them.
+    def sum(self, ciphertexts: Iterable[Ciphertext] | Ciphertext) -> Ciphertext:
+        """Add up encrypted vectors without decrypting them.
 
         Parameters
         ----------
         ciphertexts : iterable of Ciphertext
-            Taken one at a time; at least one.
+            At least one ciphertext. They are read one at a time.
 
         Returns
         -------
@@ -119,13 +132,17 @@ class Party(ABC):
         ------
         ValueError
             If they were encrypted under other keys, differ in length, or are more than the
-            keys leave room for.
+            keys allow.
+        TypeError
+            If something in it is not a Ciphertext.
         """
-        totals, n_values, n_clients = None, None, 0
+        if isinstance(ciphertexts, Ciphertext):
+            ciphertexts = (ciphertexts,)
+        totals, n_values, n_clients = [], 0, 0
         for ciphertext in ciphertexts:
             self._check_key(ciphertext)
             loaded = [self._load_block(block) for block in ciphertext.blocks]
-            if totals is None:
+            if n_clients == 0:
                 totals, n_values = loaded, ciphertext.n_values
             elif ciphertext.n_values != n_values:
                 raise ValueError(
@@ -134,7 +151,7 @@ class Party(ABC):
             else:
                 totals = [self._add(a, b) for a, b in zip(totals, loaded, strict=True)]
             n_clients += ciphertext.n_clients
-        if totals is None:
+        if n_clients == 0:
             raise ValueError("There is nothing to add: a sum needs at least one ciphertext.")
         if n_clients > self.n_clients:
             raise ValueError(
@@ -144,11 +161,11 @@ class Party(ABC):
         blocks = tuple(self._save_block(total) for total in totals)
         return Ciphertext(blocks, n_values, n_clients, self.key_id)
 
-    def add(self, first, second):
+    def add(self, first: Ciphertext, second: Ciphertext) -> Ciphertext:
         """The sum of two ciphertexts."""
         return self.sum((first, second))
 
-    def decrypt(self, ciphertext):
+    def decrypt(self, ciphertext: Ciphertext) -> NDArray[np.float64]:
         """Decrypt a vector or a sum of vectors.
 
         Returns
@@ -158,7 +175,7 @@ class Party(ABC):
         Raises
         ------
         ValueError
-            If this party holds no secret key, or another one than that of the ciphertext.
+            If this side has no secret key, or not the one that the ciphertext belongs to.
         """
         self._check_secret("decrypt")
         self._check_key(ciphertext)
@@ -171,51 +188,56 @@ class Party(ABC):
 
     @property
     @abstractmethod
-    def holds_secret_key(self):
+    def holds_secret_key(self) -> bool:
         """Whether this party can decrypt."""
 
     def _check_secret(self, action):
         if not self.holds_secret_key:
             raise ValueError(
-                f"This side holds no secret key and cannot {action}. The server only adds; "
+                f"This side has no secret key and cannot {action}. The server only adds; "
                 "clients encrypt and decrypt (keys.clients)."
             )
 
     def _check_key(self, ciphertext):
+        if not isinstance(ciphertext, Ciphertext):
+            raise TypeError(
+                f"Expected a Ciphertext, but got {type(ciphertext).__name__}; encrypt the vector "
+                "first (keys.clients.encrypt)."
+            )
         if ciphertext.key_id != self.key_id:
             raise ValueError(
-                f"The ciphertext belongs to the keys {ciphertext.key_id!r}, but this side holds "
+                f"The ciphertext belongs to the keys {ciphertext.key_id!r}, but this side has "
                 f"{self.key_id!r}. Use the two sides of one call of generate_keys."
             )
 
     @abstractmethod
-    def _encrypt_block(self, values):
-        """At most `values_per_block` values: bytes."""
+    def _encrypt_block(self, values: np.ndarray) -> bytes:
+        """Encrypt at most `values_per_block` values."""
 
     @abstractmethod
     def _load_block(self, block):
-        """From bytes to what `_add` adds."""
+        """Load a block for `_add`."""
 
     @abstractmethod
     def _add(self, first, second):
         """The sum of two loaded blocks; may reuse the first."""
 
     @abstractmethod
-    def _save_block(self, total):
-        """From what `_add` returns to bytes."""
+    def _save_block(self, total) -> bytes:
+        """Serialise what `_add` returns."""
 
     @abstractmethod
     def _decrypt_block(self, block, n_values, n_clients):
-        """From bytes to the block's values."""
+        """Decrypt the values of a block."""
 
 
 class SecureAggregation(BaseEstimator, ABC):
-    """Base class: what ``Federation(secure_aggregation=...)`` takes."""
+    """Base class of encryption schemes: what ``Federation(secure_aggregation=...)`` takes."""
 
     _parameter_constraints: ClassVar[dict] = {
         "audit": [Interval(Integral, 1, None, closed="left"), StrOptions({"all"})],
     }
-    # Modules of the extra that the scheme imports.
+    # Modules that the scheme imports; they come with an extra of the package.
     _extra: tuple[str, ...]
 
     def _validate_params(self):
@@ -226,19 +248,19 @@ class SecureAggregation(BaseEstimator, ABC):
 
     @abstractmethod
     def _check_parameters(self):
-        """Raise on parameters that do not go together."""
+        """Raise if parameters do not fit together."""
 
     def _import(self, module):
         return require(module, type(self).__name__)
 
     @abstractmethod
-    def generate_keys(self, n_clients=1):
-        """Make fresh keys from the operating system's randomness.
+    def generate_keys(self, n_clients: int = 1) -> Keys:
+        """Make new keys from the operating system's randomness.
 
         Parameters
         ----------
         n_clients : int, default=1
-            Most vectors that will go into one sum; it decides how large values may be.
+            Largest number of vectors in one sum. It determines how large values may be.
 
         Returns
         -------
@@ -247,21 +269,21 @@ class SecureAggregation(BaseEstimator, ABC):
 
     @property
     @abstractmethod
-    def values_per_block(self):
+    def values_per_block(self) -> int:
         """How many values share one ciphertext."""
 
     @abstractmethod
-    def max_value(self, n_clients=1):
+    def max_value(self, n_clients: int = 1) -> float:
         """Largest size of a value that a client may send into a sum over `n_clients`."""
 
     @abstractmethod
-    def precision(self, n_clients=1, max_abs=1.0):
+    def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
         """Bound on the absolute error of a decrypted sum.
 
         Parameters
         ----------
         n_clients : int, default=1
-            How many vectors are added.
+            Number of vectors to add.
         max_abs : float, default=1.0
             Size of the largest value in any of them.
 
@@ -271,16 +293,24 @@ class SecureAggregation(BaseEstimator, ABC):
         """
 
     @abstractmethod
-    def ciphertext_bytes(self, n_values):
+    def ciphertext_bytes(self, n_values: int) -> int:
         """Bytes of an encrypted vector of `n_values` as it is sent, for ledgers."""
 
     @abstractmethod
-    def key_nbytes(self):
+    def key_nbytes(self) -> int:
         """Bytes of the key material that every client receives, for ledgers."""
 
     @abstractmethod
     def _cure(self, largest, n_clients):
-        """What to change so that a value fits, as a sentence."""
+        """A sentence about what to change so that a value fits."""
+
+    @staticmethod
+    def _check_n_clients(n_clients):
+        """Raise unless it is a number of clients that sums can be over."""
+        if not isinstance(n_clients, Integral) or not 1 <= n_clients <= _MOST_CLIENTS:
+            raise ValueError(
+                f"n_clients={n_clients!r} must be a whole number from 1 to {_MOST_CLIENTS}."
+            )
 
     def _check_size(self, largest, n_clients):
         """Raise if a value of size `largest` may overflow in a sum over `n_clients`."""
@@ -293,12 +323,14 @@ class SecureAggregation(BaseEstimator, ABC):
             )
 
     def _n_blocks(self, n_values):
+        if not isinstance(n_values, Integral) or n_values < 0:
+            raise ValueError(f"n_values={n_values!r} must be a whole number, at least 0.")
         return -(-int(n_values) // self.values_per_block)
 
 
 @dataclass(frozen=True)
 class SecureSum:
-    """A sum that was really encrypted, added and decrypted, and what it took.
+    """A sum that was actually encrypted, added and decrypted, and what it cost.
 
     Attributes
     ----------
@@ -307,14 +339,15 @@ class SecureSum:
     error : float
         Largest absolute difference to the sum in plaintext.
     n_clients : int
+        Number of clients.
     upload_bytes : int
-        Ciphertext of all clients together.
+        Bytes of all clients' ciphertexts.
     sum_bytes : int
-        Ciphertext of the sum, which every client receives back.
+        Bytes of the sum's ciphertext, which every client receives.
     client_seconds : float
-        One client's encryption, the mean over them, and one decryption of the sum.
+        Mean time of a client's encryption, plus one decryption of the sum.
     server_seconds : float
-        Loading, adding and saving.
+        Time to load, add and save the ciphertexts.
     """
 
     values: np.ndarray
@@ -326,19 +359,32 @@ class SecureSum:
     server_seconds: float
 
 
-def secure_sum(keys, vectors):
-    """Run one secure sum from end to end, one client after the other.
+def secure_sum(keys: Keys, vectors: Iterable[ArrayLike]) -> SecureSum:
+    """Run a secure sum from end to end, one client after the other.
 
     Parameters
     ----------
     keys : Keys
+        Keys of both sides, as `generate_keys` returns them.
     vectors : iterable of array-like of shape (n_values,)
-        One a client; at least one.
+        One vector per client; at least one.
 
     Returns
     -------
     SecureSum
+
+    Raises
+    ------
+    TypeError
+        If `keys` is not a Keys.
+    ValueError
+        If a vector cannot be encrypted, or vectors differ in length.
     """
+    if not isinstance(keys, Keys):
+        raise TypeError(
+            f"secure_sum takes Keys, but got {type(keys).__name__}; make them with "
+            "generate_keys(n_clients=...) of CKKS or Paillier."
+        )
     encrypting, on_clients, upload_bytes, in_plaintext = [], [], 0, 0
 
     def uploads():
@@ -348,7 +394,7 @@ def secure_sum(keys, vectors):
             upload = keys.clients.encrypt(vector)
             encrypting.append(time.perf_counter() - begun)
             upload_bytes += upload.nbytes
-            # Wider than float64 where there is such a type, so as to judge what adds exactly.
+            # Wider than float64 on most machines, to measure the error of exact schemes.
             in_plaintext = in_plaintext + np.asarray(vector, dtype=np.longdouble)
             on_clients.append(time.perf_counter() - begun)
             yield upload

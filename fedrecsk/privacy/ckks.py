@@ -6,12 +6,15 @@ import functools
 import math
 import secrets
 from numbers import Integral
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from fedrecsk._sklearn import Interval, Options
-from fedrecsk.privacy._secure_sum import Keys, Party, SecureAggregation
+from fedrecsk.privacy._secure_sum import Ciphertext, Keys, Party, SecureAggregation
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 # Most bits of the coefficient modulus at 128-bit security, by degree (Homomorphic Encryption
 # Standard, 2018, table 1, ternary secrets).
@@ -28,37 +31,38 @@ _KIB = 1024
 class CKKS(SecureAggregation):
     """Secure sums under CKKS through TenSEAL (Cheon et al., ASIACRYPT 2017).
 
-    Half of `poly_modulus_degree` real values share one ciphertext. Sums are approximate, with
-    an error that :meth:`precision` states. Only additions are used, so the first moduli need
-    no room for products. Needs the extra ``fedrecsk[privacy]``.
+    A ciphertext holds ``poly_modulus_degree / 2`` real values. Sums are approximate;
+    :meth:`precision` bounds their error. Only additions are used, so the moduli need no room for
+    products. Needs the extra ``fedrecsk[privacy]``.
 
     Parameters
     ----------
     poly_modulus_degree : {2048, 4096, 8192, 16384, 32768}, default=4096
-        Degree of the polynomials (N); N / 2 values share a ciphertext.
+        Degree of the polynomials (N); a ciphertext holds N / 2 values.
     coeff_mod_bit_sizes : sequence of int, default=(54, 55)
-        Bits of the prime factors of the coefficient modulus, 20 to 60 each, at least two.
-        The last is SEAL's special prime: it counts for security and holds no data. The sum
-        is at most 54, 109, 218, 438 or 881 for the degrees above, which is 128-bit security.
+        Bits of the prime factors of the coefficient modulus: at least two factors, of 20 to 60
+        bits each. The last is SEAL's special prime, which counts for security and holds no data.
+        For 128-bit security the sum is at most 54, 109, 218, 438 or 881 for the degrees above.
     scale_bits : int, default=40
-        Values are multiplied by 2 ** scale_bits and rounded: more bits are more precise, and
-        leave less room for large values.
+        Values are multiplied by 2 ** scale_bits and rounded: more bits are more precise but leave
+        less room for large values.
     audit : int or "all", default=2
-        How many clients per round are really encrypted; the others' bytes are counted.
+        Number of clients per round whose uploads are actually encrypted. The bytes of the others
+        are counted without encrypting them.
 
     Notes
     -----
-    Weaker parameters are refused without exception, because TenSEAL has none.
+    Parameters below 128-bit security are always refused, as in TenSEAL.
 
-    Encryption is symmetric, since the clients share the secret key anyway: its noise is
-    smaller than a public key's, and the server needs no key at all, only the parameters.
+    Encryption is symmetric, since the clients share the secret key anyway. Its noise is smaller
+    than that of public-key encryption, and the server needs no key, only the parameters.
 
-    What is sent: ciphertexts up, the sum's ciphertext down. A fresh ciphertext and
-    a sum have the same size whatever the values are.
+    Clients upload ciphertexts and download the ciphertext of the sum. Both have the same size,
+    whatever the values are.
 
-    The decrypted sum of CKKS carries the noise of the ciphertexts, from which whoever holds
-    these can compute the secret key (Li and Micciancio, EUROCRYPT 2021). It must stay with
-    the clients: do not send it back to the server.
+    The decrypted sum contains the noise of the ciphertexts. Anybody who has both can compute the
+    secret key (Li and Micciancio, EUROCRYPT 2021), so the sum must stay with the clients: do not
+    send it back to the server.
 
     Examples
     --------
@@ -101,7 +105,7 @@ class CKKS(SecureAggregation):
         bits = self.coeff_mod_bit_sizes
         if len(bits) < 2 or not all(isinstance(b, Integral) and 20 <= b <= 60 for b in bits):
             raise ValueError(
-                f"coeff_mod_bit_sizes={bits} must be at least two whole numbers from 20 to 60."
+                f"coeff_mod_bit_sizes={bits} must have at least two whole numbers from 20 to 60."
             )
         most = _MOST_BITS[self.poly_modulus_degree]
         if sum(bits) > most:
@@ -113,8 +117,8 @@ class CKKS(SecureAggregation):
         room = self._data_bits - 1 - self.scale_bits
         if room < 2:
             raise ValueError(
-                f"scale_bits={self.scale_bits} is too large for coeff_mod_bit_sizes={bits}, of "
-                f"which {self._data_bits} bits hold data: sums would have to stay below "
+                f"scale_bits={self.scale_bits} is too large for coeff_mod_bit_sizes={bits}: "
+                f"{self._data_bits} bits hold data, so sums would have to stay below "
                 f"2 ** {room}. Use scale_bits of at most {self._data_bits - 3}, or larger primes "
                 "before the last."
             )
@@ -124,60 +128,63 @@ class CKKS(SecureAggregation):
         return sum(self.coeff_mod_bit_sizes[:-1])
 
     @property
-    def values_per_block(self):
-        """How many values share one ciphertext."""
+    def values_per_block(self) -> int:
+        """How many values a ciphertext holds."""
         return self.poly_modulus_degree // 2
 
-    def max_value(self, n_clients=1):
+    def max_value(self, n_clients: int = 1) -> float:
         """Largest size of a value that a client may send into a sum over `n_clients`.
 
-        The coefficients of a sum must stay within half the modulus on either side of zero,
-        and those of a fresh encoding within a quarter, where SEAL draws the line.
+        The coefficients of a sum must be at most half the modulus in size, and those of a new
+        encoding at most a quarter, which is SEAL's limit.
         """
+        self._check_n_clients(n_clients)
         self._import("tenseal")
         modulus = _modulus(self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes))
         return _BELOW_THE_LINE * modulus / 2 ** (self.scale_bits + 1) / max(n_clients, 2)
 
-    def precision(self, n_clients=1, max_abs=1.0):
+    def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
         """Bound on the absolute error of a decrypted sum.
 
-        Eight standard deviations of the noise of the ciphertexts, which is never exceeded in
-        practice (1e-15 a value), and what float64 loses in the encoding.
+        It is eight standard deviations of the ciphertexts' noise, exceeded with a probability of
+        1e-15 per value, plus what float64 loses in the encoding.
         """
+        self._check_n_clients(n_clients)
         variance = (_NOISE_VARIANCE + 1 / 12) * n_clients
         if self._data_bits > 64:
             variance += _DECODING_VARIANCE
         deviation = math.sqrt(variance * self.poly_modulus_degree / 2) / 2.0**self.scale_bits
         return 8 * deviation + n_clients * max_abs * 2.0**-48
 
-    def ciphertext_bytes(self, n_values):
+    def ciphertext_bytes(self, n_values: int) -> int:
         """Bytes of an encrypted vector of `n_values` as it is sent, for ledgers.
 
-        One block is encrypted and measured. SEAL compresses blocks, so that their sizes differ
-        by some tens of bytes; each counts as whole KiB, rounded up, to be reproducible.
+        One block is encrypted and measured. SEAL compresses blocks, so their sizes differ by some
+        tens of bytes; each is rounded up to whole KiB, so that counts are reproducible.
         """
         self._validate_params()
         return self._n_blocks(n_values) * _block_bytes(
             self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes), self.scale_bits
         )
 
-    def key_nbytes(self):
+    def key_nbytes(self) -> int:
         """Bytes of the parameters and the secret key that every client receives."""
         self._validate_params()
         return _key_bytes(self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes))
 
-    def generate_keys(self, n_clients=1):
-        """Make a fresh secret key for the clients; the server gets the parameters only.
+    def generate_keys(self, n_clients: int = 1) -> Keys:
+        """Make a new secret key for the clients; the server receives only the parameters.
 
         Parameters
         ----------
         n_clients : int, default=1
-            Most vectors that will go into one sum; it decides how large values may be.
+            Largest number of vectors in one sum. It determines how large values may be.
 
         Returns
         -------
         Keys
         """
+        self._check_n_clients(n_clients)
         self._validate_params()
         tenseal = self._import("tenseal")
         context = tenseal.context(
@@ -201,15 +208,16 @@ class CKKS(SecureAggregation):
     def _cure(self, largest, n_clients):
         excess = largest / self.max_value(n_clients)
         fits = self.scale_bits - math.ceil(math.log2(excess))
+        lower = f"lower scale_bits to at most {fits}, " if fits > 0 else ""
         return (
-            f"Scale the values down, lower scale_bits to at most {fits}, or take larger primes "
-            "before the last of coeff_mod_bit_sizes."
+            f"Scale the values down, {lower}or take larger primes before the last of "
+            "coeff_mod_bit_sizes."
         )
 
 
 @functools.lru_cache
 def _modulus(poly_modulus_degree, coeff_mod_bit_sizes):
-    """The product of the primes that hold data, as SEAL chooses them."""
+    """Product of the primes that hold data, as SEAL chooses them."""
     from tenseal.sealapi import CoeffModulus
 
     primes = CoeffModulus.Create(poly_modulus_degree, list(coeff_mod_bit_sizes))
@@ -228,12 +236,12 @@ def _key_bytes(poly_modulus_degree, coeff_mod_bit_sizes):
     keys = CKKS(poly_modulus_degree, coeff_mod_bit_sizes).generate_keys()
     kept = {"save_galois_keys": False, "save_relin_keys": False, "save_public_key": False}
     measured = len(keys.clients._context.serialize(save_secret_key=True, **kept))
-    # Compressed by SEAL, like blocks, and therefore rounded like them.
+    # SEAL compresses them like blocks, so they are rounded like blocks.
     return -(-measured // _KIB) * _KIB
 
 
 class _CKKSParty(Party):
-    """A side of the sum with its TenSEAL context, which may hold the secret key."""
+    """One side of the sum with its TenSEAL context, which may have the secret key."""
 
     def __init__(self, scheme, n_clients, key_id, context):
         super().__init__(scheme, n_clients, key_id)
@@ -241,10 +249,10 @@ class _CKKSParty(Party):
         self._tenseal = scheme._import("tenseal")
 
     @property
-    def holds_secret_key(self):
+    def holds_secret_key(self) -> bool:
         return self._context.has_secret_key()
 
-    def encrypt(self, values):
+    def encrypt(self, values: ArrayLike) -> Ciphertext:
         self._check_secret("encrypt")
         return super().encrypt(values)
 

@@ -1,11 +1,11 @@
-"""Local differential privacy: every client clips and perturbs what it sends."""
+"""Local differential privacy: every client clips its uploads and adds noise to them."""
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
 from numbers import Real
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -14,20 +14,28 @@ from fedrecsk import _html
 from fedrecsk._sklearn import Interval
 from fedrecsk.uploads import Changes, Update, as_integers
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+# Numbers in float32 end at 3.4e38; with this limit, sums over many clients still fit.
+_LARGEST = 1e30
+
 
 class LaplaceMechanism(BaseEstimator):
     """Clip each uploaded coordinate to [-clip, clip] and add Laplace(0, scale) noise.
 
-    One coordinate of one upload is then 2 clip / scale differentially private with respect
-    to anything in the client's data (RFRec, section 3.4, equation 9). A client sends many
-    coordinates in many rounds; ``privacy_`` of a fitted model has that total, which is what
-    an attacker who sees all uploads is held to.
+    One coordinate of one upload is then epsilon-differentially private with epsilon = 2 clip /
+    scale, for any change of the client's data (RFRec, section 3.4, equation 9). A client sends
+    many coordinates in many rounds; ``privacy_`` of a fitted model has the total epsilon, which
+    bounds what an attacker who sees all uploads can learn.
 
     Parameters
     ----------
-    clip : float
-        Bound on each coordinate (delta), in the units of the uploaded parameters.
-    scale : float
+    clip : float in (0, 1e30]
+        Bound on the size of each coordinate (delta), in the units of the uploaded parameters.
+    scale : float in (0, 1e30]
         Scale of the Laplace noise (s), in the same units.
 
     Examples
@@ -38,8 +46,8 @@ class LaplaceMechanism(BaseEstimator):
     """
 
     _parameter_constraints: ClassVar[dict] = {
-        "clip": [Interval(Real, 0, None, closed="neither")],
-        "scale": [Interval(Real, 0, None, closed="neither")],
+        "clip": [Interval(Real, 0, _LARGEST, closed="right")],
+        "scale": [Interval(Real, 0, _LARGEST, closed="right")],
     }
 
     def __init__(self, clip: float | None = None, scale: float | None = None):
@@ -56,14 +64,19 @@ class LaplaceMechanism(BaseEstimator):
 
     @property
     def epsilon(self) -> float:
-        """Privacy loss of one coordinate of one upload."""
+        """Epsilon of one coordinate of one upload."""
+        self._validate_params()
+        assert self.clip is not None
+        assert self.scale is not None
         return 2 * self.clip / self.scale
 
-    def summed_noise(self, n_clients, shape, generator):
+    def summed_noise(
+        self, n_clients: int, shape: tuple[int, ...], generator: np.random.Generator
+    ) -> NDArray[np.float64]:
         """Draw the sum of `n_clients` independent noises.
 
-        A sum of n Laplace(0, s) draws is distributed as Gamma(n, s) - Gamma(n, s), so the
-        simulator draws two arrays instead of n.
+        A sum of n Laplace(0, s) draws is distributed like Gamma(n, s) - Gamma(n, s), so two draws
+        are enough.
 
         Parameters
         ----------
@@ -75,11 +88,12 @@ class LaplaceMechanism(BaseEstimator):
         -------
         noise : ndarray of `shape`, dtype float64
         """
+        assert self.scale is not None
         plus = generator.gamma(n_clients, self.scale, shape)
         return plus - generator.gamma(n_clients, self.scale, shape)
 
     def _check_form(self, name, form):
-        """Raise if noise would not protect a field of this form."""
+        """Raise if the noise would not protect a field of this form."""
         if form.rows != "all" or form.clip != self.clip:
             raise RuntimeError(
                 f"Field {name!r} would be sent without noise: it has rows={form.rows!r} and "
@@ -88,7 +102,7 @@ class LaplaceMechanism(BaseEstimator):
             )
 
     def _noised(self, changes, form, seeds, name=""):
-        """Each client's change of one field with its own noise, drawn when somebody looks at it.
+        """Add each client's own noise to its change of one field, drawn when it is used.
 
         Parameters
         ----------
@@ -97,7 +111,7 @@ class LaplaceMechanism(BaseEstimator):
             Declared form of the field.
         seeds : ndarray of shape (n_clients,), dtype uint64
         name : str, default=""
-            The field. Fields with the same seeds must have different names, or they would get
+            Name of the field. Fields with the same seeds need different names, or they would get
             the same noise.
 
         Returns
@@ -107,7 +121,7 @@ class LaplaceMechanism(BaseEstimator):
         Raises
         ------
         RuntimeError
-            If noise would not protect the field.
+            If the noise would not protect the field.
         """
         self._check_form(name, form)
         return _Noised(changes, form, seeds, name, self.scale)
@@ -134,9 +148,9 @@ class _Noised(Changes):
         return Update(rows, as_integers(noise, self.form) if self.is_integer else noise)
 
     def _draw(self, client, noise, other):
-        """Write the client's noise; `other` is scratch."""
+        """Write the client's noise into `noise`; `other` is scratch space."""
         generator = np.random.default_rng([int(self.seeds[client]), zlib.crc32(self.name.encode())])
-        # The difference of two exponential draws is a Laplace draw, and takes half its time.
+        # The difference of two exponential draws is a Laplace draw, in half the time.
         generator.standard_exponential(out=noise)
         generator.standard_exponential(out=other)
         noise -= other
@@ -156,35 +170,35 @@ class _Noised(Changes):
             noise *= weights[client]
             sums += noise
 
-    def finite(self, whom):
-        return self.honest.finite(whom)
+    def finite(self, mask):
+        return self.honest.finite(mask)
 
 
-# From the least to the most.
+# In the order of how much they reveal.
 SERVER_SEES = ("encrypted sums", "sums", "single uploads")
 
 
 @dataclass(frozen=True)
 class PrivacyReport:
-    """What a fit promises about the data behind the uploads.
+    """The privacy guarantee of a fit for the data of its clients.
 
     Attributes
     ----------
     mechanism : str
-        ``"laplace"``, or ``"none"``: plaintext sums without any formal promise.
+        ``"laplace"``, or ``"none"``: no formal guarantee.
     epsilon_per_coordinate : float
-        Privacy loss of one coordinate of one upload, the number papers quote.
+        Epsilon of one coordinate of one upload, the number that papers quote.
     n_uploads : int
-        Most uploads that any one client sent.
+        Largest number of uploads of a client.
     n_coordinates : int
-        Most coordinates that any one client sent, over all uploads.
+        Largest number of coordinates that a client sent, over all uploads.
     epsilon : float
-        Total privacy loss of that client by basic composition, over all its coordinates
-        and uploads. Pure differential privacy (delta = 0).
+        Total epsilon of that client by basic composition, over all its coordinates and uploads.
+        Pure differential privacy (delta = 0).
     server_sees : {"sums", "encrypted sums", "single uploads"}
-        What the protocol shows the server. "sums": it needs no more than sums, which arrive in
-        plaintext unless `secure_aggregation` encrypts them. "single uploads": the method, a
-        robust aggregator or compression makes it look at every client's upload.
+        What the protocol shows to the server. "sums": the server only needs sums, which arrive in
+        plaintext. "encrypted sums": `secure_aggregation` encrypts them. "single uploads": the
+        method, a robust aggregator or compression needs every client's upload.
     """
 
     mechanism: str
@@ -195,8 +209,14 @@ class PrivacyReport:
     server_sees: str = "sums"
 
     @classmethod
-    def of(cls, mechanism, n_uploads, n_coordinates, server_sees="sums"):
-        """Compose what each client sent, given arrays of shape (n_clients,)."""
+    def of(
+        cls,
+        mechanism: LaplaceMechanism | None,
+        n_uploads: ArrayLike,
+        n_coordinates: ArrayLike,
+        server_sees: str = "sums",
+    ) -> PrivacyReport:
+        """Make a report from what each client sent, given arrays of shape (n_clients,)."""
         uploads, coordinates = int(np.max(n_uploads)), int(np.max(n_coordinates))
         if mechanism is None:
             unbounded = float("inf") if coordinates else 0.0
@@ -205,8 +225,8 @@ class PrivacyReport:
         return cls("laplace", each, uploads, coordinates, each * coordinates, server_sees)
 
     @classmethod
-    def joined(cls, reports):
-        """What several fits to the same data promise together, by basic composition.
+    def joined(cls, reports: Sequence[PrivacyReport]) -> PrivacyReport:
+        """Combine the reports of several fits to the same data, by basic composition.
 
         Parameters
         ----------
@@ -223,7 +243,7 @@ class PrivacyReport:
             sum(one.n_uploads for one in reports),
             sum(one.n_coordinates for one in reports),
             sum(one.epsilon for one in reports),
-            # Whichever of them sees the most.
+            # The fit in which the server sees the most.
             max((one.server_sees for one in reports), key=SERVER_SEES.index),
         )
 

@@ -21,34 +21,34 @@ _SLOT_BYTES = _SLOT_BITS // 8
 class Paillier(SecureAggregation):
     """Secure sums under Paillier through phe and gmpy2 (Paillier, EUROCRYPT 1999).
 
-    Values become whole numbers of 2 ** -fraction_bits; their sums are exact. Needs the extra
-    ``fedrecsk[privacy]``.
+    Values are rounded to multiples of ``2 ** -fraction_bits``, whose sums are exact. Needs the
+    extra ``fedrecsk[privacy]``.
 
     Parameters
     ----------
     key_bits : int, default=3072
-        Bits of the modulus n, a multiple of 64. 3072 are 128-bit security.
+        Bits of the modulus n, a multiple of 64. 3072 bits are 128-bit security.
     fraction_bits : int, default=40
         Bits after the binary point.
     packing : bool, default=True
-        Whether a plaintext holds many values in slots of 64 bits, 47 at 3072 bits and 31 at
-        2048, instead of one. All clients must then send the same positions, as dense fields
-        do; a Top-K upload has no fixed positions.
+        Whether to put many values into one plaintext, in slots of 64 bits: 47 values at 3072
+        bits, 31 at 2048. All clients must then send the same positions, as they do for dense
+        fields; a Top-K upload has no fixed positions.
     allow_weak : bool, default=False
-        Whether to accept moduli of fewer than 3072 bits, such as the 2048 bits (112-bit
-        security) that papers use.
+        Whether to accept moduli of fewer than 3072 bits, such as the 2048 bits (112-bit security)
+        of many papers.
     audit : int or "all", default=2
-        How many clients per round are really encrypted; the others' bytes are counted.
+        Number of clients per round whose uploads are actually encrypted. The bytes of the others
+        are counted without encrypting them.
 
     Notes
     -----
-    A slot of 64 bits holds the sum over clients of value + offset, with an offset of
-    2 ** 63 / n_clients: no slot is ever negative, none reaches into its neighbour, and the
-    offsets are taken off after decryption. That bounds the values, see :meth:`max_value`.
+    A slot of 64 bits holds the sum over clients of value + offset, where the offset is
+    2 ** 63 / n_clients. So no slot is negative or overflows into the next one; the offsets are
+    subtracted after decryption. This bounds the values, see :meth:`max_value`.
 
-    What is sent: two moduli's length of ciphertext for each plaintext. phe's own
-    numbers carry a power of 16 in the clear, which tells the size of a value; here the
-    exponent is fixed, so that nothing does.
+    A ciphertext is twice as long as the modulus. phe's own numbers have an exponent in plaintext,
+    which reveals the size of a value; here the exponent is fixed and reveals nothing.
 
     Examples
     --------
@@ -92,46 +92,48 @@ class Paillier(SecureAggregation):
         if self.key_bits < _SAFE_KEY_BITS and not self.allow_weak:
             raise ValueError(
                 f"key_bits={self.key_bits} is weaker than 128-bit security, which takes "
-                f"{_SAFE_KEY_BITS} bits. Use key_bits={_SAFE_KEY_BITS}, or say allow_weak=True."
+                f"{_SAFE_KEY_BITS} bits. Use key_bits={_SAFE_KEY_BITS}, or set allow_weak=True."
             )
 
     @property
-    def values_per_block(self):
-        """How many values share one ciphertext."""
+    def values_per_block(self) -> int:
+        """How many values a ciphertext holds."""
         return (self.key_bits - 1) // _SLOT_BITS if self.packing else 1
 
-    def max_value(self, n_clients=1):
+    def max_value(self, n_clients: int = 1) -> float:
         """Largest size of a value that a client may send into a sum over `n_clients`."""
+        self._check_n_clients(n_clients)
         return _largest(n_clients) / 2.0**self.fraction_bits
 
-    def precision(self, n_clients=1, max_abs=1.0):
+    def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
         """Bound on the absolute error of a decrypted sum: half a unit for each client.
 
-        Beyond it there is only the rounding of float64, of the values that come in and of
-        the sum that goes out.
+        The rest is float64's rounding of the values and of the sum.
         """
+        self._check_n_clients(n_clients)
         return n_clients * (0.5 / 2.0**self.fraction_bits + max_abs * 2.0**-52)
 
-    def ciphertext_bytes(self, n_values):
+    def ciphertext_bytes(self, n_values: int) -> int:
         """Bytes of an encrypted vector of `n_values` as it is sent, exactly."""
         return self._n_blocks(n_values) * (2 * self.key_bits // 8)
 
-    def key_nbytes(self):
+    def key_nbytes(self) -> int:
         """Bytes of the key pair that every client receives: its two primes."""
         return self.key_bits // 8
 
-    def generate_keys(self, n_clients=1):
-        """Make a fresh key pair: the clients hold all of it, the server the modulus only.
+    def generate_keys(self, n_clients: int = 1) -> Keys:
+        """Make a new key pair: the clients receive both keys, the server only the modulus.
 
         Parameters
         ----------
         n_clients : int, default=1
-            Most vectors that will go into one sum; it decides how large values may be.
+            Largest number of vectors in one sum. It determines how large values may be.
 
         Returns
         -------
         Keys
         """
+        self._check_n_clients(n_clients)
         self._validate_params()
         phe = self._import("phe.paillier")
         _, private = phe.generate_paillier_keypair(n_length=self.key_bits)
@@ -144,23 +146,25 @@ class Paillier(SecureAggregation):
         fits = self.fraction_bits
         while fits > 0 and largest > _largest(n_clients) / 2.0**fits:
             fits -= 1
+        if largest > _largest(n_clients) / 2.0**fits:
+            return "Scale the values down."
         return f"Scale the values down, or lower fraction_bits to at most {fits}."
 
 
 def _offset(n_clients):
-    """What makes every slot of a client non-negative."""
-    # At least 2, so that a signed 64-bit number holds every value.
+    """The offset that makes every slot of a client non-negative."""
+    # At least 2 clients, so that every value fits into a signed 64-bit number.
     return 2 ** (_SLOT_BITS - 1) // max(n_clients, 2)
 
 
 def _largest(n_clients):
-    """The largest double that stays below the offset when rounded to a whole number."""
+    """The largest float that is below the offset when rounded to a whole number."""
     offset = _offset(n_clients)
     return min(offset - 1, math.nextafter(offset, 0))
 
 
 class _PaillierParty(Party):
-    """A side of the sum with phe's keys; `private` is None on the server."""
+    """One side of the sum with phe's keys; `private` is None on the server."""
 
     def __init__(self, scheme, n_clients, key_id, public, private):
         super().__init__(scheme, n_clients, key_id)
@@ -169,7 +173,7 @@ class _PaillierParty(Party):
         self._number = scheme._import("phe.paillier").EncryptedNumber
 
     @property
-    def holds_secret_key(self):
+    def holds_secret_key(self) -> bool:
         return self._private is not None
 
     def _encrypt_block(self, values):

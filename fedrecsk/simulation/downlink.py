@@ -131,6 +131,11 @@ class Downlink:
         return Message(**received), delta if first else Message(**changes)
 
     def _compressed_change(self, name, values, key):
+        if not np.isfinite(values).all():
+            raise ValueError(
+                f"The server's model diverged: {name} held NaN or infinite values in round "
+                f"{key.round}. {self.federation._cure_for_divergence()}"
+            )
         generator = key.generator(f"compression of {name} on its way down")
         packed = self.federation.compression.compress(values - self._known[name], generator)
         if not np.isfinite(packed.values).all():

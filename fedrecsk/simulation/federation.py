@@ -7,11 +7,20 @@ from typing import ClassVar, Literal
 
 from sklearn.base import BaseEstimator
 
-from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk._sklearn import Interval, InvalidParameterError, StrOptions
 from fedrecsk.aggregation import Aggregator
 from fedrecsk.attacks import Adversary
 from fedrecsk.compression import Compressor
 from fedrecsk.privacy import LaplaceMechanism, SecureAggregation
+
+# What errors suggest to pass for each part.
+_EXAMPLES = {
+    "local_dp": "LaplaceMechanism(clip=0.2, scale=0.04) from fedrecsk.privacy",
+    "compression": 'Quantization("int8"), TopK() or LowRank() from fedrecsk.compression',
+    "secure_aggregation": "CKKS() or Paillier() from fedrecsk.privacy",
+    "aggregator": "NormClipping() or Krum() from fedrecsk.aggregation",
+    "adversary": "SignFlip(fraction=0.1) from fedrecsk.attacks",
+}
 
 
 class Federation(BaseEstimator):
@@ -119,12 +128,38 @@ class Federation(BaseEstimator):
         return super().set_params(**params)
 
     def _validate_params(self):
+        self._check_kinds()
         super()._validate_params()
         if self.secure_aggregation is not None:
             self._check_secure_sums()
         for part in self._parts:
             if part is not None:
                 part._validate_params()
+
+    def _check_kinds(self):
+        """Raise if a part is a name or a class instead of an object, and say what to pass."""
+        for name, example in _EXAMPLES.items():
+            part, kind = getattr(self, name), self._parameter_constraints[name][0]
+            if part is not None and not isinstance(part, kind):
+                shown = part.__name__ if isinstance(part, type) else repr(part)
+                raise InvalidParameterError(
+                    f"Federation({name}={shown}): the parameter takes an object, such as "
+                    f"{example}, or None."
+                )
+
+    def _cure_for_divergence(self):
+        """What to do when models become infinite: the attack or the noise comes first."""
+        for part, names in ((self.adversary, ("strength", "scale")), (self.local_dp, ("scale",))):
+            if part is None or (part is self.adversary and not part.forges):
+                continue
+            known = [name for name in names if name in part.get_params(deep=False)]
+            lower = f"lower its {known[0]}" if known else "look at what it uploads"
+            aggregate = ", or set an aggregator such as NormClipping()" * (part is self.adversary)
+            return (
+                f"The likely cause is {part}: {lower}{aggregate}. If the clients diverge without "
+                "it, too, lower the learning rate, or scale the ratings."
+            )
+        return "Lower the learning rate, or scale the ratings."
 
     def _check_secure_sums(self):
         if self.aggregator is not None:

@@ -73,7 +73,7 @@ class Uplink:
             if n_arrived:
                 raise ValueError(
                     f"The clients diverged: all {n_arrived} uploads of round {key.round} held NaN "
-                    "or infinite values. Lower the learning rate, or scale the ratings."
+                    f"or infinite values. {self.federation._cure_for_divergence()}"
                 )
             return None
         if batches:

@@ -237,5 +237,5 @@ def test_a_model_that_would_stop_early_or_says_nothing():
     with pytest.raises(ValueError, match="RFRecF uploaded nothing in n_rounds=1"):
         measure_leak(RFRecF(3, aggregation_probability=1e-9, random_state=0), X, y)
     for name in ("n_rounds", "max_clients"):
-        with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
+        with pytest.raises(ValueError, match=f"{name}=0 must be a whole number, at least 1"):
             measure_leak(model, X, **{name: 0})

@@ -1,14 +1,15 @@
-"""What a setting costs in simulation time: ``python -m benchmarks.worlds``.
+"""Measure what each setting costs in simulation time: ``python -m benchmarks.settings``.
 
-CPU seconds per round of each method in settings of one kind each, one thread: the median of a
-fit's rounds but for the first two, of the faster of two fits. Every setting is compared with the
-same method's plain round; the last column is the largest memory of the process so far. Needs
-MovieLens under ``--data-home`` or FEDRECSK_DATA, and the extra [privacy] for the audit.
+CPU seconds per round of each method in one setting at a time, on one thread: the median of a fit's
+rounds without the first two, of the faster of two fits. Each setting is compared with the method's
+plain round. The last column is the peak memory of the process so far.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. The audit of
+encryption needs the extra fedrecsk[privacy].
 """
 
 from __future__ import annotations
 
-import argparse
 import resource
 import time
 import warnings
@@ -17,9 +18,10 @@ import numpy as np
 from joblib import Parallel
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.parallel import _get_threadpool_controller
 
+from benchmarks._command_line import command_line
 from fedrecsk import CoLR, Federation, FedMF, GlobSGD, LightFR, LocALS, RFRec, SCoLR
+from fedrecsk._sklearn import get_threadpool_controller
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import Promotion, RandomDirection, RandomUpload, SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
@@ -82,7 +84,7 @@ def _median_round(model, data, n_rounds):
     run = _fit.Run.new(model, data)
     seconds = []
     with (
-        _get_threadpool_controller().limit(limits=1, user_api="blas"),
+        get_threadpool_controller().limit(limits=1, user_api="blas"),
         Parallel(None, require="sharedmem", return_as="generator") as parallel,
     ):
         loop = _fit.Loop(run, parallel)
@@ -111,7 +113,7 @@ def prepared(name, federation, items):
 
 def main(argv=None):
     """Print a table for each data set."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.worlds", description=__doc__)
+    parser = command_line("settings", __doc__)
     parser.add_argument("--data-home")
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)

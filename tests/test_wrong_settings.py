@@ -1,0 +1,171 @@
+"""Ordinary mistakes in what surrounds a method: each error names the culprit and the cure."""
+
+import re
+
+import numpy as np
+import pytest
+
+from fedrecsk import Federation, FedMF, LocALS, RFRec
+from fedrecsk.aggregation import Krum, NormClipping, TrimmedMean
+from fedrecsk.attacks import Adversary, Promotion, RandomUpload, SignFlip, measure_leak
+from fedrecsk.compression import LowRank, Quantization, TopK
+from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier, secure_sum
+from tests.conftest import make_toy
+
+COMPRESSORS = [TopK(0.25), LowRank(1), Quantization("int8"), Quantization("float16")]
+SCHEMES = [CKKS(), Paillier(512, allow_weak=True)]
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def fit(Estimator=RFRec, **setting):
+    X, y = make_toy(20, 9, seed=1)
+    model = Estimator(n_rounds=4, random_state=0, federation=Federation(**setting))
+    if "local_dp" in setting:
+        model.set_params(items=np.unique(X[:, 1]), rating_scale=(1, 5))
+    return model.fit(X, y)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_compressors_name_numbers_that_are_not_finite(compressor, bad):
+    values = np.ones((6, 4))
+    values[1, 2] = bad
+    name = type(compressor).__name__
+    with pytest.raises(
+        ValueError, match=rf"{name} compresses finite .* {bad} at position \(1, 2\)"
+    ):
+        compressor.compress(values, rng())
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)
+def test_compressors_leave_out_a_client_that_sends_nan(compressor):
+    class Broken(Adversary):
+        def _forged(self, data, upload, generator):
+            return {n: u._replace(change=np.nan * u.change) for n, u in upload.items()}
+
+    model = fit(compression=compressor, adversary=Broken(0.1))
+    rejected = sum(entry["rejected"] for entry in model.communication_.entries)
+    assert rejected == 4 * len(model.compromised_clients_) == 8
+    X, _ = make_toy(20, 9, seed=1)
+    assert np.isfinite(model.predict(X)).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: Quantization().compress(np.ones(3), None), TypeError, "Generator.*but got NoneT"),
+        (lambda: Quantization().compress(np.full(3, 1e300), rng()), ValueError, r"1e\+300 in size"),
+        (lambda: TopK(2.0).compress(np.ones(3), rng()), ValueError, "'ratio' parameter of TopK"),
+        (lambda: LaplaceMechanism().epsilon, ValueError, "'clip' parameter of LaplaceMechanism"),
+        (lambda: LaplaceMechanism(1, 0).epsilon, ValueError, "'scale' parameter of Laplace"),
+        (lambda: secure_sum(CKKS(), [[1.0]]), TypeError, "takes Keys, but got CKKS; .*generate_k"),
+        (lambda: measure_leak(LocALS, [[0, 1]]), TypeError, r"got a class; pass LocALS\(\)"),
+    ],
+)
+def test_wrong_calls_are_named(call, kind, message):
+    with pytest.raises(kind, match=message):
+        call()
+
+
+@pytest.mark.parametrize("wrong", [{"n_rounds": 1.5}, {"n_rounds": "x"}, {"max_clients": 2.5}])
+def test_numbers_of_a_leak_measurement_are_named(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"{name}={value!r} must be a whole number, at least 1"):
+        measure_leak(LocALS(), make_toy()[0], **wrong)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: type(scheme).__name__)
+@pytest.mark.parametrize("n_clients", [0, -1, 1.5, "x", None, np.nan, 2**70])
+def test_numbers_of_clients_of_a_secure_sum_are_named(scheme, n_clients):
+    for call in (scheme.generate_keys, scheme.max_value, scheme.precision):
+        with pytest.raises(ValueError, match=r"n_clients=.* must be a whole number from 1 to 2147"):
+            call(n_clients)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: type(scheme).__name__)
+def test_what_is_no_ciphertext_is_named(scheme):
+    keys = scheme.generate_keys()
+    for wrong in ("x", None, [1.0]):
+        with pytest.raises(TypeError, match=r"Expected a Ciphertext.*keys\.clients\.encrypt"):
+            keys.clients.decrypt(wrong)
+    with pytest.raises(TypeError, match="Expected a Ciphertext, but got float"):
+        keys.server.sum([1.0])
+    with pytest.raises(ValueError, match="n_values=-1 must be a whole number"):
+        scheme.ciphertext_bytes(-1)
+    with pytest.raises(ValueError, match=r"size 1e\+300 may overflow.* Scale the values down") as e:
+        keys.clients.encrypt([1e300])
+    assert not re.search(r"at most (-|0\.$)", str(e.value))
+    one = keys.clients.encrypt([1.0])
+    assert keys.clients.decrypt(keys.server.sum(one)) == pytest.approx([1.0])
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong", "cure"),
+    [
+        ("secure_aggregation", "ckks", "CKKS()"),
+        ("secure_aggregation", True, "CKKS()"),
+        ("compression", "int8", 'Quantization("int8")'),
+        ("compression", TopK, "TopK()"),
+        ("aggregator", "median", "NormClipping()"),
+        ("adversary", 0.1, "SignFlip(fraction=0.1)"),
+        ("local_dp", (0.2, 0.04), "LaplaceMechanism(clip=0.2, scale=0.04)"),
+    ],
+)
+def test_names_and_classes_in_place_of_objects_are_told_what_to_pass(part, wrong, cure):
+    with pytest.raises(ValueError, match=rf"Federation\({part}=") as error:
+        fit(**{part: wrong})
+    assert cure in str(error.value)
+    assert "._" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", [0, -1, np.nan, np.inf, "x", None])
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("'strength' parameter of RandomUpload", lambda v: {"adversary": RandomUpload(strength=v)}),
+        ("'scale' parameter of SignFlip", lambda v: {"adversary": SignFlip(scale=v)}),
+        ("'scale' parameter of Promotion", lambda v: {"adversary": Promotion(item=1003, scale=v)}),
+        ("'fraction' parameter of SignFlip", lambda v: {"adversary": SignFlip(v)}),
+        ("'max_norm' parameter of NormClipping", lambda v: {"aggregator": NormClipping(v)}),
+        ("'trim' parameter of TrimmedMean", lambda v: {"aggregator": TrimmedMean(v or -1)}),
+        ("'n_attackers' parameter of Krum", lambda v: {"aggregator": Krum(v or -1)}),
+        ("'clip' parameter of Laplace", lambda v: {"local_dp": LaplaceMechanism(v, 0.1)}),
+        ("'scale' parameter of Laplace", lambda v: {"local_dp": LaplaceMechanism(0.5, v or -1)}),
+        ("'ratio' parameter of TopK", lambda v: {"compression": TopK(v)}),
+        ("'rank' parameter of LowRank", lambda v: {"compression": LowRank(v)}),
+    ],
+)
+def test_parameters_out_of_range_are_named_before_anything_is_done(name, setting, value):
+    with pytest.raises(ValueError, match=name):
+        fit(**setting(value))
+
+
+@pytest.mark.parametrize("huge", [LaplaceMechanism(1e300, 0.1), LaplaceMechanism(0.5, 1e300)])
+def test_noise_that_no_model_can_hold_is_refused(huge):
+    with pytest.raises(ValueError, match=r"parameter of LaplaceMechanism must be .* 1e\+30\]"):
+        fit(local_dp=huge)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("Estimator", "adversary", "parameter"),
+    [
+        (RFRec, RandomUpload(strength=1e300), "strength"),
+        (FedMF, RandomUpload(strength=1e300), "strength"),
+        (RFRec, SignFlip(scale=1e300), "scale"),
+        (RFRec, Promotion(item=1003, scale=1e300), "scale"),
+    ],
+)
+def test_an_attack_that_makes_clients_diverge_is_named(Estimator, adversary, parameter):
+    expected = rf"diverged.*cause is {type(adversary).__name__}\(.*lower its {parameter}, or set an"
+    with pytest.raises(ValueError, match=expected):
+        fit(Estimator, adversary=adversary)
+
+
+def test_a_silent_adversary_is_not_blamed():
+    assert Federation(adversary=Promotion(item=1, scale=1))._cure_for_divergence() == (
+        "Lower the learning rate, or scale the ratings."
+    )
