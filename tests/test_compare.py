@@ -370,7 +370,11 @@ def test_what_scikit_learn_cannot_clone_is_a_row_too(ratings):
         ([], ValueError, "empty"),
         ({}, ValueError, "empty"),
         (Popularity(), TypeError, "put a single one in a list"),
-        ({1: Popularity(), "1": BiasOnly()}, ValueError, "Two estimators have one name: 1, '1'"),
+        (
+            {1: Popularity(), "1": BiasOnly()},
+            ValueError,
+            "Two estimators have the same name: 1, '1'",
+        ),
         ([Popularity], TypeError, r"pass an instance, Popularity\(\)"),
         ({"word": "popular"}, TypeError, "'word' is not an estimator"),
     ],
@@ -385,11 +389,11 @@ def test_bad_estimators_are_named(estimators, error, message, ratings):
     [
         ({"rounds": rounds_scorer}, "'rounds', which is a column of every comparison"),
         ({"estimator": rounds_scorer}, "'estimator', which is a column"),
-        ([rounds_scorer], "give scorers in a dict"),
+        ([rounds_scorer], "pass scorers in a dict"),
         ("ndcg", "Unknown score 'ndcg'; choose from rmse, mae, ndcg@10, .*get_scorer_names"),
         (["rmse", "ndcg@x"], "Unknown score 'ndcg@x'"),
         ({"error of mine": "rmsee"}, "Unknown score 'rmsee'"),
-        ("bytes_up", "Costs need no scorer: the columns mb_up, .* are always there"),
+        ("bytes_up", "Costs need no scorer: the columns mb_up, .* are always computed"),
         ("ndgc@5", "Unknown metric 'ndgc'; choose from ndcg"),
         ("ndcg@0", "k must be an integer of at least 1"),
         (7, "scoring"),
@@ -721,7 +725,7 @@ def test_what_cannot_be_compared_is_named_before_any_fit(options, error, message
 
 def test_rows_that_are_both_trained_on_and_tested_are_reported(ratings):
     X, y = ratings
-    with pytest.warns(UserWarning, match="20 of the 30 test rows of fold 0 are train rows too"):
+    with pytest.warns(UserWarning, match="20 of the 30 test rows of fold 0 are training rows too"):
         compare([BiasOnly()], X, y, cv=[(np.arange(100), np.arange(80, 110))], scoring="rmse")
 
 

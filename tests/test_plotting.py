@@ -395,8 +395,8 @@ def no_fits(monkeypatch):
         (RFRec(), {"score": "rmsee"}, "Unknown score 'rmsee'; choose from rmse"),
         (RFRec(), {"score": "ndgc@5"}, "'ndgc'"),
         (RFRec(), {"score": "mb"}, "Unknown score 'mb'"),
-        (RFRec(), {"score": ["rmse"]}, "A list of scores holds names"),
-        (LocALS(), {"score": "rmse"}, "'rmse' is for rating models, and there is none"),
+        (RFRec(), {"score": ["rmse"]}, "A list of scores must hold names"),
+        (LocALS(), {"score": "rmse"}, "'rmse' applies to rating models only, and there is none"),
     ],
 )
 def test_a_score_that_cannot_be_had_is_told_before_anything_is_fitted(
@@ -759,7 +759,7 @@ def test_failures_are_in_the_legend_and_what_does_not_apply_is_not():
         ({"ndcg@10": "good"}, "'ndcg@10' holds 'good', which is not a number"),
         ({"ndcg@10": None}, "Nothing to draw"),
         ({"ndcg@10": float("inf")}, "'ndcg@10' is infinite in row 0; did the fit diverge"),
-        ({"mb": "1", "epsilon": "1", "dropout": float("inf")}, "not a number|is infinite for"),
+        ({"mb": "1", "epsilon": "1", "dropout": float("inf")}, "not a number|is infinite in"),
     ],
 )
 def test_results_that_cannot_be_drawn_are_named(cls, change, message):
@@ -776,7 +776,7 @@ def test_one_point_is_drawn(draw, monkeypatch):
 @pytest.mark.parametrize(
     ("draw", "error", "message"),
     [
-        (lambda: CostDisplay.from_results([ROWS[0] | {"mb": -1.0}]), ValueError, "negate it"),
+        (lambda: CostDisplay.from_results([ROWS[0] | {"mb": -1.0}]), ValueError, "negate them"),
         (lambda: CostDisplay(names=[], costs=[], scores=[]).plot(), ValueError, "Nothing to draw"),
         (lambda: ConvergenceDisplay(curves={}).plot(), ValueError, "Nothing to draw"),
         (lambda: ConvergenceDisplay.from_results({"a": 1.0}), TypeError, "numbers by round"),

@@ -1,4 +1,4 @@
-"""What a federated fit cost, as scorers, and the best candidate within a budget."""
+"""Scorers for the cost of a federated fit, and the choice of a candidate within a budget."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def best_within(
     Parameters
     ----------
     budget : float
-        Most that a candidate may cost, in the unit of the cost scorer: for `bytes_up_scorer`
-        bytes a client, so that ``50e6`` is 50 MB.
+        Highest cost allowed, in the unit of the cost scorer. `bytes_up_scorer` counts bytes per
+        client, so ``50e6`` means 50 MB per client.
     metric : str, default="ndcg@10"
         Name of the metric to maximise, as in the search's `scoring`.
     cost : str, default="bytes_up"
@@ -38,26 +38,27 @@ def best_within(
     Returns
     -------
     refit : callable
-        Takes `cv_results_` and returns the index of the candidate with the largest mean metric
-        over the folds among those whose mean cost is at most `budget`; of equals the cheapest.
+        Takes `cv_results_` and returns the index of the best candidate within the budget: of all
+        candidates whose mean cost over the folds is at most `budget`, the one with the largest
+        mean metric, and among equals the cheapest.
 
     Raises
     ------
     TypeError
-        By `best_within`, if the budget is no number. By the callable, if it gets something else
-        than `cv_results_`.
+        By `best_within`, if the budget is not a number. By the callable, if its argument is not
+        `cv_results_`.
     ValueError
         By `best_within`, if the budget is negative or NaN. By the callable, if `metric` or `cost`
-        is not among the scores, a cost is positive (it should come from a cost scorer), or no
-        candidate is within the budget.
+        is not among the scores, if a cost has the wrong sign (cost scorers return negative
+        numbers), or if no candidate is within the budget.
 
     Notes
     -----
-    scikit-learn leaves `best_score_` and `score` of a search with a callable `refit` undefined:
-    read ``cv_results_["mean_test_..."][best_index_]``, and score with
-    ``evaluate_ranking(search, X_test)``. An error here ends the search with its results lost;
-    when unsure of the budget, search with ``refit=False`` and call ``best_within(...)`` on
-    `cv_results_` afterwards.
+    A search with a callable `refit` has no `best_score_` and no `score` in scikit-learn. Read
+    ``cv_results_["mean_test_..."][best_index_]`` instead, and score with
+    ``evaluate_ranking(search, X_test)``. If no candidate is within the budget, the error ends the
+    search and its results are lost. If you are unsure of the budget, search with
+    ``refit=False`` and call ``best_within(...)`` on `cv_results_` afterwards.
 
     Examples
     --------
@@ -95,7 +96,7 @@ class _BestWithin:
         if (costs < 0).any():
             raise ValueError(
                 f"{self.cost!r} is not a cost: it has positive scores. Cost scorers such as "
-                "bytes_up_scorer give costs with a minus."
+                "bytes_up_scorer return negative numbers."
             )
         within = np.flatnonzero((costs <= self.budget) & ~np.isnan(values))
         if len(within) == 0:
@@ -149,7 +150,7 @@ def _rounds(model):
 
 
 def _epsilon(model):
-    # A centralised fit has everybody's data in the clear.
+    # A centralised fit reads all data in plaintext.
     if _ledger(model) is None or not hasattr(model, "privacy_"):
         return float("inf")
     return model.privacy_.epsilon
@@ -159,14 +160,14 @@ def _ledger(model):
     ledger = getattr(model, "communication_", None)
     if ledger is None and hasattr(model, "federation"):
         raise ValueError(
-            f"{type(model).__name__} has no communication_ yet: costs are known when fit has "
-            "ended. While it runs, history_ grows by a row per round; do not monitor costs."
+            f"{type(model).__name__} has no communication_ yet: costs are known only after the "
+            "fit, so they cannot be monitored while it runs; history_ can."
         )
     return ledger
 
 
 class CostScorer(RecommenderScorer):
-    """A cost of the fit, with a minus, since scikit-learn maximises.
+    """A cost of the fit as a negative number, because scikit-learn maximises scores.
 
     Parameters
     ----------
@@ -195,28 +196,28 @@ class CostScorer(RecommenderScorer):
 
 
 bytes_up_scorer = CostScorer("bytes_up_scorer", _bytes_up)
-"""Bytes that a client sent during fit, on average over clients, with a minus.
+"""Mean number of bytes that a client sent during fit, as a negative number.
 
-From `communication_`: the set-up, the rounds and all. 0 for a centralised model, which sends no
-messages (though it has to collect the data themselves).
+Taken from `communication_`, including the set-up. 0 for a centralised model, which sends no
+messages (although it has to collect all data in one place).
 """
 
 bytes_down_scorer = CostScorer("bytes_down_scorer", _bytes_down)
-"""Bytes that a client received during fit, on average over clients, with a minus.
+"""Mean number of bytes that a client received during fit, as a negative number.
 
-From `communication_`, with the last broadcast, from which clients predict. 0 for a
+Taken from `communication_`, including the final model, from which clients predict. 0 for a
 centralised model.
 """
 
 bytes_scorer = CostScorer("bytes_scorer", _bytes)
-"""Bytes that a client sent or received during fit, on average over clients, with a minus."""
+"""Mean number of bytes that a client sent and received during fit, as a negative number."""
 
 rounds_scorer = CostScorer("rounds_scorer", _rounds)
-"""Communication rounds that fit ran, with a minus. 0 for a centralised model."""
+"""Number of communication rounds of the fit, as a negative number. 0 for a centralised model."""
 
 epsilon_scorer = CostScorer("epsilon_scorer", _epsilon)
-"""Total privacy loss of the client that lost most, with a minus.
+"""Total privacy loss of the client with the largest loss, as a negative number.
 
-From `privacy_`: epsilon over all coordinates and uploads of that client. Infinite without
-noise on the uploads, and for a centralised model, which sees all data in the clear.
+Taken from `privacy_`: epsilon over all coordinates and uploads of that client. Infinite if
+uploads carry no noise, and for a centralised model, which reads all data in plaintext.
 """

@@ -1,4 +1,4 @@
-"""One ranking of held-out rows, many metrics."""
+"""Ranking metrics of a fitted recommender on held-out rows."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ def evaluate_ranking(
     sample_weight: ArrayLike | None = None,
     X_train: ArrayLike | None = None,
 ) -> dict[str, float]:
-    """Rank once, and take any number of metrics at any number of cutoffs.
+    """Evaluate the rankings of a fitted recommender by one or more metrics.
 
-    For each user of X, candidates are ranked by the model's scores: the whole catalogue, or
-    the user's rows of X among negatives. Metrics are means over the users that have a
-    relevant row. Ties count in expectation, over random orders of the tied items.
+    For each user of X, candidates are ranked by the model's scores: either the whole catalogue,
+    or the user's rows of X among sampled negatives. The result is the mean over all users with
+    at least one relevant row. Tied items count as if they were in random order: each metric is
+    its expectation over all orders. Several metrics and cutoffs cost little more than one.
 
     Parameters
     ----------
     estimator : object
-        A fitted recommender, or a Pipeline or search object that ends in one. X goes through
-        the pipeline's earlier steps. Of another package: anything with `predict`; see
-        `X_train` and Notes.
+        A fitted recommender, or a Pipeline or search object that ends in one; X is then
+        transformed by the pipeline's earlier steps. A model of another package needs `predict`;
+        see `X_train` and Notes.
     X : array-like or DataFrame of shape (n_samples, n_features >= 2)
-        The rows under test; column 0 is the user's id, column 1 the item's id. They are never
-        left out as seen. Items that the model does not know are never found, but count as
-        relevant; users that it does not know are ranked by what it predicts for them.
+        Test rows; column 0 is the user's id, column 1 the item's id. Their items are candidates
+        even if the user has seen them in fit. Items that the model does not know are never found,
+        but count as relevant. For unknown users the ranking is what the model predicts for them.
     y : array-like of shape (n_samples,), default=None
-        Rows with y above `relevant_above` are relevant. None: every row is.
+        Ratings: rows with y above `relevant_above` are relevant. None: all rows are.
     metrics : str or sequence of str, default=("ndcg", "hit_rate")
         Names of the metrics:
 
@@ -61,40 +62,44 @@ def evaluate_ranking(
           :func:`hit_rate_at_k`, :func:`precision_at_k`, :func:`recall_at_k`,
           :func:`reciprocal_rank_at_k` and :func:`average_precision_at_k`.
         - "auc": see :func:`user_auc`. It has no cutoff, and its key is "auc".
-        - "coverage": share of the catalogue that is among the first k items of some user under
-          test.
-        - "novelty": mean self-information of the first k items in bits, log2(n_users / n), where n
-          of the n_users users of fit have the item. An item that nobody has counts as n = 1.
-        - "diversity": mean over pairs of the first k items of 1 - cosine, where each item stands
-          for the set of its users of fit.
+        - "coverage": share of the catalogue that is among the first k items of at least one test
+          user.
+        - "novelty": mean self-information of a user's first k items, in bits: log2(n_users / n) for
+          an item that n of the n_users users in fit have. Items that nobody has count as n = 1.
+        - "diversity": mean dissimilarity of all pairs of a user's first k items, 1 - cosine, where
+          an item is represented by the set of users who have it in fit.
 
-        The last three are about the lists that users get, whatever is relevant: they are from the
-        whole catalogue, with ties resolved by the order of `item_ids_`, as in `recommend`.
+        The last three describe the lists themselves, whether or not their items are relevant.
+        Lists are taken from the whole catalogue, with ties resolved by the order of
+        `item_ids_` as in `recommend`.
     k : int or sequence of int, default=10
         Cutoffs.
     n_negatives : int, default=None
-        Rank each user's rows of X among so many items that the user has neither in X nor seen
-        in fit, drawn without replacement. None: among the whole catalogue.
+        Number of negatives per user: items that the user has neither in X nor seen in fit, drawn
+        without replacement. The user's rows of X are ranked among these. None: among the whole
+        catalogue.
     negatives : mapping or table, default=None
-        Rank each user's rows of X among these: a mapping from user to items, or an array-like or
-        DataFrame whose rows are a user followed by one or more items (pairs, or a file of the
-        usual leave-one-out protocol). Each candidate is ranked once, also where it is given
-        twice or is itself under test, and also if the user has seen it in fit. Unknown items
-        and users that are not in X are passed over.
+        Given negatives: a mapping from user to items, or an array-like or DataFrame whose rows
+        are a user followed by one or more items (pairs, or a file of the usual leave-one-out
+        protocol). Each candidate is ranked once, even if it is given twice or is in X too, and
+        even if the user has seen it in fit. Unknown items and users that are not in X are
+        ignored.
     exclude_seen : bool, default=True
-        Leave out of the whole catalogue what the user has seen in fit.
+        Whether to leave out items that the user has seen in fit, when the whole catalogue is
+        ranked.
     relevant_above : float, default=0.0
-        Rows are relevant if y is larger; 3.5 makes fours and fives of a rating scale relevant.
+        Threshold of relevance: rows with a larger y are relevant. On a scale of 1 to 5 stars, 3.5
+        makes fours and fives relevant.
     random_state : int, RandomState instance or None, default=None
-        Draws the negatives; an int gives the same ones whenever X and the training rows are
-        the same, in whatever order their rows are.
+        Seed for drawing negatives. With an int, the same X and the same training rows give the
+        same negatives, whatever the order of the rows.
     sample_weight : array-like of shape (n_samples,), default=None
-        Multiplies each row's gain in NDCG. The other metrics do not weigh, but like NDCG
-        they take rows of weight zero as absent. Repeated (user, item) rows are merged, as `fit`
-        does.
+        Weights of the rows, by which NDCG multiplies their gains. The other metrics ignore weights,
+        except that rows of weight zero count as absent. Repeated (user, item) rows are merged as
+        in `fit`.
     X_train : array-like or DataFrame of shape (n_samples, n_features >= 2), default=None
-        The rows of fit, for a model of another package that does not tell them: its catalogue
-        and what its users have seen are then those of these rows. Models that tell need none.
+        Training rows, for a model of another package that does not expose what it was fitted to.
+        They define the catalogue and what users have seen.
 
     Returns
     -------
@@ -116,19 +121,20 @@ def evaluate_ranking(
     Warns
     -----
     UserWarning
-        If more than 1 % of the given negatives are seen in fit or under test, the model knows none
-        of them, none of the users or none of the items under test, or it was fitted to the rows
-        under test.
+        If more than 1 % of the given negatives are in X or were seen in fit; if the model knows
+        none of the negatives, none of the users of X or none of its items; or if the model was
+        fitted to the rows of X.
 
     Notes
     -----
-    A model of another package is ranked by ``predict(X)``, which is asked for a score of every
-    candidate, as rows of two columns, (user, item), in a DataFrame where fit had one; so fit it
-    on two columns. A list of recommendations is not enough. What it also needs is one of two:
-    `X_train`, with which a whole Pipeline counts as the model and ids are those before its first
-    step; or attributes of its own, `item_ids_`, `user_ids_` and `interactions_` (a sparse matrix
-    of shape (n_users, n_items)), by which it can be scored inside a search too. If it has
-    `item_ids_` alone, pass ``exclude_seen=False`` or `negatives`.
+    A model of another package is ranked by ``predict(X)``, called with all candidates as rows of
+    two columns, (user, item), in a DataFrame if it was fitted to one. So fit it to two columns.
+    The model must also make known its catalogue and what its users have seen, in one of two ways:
+
+    - Pass `X_train`. A Pipeline is then ranked as a whole, with the ids before its first step.
+    - Give it the attributes `item_ids_`, `user_ids_` and `interactions_` (a sparse matrix of shape
+      (n_users, n_items)). It can then be scored inside a search too. If it has `item_ids_` only,
+      pass ``exclude_seen=False`` or `negatives`.
 
     Examples
     --------
@@ -177,11 +183,11 @@ class Protocol:
             caller_name="evaluate_ranking",
         )
         if self.n_negatives is not None and self.negatives is not None:
-            raise ValueError("n_negatives draws negatives and negatives gives them; pass one.")
+            raise ValueError("n_negatives draws negatives and negatives gives them; pass only one.")
 
     @property
     def key(self):
-        """Equal for protocols that rank the same rows alike."""
+        """Key by which equal protocols share one ranking."""
         state = self.random_state
         return (
             self.n_negatives,
@@ -197,8 +203,8 @@ class Protocol:
         of_lists = [metric for metric in metrics if metric in OF_LISTS]
         if of_lists and (self.n_negatives is not None or self.negatives is not None):
             raise ValueError(
-                f"{of_lists[0]!r} is about lists from the whole catalogue, and has no meaning "
-                "among negatives; evaluate it without n_negatives and negatives."
+                f"{of_lists[0]!r} is about lists from the whole catalogue and has no meaning "
+                "among negatives; leave out n_negatives and negatives."
             )
         if "diversity" in metrics and min(cutoffs) < 2:
             raise ValueError("'diversity' is about pairs of items; take k of at least 2.")
@@ -240,6 +246,6 @@ class Protocol:
 def _check_seen_is_known(model, recommender):
     if model.seen is None:
         raise ValueError(
-            f"{type(recommender).__name__} does not tell what its users have seen. {PEERS} Or pass "
-            "exclude_seen=False, or negatives of your own."
+            f"{type(recommender).__name__} does not expose what its users have seen. {PEERS} Or "
+            "pass exclude_seen=False, or your own negatives."
         )

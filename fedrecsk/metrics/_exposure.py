@@ -1,4 +1,4 @@
-"""How far an item reaches: the measure of promotion attacks."""
+"""Exposure of an item, by which promotion attacks are measured."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
 
 def exposure(model, item, users: ArrayLike | None = None, *, k: int = 10) -> float:
-    """Share of users to whom an item is recommended among the first k.
+    """Share of users whose first k recommendations include an item.
 
-    Users who have the item already are left out of the count.
+    Users who have the item already do not count.
 
     Parameters
     ----------
     model : fitted recommender
-    item : id
+    item : int, float or str
+        Id of the item.
     users : array-like of shape (n_users,), default=None
-        Whom to ask for, for example the honest ones. None: all users of fit.
+        Users to recommend to, for example the honest ones. None: all users of fit.
     k : int, default=10
         Length of the list.
 
@@ -37,7 +38,13 @@ def exposure(model, item, users: ArrayLike | None = None, *, k: int = 10) -> flo
     Raises
     ------
     ValueError
-        If the item is unknown to the model, or all these users have it already.
+        If the item is unknown to the model, k is below 1, there are no users, or all of them have
+        the item already.
+
+    Warns
+    -----
+    UserWarning
+        If the model knows none of the users.
 
     Examples
     --------
@@ -57,7 +64,8 @@ def exposure(model, item, users: ArrayLike | None = None, *, k: int = 10) -> flo
         raise ValueError("users is empty; give at least one, or None for all users of fit.")
     if (model._users.codes(users) < 0).all():
         warnings.warn(
-            f"The model knows none of these {len(users)} users, so all get what strangers get.",
+            f"The model knows none of these {len(users)} users, so all of them get the list of an "
+            "unknown user.",
             UserWarning,
             stacklevel=2,
         )
@@ -65,6 +73,6 @@ def exposure(model, item, users: ArrayLike | None = None, *, k: int = 10) -> flo
     owners = np.searchsorted(indptr, np.flatnonzero(items == code), side="right") - 1
     without = users[~np.isin(model._users.codes(users), owners)]
     if len(without) == 0:
-        raise ValueError(f"All {len(users)} users have item {item!r} already; ask for others.")
+        raise ValueError(f"All {len(users)} users have item {item!r} already; pass other users.")
     items, _ = model.recommend(without, k)
     return float((items == item).any(axis=1).mean())

@@ -1,4 +1,4 @@
-"""The rows under test, in the codes of the recommender that is tested."""
+"""Test rows, encoded for the recommender that is evaluated."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from sklearn.utils.validation import check_consistent_length
 from fedrecsk._sklearn import check_sample_weight
 from fedrecsk.interactions import Ids, as_table, encode
 
-# How many users are looked at to find out whether rows under test were seen in fit.
+# Number of users whose test rows are compared with what they saw in fit.
 USERS_LOOKED_AT = 100
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Rows under test of the users that have a relevant one.
+    """Test rows of all users who have at least one relevant row.
 
     Attributes
     ----------
     user_ids : Ids of n_users
     item_ids : Ids
-        All items under test, whether or not the recommender knows them.
+        All items of the test rows, whether or not the recommender knows them.
     users : ndarray of shape (n_users,)
         The recommender's codes, -1 for users it does not know.
     indptr : ndarray of shape (n_users + 1,)
@@ -82,7 +82,7 @@ def check_rows(X, y=None, sample_weight=None):
 
 
 def hold_out(model, X, y, sample_weight, relevant_above):
-    """Encode the rows under test for `model`.
+    """Encode test rows for `model`.
 
     Raises
     ------
@@ -94,8 +94,8 @@ def hold_out(model, X, y, sample_weight, relevant_above):
     kept = np.add.reduceat(relevant, test.indptr[:-1], dtype=np.int64) > 0
     if not kept.any():
         raise ValueError(
-            f"No row under test is relevant (y > {relevant_above:g}), so there is nothing to rank "
-            "for; check y, or change relevant_above."
+            f"No test row is relevant (y > {relevant_above:g}), so there is nothing to evaluate; "
+            "check y, or change relevant_above."
         )
     user_ids, items = test.user_ids, test.items
     indptr, rows = test.indptr, slice(None)
@@ -122,37 +122,37 @@ def hold_out(model, X, y, sample_weight, relevant_above):
 
 
 def warn_if_strangers(model, user_ids, users, item_ids, items):
-    """Warn if the model knows none of the users, or none of the items, under test.
+    """Warn if the model knows none of the test users, or none of the test items.
 
     Parameters
     ----------
     model
         It has `user_ids`, an Ids or None, and `item_ids`, an Ids.
     user_ids, item_ids : ndarray
-        The ids under test.
+        Ids of the test rows.
     users, items : ndarray
         Their codes, -1 for unknown.
     """
     if model.user_ids is None:
         return
     for role, known, asked, codes, effect in (
-        ("user", model.user_ids, user_ids, users, "all get what strangers get"),
-        ("item", model.item_ids, item_ids, items, "none of them can be told from others"),
+        ("user", model.user_ids, user_ids, users, "all are treated as one unknown user"),
+        ("item", model.item_ids, item_ids, items, "it cannot tell them apart"),
     ):
         if (codes >= 0).any():
             continue
         n_asked = len(np.unique(asked))
         warnings.warn(
-            f"The model knows none of the {n_asked} {role}s under test, so {effect}. Check that "
-            f"column 0 of X holds users and column 1 items, with ids as in fit: under test is "
-            f"{role} {asked[0]!s}, and the model knows {known.values[0]!s}.",
+            f"The model knows none of the {n_asked} {role}s in the test rows, so {effect}. Check "
+            f"that column 0 of X holds users and column 1 items, with ids as in fit: X has {role} "
+            f"{asked[0]!s}, and the model knows {role} {known.values[0]!s}.",
             UserWarning,
             stacklevel=2,
         )
 
 
 def warn_if_seen(model, held_out):
-    """Warn if all that the first users under test have under test was seen in fit."""
+    """Warn if the first test users have seen all their test items in fit."""
     if model.seen is None:
         return
     indptr, items = model.seen
@@ -162,8 +162,8 @@ def warn_if_seen(model, held_out):
         if code < 0 or not np.isin(own, items[indptr[code] : indptr[code + 1]]).all():
             return
     warnings.warn(
-        "The rows under test were seen in fit, so this says how well the model remembers, not how "
-        "well it predicts. Evaluate rows that were held out: see fedrecsk.model_selection.",
+        "The model was fitted to the test rows, so this measures memory and not prediction. "
+        "Evaluate held-out rows: see fedrecsk.model_selection.",
         UserWarning,
         stacklevel=4,
     )

@@ -1,4 +1,4 @@
-"""From lists of recommendations to metrics beyond accuracy: of the catalogue and of variety."""
+"""Metrics of lists of recommendations: coverage, novelty and diversity."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from scipy import sparse
 
 from fedrecsk import _kernels
 
-# Steps of one call of the kernel, so that it ends within a second.
+# Number of steps per call of the kernel, so that a call ends within a second.
 STEPS_PER_CALL = 2**27
 
 
 @dataclass(frozen=True)
 class Lists:
-    """The first items of each user's ranking, ties by item code, and who has which item in fit.
+    """The first items of each user's ranking, and which users have which items in fit.
 
     Attributes
     ----------
     items : ndarray of shape (n_users, depth)
-        Item codes, best first; -1 in the last places of a user with too few items.
+        Item codes, best first and ties by code; -1 in the last places of a short list.
     seen : tuple (indptr, items) or None
         Item codes of each user of fit.
     n_items : int
@@ -45,7 +45,7 @@ class Lists:
 
     @property
     def n_owners(self):
-        """How many users of fit have each item."""
+        """Number of users of fit who have each item."""
         return np.diff(self.owners.indptr)
 
 
@@ -69,7 +69,7 @@ def diversity(lists, k):
     items, owners = np.ascontiguousarray(lists.items[:, :k]), lists.owners
     n_owners = lists.n_owners
     inverse_lengths = np.where(n_owners > 0, 1 / np.sqrt(np.maximum(n_owners, 1)), 0.0)
-    # Always of one type, so that one kernel is compiled.
+    # Always the same types, so that the kernel is compiled only once.
     indptr, indices = owners.indptr.astype(np.int64), owners.indices.astype(np.int32)
     weight, cosines = np.zeros(owners.shape[1]), np.empty(len(items))
     work = np.cumsum(np.where(items >= 0, n_owners[items], 0).sum(axis=1))

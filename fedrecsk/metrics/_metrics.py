@@ -1,4 +1,4 @@
-"""The metrics by their names, and what a ranking must know for them."""
+"""The metrics by name, and what each needs to know of a ranking."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from fedrecsk.metrics import _lists, _places
 
-# Depth at which all places are told apart.
+# Depth at which all places are exact.
 EVERYWHERE = 2**62
 
 AT_PLACES = {
@@ -29,14 +29,14 @@ METRICS = (*AT_PLACES, "auc", *OF_LISTS)
 
 
 class Need(NamedTuple):
-    """What a ranking must know.
+    """What metrics need to know of a ranking.
 
     Attributes
     ----------
     cutoff : int
         Largest cutoff of the metrics.
     whole : bool
-        Whether all places must be told apart, as for AUC.
+        Whether all places must be exact, as for AUC.
     listed : int
         Length of the lists.
     """
@@ -55,7 +55,7 @@ class Need(NamedTuple):
 
     @property
     def depth(self):
-        """Places up to this one must be told apart."""
+        """Places up to this one must be exact."""
         return EVERYWHERE if self.whole else self.cutoff
 
     def joined(self, other):
@@ -64,7 +64,7 @@ class Need(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Where the relevant items of each user stand, the lists, and what both are good for."""
+    """Places of the relevant items, lists of recommendations, and the needs that these meet."""
 
     places: _places.Places
     lists: _lists.Lists | None
@@ -77,12 +77,12 @@ def key_of(metric, k):
 
 
 def value(metric, ranking, k):
-    """A metric by its name: its mean over users, or what it is of all lists together.
+    """Compute a metric by name: the mean over users, or coverage of all lists together.
 
     Raises
     ------
     ValueError
-        If there is no user to take the mean over.
+        If there is no user to average over.
     """
     if metric == "coverage":
         return _lists.coverage(ranking.lists, k)

@@ -1,4 +1,4 @@
-"""Candidates that a user's held-out items are ranked against: drawn, or given."""
+"""Negatives, among which a user's test items are ranked: drawn or given."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedrecsk import _kernels
 from fedrecsk._sklearn import safe_indexing
 from fedrecsk.interactions import as_table, id_array, id_columns
 
-# A file of negatives that others made may hold a few rated items; more than this is a mistake.
+# Published files of negatives contain a few rated items; a larger share is a mistake.
 TOLERATED_SHARE_RATED = 0.01
 # Items that one call of the kernel looks through, so that it ends within a second.
 ITEMS_PER_CALL = 2**27
 
 
 def drawn(model, held_out, n_negatives, random_state):
-    """Draw `n_negatives` items for each user, from those neither seen nor under test.
+    """Draw `n_negatives` items per user, from those neither seen in fit nor in the test rows.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def drawn(model, held_out, n_negatives, random_state):
             user = held_out.user_ids.values[start + row]
             raise ValueError(
                 f"n_negatives={n_negatives}, but user {user!s} has only {n_left} items that are "
-                "neither seen in fit nor under test; lower n_negatives."
+                "neither seen in fit nor in the test rows; lower n_negatives."
             )
     return np.arange(held_out.n_users + 1) * n_negatives, items.ravel()
 
@@ -82,7 +82,7 @@ def read(negatives):
         columns = safe_indexing(table, list(range(1, width + 1)), axis=1)
         items = id_array(np.asarray(columns).ravel(), "negatives")
     if len(users) == 0:
-        raise ValueError("negatives is empty; pass at least one for each user under test.")
+        raise ValueError("negatives is empty; pass at least one for each user of X.")
     return users, items
 
 
@@ -109,14 +109,14 @@ def transformed(users, items, X, transformers):
 
 
 def given(model, held_out, users, items):
-    """Group given negatives by the users under test.
+    """Group given negatives by test user.
 
     Returns
     -------
     indptr : ndarray of shape (n_users + 1,)
     items : ndarray of shape (n_negatives,)
-        The recommender's codes, -1 for items it does not know; each item once a user, and
-        none that is under test.
+        The recommender's codes, -1 for unknown items; each item once per user, without the
+        user's test items.
 
     Raises
     ------
@@ -126,7 +126,8 @@ def given(model, held_out, users, items):
     Warns
     -----
     UserWarning
-        If more than 1 % of them are seen in fit or under test.
+        If more than 1 % of them were seen in fit or are in the test rows, or if the model knows
+        none of them.
     """
     rows = held_out.user_ids.codes(users)
     asked = rows >= 0
@@ -134,8 +135,8 @@ def given(model, held_out, users, items):
     missing = np.bincount(rows, minlength=held_out.n_users) == 0
     if missing.any():
         raise ValueError(
-            f"User {held_out.user_ids.values[missing.argmax()]!s} is under test but has no "
-            "negatives; add them, or leave the user's rows out."
+            f"User {held_out.user_ids.values[missing.argmax()]!s} is in X but has no "
+            "negatives; add some, or leave the user's rows out."
         )
     tested = _under_test(held_out, rows, items)
     n_codes = len(model.item_ids) + 1
@@ -144,16 +145,16 @@ def given(model, held_out, users, items):
     indptr = np.searchsorted(rows, np.arange(held_out.n_users + 1))
     if not codes.any():
         warnings.warn(
-            "The model knows none of the given negatives, so it ranks what is under test among "
-            f"nothing. Give item ids as in fit, such as {model.item_ids.values[0]!s}.",
+            "The model knows none of the given negatives, so test items have nothing to be ranked "
+            f"among. Give item ids as in fit, such as {model.item_ids.values[0]!s}.",
             UserWarning,
             stacklevel=2,
         )
     n_rated = tested.sum() + _n_seen(model, held_out, rows, codes - 1)
     if n_rated > TOLERATED_SHARE_RATED * len(items):
         warnings.warn(
-            f"{n_rated} of the {len(items)} given negatives are no negatives: their users have "
-            "seen them in fit, or they are under test.",
+            f"{n_rated} of the {len(items)} given negatives are not negatives: their users have "
+            "seen them in fit, or they are in the test rows.",
             UserWarning,
             stacklevel=2,
         )

@@ -21,13 +21,13 @@ class Places:
     indptr : ndarray of shape (n_users + 1,)
         Relevant items of each user; none is empty.
     ahead : ndarray of shape (n_relevant,)
-        How many candidates score higher; `depth` or more for an item that is never found.
+        Number of candidates that score higher; `depth` or more for an item that is never found.
     tied : ndarray of shape (n_relevant,)
-        How many candidates score the same, the item included.
+        Number of candidates that score the same, including the item.
     gains : ndarray of shape (n_relevant,)
-        Relevance; positive. Only NDCG weighs by it.
+        Relevance, positive. Only NDCG uses it.
     depth : int
-        Places up to this one are told apart, so metrics may have cutoffs up to it.
+        Places are exact up to this one, so cutoffs may not be larger.
     n_candidates : ndarray of shape (n_users,), or None
         Candidates in each user's ranking; only AUC needs it.
     """
@@ -52,8 +52,8 @@ class Places:
     def best(self):
         """The tied candidates that hold each user's best relevant items.
 
-        How many candidates are ahead of them, how many they are, and how many of these are
-        relevant: three arrays of shape (n_users,).
+        Number of candidates ahead of them, number of tied candidates, and number of relevant ones
+        among these: three arrays of shape (n_users,).
         """
         ahead = np.minimum.reduceat(self.ahead, self.indptr[:-1])
         best = self.ahead == np.repeat(ahead, self.n_relevant)
@@ -62,9 +62,9 @@ class Places:
 
     @cached_property
     def among(self):
-        """For each relevant item, how many of the user's others score higher, and how many equal.
+        """For each relevant item, how many of the user's relevant items score higher or the same.
 
-        The item itself is among those that score equal.
+        The item itself counts among those that score the same.
         """
         users = np.repeat(np.arange(len(self.n_relevant)), self.n_relevant)
         order = np.lexsort((self.ahead, users))
@@ -145,7 +145,7 @@ def _in_top(places, k):
 def _ideal(places, discounts):
     k = len(discounts) - 1
     gains = places.gains
-    # The usual case by far, and sorting would take longer than ranking did.
+    # By far the most common case; sorting would take longer than the ranking.
     if gains.min() == gains.max():
         return gains[0] * discounts[np.minimum(places.n_relevant, k)]
     users = np.repeat(np.arange(len(places.n_relevant)), places.n_relevant)

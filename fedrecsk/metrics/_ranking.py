@@ -21,23 +21,25 @@ if TYPE_CHECKING:
 def ndcg_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
-    """Normalised discounted cumulative gain of the first k places.
+    """Normalised discounted cumulative gain (NDCG) of the first k places.
 
     The sum of gains, each divided by log2(1 + place) [1]_, over the same sum for the ideal
-    ranking. Ties count in expectation: items of equal score share the discounts of the
-    places they fill together.
+    ranking. Tied items share the discounts of the places that they fill together, which is the
+    expectation over random orders.
 
     Parameters
     ----------
     y_true : array-like or sparse matrix of shape (n_users, n_candidates)
-        Relevance, which is the gain; 0 or less for candidates that are not relevant.
+        Relevance of the candidates, which is their gain. Candidates with 0 or less are not
+        relevant.
     y_score : array-like of shape (n_users, n_candidates)
-        Scores of the candidates; -inf takes one out of the ranking. A relevant candidate
-        that is out is never found, but counts in the ideal.
+        Scores of the candidates. Candidates with a score of -inf are not ranked: if they are
+        relevant, they are never found, but count in the ideal ranking.
     k : int, default=10
+        Number of places to look at.
     average : {"macro"} or None, default="macro"
-        ``"macro"``: the mean over users that have a relevant candidate. None: each user's
-        value, NaN for a user without one.
+        ``"macro"`` returns the mean over all users with a relevant candidate. None returns each
+        user's value, NaN for users without a relevant candidate.
 
     Returns
     -------
@@ -67,9 +69,9 @@ def ndcg_at_k(
 def hit_rate_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
-    """Share of users whose first k places hold a relevant item.
+    """Share of users with a relevant item among the first k places.
 
-    With ties it is the expected share, over random orders of the tied items.
+    With ties it is the expected share over random orders of the tied items.
 
     Parameters
     ----------
@@ -102,8 +104,8 @@ def precision_at_k(
 ) -> float | NDArray[np.float64]:
     """Share of relevant items among the first k places.
 
-    It divides by k even where a user has fewer relevant items. With ties it is the expected
-    share, over random orders of the tied items.
+    The divisor is k even for users with fewer relevant items. With ties it is the expected
+    share over random orders of the tied items.
 
     Parameters
     ----------
@@ -134,10 +136,10 @@ def precision_at_k(
 def recall_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
-    """Share of a user's relevant items that the first k places hold.
+    """Share of a user's relevant items that are among the first k places.
 
-    It divides by the number of relevant items, so that a user with more than k of them
-    cannot reach 1. With ties it is the expected share, over random orders of the tied items.
+    The divisor is the number of relevant items, so a user with more than k of them cannot
+    reach 1. With ties it is the expected share over random orders of the tied items.
 
     Parameters
     ----------
@@ -168,7 +170,7 @@ def recall_at_k(
 def reciprocal_rank_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
-    """Mean reciprocal rank: one over the place of the first relevant item, 0 beyond k.
+    """Mean reciprocal rank (MRR): 1 / place of the first relevant item, or 0 beyond place k.
 
     With ties it is the expectation over random orders of the tied items.
 
@@ -203,9 +205,9 @@ def average_precision_at_k(
 ) -> float | NDArray[np.float64]:
     """Mean average precision (MAP): the mean precision at the places of relevant items.
 
-    For each relevant item among the first k places, the share of relevant items up to and
-    including its place; their sum is divided by the smaller of k and the number of relevant
-    items. With ties it is the expectation over random orders of the tied items.
+    For each relevant item among the first k places, take the precision up to its place. The sum
+    of these is divided by k, or by the number of relevant items if that is smaller. With ties it
+    is the expectation over random orders of the tied items.
 
     Parameters
     ----------
@@ -238,19 +240,19 @@ def user_auc(
 ) -> float | NDArray[np.float64]:
     """Area under the ROC curve of each user's ranking.
 
-    The probability that a relevant candidate scores higher than one that is not relevant,
-    where a tie counts half.
+    This is the probability that a random relevant candidate scores higher than a random
+    irrelevant one, where a tie counts one half.
 
     Parameters
     ----------
     y_true : array-like or sparse matrix of shape (n_users, n_candidates)
         Candidates with a value above 0 are relevant.
     y_score : array-like of shape (n_users, n_candidates)
-        Scores of the candidates; -inf takes one out of the ranking. A relevant candidate that
-        is out counts as the last of all, another one not at all.
+        Scores of the candidates. Candidates with a score of -inf are not ranked: if they are
+        relevant they count as last, and otherwise not at all.
     average : {"macro"} or None, default="macro"
-        ``"macro"``: the mean over users that have a relevant candidate and another one. None:
-        each user's value, NaN for a user without.
+        ``"macro"`` returns the mean over all users with a relevant and an irrelevant candidate.
+        None returns each user's value, NaN for other users.
 
     Returns
     -------
@@ -302,7 +304,9 @@ def _metric(name, y_true, y_score, k, average):
     counts = np.diff(relevant.indptr)
     judged = counts > 0
     if average is not None and not judged.any():
-        raise ValueError("No user has a relevant candidate (y_true > 0), so there is no mean.")
+        raise ValueError(
+            "No user has a relevant candidate (y_true > 0), so there is nothing to average."
+        )
     values = np.full(len(scores), np.nan)
     if judged.any():
         places = _places(relevant, scores, k)
@@ -316,7 +320,7 @@ def _matrices(y_true, y_score):
     )
     if np.isnan(scores).any():
         row, column = np.argwhere(np.isnan(scores))[0]
-        raise ValueError(f"y_score is NaN for user {row}, candidate {column}; mend the model.")
+        raise ValueError(f"y_score is NaN for user {row}, candidate {column}; did the fit diverge?")
     y_true = check_array(y_true, accept_sparse="csr", dtype=np.float64, input_name="y_true")
     if y_true.shape != scores.shape:
         raise ValueError(f"y_true has shape {y_true.shape}, but y_score has {scores.shape}.")

@@ -1,4 +1,4 @@
-"""One way to ask any fitted recommender for scores, ours or a peer's."""
+"""A common interface to the scores of any fitted recommender, of this package or another."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedrecsk.interactions import Ids, encode
 from fedrecsk.metrics._held_out import check_rows
 
 PEERS = (
-    "Ranking a model of another package takes predict, and either X_train (the rows of fit; "
-    "compare knows them) or its own item_ids_, user_ids_ and interactions_ (a sparse matrix of "
-    "users by items)."
+    "To be ranked, a model of another package needs predict, and either X_train (its training "
+    "rows; compare passes them) or the attributes item_ids_, user_ids_ and interactions_ (a "
+    "sparse matrix of users by items)."
 )
 
 
 def _class(module, name):
-    """A class of a module that loads slowly; nothing is of it before somebody has loaded that."""
+    """A class of a module, or () if the module has not been imported: then no object is one."""
     return getattr(sys.modules.get(module), name, ())
 
 
@@ -55,7 +55,7 @@ def unwrap(estimator):
         elif hasattr(inner, "best_estimator_"):
             inner = inner.best_estimator_
         elif isinstance(inner, _class("sklearn.compose", "TransformedTargetRegressor")):
-            # It rescales ratings, which leaves their order alone.
+            # It rescales ratings, which does not change their order.
             inner = inner.regressor_
         else:
             break
@@ -76,7 +76,7 @@ def unwrap_and_adapt(estimator, X_train=None):
     estimator : object
         As for :func:`unwrap`. With `X_train`, also anything fitted that has `predict`.
     X_train : table of shape (n_samples, n_features >= 2) or None
-        The rows of fit, for a model that does not tell what its users have seen.
+        Training rows, for a model that does not expose what its users have seen.
 
     Returns
     -------
@@ -95,7 +95,7 @@ def unwrap_and_adapt(estimator, X_train=None):
     try:
         transformers, recommender = unwrap(estimator)
     except (NotFittedError, TypeError):
-        # scikit-learn takes a model without attributes in "_" for one that is not fitted.
+        # To scikit-learn, a model without attributes that end in "_" is not fitted.
         if X_train is None:
             raise
     else:
@@ -106,7 +106,7 @@ def unwrap_and_adapt(estimator, X_train=None):
 
 
 def adapt(recommender):
-    """The fast way in where there is one, else the conventional one."""
+    """Adapt a recommender: by its codes if it is of this package, else by `predict`."""
     ours = hasattr(recommender, "_score_all") and hasattr(recommender, "_seen")
     return _Own(recommender) if ours else _Peer(recommender)
 
@@ -130,11 +130,11 @@ class _Own:
         self._model = self._model._serving(users)
 
     def n_scored(self, n_candidates):
-        """How many scores it takes to have those of each user's candidates."""
+        """Number of scores to compute for each user's candidates."""
         return np.full_like(n_candidates, len(self.item_ids))
 
     def board(self, users, ids):
-        """Scores of all items, ours to overwrite; shape (n_users, n_items)."""
+        """Scores of all items, which the caller may overwrite; shape (n_users, n_items)."""
         return np.ascontiguousarray(self._model._score_all(users))
 
     def pairs(self, users, ids, rows, items):
@@ -152,7 +152,7 @@ class _Peer:
     scores_per_batch = 2**20
 
     def serve(self, users):
-        """Nothing: it can score all users that it knows."""
+        """Do nothing: it can score all users."""
 
     def __init__(self, model):
         self._model = model
@@ -169,7 +169,7 @@ class _Peer:
                 self.seen = matrix.indptr.astype(np.int64), code[matrix.indices]
 
     def n_scored(self, n_candidates):
-        """How many scores it takes to have those of each user's candidates."""
+        """Number of scores to compute for each user's candidates."""
         return n_candidates
 
     def board(self, users, ids):
@@ -195,7 +195,7 @@ class _Peer:
 
 
 class _Plain(_Peer):
-    """Anything with `predict`; what there is and what users have seen are the rows of fit."""
+    """Any model with `predict`; catalogue and seen items are those of its training rows."""
 
     def __init__(self, model, X_train):
         data = encode(check_rows(X_train)[0])

@@ -43,16 +43,16 @@ def make_ranking_scorer(
         As in :func:`evaluate_ranking`.
     random_state : int, RandomState instance or None, default=None
         As in :func:`evaluate_ranking`. Pass an int, so that all candidates of a search are
-        ranked among the same negatives.
+        evaluated on the same negatives.
 
     Returns
     -------
     scorer : callable
         ``scorer(estimator, X, y=None, *, sample_weight=None)``, for `scoring` of GridSearchCV,
         cross_validate, ScoringMonitor and the like. One metric with one cutoff gives a float.
-        Several give a dict with keys like ``"ndcg@10"`` (of which `refit` then names one), from
-        one ranking. That scorer unpacks into a dict of scorers, ``{**scorer, "bytes_up":
-        bytes_up_scorer}``. In a dict, too, scorers that rank alike rank once for all.
+        Several give a dict with keys like ``"ndcg@10"``, one of which `refit` then names; they
+        share one ranking. Such a scorer unpacks into a dict of scorers: ``{**scorer, "bytes_up":
+        bytes_up_scorer}``. In a dict, too, scorers with equal settings share one ranking.
 
     Raises
     ------
@@ -61,17 +61,17 @@ def make_ranking_scorer(
 
     See Also
     --------
-    evaluate_ranking : The same for one fitted model; says what is ranked and how.
+    evaluate_ranking : The same for one fitted model, with details.
     best_within : Choose the best candidate of a search within a budget.
 
     Notes
     -----
-    Inside a dict, an error while scoring follows `error_score`. A scorer of several metrics
-    that is passed as it is raises.
+    Errors while scoring are handled by `error_score` if the scorers are in a dict. A scorer of
+    several metrics that is passed on its own raises them.
 
-    In searches and :func:`sklearn.model_selection.cross_validate`, models of another package
-    have to tell what their users have seen; :func:`evaluate_ranking` says how.
-    :func:`fedrecsk.model_selection.compare` asks for `predict` alone.
+    In searches and :func:`sklearn.model_selection.cross_validate`, models of other packages must
+    expose what their users have seen; see :func:`evaluate_ranking`. In
+    :func:`fedrecsk.model_selection.compare` they need `predict` only.
 
     Examples
     --------
@@ -98,10 +98,10 @@ def make_ranking_scorer(
 
 
 class RecommenderScorer(BaseScorer):
-    """What this package's scorers share; `_value` is the subclass's."""
+    """Base class of this package's scorers."""
 
     def __init__(self, value):
-        # scikit-learn asks that every scorer of a dict names a method that the estimator has.
+        # scikit-learn requires every scorer in a dict to name a method of the estimator.
         super().__init__(value, sign=1, kwargs={}, response_method="predict")
 
     def __call__(
@@ -140,7 +140,7 @@ class RankingScorer(RecommenderScorer):
         return value(self._metric, ranking, self._k)
 
     def trained_on(self, X_train):
-        """The same scorer, which knows the rows of fit."""
+        """Return the same scorer with the training rows made known to it."""
         scorer = copy.copy(self)
         scorer._protocol = replace(self._protocol, X_train=X_train)
         return scorer

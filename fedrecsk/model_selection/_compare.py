@@ -1,4 +1,4 @@
-"""Recommenders side by side: accuracy, ranking and cost on the same folds."""
+"""Comparison of recommenders on the same folds."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
 
-# Metadata goes through scikit-learn's routing, which alone reaches into a Pipeline.
+# Only scikit-learn's routing passes metadata on inside a Pipeline.
 _ROUTING = {"enable_metadata_routing": True}
-# Not for scikit-learn's decorator: it would put compare's name into the estimators' errors.
+# Not by scikit-learn's decorator, which would name `compare` in the estimators' own errors.
 _PARAMETERS = {
     "X": ["array-like"],
     "y": ["array-like", None],
@@ -79,45 +79,46 @@ def compare(
     return_estimator: bool = False,
     error_score: str | float = np.nan,
 ) -> Comparison:
-    """Cross-validate recommenders on the same folds, and put quality and cost in one table.
+    """Cross-validate recommenders on the same folds, and show quality and cost in one table.
 
-    Rating and ranking models, federated and centralised, of this package or of another, may
-    stand side by side. What has no meaning for an estimator is NaN in its rows.
+    You can compare rating and ranking models, federated and centralised ones, of this package and
+    of others. Scores and costs that do not apply to an estimator are NaN.
 
     Parameters
     ----------
     estimators : dict of str to estimator, or list of estimators
         Recommenders that follow scikit-learn's conventions, also inside a Pipeline or a search.
-        In a list, names are those of the classes, numbered where a class comes up twice. Names
-        that are not strings become strings. Estimators are cloned, and not changed. For those
-        of other packages see Notes.
+        In a list, estimators are named by their classes, with numbers if a class occurs twice.
+        Estimators are cloned, not changed. For those of other packages see Notes.
     X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         One row per interaction: column 0 is the user's id, column 1 the item's id.
     y : array-like of shape (n_samples,), default=None
         Rating or preference of each row. Rating models require it.
     cv : int, splitter or iterable of (train, test), default=None
-        An int: so many folds of :class:`UserKFold`, shuffled with seed 0. None: 5 of them, so
-        that a fifth of each user's rows is under test, and each row once.
+        How to split the rows. An int: number of folds of :class:`UserKFold`, shuffled with seed 0.
+        None: 5 of them, so that each fold tests a fifth of each user's rows and each row is
+        tested once.
     scoring : str, list of str, callable or dict of str to str or callable, default=None
         As in :func:`sklearn.model_selection.cross_validate`, or by the names of the columns
         here: "rmse", "mae", "ndcg@5", "hit_rate@20", "auc" and so on. None: "rmse" and "mae" if
-        there is a y, which are errors (the smaller, the better), and "ndcg@10" and "hit_rate@10"
-        over the full catalogue, with y > 0 as relevant. All else is as the scorer gives it
-        (the larger, the better). Scorers that compare predictions with y (scikit-learn's own,
-        and those of :func:`sklearn.metrics.make_scorer`) are for rating models alone; where
-        they were asked for, a warning names the estimators that go without.
+        there is a y, and "ndcg@10" and "hit_rate@10" over the full catalogue, with y > 0 as
+        relevant. "rmse" and "mae" are errors: smaller is better. All other scores are as the
+        scorer returns them: larger is better. Scorers that compare predictions with y
+        (scikit-learn's own, and those of :func:`sklearn.metrics.make_scorer`) apply to rating
+        models only; a warning names the estimators that are left out.
     clients : array-like of shape (n_samples,), default=None
-        Id of the client that holds each row. It goes to each `fit` that takes it.
+        Id of the client that holds each row, passed to each `fit` that takes it.
     sample_weight : array-like of shape (n_samples,), default=None
-        Goes to each `fit` and to the scorers that take it. An estimator that takes none fails.
+        Weights of the rows, passed to each `fit` and to the scorers that take them. Estimators
+        that take no weights fail.
     n_jobs : int, default=None
-        How many fits (of an estimator on a fold) run at once, 1 or more. None: 1, unless
-        joblib's context says otherwise. -1: all processors.
+        Number of fits that run at once. None: 1, unless in a joblib context. -1: all
+        processors.
     return_estimator : bool, default=False
         Whether to keep the fitted estimators.
     error_score : "raise" or NaN, default=np.nan
-        NaN: a fit or a score that fails leaves NaN and says why in the column `error`.
-        "raise": the error ends the comparison.
+        What happens if a fit or a score fails. NaN: it is NaN, and the column `error` says why.
+        "raise": the error is raised.
 
     Returns
     -------
@@ -127,43 +128,43 @@ def compare(
     Raises
     ------
     ValueError
-        If no estimator or no fold is given, two have one name, a score is unknown or its name is
-        that of another column, lengths differ, or every fit fails.
+        If there is no estimator or no fold, a fold is empty or out of range, two estimators have
+        the same name, a score is unknown or has the name of another column, lengths differ, or
+        every fit fails.
     TypeError
-        If `estimators` is neither a dict nor a list, or one of them is a class or has no
-        `fit`.
+        If `estimators` is neither a dict nor a list, or an estimator is a class or has no `fit`.
 
     Warns
     -----
     FitFailedWarning
         If some fits failed.
     UserWarning
-        If some scores failed, or a score asked for does not apply to an estimator.
+        If some scores failed, a score does not apply to an estimator, or test rows of a fold are
+        among its training rows.
 
     See Also
     --------
     sklearn.model_selection.cross_validate : What it is built on.
-    fedrecsk.plotting.CostDisplay : Accuracy against megabytes, from the result.
+    fedrecsk.plotting.CostDisplay : Draws accuracy against megabytes.
 
     Notes
     -----
-    A rating model is one that scikit-learn calls a regressor, or whose tags or whose `fit` (where
-    y has no default) say that it requires y. Ranking scores are for all; a rating model ranks
-    by what it predicts.
+    A model is a rating model if scikit-learn calls it a regressor, or if its tags or its `fit`
+    require y. Ranking scores apply to all models; rating models rank by their predictions.
 
-    **Models of other packages.** A model needs `get_params`, ``fit(X, y)`` and ``predict(X)``, for
-    which :class:`sklearn.base.BaseEstimator` as a base class and two methods suffice. For
-    rankings, `predict` is asked for every item of the fold's training rows, as rows of two
-    columns, (user, item), in a DataFrame if X is one; the larger, the better. A model that
-    counts columns therefore wants an X of two. What users have seen is known from the training
-    rows too. A model that has `item_ids_`, `user_ids_` and `interactions_`, a sparse matrix of
-    shape (n_users, n_items), is ranked by these. One that has no `predict` but lists of
-    recommendations cannot be ranked.
+    **Models of other packages** need `get_params`, ``fit(X, y)`` and ``predict(X)``: a subclass of
+    :class:`sklearn.base.BaseEstimator` with two methods will do. To rank, `predict` is called with
+    every item of the fold's training rows, as rows of two columns, (user, item), in a DataFrame if
+    X is one; larger is better. A model that checks the number of columns therefore needs an X of
+    two columns. What users have seen is taken from the training rows. A model with the attributes
+    `item_ids_`, `user_ids_` and `interactions_`, a sparse matrix of shape (n_users, n_items), is
+    ranked by these instead. A model without `predict` cannot be ranked, even if it makes lists of
+    recommendations.
 
-    Whole users are held out by ``cv=list(GroupKFold().split(X, y, groups=X[:, 0]))``.
+    To hold out whole users, pass ``cv=list(GroupKFold().split(X, y, groups=X[:, 0]))``.
 
-    Seconds are wall-clock time, without what the first fits after installation take to compile
-    this package's numerical code. Fits that run at once slow one another down; take times with
+    Seconds are wall-clock time, without compilation of this package's numerical code in the first
+    fits after installation. Parallel fits slow one another down; to compare times, use
     ``n_jobs=1``.
 
     Examples
@@ -223,7 +224,9 @@ def _named(estimators):
     if isinstance(estimators, Mapping):
         named = {str(name): estimator for name, estimator in estimators.items()}
         if len(named) < len(estimators):
-            raise ValueError(f"Two estimators have one name: {', '.join(map(repr, estimators))}.")
+            raise ValueError(
+                f"Two estimators have the same name: {', '.join(map(repr, estimators))}."
+            )
     elif isinstance(estimators, list | tuple):
         classes = [type(estimator).__name__ for estimator in estimators]
         named = {}
@@ -280,8 +283,8 @@ def _folds(cv, X, y):
         n_both = int(np.isin(test % n_rows, train % n_rows).sum())
         if n_both:
             warnings.warn(
-                f"{n_both} of the {len(test)} test rows of fold {number} are train rows too, so "
-                "scores say how well models remember; use a splitter that keeps them apart.",
+                f"{n_both} of the {len(test)} test rows of fold {number} are training rows "
+                "too, so scores measure memory; use a splitter that keeps them apart.",
                 UserWarning,
                 stacklevel=3,
             )
@@ -307,7 +310,7 @@ def _scorers(scoring, y):
         scoring = [scoring]
     if isinstance(scoring, list | tuple):
         if not all(isinstance(name, str) for name in scoring):
-            raise ValueError("A list of scores holds names; give scorers in a dict, with names.")
+            raise ValueError("A list of scores must hold names; pass scorers in a dict by name.")
         scoring = dict(zip(scoring, scoring, strict=True))
     elif isinstance(scoring, Mapping | RankingScorers):
         scoring = {**scoring}
@@ -317,13 +320,13 @@ def _scorers(scoring, y):
     if taken:
         raise ValueError(
             f"scoring has {min(taken)!r}, which is a column of every comparison; rename it, or "
-            "leave it out: times and costs are always there."
+            "leave it out, because times and costs are always computed."
         )
     return {name: _scorer_of(scorer) for name, scorer in scoring.items()}
 
 
 def _scorer_of(name):
-    """The scorer of one of our columns or of a name that scikit-learn knows, or itself."""
+    """The scorer for the name of a column or a name of scikit-learn; a scorer is returned as is."""
     if not isinstance(name, str):
         if not callable(name):
             raise ValueError(f"scoring holds {name!r}, which is neither a name nor callable.")
@@ -342,7 +345,7 @@ def _scorer_of(name):
             f"Unknown score {name!r}; choose from {', '.join(ERRORS)}, "
             f"{', '.join(key_of(metric, 10) for metric in METRICS)} (or another cutoff), and the "
             "names of sklearn.metrics.get_scorer_names(). Costs need no scorer: the columns "
-            f"{', '.join(COSTS)} are always there."
+            f"{', '.join(COSTS)} are always computed."
         )
     return get_scorer(name)
 
@@ -369,7 +372,7 @@ def _compares_with_y(scorer):
 
 
 class Outcome(NamedTuple):
-    """What became of an estimator on a fold.
+    """Result of one estimator on one fold.
 
     Attributes
     ----------
@@ -406,14 +409,14 @@ class _Scores(MultimetricScorer):
     def __call__(self, estimator, *args, **kwargs):
         self.compiled_in_fit = _kernels.seconds_compiling()
         scores = super().__call__(estimator, *args, **kwargs)
-        # scikit-learn gives the traceback of a scorer that failed in place of its score.
+        # scikit-learn returns the traceback of a failed scorer in place of its score.
         tracebacks = {name: text for name, text in scores.items() if isinstance(text, str)}
         for name, text in tracebacks.items():
             self.errors.setdefault(_raised(text), []).append(name)
         return scores | dict.fromkeys(tracebacks, float("nan"))
 
     def _use_cache(self, estimator):
-        # scikit-learn's answer fails as a whole if one scorer's method is missing.
+        # scikit-learn's own check raises if the method of a single scorer is missing.
         return True
 
 
@@ -455,9 +458,9 @@ def _fit_and_score(
             )
         (fitted,) = result["estimator"]
         costs = _costs(fitted)
-    except Exception as error:  # whatever an estimator raises is its row's, not the table's
+    except Exception as error:  # an estimator's error goes into its row, not out of `compare`
         while isinstance(error, InvalidParameterError) and error.__cause__ is not None:
-            # cross_validate puts its own name in place of the estimator's.
+            # cross_validate replaces the estimator's name by its own.
             error = error.__cause__
         if raises:
             raise error
@@ -472,24 +475,24 @@ def _fit_and_score(
 
 
 def _asking(estimator, metadata):
-    """The estimator, made to ask for the metadata that its fit takes, and that metadata."""
+    """The estimator, with requests for the metadata that its fit takes, and that metadata."""
     wanted = get_routing_for_object(estimator).consumes("fit", metadata)
     if hasattr(estimator, "set_fit_request"):
-        # Of an estimator that also passes metadata on, its own requests alone.
+        # Only its own requests, even if it passes metadata on to others.
         asked = estimator._get_metadata_request().fit.requests
         unset = {name for name in metadata if name in asked and asked[name] is None}
         estimator = clone(estimator).set_fit_request(**dict.fromkeys(unset, True))
         wanted |= unset
     if "sample_weight" in metadata and "sample_weight" not in wanted:
         raise TypeError(
-            f"{type(estimator).__name__}.fit takes no sample_weight; compare without weights, or "
-            "without it."
+            f"{type(estimator).__name__}.fit takes no sample_weight; leave out the weights or the "
+            "estimator."
         )
     return estimator, {name: metadata[name] for name in wanted}
 
 
 def _weighing(scorers):
-    """The scorers; those that take weights ask for them, unless told whether to."""
+    """The scorers; those that take weights request them, unless they say otherwise."""
     asking = {}
     for name, scorer in scorers.items():
         if _compares_with_y(scorer) and scorer._accept_sample_weight():
@@ -540,8 +543,8 @@ def _warn_or_raise(outcomes, asked):
             without.setdefault(missing, {})[one.name] = None
     for missing, names in without.items():
         message = (
-            f"{missing}: not for {', '.join(names)}. Predictions are compared with y for rating "
-            "models alone: regressors, and what has predict and a fit that requires y."
+            f"{missing}: not for {', '.join(names)}. It compares predictions with y, so it applies "
+            "to rating models only: regressors, and models whose fit requires y."
         )
         warnings.warn(message, UserWarning, stacklevel=3)
 

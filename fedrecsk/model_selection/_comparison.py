@@ -1,4 +1,4 @@
-"""What a comparison of recommenders found, as tables."""
+"""The result of a comparison of recommenders, as tables."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def _mean_and_std(values):
         return float("nan"), float("nan")
     if np.isfinite(values).all():
         return float(values.mean()), float(values.std())
-    # Infinite epsilons: equal, as a rule, and then without spread.
+    # Infinite epsilons: usually all of them are, and then they do not vary.
     return float(values.mean()), 0.0 if (values == values[0]).all() else float("nan")
 
 
@@ -231,7 +231,7 @@ def _cell(row, column, values):
     if column not in COSTS:
         text, shown = f"{mean:.3f}", f"{spread:.3f}"
     else:
-        # Costs span orders of magnitude, so that digits count and not decimals.
+        # Costs span orders of magnitude, so significant digits are shown.
         text = f"{mean:.4g}" if mean < 1e4 else f"{mean:.0f}"
         shown = f"{spread:.1g}" if spread > 5e-4 * mean else ""
     all_known = n_known == len(values)

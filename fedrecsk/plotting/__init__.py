@@ -1,13 +1,14 @@
-"""Displays in scikit-learn's style: what accuracy costs, convergence, robustness, privacy.
+"""Displays in scikit-learn's style, of accuracy against cost, convergence, robustness and privacy.
 
-Each has `from_results`, which draws what is known already, `from_estimator`, and `plot`, which
-draws again. matplotlib is imported when something is drawn, and not before; it comes with
-``pip install 'fedrecsk[plot]'``.
+Each display has `from_results`, which draws results that you have, `from_estimator`, which
+computes them first, and `plot`, which draws a display again. All take `reference`: scores of
+baselines, drawn as dashed horizontal lines. matplotlib comes with ``pip install 'fedrecsk[plot]'``
+and is imported only when something is drawn.
 
-A new figure has 7.5 x 4.5 inches, or ``matplotlib.rcParams["figure.figsize"]``, where that is not
-matplotlib's default. Its legend is beside the axes; above them in a figure narrower than 6 inches,
-or where it would take more than a third of the width. A figure of which a legend above would take
-more than a third is made taller.
+A new figure measures 7.5 x 4.5 inches, unless you change
+``matplotlib.rcParams["figure.figsize"]``. Its legend is beside the axes, or above them if the
+figure is narrower than 6 inches or the legend would take more than a third of the width. A figure
+whose legend would take more than a third of the height is made taller.
 """
 
 from fedrecsk.plotting._convergence import ConvergenceDisplay

@@ -1,4 +1,4 @@
-"""Loss, or any other number, by round."""
+"""Convergence: the loss by round."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class ConvergenceDisplay(CurvesDisplay):
-    """Loss, or any other number, by round.
+    """Loss by round, or any other number that a method reports each round.
 
     Parameters
     ----------
     curves : dict of str to (x, mean, std)
-        For each method the rounds, counted from 1, and the number after each with its spread;
-        arrays of shape (n_rounds,).
+        For each method, arrays of shape (n_rounds,): the rounds, counted from 1, and the mean and
+        standard deviation of the number after each.
     score_name : str, default="loss"
-        What the number is; it labels the axis.
+        Name of the number, which labels the axis.
     reference : float or dict of str to float, default=None
-        Scores to draw as dashed horizontal lines, by name: those of baselines, say.
+        Scores of baselines by name, to draw as dashed horizontal lines.
 
     Attributes
     ----------
@@ -43,14 +43,14 @@ class ConvergenceDisplay(CurvesDisplay):
     references_ : list of matplotlib Line2D
         One per reference score.
     lines_ : list of matplotlib Line2D
-        One a method.
+        One per method.
     bands_ : list of matplotlib artists
-        One a method with a spread.
+        One per method with a standard deviation above 0.
 
     Notes
     -----
-    Methods minimise objectives of their own: their losses tell whether they have converged,
-    and not which is better.
+    Each method minimises its own objective. Compare the losses of a method over rounds, to see
+    whether it has converged, but not the losses of different methods.
 
     Examples
     --------
@@ -91,17 +91,18 @@ class ConvergenceDisplay(CurvesDisplay):
         Parameters
         ----------
         estimator : estimator
-            Fitted; also inside a Pipeline or a search.
+            A fitted federated model, or a Pipeline or search that ends in one.
         score : str, default="loss"
             Key of the rows of `history_`: "loss", or "validation_loss" after early stopping.
         name : str, default=None
-            Label. None: the name of the class.
+            Label of the line. None: the name of the class.
         reference : float or dict of str to float, default=None
-            Scores to draw as dashed horizontal lines, by name: ``{"BiasOnly": 0.94}``.
+            Scores of baselines by name, to draw as dashed horizontal lines:
+            ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         **kwargs
-            To :meth:`plot`.
+            Passed to :meth:`plot`.
 
         Returns
         -------
@@ -114,7 +115,7 @@ class ConvergenceDisplay(CurvesDisplay):
         NotFittedError
             If the estimator is not fitted.
         TypeError
-            If it has no `history_`, as centralised models.
+            If it has no `history_`, because it is centralised.
         ValueError
             If the history has no such key.
         """
@@ -140,18 +141,19 @@ class ConvergenceDisplay(CurvesDisplay):
         Parameters
         ----------
         results : Comparison or dict
-            By name a fitted model, a `history_` (list of dict), the numbers themselves, or a
-            list of models or histories (of folds, say), whose mean is drawn with a band of
-            one standard deviation. Of a comparison made with ``return_estimator=True``, the
-            federated models.
+            By name, one of these: a fitted model, a `history_` (list of dict), the numbers
+            themselves, or a list of models or histories (of several folds, for example), whose
+            mean is drawn with a band of one standard deviation. A comparison must be made with
+            ``return_estimator=True``; its federated models are drawn.
         score : str, default="loss"
-            Key of the rows of `history_`; of plain numbers, what they are.
+            Key of the rows of `history_`, or the name of the numbers.
         reference : float or dict of str to float, default=None
-            Scores to draw as dashed horizontal lines, by name: ``{"BiasOnly": 0.94}``.
+            Scores of baselines by name, to draw as dashed horizontal lines:
+            ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         **kwargs
-            To :meth:`plot`.
+            Passed to :meth:`plot`.
 
         Returns
         -------
@@ -162,7 +164,7 @@ class ConvergenceDisplay(CurvesDisplay):
         ImportError
             If matplotlib is missing.
         TypeError
-            If a model has no `history_`, or the results are not by name.
+            If a model has no `history_`, or the results are not a dict by name.
         ValueError
             If a history has no such key, nothing is given, or the comparison kept no models.
         """
@@ -237,6 +239,6 @@ def _by_round(name, run, score):
         raise ValueError(f"{name} has no rounds to draw.")
     rows = run if isinstance(run[0], Mapping) else [{score: number} for number in run]
     losses = np.array(numbers(rows, score))
-    # A loss that has become infinite is a gap, as one that is not known.
+    # An infinite loss leaves a gap, like an unknown one.
     losses[np.isinf(losses)] = np.nan
     return losses

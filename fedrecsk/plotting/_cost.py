@@ -1,4 +1,4 @@
-"""Accuracy against what it costs to transmit."""
+"""Accuracy against communication cost."""
 
 from __future__ import annotations
 
@@ -42,41 +42,41 @@ if TYPE_CHECKING:
 
 
 class CostDisplay:
-    """Accuracy against what it costs to transmit, with the Pareto front.
+    """Accuracy against communication cost, with the Pareto front.
 
-    A point a method. The Pareto front joins the methods that are better than all that cost
-    no more; what is not on it costs more than another that is at least as good. Methods that
-    have no such cost, as those that are centralised, are horizontal lines.
+    Each method is a point. The Pareto front joins the methods that are better than every method
+    that costs no more. Centralised methods, which have no such cost, are horizontal lines.
 
     Parameters
     ----------
     names : list of str
-        The methods.
+        Names of the methods.
     costs, scores : array-like of shape (n_methods,)
-        NaN costs are those of methods that have none.
+        Costs and scores of the methods. NaN is the cost of a method that has none.
     cost_stds, score_stds : array-like of shape (n_methods,), default=None
-        Spreads, for error bars. None: no bars.
+        Standard deviations, drawn as error bars. None: no bars.
     cost_name, score_name : str, default="mb", "score"
-        Columns of a comparison, or any names; they label the axes.
+        Names of cost and score, which label the axes.
     greater_is_better : bool, default=None
-        Whether a larger score is better. None: unless it is "rmse" or "mae" and not negative.
+        Whether a larger score is better. None: True, except for "rmse" and "mae" if they are not
+        negative.
     failed : list of str, default=()
-        What the legend says of fits that failed.
+        Notes for the legend about fits that failed.
     reference : float or dict of str to float, default=None
-        Scores to draw as dashed horizontal lines, by name: those of baselines, say.
+        Scores of baselines by name, to draw as dashed horizontal lines.
 
     Attributes
     ----------
     pareto_ : list of str
-        Methods on the front, the cheapest first.
+        Methods on the Pareto front, the cheapest first.
     ax_ : matplotlib Axes
     figure_ : matplotlib Figure
     references_ : list of matplotlib Line2D
         One per reference score.
     points_ : list of matplotlib ErrorbarContainer
-        One a method with a cost.
+        One per method with a cost.
     baselines_ : list of matplotlib Line2D
-        One a method without.
+        One per method without a cost.
     front_ : matplotlib Line2D or None
 
     See Also
@@ -141,20 +141,24 @@ class CostDisplay:
         Parameters
         ----------
         results : Comparison, DataFrame or list of dict
-            A row a method, or more, whose mean is drawn with error bars of one standard
-            deviation. Rows without the score, as those of failed fits, are left out.
+            One row or more per method. Points are means over a method's rows, with error bars of
+            one standard deviation. Rows without the score, such as those of failed fits, are
+            left out.
         score, cost : str, default="ndcg@10", "mb"
-            Columns. A cost "mb" that is no column is the sum of "mb_up" and "mb_down".
+            Columns of score and cost. If there is no column "mb", it is the sum of "mb_up" and
+            "mb_down".
         by : str, default="estimator"
             Column of the methods' names.
         greater_is_better : bool, default=None
-            Whether a larger score is better. None: unless it is "rmse" or "mae" and not negative.
+            Whether a larger score is better. None: True, except for "rmse" and "mae" if they are
+            not negative.
         reference : float or dict of str to float, default=None
-            Scores to draw as dashed horizontal lines, by name: ``{"BiasOnly": 0.94}``.
+            Scores of baselines by name, to draw as dashed horizontal lines:
+            ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         **kwargs
-            To :meth:`plot`.
+            Passed to :meth:`plot`.
 
         Returns
         -------
@@ -182,11 +186,11 @@ class CostDisplay:
         all_paid = np.array([paid for pairs in methods.values() for paid, _ in pairs])
         if (all_paid < 0).any():
             raise ValueError(
-                f"{cost!r} is negative for some; scorers give costs with a minus, so negate it."
+                f"{cost!r} has negative values; cost scorers return those, so negate them."
             )
         if np.isinf(all_paid).any():
             raise ValueError(
-                f"{cost!r} is infinite for some; PrivacyDisplay draws that of epsilon."
+                f"{cost!r} is infinite for some methods; draw epsilon by PrivacyDisplay."
             )
         check_any(methods, score)
         means = np.array([np.mean(pairs, axis=0) for pairs in methods.values()])
@@ -222,7 +226,7 @@ class CostDisplay:
         compare_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Cross-validate an estimator for several values of a parameter, and draw.
+        """Cross-validate an estimator with several values of a parameter, and draw the results.
 
         Parameters
         ----------
@@ -230,17 +234,17 @@ class CostDisplay:
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         y : array-like of shape (n_samples,), default=None
         param_name : str
-            The parameter that varies, as in `set_params`.
+            Name of the parameter to vary, as in `set_params`.
         param_range : iterable, or dict of str to value
-            Its values, perhaps by the names to show.
+            Values of the parameter, or a dict of labels to values.
         score, cost, greater_is_better, ax, **kwargs
             As in :meth:`from_results`.
         reference : float, dict of str to float or estimator, or list of estimators, default=None
-            What to draw as dashed horizontal lines: scores by name, or estimators, which are
+            Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are
             cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
         compare_params : dict, default=None
-            Parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
-            `n_jobs`...
+            Further parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`,
+            `clients`, `n_jobs`...
 
         Returns
         -------
@@ -265,7 +269,7 @@ class CostDisplay:
 
     @property
     def pareto_(self):
-        """Methods better than all that cost no more, the cheapest first; of equals the first."""
+        """Methods on the Pareto front, the cheapest first; of equal methods the first."""
         return [self.names[i] for i in self._front()]
 
     def _front(self):
@@ -291,16 +295,16 @@ class CostDisplay:
         front_kw: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Draw.
+        """Draw the display.
 
         Parameters
         ----------
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         front_kw : dict, default=None
-            How the front is drawn, for matplotlib's `plot`.
+            How to draw the front: parameters of matplotlib's `plot`.
         **kwargs
-            How the points are drawn, for matplotlib's `errorbar`.
+            How to draw the points: parameters of matplotlib's `errorbar`.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""What the displays of one curve a method share."""
+"""Base class of displays with one curve per method."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class CurvesDisplay:
-    """A line a method, with a band where there is a spread.
+    """One line per method, with a band of one standard deviation.
 
     Parameters
     ----------
     curves : dict of str to (x, mean, std)
-        A method's arrays of shape (n_points,).
+        For each method, arrays of shape (n_points,).
     x_name, score_name : str
     failed : list of str, default=()
-        What the legend says of fits that failed.
+        Notes for the legend about fits that failed.
     reference : float or dict of str to float, default=None
-        Scores to draw as dashed horizontal lines, by name.
+        Scores of baselines by name, to draw as dashed horizontal lines.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class CurvesDisplay:
         self.reference = reference
 
     def plot(self, ax: Axes | None = None, **kwargs: Any) -> Self:
-        """Draw.
+        """Draw the display.
 
         Parameters
         ----------
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         **kwargs
-            How the lines are drawn, for matplotlib's `plot` (or `errorbar`, of points side by
-            side).
+            How to draw the lines: parameters of matplotlib's `plot`, or of `errorbar` for points
+            side by side.
 
         Returns
         -------

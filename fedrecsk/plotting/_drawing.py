@@ -10,9 +10,9 @@ import numpy as np
 
 from fedrecsk._extras import require
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow.
+# Okabe and Ito's colours for colour-blind readers, without the yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-# Tol's muted colours, apart from those of the methods, for reference lines.
+# Of Tol's muted colours, for reference lines; different from those of the methods.
 REFERENCE_COLOURS = ("#882255", "#117733", "#332288", "#999933")
 DASHES = ("--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -41,12 +41,12 @@ LABELS = {
     "precision": "Precision",
     "recall": "Recall",
 }
-# Inches: a new figure, one that is wide enough for a legend beside the axes, a letter.
+# In inches: size of a new figure, least width for a legend beside the axes, width of a letter.
 SIZE, WIDE, LETTER = (7.5, 4.5), 6.0, 0.08
 
 
 def pyplot(caller, ax):
-    """matplotlib.pyplot; a wrong `ax` is refused."""
+    """Import matplotlib.pyplot, and check `ax`."""
     plt = require("matplotlib.pyplot", caller)
     if not isinstance(ax, plt.Axes | None):
         raise TypeError(f"ax must be one matplotlib Axes or None, got {type(ax).__name__}.")
@@ -54,7 +54,7 @@ def pyplot(caller, ax):
 
 
 def axes(caller, ax):
-    """The axes, and whether they are in a figure of our own."""
+    """Axes to draw in, and whether they are in a new figure."""
     plt = pyplot(caller, ax)
     if ax is not None:
         return ax, False
@@ -70,14 +70,14 @@ def style(n):
 
 
 def restyled(kwargs, **look):
-    """How to draw a line, unless the caller's words, also matplotlib's short ones, differ."""
+    """How to draw a line: `look`, overridden by the caller's parameters or their short forms."""
     from matplotlib import cbook, lines
 
     return look | cbook.normalize_kwargs(kwargs, lines.Line2D)
 
 
 def check_reference(reference):
-    """Scores of horizontal lines by name, from a number, a dict or None.
+    """Scores of reference lines by name, from a number, a dict or None.
 
     Raises
     ------
@@ -111,13 +111,13 @@ def draw_reference(display, ax):
 
 
 def legible(name):
-    """A name as matplotlib shows it literally, and in the legend even where it begins with _."""
+    """A name that matplotlib shows as it is: without mathematics, and even if it begins with _."""
     name = str(name).replace("$", r"\$")
     return f" {name}" if name.startswith("_") else name
 
 
 def make_logarithmic(ax):
-    """A logarithmic x axis with as many short labels as the decades in view leave room for."""
+    """Make the x axis logarithmic, with as many short labels as there is room for."""
     from matplotlib import ticker
 
     ax.set_xscale("log")
@@ -139,7 +139,7 @@ def _short(x, _):
 
 
 def name_ticks(ax, names):
-    """Ticks at 0, 1, ... with these names, aslant where neighbours would touch."""
+    """Ticks at 0, 1, ... with these names, slanted if neighbours would touch."""
     room = ax.bbox.width / ax.figure.dpi / len(names)
     needed = [LETTER * (len(a) + len(b) + 3) / 2 for a, b in pairwise(map(str, names))]
     aslant = {"rotation": 30, "rotation_mode": "anchor", "horizontalalignment": "right"}
@@ -148,14 +148,14 @@ def name_ticks(ax, names):
 
 
 def finish(display, ax, own, *, x_name, score_name):
-    """Failures, labels, grid and legend."""
+    """Add notes about failures, labels, grid and legend."""
     for note in getattr(display, "failed", ()):
         ax.plot([], [], "x", color="0.35", label=note)
     ax.set_xlabel(_label(x_name), wrap=True)
     ax.set_ylabel(_label(score_name))
     ax.grid(True, color="0.5", alpha=0.2, linewidth=0.8)
     ax.set_axisbelow(True)
-    # matplotlib lists lines before error bars; methods stay together, the front comes last.
+    # matplotlib lists lines before error bars; put the methods first and the Pareto front last.
     entries = zip(*ax.get_legend_handles_labels(), strict=True)
     entries = sorted(entries, key=lambda entry: not hasattr(entry[0], "lines"))
     handles = [handle[0] if hasattr(handle, "lines") else handle for handle, _ in entries]
@@ -170,7 +170,7 @@ def _label(name):
 
 
 def _place_legend(ax, own, handles, labels):
-    """Within axes of others a small one; in a figure of our own outside, on a third of it."""
+    """Place a small legend in axes that were given, and one outside the axes of a new figure."""
     if not own:
         size = "small" if ax.bbox.width / ax.figure.dpi > 4 else "x-small"
         ax.legend(handles, labels, fontsize=size, framealpha=0.5, markerscale=0.8)
@@ -184,7 +184,7 @@ def _place_legend(ax, own, handles, labels):
     width, height = put(loc="upper left", bbox_to_anchor=(1, 1))
     if inches[0] >= WIDE and width < 1 / 3 and height < 1:
         return
-    # At the right end, so that it reaches over the labels of y and not over the figure's edge.
+    # Aligned right, so that a wide legend extends over the y labels, not beyond the figure.
     above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "fontsize": "small"}
     for n_columns in range(min(6, len(labels)), 0, -1):
         width, height = put(ncols=n_columns, **above)

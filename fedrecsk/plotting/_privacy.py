@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 class PrivacyDisplay(CurvesDisplay):
     """A score against the privacy loss epsilon, on a logarithmic axis.
 
-    A line a method; a dashed horizontal line is the method without noise.
+    Each method is a line. A dashed horizontal line is the method without noise.
 
     Parameters
     ----------
     curves : dict of str to (epsilon, mean, std)
-        For each method the privacy losses, and the score under each with its spread; arrays of
-        shape (n_settings,). An infinite epsilon is a fit without noise.
+        For each method, arrays of shape (n_settings,): the privacy losses, and the mean and
+        standard deviation of the score under each. An infinite epsilon means no noise.
     x_name, score_name : str, default="epsilon", "ndcg@10"
-        What the privacy loss and the score are; they label the axes.
+        Names of the privacy loss and the score, which label the axes.
     failed : list of str, default=()
-        What the legend says of fits that failed.
+        Notes for the legend about fits that failed.
     reference : float or dict of str to float, default=None
-        Scores to draw as dashed horizontal lines, by name: those of baselines, say.
+        Scores of baselines by name, to draw as dashed horizontal lines.
 
     Attributes
     ----------
@@ -45,17 +45,18 @@ class PrivacyDisplay(CurvesDisplay):
     references_ : list of matplotlib Line2D
         One per reference score.
     lines_ : list of matplotlib Line2D
-        One a method with a finite epsilon.
+        One per method with a finite epsilon.
     bands_ : list of matplotlib artists
-        One a line with a spread.
+        One per line with a standard deviation above 0.
     baselines_ : list of matplotlib Line2D
-        One a method without noise.
+        One per method that has fits without noise.
 
     Notes
     -----
-    Comparisons have the total privacy loss of `privacy_`, over all coordinates and uploads of
-    the client that lost most. Papers often quote that of one coordinate of one upload, which
-    is smaller by orders of magnitude; say which, by `x` and its name.
+    The column "epsilon" of a comparison is the total privacy loss in `privacy_`, over all
+    coordinates and uploads of the client with the largest loss. Papers often quote epsilon of one
+    coordinate of one upload, which is smaller by orders of magnitude. Name the column that you
+    draw by `x`, so that the axis says which it is.
 
     Examples
     --------
@@ -116,11 +117,12 @@ class PrivacyDisplay(CurvesDisplay):
             Column of what was set (the scale of the noise, say), by which rows are averaged.
             Folds of one setting may differ a little in their epsilon. None: `x`.
         reference : float or dict of str to float, default=None
-            Scores to draw as dashed horizontal lines, by name: ``{"BiasOnly": 0.94}``.
+            Scores of baselines by name, to draw as dashed horizontal lines:
+            ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         **kwargs
-            To :meth:`plot`.
+            Passed to :meth:`plot`.
 
         Returns
         -------
@@ -131,7 +133,8 @@ class PrivacyDisplay(CurvesDisplay):
         ImportError
             If matplotlib is missing.
         ValueError
-            If there is no such column, no row has the score, or an epsilon is not positive.
+            If there is no such column, no row has the score, a score is infinite, or an epsilon is
+            not positive.
         """
         check_reference(reference)
         rows = as_rows(results)
@@ -159,7 +162,7 @@ class PrivacyDisplay(CurvesDisplay):
         compare_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Cross-validate federated models under several mechanisms, and draw.
+        """Cross-validate federated models under several mechanisms, and draw the results.
 
         Parameters
         ----------
@@ -167,21 +170,23 @@ class PrivacyDisplay(CurvesDisplay):
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         y : array-like of shape (n_samples,), default=None
         param_name : str, default="federation__local_dp"
-            The parameter that varies, as in `set_params`; "federation__local_dp__scale", say.
+            Name of the parameter to vary, as in `set_params`, such as
+            "federation__local_dp__scale".
         param_range : iterable, or dict of str to value
-            Its values; None is no noise.
+            Values of the parameter, or a dict of labels to values; None means no noise.
         score : str, default="ndcg@10"
-            Column of the comparison, which is asked for it.
+            Column of the comparison to draw; the score is computed if `scoring` does not ask for
+            it.
         reference : float, dict of str to float or estimator, or list of estimators, default=None
-            What to draw as dashed horizontal lines: scores by name, or estimators, which are
+            Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are
             cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         compare_params : dict, default=None
-            Parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
-            `n_jobs`...
+            Further parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`,
+            `clients`, `n_jobs`...
         **kwargs
-            To :meth:`plot`.
+            Passed to :meth:`plot`.
 
         Returns
         -------

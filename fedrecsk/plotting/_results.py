@@ -1,4 +1,4 @@
-"""Tables of results, as rows and as a curve a method."""
+"""Tables of results, as rows and as one curve per method."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_any(found, name):
 
 
 def failures(rows, score, by):
-    """What to say of each method some of whose rows have an error in place of the score."""
+    """Notes about methods with rows that have an error in place of the score."""
     n_rows, n_failed = Counter(row[by] for row in rows), Counter()
     for row in rows:
         error = row.get("error")
@@ -83,7 +83,7 @@ def failures(rows, score, by):
 
 
 def by_method(rows, *, setting, x, score, by):
-    """Mean and spread of the score by method and setting; conditions in order."""
+    """Mean and standard deviation of the score, by method and setting."""
     columns = [column(rows, name) for name in (by, setting, x)] + [scores_of(rows, score)]
     points = {}
     for name, key, place, value in zip(*columns, strict=True):
@@ -117,9 +117,9 @@ def _condition(value):
 
 
 def vary(estimator, X, y, param_name, param_range, scores, compare_params, reference):
-    """Rows of comparisons of the estimators for each value of a parameter, in a new column.
+    """Compare the estimators with each value of a parameter.
 
-    Also the reference scores by name, those of estimators from the same folds.
+    Returns the rows, with the value in a new column, and the reference scores by name.
     """
     numbers, baselines = _numbers_and_estimators(reference)
     several = isinstance(estimator, Mapping | list | tuple)
@@ -155,7 +155,7 @@ def vary(estimator, X, y, param_name, param_range, scores, compare_params, refer
 
 
 def _numbers_and_estimators(reference):
-    """Reference scores by name, and estimators by name whose scores are to be found."""
+    """Split a reference into scores and estimators, both by name."""
     if isinstance(reference, list | tuple) or hasattr(reference, "fit"):
         return {}, _named(reference if isinstance(reference, list | tuple) else [reference])
     if not isinstance(reference, Mapping):
@@ -166,11 +166,11 @@ def _numbers_and_estimators(reference):
 
 
 def _scoring(given, wanted, named, y):
-    """The wanted scorers; what cannot be had is refused before anything is fitted."""
+    """The wanted scorers; raises before anything is fitted if one does not apply."""
     known, scorers = _scorers(given, y), {}
     for name in wanted:
         if name not in [*TIMES, *COSTS]:
             scorers[name] = known[name] if name in [*known] else _scorers([name], y)[name]
             if not any(name in _scorers_for(one, scorers) for one in named.values()):
-                raise ValueError(f"{name!r} is for rating models, and there is none.")
+                raise ValueError(f"{name!r} applies to rating models only, and there is none.")
     return scorers or given

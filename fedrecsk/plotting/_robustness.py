@@ -1,4 +1,4 @@
-"""A score as things get worse."""
+"""Robustness: a score under dropout and attacks."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 class RobustnessDisplay(CurvesDisplay):
-    """A score as things get worse: more dropout, stronger attacks.
+    """A score as conditions get worse: more dropout, stronger attacks.
 
-    A line a method where the condition is a number; where it is a name (of an attack, say),
-    points side by side.
+    If the condition is a number, each method is a line. If it is a name, such as that of an attack,
+    the methods are points side by side.
 
     Parameters
     ----------
     curves : dict of str to (x, mean, std)
-        For each method the conditions, and the score under each with its spread; arrays of
-        shape (n_conditions,).
+        For each method, arrays of shape (n_conditions,): the conditions, and the mean and
+        standard deviation of the score under each.
     x_name, score_name : str, default="dropout", "ndcg@10"
-        What the condition and the score are; they label the axes.
+        Names of the condition and the score, which label the axes.
     failed : list of str, default=()
-        What the legend says of fits that failed.
+        Notes for the legend about fits that failed.
     reference : float or dict of str to float, default=None
-        Scores to draw as dashed horizontal lines, by name: those of baselines, say.
+        Scores of baselines by name, to draw as dashed horizontal lines.
 
     Attributes
     ----------
@@ -45,9 +45,9 @@ class RobustnessDisplay(CurvesDisplay):
     references_ : list of matplotlib Line2D
         One per reference score.
     lines_ : list of matplotlib Line2D or ErrorbarContainer
-        One a method.
+        One per method.
     bands_ : list of matplotlib artists
-        One a line with a spread.
+        One per line with a standard deviation above 0.
 
     Examples
     --------
@@ -98,17 +98,18 @@ class RobustnessDisplay(CurvesDisplay):
         Parameters
         ----------
         results : DataFrame or list of dict
-            A row a method and condition, or more, whose mean is drawn with one standard
-            deviation; ``comparison.per_fold`` with a column for the condition, say. Rows
-            without the score are left out.
+            One row or more per method and condition, such as ``comparison.per_fold`` with a column
+            for the condition. Their mean is drawn with one standard deviation. Rows without the
+            score are left out.
         x, score, by : str, default="dropout", "ndcg@10", "estimator"
             Columns of the condition, the score and the method's name.
         reference : float or dict of str to float, default=None
-            Scores to draw as dashed horizontal lines, by name: ``{"BiasOnly": 0.94}``.
+            Scores of baselines by name, to draw as dashed horizontal lines:
+            ``{"BiasOnly": 0.94}``.
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         **kwargs
-            To :meth:`plot`.
+            Passed to :meth:`plot`.
 
         Returns
         -------
@@ -119,12 +120,12 @@ class RobustnessDisplay(CurvesDisplay):
         ImportError
             If matplotlib is missing.
         ValueError
-            If there is no such column, or no row has the score.
+            If there is no such column, a condition or score is infinite, or no row has the score.
         """
         check_reference(reference)
         rows = as_rows(results)
         if any(isinstance(value, Real) and np.isinf(value) for value in column(rows, x)):
-            raise ValueError(f"{x!r} is infinite for some; leave these rows out.")
+            raise ValueError(f"{x!r} is infinite in some rows; leave them out.")
         curves = by_method(rows, setting=x, x=x, score=score, by=by)
         failed = failures(rows, score, by)
         display = cls(curves=curves, x_name=x, score_name=score, failed=failed, reference=reference)
@@ -145,7 +146,7 @@ class RobustnessDisplay(CurvesDisplay):
         compare_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Cross-validate federated models in several federations, and draw.
+        """Cross-validate federated models under several conditions, and draw the results.
 
         Parameters
         ----------
@@ -153,22 +154,23 @@ class RobustnessDisplay(CurvesDisplay):
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         y : array-like of shape (n_samples,), default=None
         param_name : str, default="federation__dropout"
-            The parameter that varies, as in `set_params`.
+            Name of the parameter to vary, as in `set_params`.
         param_range : iterable or dict, default=(0.0, 0.25, 0.5, 0.75)
-            Its values; a dict gives names to show: ``{"nobody": None, "noise":
-            RandomUpload()}`` of "federation__adversary".
+            Values of the parameter, or a dict of labels to values: ``{"nobody": None, "noise":
+            RandomUpload()}`` for "federation__adversary".
         score : str, default="ndcg@10"
-            Column of the comparison, which is asked for it.
+            Column of the comparison to draw; the score is computed if `scoring` does not ask for
+            it.
         reference : float, dict of str to float or estimator, or list of estimators, default=None
-            What to draw as dashed horizontal lines: scores by name, or estimators, which are
+            Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are
             cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
         ax : matplotlib Axes, default=None
-            Where to draw. None: a new figure.
+            Axes to draw in. None: those of a new figure.
         compare_params : dict, default=None
-            Parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
-            `n_jobs`...
+            Further parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`,
+            `clients`, `n_jobs`...
         **kwargs
-            To :meth:`plot`.
+            Passed to :meth:`plot`.
 
         Returns
         -------

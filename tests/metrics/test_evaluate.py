@@ -32,7 +32,7 @@ METRICS = tuple(reference.METRICS)
 # Cases drawn at random may have no meaning.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The model knows none of"),
-    pytest.mark.filterwarnings("ignore:The rows under test were seen"),
+    pytest.mark.filterwarnings("ignore:The model was fitted to the test rows"),
 ]
 MODELS = [Given, Peer]
 every_model = pytest.mark.parametrize("Model", MODELS)
@@ -158,7 +158,7 @@ def test_lists_have_no_meaning_among_negatives(toy):
         evaluate_ranking(forgetful, X, metrics="novelty", k=2, exclude_seen=False)
 
 
-@pytest.mark.filterwarnings("ignore:.*given negatives are no negatives")
+@pytest.mark.filterwarnings("ignore:.*given negatives are not negatives")
 @every_model
 @given(case=splits(), data=st.data())
 @settings(deadline=None, max_examples=60)
@@ -354,15 +354,15 @@ TRAIN = np.array([[1, 10], [1, 11], [2, 10], [2, 12], [3, 13]])
         ({"metrics": ()}, "metrics is empty"),
         ({"n_negatives": 0}, "'n_negatives' parameter of evaluate_ranking"),
         ({"n_negatives": 2}, "n_negatives=2, but user 1 has only 1 items"),
-        ({"n_negatives": 1, "negatives": {1: [10]}}, "pass one"),
-        ({"negatives": {2: [11]}}, "User 1 is under test but has no negatives"),
+        ({"n_negatives": 1, "negatives": {1: [10]}}, "pass only one"),
+        ({"negatives": {2: [11]}}, "User 1 is in X but has no negatives"),
         ({"negatives": {}}, "negatives"),
         ({"negatives": [1, 2]}, "a mapping from user to items, or a table"),
         ({"negatives": {"ann": [10]}}, "numbers in fit and are strings here"),
         ({"exclude_seen": "yes"}, "'exclude_seen' parameter"),
         ({"relevant_above": np.nan}, "'relevant_above' parameter"),
-        ({"relevant_above": 1.0}, r"No row under test is relevant \(y > 1\)"),
-        ({"y": [0.0]}, r"No row under test is relevant \(y > 0\)"),
+        ({"relevant_above": 1.0}, r"No test row is relevant \(y > 1\)"),
+        ({"y": [0.0]}, r"No test row is relevant \(y > 0\)"),
         ({"y": [1.0, 1.0]}, "inconsistent numbers of samples"),
         ({"y": [np.nan]}, "y contains NaN"),
         ({"sample_weight": [-1.0]}, "sample_weight"),
@@ -417,7 +417,7 @@ def test_a_model_that_tells_is_asked_and_another_goes_by_the_rows_of_fit():
 
 
 def test_what_does_not_predict_is_named():
-    with pytest.raises(TypeError, match=r"object cannot be ranked: it has no predict. Ranking a"):
+    with pytest.raises(TypeError, match=r"object cannot be ranked: it has no predict. To be ranked"):
         evaluate_ranking(object(), [[1, 12]], X_train=TRAIN)
     with pytest.raises(NotFittedError):
         evaluate_ranking(Popularity(), [[1, 12]], k=1, X_train=TRAIN)
@@ -432,7 +432,7 @@ def test_nan_scores_are_named():
 def test_a_peer_that_forgets_what_users_saw_is_named():
     model = Peer(remembers=False).fit(TRAIN)
     for options in ({}, {"n_negatives": 1}):
-        with pytest.raises(ValueError, match=r"Peer does not tell .* X_train .* exclude_seen=Fals"):
+        with pytest.raises(ValueError, match=r"Peer does not expose .* X_train .* exclude_seen=Fals"):
             evaluate_ranking(model, [[1, 12]], k=1, **options)
         told = evaluate_ranking(model, [[1, 12]], k=1, X_train=TRAIN, random_state=0, **options)
         whole = Peer().fit(TRAIN)
@@ -442,7 +442,7 @@ def test_a_peer_that_forgets_what_users_saw_is_named():
 
 def test_many_rated_negatives_warn():
     model = Given().fit(TRAIN)
-    with pytest.warns(UserWarning, match="2 of the 3 given negatives are no negatives"):
+    with pytest.warns(UserWarning, match="2 of the 3 given negatives are not negatives"):
         evaluate_ranking(model, [[1, 12]], k=1, negatives={1: [10, 12, 13]})
 
 
@@ -490,12 +490,16 @@ def test_drawn_negatives_agree_with_given_ones(ml100k):
         (
             lambda X: X + np.array([5000, 0]),
             {},
-            ["none of the .* users under test, so all get what str"],
+            ["none of the .* users in the test rows, so all are treated"],
         ),
-        (lambda X: X + np.array([0, 5000]), {}, ["none of the .* items under test"]),
-        (lambda X: X[:, ::-1], {}, ["none of the .* users under test", "none of the .* items un"]),
-        (lambda X: X[:60], {}, ["seen in fit, so this says how well the model remembers"]),
-        (lambda X: X[-6:], {"negatives": {}}, ["none of the given negatives, so it ranks"]),
+        (lambda X: X + np.array([0, 5000]), {}, ["none of the .* items in the test rows"]),
+        (
+            lambda X: X[:, ::-1],
+            {},
+            ["none of the .* users in the test rows", "none of the .* items in"],
+        ),
+        (lambda X: X[:60], {}, ["fitted to the test rows, so this measures memory"]),
+        (lambda X: X[-6:], {"negatives": {}}, ["none of the given negatives, so test items"]),
         (lambda X: X[-6:], {}, []),
     ],
 )
@@ -517,7 +521,9 @@ def test_evaluations_without_meaning_are_reported(rows, options, messages):
 def test_a_rating_score_of_strangers_is_reported(toy):
     X, y = toy
     model = BiasOnly().fit(X, y)
-    with pytest.warns(UserWarning, match="none of the 1 users under test.* is user -1, and"):
+    with pytest.warns(
+        UserWarning, match="none of the 1 users in the test rows.*X has user -1, and"
+    ):
         assert model.score([[-1, X[0, 1]], [-1, X[1, 1]]], [1, 2]) < 1
     assert model.score(X, y) == pytest.approx(r2_score(y, model.predict(X)))
 

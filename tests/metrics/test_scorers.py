@@ -227,7 +227,7 @@ def test_what_is_wrong_is_said_when_the_scorer_is_made():
     ):
         with pytest.raises(ValueError, match=message):
             make_ranking_scorer(*arguments)
-    with pytest.raises(ValueError, match="pass one"):
+    with pytest.raises(ValueError, match="pass only one"):
         make_ranking_scorer(n_negatives=9, negatives={1: [2]})
 
 
