@@ -23,7 +23,7 @@ from _links import TYPES, write_inventories  # noqa: E402
 project = "fedrecsk"
 author = "The fedrecsk developers"
 version = release = fedrecsk.__version__
-copyright = f"{author}. Version {version}, licence BSD-3-Clause."
+copyright = f"{author}. Version {version}, licence BSD-3-Clause"
 
 extensions = [
     "myst_nb",
