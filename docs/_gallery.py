@@ -1,17 +1,40 @@
-"""The order of the examples: as one gets to know the package; those that plot come last."""
+"""The gallery's order, by task, and the headings on its page."""
 
-FIRST = (
-    "quickstart.py",
-    "compare_methods.py",
-    "compare_with_als.py",
-    "grid_search.py",
-    "watch_a_fit.py",
-    "temporal_split.py",
-)
-LAST = "add_a_method.py"
+SECTIONS = {
+    "First fits": ("quickstart", "watch_a_fit", "plot_convergence"),
+    "Compare and evaluate": ("compare_methods", "compare_with_als", "temporal_split"),
+    "Search": ("grid_search", "accuracy_within_a_budget"),
+    "Communication": ("plot_accuracy_per_megabyte",),
+    "Privacy": ("what_an_upload_reveals", "encrypted_sums", "plot_privacy"),
+    "Lost and dishonest clients": ("plot_robustness", "poisoned_clients"),
+    "Deploy": ("codes_on_a_device", "both_sides"),
+    "A method of your own": ("add_a_method", "treat_clients_individually"),
+}
+ORDER = [name for names in SECTIONS.values() for name in names]
+OPEN = '.. raw:: html\n\n    <div class="sphx-glr-thumbnails">\n\n'
+CLOSE = ".. raw:: html\n\n    </div>\n\n"
+CARD = '.. raw:: html\n\n    <div class="sphx-glr-thumbcontainer"'
 
 
 def order(name):
-    """Sort key of a file of examples/; what is not named above comes by name."""
-    rank = FIRST.index(name) if name in FIRST else len(FIRST)
-    return name.startswith("plot_"), name == LAST, rank, name
+    """Sort key of a file of examples/, which must be in a section."""
+    return ORDER.index(name.removesuffix(".py"))
+
+
+def add_headings(app, docname, source):
+    """Begin a section before the card of its first example."""
+    if docname != "auto_examples/index":
+        return
+    page = source[0]
+    for title, (first, *_) in SECTIONS.items():
+        place = page.rindex(CARD, 0, page.index(f"sphx_glr_{first}_thumb"))
+        heading = f"{title}\n{'-' * len(title)}\n\n"
+        page = page[:place] + CLOSE + heading + OPEN + page[place:]
+    # The gallery's own container, which is left without cards, goes.
+    source[0] = page.replace(OPEN, "", 1).replace(CLOSE, "", 1)
+
+
+def setup(app):
+    """Sphinx calls this."""
+    app.connect("source-read", add_headings)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,6 +1,7 @@
 """Configuration of the documentation site: `sphinx-build -W --keep-going -b html docs out`."""
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -17,23 +18,45 @@ from fedrecsk.federated.base import FederatedRecommender
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+from _links import TYPES, write_inventories  # noqa: E402
 
 project = "fedrecsk"
 author = "The fedrecsk developers"
-copyright = author
 version = release = fedrecsk.__version__
+copyright = f"{author}. Version {version}, licence BSD-3-Clause"
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "_formulas",
+    "_gallery",
+    "_pages",
 ]
-exclude_patterns = ["_build"]
+# The tables of times would load scripts from the network.
+exclude_patterns = ["_build", "sg_execution_times.rst", "auto_examples/sg_execution_times.rst"]
 templates_path = ["_templates"]
-myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "substitution"]
+myst_substitutions = {"version": version}
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_show_tb = True
+nb_execution_timeout = 120
+nb_merge_streams = True
+nb_code_prompt_show = "Show the code"
+nb_code_prompt_hide = "Hide the code"
+# MathJax comes with the site (copy_mathjax), so that formulas need no network.
+mathjax_path = "mathjax/tex-chtml.js"
+copybutton_prompt_text = r">>> |\.\.\. |\$ |In \[\d*\]: | {2,5}\.\.\.: "
+copybutton_prompt_is_regexp = True
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_selector = "div.highlight pre:not(.cell_output pre, .sphx-glr-script-out pre)"
 myst_heading_anchors = 3
 
 html_theme = "pydata_sphinx_theme"
@@ -41,10 +64,14 @@ html_title = "fedrecsk"
 html_static_path = ["_static"]
 html_css_files = ["fedrecsk.css"]
 html_show_sourcelink = False
-html_sidebars = {"getting_started": [], "add_a_method": [], "datasets": []}
+alone = ["index", "getting_started", "choose", "add_a_method", "datasets", "numbers", "changelog"]
+html_sidebars = {page: [] for page in alone}
+html_logo = html_favicon = "_static/logo.svg"
 html_theme_options = {
+    "logo": {"text": "fedrecsk", "alt_text": "fedrecsk"},
+    "github_url": "https://github.com/fedrecsk/fedrecsk",
     "navbar_align": "left",
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 5,
     "show_toc_level": 2,
     "footer_start": ["copyright"],
     "footer_end": [],
@@ -55,6 +82,16 @@ default_role = "literal"
 autodoc_typehints = "none"
 autosummary_generate = True
 numpydoc_show_class_members = False
+numpydoc_xref_param_type = True
+numpydoc_xref_aliases = TYPES
+numpydoc_xref_ignore = "all"
+nitpicky = True
+nitpick_ignore_regex = [
+    # Python's own docstrings of dict, which a subclass inherits.
+    ("py:class", r".* D('s \w+)?|None\.  .*|.* of D"),
+    # Names of other packages that docs/_links.py does not list; they become text.
+    ("py:.*", r"(joblib|matplotlib|numba|numpy|pandas|scipy|sklearn)\..*"),
+]
 
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
@@ -66,6 +103,7 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "notebook_extensions": set(),
     "thumbnail_size": (480, 320),
+    "parallel": True,
     "min_reported_time": 3600,
     "abort_on_example_error": True,
     "remove_config_comments": True,
@@ -75,7 +113,9 @@ sphinx_gallery_conf = {
 
 # What authors of methods, and whoever runs the two halves, need beyond what the packages export.
 FOR_AUTHORS = {
+    "fedrecsk.aggregation": ["Update"],
     "fedrecsk.base": ["Recommender", "RatingMixin", "RankingMixin"],
+    "fedrecsk.federated": ["pack_codes", "unpack_codes"],
     "fedrecsk.federated.base": ["FederatedRecommender"],
     "fedrecsk.interactions": ["catalogue_ids", "encode"],
     "fedrecsk.simulation.blocks": ["Block", "of_clients"],
@@ -90,6 +130,10 @@ METHOD_PAGES = {
     "rfrec": ("RFRec", "RFRecF"),
     "ease": ("EASE", "FedEASE", "FedSpectral"),
     "fedals": ("LocALS", "LocSGD", "GlobSGD"),
+    "fcf": ("FCF", "ExplicitFCF"),
+    "fedeb": ("FedEB",),
+    "fedfast": ("FedFast",),
+    "fedrec": ("FedRec",),
     "lightfr": ("LightFR",),
     "colr": ("FedMF", "CoLR", "SCoLR"),
     "mf": ("PMF", "BiasedMF", "SVDpp", "BayesianSVDpp"),
@@ -182,6 +226,7 @@ def write_tables():
 
 
 write_tables()
+intersphinx_mapping = write_inventories(HERE / "api" / "generated")
 
 
 def skip_foreign(app, what, name, thing, skip, options):
@@ -233,8 +278,19 @@ def unlink_addresses(app, doctree):
             link.replace_self(link.children)
 
 
+def copy_mathjax(app, exception):
+    """Copy MathJax and its fonts to the site."""
+    if exception is None and app.builder.format == "html":
+        package = Path(importlib.util.find_spec("sphinx-mathjax-offline").origin).parent
+        source, target = package / "static" / "mathjax", app.outdir / "_static" / "mathjax"
+        fonts = "output/chtml/fonts"
+        shutil.copytree(source / fonts, target / fonts, dirs_exist_ok=True)
+        shutil.copy(source / "tex-chtml.js", target)
+
+
 def setup(app):
     """Sphinx calls this."""
+    app.connect("build-finished", copy_mathjax)
     app.connect("doctree-read", unlink_addresses)
     app.connect("source-read", title_example)
     # After numpydoc, which has priority 500.

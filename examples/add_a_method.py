@@ -1,10 +1,13 @@
 """How do I add a federated method of my own?
 
-A whole one, and what it gets for nothing.
+Write a class with the method's hooks, and run it in settings that you did not write.
 
-Federated gradient descent for ratings, in the manner of FCF (Ammad-ud-din and others, 2019): every
-client solves for its users' vectors in closed form and uploads the gradient of the items; the
-server takes the step. The page :doc:`/add_a_method` explains each hook. Runs offline.
+This is federated gradient descent for ratings, in the manner of FCF (Ammad-ud-din and others,
+2019): every client solves for its users' vectors in closed form and uploads the gradient of the
+items; the server takes the step. The picture has its test error where nothing goes wrong, where
+half of the uploads are lost, where each number is sent in eight bits, where long uploads are
+shortened, and where a fifth of the clients takes part in each round. The page :doc:`/add_a_method`
+explains each hook.
 """
 
 from dataclasses import KW_ONLY, dataclass
@@ -14,11 +17,10 @@ from typing import ClassVar
 import numpy as np
 from sklearn.metrics import root_mean_squared_error
 from sklearn.model_selection import train_test_split
-from sklearn.utils._param_validation import Interval
 
 from fedrecsk import BiasOnly, Federation
 from fedrecsk.aggregation import NormClipping
-from fedrecsk.base import RatingMixin
+from fedrecsk.base import Interval, RatingMixin
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated.base import FederatedRecommender
@@ -127,19 +129,31 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
 
 # A few of the settings that it runs in.
 if __name__ == "__main__":
-    X, y = make_ratings(n_users=600, n_items=300, n_ratings=40_000, random_state=0)
+    import matplotlib.pyplot as plt
+
+    X, y = make_ratings(n_users=300, n_items=80, n_ratings=9_000, random_state=0)
     X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.2, random_state=0)
-    settings = {
-        "nothing goes wrong": None,
-        "half of the uploads lost": Federation(dropout=0.5),
-        "eight bits per number": Federation(compression=Quantization("int8")),
-        "long updates shortened": Federation(aggregator=NormClipping()),
+    models = {
+        "BiasOnly": BiasOnly(),
+        "nothing goes wrong": FederatedRidge(),
+        "half of the uploads lost": FederatedRidge(federation=Federation(dropout=0.5)),
+        "eight bits per number": FederatedRidge(
+            federation=Federation(compression=Quantization("int8"))
+        ),
+        "long uploads shortened": FederatedRidge(federation=Federation(aggregator=NormClipping())),
+        "a fifth of the clients per round": FederatedRidge(client_fraction=0.2),
     }
-    models = {"bias-only": BiasOnly()}
-    for name, federation in settings.items():
-        models[name] = FederatedRidge(federation=federation, random_state=0)
-    models["a fifth of the clients per round"] = FederatedRidge(client_fraction=0.2, random_state=0)
+    errors = []
     for name, model in models.items():
+        if name != "BiasOnly":
+            model.set_params(n_rounds=15, random_state=0)
         model.fit(X_train, y_train)
-        rmse = root_mean_squared_error(y_test, model.predict(X_test))
-        print(f"{name}: RMSE {rmse:.3f}  {getattr(model, 'communication_', '')}")
+        errors.append(root_mean_squared_error(y_test, model.predict(X_test)))
+        print(f"{name}: RMSE {errors[-1]:.3f}  {getattr(model, 'communication_', '')}")
+
+    _, ax = plt.subplots(figsize=(7.5, 3.5), layout="constrained")
+    bars = ax.barh(list(models), errors, color=["0.7"] + 5 * ["#0072B2"])
+    ax.bar_label(bars, fmt="{:.3f}", padding=3)
+    ax.invert_yaxis()
+    ax.set(xlim=(0.8, 1), xlabel="Test RMSE (left is better; the axis begins at 0.8)")
+    plt.show()

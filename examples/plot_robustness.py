@@ -1,7 +1,11 @@
 """What if clients drop out, and what if some of them lie?
 
-Left: a share of the clients loses its upload, each round anew. Right: a tenth of them attacks. Runs
-offline; needs ``pip install 'fedrecsk[plot]'``.
+Draw quality against the share of lost uploads, and under two attacks.
+
+On the left, half or nine tenths of the uploads are lost, each round anew: LocALS hardly suffers.
+On the right, a tenth of the clients attacks. Random uploads (noise) cost LocALS two fifths of its
+NDCG and hardly touch GlobSGD, whose steps are small; flipped signs harm both. Which method is more
+robust depends on the attack. The next example shows what helps.
 """
 
 import matplotlib.pyplot as plt
@@ -11,12 +15,12 @@ from fedrecsk.attacks import RandomUpload, SignFlip
 from fedrecsk.datasets import make_interactions
 from fedrecsk.plotting import RobustnessDisplay
 
-X = make_interactions(n_users=150, n_items=120, n_interactions=4500, random_state=0)
+X = make_interactions(n_users=400, n_items=200, n_interactions=16_000, random_state=0)
 models = {
     "LocALS": LocALS(n_factors=8, random_state=0),
     "GlobSGD": GlobSGD(n_factors=8, n_rounds=15, random_state=0),
 }
-_, (left, right) = plt.subplots(1, 2, figsize=(8, 4), layout="constrained", sharey=True)
+_, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
 RobustnessDisplay.from_estimator(
     models, X, param_range=(0.0, 0.5, 0.9), compare_params={"cv": 3}, ax=left
 )
@@ -28,7 +32,7 @@ display = RobustnessDisplay.from_estimator(
     compare_params={"cv": 3},
     ax=right,
 )
-right.set_ylabel(None)
+right.set(ylabel=None, ylim=(0, None))
 for name, (attacks, ndcg, _) in display.curves.items():
     shown = zip(attacks, ndcg, strict=True)
     print(name, ", ".join(f"{attack}: NDCG@10 {value:.3f}" for attack, value in shown))

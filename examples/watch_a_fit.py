@@ -1,11 +1,14 @@
 """How do I follow a fit, and stop it early?
 
-Round by round, with scikit-learn's callbacks.
+With scikit-learn's callbacks, and with ``early_stopping``.
 
-For a progress bar, ``pip install 'fedrecsk[progress]'`` and add ``sklearn.callback.ProgressBar()``
-to the callbacks. Runs offline.
+The training error falls in every round. Each client also holds back a tenth of its ratings and
+reports the error there, which hardly improves after some fifty rounds: the fit stops when it has
+not improved for ten rounds, and keeps the model of the best round. For a progress bar, install
+``fedrecsk[progress]`` and pass ``sklearn.callback.ProgressBar()`` to ``set_callbacks``.
 """
 
+import matplotlib.pyplot as plt
 from sklearn.callback import ScoringMonitor
 
 from fedrecsk import RFRec
@@ -15,10 +18,19 @@ X, y = make_ratings(n_users=300, n_items=200, n_ratings=12_000, random_state=0)
 
 scoring = "neg_root_mean_squared_error"
 monitor = ScoringMonitor(scoring=scoring)
-RFRec(n_rounds=30, random_state=0).set_callbacks(monitor).fit(X, y)
-rounds = [row for row in monitor.get_logs().data if row["task_name"] == "round"]
-for row in rounds[::10]:
-    print(f"round {row['task_id']}: training RMSE {-row[scoring]:.4f}")
+model = RFRec(n_rounds=300, early_stopping=True, random_state=0).set_callbacks(monitor).fit(X, y)
+print(f"{model.n_rounds_} of 300 rounds; the best was round {model.best_round_}")
 
-stopped = RFRec(n_rounds=300, early_stopping=True, random_state=0).fit(X, y)
-print(f"early stopping: {stopped.n_rounds_} rounds, the best was {stopped.best_round_}")
+training = [-row[scoring] for row in monitor.get_logs().data if row["task_name"] == "round"]
+held_out = [row["validation_loss"] ** 0.5 for row in model.history_]
+for number in range(0, model.n_rounds_, 20):
+    print(f"round {number:2}: RMSE {training[number]:.3f}, held out {held_out[number]:.3f}")
+
+# %%
+_, ax = plt.subplots(figsize=(7, 4), layout="constrained")
+ax.plot(training, color="#0072B2", label="the clients' training ratings")
+ax.plot(held_out, color="#D55E00", label="ratings held out by the clients")
+ax.axvline(model.best_round_, color="0.5", linestyle=":", label="best round, which is kept")
+ax.set(xlabel="Round", ylabel="RMSE (stars)")
+ax.legend()
+plt.show()

@@ -1,35 +1,98 @@
+"""README and pages: the code of README prints what it shows, and links lead somewhere.
+
+The code of the other pages runs when the site is built, which fails on errors and on pages whose
+code shows nothing (docs/_pages.py).
+"""
+
+import csv
+import importlib.util
+import inspect
 import re
-import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from fedrecsk.datasets import make_ratings
+import fedrecsk
+from benchmarks import methods, picture
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = [DOCS / "index.md", DOCS / "getting_started.md", *sorted(DOCS.glob("user_guide/*.md"))]
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+HERE = "https://github.com/fedrecsk/fedrecsk/blob/main/"
+FILES = "https://raw.githubusercontent.com/fedrecsk/fedrecsk/main/"
+WRITTEN = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *DOCS.glob("*/*.md")]
+# Made when the site is built.
+MADE = ("auto_examples/", "generated/")
+LINK = re.compile(r"\]\(([^()\s]+)\)|src=\"([^\"]+)\"")
+SECONDS = re.compile(r"(± [\d.]+) +[\d.]+ ± [\d.]+")
 
 
-def blocks_of(page):
-    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+def without_code(text):
+    return re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
-    table = np.column_stack([X, y])[:, [0, 1, 3, 2]].astype(int).astype(object)
-    table[:, 0] = [f"user {user}" for user in table[:, 0]]
-    np.savetxt("ratings.csv", table, "%s", ",", header="user,item,rating,timestamp", comments="")
-    blocks = blocks_of(page)
-    assert blocks
-    names = {}
-    for block in blocks:
-        with warnings.catch_warnings():
-            # The made-up negatives are often seen, and the scorer says so.
-            warnings.simplefilter("ignore", UserWarning)
-            exec(block, names)
+def anchors_of(page):
+    """The anchors that GitHub and MyST give to headings, and the page's own labels."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    own = re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE)
+    words = [re.sub(r"[^\w\- ]", "", title.lower()).strip() for title in titles]
+    return {*own, *(title.replace(" ", "-") for title in words)}
+
+
+def broken_links(page):
+    for target in map("".join, LINK.findall(without_code(page.read_text()))):
+        start, link = page.parent, target
+        for address in (HERE, FILES):
+            if target.startswith(address):
+                start, link = ROOT, target.removeprefix(address)
+        if re.match(r"[a-z]+:", link) or any(folder in link for folder in MADE):
+            continue
+        name, _, anchor = link.partition("#")
+        file = start / name if name else page
+        if not file.exists() or (anchor and anchor not in anchors_of(file)):
+            yield target
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_a_page_lead_somewhere(page):
+    assert list(broken_links(page)) == []
+
+
+def test_links_are_found_and_checked(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One Title!\n[a](#one-title) [b](#two) [c](none.md) ![d](https://x.org/y)")
+    assert list(broken_links(page)) == ["#two", "none.md"]
+
+
+def test_objectives_of_estimators_become_formulas():
+    spec = importlib.util.spec_from_file_location("_formulas", DOCS / "_formulas.py")
+    formulas = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(formulas)
+    assert formulas.formula(["  sum_u n_u^-1/2 |p_u . q_i|^2", "    + reg_user lambda"]) == [
+        r"& \sum_{u} n_{u}^{-1/2} |p_{u} \cdot q_{i}|^{2} \\",
+        r"& \quad + \mathrm{reg\_user}\, \lambda ",
+    ]
+    for name in ("RFRec", "LocALS", "FCF", "FedEB", "PMF", "BayesianSVDpp", "ImplicitLMF"):
+        lines = inspect.getdoc(getattr(fedrecsk, name)).splitlines()
+        formulas.show_formulas(None, "class", name, None, None, lines)
+        assert ".. math::" in lines, name
+
+
+def test_readme_prints_what_it_shows(capsys):
+    code, shown = re.search(
+        r"```python\n(.*?)```\n\n```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    ).groups()
+    exec(code, {})
+    printed = capsys.readouterr().out
+    # The seconds of fits are the machine's; the rest is the same everywhere.
+    assert len(SECONDS.findall(shown)) == 3
+    assert SECONDS.sub(r"\1", printed).split() == SECONDS.sub(r"\1", shown).split()
+    assert f"```python\n{code}```" in (DOCS / "index.md").read_text()
+
+
+def test_readme_has_no_link_that_only_works_in_the_repository():
+    links = map("".join, LINK.findall((ROOT / "README.md").read_text()))
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 def test_every_page_of_the_guide_is_listed_in_it():
@@ -37,3 +100,16 @@ def test_every_page_of_the_guide_is_listed_in_it():
     for page in DOCS.glob("user_guide/*.md"):
         assert f"](user_guide/{page.name})" in guide
         assert f"\nuser_guide/{page.stem}\n" in guide
+
+
+def test_the_pictures_show_the_numbers_of_the_appendix(tmp_path):
+    tables = re.findall(r"^\|  \| .*?(?=\n\n)", (DOCS / "numbers.md").read_text(), re.M | re.S)
+    rows = [*picture.rows_of("ratings", tables[0]), *picture.rows_of("rankings", tables[1])]
+    with (DOCS / "_static" / "accuracy.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == rows
+    known = {entry.label for entry in (*methods.RATINGS, *methods.RANKINGS)}
+    assert {label for points in picture.POINTS.values() for label in points} <= known
+    for task, label in (("ratings", "mean of 4 FedEB"), ("rankings", "LightFR")):
+        picture.draw(task, rows, tmp_path / f"{task}.svg")
+        for folder in (tmp_path, DOCS / "_static"):
+            assert f"<!-- {label} -->" in (folder / f"{task}.svg").read_text()

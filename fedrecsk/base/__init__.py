@@ -1,5 +1,6 @@
 """The base classes of all recommenders of the package."""
 
+from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.base._fold_in import _placed as _placed
 from fedrecsk.base._kinds import RankingMixin, RatingMixin, check_likes
 from fedrecsk.base._linear import _batches as _batches
@@ -9,9 +10,11 @@ from fedrecsk.base._report import FitReport, attributes_of
 
 __all__ = [
     "FitReport",
+    "Interval",
     "RankingMixin",
     "RatingMixin",
     "Recommender",
+    "StrOptions",
     "attributes_of",
     "check_likes",
     "linear_scores",

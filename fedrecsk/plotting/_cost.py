@@ -327,7 +327,7 @@ class CostDisplay:
         for i, name in enumerate(self.names):
             if np.isnan(costs[i]):
                 dashes = DASHES[len(self.baselines_) % len(DASHES)]
-                look = {"color": "0.35", "linestyle": dashes, "linewidth": 1.3, "zorder": 1}
+                look = {"color": "0.5", "linestyle": dashes, "linewidth": 1.3, "zorder": 1}
                 line = ax.axhline(scores[i], label=legible(f"{name} (centralised)"), **look)
                 self.baselines_.append(line)
                 continue

@@ -153,7 +153,7 @@ def finish(display, ax, own, *, x_name, score_name):
         ax.plot([], [], "x", color="0.35", label=note)
     ax.set_xlabel(_label(x_name), wrap=True)
     ax.set_ylabel(_label(score_name))
-    ax.grid(True, color="0.9", linewidth=0.8)
+    ax.grid(True, color="0.5", alpha=0.2, linewidth=0.8)
     ax.set_axisbelow(True)
     # matplotlib lists lines before error bars; put the methods first and the Pareto front last.
     entries = zip(*ax.get_legend_handles_labels(), strict=True)
