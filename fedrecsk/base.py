@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.callback import CallbackSupportMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
-from fedrecsk import _kernels, _memory, metrics
+from fedrecsk import _checks, _kernels, _memory, metrics
 from fedrecsk._sklearn import (
     Interval,
     check_sample_weight,
@@ -179,6 +179,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
         report = FitReport(self, X, y, sample_weight, data)
         report.begin()
         attributes = self._fit(data, report)
+        _checks.check_fitted(self, data, attributes)
         # What an earlier fit left and this one has not.
         for name in [name for name in vars(self) if name[-1] == "_" and name[0] != "_"]:
             if name not in ("n_features_in_", "feature_names_in_"):
@@ -204,6 +205,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
     def _prepared(self, X, y=None, clients=None, sample_weight=None):
         """Everything before a fit: checks, and the data encoded."""
         catalogue = None if self.items is None else catalogue_ids(self.items)
+        _checks.check_parameters(self)
         self._check_before_fit()
         return self._read(X, y, clients, sample_weight, item_ids=catalogue)
 
@@ -226,6 +228,7 @@ class Recommender(CallbackSupportMixin, BaseEstimator, ABC):
                 ensure_non_negative=True,
                 allow_all_zero_weights=True,
             )
+        _checks.check_rows(y, sample_weight)
         return encode(
             X,
             y,

@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from fedrecsk import _kernels
+from fedrecsk._checks import cure
 from fedrecsk._sklearn import Interval
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.centralized._warm_start import parameters_of_a_run, resumed
@@ -119,7 +120,7 @@ class GradientDescent(RatingMixin, Recommender):
             rate = DTYPE(self.learning_rate * self.learning_rate_decay**run.n_epochs)
             loss = self._epoch(arranged, run.state, rate) * rows.scale**2 / len(rows.values)
             run.loss_curve.append(float(loss))
-            self._check_finite(run)
+            self._check_finite(run, data)
             if self.early_stopping:
                 self._validate(run, rows, held_out)
             if close(lambda: self._finished(run, rows)):
@@ -131,12 +132,12 @@ class GradientDescent(RatingMixin, Recommender):
     def _least_bytes(self, data):
         return 4 * self.n_factors * (data.n_users + data.n_items)
 
-    def _check_finite(self, run):
+    def _check_finite(self, run, data):
         arrays = run.state.values()
         if not all(np.isfinite(array).all() for array in (run.loss_curve[-1], *arrays)):
             raise ValueError(
                 f"{type(self).__name__} diverged: its parameters are infinite or NaN after epoch "
-                f"{run.n_epochs}. Lower learning_rate or init_std."
+                f"{run.n_epochs}. {cure(self, data)}"
             )
 
     def _validate(self, run, rows, held_out):

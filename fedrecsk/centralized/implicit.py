@@ -16,6 +16,7 @@ from scipy import sparse
 from scipy.special import expit
 from sklearn.utils import check_random_state
 
+from fedrecsk._checks import cure
 from fedrecsk._docs import documented
 from fedrecsk._sklearn import Interval, StrOptions, get_threadpool_controller
 from fedrecsk._threads import N_JOBS, n_threads
@@ -93,7 +94,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
         def after_iteration(*_):
             nonlocal n_done, close
             n_done += 1
-            self._check_finite(model, n_done)
+            self._check_finite(model, n_done, data)
             if close(attributes):
                 raise _Stop
             if n_done < self.n_iterations:
@@ -128,12 +129,11 @@ class ImplicitRecommender(RankingMixin, Recommender):
         _put(self._mean_user, users, np.diff(likes.indptr) == 0)
         return users
 
-    def _check_finite(self, model, n_done):
+    def _check_finite(self, model, n_done, data):
         if not (np.isfinite(model.user_factors).all() and np.isfinite(model.item_factors).all()):
             raise ValueError(
                 f"{type(self).__name__} diverged: its factors are infinite or NaN after iteration "
-                f"{n_done}. Raise regularization, lower learning_rate where there is one, or scale "
-                "down y and sample_weight."
+                f"{n_done}. {cure(self, data)}"
             )
 
     def _score_pairs(self, users, items):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedrecsk._docs import documented
-from fedrecsk.base import RankingMixin, Recommender
+from fedrecsk.base import RankingMixin, Recommender, check_likes
 
 
 @documented
@@ -32,8 +32,16 @@ class Popularity(RankingMixin, Recommender):
     {n_users_}
     {n_items_}
 
+    Raises
+    ------
+    ValueError
+        By fit: if no y is positive.
+
     Notes
     -----
+    Rows with y <= 0 say no more than their absence, except that `recommend` leaves out their
+    items too.
+
     Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
     Unknown users get the same list; unknown items have preference 0, and so have items of
     `items` that nobody took.
@@ -48,6 +56,7 @@ class Popularity(RankingMixin, Recommender):
     """
 
     def _fit(self, data, report):
+        check_likes(data)
         taken = np.where(data.values > 0, data.weights, 0.0)
         counts = np.bincount(data.items, taken, minlength=data.n_items)
         return {"item_popularity_": counts / data.n_users}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedrecsk._checks import cure
 from fedrecsk.federated._fixed_point import FRACTION_BITS
 from fedrecsk.federated._rating_scale import check_ratings, check_scale
 from fedrecsk.simulation.participation import cohort_size
@@ -80,8 +81,8 @@ def check_rows(model, data, scale):
         check_ratings(data.values, scale)
     if _largest_sum(model, data) >= 2**62:
         raise ValueError(
-            "The exact sums of these weights may not fit into 64-bit integers; scale "
-            "sample_weight down, or lower n_bits, user_bits or n_negatives."
+            "The exact sums of LightFR may not fit into 64-bit integers with these weights and "
+            f"parameters. {cure(model, data)} Fewer n_bits, user_bits or n_negatives help too."
         )
 
 

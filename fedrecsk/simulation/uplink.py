@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedrecsk._checks import Diverged
 from fedrecsk.privacy.local_dp import PrivacyReport
 from fedrecsk.simulation.messages import Total, Upload
 from fedrecsk.uploads import add_sums
@@ -71,9 +72,10 @@ class Uplink:
         self.ledger.count(messages_up=n_accepted, rejected=n_arrived - n_accepted)
         if n_accepted == 0:
             if n_arrived:
-                raise ValueError(
-                    f"The clients diverged: all {n_arrived} uploads of round {key.round} held NaN "
-                    "or infinite values. Lower the learning rate, or scale the ratings."
+                when = "the set-up" if key.round < 0 else f"round {key.round}"
+                raise Diverged(
+                    f"The clients diverged: all {n_arrived} uploads of {when} held NaN or infinite "
+                    "values."
                 )
             return None
         if batches:
