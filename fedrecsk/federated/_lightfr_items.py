@@ -147,6 +147,8 @@ class ItemFoldIn:
         server = {"item_codes": item_codes, "rating_scale": self.rating_scale_}
         if "crowd" in self._final_message:
             server["crowd"] = self._final_message["crowd"].values
+        if "mean_user" in self._final_message:
+            server["mean_user"] = self._final_message["mean_user"].values
         if self.aggregation != "full":
             server["memory"] = np.zeros((len(item_codes), self.n_bits), dtype=np.int64)
         return server

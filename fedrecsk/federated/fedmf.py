@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedrecsk._docs import documented
-from fedrecsk.federated._fedmf import AveragedItems
+from fedrecsk.federated._steady_items import SteadyItems
 
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedMF(AveragedItems):
+class FedMF(SteadyItems):
     """Federated matrix factorisation: averaging of an item matrix, user vectors kept private.
 
     Each round a few clients receive the item matrix Q, train it and their own users' vectors p_u

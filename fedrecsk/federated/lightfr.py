@@ -81,8 +81,11 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         rules; "bits", each bit is +1 for as many users, or items, as it is -1, as in its
         objective.
     shrinkage : float, default=1000.0
-        Weight of the squared length of a user's vector, in pairs of weight 1. It changes
-        nothing with ``user_bits=1``.
+        Weight of the squared distance between a user's vector and `prior`, in pairs of weight 1.
+    prior : {"crowd", "zero"}, default="crowd"
+        What users' vectors are shrunk towards. "crowd": the mean of the last cohort's vectors,
+        with aggregation="full" alone, which sends their sum anyway; a user with few rows then gets
+        about what is popular. "zero": zero, always so with the other aggregations.
     memory : int, default=4
         The server adds each round's sum to what it remembers, and forgets 1/memory of that; 1
         is the paper's server. Not with "full".
@@ -136,7 +139,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         in the end
           9  clients fit their users to the final codes           _personalize
 
-    *What is sent.* Down, each round: the packed codes of all items. Up, with "full": for
+    *What is sent.* Down, each round: the packed codes of all items, and with ``prior="crowd"`` the
+    mean vector, ``4 n_bits`` bytes. Up, with "full": for
     each of the client's rated items its number, n_bits integers (int64) and the sum of its
     weights; an n_bits x n_bits matrix, n_bits integers and the number of users. With
     "gradient": n_bits integers and the number of each visited item, negatives included. With
@@ -191,6 +195,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     reg_item: float = 0.0
     balance: Literal["code", "bits"] = "code"
     shrinkage: float = 1000.0
+    prior: Literal["crowd", "zero"] = "crowd"
     memory: int = 4
     n_sweeps: int | None = 3
     init: Literal["random"] | NDArray = "random"
@@ -212,6 +217,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         "reg_item": [Interval(Real, 0, None, closed="left")],
         "balance": [StrOptions({"code", "bits"})],
         "shrinkage": [Interval(Real, 0, None, closed="left")],
+        "prior": [StrOptions({"crowd", "zero"})],
         "memory": [Interval(Integral, 1, None, closed="left")],
         "n_sweeps": [Interval(Integral, 1, None, closed="left"), None],
         "init": [StrOptions({"random"}), np.ndarray],
@@ -236,6 +242,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
             "rating_scale": self._scale(catalogue.rating_range),
             "crowd": np.zeros(self.n_bits, dtype=np.int64),
         }
+        if self._leans:
+            server["mean_user"] = np.zeros(self.n_bits, dtype=np.float32)
         if self.aggregation != "full":
             server["memory"] = np.zeros((catalogue.n_items, self.n_bits), dtype=np.int64)
         return server
@@ -251,6 +259,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         fields = {"item_codes": Dense(server["item_codes"], dtype="uint64", learned=True)}
         if self._crowded:
             fields["crowd"] = Dense(server["crowd"], dtype="int64")
+        if self._leans:
+            fields["mean_user"] = Dense(server["mean_user"])
         return Message(**fields)
 
     def _on_receipt(self, message, key):
@@ -300,6 +310,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         sums = {name: np.ascontiguousarray(total.sum) for name, total in upload.items()}
         if self._crowded:
             server["crowd"] = sums["total"]
+        if self._leans:
+            server["mean_user"] = (sums["total"] / sums["n_users"][0]).astype(np.float32)
         codes, rule = server["item_codes"], self._server_rule()
         if self.aggregation == "full":
             by_curvature(codes, self.n_bits, sums, rule)
@@ -347,6 +359,12 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     @property
     def _crowded(self):
         return self.balance == "bits" and self.reg_user > 0
+
+    @property
+    def _leans(self):
+        """Whether users' vectors are shrunk towards the mean vector."""
+        full = self.aggregation == "full" and self.train_items
+        return full and self.prior == "crowd" and self.shrinkage > 0
 
     @property
     def _base(self):
@@ -400,6 +418,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         crowd = np.zeros(self.n_bits, dtype=np.int64)
         if self._crowded:
             crowd = reg_user * message["crowd"].values
+        if "mean_user" in message:
+            crowd = crowd - fixed(self.shrinkage * message["mean_user"].values.astype(np.float64))
         within = self.balance == "code"
         return _kernels.lightfr.Rule(
             self._limit,

@@ -100,6 +100,7 @@ METHODS = {
     "full, bits balanced": {"reg_user": 0.002, "reg_item": 0.003, "balance": "bits"},
     "full, one sweep": {"n_sweeps": 1, "n_bits": 3},
     "full, shrunk": {"n_sweeps": None, "shrinkage": 4.5},
+    "full, shrunk to zero": {"shrinkage": 4.5, "prior": "zero"},
     "gradient": {"aggregation": "gradient", "user_bits": 1, "negative_target": 0.4},
     "gradient, no memory": {"aggregation": "gradient", "user_bits": 1, "memory": 1},
     "gradient, several bits": {"aggregation": "gradient", "reg_user": 0.01, "n_sweeps": 2},
@@ -420,7 +421,8 @@ def test_new_users_are_fitted_without_balance():
         model.item_factors_,
         first_codes(model, encode(X[mine], y[mine]))[1] * 0 + folded_start(model),
     )
-    naive.fit_user(0, naive.items, naive.crowd, Key(0), balanced=False)
+    mean = model._final_message["mean_user"].values
+    naive.fit_user(0, naive.items, naive.crowd, mean, Key(0), balanced=False)
     np.testing.assert_array_equal(model.user_factors_[-1], naive.users[0])
 
 
@@ -438,10 +440,10 @@ def test_new_users_are_served_as_if_alone(aggregation):
 
 def test_bad_new_users_are_named():
     X, y = make_toy()
-    new = [*X[:2], [5000, 0]]
+    new = X[:2] + np.array([5000, 0])
     with pytest.raises(ValueError, match=r"y has the rating 9, outside rating_scale=\(1, 5\)"):
         make(targets="ratings").fit(X, y).fold_in(new, [9, 1])
-    with pytest.raises(ValueError, match="sums of these weights may not fit"):
+    with pytest.raises(ValueError, match="exact sums of LightFR may not fit"):
         make().fit(X, y).fold_in(new, sample_weight=[1e15, 1])
 
 

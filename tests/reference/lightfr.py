@@ -43,7 +43,7 @@ class LightFR:
         self.top = self.f * self.limit
         self.full = model.aggregation == "full"
         self.memory = [[0] * self.f for _ in self.items]
-        self.crowd = [0] * self.f
+        self.crowd, self.mean = [0] * self.f, [0.0] * self.f
         self.received = [None] * len(clients)
 
     # --- section 3.3.1, on a client
@@ -84,7 +84,7 @@ class LightFR:
         """lambda in these units."""
         return fixed(4 * reg * self.top**2)
 
-    def fit_user(self, u, items, crowd, key, *draws, balanced=True):
+    def fit_user(self, u, items, crowd, mean, key, *draws, balanced=True):
         """Equations 9 and 10, until no entry changes or for so many sweeps."""
         a, pairs = self.users[u], self.pairs(u, key, *draws)
         balance = self.balance(self.model.reg_user) if balanced else 0
@@ -94,7 +94,7 @@ class LightFR:
         while True:
             before = list(a)
             for k in range(self.f):
-                best, total = 0, sum(a)
+                best, total = fixed(self.model.shrinkage * float(mean[k])), sum(a)
                 curvature = within + fixed(self.model.shrinkage)
                 for i, w, aim in pairs:
                     d = items[i]
@@ -159,12 +159,12 @@ class LightFR:
         arrived, sums, uploads = [], [0] * self.f, []
         for c, users in enumerate(self.clients):
             if turn.receives[c]:
-                self.received[c] = [list(d) for d in self.items], list(self.crowd)
+                self.received[c] = [list(d) for d in self.items], list(self.crowd), self.mean
             if not turn.active[c] or self.received[c] is None:
                 continue
-            items, crowd = self.received[c]
+            items, *crowd = self.received[c]
             for u in users:
-                self.fit_user(u, items, crowd, key)
+                self.fit_user(u, items, *crowd, key)
             if turn.delivers[c]:
                 arrived.append((users, items))
                 sums = [s + sum(self.users[u][k] for u in users) for k, s in enumerate(sums)]
@@ -175,6 +175,8 @@ class LightFR:
         if not arrived or not self.model.train_items:
             return
         self.crowd = sums
+        if self.full and self.model.prior == "crowd":
+            self.mean = np.float32(np.array(sums) / sum(len(users) for users, _ in arrived))
         if self.full:
             self.step_by_curvature(arrived, key)
         else:
@@ -237,7 +239,7 @@ class LightFR:
     def final_users(self, key):
         """What clients predict with: their codes fitted to the final items."""
         for u in range(len(self.users)):
-            self.fit_user(u, self.items, self.crowd, key, "negatives in the end")
+            self.fit_user(u, self.items, self.crowd, self.mean, key, "negatives in the end")
         return self.users
 
 
