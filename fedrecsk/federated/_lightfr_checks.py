@@ -99,7 +99,7 @@ def _largest_sum(model, data):
     else:
         mass = data.weights.sum() * (1 + model.n_negatives) * model.memory
     regs = (model.reg_user + model.reg_item) * max(data.n_users, data.n_items, model._top)
-    mass = mass + model.shrinkage + regs * model._top
+    mass = mass + max(model.shrinkage, model.sparse_shrinkage) + regs * model._top
     return 2.0**FRACTION_BITS * 4 * model._top * model._limit * mass
 
 

@@ -86,6 +86,9 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         What users' vectors are shrunk towards. "crowd": the mean of the last cohort's vectors,
         with aggregation="full" alone, which sends their sum anyway; a user with few rows then gets
         about what is popular. "zero": zero, always so with the other aggregations.
+    sparse_shrinkage : float, default=12000.0
+        With ``prior="crowd"`` a user with n rows that count is shrunk by sparse_shrinkage / n if
+        that is more than `shrinkage`; with the default, a user with fewer than 12 rows.
     memory : int, default=4
         The server adds each round's sum to what it remembers, and forgets 1/memory of that; 1
         is the paper's server. Not with "full".
@@ -196,6 +199,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     balance: Literal["code", "bits"] = "code"
     shrinkage: float = 1000.0
     prior: Literal["crowd", "zero"] = "crowd"
+    sparse_shrinkage: float = 12000.0
     memory: int = 4
     n_sweeps: int | None = 3
     init: Literal["random"] | NDArray = "random"
@@ -217,6 +221,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         "reg_item": [Interval(Real, 0, None, closed="left")],
         "balance": [StrOptions({"code", "bits"})],
         "shrinkage": [Interval(Real, 0, None, closed="left")],
+        "sparse_shrinkage": [Interval(Real, 0, None, closed="left")],
         "prior": [StrOptions({"crowd", "zero"})],
         "memory": [Interval(Integral, 1, None, closed="left")],
         "n_sweeps": [Interval(Integral, 1, None, closed="left"), None],
@@ -364,7 +369,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     def _leans(self):
         """Whether users' vectors are shrunk towards the mean vector."""
         full = self.aggregation == "full" and self.train_items
-        return full and self.prior == "crowd" and self.shrinkage > 0
+        strength = max(self.shrinkage, self.sparse_shrinkage)
+        return full and self.prior == "crowd" and strength > 0
 
     @property
     def _base(self):
@@ -418,8 +424,9 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         crowd = np.zeros(self.n_bits, dtype=np.int64)
         if self._crowded:
             crowd = reg_user * message["crowd"].values
-        if "mean_user" in message:
-            crowd = crowd - fixed(self.shrinkage * message["mean_user"].values.astype(np.float64))
+        mean = np.zeros(self.n_bits)
+        if self._leans:
+            mean = message["mean_user"].values.astype(np.float64)
         within = self.balance == "code"
         return _kernels.lightfr.Rule(
             self._limit,
@@ -427,6 +434,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
             self.n_sweeps or 0,
             reg_user if within else 0,
             int(fixed(self.shrinkage)),
+            int(fixed(self.sparse_shrinkage)) if self._leans else 0,
+            mean,
             crowd,
             bool(crowd.any()),
             self._fixed_balance(self.reg_item) if within else 0,

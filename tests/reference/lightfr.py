@@ -4,6 +4,8 @@ All numbers are multiples of 2**-20 in units in which b.d counts bits: the paper
 2 f^2, with the largest dot product in f's place where users have several bits.
 """
 
+import math
+
 import numpy as np
 
 ONE = 2**20
@@ -90,12 +92,15 @@ class LightFR:
         balance = self.balance(self.model.reg_user) if balanced else 0
         within = balance if self.model.balance == "code" else 0
         across = balance if self.model.balance == "bits" else 0
-        n_sweeps = 0
+        n_sweeps, shrinkage = 0, fixed(self.model.shrinkage)
+        if self.full and self.model.prior == "crowd" and self.model.train_items:
+            n_rows = max(len(self.visits(u, key, *draws)), 1)
+            shrinkage = max(shrinkage, fixed(self.model.sparse_shrinkage) // n_rows)
         while True:
             before = list(a)
             for k in range(self.f):
-                best, total = fixed(self.model.shrinkage * float(mean[k])), sum(a)
-                curvature = within + fixed(self.model.shrinkage)
+                best, total = math.floor(shrinkage * float(mean[k]) + 0.5), sum(a)
+                curvature = within + shrinkage
                 for i, w, aim in pairs:
                     d = items[i]
                     rest = sum(a[j] * d[j] for j in range(self.f)) - a[k] * d[k]
