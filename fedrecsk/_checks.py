@@ -23,9 +23,10 @@ HARMLESS = {"tol", "epsilon", "rank_exponent"}
 ABSURD = 1e4
 # So many training rows are scored at most.
 SAMPLE = 20_000
-# A parameter this many times its default, or a weight this many times the mean, is a suspect.
+# A parameter this many times its default is a suspect, and so are larger weights and ratings.
 FAR = 10
 HEAVY = 1e4
+LARGE = 100
 
 
 class Diverged(ValueError):
@@ -170,19 +171,23 @@ def cure(estimator: Any, data: Any = None) -> str:
     cure : str
         A sentence.
     """
-    if data is not None and data.weights.max() > HEAVY:
-        largest = float(data.weights.max())
-        return f"sample_weight reaches {largest:.3g}; divide it by its mean."
-    suspects = _suspects(estimator)
-    if suspects:
-        return f"Bring {' and '.join(suspects)} nearer to the default."
-    if data is not None and _estimates_y(estimator) and np.abs(data.values).max() > HEAVY:
-        largest = float(np.abs(data.values).max())
-        return f"y reaches {largest:.3g}; divide it by a constant."
+    clues = [] if data is None else list(_large_numbers(estimator, data))
+    clues += [f"Bring {one} nearer to the default." for one in _suspects(estimator)]
+    if clues:
+        return " ".join(clues)
     names = [n for n in ("learning_rate", "init_std") if n in estimator.get_params(deep=False)]
     if names:
         return f"Lower {' or '.join(names)}, or scale down y and sample_weight."
     return "Scale down y and sample_weight."
+
+
+def _large_numbers(estimator, data):
+    """Sentences about weights and ratings that are far larger than is usual."""
+    weight, size = float(data.weights.max()), float(np.abs(data.values).max())
+    if weight > HEAVY:
+        yield f"sample_weight reaches {weight:.3g}; divide it by its mean."
+    if size > LARGE and _estimates_y(estimator):
+        yield f"y reaches {size:.3g}; divide it by a constant."
 
 
 def _suspects(estimator):
@@ -190,7 +195,12 @@ def _suspects(estimator):
     found = []
     for name, parameter in inspect.signature(type(estimator)).parameters.items():
         value, usual = getattr(estimator, name, None), parameter.default
-        if name in HARMLESS or not (isinstance(value, float) and isinstance(usual, float)):
+        if name in HARMLESS or not isinstance(value, float) or isinstance(usual, bool):
+            continue
+        if not isinstance(usual, Real):
+            # "auto" and the like.
+            if abs(value) > LARGE:
+                found.append((abs(value), f"{name}={value:g} (default {usual!r})"))
             continue
         ratio = abs(value) / max(abs(usual), 1e-3)
         if name.startswith("reg") and 0 <= ratio < 1 / HEAVY and usual > 0:
