@@ -366,6 +366,7 @@ def rfrec_tables():
                 biases=False,
                 reg_item=0.0,
                 reg_power=0.0,
+                few_ratings=0.0,
                 n_factors=20,
             ),
             {"RMSE": paper},

@@ -290,18 +290,22 @@ class Rows(NamedTuple):
         """Weights divided by their mean, of DTYPE: the learning rate is that of a mean row."""
         return (self.weights / self.weights.mean()).astype(DTYPE)
 
-    def decays(self, reg, shrinkage, learning_rate):
+    def decays(self, reg, shrinkage, learning_rate, user_shrinkage=None):
         """Each user's and item's strength of decay per rating: reg + shrinkage / its weight.
 
         Over a user's ratings this sums to the gradient of ``(reg n_u + shrinkage) |p_u|^2 / 2``.
-        Bounded so that no step takes a parameter past 0.
+        `user_shrinkage`, of shape (n_users,), replaces it for users. Bounded so that no step takes
+        a parameter past 0.
         """
         x = learning_rate * float(self.weights.max() / self.weights.mean())
         most = (1 + 2 * x) / x
         strengths = []
-        for codes, n in ((self.users, self.n_users), (self.items, self.n_items)):
+        for codes, n, least in (
+            (self.users, self.n_users, shrinkage if user_shrinkage is None else user_shrinkage),
+            (self.items, self.n_items, shrinkage),
+        ):
             mass = np.bincount(codes, self.weights, minlength=n)
-            share = np.divide(shrinkage, mass, out=np.zeros(n), where=mass > 0)
+            share = np.divide(least, mass, out=np.zeros(n), where=mass > 0)
             strengths.append(np.minimum(reg + share, most).astype(DTYPE))
         return strengths
 

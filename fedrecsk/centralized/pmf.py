@@ -35,7 +35,8 @@ class PMF(GradientDescent):
           + sum_u (reg w_u + shrinkage) |p_u - m|^2 + sum_i (reg w_i + shrinkage) |q_i - m'|^2
 
     where w_u and w_i are the summed weights of the user and the item, m is `prior_mean` in its
-    first coordinate, m' in its second, and both are 0 elsewhere.
+    first coordinate, m' in its second, and both are 0 elsewhere. Users with few ratings are
+    shrunk more; see `few_ratings`.
 
     Parameters
     ----------
@@ -53,6 +54,9 @@ class PMF(GradientDescent):
     shrinkage : float, default=3.0
         Strength of the priors once for each user and item, in ratings: what holds somebody
         with few ratings near the prior mean.
+    few_ratings : float, default=15.0
+        `shrinkage` of a user with n ratings is multiplied by few_ratings / n where that is more
+        than 1, but never by more than few_ratings. 0: never.
     prior_mean : float, default=1.0
         Prior mean of coordinate 0 of users and 1 of items, so that the other side's
         coordinate can say how high an item or a user is rated. 0: the paper's plain PMF,
@@ -138,10 +142,12 @@ class PMF(GradientDescent):
     """
 
     _: KW_ONLY
+    few_ratings: float = 15.0
     prior_mean: float = 1.0
     center: bool = True
 
     _parameter_constraints: ClassVar[dict] = GradientDescent._parameter_constraints | {
+        "few_ratings": [Interval(Real, 0, None, closed="left")],
         "prior_mean": [Interval(Real, None, None, closed="neither")],
         "center": ["boolean"],
     }
@@ -164,10 +170,16 @@ class PMF(GradientDescent):
         return {"P": P + mean_user, "Q": Q + mean_item}
 
     def _arranged(self, rows, key):
-        decays = rows.decays(self.reg, self.shrinkage, self.learning_rate)
+        n_ratings = np.bincount(rows.users, rows.weights, minlength=rows.n_users)
+        of_users = self._shrinkage_of(n_ratings)
+        decays = rows.decays(self.reg, self.shrinkage, self.learning_rate, of_users)
         rows = shuffled(rows, key)
         targets = rows.targets(self._center(rows))
         return (rows.users, rows.items, targets, rows.relative_weights()), decays
+
+    def _shrinkage_of(self, n_ratings):
+        """The shrinkage of users with so many ratings."""
+        return self.shrinkage * np.maximum(1.0, self.few_ratings / np.maximum(n_ratings, 1.0))
 
     def _epoch(self, arranged, state, rate):
         ratings, decays = arranged
@@ -183,11 +195,15 @@ class PMF(GradientDescent):
         mean, items = self._fitted_prior_means()[0], self.item_factors_.astype(np.float64)
 
         def prior(weight):
-            return np.full(len(mean), (self.reg * weight + self.shrinkage) * self._scale)
+            return np.full(len(mean), self._strength(weight))
 
         residuals = data.values - self.global_bias_ - items[data.items] @ mean
         theta = ridge_by_user(data, residuals, items.__getitem__, prior)
         return {"user_factors_": (mean + theta).astype(self.user_factors_.dtype)}
+
+    def _strength(self, weight):
+        """Of the prior of a user with ratings of this weight, in rating units."""
+        return (self.reg * weight + self._shrinkage_of(weight)) * self._scale
 
     # ------------------------------------------------------ whoever is unknown is the prior's
 
