@@ -123,7 +123,7 @@ def test_a_replaced_user_is_as_if_new(Estimator, silos):
     kept, rows, ratings = halves(X, y, changed)
     clients = X[kept, 0] % 3 if silos else None
     model = make(Estimator).fit(X[kept], y[kept], clients=clients)
-    twin = copy.copy(model).fold_in([*rows, [5000, 0]], ratings)
+    twin = copy.copy(model).fold_in(rows + np.array([5000, 0]), ratings)
     before = copy.deepcopy(fitted_arrays(model))
     assert model.fold_in(rows, ratings, replace=True) is model
 
@@ -236,7 +236,7 @@ def test_a_replaced_user_leaves_its_clients_own_items(Estimator, silos):
     clients = X[:, 0] % 3 if silos else None
     model = make(Estimator, predict_with="local").fit(X, y, clients=clients)
     rows, ratings = X[X[:, 0] == user], 6 - y[X[:, 0] == user]
-    twin = copy.copy(model).fold_in([*rows, [5000, 0]], ratings)
+    twin = copy.copy(model).fold_in(rows + np.array([5000, 0]), ratings)
     before = model.predict(X), copy.copy(model)
     model.fold_in(rows, ratings, replace=True).fold_in(rows, ratings, replace=True)
     model.fold_in([[-7, 1006]], [3.0]).fold_in([[-7, 1006]], [4.0], replace=True)

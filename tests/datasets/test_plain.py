@@ -34,7 +34,9 @@ def assert_same(first, second):
         return
     assert first.data.dtype == second.data.dtype
     assert_array_equal(first.data, second.data)
-    assert_array_equal(first.target.view(np.int64), second.target.view(np.int64))
+    assert (first.target is None) == (second.target is None)
+    if first.target is not None:
+        assert_array_equal(first.target.view(np.int64), second.target.view(np.int64))
     assert first.DESCR == second.DESCR
 
 

@@ -233,7 +233,7 @@ def test_pipelines_and_their_negatives_are_transformed():
     negatives = {
         user: np.setdiff1d(np.unique(X[:, 1]), X[X[:, 0] == user, 1]) for user in np.unique(X[:, 0])
     }
-    shift = FunctionTransformer(lambda X: [*X, 1000, 5])
+    shift = FunctionTransformer(lambda X: X + np.array([1000, 5]))
     named = make_pipeline("passthrough", shift, BiasOnly()).fit(X[train], y[train])
     direct = BiasOnly().fit(X[train], y[train])
     for options in ({}, {"negatives": negatives}, {"n_negatives": 2, "random_state": 0}):
@@ -241,7 +241,7 @@ def test_pipelines_and_their_negatives_are_transformed():
             direct, X[test], y[test], k=2, **options
         )
     frame = pd.DataFrame(X, columns=["u", "i"])
-    shifted = make_pipeline(FunctionTransformer(lambda X: [*X, 1000, 5]), BiasOnly())
+    shifted = make_pipeline(FunctionTransformer(lambda X: X + np.array([1000, 5])), BiasOnly())
     shifted.fit(frame[train], y[train])
     assert evaluate_ranking(
         shifted, frame[test], y[test], k=2, negatives=negatives

@@ -153,7 +153,7 @@ def test_scorers_look_through_pipelines_and_searches(data):
     train, test = slice(None, -60), slice(-60, None)
     scorer = several(n_negatives=4, random_state=0)
     expected = scorer(BiasOnly().fit(X[train], y[train]), X[test], y[test])
-    shift = FunctionTransformer(lambda X: [*X, 1000, 5])
+    shift = FunctionTransformer(lambda X: X + np.array([1000, 5]))
     inner = GridSearchCV(BiasOnly(), {"reg_item": [10.0]}, cv=CV)
     for model in (
         make_pipeline(shift, BiasOnly()),
