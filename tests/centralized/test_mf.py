@@ -10,8 +10,7 @@ from tests.reference import mf as reference
 
 every_method = pytest.mark.parametrize("Estimator", [PMF, BiasedMF, SVDpp])
 
-PENALTIES = ("reg", "shrinkage", "few_ratings", "reg_bias", "shrinkage_bias", "reg_implicit")
-PENALTIES += ("prior_mean",)
+PENALTIES = (
     "reg",
     "shrinkage",
     "few_ratings",
