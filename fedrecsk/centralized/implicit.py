@@ -171,14 +171,14 @@ class ImplicitALS(ImplicitRecommender):
     n_factors : int, default=64
         Length of p_u and q_i (f; `factors` in implicit, by default 100).
     regularization : float, default=10.0
-        Weight of the squared norms (lambda). As a comparator, search it from 1 to 100 together
+        Weight of the squared norms (lambda). As a baseline, search it from 1 to 100 together
         with `alpha`. implicit's own default, 0.01, is too small for most data: the model then
         ranks worse than :class:`Popularity` where users have few rows.
     alpha : float, default=1.0
         Confidence of a row with y = 1 and weight 1. The paper's is 1 + its own alpha; at 1
         what is liked counts no more than what is not.
     n_iterations : int, default=15
-        Sweeps over users, then items (`iterations` in implicit).
+        Number of sweeps over users, then items (`iterations` in implicit).
     item_bias : bool, default=True
         Whether items get biases after the last sweep. False gives the scores of implicit.
     solver : {"cg", "cholesky"}, default="cg"
@@ -204,12 +204,12 @@ class ImplicitALS(ImplicitRecommender):
     {n_users_}
     {n_items_}
     n_iterations_ : int
-        Sweeps done; fewer than `n_iterations` if a callback stopped the fit.
+        Number of sweeps done; fewer than `n_iterations` if a callback stopped the fit.
 
     Raises
     ------
     ValueError
-        By fit: if no y is positive; if the factors become infinite or NaN; if the exact
+        By fit: if no y is positive, if the factors become infinite or NaN, or if the exact
         solver meets a singular system (then raise `regularization`).
 
     See Also
@@ -221,7 +221,7 @@ class ImplicitALS(ImplicitRecommender):
     -----
     Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
 
-    Rows with y <= 0 say no more than their absence, except that `recommend` leaves out their
+    Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their
     items too. An item without y > 0, in X or only in `items`, has the zero vector and scores 0,
     the target of items that are not liked. So does an unknown item. A user without y > 0, known
     or not, has the mean of the other users' vectors.
@@ -327,7 +327,8 @@ class ImplicitBPR(ImplicitRecommender):
     regularization : float, default=0.01
         Weight of the penalty in each step (lambda).
     n_iterations : int, default=100
-        Epochs of as many steps as there are rows with y > 0 (`iterations` in implicit).
+        Number of epochs, each of as many steps as there are rows with y > 0 (`iterations` in
+        implicit).
     verify_negative_samples : bool, default=True
         Skip the step where user u likes j too.
     n_jobs : int or None, default=None
@@ -516,7 +517,7 @@ class ImplicitLMF(ImplicitRecommender):
 
     `predict` gives s_ui, in log-odds, as the library does.
 
-    Rows with y <= 0 say no more than their absence, except that `recommend` leaves out their
+    Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their
     items too. An item without y > 0, in X or only in `items`, has the zero vector and the
     smallest bias of the other items (the library's 0 would put it ahead of most of them). A user
     without y > 0, known or not, has the mean of the other users' vectors and biases. An unknown

@@ -43,16 +43,16 @@ class PMF(GradientDescent):
     n_factors : int, default=20
         Length of p_u and q_i (the paper's D).
     n_epochs : int, default=60
-        Passes over the ratings, in total where `warm_start` continues a fit.
+        Number of passes over the ratings, in total where `warm_start` continues a fit.
     learning_rate : float, default=0.02
-        Of the first epoch, for a rating of mean weight.
+        Learning rate of the first epoch, for a rating of mean weight.
     learning_rate_decay : float, default=0.96
         Factor on the learning rate after each epoch.
     reg : float, default=0.05
         Strength of the priors for each rating of the user or item (lambda_U and lambda_V, as
         the paper's authors apply them).
     shrinkage : float, default=3.0
-        Strength of the priors once for each user and item, in ratings: what holds somebody
+        Strength of the priors once for each user and item, in ratings: it holds users and items
         with few ratings near the prior mean.
     few_ratings : float, default=15.0
         `shrinkage` of a user with n ratings is multiplied by few_ratings / n where that is more
@@ -60,21 +60,23 @@ class PMF(GradientDescent):
     prior_mean : float, default=1.0
         Prior mean of coordinate 0 of users and 1 of items, so that the other side's
         coordinate can say how high an item or a user is rated. 0: the paper's plain PMF,
-        which takes small data for noise.
+        which learns nothing from small data.
     center : bool, default=True
-        Subtract the global mean mu from ratings. False: mu is 0.
+        Whether to subtract the global mean mu from ratings. False: mu is 0.
     init_std : float, default=0.03
         Standard deviation of the first vectors around the prior mean. Plain PMF needs .1.
     early_stopping : bool, default=False
-        Hold out ratings, stop when their error gets no better, and keep the best epoch.
+        Whether to hold out ratings, stop when their error no longer improves, and keep the best
+        epoch.
     validation_fraction : float, default=0.1
         Expected share of ratings held out.
     n_iter_no_change : int, default=10
-        Epochs without progress to stop after.
+        Number of epochs without progress after which to stop.
     tol : float, default=1e-4
         Least decrease of the mean squared error that is progress, in squared ratings.
     warm_start : bool, default=False
-        Continue the last fit to `n_epochs` epochs in all, exactly as if it had never stopped.
+        Whether to continue the last fit to `n_epochs` epochs in all, exactly as if it had never
+        stopped.
     random_state : int, RandomState instance or None, default=None
         Seeds the first vectors, the order of ratings and the rows held out.
     {items}

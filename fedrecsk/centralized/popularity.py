@@ -1,4 +1,4 @@
-"""Popularity: the same list for everybody."""
+"""Popularity: the same list for all users."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedrecsk.base import RankingMixin, Recommender, check_likes
 class Popularity(RankingMixin, Recommender):
     """Rank items by how many users took them.
 
-    The comparator that a ranking model must beat. The preference of any user for an item is
+    The baseline that a ranking model must beat. The preference of any user for an item is
     estimated as the item's share: the weight of its interactions with y > 0, over the number
     of users.
 
@@ -39,12 +39,12 @@ class Popularity(RankingMixin, Recommender):
 
     Notes
     -----
-    Rows with y <= 0 say no more than their absence, except that `recommend` leaves out their
+    Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their
     items too.
 
     Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
-    Unknown users get the same list; unknown items have preference 0, and so have items of
-    `items` that nobody took.
+    Unknown users get the same list. Unknown items have preference 0, and so do items of `items`
+    without interactions.
 
     Examples
     --------

@@ -324,7 +324,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
             return
         if not (data.values > 0).any():
             raise ValueError(
-                "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
+                "No row of X has y > 0, so there are no positives. Pass y=None to count every row, "
                 "or shift y so that what is liked is above 0."
             )
         most = data.n_items - np.diff(data.indptr).min()

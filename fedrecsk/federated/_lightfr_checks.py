@@ -62,7 +62,7 @@ def check_setting(model, federation, data):
         )
     if model.targets == "implicit" and not (data.values > 0).any():
         raise ValueError(
-            "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
+            "No row of X has y > 0, so there are no positives. Pass y=None to count every row, "
             'shift y so that what is liked is above 0, or use targets="ratings".'
         )
     check_rows(model, data, model._scale((data.values.min(), data.values.max())))

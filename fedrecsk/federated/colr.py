@@ -34,7 +34,7 @@ class CoLR(SteadyItems):
         Step of SGD on user vectors (eta).
     rank_exponent : float, default=0.75
         A's step is ``learning_rate * (rank / n_factors) ** rank_exponent``.
-    weight_decay, aggregation, init_std
+    weight_decay, aggregation, init_std, shrinkage, averaging
         As in :class:`FedMF`.
     {shared parameters}
 

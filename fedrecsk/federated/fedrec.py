@@ -79,7 +79,7 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         Whether clients send the rows of rated and virtual items, each with its number, or whole
         matrices, zero elsewhere, which secure sums need.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating scale, which everybody is taken to know. None: the range of y.
+        The ends of the rating scale, assumed to be public. None: the range of y.
     init_range : float, default=0.05
         Initial vectors are uniform in [-init_range, init_range].
     {shared parameters}

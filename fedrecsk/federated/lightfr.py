@@ -51,9 +51,9 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     Parameters
     ----------
     n_bits : int, default=64
-        Bits of an item's code (f); multiples of 64 waste none.
+        Number of bits of an item's code (f); multiples of 64 waste none.
     n_rounds : int, default=50
-        Rounds in total (T).
+        Number of rounds in total (T).
     aggregation : {"full", "gradient", "parameter"}, default="full"
         What clients upload, and how the server moves the items. "full": every pair without a
         row is a negative of weight 1, by an n_bits x n_bits matrix from each client, and the
@@ -61,7 +61,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         others are the paper's, with sampled negatives: "gradient", the sign of the gradients'
         sum; "parameter", the sign of the clients' votes on the items that they visit.
     user_bits : int in [1, 16], default=4
-        Bits of each entry of a user's vector; 1 is the paper's.
+        Number of bits of each entry of a user's vector; the paper uses 1.
     targets : {"implicit", "ratings"}, default="implicit"
         "implicit": rows with y > 0 have `positive_target`, others are left out. "ratings": rows
         have y scaled to [0, 1], and `predict` gives ratings.
@@ -99,7 +99,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         First item codes. An array's signs are taken, for example those of a real-valued
         model's factors, with rows in ascending order of the items' ids.
     train_items : bool, default=True
-        Whether items move at all. False is the paper's ablation, with `init`.
+        Whether to train the items at all. False, with `init`, is the paper's ablation.
     upload : {"visited", "all"}, default="visited"
         "visited": each client sends the rows of its visited items with their numbers. "all":
         it sends the whole matrix, so that a secure sum hides which items it has visited.
@@ -152,8 +152,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
 
     *What it reveals.* In plaintext, one upload of one client gives its code and all its
     ratings, up to mirroring both (:func:`fedrecsk.attacks.measure_leak`); with "full" the
-    vector is sent as it is. Row numbers tell the items visited. Secure sums of integers with
-    ``upload="all"`` hide single clients.
+    vector is sent as it is. Row numbers reveal which items were visited. Secure sums of integers
+    with ``upload="all"`` hide single clients.
 
     *Losses.* The training loss is the weighted mean squared error of similarities over the pairs
     of a round's clients, after their step. Early stopping measures the same on held-out rows and

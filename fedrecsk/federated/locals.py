@@ -51,7 +51,7 @@ class LocALS(ClientItemsWMF):
         Weight of the tie between a client's items and the server's. ``mu + reg_item`` must be
         positive.
     local_epochs : int, default=1
-        How often a client solves for its users and its items in a round (E).
+        Number of times that a client solves for its users and its items per round (E).
     solver : {"exact", "cg"}, default="exact"
         How a client finds its users' vectors: exactly, or by three steps of conjugate
         gradients from the last round's, which is inexact and faster with many factors. Items,
@@ -101,7 +101,7 @@ class LocALS(ClientItemsWMF):
     -----
     *Algorithm*::
 
-        set-up  clients say which items they hold               _setup_update
+        set-up  clients report which items they hold            _setup_update
         each round
           1  server sends q_i of own items, and sum q q'        _model
           2  clients solve for their users                      kernels local_als, fit_client
@@ -122,7 +122,7 @@ class LocALS(ClientItemsWMF):
     ``upload="all"`` the rows of all items are sent in both directions, zero where the client
     holds nothing: n_items / (own items) times the bytes.
 
-    *What it reveals.* "own" tells the server which items each client holds. "all" hides it
+    *What it reveals.* "own" reveals to the server which items each client holds. "all" hides it
     only if uploads are summed securely; in plaintext, a zero row says it. A plaintext upload of
     a client with one user gives p_u exactly: every row is a multiple of it, and A_c gives its
     length. The server uses sums over clients only.
@@ -195,7 +195,7 @@ class LocALS(ClientItemsWMF):
     # ----------------------------------------------------------------------- what it needs
 
     def _is_short(self, block):
-        """Clients all of whose upload is made of their only user's vector."""
+        """Clients with one user, where the upload depends on this user's vector alone."""
         alone = np.diff(block.client_indptr) == 1
         return alone & (self.aggregation == "full" and self.local_epochs == 1)
 

@@ -21,7 +21,7 @@ class LocSGD(ClientItemsWMF):
 
     Each round every client solves for its users' vectors exactly, as in :class:`LocALS`, and
     then takes gradient steps on its own version q_ci of the items; the server averages the
-    versions. It is the comparator that LocALS was proposed against.
+    versions. LocALS was proposed as an improvement on it.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ class LocSGD(ClientItemsWMF):
     mu : float, default=0.0
         Weight of the tie between a client's items and the server's.
     local_epochs : int, default=1
-        How often a client goes through its user solve and its steps in a round (E).
+        Number of times that a client solves for its users and takes its steps per round (E).
     n_steps : int, default=5
-        Sweeps over the client's pairs after each user solve.
+        Number of sweeps over the client's pairs after each user solve.
     learning_rate : float, default=0.3
         Largest size of the clients' steps (eta). A step on one pair is
         ``q_ci -= eta_ui [c_ui (p_u . q_ci - r_ui) p_u + reg_item / n_clients q_ci
@@ -78,7 +78,7 @@ class LocSGD(ClientItemsWMF):
     -----
     *Algorithm*::
 
-        set-up  clients say which items they hold               _setup_update
+        set-up  clients report which items they hold            _setup_update
         each round
           1  server sends q_i of own items, and sum q q'        _model
           2  clients solve for their users                      kernels local_sgd, fit_client
@@ -90,7 +90,7 @@ class LocSGD(ClientItemsWMF):
           7  clients solve for their users once more            _personalize: kernel fit_users
 
     *What is sent*, and what it reveals, is as in :class:`LocALS`: the rows of a one-user client
-    are again made of p_u and q_i alone. `loss_curve_` is as there, too.
+    again depend on p_u and q_i alone. `loss_curve_` is measured as there, too.
 
     *Order.* With "full", users of one client take their steps one after the other in the order
     of their ids, each on all items.

@@ -68,7 +68,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     reg_bias : float, default=0.07
         Weight of the penalty on every user's and item's bias, however many ratings it has.
     reg_power : float, default=0.5
-        How the penalties on vectors grow with the number of ratings: 0 not at all, 1 in
+        How fast the penalties on vectors grow with the number of ratings: 0, not at all; 1, in
         proportion.
     few_ratings : float, default=15.0
         A user with n ratings has its penalties, that on the bias too, multiplied by
@@ -85,7 +85,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     link : {"sigmoid", "identity"}, default="sigmoid"
         From score to scaled rating. With "identity", predictions are clipped to the scale.
     biases : bool, default=True
-        Whether to have a global level (fixed at the mean rating) and biases of users and
+        Whether to model a global level (fixed at the mean rating) and biases of users and
         items.
     aggregation : {"all", "holders"}, default="all"
         What the server's matrix becomes. "all", the paper's: the mean of all clients'
@@ -97,7 +97,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     predict_with : {"global", "local"}, default="global"
         Predict with the server's item matrix or with the client's own.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating scale, which everybody is taken to know. None: the range of y,
+        The ends of the rating scale, assumed to be public. None: the range of y,
         which is refused under local differential privacy because it depends on the data.
     init_std : float, default=0.1
         Standard deviation of the initial vectors.
