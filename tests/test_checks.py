@@ -107,7 +107,7 @@ def test_a_fit_that_diverges_names_the_culprit(model, fit, message, ratings):
 
 
 @pytest.mark.parametrize(
-    "model", [FedRec(init_range=1e7, n_rounds=10), ImplicitLMF(learning_rate=1e5, n_iterations=5)]
+    "model", [FedRec(init_range=1e9), ImplicitLMF(learning_rate=1e5, n_iterations=5)]
 )
 def test_scores_that_explode_are_reported(model, ratings):
     with pytest.warns(UserWarning, match=r"has exploded: scores .* nearer to the default"):

@@ -103,7 +103,13 @@ class BiasOnly(RatingMixin, Recommender):
         }
 
 
-def shrunken_mean(values, groups, weights, n_groups, shrinkage):
+def shrunken_mean(
+    values: np.ndarray,
+    groups: np.ndarray,
+    weights: np.ndarray,
+    n_groups: int,
+    shrinkage: float,
+) -> np.ndarray:
     """Weighted mean of `values` by group, shrunken to 0 as if by `shrinkage` zeros more.
 
     Groups without values get 0.

@@ -194,7 +194,7 @@ class SVDpp(BiasedMF):
         }
 
 
-def pieces_of_users(rows, order):
+def pieces_of_users(rows: _sgd.Rows, order: np.ndarray) -> np.ndarray:
     """Ends of the pieces in which users are visited in this order, each of about equal work."""
     visited = np.cumsum(np.diff(rows.indptr)[order])
     ends = np.searchsorted(visited, pieces(len(rows.values))[:-1], side="right")

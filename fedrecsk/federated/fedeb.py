@@ -39,7 +39,7 @@ class Moments(NamedTuple):
     second: np.ndarray
 
     @classmethod
-    def of(cls, values):
+    def of(cls, values: np.ndarray) -> Moments:
         """Before the first step."""
         return cls(np.zeros_like(values), np.zeros_like(values))
 

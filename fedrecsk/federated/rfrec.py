@@ -31,7 +31,7 @@ FARTHEST, BISECTIONS = 20.0, 60
 ITEMS_NEED = 3
 
 
-def caution(n_ratings, few):
+def caution(n_ratings: np.ndarray, few: float) -> np.ndarray:
     """By how much the penalties of users or items with so many ratings are multiplied."""
     return np.maximum(1.0, few / np.maximum(n_ratings, 1.0))
 
