@@ -55,8 +55,8 @@ class PMF(GradientDescent):
         Strength of the priors once for each user and item, in ratings: it holds users and items
         with few ratings near the prior mean.
     few_ratings : float, default=15.0
-        `shrinkage` of a user with n ratings is multiplied by few_ratings / n where that is more
-        than 1, but never by more than few_ratings. 0: never.
+        Number of ratings below which users are shrunk more: `shrinkage` of a user with n ratings
+        is multiplied by ``few_ratings / n`` if that is more than 1. 0: never.
     prior_mean : float, default=1.0
         Prior mean of coordinate 0 of users and 1 of items, so that the other side's
         coordinate can say how high an item or a user is rated. 0: the paper's plain PMF,

@@ -37,16 +37,17 @@ TRAINING_DRAWS, FINAL_DRAWS = "negatives of a user", "negatives in the end"
 class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, which fit and search in Hamming space.
 
-    An item is a code of `n_bits` signs. It is all that the server sends and the device stores:
-    64 bits take 1/32 of the room of 64 float32. A user's vector, kept on the device, has odd
-    integers of `user_bits` bits, so that it is a few codes itself and items are still ranked by
-    XOR and popcount; one bit makes it the paper's code.
+    Every item has a code of `n_bits` signs. Codes are all that the server sends and the device
+    stores of the items: 64 bits take 1/32 of the space of 64 float32. A user's vector stays on
+    the device. Its entries are odd integers of `user_bits` bits, so that the vector is stored as
+    `user_bits` codes and items are ranked by XOR and popcount; with one bit it is the paper's
+    code.
 
     The similarity ``s_ui = 1/2 + b_u . d_i / (2 f (2^user_bits - 1))`` in [0, 1] is fitted to a
-    target for each pair of user and item, in squared error. Each round every client of the
-    cohort moves its users' vectors bit by bit to their optimum with the items fixed and
-    uploads the gradient in the items; the server moves the items' bits. All sums are exact in
-    integers, so the model depends neither on threads nor on the order of clients.
+    target for each pair of user and item, by least squares. In each round, every client of the
+    cohort optimises its users' vectors entry by entry with the items fixed, and uploads the
+    gradient in the items; the server updates the items' bits. Sums are taken in integers and
+    are exact, so the model does not depend on the number of threads or the order of clients.
 
     Parameters
     ----------
@@ -55,25 +56,26 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     n_rounds : int, default=50
         Number of rounds in total (T).
     aggregation : {"full", "gradient", "parameter"}, default="full"
-        What clients upload, and how the server moves the items. "full": every pair without a
-        row is a negative of weight 1, by an n_bits x n_bits matrix from each client, and the
-        server goes down a quadratic model of the loss, bit by bit until nothing changes. The
-        others are the paper's, with sampled negatives: "gradient", the sign of the gradients'
-        sum; "parameter", the sign of the clients' votes on the items that they visit.
+        What clients upload, and how the server updates the items. "full": every pair without a
+        row is a negative of weight 1, which takes an n_bits x n_bits matrix from each client. The
+        server descends a quadratic model of the loss, bit by bit, until nothing changes. The
+        other two are the paper's and sample negatives: with "gradient" the new code is the sign
+        of the summed gradients, with "parameter" the sign of the clients' votes on the items
+        that they visit.
     user_bits : int in [1, 16], default=4
         Number of bits of each entry of a user's vector; the paper uses 1.
     targets : {"implicit", "ratings"}, default="implicit"
         "implicit": rows with y > 0 have `positive_target`, others are left out. "ratings": rows
         have y scaled to [0, 1], and `predict` gives ratings.
     positive_target : float in [0, 1], default=0.65
-        Similarity aimed at for positives.
+        Target similarity of positives.
     negative_target : float in [0, 1], default=0.5
-        Similarity aimed at for negatives.
+        Target similarity of negatives.
     alpha : float, default=4.0
-        Weight that a row of weight 1 has on top of the 1 of every pair; with "full" alone.
+        Extra weight of a row of weight 1, on top of the weight 1 of every pair; only with "full".
     n_negatives : int, default=4
-        Negatives per row and round, drawn anew among the items that the user has no row of;
-        not with "full".
+        Number of negatives per row and round, drawn anew from the items that the user has no
+        row of. No effect with "full".
     reg_user, reg_item : float, default=0.0
         Weights of the balance terms (lambda) on users and items.
     balance : {"code", "bits"}, default="code"
@@ -83,9 +85,10 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     shrinkage : float, default=1000.0
         Weight of the squared distance between a user's vector and `prior`, in pairs of weight 1.
     prior : {"crowd", "zero"}, default="crowd"
-        What users' vectors are shrunk towards. "crowd": the mean of the last cohort's vectors,
-        with aggregation="full" alone, which sends their sum anyway; a user with few rows then gets
-        about what is popular. "zero": zero, always so with the other aggregations.
+        What users' vectors are shrunk towards. "crowd": the mean of the last cohort's vectors, so
+        that users with few rows get what is popular. It needs no further upload, because
+        ``aggregation="full"`` uploads the sum of the vectors anyway; the other aggregations
+        always use zero. "zero": zero.
     sparse_shrinkage : float, default=12000.0
         With ``prior="crowd"`` a user with n rows that count is shrunk by sparse_shrinkage / n if
         that is more than `shrinkage`; with the default, a user with fewer than 12 rows.

@@ -66,14 +66,14 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     reg_user, reg_item : float, default=0.04
         Weights of the penalties on user vectors (lambda_u) and item vectors.
     reg_bias : float, default=0.07
-        Weight of the penalty on every user's and item's bias, however many ratings it has.
+        Weight of the penalty on every user's and item's bias, whatever its number of ratings.
     reg_power : float, default=0.5
         How fast the penalties on vectors grow with the number of ratings: 0, not at all; 1, in
         proportion.
     few_ratings : float, default=15.0
-        A user with n ratings has its penalties, that on the bias too, multiplied by
-        few_ratings / n where that is more than 1, but never by more than few_ratings; an item with
-        n ratings by a third of that. 0: never.
+        Number of ratings below which penalties grow, because the data say little. The penalties
+        of a user with n ratings, also on its bias, are multiplied by ``few_ratings / n`` if that
+        is more than 1, and those of an item by a third of that. 0: never.
     learning_rate : float, default=0.1
         Step size (alpha).
     optimizer : {"adam", "gd"}, default="adam"
@@ -157,6 +157,9 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     is exact. With "holders" and global prediction nobody needs these vectors, and any
     participation costs the same; with "all" or local prediction, every client of a history of its
     own has such a matrix, and the fit is refused if these take more than 2 GiB.
+
+    *Unknown users* get the user bias with which the items' biases alone give the mean rating. The
+    server works it out from what the set-up has sent.
 
     References
     ----------
