@@ -241,7 +241,7 @@ class ImplicitALS(ImplicitRecommender):
     >>> from fedrecsk import ImplicitALS
     >>> X = [["ann", "alien"], ["ann", "aliens"], ["bob", "alien"], ["bob", "aliens"],
     ...      ["bob", "predator"], ["cat", "emma"], ["cat", "persuasion"]]
-    >>> model = ImplicitALS(n_factors=2, alpha=5, random_state=0).fit(X)
+    >>> model = ImplicitALS(n_factors=2, alpha=5, regularization=1, random_state=0).fit(X)
     >>> model.recommend(["ann"], 1)[0].tolist()
     [['predator']]
     >>> model.recommend(["dan"], 1, interactions=[["dan", "emma"]])[0].tolist()
