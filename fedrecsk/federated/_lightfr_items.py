@@ -95,8 +95,8 @@ class ItemFoldIn:
             )
         if not (self._users.codes(users) >= 0).any():
             raise ValueError(
-                "No row of X has a user that the model knows, so nobody can say anything about "
-                "the items; fold_in their users first."
+                "No row of X has a user that the model knows, so there is no data to learn the "
+                "items from; fold_in their users first."
             )
         return encode(X, y, sample_weight=sample_weight)
 
