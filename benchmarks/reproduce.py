@@ -368,6 +368,7 @@ def rfrec_tables():
                 biases=False,
                 reg_item=0.0,
                 reg_power=0.0,
+                few_ratings=0.0,
                 n_factors=20,
             ),
             {"RMSE": paper},
@@ -465,7 +466,7 @@ def lightfr_tables():
         ("LightFR", LightFR(), 0.5014, 0.2709),
         ("LightFR, sampled negatives", sampled, 0.5014, 0.2709),
         ("LightFR, the text's settings", literal, 0.5014, 0.2709),
-        ("implicit ALS", ImplicitALS(), np.nan, np.nan),
+        ("implicit ALS", ImplicitALS(regularization=0.01, item_bias=False), np.nan, np.nan),
         ("implicit BPR", ImplicitBPR(), np.nan, np.nan),
         ("popularity", Popularity(), np.nan, np.nan),
     ]
@@ -602,7 +603,7 @@ def fedals_tables():
         "LocALS, 10 % of the clients": LocALS(client_fraction=0.1),
         "GlobSGD": GlobSGD(),
         "LocSGD": LocSGD(),
-        "implicit ALS": ImplicitALS(20),
+        "implicit ALS": ImplicitALS(20, regularization=0.01, item_bias=False),
         "popularity": Popularity(),
     }
     rows = [

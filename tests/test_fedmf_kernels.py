@@ -48,6 +48,7 @@ class Setting:
             "batch_size": 5,
             "learning_rate": 0.3,
             "weight_decay": 0.01,
+            "shrinkage": 0.2,
             "squared": False,
         }
         self.config = fedmf.Config(**defaults | config)

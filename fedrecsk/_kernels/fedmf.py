@@ -7,7 +7,8 @@ loss of an example is
 
     weight * f(p.q, target) + weight_decay (|p|^2 + |q|^2)
 
-with f the binary cross-entropy of the sigmoid, or half the squared error. In each batch every
+with f the binary cross-entropy of the sigmoid, or half the squared error. The weight decay of users
+with few examples is larger (:func:`decay_of`). In each batch every
 vector moves once, by its learning rate times the mean of its gradients over the examples that it
 is in; all gradients are taken before anything moves.
 
@@ -62,13 +63,14 @@ class Cohort(NamedTuple):
 
 
 class Config(NamedTuple):
-    """How clients train; `learning_rate` is that of users."""
+    """How clients train; `learning_rate` is that of users. See :func:`decay_of` for `shrinkage`."""
 
     n_negatives: int
     local_epochs: int
     batch_size: int
     learning_rate: float
     weight_decay: float
+    shrinkage: float
     squared: bool
 
 
@@ -296,6 +298,12 @@ def collect_gradient(e, work, rows, users, squared):
 
 
 @part
+def decay_of(config, n_examples, n_users):
+    """Weight decay of a client's examples: over a user's, it adds up to at least `shrinkage`."""
+    return max(config.weight_decay, config.shrinkage * n_users / max(n_examples, 1))
+
+
+@part
 def move_items(start, end, work, n_own, learning_rate, weight_decay):
     """Step of a batch's items along their first `n_own` coordinates."""
     rows, users, n_in_batch = work.rows, work.users, work.n_in_batch
@@ -357,7 +365,7 @@ def train(c, layout, feedback, seed, config, broadcast, moving, users, work):
         take_row(users, u, in_order, work.place, work.users, u - first)
     for e in range(n):
         work.order[e] = e
-    loss = 0.0
+    loss, decay = 0.0, decay_of(config, n, last - first)
     for _ in range(config.local_epochs):
         shuffle(work.order, n, work.stream)
         for start in range(0, n, config.batch_size):
@@ -366,8 +374,8 @@ def train(c, layout, feedback, seed, config, broadcast, moving, users, work):
                 e = work.order[b]
                 score = collect_gradient(e, work, work.rows, work.users, config.squared)
                 loss += work.weight[e] * loss_of(score, work.target[e], config.squared)
-            move_items(start, end, work, n_own, moving.learning_rate, config.weight_decay)
-            move_users(start, end, work, work.users, config.learning_rate, config.weight_decay)
+            move_items(start, end, work, n_own, moving.learning_rate, decay)
+            move_users(start, end, work, work.users, config.learning_rate, decay)
     for u in range(first, last):
         for f in range(d):
             users[u, work.place[f]] = work.users[u - first, f]
@@ -511,9 +519,10 @@ def fit_users(start, stop, layout, feedback, whom, seed, config, broadcast, work
             for e in range(n):
                 work.order[e] = e
             shuffle(work.order, n, work.stream)
+            decay = decay_of(config, n, 1)
             for first in range(0, n, config.batch_size):
                 end = min(first + config.batch_size, n)
                 for b in range(first, end):
                     e = work.order[b]
                     collect_gradient(e, work, broadcast, mine, config.squared)
-                move_users(first, end, work, mine, config.learning_rate, config.weight_decay)
+                move_users(first, end, work, mine, config.learning_rate, decay)

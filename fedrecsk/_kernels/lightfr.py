@@ -71,7 +71,10 @@ class Rule(NamedTuple):
     limit : int, largest entry of a user's vector
     moves : bool, whether users' vectors move at all
     n_sweeps : int, 0 for as many as it takes
-    balance, shrinkage : int, weights of (sum a)^2 and of |a|^2
+    balance : int, weight of (sum a)^2
+    shrinkage, sparse_shrinkage : int
+        Weight of |a - mean|^2; the latter over the number of visits, where that is more.
+    mean : (n_bits,) float64
     crowd : (n_bits,) int64, linear term
     crowded : bool, whether there is one
     item_balance : int, weight of (sum d)^2 where clients vote
@@ -82,6 +85,8 @@ class Rule(NamedTuple):
     n_sweeps: int
     balance: int
     shrinkage: int
+    sparse_shrinkage: int
+    mean: np.ndarray
     crowd: np.ndarray
     crowded: bool
     item_balance: int
@@ -262,12 +267,13 @@ def fit_user(j, start, n, visits, scratch, items, products, rule):
     """Coordinate descent on one user's vector, bit by bit, until nothing changes.
 
     Minimises ``sum_visits w (t - a.d)^2 + base sum_items (t0 - a.d)^2 + balance (sum a)^2
-    + shrinkage |a|^2 + 2 crowd.a`` over the odd integers. The residuals, `scratch.dots` and
+    + shrinkage |a - mean|^2 + 2 crowd.a`` over the odd integers. The residuals, `scratch.dots` and
     `scratch.background` are kept up to date.
     """
     a, left, weights, words = visits.vectors, visits.left, visits.weights, scratch.words
     n_bits, base = a.shape[1], items.base
-    curvature, total = base * len(items.codes) + rule.balance + rule.shrinkage, np.int64(0)
+    shrinkage = max(rule.shrinkage, rule.sparse_shrinkage // max(n, 1))
+    curvature, total = base * len(items.codes) + rule.balance + shrinkage, np.int64(0)
     for q in range(n):
         curvature += weights[np.uint64(start + q)]
     if curvature == 0 and not rule.crowded:
@@ -281,7 +287,8 @@ def fit_user(j, start, n, visits, scratch, items, products, rule):
         for k in range(n_bits):
             word, shift, old = k >> 6, np.uint64(k & 63), np.int64(a[j, k])
             pull = items.base_pull * items.sums[k] - rule.balance * total
-            pull -= rule.crowd[k] + rule.shrinkage * old
+            pull += np.int64(np.floor(shrinkage * rule.mean[k] + 0.5)) - shrinkage * old
+            pull -= rule.crowd[k]
             for q in range(n):
                 mask = np.int64((words[word, q] >> shift) & np.uint64(1)) - 1
                 pull += (left[np.uint64(start + q)] ^ mask) - mask

@@ -491,30 +491,34 @@ def sweep(c, n, layout, feedback, problem, rate, users, work):
     """One gradient step of client c's items on each pair, user after user, in place.
 
     The pairs are its ratings; in the full form, all pairs of its users and its items, and
-    work.follow takes the steps of the items that it does not hold. work.dense is zero before
-    and after.
+    work.follow takes the steps of the items that it does not hold. A step has the size `rate`,
+    or the inverse of the pair's curvature if that is smaller. work.dense is zero before and
+    after.
     """
-    real = users.dtype.type
+    real, d = users.dtype.type, users.shape[1]
     reg_item, mu = real(problem.reg_item), real(problem.mu)
     first, dense = layout.row_indptr[c], work.dense
     for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
         start, stop = layout.indptr[u], layout.indptr[u + 1]
+        norm = dot_rows(users, u, users, u, d)
         for k in range(start, stop):
             row = layout.rows[k] - first
             dense.extra[row], dense.pull[row] = feedback.extra[k], feedback.pull[k]
         for k in range(n if problem.full else stop - start):
             row = k if problem.full else layout.rows[start + k] - first
-            descend(row, users, u, reg_item, mu, rate, work)
+            descend(row, users, u, norm, reg_item, mu, rate, work)
         if problem.full:
-            descend_follow(users, u, reg_item, mu, rate, work)
+            descend_follow(users, u, norm, reg_item, mu, rate, work)
 
 
 @part
-def descend(row, users, u, reg, mu, rate, work):
-    """One gradient step of an own item on one user's pair, in place."""
+def descend(row, users, u, norm, reg, mu, rate, work):
+    """One gradient step of an own item on one user's pair, in place; `norm` is |p_u|^2."""
     real, d, dense = users.dtype.type, users.shape[1], work.dense
+    confidence = real(1) + dense.extra[row]
+    rate = min(rate, real(1) / (confidence * norm + reg + mu))
     score = dot_rows(users, u, work.after, row, d)
-    step = (real(1) + dense.extra[row]) * score - dense.pull[row]
+    step = confidence * score - dense.pull[row]
     dense.extra[row], dense.pull[row] = 0, 0
     scale_row(work.after, row, real(1) - rate * (reg + mu), work.after, row, d)
     add_row(work.after, row, rate * mu, work.before, row, d)
@@ -522,9 +526,10 @@ def descend(row, users, u, reg, mu, rate, work):
 
 
 @part
-def descend_follow(users, u, reg, mu, rate, work):
+def descend_follow(users, u, norm, reg, mu, rate, work):
     """The same step of every item that the client does not hold, as a map of the broadcast."""
     real, d, follow = users.dtype.type, users.shape[1], work.follow
+    rate = min(rate, real(1) / (norm + reg + mu))
     fill_row(work.target, 0, real(0), d)
     for f in range(d):
         add_row(work.target, 0, users[u, f], follow, f, d)

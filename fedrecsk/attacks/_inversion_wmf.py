@@ -9,6 +9,8 @@ from fedrecsk.attacks._guesses import Guess, direction_of, sent_rows
 
 # Lengths to try for a user's vector whose direction is known.
 LENGTHS = np.geomspace(1e-2, 1e2, 81)
+# How often the direction is found again once the length is known.
+PASSES = 4
 
 
 def wmf(model, message, upload, n_items):
@@ -18,17 +20,35 @@ def wmf(model, message, upload, n_items):
     """
     rows, items = sent_rows(upload["rows"], n_items)
     received = message["item_factors"].values[items].astype(np.float64)
-    idle = model._upload_of_one(np.zeros(rows.shape[1]), received, message)
-    direction = direction_of(rows - idle["rows"])
 
-    def misfit(length):
-        expected = model._upload_of_one(length * direction, received, message)
+    def misfit(vector):
+        expected = model._upload_of_one(vector, received, message)
         misfit = _distance(expected["rows"], rows)
         if "others" in expected:
             misfit += _distance(expected["others"], upload["others"].change)
         return misfit
 
-    return Guess(_best(misfit) * direction, items)
+    vector = np.zeros(rows.shape[1])
+    for _ in range(PASSES):
+        # What a row has of the item that was received depends on the length of p_u at most.
+        share = _share_of_received(model, message, vector)
+        direction = direction_of(rows - share * received)
+        vector = _best(lambda length, d=direction: misfit(length * d)) * direction
+        if share == _share_of_received(model, message, vector):
+            break
+    return Guess(vector, items)
+
+
+def _share_of_received(model, message, vector):
+    """What a row has of the item that was received, beside what lies along this vector."""
+    # An item at right angles to it shows the share alone.
+    item = np.zeros(len(vector))
+    item[np.abs(vector).argmin()] = 1
+    item -= (item @ vector) / max(vector @ vector, 1e-300) * vector
+    if item @ item < 1e-12:
+        return 0.0
+    row = model._upload_of_one(vector, item[None], message)["rows"][0]
+    return float(row @ item / (item @ item))
 
 
 def _best(misfit):

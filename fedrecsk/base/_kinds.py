@@ -111,6 +111,6 @@ def check_likes(data: Interactions) -> None:
     """
     if not (data.values > 0).any():
         raise ValueError(
-            "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
+            "No row of X has y > 0, so there are no positives. Pass y=None to count every row, "
             "or shift y so that what is liked is above 0."
         )

@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.callback import CallbackSupportMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
-from fedrecsk import _memory
+from fedrecsk import _checks, _memory
 from fedrecsk._mistakes import warn_about_unknown_pairs
 from fedrecsk._sklearn import (
     check_sample_weight,
@@ -172,6 +172,7 @@ class Recommender(
         report = FitReport(self, X, y, sample_weight, data)
         report.begin()
         attributes = self._fit(data, report)
+        _checks.check_fitted(self, data, attributes)
         # Remove attributes of an earlier fit that this fit does not have.
         for name in [name for name in vars(self) if name[-1] == "_" and name[0] != "_"]:
             if name not in ("n_features_in_", "feature_names_in_"):
@@ -197,6 +198,7 @@ class Recommender(
     def _prepared(self, X, y=None, clients=None, sample_weight=None):
         """Check everything before a fit, and encode the data."""
         catalogue = None if self.items is None else catalogue_ids(self.items)
+        _checks.check_parameters(self)
         self._check_before_fit()
         return self._read(X, y, clients, sample_weight, item_ids=catalogue)
 
@@ -219,6 +221,7 @@ class Recommender(
                 ensure_non_negative=True,
                 allow_all_zero_weights=True,
             )
+        _checks.check_rows(y, sample_weight)
         return encode(
             X,
             y,

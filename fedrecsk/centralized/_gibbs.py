@@ -125,7 +125,7 @@ class State:
     user_noise: np.ndarray
 
     @classmethod
-    def start(cls, problem, n_factors, generator):
+    def start(cls, problem: Problem, n_factors: int, generator: np.random.Generator) -> State:
         """Small random item vectors, and moderate precisions.
 
         A chain forgets slowly how large it took the factors to be, most of all where ratings are

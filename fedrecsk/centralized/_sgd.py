@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from fedrecsk import _kernels
+from fedrecsk._checks import cure
 from fedrecsk._sklearn import Interval
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.centralized._warm_start import parameters_of_a_run, resumed
@@ -119,7 +120,7 @@ class GradientDescent(RatingMixin, Recommender):
             rate = DTYPE(self.learning_rate * self.learning_rate_decay**run.n_epochs)
             loss = self._epoch(arranged, run.state, rate) * rows.scale**2 / len(rows.values)
             run.loss_curve.append(float(loss))
-            self._check_finite(run)
+            self._check_finite(run, data)
             if self.early_stopping:
                 self._validate(run, rows, held_out)
             if close(lambda: self._finished(run, rows)):
@@ -131,12 +132,12 @@ class GradientDescent(RatingMixin, Recommender):
     def _least_bytes(self, data):
         return 4 * self.n_factors * (data.n_users + data.n_items)
 
-    def _check_finite(self, run):
+    def _check_finite(self, run, data):
         arrays = run.state.values()
         if not all(np.isfinite(array).all() for array in (run.loss_curve[-1], *arrays)):
             raise ValueError(
                 f"{type(self).__name__} diverged: its parameters are infinite or NaN after epoch "
-                f"{run.n_epochs}. Lower learning_rate or init_std."
+                f"{run.n_epochs}. {cure(self, data)}"
             )
 
     def _validate(self, run, rows, held_out):
@@ -289,18 +290,22 @@ class Rows(NamedTuple):
         """Weights divided by their mean, of DTYPE: the learning rate is that of a mean row."""
         return (self.weights / self.weights.mean()).astype(DTYPE)
 
-    def decays(self, reg, shrinkage, learning_rate):
+    def decays(self, reg, shrinkage, learning_rate, user_shrinkage=None):
         """Each user's and item's strength of decay per rating: reg + shrinkage / its weight.
 
         Over a user's ratings this sums to the gradient of ``(reg n_u + shrinkage) |p_u|^2 / 2``.
-        Bounded so that no step takes a parameter past 0.
+        `user_shrinkage`, of shape (n_users,), replaces it for users. Bounded so that no step takes
+        a parameter past 0.
         """
         x = learning_rate * float(self.weights.max() / self.weights.mean())
         most = (1 + 2 * x) / x
         strengths = []
-        for codes, n in ((self.users, self.n_users), (self.items, self.n_items)):
+        for codes, n, least in (
+            (self.users, self.n_users, shrinkage if user_shrinkage is None else user_shrinkage),
+            (self.items, self.n_items, shrinkage),
+        ):
             mass = np.bincount(codes, self.weights, minlength=n)
-            share = np.divide(shrinkage, mass, out=np.zeros(n), where=mass > 0)
+            share = np.divide(least, mass, out=np.zeros(n), where=mass > 0)
             strengths.append(np.minimum(reg + share, most).astype(DTYPE))
         return strengths
 

@@ -21,6 +21,8 @@ from fedrecsk.centralized._warm_start import parameters_of_a_run, resumed
 from fedrecsk.simulation.keys import Key
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.random import RandomState
 
 DTYPE = np.float32
@@ -396,7 +398,7 @@ class Sample(NamedTuple):
     noise: np.ndarray
 
     @classmethod
-    def of(cls, state):
+    def of(cls, state: _gibbs.State) -> Sample:
         """A copy of what the state has, in single precision."""
         return cls(
             state.P.astype(DTYPE),
@@ -414,31 +416,33 @@ class Run:
 
     key: Key
     fingerprint: bytes | None
-    parameters: dict
+    parameters: dict[str, Any]
     state: _gibbs.State | None = None
-    loss_curve: list = field(default_factory=list)
-    samples: list = field(default_factory=list)
+    loss_curve: list[float] = field(default_factory=list)
+    samples: list[Any] = field(default_factory=list)
 
     @classmethod
-    def new(cls, estimator, data):
+    def new(cls, estimator: Any, data: Any) -> Run:
         """Before the first sweep."""
         parameters = parameters_of_a_run(estimator, "n_samples")
         seed = check_random_state(estimator.random_state).randint(2**31 - 1)
         return cls(Key(int(seed)), data.fingerprint() if estimator.warm_start else None, parameters)
 
     @property
-    def n_samples(self):
+    def n_samples(self) -> int:
         """Samples kept so far."""
         return len(self.samples)
 
 
-def opposite_normals(purpose, key, sample, shape):
+def opposite_normals(purpose: str, key: Key, sample: int, shape: tuple[int, ...]) -> np.ndarray:
     """Standard normal numbers; each second sample has the opposite of those of the one before."""
     normal = key.at(sample // 2).generator(purpose).standard_normal(shape)
     return -normal if sample % 2 else normal
 
 
-def side_by_side(samples, places, n_rows):
+def side_by_side(
+    samples: list[np.ndarray], places: np.ndarray, n_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Biases (n_rows, S) and factors (n_rows, S d) of samples of (bias, vector)."""
     return (
         stacked([rows[:, :1] for rows in samples], places, n_rows),
@@ -446,7 +450,7 @@ def side_by_side(samples, places, n_rows):
     )
 
 
-def stacked(blocks, places, n_rows):
+def stacked(blocks: list[np.ndarray], places: np.ndarray, n_rows: int) -> np.ndarray:
     """Arrays of one shape side by side, their rows at `places` and 0 elsewhere."""
     width = blocks[0].shape[1]
     everything = np.zeros((n_rows, len(blocks) * width), dtype=blocks[0].dtype)

@@ -1,4 +1,4 @@
-"""The bias-only model: what is left of collaborative filtering without interaction."""
+"""The bias-only model: collaborative filtering without interactions of users and items."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedrecsk.base import RatingMixin, Recommender
 class BiasOnly(RatingMixin, Recommender):
     """Global mean plus shrunken user and item biases: r_ui = mu + b_u + b_i.
 
-    The comparator that a rating model must beat: no tastes, only levels. Fitted by
+    The baseline that a rating model must beat: it knows levels but no tastes. Fitted by
     alternating regularised least squares on the sum of squared errors plus
     ``reg_user * b_u^2`` for each user and ``reg_item * b_i^2`` for each item.
 
@@ -29,7 +29,7 @@ class BiasOnly(RatingMixin, Recommender):
     reg_item : float, default=10.0
         Shrinkage of item biases, in ratings.
     n_sweeps : int, default=10
-        Sweeps over items, then users.
+        Number of sweeps over items, then users.
     {items}
 
     Attributes
@@ -105,7 +105,13 @@ class BiasOnly(RatingMixin, Recommender):
         }
 
 
-def shrunken_mean(values, groups, weights, n_groups, shrinkage):
+def shrunken_mean(
+    values: np.ndarray,
+    groups: np.ndarray,
+    weights: np.ndarray,
+    n_groups: int,
+    shrinkage: float,
+) -> np.ndarray:
     """Weighted mean of `values` by group, shrunken to 0 as if by `shrinkage` zeros more.
 
     Groups without values get 0.

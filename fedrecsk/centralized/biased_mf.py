@@ -43,7 +43,7 @@ class BiasedMF(GradientDescent):
     n_factors : int, default=20
         Length of p_u and q_i (f).
     n_epochs : int, default=60
-        Passes over the ratings, in total where `warm_start` continues a fit.
+        Number of passes over the ratings, in total where `warm_start` continues a fit.
     learning_rate : float, default=0.02
         Of the first epoch, for a rating of mean weight (gamma).
     learning_rate_decay : float, default=0.96
@@ -60,15 +60,17 @@ class BiasedMF(GradientDescent):
     init_std : float, default=0.03
         Standard deviation of the first vectors.
     early_stopping : bool, default=False
-        Hold out ratings, stop when their error gets no better, and keep the best epoch.
+        Whether to hold out ratings, stop when their error no longer improves, and keep the best
+        epoch.
     validation_fraction : float, default=0.1
         Expected share of ratings held out.
     n_iter_no_change : int, default=10
-        Epochs without progress to stop after.
+        Number of epochs without progress after which to stop.
     tol : float, default=1e-4
         Least decrease of the mean squared error that is progress, in squared ratings.
     warm_start : bool, default=False
-        Continue the last fit to `n_epochs` epochs in all, exactly as if it had never stopped.
+        Whether to continue the last fit to `n_epochs` epochs in all, exactly as if it had never
+        stopped.
     random_state : int, RandomState instance or None, default=None
         Seeds the first vectors, the order of ratings and the rows held out.
     {items}

@@ -35,42 +35,48 @@ class PMF(GradientDescent):
           + sum_u (reg w_u + shrinkage) |p_u - m|^2 + sum_i (reg w_i + shrinkage) |q_i - m'|^2
 
     where w_u and w_i are the summed weights of the user and the item, m is `prior_mean` in its
-    first coordinate, m' in its second, and both are 0 elsewhere.
+    first coordinate, m' in its second, and both are 0 elsewhere. Users with few ratings are
+    shrunk more; see `few_ratings`.
 
     Parameters
     ----------
     n_factors : int, default=20
         Length of p_u and q_i (the paper's D).
     n_epochs : int, default=60
-        Passes over the ratings, in total where `warm_start` continues a fit.
+        Number of passes over the ratings, in total where `warm_start` continues a fit.
     learning_rate : float, default=0.02
-        Of the first epoch, for a rating of mean weight.
+        Learning rate of the first epoch, for a rating of mean weight.
     learning_rate_decay : float, default=0.96
         Factor on the learning rate after each epoch.
     reg : float, default=0.05
         Strength of the priors for each rating of the user or item (lambda_U and lambda_V, as
         the paper's authors apply them).
     shrinkage : float, default=3.0
-        Strength of the priors once for each user and item, in ratings: what holds somebody
+        Strength of the priors once for each user and item, in ratings: it holds users and items
         with few ratings near the prior mean.
+    few_ratings : float, default=15.0
+        Number of ratings below which users are shrunk more: `shrinkage` of a user with n ratings
+        is multiplied by ``few_ratings / n`` if that is more than 1. 0: never.
     prior_mean : float, default=1.0
         Prior mean of coordinate 0 of users and 1 of items, so that the other side's
         coordinate can say how high an item or a user is rated. 0: the paper's plain PMF,
-        which takes small data for noise.
+        which learns nothing from small data.
     center : bool, default=True
-        Subtract the global mean mu from ratings. False: mu is 0.
+        Whether to subtract the global mean mu from ratings. False: mu is 0.
     init_std : float, default=0.03
         Standard deviation of the first vectors around the prior mean. Plain PMF needs .1.
     early_stopping : bool, default=False
-        Hold out ratings, stop when their error gets no better, and keep the best epoch.
+        Whether to hold out ratings, stop when their error no longer improves, and keep the best
+        epoch.
     validation_fraction : float, default=0.1
         Expected share of ratings held out.
     n_iter_no_change : int, default=10
-        Epochs without progress to stop after.
+        Number of epochs without progress after which to stop.
     tol : float, default=1e-4
         Least decrease of the mean squared error that is progress, in squared ratings.
     warm_start : bool, default=False
-        Continue the last fit to `n_epochs` epochs in all, exactly as if it had never stopped.
+        Whether to continue the last fit to `n_epochs` epochs in all, exactly as if it had never
+        stopped.
     random_state : int, RandomState instance or None, default=None
         Seeds the first vectors, the order of ratings and the rows held out.
     {items}
@@ -134,14 +140,16 @@ class PMF(GradientDescent):
     >>> X = [["ann", "alien"], ["ann", "brazil"], ["bob", "alien"], ["bob", "clue"]]
     >>> model = PMF(n_factors=2, random_state=0).fit(X, [5, 4, 3, 2])
     >>> model.predict([["bob", "brazil"], ["carol", "alien"]]).round(1)
-    array([3.2, 3.7])
+    array([3.5, 3.7])
     """
 
     _: KW_ONLY
+    few_ratings: float = 15.0
     prior_mean: float = 1.0
     center: bool = True
 
     _parameter_constraints: ClassVar[dict] = GradientDescent._parameter_constraints | {
+        "few_ratings": [Interval(Real, 0, None, closed="left")],
         "prior_mean": [Interval(Real, None, None, closed="neither")],
         "center": ["boolean"],
     }
@@ -164,10 +172,16 @@ class PMF(GradientDescent):
         return {"P": P + mean_user, "Q": Q + mean_item}
 
     def _arranged(self, rows, key):
-        decays = rows.decays(self.reg, self.shrinkage, self.learning_rate)
+        n_ratings = np.bincount(rows.users, rows.weights, minlength=rows.n_users)
+        of_users = self._shrinkage_of(n_ratings)
+        decays = rows.decays(self.reg, self.shrinkage, self.learning_rate, of_users)
         rows = shuffled(rows, key)
         targets = rows.targets(self._center(rows))
         return (rows.users, rows.items, targets, rows.relative_weights()), decays
+
+    def _shrinkage_of(self, n_ratings):
+        """The shrinkage of users with so many ratings."""
+        return self.shrinkage * np.maximum(1.0, self.few_ratings / np.maximum(n_ratings, 1.0))
 
     def _epoch(self, arranged, state, rate):
         ratings, decays = arranged
@@ -183,11 +197,15 @@ class PMF(GradientDescent):
         mean, items = self._fitted_prior_means()[0], self.item_factors_.astype(np.float64)
 
         def prior(weight):
-            return np.full(len(mean), (self.reg * weight + self.shrinkage) * self._scale)
+            return np.full(len(mean), self._strength(weight))
 
         residuals = data.values - self.global_bias_ - items[data.items] @ mean
         theta = ridge_by_user(data, residuals, items.__getitem__, prior)
         return {"user_factors_": (mean + theta).astype(self.user_factors_.dtype)}
+
+    def _strength(self, weight):
+        """Of the prior of a user with ratings of this weight, in rating units."""
+        return (self.reg * weight + self._shrinkage_of(weight)) * self._scale
 
     # ------------------------------------------------------ whoever is unknown is the prior's
 

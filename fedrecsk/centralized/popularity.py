@@ -1,4 +1,4 @@
-"""Popularity: the same list for everybody."""
+"""Popularity: the same list for all users."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedrecsk._docs import documented
-from fedrecsk.base import RankingMixin, Recommender
+from fedrecsk.base import RankingMixin, Recommender, check_likes
 
 
 @documented
@@ -15,7 +15,7 @@ from fedrecsk.base import RankingMixin, Recommender
 class Popularity(RankingMixin, Recommender):
     """Rank items by how many users took them.
 
-    The comparator that a ranking model must beat. The preference of any user for an item is
+    The baseline that a ranking model must beat. The preference of any user for an item is
     estimated as the item's share: the weight of its interactions with y > 0, over the number
     of users.
 
@@ -32,11 +32,19 @@ class Popularity(RankingMixin, Recommender):
     {n_users_}
     {n_items_}
 
+    Raises
+    ------
+    ValueError
+        By fit: if no y is positive.
+
     Notes
     -----
+    Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their
+    items too.
+
     Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
-    Unknown users get the same list; unknown items have preference 0, and so have items of
-    `items` that nobody took.
+    Unknown users get the same list. Unknown items have preference 0, and so do items of `items`
+    without interactions.
 
     Examples
     --------
@@ -50,6 +58,7 @@ class Popularity(RankingMixin, Recommender):
     _has_item_vectors = _has_user_vectors = False
 
     def _fit(self, data, report):
+        check_likes(data)
         taken = np.where(data.values > 0, data.weights, 0.0)
         counts = np.bincount(data.items, taken, minlength=data.n_items)
         return {"item_popularity_": counts / data.n_users}

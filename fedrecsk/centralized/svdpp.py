@@ -30,7 +30,7 @@ class SVDpp(BiasedMF):
     n_factors : int, default=20
         Length of p_u, q_i and y_j (f).
     n_epochs : int, default=40
-        Passes over the ratings, in total where `warm_start` continues a fit.
+        Number of passes over the ratings, in total where `warm_start` continues a fit.
     learning_rate : float, default=0.02
         Of the first epoch, for a rating of mean weight (gamma).
     learning_rate_decay : float, default=0.95
@@ -50,16 +50,18 @@ class SVDpp(BiasedMF):
     init_std : float, default=0.03
         Standard deviation of the first vectors.
     early_stopping : bool, default=False
-        Hold out ratings, stop when their error gets no better, and keep the best epoch.
+        Whether to hold out ratings, stop when their error no longer improves, and keep the best
+        epoch.
         Held-out ratings are not in R_u.
     validation_fraction : float, default=0.1
         Expected share of ratings held out.
     n_iter_no_change : int, default=10
-        Epochs without progress to stop after.
+        Number of epochs without progress after which to stop.
     tol : float, default=1e-4
         Least decrease of the mean squared error that is progress, in squared ratings.
     warm_start : bool, default=False
-        Continue the last fit to `n_epochs` epochs in all, exactly as if it had never stopped.
+        Whether to continue the last fit to `n_epochs` epochs in all, exactly as if it had never
+        stopped.
     random_state : int, RandomState instance or None, default=None
         Seeds the first vectors, the order of users and the rows held out.
     {items}
@@ -192,7 +194,7 @@ class SVDpp(BiasedMF):
         }
 
 
-def pieces_of_users(rows, order):
+def pieces_of_users(rows: _sgd.Rows, order: np.ndarray) -> np.ndarray:
     """Ends of the pieces in which users are visited in this order, each of about equal work."""
     visited = np.cumsum(np.diff(rows.indptr)[order])
     ends = np.searchsorted(visited, pieces(len(rows.values))[:-1], side="right")

@@ -16,6 +16,8 @@ from fedrecsk.privacy.local_dp import PrivacyReport
 from fedrecsk.simulation.ledger import Ledger
 
 if TYPE_CHECKING:
+    from typing import Any, Self
+
     from numpy.typing import ArrayLike
 
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 class RecommenderEnsemble(Recommender, BaseComposition):
     """Base class of the ensembles; a subclass says how scores are added up."""
 
-    estimators: list
+    estimators: list[Any]
     _: KW_ONLY
     weights: ArrayLike | None = None
 
@@ -35,11 +37,11 @@ class RecommenderEnsemble(Recommender, BaseComposition):
     _has_item_vectors = _has_user_vectors = False
 
     # What kind of recommender the parts must be, for people and by class.
-    _kind: ClassVar[tuple] = ("a recommender", Recommender)
+    _kind: ClassVar[tuple[str, type]] = ("a recommender", Recommender)
 
     # -------------------------------------------------------------------------- parameters
 
-    def get_params(self, deep=True):
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters, those of the parts included as ``<name>__<parameter>``.
 
         Returns
@@ -48,7 +50,7 @@ class RecommenderEnsemble(Recommender, BaseComposition):
         """
         return self._get_params("estimators", deep=deep)
 
-    def set_params(self, **params):
+    def set_params(self, **params: Any) -> Self:
         """Set parameters; a part's by ``<name>__<parameter>``, a part itself by its name.
 
         Returns

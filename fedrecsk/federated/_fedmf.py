@@ -133,8 +133,12 @@ class AveragedItems(RankingMixin, FederatedRecommender):
     def _aggregate(self, server, message, upload, key):
         if upload is None:
             return server
-        items = server["item_factors"] + self._mean_update(upload)
-        return server | {"item_factors": items.astype(self._dtype)}
+        return server | self._moved_items(server, self._mean_update(upload))
+
+    def _moved_items(self, server, update):
+        """Server: its item matrix after an update; a dict."""
+        items = server["item_factors"] + update
+        return {"item_factors": items.astype(self._dtype)}
 
     # ------------------------------------------------------------------------- the end
 
@@ -150,8 +154,12 @@ class AveragedItems(RankingMixin, FederatedRecommender):
             self._fit_users(block, feedback, message, np.flatnonzero(whom), n_epochs, users)
         return {"users": users}
 
+    def _final_items(self, message):
+        """The item matrix of a final message."""
+        return message["item_factors"].values
+
     def _server_attributes(self, message):
-        attributes = {"item_factors_": message["item_factors"].values}
+        attributes = {"item_factors_": self._final_items(message)}
         if self.loss == "squared":
             attributes["global_bias_"] = float(message["global_bias"].values[0])
         return attributes
@@ -187,12 +195,13 @@ class AveragedItems(RankingMixin, FederatedRecommender):
             batch_size=self.batch_size,
             learning_rate=float(self.learning_rate),
             weight_decay=float(self.weight_decay),
+            shrinkage=float(self._least_penalty),
             squared=self.loss == "squared",
         )
 
     def _fit_users(self, block, feedback, message, whom, n_epochs, users):
         """Train these users' vectors, in place, with the items as they are."""
-        items, layout = message["item_factors"].values, self._layout(block)
+        items, layout = self._final_items(message), self._layout(block)
         config = self._config()._replace(local_epochs=n_epochs)
         arguments = (
             layout,
@@ -211,6 +220,11 @@ class AveragedItems(RankingMixin, FederatedRecommender):
     def _cost_of_a_rating(self, config):
         """Numbers that its examples are worked out from, in all epochs."""
         return config.local_epochs * (1 + config.n_negatives) * self.n_factors
+
+    @property
+    def _least_penalty(self):
+        """What the weight decay of a user's examples adds up to at least."""
+        return 0.0
 
     @property
     def _n_columns(self):
@@ -310,7 +324,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
             return
         if not (data.values > 0).any():
             raise ValueError(
-                "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
+                "No row of X has y > 0, so there are no positives. Pass y=None to count every row, "
                 "or shift y so that what is liked is above 0."
             )
         most = data.n_items - np.diff(data.indptr).min()

@@ -13,6 +13,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
+from fedrecsk._checks import Diverged, cure
 from fedrecsk._sklearn import get_threadpool_controller
 from fedrecsk.federated._unreached import Unreached
 from fedrecsk.simulation import blocks as _blocks
@@ -26,6 +27,13 @@ from fedrecsk.simulation.threads import Threads
 
 def fit(estimator, data, report):
     """Run the rounds; returns the fitted attributes."""
+    try:
+        return _fit(estimator, data, report)
+    except Diverged as error:
+        raise ValueError(f"{error.what} {cure(estimator, data)}") from error
+
+
+def _fit(estimator, data, report):
     run = _resumed(estimator, data) or Run.new(estimator, data)
     # Clients update in place: a fit that fails half-way must not be continued.
     estimator._run = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedrecsk._checks import cure
 from fedrecsk.federated._fixed_point import FRACTION_BITS
 from fedrecsk.federated._rating_scale import check_ratings, check_scale
 from fedrecsk.simulation.participation import cohort_size
@@ -61,7 +62,7 @@ def check_setting(model, federation, data):
         )
     if model.targets == "implicit" and not (data.values > 0).any():
         raise ValueError(
-            "No row of X has y > 0, so nobody likes anything. Pass y=None to count every row, "
+            "No row of X has y > 0, so there are no positives. Pass y=None to count every row, "
             'shift y so that what is liked is above 0, or use targets="ratings".'
         )
     check_rows(model, data, model._scale((data.values.min(), data.values.max())))
@@ -80,8 +81,8 @@ def check_rows(model, data, scale):
         check_ratings(data.values, scale)
     if _largest_sum(model, data) >= 2**62:
         raise ValueError(
-            "The exact sums of these weights may not fit into 64-bit integers; scale "
-            "sample_weight down, or lower n_bits, user_bits or n_negatives."
+            "The exact sums of LightFR may not fit into 64-bit integers with these weights and "
+            f"parameters. {cure(model, data)} Fewer n_bits, user_bits or n_negatives help too."
         )
 
 
@@ -98,7 +99,7 @@ def _largest_sum(model, data):
     else:
         mass = data.weights.sum() * (1 + model.n_negatives) * model.memory
     regs = (model.reg_user + model.reg_item) * max(data.n_users, data.n_items, model._top)
-    mass = mass + model.shrinkage + regs * model._top
+    mass = mass + max(model.shrinkage, model.sparse_shrinkage) + regs * model._top
     return 2.0**FRACTION_BITS * 4 * model._top * model._limit * mass
 
 

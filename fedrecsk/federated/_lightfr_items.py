@@ -95,8 +95,8 @@ class ItemFoldIn:
             )
         if not (self._users.codes(users) >= 0).any():
             raise ValueError(
-                "No row of X has a user that the model knows, so nobody can say anything about "
-                "the items; fold_in their users first."
+                "No row of X has a user that the model knows, so there is no data to learn the "
+                "items from; fold_in their users first."
             )
         return encode(X, y, sample_weight=sample_weight)
 
@@ -147,6 +147,8 @@ class ItemFoldIn:
         server = {"item_codes": item_codes, "rating_scale": self.rating_scale_}
         if "crowd" in self._final_message:
             server["crowd"] = self._final_message["crowd"].values
+        if "mean_user" in self._final_message:
+            server["mean_user"] = self._final_message["mean_user"].values
         if self.aggregation != "full":
             server["memory"] = np.zeros((len(item_codes), self.n_bits), dtype=np.int64)
         return server

@@ -31,7 +31,7 @@ class WMFUsers:
     # ------------------------------------------------------------------------- the end
 
     def _personalize(self, block, state, message, turn, key):
-        # Users begin anew: all that counts is their own data.
+        # Users start afresh: only their own data count.
         part = block.part(turn.active)
         users = np.empty((part.n_users, self.n_factors), dtype=self._dtype)
         _kernels.wmf.fit_users(

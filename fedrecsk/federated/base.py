@@ -7,7 +7,7 @@ from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from math import prod
 from numbers import Integral, Real
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from sklearn.base import clone
@@ -21,6 +21,9 @@ from fedrecsk.simulation.clients import personalized
 from fedrecsk.simulation.federation import Federation
 from fedrecsk.simulation.keys import Key, Keys
 from fedrecsk.simulation.messages import Message
+
+if TYPE_CHECKING:
+    from typing import Any, Self
 
 
 @dataclass(eq=False, repr=False)
@@ -270,7 +273,7 @@ class FederatedRecommender(Recommender):
     def _n_tasks(self):
         return self._rounds()
 
-    def set_params(self, **params):
+    def set_params(self, **params: Any) -> Self:
         """Set parameters; ``federation__...`` of a federation that is None makes one.
 
         Returns
@@ -332,7 +335,7 @@ class FederatedRecommender(Recommender):
             # Of an earlier fit.
             vars(self).pop(name, None)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         waiting = vars(self).get("_waiting")
         if waiting is None or name not in waiting.attributes:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -10,13 +10,13 @@ import numpy as np
 
 from fedrecsk._docs import documented
 from fedrecsk._sklearn import Interval
-from fedrecsk.federated._fedmf import AveragedItems
+from fedrecsk.federated._steady_items import SteadyItems
 from fedrecsk.simulation.messages import Dense, Derived, Message
 
 
 @documented
 @dataclass(eq=False, repr=False)
-class CoLR(AveragedItems):
+class CoLR(SteadyItems):
     """Correlated low-rank updates: federated matrix factorisation that uploads little.
 
     As :class:`FedMF`, but a client trains ``Q + A_u B`` with the round's B as it is: r rows of
@@ -34,7 +34,7 @@ class CoLR(AveragedItems):
         Step of SGD on user vectors (eta).
     rank_exponent : float, default=0.75
         A's step is ``learning_rate * (rank / n_factors) ** rank_exponent``.
-    weight_decay, aggregation, init_std
+    weight_decay, aggregation, init_std, shrinkage, averaging
         As in :class:`FedMF`.
     {shared parameters}
 
@@ -101,7 +101,7 @@ class CoLR(AveragedItems):
     _: KW_ONLY
     rank_exponent: float = 0.75
 
-    _parameter_constraints: ClassVar[dict] = AveragedItems._parameter_constraints | {
+    _parameter_constraints: ClassVar[dict] = SteadyItems._parameter_constraints | {
         "rank": [Interval(Integral, 1, None, closed="left")],
         "rank_exponent": [Interval(Real, 0, None, closed="left")],
     }
@@ -146,8 +146,8 @@ class CoLR(AveragedItems):
         if upload is None:
             return server
         update, basis = self._mean_update(upload).astype(self._dtype), message["basis"].values
-        items = (server["item_factors"] + update @ basis).astype(self._dtype)
-        return server | {"item_factors": items, "update": update, "basis": basis}
+        moved = self._moved_items(server, update @ basis)
+        return server | moved | {"update": update, "basis": basis}
 
     # -------------------------------------------------------------------- what differs
 

@@ -50,13 +50,13 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
     reg_bias : float, default=3.0
         Weight of the penalty on every user's and item's bias, however many ratings it has.
     reg_power : float, default=0.5
-        How the penalties on vectors grow with the number of ratings: 0 not at all, as in the
-        papers, 1 in proportion.
+        How fast the penalties on vectors grow with the number of ratings: 0, not at all, as in
+        the papers; 1, in proportion.
     learning_rate : float, default=0.03
         Size of the server's step (gamma).
     optimizer : {"adam", "gd"}, default="adam"
-        Adam or plain gradient descent. The objective is divided by the number of clients, which
-        makes no difference to Adam.
+        Whether the server uses Adam or plain gradient descent. The objective is divided by the
+        number of clients, which makes no difference to Adam.
     beta_1 : float in [0, 1), default=0.1
         Decay of Adam's first moment.
     beta_2 : float in [0, 1), default=0.99
@@ -64,14 +64,14 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
     epsilon : float, default=1e-8
         Adam's term against division by zero.
     biases : bool, default=True
-        Whether to have a level (the mean rating) and biases of users and items. The papers have
-        none.
+        Whether to model a level (the mean rating) and biases of users and items. The papers do
+        not.
     upload : {"own", "all"}, default="own"
-        Which items' rows are sent down and up each round. "own": those that the client has
+        Which items' rows are downloaded and uploaded each round. "own": those that the client has
         rated. "all": all of them, zero where the client has rated nothing, so that a secure sum
         can add them up and hides which these are.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating scale, which everybody is taken to know; predictions are clipped
+        The ends of the rating scale, assumed to be public; predictions are clipped
         to it. None: the range of y.
     init_std : float, default=0.1
         Standard deviation of the initial item vectors.
@@ -120,7 +120,7 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
     Each round, down: (b_i, q_i). Up: for each rated item ``sum_u w (score - r) (1, p_u)``. At
     the end, down: all items.
 
-    *What it reveals.* The server uses sums over clients only. In plaintext one upload of a
+    *What it reveals.* The server uses only sums over clients. In plaintext, one upload of a
     one-user client gives p_u, the user's items and all ratings exactly: rows are multiples of
     (1, p_u), the multiples are the errors, and the ridge regression's own equation has the
     bias (:func:`fedrecsk.attacks.measure_leak`). Chai et al. prove as much of two uploads, and
@@ -285,7 +285,7 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
         return Message(item_vectors=Dense(server["item_vectors"]))
 
     def _personalize(self, block, state, message, turn, key):
-        # Users begin anew: all that counts is their own data.
+        # Users start afresh: only their own data count.
         part = block.part(turn.active)
         state = self._init_clients(part, message, key)
         _kernels.fcf.fit_raters(

@@ -49,8 +49,8 @@ class FCF(ServerStep, ImplicitMF):
     learning_rate : float, default=0.05
         Size of the server's step (gamma).
     optimizer : {"adam", "gd"}, default="adam"
-        Adam or plain gradient descent. The objective is divided by the number of clients, which
-        makes no difference to Adam.
+        Whether the server uses Adam or plain gradient descent. The objective is divided by the
+        number of clients, which makes no difference to Adam.
     beta_1 : float in [0, 1), default=0.1
         Decay of Adam's first moment.
     beta_2 : float in [0, 1), default=0.99
@@ -89,7 +89,7 @@ class FCF(ServerStep, ImplicitMF):
     -----
     *Algorithm*::
 
-        set-up  with "own", clients say which items they hold     _setup_update
+        set-up  with "own", clients report which items they hold  _setup_update
         each round
           1  server sends all q_i ("own": theirs, and sum q q')   _model
           2  clients solve for their users                        kernels item_gradients, fit_client
@@ -104,7 +104,7 @@ class FCF(ServerStep, ImplicitMF):
     client holds; each round, down: its own q_i, and the d x d sum of all q q'; up: its own
     items' gradients less ``(p_u . q_i) p_u``, and P_c' P_c. At the end, down: all q_i.
 
-    *What it reveals.* The server uses sums over clients only. In plaintext one upload of a
+    *What it reveals.* The server uses only sums over clients. In plaintext, one upload of a
     one-user client gives p_u and the user's items exactly: a row is
     ``(p_u . q_i) p_u`` for items that the user does not have, and something else for the others
     (:func:`fedrecsk.attacks.measure_leak`).

@@ -74,7 +74,7 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     -----
     *Algorithm*::
 
-        set-up  with download="own", clients say which items they hold  _setup_update
+        set-up  with download="own", clients report which items they hold  _setup_update
         each round
           1  server asks (1 byte)                               _broadcast
           2  clients that have not sent before upload x x',

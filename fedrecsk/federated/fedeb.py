@@ -39,7 +39,7 @@ class Moments(NamedTuple):
     second: np.ndarray
 
     @classmethod
-    def of(cls, values):
+    def of(cls, values: np.ndarray) -> Moments:
         """Before the first step."""
         return cls(np.zeros_like(values), np.zeros_like(values))
 
@@ -90,8 +90,8 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     init_std : float, default=0.1
         Standard deviation of the initial item vectors.
     upload : {"own", "all"}, default="own"
-        "own": a client tells the server once which items it holds, and receives and sends their
-        rows alone. "all": rows of all items cross, as secure sums need it.
+        "own": a client reports once which items it holds, and receives and sends their rows
+        alone. "all": the rows of all items are sent, as secure sums require.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, to which predictions are clipped. None: the range of y.
     {shared parameters}
@@ -373,7 +373,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         return Message(**fields, scales=self._sent_scales(server))
 
     def _personalize(self, block, state, message, turn, key):
-        # Users begin anew: all that counts is their own data.
+        # Users start afresh: only their own data count.
         part = block.part(turn.active)
         state = self._init_clients(part, message, key)
         implicit = message["average_implicit"].values if self.implicit else None

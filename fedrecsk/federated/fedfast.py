@@ -23,11 +23,11 @@ class FedFast(AveragedItems):
     """Federated averaging whose server knows the user vectors and moves those of absent clients.
 
     As in :class:`FedMF`, a few clients in each round train the item matrix Q and their users'
-    vectors p_u on their own data. They upload their vectors too. The server clusters them,
-    draws the next cohorts from all clusters alike (ActvSAMP), gives those clients more weight on
-    an item that have moved it further, and moves every client that did not take part by what
-    its cluster has learned on average (ActvAGG). Users who were in no round yet so have useful
-    vectors early [1]_. The price is privacy: the server knows every user's vector.
+    vectors p_u on their own data, and upload their vectors too. The server clusters the vectors,
+    draws the next cohorts in equal proportion from all clusters (ActvSAMP), and gives clients that
+    have moved an item further more weight on it. Clients that did not take part move by the mean
+    change of their cluster (ActvAGG), so that users get useful vectors before their first
+    round [1]_. The price is privacy: the server knows every user's vector.
 
     Feedback, negatives and losses are those of :class:`FedMF`. The paper's model, generalised
     matrix factorisation, scores h . (p_u * q_i); h is fixed to ones here, which a rescaling
@@ -44,9 +44,9 @@ class FedFast(AveragedItems):
     n_negatives : int, default=4
         Sampled negatives per positive, as in :class:`FedMF`.
     local_epochs : int, default=2
-        Passes of a client over its examples in a round (E).
+        Number of passes of a client over its examples per round (E).
     batch_size : int, default=64
-        Examples in a mini-batch; an epoch's last one may be smaller.
+        Number of examples in a mini-batch; an epoch's last one may be smaller.
     learning_rate : float, default=0.5
         Step of SGD (eta).
     weight_decay : float, default=2e-3
@@ -54,8 +54,8 @@ class FedFast(AveragedItems):
     init_std : float, default=0.03
         Standard deviation of the initial vectors, which the server draws.
     sampling : {"clusters", "federation"}, default="clusters"
-        Who draws a round's cohort. "clusters": the server, from each cluster its share. It takes
-        the place of the federation's `sampling`. "federation": as the federation says.
+        How the cohort of a round is drawn. "clusters": the server draws the same share of each
+        cluster, and the federation's `sampling` has no effect. "federation": by that `sampling`.
     aggregation : {"active", "visits", "data_size"}, default="active"
         How the server weighs the clients' versions of an item. "active": by how far each has
         moved it, ``w_c = |change|_1``. "visits" and "data_size": as in :class:`FedMF`.
@@ -302,7 +302,7 @@ class FedFast(AveragedItems):
             self.aggregation == "active" or self.discount is not None
         ):
             raise ValueError(
-                "FedFast weighs single uploads itself, so no aggregator would be asked; set "
+                "FedFast weighs single uploads itself, so the aggregator would have no effect; set "
                 "aggregator=None, or aggregation='visits' and discount=None."
             )
         super()._check_before_fit()

@@ -32,10 +32,10 @@ RESOLUTION = 1e-5
 class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     """Federated matrix factorisation whose clients upload gradients of items they have not rated.
 
-    A client that uploads gradients of the items that it has rated tells the server which these
-    are. In FedRec each user adds some items that it has not rated, with virtual ratings: its mean
+    A client that uploads gradients of just the items that it has rated reveals them to the server.
+    In FedRec each user adds some items that it has not rated, with virtual ratings: its mean
     rating ("average", the paper's user averaging), or after some rounds its own predictions
-    ("hybrid", the paper's hybrid filling), which disturb the model less.
+    ("hybrid", the paper's hybrid filling), which distort the model less.
 
     A rating r is estimated by ``global level + b_u + b_i + p_u . q_i``. Each user minimises the
     mean over its rated and virtual items of::
@@ -49,37 +49,37 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     n_rounds : int or "auto", default="auto"
         Number of rounds in total (T). "auto": 30 passes over the clients, 600 rounds of 5 %.
     n_virtual : int, default=3
-        Virtual items per rated item (rho), as far as the catalogue goes. 0: only rated items
-        are sent.
+        Number of virtual items per rated item (rho), as far as the catalogue has so many. 0:
+        only rated items are sent.
     filling : {"hybrid", "average"}, default="hybrid"
         Virtual ratings: the user's mean rating throughout, or from `hybrid_start` on the
         scores of a copy of the user's vector that has been trained on its real ratings alone.
     virtual_items : {"fixed", "redrawn"}, default="fixed"
-        Whether a user draws its virtual items once, or anew in each round, as in the paper. What
-        is sent in every round is then likely rated: see Notes.
+        Whether a user draws its virtual items once, or anew in each round, as in the paper. With
+        "redrawn", items that are sent in every round are probably rated ones: see Notes.
     hybrid_start : int, default=10
-        Passes over the clients before the hybrid filling begins (T_start).
+        Number of passes over the clients before the hybrid filling begins (T_start).
     hybrid_steps : int, default=5
-        Gradient steps of the copy that predicts virtual ratings (T_local).
+        Number of gradient steps of the copy that predicts virtual ratings (T_local).
     user_steps : int, default=5
-        Gradient steps of the users' vectors in a round, on the client alone; the gradients of
-        items are taken where the last one begins. The paper's is 1.
+        Number of gradient steps of the users' vectors per round, on the client alone; the
+        gradients of items are taken before the last of them. The paper takes 1.
     learning_rate : float, default=0.8
         Step of users and of the server (gamma), on a rating scale from 1 to 5.
     learning_rate_decay : float in (0, 1], default=0.95
-        Factor of the learning rate after each pass over the clients, which is a round if all
+        Factor on the learning rate after each pass over the clients, which is one round if all
         take part.
     reg : float or "auto", default="auto"
         Weight of the penalties (lambda). "auto": 0.1 / (1 + n_virtual), because virtual
         items weaken the ratings but not the penalties.
     biases : bool, default=True
-        Whether to have a global level (fixed at the mean rating) and biases of users and items.
+        Whether to model a global level (fixed at the mean rating) and biases of users and items.
         The paper's model is p_u . q_i alone.
     upload : {"chosen", "all"}, default="chosen"
         Whether clients send the rows of rated and virtual items, each with its number, or whole
         matrices, zero elsewhere, which secure sums need.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating scale, which everybody is taken to know. None: the range of y.
+        The ends of the rating scale, assumed to be public. None: the range of y.
     init_range : float, default=0.05
         Initial vectors are uniform in [-init_range, init_range].
     {shared parameters}

@@ -134,7 +134,7 @@ class FedSpectral(WMFUsers, FederatedGram):
         return Message(item_factors=Dense(self._solved(server)["item_factors"]))
 
 
-def spectral_factors(gram, n_factors):
+def spectral_factors(gram: np.ndarray, n_factors: int) -> np.ndarray:
     """Q = D^1/4 V e^1/2 of the leading eigenpairs of D^-1/4 G D^-1/4, scaled."""
     squares = np.diag(gram)
     scale = np.where(squares > 0, squares, 1.0) ** 0.25

@@ -75,7 +75,7 @@ class GlobSGD(FederatedWMF):
     -----
     *Algorithm*::
 
-        set-up  clients say which items they hold               _setup_update
+        set-up  clients report which items they hold            _setup_update
         each round
           1  server sends q_i of own items, and sum q q'        _model
           2  clients solve for their users                      kernels item_gradients, fit_client

@@ -37,43 +37,45 @@ TRAINING_DRAWS, FINAL_DRAWS = "negatives of a user", "negatives in the end"
 class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, which fit and search in Hamming space.
 
-    An item is a code of `n_bits` signs. It is all that the server sends and the device stores:
-    64 bits take 1/32 of the room of 64 float32. A user's vector, kept on the device, has odd
-    integers of `user_bits` bits, so that it is a few codes itself and items are still ranked by
-    XOR and popcount; one bit makes it the paper's code.
+    Every item has a code of `n_bits` signs. Codes are all that the server sends and the device
+    stores of the items: 64 bits take 1/32 of the space of 64 float32. A user's vector stays on
+    the device. Its entries are odd integers of `user_bits` bits, so that the vector is stored as
+    `user_bits` codes and items are ranked by XOR and popcount; with one bit it is the paper's
+    code.
 
     The similarity ``s_ui = 1/2 + b_u . d_i / (2 f (2^user_bits - 1))`` in [0, 1] is fitted to a
-    target for each pair of user and item, in squared error. Each round every client of the
-    cohort moves its users' vectors bit by bit to their optimum with the items fixed and
-    uploads the gradient in the items; the server moves the items' bits. All sums are exact in
-    integers, so the model depends neither on threads nor on the order of clients.
+    target for each pair of user and item, by least squares. In each round, every client of the
+    cohort optimises its users' vectors entry by entry with the items fixed, and uploads the
+    gradient in the items; the server updates the items' bits. Sums are taken in integers and
+    are exact, so the model does not depend on the number of threads or the order of clients.
 
     Parameters
     ----------
     n_bits : int, default=64
-        Bits of an item's code (f); multiples of 64 waste none.
+        Number of bits of an item's code (f); multiples of 64 waste none.
     n_rounds : int, default=50
-        Rounds in total (T).
+        Number of rounds in total (T).
     aggregation : {"full", "gradient", "parameter"}, default="full"
-        What clients upload, and how the server moves the items. "full": every pair without a
-        row is a negative of weight 1, by an n_bits x n_bits matrix from each client, and the
-        server goes down a quadratic model of the loss, bit by bit until nothing changes. The
-        others are the paper's, with sampled negatives: "gradient", the sign of the gradients'
-        sum; "parameter", the sign of the clients' votes on the items that they visit.
+        What clients upload, and how the server updates the items. "full": every pair without a
+        row is a negative of weight 1, which takes an n_bits x n_bits matrix from each client. The
+        server descends a quadratic model of the loss, bit by bit, until nothing changes. The
+        other two are the paper's and sample negatives: with "gradient" the new code is the sign
+        of the summed gradients, with "parameter" the sign of the clients' votes on the items
+        that they visit.
     user_bits : int in [1, 16], default=4
-        Bits of each entry of a user's vector; 1 is the paper's.
+        Number of bits of each entry of a user's vector; the paper uses 1.
     targets : {"implicit", "ratings"}, default="implicit"
         "implicit": rows with y > 0 have `positive_target`, others are left out. "ratings": rows
         have y scaled to [0, 1], and `predict` gives ratings.
     positive_target : float in [0, 1], default=0.65
-        Similarity aimed at for positives.
+        Target similarity of positives.
     negative_target : float in [0, 1], default=0.5
-        Similarity aimed at for negatives.
+        Target similarity of negatives.
     alpha : float, default=4.0
-        Weight that a row of weight 1 has on top of the 1 of every pair; with "full" alone.
+        Extra weight of a row of weight 1, on top of the weight 1 of every pair; only with "full".
     n_negatives : int, default=4
-        Negatives per row and round, drawn anew among the items that the user has no row of;
-        not with "full".
+        Number of negatives per row and round, drawn anew from the items that the user has no
+        row of. No effect with "full".
     reg_user, reg_item : float, default=0.0
         Weights of the balance terms (lambda) on users and items.
     balance : {"code", "bits"}, default="code"
@@ -81,8 +83,15 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         rules; "bits", each bit is +1 for as many users, or items, as it is -1, as in its
         objective.
     shrinkage : float, default=1000.0
-        Weight of the squared length of a user's vector, in pairs of weight 1. It changes
-        nothing with ``user_bits=1``.
+        Weight of the squared distance between a user's vector and `prior`, in pairs of weight 1.
+    prior : {"crowd", "zero"}, default="crowd"
+        What users' vectors are shrunk towards. "crowd": the mean of the last cohort's vectors, so
+        that users with few rows get what is popular. It needs no further upload, because
+        ``aggregation="full"`` uploads the sum of the vectors anyway; the other aggregations
+        always use zero. "zero": zero.
+    sparse_shrinkage : float, default=12000.0
+        With ``prior="crowd"`` a user with n rows that count is shrunk by sparse_shrinkage / n if
+        that is more than `shrinkage`; with the default, a user with fewer than 12 rows.
     memory : int, default=4
         The server adds each round's sum to what it remembers, and forgets 1/memory of that; 1
         is the paper's server. Not with "full".
@@ -93,7 +102,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         First item codes. An array's signs are taken, for example those of a real-valued
         model's factors, with rows in ascending order of the items' ids.
     train_items : bool, default=True
-        Whether items move at all. False is the paper's ablation, with `init`.
+        Whether to train the items at all. False, with `init`, is the paper's ablation.
     upload : {"visited", "all"}, default="visited"
         "visited": each client sends the rows of its visited items with their numbers. "all":
         it sends the whole matrix, so that a secure sum hides which items it has visited.
@@ -136,7 +145,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         in the end
           9  clients fit their users to the final codes           _personalize
 
-    *What is sent.* Down, each round: the packed codes of all items. Up, with "full": for
+    *What is sent.* Down, each round: the packed codes of all items, and with ``prior="crowd"`` the
+    mean vector, ``4 n_bits`` bytes. Up, with "full": for
     each of the client's rated items its number, n_bits integers (int64) and the sum of its
     weights; an n_bits x n_bits matrix, n_bits integers and the number of users. With
     "gradient": n_bits integers and the number of each visited item, negatives included. With
@@ -145,8 +155,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
 
     *What it reveals.* In plaintext, one upload of one client gives its code and all its
     ratings, up to mirroring both (:func:`fedrecsk.attacks.measure_leak`); with "full" the
-    vector is sent as it is. Row numbers tell the items visited. Secure sums of integers with
-    ``upload="all"`` hide single clients.
+    vector is sent as it is. Row numbers reveal which items were visited. Secure sums of integers
+    with ``upload="all"`` hide single clients.
 
     *Losses.* The training loss is the weighted mean squared error of similarities over the pairs
     of a round's clients, after their step. Early stopping measures the same on held-out rows and
@@ -191,6 +201,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     reg_item: float = 0.0
     balance: Literal["code", "bits"] = "code"
     shrinkage: float = 1000.0
+    prior: Literal["crowd", "zero"] = "crowd"
+    sparse_shrinkage: float = 12000.0
     memory: int = 4
     n_sweeps: int | None = 3
     init: Literal["random"] | NDArray = "random"
@@ -212,6 +224,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         "reg_item": [Interval(Real, 0, None, closed="left")],
         "balance": [StrOptions({"code", "bits"})],
         "shrinkage": [Interval(Real, 0, None, closed="left")],
+        "sparse_shrinkage": [Interval(Real, 0, None, closed="left")],
+        "prior": [StrOptions({"crowd", "zero"})],
         "memory": [Interval(Integral, 1, None, closed="left")],
         "n_sweeps": [Interval(Integral, 1, None, closed="left"), None],
         "init": [StrOptions({"random"}), np.ndarray],
@@ -236,6 +250,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
             "rating_scale": self._scale(catalogue.rating_range),
             "crowd": np.zeros(self.n_bits, dtype=np.int64),
         }
+        if self._leans:
+            server["mean_user"] = np.zeros(self.n_bits, dtype=np.float32)
         if self.aggregation != "full":
             server["memory"] = np.zeros((catalogue.n_items, self.n_bits), dtype=np.int64)
         return server
@@ -251,6 +267,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         fields = {"item_codes": Dense(server["item_codes"], dtype="uint64", learned=True)}
         if self._crowded:
             fields["crowd"] = Dense(server["crowd"], dtype="int64")
+        if self._leans:
+            fields["mean_user"] = Dense(server["mean_user"])
         return Message(**fields)
 
     def _on_receipt(self, message, key):
@@ -300,6 +318,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         sums = {name: np.ascontiguousarray(total.sum) for name, total in upload.items()}
         if self._crowded:
             server["crowd"] = sums["total"]
+        if self._leans:
+            server["mean_user"] = (sums["total"] / sums["n_users"][0]).astype(np.float32)
         codes, rule = server["item_codes"], self._server_rule()
         if self.aggregation == "full":
             by_curvature(codes, self.n_bits, sums, rule)
@@ -347,6 +367,13 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     @property
     def _crowded(self):
         return self.balance == "bits" and self.reg_user > 0
+
+    @property
+    def _leans(self):
+        """Whether users' vectors are shrunk towards the mean vector."""
+        full = self.aggregation == "full" and self.train_items
+        strength = max(self.shrinkage, self.sparse_shrinkage)
+        return full and self.prior == "crowd" and strength > 0
 
     @property
     def _base(self):
@@ -400,6 +427,9 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         crowd = np.zeros(self.n_bits, dtype=np.int64)
         if self._crowded:
             crowd = reg_user * message["crowd"].values
+        mean = np.zeros(self.n_bits)
+        if self._leans:
+            mean = message["mean_user"].values.astype(np.float64)
         within = self.balance == "code"
         return _kernels.lightfr.Rule(
             self._limit,
@@ -407,6 +437,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
             self.n_sweeps or 0,
             reg_user if within else 0,
             int(fixed(self.shrinkage)),
+            int(fixed(self.sparse_shrinkage)) if self._leans else 0,
+            mean,
             crowd,
             bool(crowd.any()),
             self._fixed_balance(self.reg_item) if within else 0,

@@ -51,23 +51,23 @@ class LocALS(ClientItemsWMF):
         Weight of the tie between a client's items and the server's. ``mu + reg_item`` must be
         positive.
     local_epochs : int, default=1
-        How often a client solves for its users and its items in a round (E).
+        Number of times that a client solves for its users and its items per round (E).
     solver : {"exact", "cg"}, default="exact"
         How a client finds its users' vectors: exactly, or by three steps of conjugate
-        gradients from the last round's, which is inexact and faster with many factors. Items,
-        and in the end the vectors that predict, are always exact.
+        gradients from the last round's vectors, which is inexact and faster with many factors.
+        Items and the final user vectors are always exact.
     aggregation : {"full", "all", "holders"}, default="full"
-        What the server averages for an item. "full": over all clients, of which those that do
-        not hold the item count with the minimiser of their objective, ``A_c q_i`` with
-        ``A_c = mu ((mu + reg_item / n_clients) I + P_c' P_c)^-1``. "all": over all clients,
-        the others counting with q_i unchanged, which is slow. "holders": over the clients
-        that hold it, which fails: nobody's data says that anybody did *not* take the item, and
-        the lists end at or below popularity's.
+        How the server averages the clients' versions of an item. "full": over all clients. Those
+        that do not hold the item contribute the minimiser of their objective, ``A_c q_i`` with
+        ``A_c = mu ((mu + reg_item / n_clients) I + P_c' P_c)^-1``. "all": over all clients;
+        those that do not hold it contribute q_i unchanged, which learns slowly. "holders": over
+        the clients that hold it. This ranks no better than popularity, because no upload shows
+        which users did *not* take the item.
     preconditioner : bool or "auto", default="auto"
-        Whether the server multiplies its step by ``(I - mean A_c)^-1``, which makes up for the
-        caution that `mu` asks of each client. "auto": with "full", which it needs.
+        Whether the server multiplies its step by ``(I - mean A_c)^-1``, which compensates for the
+        small steps that `mu` allows each client. "auto": with "full", which it requires.
     server_learning_rate : float or "auto", default="auto"
-        Share of its step that the server goes. "auto": 1 without the preconditioner. With it,
+        Fraction of its step that the server takes. "auto": 1 without the preconditioner. With it,
         twice the share of the clients whose uploads were accepted in the round, at most 1, over
         ``1 + alpha h_i t / 2``, where h_i is the share of the clients that hold item i and t
         the mean of the diagonal of mean A_c: an item that many hold overshoots otherwise.
@@ -101,7 +101,7 @@ class LocALS(ClientItemsWMF):
     -----
     *Algorithm*::
 
-        set-up  clients say which items they hold               _setup_update
+        set-up  clients report which items they hold            _setup_update
         each round
           1  server sends q_i of own items, and sum q q'        _model
           2  clients solve for their users                      kernels local_als, fit_client
@@ -122,8 +122,8 @@ class LocALS(ClientItemsWMF):
     ``upload="all"`` the rows of all items are sent in both directions, zero where the client
     holds nothing: n_items / (own items) times the bytes.
 
-    *What it reveals.* "own" tells the server which items each client holds. "all" hides it
-    only if uploads are summed securely; in plaintext, a zero row says it. A plaintext upload of
+    *What it reveals.* "own" reveals to the server which items each client holds. "all" hides it
+    only if uploads are summed securely; in plaintext, a zero row reveals it. A plaintext upload of
     a client with one user gives p_u exactly: every row is a multiple of it, and A_c gives its
     length. The server uses sums over clients only.
 
@@ -195,7 +195,7 @@ class LocALS(ClientItemsWMF):
     # ----------------------------------------------------------------------- what it needs
 
     def _is_short(self, block):
-        """Clients all of whose upload is made of their only user's vector."""
+        """Clients with one user, where the upload depends on this user's vector alone."""
         alone = np.diff(block.client_indptr) == 1
         return alone & (self.aggregation == "full" and self.local_epochs == 1)
 

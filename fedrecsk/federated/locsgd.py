@@ -21,7 +21,7 @@ class LocSGD(ClientItemsWMF):
 
     Each round every client solves for its users' vectors exactly, as in :class:`LocALS`, and
     then takes gradient steps on its own version q_ci of the items; the server averages the
-    versions. It is the comparator that LocALS was proposed against.
+    versions. LocALS was proposed as an improvement on it.
 
     Parameters
     ----------
@@ -38,13 +38,15 @@ class LocSGD(ClientItemsWMF):
     mu : float, default=0.0
         Weight of the tie between a client's items and the server's.
     local_epochs : int, default=1
-        How often a client goes through its user solve and its steps in a round (E).
+        Number of times that a client solves for its users and takes its steps per round (E).
     n_steps : int, default=5
-        Sweeps over the client's pairs after each user solve.
+        Number of sweeps over the client's pairs after each user solve.
     learning_rate : float, default=0.3
-        Size of the clients' steps (eta). A step on one pair is
-        ``q_ci -= eta [c_ui (p_u . q_ci - r_ui) p_u + reg_item / n_clients q_ci
-        + mu (q_ci - q_i)]``.
+        Largest size of the clients' steps (eta). A step on one pair is
+        ``q_ci -= eta_ui [c_ui (p_u . q_ci - r_ui) p_u + reg_item / n_clients q_ci
+        + mu (q_ci - q_i)]`` with
+        ``eta_ui = min(eta, 1 / (c_ui |p_u|^2 + reg_item / n_clients + mu))``, so that no step
+        goes past the pair's minimum.
     aggregation : {"all", "full", "holders"}, default="all"
         As in :class:`LocALS`. With "full" a sweep goes through all pairs of the client's users
         and the catalogue; items that the client does not hold move by a common matrix A_c.
@@ -70,14 +72,13 @@ class LocSGD(ClientItemsWMF):
     Raises
     ------
     ValueError
-        As :class:`LocALS` does. Clients diverge where `learning_rate` is too large for the
-        length of their users' vectors.
+        As :class:`LocALS` does.
 
     Notes
     -----
     *Algorithm*::
 
-        set-up  clients say which items they hold               _setup_update
+        set-up  clients report which items they hold            _setup_update
         each round
           1  server sends q_i of own items, and sum q q'        _model
           2  clients solve for their users                      kernels local_sgd, fit_client
@@ -89,7 +90,7 @@ class LocSGD(ClientItemsWMF):
           7  clients solve for their users once more            _personalize: kernel fit_users
 
     *What is sent*, and what it reveals, is as in :class:`LocALS`: the rows of a one-user client
-    are again made of p_u and q_i alone. `loss_curve_` is as there, too.
+    again depend on p_u and q_i alone. `loss_curve_` is measured as there, too.
 
     *Order.* With "full", users of one client take their steps one after the other in the order
     of their ids, each on all items.
@@ -148,19 +149,21 @@ class LocSGD(ClientItemsWMF):
 
     def _upload_of_one(self, vector, items, message):
         """What a one-user client with this vector sends for items of weight 1, as changes."""
-        rate, mu, reg_item = self.learning_rate, self.mu, float(message["reg_item"].values[0])
-        shrunk, confidence = 1 - rate * (reg_item + mu), 1 + self.alpha
+        mu, penalty = self.mu, float(message["reg_item"].values[0]) + self.mu
         square, scores = vector @ vector, items @ vector
+        own, other = (
+            min(self.learning_rate, 1 / max(confidence * square + penalty, 1e-300))
+            for confidence in (1 + self.alpha, 1)
+        )
         eye, outer = np.eye(len(vector)), np.outer(vector, vector)
-        # An own item is kept q + along p, one without a row kept q + idle p.
-        along, idle = np.zeros((2, len(items)))
-        kept, follow = 1.0, eye
+        # An own item is kept q + along p, one without a row follow q.
+        along, kept, follow = np.zeros(len(items)), 1.0, eye
         for _ in range(self.n_steps * self.local_epochs):
-            step = confidence * (kept * scores + along * square - 1)
-            along = shrunk * along - rate * step
-            idle = shrunk * idle - rate * (kept * scores + idle * square)
-            kept = shrunk * kept + rate * mu
-            follow = shrunk * follow - rate * (outer @ follow - mu * eye)
+            step = (1 + self.alpha) * (kept * scores + along * square - 1)
+            along = (1 - own * penalty) * along - own * step
+            kept = (1 - own * penalty) * kept + own * mu
+            follow = follow - other * ((outer + penalty * eye) @ follow - mu * eye)
+        versions = np.outer(along, vector) + kept * items
         if self.aggregation == "full":
-            return {"rows": np.outer(along - idle, vector), "others": follow - eye}
-        return {"rows": np.outer(along, vector) + (kept - 1) * items}
+            return {"rows": versions - items @ follow, "others": follow - eye}
+        return {"rows": versions - items}

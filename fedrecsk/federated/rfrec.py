@@ -13,7 +13,7 @@ from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_rfrec import rfrec as invert
-from fedrecsk.base import RatingMixin
+from fedrecsk.base import RatingMixin, linear_scores
 from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated._rating_scale import RatingScale, scale_of
@@ -23,6 +23,17 @@ from fedrecsk.uploads import Common, Form, Ragged, all_finite
 
 DENSE_LIMIT = 2 * 2**30
 SOLVER_STEPS = 10
+
+
+# Where the bias of unknown users is looked for, and how often the interval is halved.
+FARTHEST, BISECTIONS = 20.0, 60
+# Items with this share of `few_ratings` are no longer shrunk more.
+ITEMS_NEED = 3
+
+
+def caution(n_ratings: np.ndarray, few: float) -> np.ndarray:
+    """By how much the penalties of users or items with so many ratings are multiplied."""
+    return np.maximum(1.0, few / np.maximum(n_ratings, 1.0))
 
 
 @documented
@@ -55,10 +66,14 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     reg_user, reg_item : float, default=0.04
         Weights of the penalties on user vectors (lambda_u) and item vectors.
     reg_bias : float, default=0.07
-        Weight of the penalty on every user's and item's bias, however many ratings it has.
+        Weight of the penalty on every user's and item's bias, whatever its number of ratings.
     reg_power : float, default=0.5
-        How the penalties on vectors grow with the number of ratings: 0 not at all, 1 in
+        How fast the penalties on vectors grow with the number of ratings: 0, not at all; 1, in
         proportion.
+    few_ratings : float, default=15.0
+        Number of ratings below which penalties grow, because the data say little. The penalties
+        of a user with n ratings, also on its bias, are multiplied by ``few_ratings / n`` if that
+        is more than 1, and those of an item by a third of that. 0: never.
     learning_rate : float, default=0.1
         Step size (alpha).
     optimizer : {"adam", "gd"}, default="adam"
@@ -70,7 +85,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     link : {"sigmoid", "identity"}, default="sigmoid"
         From score to scaled rating. With "identity", predictions are clipped to the scale.
     biases : bool, default=True
-        Whether to have a global level (fixed at the mean rating) and biases of users and
+        Whether to model a global level (fixed at the mean rating) and biases of users and
         items.
     aggregation : {"all", "holders"}, default="all"
         What the server's matrix becomes. "all", the paper's: the mean of all clients'
@@ -82,7 +97,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     predict_with : {"global", "local"}, default="global"
         Predict with the server's item matrix or with the client's own.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating scale, which everybody is taken to know. None: the range of y,
+        The ends of the rating scale, assumed to be public. None: the range of y,
         which is refused under local differential privacy because it depends on the data.
     init_std : float, default=0.1
         Standard deviation of the initial vectors.
@@ -143,6 +158,9 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     participation costs the same; with "all" or local prediction, every client of a history of its
     own has such a matrix, and the fit is refused if these take more than 2 GiB.
 
+    *Unknown users* get the user bias with which the items' biases alone give the mean rating. The
+    server works it out from what the set-up has sent.
+
     References
     ----------
     .. [1] L. Liu et al., "Efficient and Robust Regularized Federated Recommendation",
@@ -169,6 +187,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     reg_item: float = 0.04
     reg_bias: float = 0.07
     reg_power: float = 0.5
+    few_ratings: float = 15.0
     learning_rate: float = 0.1
     optimizer: Literal["adam", "gd"] = "adam"
     beta_1: float = 0.9
@@ -188,6 +207,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         "reg_item": [Interval(Real, 0, None, closed="left")],
         "reg_bias": [Interval(Real, 0, None, closed="left")],
         "reg_power": [Interval(Real, 0, 1, closed="both")],
+        "few_ratings": [Interval(Real, 0, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "optimizer": [StrOptions({"adam", "gd"})],
         "beta_1": [Interval(Real, 0, 1, closed="left")],
@@ -389,13 +409,16 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         if "n_ratings" in message:
             n_ratings = np.maximum(message["n_ratings"].values, np.finfo(real).tiny)
             rated = message["n_ratings"].values > 0
-            reg_item[rated] = self.reg_item * n_ratings[rated] ** (self.reg_power - 1)
-            reg_item_bias[rated] = self.reg_bias / n_ratings[rated]
+            n_rated = n_ratings[rated]
+            share = caution(n_rated, self.few_ratings / ITEMS_NEED) / n_rated
+            reg_item[rated] = self.reg_item * share * n_rated**self.reg_power
+            reg_item_bias[rated] = self.reg_bias * share
         if not self.biases:
             reg_item_bias = reg_item
         users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
         mass = np.bincount(users, block.weights, minlength=block.n_users)
-        reg_user = (self.reg_user * mass**self.reg_power).astype(real)
+        more = caution(mass, self.few_ratings).astype(real)
+        reg_user = (more * self.reg_user * mass**self.reg_power).astype(real)
         return {
             "values": ((block.values - low) / ((high - low) or 1)).astype(real),
             "weights": block.weights.astype(real),
@@ -403,7 +426,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             "reg_item": reg_item,
             "reg_item_bias": reg_item_bias,
             "reg_user": reg_user,
-            "reg_user_bias": np.full_like(reg_user, self.reg_bias) if self.biases else reg_user,
+            "reg_user_bias": more * real(self.reg_bias) if self.biases else reg_user,
         }
 
     def _join(self, block, state, active, broadcast):
@@ -605,14 +628,48 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _score_pairs(self, users, items):
         if self.predict_with == "global":
-            return super()._score_pairs(users, items)
-        return self._response(self._own_scores(users, items))
+            scores = linear_scores(users, items, *self._linear_part())
+        else:
+            scores = self._own_scores(users, items)
+        scores[(users < 0) & (items >= 0)] += self._mean_user_bias
+        return self._response(scores)
 
     def _score_all(self, users):
         if self.predict_with == "global":
-            return super()._score_all(users)
-        items = np.arange(self.n_items_)
-        return np.stack([self._own_scores(np.full(len(items), user), items) for user in users])
+            scores = super()._score_all(users)
+        else:
+            items = np.arange(self.n_items_)
+            rows = [self._own_scores(np.full(len(items), user), items) for user in users]
+            scores = np.stack(rows)
+        scores[users < 0] += self._mean_user_bias
+        return scores
+
+    def _server_attributes(self, message):
+        attributes = super()._server_attributes(message)
+        return attributes | {"_mean_user_bias": self._bias_of_strangers(message, attributes)}
+
+    def _bias_of_strangers(self, message, attributes):
+        """The user bias with which the items' biases alone give the mean rating, by bisection.
+
+        It is about the mean of the users' biases, which the server does not know.
+        """
+        if not self.biases or "n_ratings" not in message:
+            return 0.0
+        weights = np.maximum(message["n_ratings"].values, 0).astype(np.float64)
+        if not weights.any():
+            return 0.0
+        scores = attributes["global_bias_"] + attributes["item_bias_"].astype(np.float64)
+        level = self._expected(message["scale"].values[2])
+        low, high = -FARTHEST, FARTHEST
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            above = np.average(self._expected(scores + middle), weights=weights) > level
+            low, high = (low, middle) if above else (middle, high)
+        return (low + high) / 2
+
+    def _expected(self, scores):
+        """Scaled ratings of scores."""
+        return expit(scores) if self.link == "sigmoid" else scores
 
     def _own_scores(self, users, items):
         level, user_bias, item_bias, user_factors, item_factors = self._linear_part()

@@ -40,7 +40,9 @@ class RFRecF(RFRec):
     reg_bias : float, default=0.07
         Weight of the penalty on every bias.
     reg_power : float, default=0.5
-        How the penalties on vectors grow with the number of ratings.
+        How fast the penalties on vectors grow with the number of ratings.
+    few_ratings : float, default=15.0
+        As in :class:`RFRec`.
     learning_rate : float, default=0.084
         alpha; a gradient step is ``learning_rate / (1 - p)``.
     optimizer : {"adam", "gd"}, default="adam"

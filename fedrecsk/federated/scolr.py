@@ -45,7 +45,7 @@ class SCoLR(CoLR):
         As in :class:`FedMF`. "entries": divide each entry of A by the number of clients that
         trained it, instead of by all that visited its item; its counts take m r_u bytes
         in place of m. Steps are larger and noisier.
-    init_std : float, default=0.03
+    init_std, shrinkage, averaging
         As in :class:`FedMF`.
     {shared parameters}
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrecsk._checks import Diverged
 from fedrecsk.simulation.messages import Message, Rows
 
 if TYPE_CHECKING:
@@ -153,9 +154,9 @@ class Downlink:
 
     def _compressed_change(self, name, values, key):
         if not np.isfinite(values).all():
-            raise ValueError(
+            raise Diverged(
                 f"The server's model diverged: {name} held NaN or infinite values in round "
-                f"{key.round}. {self.federation._cure_for_divergence()}"
+                f"{key.round}."
             )
         generator = key.generator(f"compression of {name} on its way down")
         packed = self.federation.compression.compress(values - self._known[name], generator)

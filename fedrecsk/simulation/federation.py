@@ -168,13 +168,6 @@ class Federation(BaseEstimator):
             'Quantization("int8").'
         )
 
-    def _cure_for_divergence(self):
-        """What to do about clients that diverge; the setting is suspected first."""
-        suspect = self._suspect()
-        if suspect is None:
-            return "Lower the learning rate, or scale the ratings."
-        return f"{suspect} If not, lower the learning rate, or scale the ratings."
-
     def _check_secure_sums(self):
         if self.aggregator is not None:
             raise ValueError(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrecsk._checks import Diverged
 from fedrecsk.privacy.local_dp import PrivacyReport
 from fedrecsk.simulation.messages import Total, Upload
 from fedrecsk.uploads import add_sums
@@ -98,9 +99,10 @@ class Uplink:
         self.ledger.count(messages_up=n_accepted, rejected=n_arrived - n_accepted)
         if n_accepted == 0:
             if n_arrived:
-                raise ValueError(
-                    f"The clients diverged: all {n_arrived} uploads of round {key.round} held NaN "
-                    f"or infinite values. {self.federation._cure_for_divergence()}"
+                when = "the set-up" if key.round < 0 else f"round {key.round}"
+                raise Diverged(
+                    f"The clients diverged: all {n_arrived} uploads of {when} held NaN or infinite "
+                    "values."
                 )
             return None
         if batches:

@@ -20,6 +20,16 @@ LIBRARY = {
     ImplicitLMF: LogisticMatrixFactorization,
 }
 
+# Where our defaults are not the library's.
+AS_THE_LIBRARY = {"regularization": 0.01, "item_bias": False}
+
+
+def plain(Estimator, *arguments, **parameters):
+    """The adapter as the library would fit it."""
+    ours = AS_THE_LIBRARY if Estimator is ImplicitALS else {}
+    return Estimator(*arguments, **ours | parameters)
+
+
 every_adapter = pytest.mark.parametrize("Estimator", list(LIBRARY))
 
 
@@ -69,7 +79,7 @@ def test_scores_and_lists_are_the_librarys(Estimator, seed):
     X, y = make_toy(60, 40, density=0.2)
     matrix = by_hand(X, y)
     library = by_the_library(Estimator, matrix, factors=7, random_state=seed)
-    model = Estimator(n_factors=7, random_state=seed).fit(X, y)
+    model = plain(Estimator, n_factors=7, random_state=seed).fit(X, y)
     expected = library.user_factors @ library.item_factors.T
     assert all_scores(model) == pytest.approx(expected, rel=1e-5, abs=1e-5)
     items, scores = model.recommend(model.user_ids_, 5)
@@ -82,8 +92,8 @@ def test_scores_and_lists_are_the_librarys(Estimator, seed):
 def test_names_and_defaults_are_the_librarys(Estimator):
     library = by_the_library(Estimator)
     renamed = {"n_iterations": "iterations"}
-    ours = Estimator().get_params()
-    for name in ours.keys() - {"n_factors", "n_jobs", "solver", "items"}:
+    ours = plain(Estimator).get_params()
+    for name in ours.keys() - {"n_factors", "n_jobs", "solver", "items", "item_bias"}:
         assert getattr(library, renamed.get(name, name)) == ours[name], name
     assert ImplicitALS().solver == "cg"
     assert by_the_library(ImplicitALS).use_cg
@@ -111,6 +121,27 @@ def test_als_is_the_papers(regularization):
         strengths, approximate.user_factors_, approximate.item_factors_, regularization
     )
     assert found == pytest.approx(best, rel=1e-3)
+
+
+def test_biases_of_als_minimise_what_it_minimises():
+    X, y = make_toy(30, 20, density=0.3)
+    y[y == 2] = -1
+    model = ImplicitALS(3, alpha=2, regularization=1, random_state=0).fit(X, y)
+    bare = ImplicitALS(3, alpha=2, regularization=1, item_bias=False, random_state=0).fit(X, y)
+    scores = all_scores(bare)
+    strengths = 2 * np.maximum(by_hand(X, y).toarray().astype(float), 0)
+    liked = strengths > 0
+    likers, weights = liked.any(axis=1), np.where(liked, strengths, 1.0)
+    errors = (weights * (liked - scores))[likers].sum(axis=0)
+    expected = errors / weights[likers].sum(axis=0)
+    assert model.item_bias_ == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert all_scores(model) == pytest.approx(scores + expected, rel=1e-4, abs=1e-6)
+
+
+def test_without_factors_worth_the_name_als_ranks_by_popularity():
+    X, _ = make_toy(40, 15, density=0.2)
+    model, popular = ImplicitALS(4, regularization=1e4).fit(X), Popularity().fit(X)
+    assert all_scores(model) == pytest.approx(all_scores(popular), abs=1e-4)
 
 
 @every_adapter
@@ -156,7 +187,7 @@ def test_rows_that_are_not_positive_are_seen_and_not_liked(Estimator):
     matrix = by_hand(X, np.maximum(y, 0))
     matrix.eliminate_zeros()
     library = by_the_library(Estimator, matrix, factors=4, random_state=0)
-    model = Estimator(4, random_state=0).fit(X, y)
+    model = plain(Estimator, 4, random_state=0).fit(X, y)
     expected = library.user_factors @ library.item_factors.T
     disliked = model.item_ids_ == X[0, 1]
     liked = all_scores(model)[:, ~disliked]
@@ -178,17 +209,15 @@ def test_nobody_likes_anything(Estimator, toy, y):
 
 
 @pytest.mark.parametrize(
-    ("model", "scale"),
+    ("model", "culprit"),
     [
-        (ImplicitALS(4), 1e30),
-        (ImplicitBPR(4, learning_rate=1e30), 1),
-        (ImplicitLMF(4), 5e37),
+        (ImplicitBPR(4, learning_rate=1e15, regularization=1e15), "learning_rate=1e"),
+        (ImplicitLMF(4, learning_rate=1e15, regularization=1e15), "learning_rate=1e"),
     ],
 )
-def test_divergence_is_an_error(toy, model, scale):
-    X, y = toy
-    with pytest.raises(ValueError, match="diverged: its factors are infinite or NaN"):
-        model.fit(X, scale * y)
+def test_divergence_is_an_error_that_names_the_culprit(toy, model, culprit):
+    with pytest.raises(ValueError, match=f"diverged: its factors are infinite .*{culprit}"):
+        model.fit(*toy)
     assert not hasattr(model, "user_factors_")
 
 

@@ -10,7 +10,15 @@ from tests.reference import mf as reference
 
 every_method = pytest.mark.parametrize("Estimator", [PMF, BiasedMF, SVDpp])
 
-PENALTIES = ("reg", "shrinkage", "reg_bias", "shrinkage_bias", "reg_implicit", "prior_mean")
+PENALTIES = (
+    "reg",
+    "shrinkage",
+    "few_ratings",
+    "reg_bias",
+    "shrinkage_bias",
+    "reg_implicit",
+    "prior_mean",
+)
 
 
 def arrays(model):
@@ -191,7 +199,7 @@ def test_loss_decreases_and_predictions_stay_in_range(Estimator):
 def test_divergence_is_named(Estimator, toy):
     with (
         np.errstate(all="ignore"),
-        pytest.raises(ValueError, match=r"diverged: .* Lower learning_rate"),
+        pytest.raises(ValueError, match=r"diverged: .* Bring init_std=1e\+10"),
     ):
         Estimator(4, init_std=1e10, random_state=0).fit(*toy)
 
@@ -319,7 +327,10 @@ def test_fold_in_minimises_the_objective_in_the_new_users_parameters(Estimator, 
 
     def objective(p, bias):
         errors = new_y - levels - bias - Q @ (p + implicit)
-        penalty = (model.reg * n + model.shrinkage) * scale * np.sum((p - mean) ** 2)
+        shrinkage = model.shrinkage
+        if isinstance(model, PMF):
+            shrinkage *= max(1, model.few_ratings / n)
+        penalty = (model.reg * n + shrinkage) * scale * np.sum((p - mean) ** 2)
         if Estimator is not PMF:
             penalty += (model.reg_bias * n + model.shrinkage_bias) * bias**2
         return np.sum(w * errors**2) + penalty

@@ -239,7 +239,7 @@ def test_the_ledger_counts_items_down_and_updates_with_visits_up(toy):
     down = [4 * n * (m * d + r * d)] + 2 * [4 * n * (m * r + r * d)]
     assert sent(make(CoLR), X) == [(bytes_down, n * (4 * m * r + m)) for bytes_down in down]
     assert sent(make(CoLR, aggregation="data_size"), X)[0][1] == n * (4 * m * r + 4)
-    squared = make(FedMF, loss="squared").fit(X, X[:, 1] * 1.0).communication_
+    squared = make(FedMF, loss="squared").fit(X, X[:, 1] / 1000).communication_
     (setup,) = [e for e in squared.entries if e["phase"] == "setup"]
     assert (setup["bytes_down"], setup["bytes_up"]) == (4 * n, 8 * n)
 
@@ -335,7 +335,7 @@ def test_clients_of_no_round_get_a_vector_that_fits_them(Estimator):
     mine = np.isin(X[:, 0], idle)
     grid = np.stack(np.meshgrid(idle, model.item_ids_, indexing="ij"), axis=-1).reshape(-1, 2)
     assert len(idle)
-    assert model.predict(X[mine]).mean() > model.predict(grid).mean() + 0.1
+    assert model.predict(X[mine]).mean() > model.predict(grid).mean() + 0.05
 
 
 def first_rows(X):

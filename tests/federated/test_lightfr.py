@@ -99,7 +99,9 @@ METHODS = {
     "full, balanced": {"reg_user": 0.002, "reg_item": 0.003, "negative_target": 0.45},
     "full, bits balanced": {"reg_user": 0.002, "reg_item": 0.003, "balance": "bits"},
     "full, one sweep": {"n_sweeps": 1, "n_bits": 3},
-    "full, shrunk": {"n_sweeps": None, "shrinkage": 4.5},
+    "full, shrunk": {"n_sweeps": None, "shrinkage": 4.5, "sparse_shrinkage": 0.0},
+    "full, few rows shrunk more": {"shrinkage": 0.5, "sparse_shrinkage": 12.5},
+    "full, shrunk to zero": {"shrinkage": 4.5, "prior": "zero"},
     "gradient": {"aggregation": "gradient", "user_bits": 1, "negative_target": 0.4},
     "gradient, no memory": {"aggregation": "gradient", "user_bits": 1, "memory": 1},
     "gradient, several bits": {"aggregation": "gradient", "reg_user": 0.01, "n_sweeps": 2},
@@ -243,7 +245,7 @@ def test_sizes_are_those_of_the_arrays():
     assert report["item_codes"] == 9 * 8
     assert report["user_code"] == 8
     assert report["item_factors_float32"] == 32 * report["item_codes"]
-    assert report["download"] == 9 * 8
+    assert report["download"] == 9 * 8 + 4 * 64
     assert report["download_float32"] == 32 * 9 * 8
 
 
@@ -263,7 +265,9 @@ def test_the_ledger_counts_codes_down_and_integers_up():
         catalogue, *rounds, final = model.communication_.entries
         assert catalogue["bytes_up"] == 0
         assert catalogue["bytes_down"] == n * 9 * 8
-        assert {e["bytes_down"] for e in (*rounds, final)} == {n * 9 * 8}
+        # Codes, and the mean of users' vectors.
+        nbytes_down = n * (9 * 8 + (aggregation == "full") * 4 * f)
+        assert {e["bytes_down"] for e in (*rounds, final)} == {nbytes_down}
         assert {e["bytes_up"] for e in rounds} == {nbytes}
     model = make(n_bits=f, aggregation="gradient", upload="all").fit(X, y)
     assert {row["bytes_up"] for row in model.history_} == {n * 9 * f * 8}
@@ -420,7 +424,8 @@ def test_new_users_are_fitted_without_balance():
         model.item_factors_,
         first_codes(model, encode(X[mine], y[mine]))[1] * 0 + folded_start(model),
     )
-    naive.fit_user(0, naive.items, naive.crowd, Key(0), balanced=False)
+    mean = model._final_message["mean_user"].values
+    naive.fit_user(0, naive.items, naive.crowd, mean, Key(0), balanced=False)
     np.testing.assert_array_equal(model.user_factors_[-1], naive.users[0])
 
 
@@ -441,7 +446,7 @@ def test_bad_new_users_are_named():
     new = X[:2] + np.array([5000, 0])
     with pytest.raises(ValueError, match=r"y has the rating 9, outside rating_scale=\(1, 5\)"):
         make(targets="ratings").fit(X, y).fold_in(new, [9, 1])
-    with pytest.raises(ValueError, match="sums of these weights may not fit"):
+    with pytest.raises(ValueError, match="exact sums of LightFR may not fit"):
         make().fit(X, y).fold_in(new, sample_weight=[1e15, 1])
 
 
@@ -455,7 +460,8 @@ def folded_start(model):
 def test_new_items_are_folded_in(aggregation):
     X, y = make_toy(40, 20, density=0.4, seed=2)
     new = np.isin(X[:, 1], np.unique(X[:, 1])[:3])
-    model = make(n_bits=32, aggregation=aggregation, n_rounds=10).fit(X[~new], y[~new])
+    model = make(n_bits=32, aggregation=aggregation, prior="zero", n_rounds=10)
+    model.fit(X[~new], y[~new])
     old, users = model.item_codes_.copy(), model.user_codes_.copy()
     before = model.predict(X[~new])
     model.fold_in_items(X[new], y[new])

@@ -97,6 +97,7 @@ METHODS = [
     {"optimizer": "gd", "learning_rate": 0.02},
     {"link": "identity"},
     {"link": "identity", "optimizer": "gd", "biases": False, "reg_item": 0.0, "reg_power": 0.0},
+    {"few_ratings": 0.0},
     {"aggregation": "holders", "coupling": 1.3},
     {"aggregation": "all", "reg_power": 1.0, "coupling": 0.7},
     {"biases": False, "rating_scale": (0, 6)},
@@ -327,6 +328,7 @@ def test_new_users_get_the_vector_that_minimises_their_loss(Estimator):
     penalty = np.diag(
         [model.reg_bias] + [model.reg_user * len(items) ** model.reg_power] * model.n_factors
     )
+    penalty *= max(1, model.few_ratings / len(items))
     expected = np.linalg.solve(design.T @ design + penalty, design.T @ target)
     assert np.r_[model.user_bias_[-1], model.user_factors_[-1]] == pytest.approx(expected)
 

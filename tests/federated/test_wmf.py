@@ -431,7 +431,12 @@ def test_a_client_that_sends_nan_is_left_out(Estimator, toy):
 
 def test_diverging_clients_are_an_error(toy):
     with pytest.raises(ValueError, match=r"clients diverged: all 12 uploads of round \d+"):
-        make(LocSGD, learning_rate=1e4, n_rounds=200, n_steps=50).fit(toy[0])
+        make(GlobSGD, learning_rate=1e7, n_rounds=50).fit(toy[0])
+
+
+def test_locsgd_does_not_diverge_whatever_its_rate(toy):
+    model = make(LocSGD, learning_rate=1e7, n_rounds=50, n_steps=5).fit(toy[0])
+    assert np.abs(model.predict(toy[0])).max() < 10
 
 
 @every_method

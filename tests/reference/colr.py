@@ -46,7 +46,12 @@ class Client:
         self.data_size = weights[rated].sum()
         self.weights = weights / weights[rated].mean()
         self.users = users.copy()
-        self.trained = False
+        self.trained, self.decay = False, model.weight_decay
+
+    def decay_of(self, n_examples, n_users):
+        """Weight decay that adds up to at least `shrinkage` over the examples of a user."""
+        least = getattr(self.model, "shrinkage", 0.0) * n_users / n_examples
+        return max(self.model.weight_decay, least)
 
     def examples_of(self, u, stream):
         """(user, item, target, weight) of every rating and every sampled negative."""
@@ -64,7 +69,7 @@ class Client:
     def gradients(self, batch, users, items):
         """Lists of the gradients of each user and item over the batch's examples."""
         of_users, of_items = {}, {}
-        decay = 2 * self.model.weight_decay
+        decay = 2 * self.decay
         for u, i, target, weight in batch:
             p, q = users[u], items[i]
             estimate = sigmoid(p @ q) if self.model.loss == "bce" else p @ q
@@ -82,6 +87,7 @@ class Client:
         model, stream = self.model, Stream(seed)
         self.trained = True
         examples = [e for u in range(len(self.users)) for e in self.examples_of(u, stream)]
+        self.decay = self.decay_of(len(examples), len(self.users))
         A = np.zeros((len(items), len(basis)))
         for _ in range(model.local_epochs):
             examples = stream.shuffled(examples)
@@ -102,6 +108,7 @@ class Client:
             stream = Stream(seed)
             for _ in range(n_epochs[self.trained]):
                 examples = stream.shuffled(self.examples_of(u, stream))
+                self.decay = self.decay_of(len(examples), 1)
                 for batch in self.batches(examples):
                     gradients = self.gradients(batch, users, items)[0][u]
                     users[u] -= self.model.learning_rate * np.mean(gradients, axis=0)
@@ -109,12 +116,12 @@ class Client:
 
 
 def run(model, clients, items, turns, draws):
-    """All rounds. Returns the items.
+    """All rounds. Returns the items, or their average over the rounds.
 
     `turns` has (receives, active, delivers), a mask each; `draws` has (B, rows, seeds): the
     round's basis, which of its rows each client trains, and what seeds its visit.
     """
-    received = [None] * len(clients)
+    received, average, n = [None] * len(clients), items, 0
     for (receives, active, delivers), (basis, rows, seeds) in zip(turns, draws, strict=True):
         exponent = getattr(model, "rank_exponent", 1.0)
         rate_item = model.learning_rate * (len(basis) / model.n_factors) ** exponent
@@ -140,4 +147,7 @@ def run(model, clients, items, turns, draws):
             continue
         by = data_size if model.aggregation == "data_size" else np.maximum(n_visits, 1)
         items = items + (total / by) @ basis
-    return items
+        n += 1
+        average = average + 4 / (n + 3) * (items - average)
+    averages = getattr(model, "averaging", False) and not model.early_stopping
+    return average if averages else items

@@ -4,6 +4,8 @@ All numbers are multiples of 2**-20 in units in which b.d counts bits: the paper
 2 f^2, with the largest dot product in f's place where users have several bits.
 """
 
+import math
+
 import numpy as np
 
 ONE = 2**20
@@ -43,7 +45,7 @@ class LightFR:
         self.top = self.f * self.limit
         self.full = model.aggregation == "full"
         self.memory = [[0] * self.f for _ in self.items]
-        self.crowd = [0] * self.f
+        self.crowd, self.mean = [0] * self.f, [0.0] * self.f
         self.received = [None] * len(clients)
 
     # --- section 3.3.1, on a client
@@ -84,18 +86,21 @@ class LightFR:
         """lambda in these units."""
         return fixed(4 * reg * self.top**2)
 
-    def fit_user(self, u, items, crowd, key, *draws, balanced=True):
+    def fit_user(self, u, items, crowd, mean, key, *draws, balanced=True):
         """Equations 9 and 10, until no entry changes or for so many sweeps."""
         a, pairs = self.users[u], self.pairs(u, key, *draws)
         balance = self.balance(self.model.reg_user) if balanced else 0
         within = balance if self.model.balance == "code" else 0
         across = balance if self.model.balance == "bits" else 0
-        n_sweeps = 0
+        n_sweeps, shrinkage = 0, fixed(self.model.shrinkage)
+        if self.full and self.model.prior == "crowd" and self.model.train_items:
+            n_rows = max(len(self.visits(u, key, *draws)), 1)
+            shrinkage = max(shrinkage, fixed(self.model.sparse_shrinkage) // n_rows)
         while True:
             before = list(a)
             for k in range(self.f):
-                best, total = 0, sum(a)
-                curvature = within + fixed(self.model.shrinkage)
+                best, total = math.floor(shrinkage * float(mean[k]) + 0.5), sum(a)
+                curvature = within + shrinkage
                 for i, w, aim in pairs:
                     d = items[i]
                     rest = sum(a[j] * d[j] for j in range(self.f)) - a[k] * d[k]
@@ -159,12 +164,12 @@ class LightFR:
         arrived, sums, uploads = [], [0] * self.f, []
         for c, users in enumerate(self.clients):
             if turn.receives[c]:
-                self.received[c] = [list(d) for d in self.items], list(self.crowd)
+                self.received[c] = [list(d) for d in self.items], list(self.crowd), self.mean
             if not turn.active[c] or self.received[c] is None:
                 continue
-            items, crowd = self.received[c]
+            items, *crowd = self.received[c]
             for u in users:
-                self.fit_user(u, items, crowd, key)
+                self.fit_user(u, items, *crowd, key)
             if turn.delivers[c]:
                 arrived.append((users, items))
                 sums = [s + sum(self.users[u][k] for u in users) for k, s in enumerate(sums)]
@@ -175,6 +180,8 @@ class LightFR:
         if not arrived or not self.model.train_items:
             return
         self.crowd = sums
+        if self.full and self.model.prior == "crowd":
+            self.mean = np.float32(np.array(sums) / sum(len(users) for users, _ in arrived))
         if self.full:
             self.step_by_curvature(arrived, key)
         else:
@@ -237,7 +244,7 @@ class LightFR:
     def final_users(self, key):
         """What clients predict with: their codes fitted to the final items."""
         for u in range(len(self.users)):
-            self.fit_user(u, self.items, self.crowd, key, "negatives in the end")
+            self.fit_user(u, self.items, self.crowd, self.mean, key, "negatives in the end")
         return self.users
 
 

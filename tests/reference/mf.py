@@ -26,7 +26,7 @@ def relative(ratings):
     return [weight / np.mean(weights) for weight in weights]
 
 
-def pmf_epoch(ratings, P, Q, *, rate, learning_rate, reg, shrinkage, prior_mean):
+def pmf_epoch(ratings, P, Q, *, rate, learning_rate, reg, shrinkage, few_ratings, prior_mean):
     """p <- p + step (e q - decay (p - m)), and likewise q, from the old p and q."""
     mean_user, mean_item = np.zeros(P.shape[1]), np.zeros(P.shape[1])
     mean_user[0] = mean_item[1] = prior_mean
@@ -36,7 +36,9 @@ def pmf_epoch(ratings, P, Q, *, rate, learning_rate, reg, shrinkage, prior_mean)
         e = target - p @ q
         loss += weight * e**2
         step = step_size(rate, weight)
-        a = decay(ratings, 0, u, reg, shrinkage, learning_rate)
+        n = sum(row[-1] for row in ratings if row[0] == u)
+        more = shrinkage * max(1, few_ratings / max(n, 1))
+        a = decay(ratings, 0, u, reg, more, learning_rate)
         b = decay(ratings, 1, i, reg, shrinkage, learning_rate)
         P[u] = p + step * (e * q - a * (p - mean_user))
         Q[i] = q + step * (e * p - b * (q - mean_item))

@@ -48,7 +48,8 @@ class Client:
         each = np.full(self.items.shape[1], strength * n**model.reg_power)
         if model.biases:
             each[0] = model.reg_bias
-        return each
+        few = model.few_ratings if on_users else model.few_ratings / 3
+        return each * max(1, few / max(n, 1))
 
     def gradients(self):
         """Of the data term and the penalties, for all users and items of the client."""

@@ -73,11 +73,16 @@ class Client:
                     q = items[i].copy()
                     gradient = self.c[u, i] * (p @ q - self.r[u, i]) * p
                     gradient = gradient + self.reg_item * q + model.mu * (q - self.received[i])
-                    items[i] = q - model.learning_rate * gradient
+                    items[i] = q - self.rate(self.c[u, i], p) * gradient
                 step = np.outer(p, p) @ self.follow + self.reg_item * self.follow
                 step += model.mu * (self.follow - eye)
-                self.follow = self.follow - model.learning_rate * step
+                self.follow = self.follow - self.rate(1.0, p) * step
         return items
+
+    def rate(self, confidence, p):
+        """The largest step, up to `learning_rate`, that does not pass the pair's minimum."""
+        model = self.model
+        return min(model.learning_rate, 1 / (confidence * p @ p + self.reg_item + model.mu))
 
     def local_items(self, rated):
         """The client's version of every item after a round."""

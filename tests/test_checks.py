@@ -1,0 +1,141 @@
+"""Numbers that are too large, and models that have exploded: refused or reported."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+import fedrecsk
+from fedrecsk import FCF, ExplicitFCF, FedRec, ImplicitLMF, LightFR, Popularity
+from fedrecsk.datasets import make_interactions, make_ratings
+
+FAST = {"n_rounds": 10, "n_epochs": 10, "n_iterations": 10, "n_samples": 10, "n_burn_in": 5}
+# Not the ensembles, which hand on what they are given.
+NAMES = [name for name in fedrecsk.__all__ if hasattr(getattr(fedrecsk, name), "_fit")]
+SINGLE = [name for name in NAMES if "estimators" not in getattr(fedrecsk, name)().get_params()]
+
+every_estimator = pytest.mark.parametrize("name", SINGLE)
+
+
+@pytest.fixture(scope="module")
+def ratings():
+    return make_ratings(60, 40, 900, random_state=0)
+
+
+def make(name, **parameters):
+    """An estimator that is fitted quickly."""
+    model = getattr(fedrecsk, name)()
+    known = model.get_params(deep=False)
+    few = {key: n for key, n in FAST.items() if isinstance(known.get(key), int)}
+    seed = {"random_state": 0} if "random_state" in known else {}
+    return model.set_params(**few | seed | parameters)
+
+
+def with_one(values, number):
+    """A copy with this number in row 3."""
+    changed = np.array(values, dtype=float)
+    changed[3] = number
+    return changed
+
+
+@every_estimator
+@pytest.mark.parametrize("number", [1.7e308, -1e16])
+def test_ratings_that_overflow_are_named(name, number, ratings):
+    X, y = ratings
+    with pytest.raises(ValueError, match=r"y is .* in row 3.* divide y by a constant"):
+        make(name).fit(X, with_one(y, number))
+
+
+@every_estimator
+@pytest.mark.parametrize("number", [1e300, 1e20])
+def test_weights_that_overflow_are_named(name, number, ratings):
+    X, y = ratings
+    with pytest.raises(ValueError, match=r"sample_weight is .* divide sample_weight by its mean"):
+        make(name).fit(X, y, sample_weight=with_one(np.ones(len(y)), number))
+
+
+@every_estimator
+@pytest.mark.parametrize("number", [np.inf, np.nan])
+def test_numbers_that_are_not_finite_are_named(name, number, ratings):
+    X, y = ratings
+    with pytest.raises(ValueError, match="Input y contains"):
+        make(name).fit(X, with_one(y, number))
+    with pytest.raises(ValueError, match="Input sample_weight contains"):
+        make(name).fit(X, y, sample_weight=with_one(y, number))
+
+
+def real_parameters():
+    """(estimator, parameter) for each parameter that may be any positive real number."""
+    for name in SINGLE:
+        model = getattr(fedrecsk, name)()
+        for parameter, value in model.get_params(deep=False).items():
+            bounds = [c for c in model._parameter_constraints[parameter] if hasattr(c, "right")]
+            if isinstance(value, float) and any(c.right is None for c in bounds):
+                yield name, parameter
+
+
+@pytest.mark.parametrize(("name", "parameter"), list(real_parameters()))
+def test_parameters_that_overflow_are_named(name, parameter, ratings):
+    X, y = ratings
+    for number in (np.inf, np.nan):
+        with pytest.raises(ValueError, match=f"'{parameter}' parameter"):
+            make(name, **{parameter: number}).fit(X, y)
+    model = make(name, **{parameter: 1e20})
+    if parameter in ("tol", "epsilon", "rank_exponent"):
+        assert np.isfinite(model.fit(X, y).predict(X)).all()
+        return
+    with pytest.raises(ValueError, match=rf"{parameter}=1e\+20 of {name} is too large"):
+        model.fit(X, y)
+
+
+CULPRITS = [
+    (FCF(alpha=1e12), {}, r"FCF diverged: user_factors_ of user \d+ .* Bring alpha=1e\+12"),
+    (ExplicitFCF(learning_rate=1e9), {}, r"diverged.* Bring learning_rate=1e\+09 \(default 0.03\)"),
+    (FedRec(reg=1e10), {}, r"clients diverged: all \d+ uploads .* Bring reg=1e\+10"),
+    (FCF(), {"sample_weight": 1e10}, r"diverged.* sample_weight reaches 1e\+10; divide it"),
+    (LightFR(alpha=1e14), {}, r"exact sums of LightFR .* Bring alpha=1e\+14"),
+]
+
+
+@pytest.mark.parametrize(("model", "fit", "message"), CULPRITS)
+def test_a_fit_that_diverges_names_the_culprit(model, fit, message, ratings):
+    X, y = ratings
+    fit = {name: np.full(len(y), number) for name, number in fit.items()}
+    with pytest.raises(ValueError, match=message):
+        clone(model).set_params(random_state=0, n_rounds=20).fit(X, y, **fit)
+
+
+@pytest.mark.parametrize(
+    "model", [FedRec(init_range=1e9), ImplicitLMF(learning_rate=1e5, n_iterations=5)]
+)
+def test_scores_that_explode_are_reported(model, ratings):
+    with pytest.warns(UserWarning, match=r"has exploded: scores .* nearer to the default"):
+        clone(model).set_params(random_state=0).fit(*ratings)
+
+
+@every_estimator
+@pytest.mark.parametrize("shape", [(40, 30, 100), (150, 120, 5000)])
+def test_defaults_neither_explode_nor_fail(name, shape):
+    X, y = make_ratings(*shape, random_state=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("default", message="fedrecsk compiles")
+        model = make(name).fit(X, y)
+        assert np.isfinite(model.predict(X)).all()
+        if not model.__sklearn_tags__().target_tags.required:
+            make(name).fit(make_interactions(*shape, random_state=1))
+
+
+def test_popularity_needs_somebody_who_likes_something(ratings):
+    X, y = ratings
+    with pytest.raises(ValueError, match="No row of X has y > 0"):
+        Popularity().fit(X, -y)
+    some = np.where(y > 3, y, -y)
+    model, liked = Popularity().fit(X, some), Popularity().fit(X[y > 3])
+    order = np.argsort(-model.item_popularity_, kind="stable")
+    known = np.isin(model.item_ids_, liked.item_ids_)
+    assert (model.item_popularity_[~known] == 0).all()
+    ratio = model.item_popularity_[known] / liked.item_popularity_
+    assert ratio == pytest.approx(np.full(known.sum(), liked.n_users_ / model.n_users_))
+    assert known[order[0]]

@@ -1,0 +1,74 @@
+"""Defaults on few rows per user and on very many, and pairs of whom a model knows little."""
+
+import numpy as np
+import pytest
+
+from benchmarks.sparse_defaults import counts, new, parts, ranks
+from fedrecsk import PMF, LocSGD, RFRec, RFRecF
+from fedrecsk.datasets import make_interactions, make_ratings
+from fedrecsk.metrics import evaluate_ranking
+
+SEEDS = range(2)
+SHAPE = 200, 100, 1000
+
+
+def hit_rate(name):
+    """HR@10 of one held-out row per user, over the seeds."""
+    found = []
+    for seed in SEEDS:
+        X = make_interactions(*SHAPE, random_state=seed)[:, :2]
+        place = ranks(X, seed)
+        test = (place == 0) & np.isin(X[:, 0], X[place == 1, 0])
+        found.append(evaluate_ranking(new(name, seed).fit(X[~test]), X[test])["hit_rate@10"])
+    return np.mean(found)
+
+
+@pytest.mark.parametrize("name", ["ImplicitALS", "FedMF", "CoLR", "SCoLR", "LightFR"])
+def test_defaults_are_no_worse_than_popularity_on_few_rows(name):
+    # Two standard errors of a difference over so many users.
+    margin = 2 * 0.5 / np.sqrt(len(SEEDS) * SHAPE[0])
+    assert hit_rate(name) > hit_rate("Popularity") - margin
+
+
+@pytest.mark.parametrize("aggregation", ["all", "full", "holders"])
+def test_locsgd_stays_finite_for_users_with_thousands_of_rows(aggregation):
+    X = make_interactions(80, 4000, 40_000, random_state=0)[:, :2]
+    X = np.vstack([X, [[1000 + u, i] for u in range(10) for i in range(u, 2500 + u)]])
+    model = LocSGD(8, aggregation=aggregation, alpha=10.0, n_rounds=10, random_state=0).fit(X)
+    assert np.abs(model.predict(X)).max() < 10
+    assert model.loss_curve_[-1] < model.loss_curve_[0]
+
+
+@pytest.mark.parametrize("name", ["RFRec", "RFRecF", "PMF"])
+@pytest.mark.parametrize("n", [5, 10])
+def test_pairs_of_whom_little_is_known_are_rated_as_well_as_by_biases(name, n):
+    errors = {name: [], "BiasOnly": []}
+    for seed in SEEDS:
+        data = make_ratings(200, 150, 4000, random_state=seed)
+        train, y_train, test, y_test = parts(*data, n, seed)
+        of_user, of_item = counts(train, test)
+        cold = (of_user == 0) | (of_item < 3)
+        for one, found in errors.items():
+            predicted = new(one, seed).fit(train, y_train).predict(test)
+            found.append(((predicted - y_test) ** 2)[cold])
+    ours, biases = (np.mean(np.concatenate(found)) for found in errors.values())
+    assert ours < biases
+
+
+def test_strangers_get_the_mean_rating_of_what_they_rate():
+    X, y = make_ratings(200, 150, 4000, random_state=0)
+    model = RFRecF(random_state=0).fit(X[:, :2], y)
+    strangers = X[:, :2].copy()
+    strangers[:, 0] = -1
+    assert model.predict(strangers).mean() == pytest.approx(y.mean(), abs=1e-6)
+    items, scores = model.recommend([-1], 3)
+    assert scores[0] == pytest.approx(model.predict([[-1, item] for item in items[0]]))
+
+
+@pytest.mark.parametrize("Estimator", [RFRec, PMF])
+def test_short_histories_are_shrunk_more(Estimator):
+    X, y = make_ratings(60, 40, 300, random_state=0)
+    cautious, bold = (
+        Estimator(few_ratings=few, random_state=0).fit(X, y).user_factors_ for few in (15, 0)
+    )
+    assert np.std(cautious, axis=0).sum() < 0.9 * np.std(bold, axis=0).sum()
