@@ -37,3 +37,4 @@ def add_headings(app, docname, source):
 def setup(app):
     """Sphinx calls this."""
     app.connect("source-read", add_headings)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
