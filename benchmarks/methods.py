@@ -89,7 +89,7 @@ RATINGS = [
         clone(SMALL_COHORTS).set_params(federation=INT8_UP),
     ),
     Entry(
-        "mean of 4 of the latter but one",
+        "FedEB, cohorts of 1 %, d = 40, mean of 4 runs",
         RatingEnsemble([(f"run {k}", clone(SMALL_COHORTS)) for k in range(4)]),
     ),
 ]

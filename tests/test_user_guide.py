@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import fedrecsk
-from benchmarks import picture
+from benchmarks import methods, picture
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -107,6 +107,8 @@ def test_the_pictures_show_the_numbers_of_the_appendix(tmp_path):
     rows = [*picture.rows_of("ratings", tables[0]), *picture.rows_of("rankings", tables[1])]
     with (DOCS / "_static" / "accuracy.csv").open(newline="") as file:
         assert list(csv.DictReader(file)) == rows
+    known = {entry.label for entry in (*methods.RATINGS, *methods.RANKINGS)}
+    assert {label for points in picture.POINTS.values() for label in points} <= known
     for task, label in (("ratings", "mean of 4 FedEB"), ("rankings", "LightFR")):
         picture.draw(task, rows, tmp_path / f"{task}.svg")
         for folder in (tmp_path, DOCS / "_static"):
