@@ -139,7 +139,7 @@ def check_fitted(estimator: Any, data: Any, attributes: Mapping) -> None:
         and values.dtype.kind == "f"
     }
     for name, values in arrays.items():
-        finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+        finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
         if not finite.all():
             ids = data.user_ids if name.startswith("user_") else data.item_ids
             who = f"{name[:4]} {ids.values[finite.argmin()]!s}"

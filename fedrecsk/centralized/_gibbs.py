@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from joblib import delayed
@@ -50,7 +50,7 @@ class Problem(NamedTuple):
     noise_df: float | None
 
     @classmethod
-    def of(cls, rows, kernel_rank, noise_df):
+    def of(cls, rows: Any, kernel_rank: int, noise_df: float) -> Problem:
         """The problem of `rows` (Rows)."""
         Side = _kernels.bayesian_svdpp.Side
         # Counted, because NumPy takes seconds to sort 25 million items.

@@ -241,7 +241,7 @@ class Rows(NamedTuple):
     rank_of_user: np.ndarray
     mean: float
     scale: float
-    range: tuple
+    range: tuple[float, float]
 
     @classmethod
     def of(cls, data):
