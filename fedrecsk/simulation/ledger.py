@@ -183,7 +183,7 @@ class Ledger:
         n_clients, n_rounds = len(self.client_ids), sum(e["phase"] == "round" for e in self.entries)
         return (
             f"Ledger({n_rounds} rounds, {n_clients} clients, {_readable(self.bytes_up)} up and "
-            f"{_readable(self.bytes_down)} down; a client {_readable(self.bytes_up / n_clients)} "
+            f"{_readable(self.bytes_down)} down; per client {_readable(self.bytes_up / n_clients)} "
             f"up and {_readable(self.bytes_down / n_clients)} down)"
         )
 
