@@ -21,8 +21,9 @@ LARGEST = 1e15
 HARMLESS = {"tol", "epsilon", "rank_exponent"}
 # Scores of pairs in the data beyond this multiple of what they estimate come of an explosion.
 ABSURD = 1e4
-# So many training rows are scored at most.
-SAMPLE = 20_000
+# So many training rows are scored at most, and so many at once, to save memory.
+SAMPLE = 4000
+AT_ONCE = 64
 # A parameter this many times its default is a suspect, and so are larger weights and ratings.
 FAR = 10
 HEAVY = 1e4
@@ -219,14 +220,19 @@ def _largest_score(data, arrays):
     users, items = arrays.get("user_factors_"), arrays.get("item_factors_")
     if users is None or items is None or users.ndim != 2 or users.shape[1:] != items.shape[1:]:
         return 0.0
-    rows = slice(None, None, 1 + len(data.items) // SAMPLE)
-    who, what = data.users[rows], data.items[rows]
-    # In double precision, where squares of float32 do not overflow.
-    scores = np.einsum("kd,kd->k", users[who].astype(float), items[what].astype(float))
-    for bias, codes in (("user_bias_", who), ("item_bias_", what)):
-        if bias in arrays:
-            scores += arrays[bias][codes]
-    return float(np.abs(scores).max(initial=0))
+    rows = np.arange(0, len(data.items), 1 + len(data.items) // SAMPLE)
+    owners = np.searchsorted(data.indptr, rows, side="right") - 1
+    largest = 0.0
+    for start in range(0, len(rows), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        who, what = owners[part], data.items[rows[part]]
+        # In double precision, where products of float32 do not overflow.
+        scores = np.einsum("kd,kd->k", users[who], items[what], dtype=float)
+        for bias, codes in (("user_bias_", who), ("item_bias_", what)):
+            if bias in arrays:
+                scores += arrays[bias][codes]
+        largest = max(largest, float(np.abs(scores).max()))
+    return largest
 
 
 def _scale(estimator, data):

@@ -20,7 +20,7 @@ from fedrecsk._checks import cure
 from fedrecsk._docs import documented
 from fedrecsk._sklearn import Interval, StrOptions, get_threadpool_controller
 from fedrecsk._threads import N_JOBS, n_threads
-from fedrecsk.base import RankingMixin, Recommender, check_likes
+from fedrecsk.base import RankingMixin, Recommender, check_likes, linear_scores
 
 if TYPE_CHECKING:
     from numpy.random import RandomState
@@ -291,7 +291,8 @@ class ImplicitALS(ImplicitRecommender):
         likers = np.flatnonzero(np.diff(likes.indptr))
         pairs = likes.tocoo()
         extra = self.alpha * pairs.data.astype(float) - 1
-        scores = np.einsum("kd,kd->k", users[pairs.row], items[pairs.col], dtype=float)
+        none = np.zeros(len(users)), np.zeros(len(items))
+        scores = linear_scores(pairs.row, pairs.col, 0.0, *none, users, items)
         errors = (1 + extra) - extra * scores
         total = np.bincount(pairs.col, errors, minlength=len(items))
         total -= items @ users[likers].sum(axis=0, dtype=float)
