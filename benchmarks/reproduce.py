@@ -522,6 +522,8 @@ PAPERS_FEDERATION = {
     "n_rounds": 1000,
     "client_fraction": 0.01,
     "federation": Federation(sampling="rotating"),
+    "shrinkage": 0.0,
+    "averaging": False,
 }
 
 
@@ -629,10 +631,22 @@ PAPERS = {
 # ----------------------------------------------------------------------------------- a run
 
 
+def chosen(options):
+    """The tables of a paper, with the rows that --only leaves."""
+    tables = PAPERS[options.paper]()
+    for table in tables:
+        table.rows = [
+            row
+            for row in table.rows
+            if any(word in f"{table.name}: {row.label}" for word in options.only or [""])
+        ]
+    return tables
+
+
 def run(name, options):
     """Run what has not been run, then print the tables."""
     results = Results(options.results, f"{name}-quick" if options.quick else name)
-    tables = PAPERS[name]()
+    tables = chosen(options)
     seeds = range(options.seeds)
     cells = [
         (row, _prepared(row.model, seed, options), (table.name, row.label, row.data, seed))
@@ -739,6 +753,7 @@ def main(argv=None):
     parser.add_argument(
         "--results", default="results", help="folder of finished cells (default: %(default)s)"
     )
+    parser.add_argument("--only", nargs="+", help="words of the tables and labels to run")
     parser.add_argument("--data-home", help="where MovieLens is (default: FEDRECSK_DATA)")
     options = parser.parse_args(argv)
     if options.seeds is None:
@@ -750,7 +765,7 @@ def main(argv=None):
     except OSError as error:
         parser.error(f"--results {options.results}: {error}")
     try:
-        _check_data(PAPERS[options.paper](), options, parser)
+        _check_data(chosen(options), options, parser)
         run(options.paper, options)
     except KeyboardInterrupt:
         parser.exit(
