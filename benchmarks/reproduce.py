@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -631,22 +631,25 @@ PAPERS = {
 # ----------------------------------------------------------------------------------- a run
 
 
-def chosen(options):
-    """The tables of a paper, with the rows that --only leaves."""
-    tables = PAPERS[options.paper]()
-    for table in tables:
-        table.rows = [
-            row
-            for row in table.rows
-            if any(word in f"{table.name}: {row.label}" for word in options.only or [""])
-        ]
-    return tables
+def chosen(name, only):
+    """The tables of a paper, with rows whose table and label contain one of the words."""
+    return [
+        replace(
+            table,
+            rows=[
+                row
+                for row in table.rows
+                if not only or any(word in f"{table.name}: {row.label}" for word in only)
+            ],
+        )
+        for table in PAPERS[name]()
+    ]
 
 
 def run(name, options):
     """Run what has not been run, then print the tables."""
     results = Results(options.results, f"{name}-quick" if options.quick else name)
-    tables = chosen(options)
+    tables = chosen(name, options.only)
     seeds = range(options.seeds)
     cells = [
         (row, _prepared(row.model, seed, options), (table.name, row.label, row.data, seed))
@@ -765,7 +768,7 @@ def main(argv=None):
     except OSError as error:
         parser.error(f"--results {options.results}: {error}")
     try:
-        _check_data(chosen(options), options, parser)
+        _check_data(chosen(options.paper, options.only), options, parser)
         run(options.paper, options)
     except KeyboardInterrupt:
         parser.exit(

@@ -14,7 +14,7 @@ from fedrecsk import BiasOnly, Popularity  # noqa: E402
 
 
 class Options:
-    quick, seeds, data_home = False, 2, None
+    quick, seeds, data_home, only = False, 2, None, None
 
 
 @pytest.fixture
