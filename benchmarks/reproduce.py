@@ -741,6 +741,8 @@ def _check_data(tables, options, parser):
             load(name, options)
         except FileNotFoundError as error:
             missing[name] = error
+        except NotADirectoryError as error:
+            parser.error(f"--data-home: {error}")
     if len(missing) == len(names):
         parser.error(f"no data: {next(iter(missing.values()))}")
     for name, error in missing.items():
