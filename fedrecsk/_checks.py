@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from fedrecsk._warnings import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,11 +151,9 @@ def check_fitted(estimator: Any, data: Any, attributes: Mapping) -> None:
             )
     largest, scale = _largest_score(data, arrays), _scale(estimator, data)
     if largest > ABSURD * scale:
-        warnings.warn(
+        warn(
             f"{type(estimator).__name__} has exploded: scores of training rows reach "
             f"{largest:.3g}, where {scale:.3g} is to be expected. {cure(estimator, data)}",
-            UserWarning,
-            stacklevel=3,
         )
 
 

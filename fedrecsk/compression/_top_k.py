@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cached_property
 from numbers import Real
 from typing import ClassVar, Literal
@@ -11,6 +10,7 @@ import numpy as np
 
 from fedrecsk import _kernels
 from fedrecsk._sklearn import Interval
+from fedrecsk._warnings import warn
 from fedrecsk.compression._base import (
     AfterRagged,
     Compressed,
@@ -64,11 +64,9 @@ class TopK(Shortener):
     def _validate_params(self):
         super()._validate_params()
         if self.ratio > 1 / 2:
-            warnings.warn(
+            warn(
                 f"{self} makes messages longer: each number is sent with its position, which takes "
                 "4 bytes as well. Choose a ratio below 1/2, or compression=None.",
-                UserWarning,
-                stacklevel=2,
             )
 
     def _compress(self, values, generator):

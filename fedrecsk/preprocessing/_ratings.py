@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from numbers import Real
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,6 +10,7 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedrecsk._sklearn import Interval, fit_context, validate_params
+from fedrecsk._warnings import warn
 from fedrecsk.preprocessing._filters import ratings
 
 if TYPE_CHECKING:
@@ -60,10 +60,9 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     values = ratings(y)
     preferred = values >= threshold
     if len(values) and not preferred.any():
-        warnings.warn(
+        warn(
             f"No rating reaches threshold={threshold}, so all of y becomes 0; the largest rating "
             f"is {values.max():g}. Lower the threshold.",
-            stacklevel=3,
         )
     return preferred.astype(np.float64)
 
