@@ -388,14 +388,23 @@ class Clients:
             The announcement and the model, after `_on_receipt`.
         participation : Participation or None
             Clients that receive it, and clients whose answer arrives. None: all.
+
+        Raises
+        ------
+        ValueError
+            If the clients hold out no rows.
         """
+        if self.held_out is None:
+            raise ValueError(
+                "These clients hold no rows out to evaluate a model on; set early_stopping=True."
+            )
         block = self.block
         part = Participation.full(block.n_clients)
         if participation is not None:
             part = participation.of(block.clients)
         asked = part.receives
         ends = list(self._ends(asked, message, self.keys.at(round)))
-        losses = self._losses(message, ends, asked)
+        losses = self._losses(self.held_out.part(asked), message, ends, asked)
         self._measured = self._joined(ends, block.users, asked), asked
         sums = np.zeros((block.n_clients, 2))
         sums[asked] = losses
@@ -407,13 +416,9 @@ class Clients:
         total = {"validation_loss": sums[arrives & sound].sum(axis=0)}
         return Contribution.of_sums(("validation", round), block.clients, turn, sound, total, sizes)
 
-    def _losses(self, message, ends, asked):
+    def _losses(self, held_out, message, ends, asked):
         """Sums of losses and of weights of each client of a mask, shape (n_asked, 2)."""
-        if self.held_out is None:
-            raise ValueError(
-                "These clients hold no rows out to evaluate a model on; set early_stopping=True."
-            )
-        block, held_out = self.block.part(asked), self.held_out.part(asked)
+        block = self.block.part(asked)
         model = copy.copy(self.method)
         vars(model).update(
             self.method._server_attributes(message.of(block.clients)),
