@@ -441,7 +441,7 @@ def _warn_that_nothing_was_measured():
         "No held-out row counts, so early stopping could judge no model and the last one is kept. "
         "Raise validation_fraction.",
         ConvergenceWarning,
-        stacklevel=7,
+        stacklevel=8,
     )
 
 
@@ -460,5 +460,5 @@ def _warn_of_empty_rounds(server):
             f"{'. '.join(why)}; the model did not move in them. Raise client_fraction, or lower "
             "federation.dropout.",
             ConvergenceWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
