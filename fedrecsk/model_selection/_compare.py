@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from itertools import dropwhile
 from numbers import Integral
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from sklearn import config_context
@@ -191,7 +191,7 @@ def compare(
     scorers = _scorers(scoring, y)
     folds = _folds(cv, X, y)
 
-    outcomes = Parallel(n_jobs=n_jobs)(
+    fits = (
         delayed(_fit_and_score)(
             name,
             estimator,
@@ -207,6 +207,7 @@ def compare(
         for name, estimator in estimators.items()
         for fold in range(len(folds))
     )
+    outcomes = cast("list[Outcome]", Parallel(n_jobs=n_jobs)(fits))
     _warn_or_raise(outcomes, asked=() if scoring is None else scorers)
     columns = [*scorers, *TIMES, *COSTS]
     blank = dict.fromkeys(columns, float("nan"))
