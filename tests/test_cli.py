@@ -62,6 +62,7 @@ def test_local_privacy_and_a_file(ratings, capsys):
     main(["--data", ratings, "--rounds", "5", "--scale", "0.04"])
     out = capsys.readouterr().out
     assert "with Laplace noise. Epsilon is 10 for one coordinate of one upload" in out
+    assert "and 12,000 in total: 1,200 coordinates in 5 uploads" in out
 
 
 @pytest.mark.parametrize("name", _methods.names())
@@ -137,6 +138,7 @@ def test_the_console_script_is_there():
         (["--data", "nosuch.csv"], "no such file, nor one of generated, 100k"),
         (["--data", "."], "is a folder"),
         (["--data", "{ratings}", "--data-home", "{ratings}", "--data", "100k"], "is a file, not"),
+        (["--data", "ML-100K", "--data-home", "{ratings}"], "is a file, not"),
         (["--data", "{implicit}"], "has no ratings; take a ranking method"),
         (["--data", "{implicit}", "--method", "locals", "--threshold", "4"], "no ratings that"),
         (["--data", "{ratings}", "--method", "locals", "--threshold", "6"], "most is 5"),
@@ -163,6 +165,7 @@ def test_the_console_script_is_there():
         (["--set", "n_factors=-4"], "'n_factors' parameter of FedEB must be an int"),
         (["--set", "n_factors=four"], "'n_factors' parameter of FedEB must be an int"),
         (["extra"], "unrecognized arguments: extra"),
+        (["warmup", "Extra"], "fedrecsk warmup: error: Extra: no such method"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message, ratings, implicit, capsys):

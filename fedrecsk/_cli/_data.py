@@ -41,8 +41,8 @@ def load(data: str, data_home: str | None, seed: int, *, ratings: bool) -> Rows:
     Parameters
     ----------
     data : str
-        "generated", a name of `PUBLISHED` (with or without "ml-"), a file, or "-" for standard
-        input.
+        "generated", a name of `PUBLISHED` (with or without "ml-", in upper or lower case), a
+        file, or "-" for standard input.
     data_home : str or None
     seed : int
         For generated rows.
@@ -59,6 +59,8 @@ def load(data: str, data_home: str | None, seed: int, *, ratings: bool) -> Rows:
     if data == "generated":
         return Rows(make_interactions(random_state=seed), None, data)
     name = data.removeprefix("ml-")
+    if not Path(data).exists():
+        name = name.lower().removeprefix("ml-")
     if name in _MOVIELENS:
         X, y = fetch_movielens(name, data_home=data_home, return_X_y=True)
         return Rows(X, y, f"MovieLens {name}")

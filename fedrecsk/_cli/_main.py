@@ -54,7 +54,7 @@ def _dispatch(arguments: list[str]) -> None:
     if arguments[:1] == ["warmup"]:
         from fedrecsk import _warmup
 
-        _warmup.main(arguments[1:])
+        _warmup.main(arguments[1:], prog=f"{_parser.program()} warmup")
         return
     options = _parser.parse(arguments)
     if options.list:

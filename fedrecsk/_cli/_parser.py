@@ -65,6 +65,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
+def program() -> str:
+    """How the command line was called."""
+    is_module = Path(sys.argv[0]).name == "__main__.py"
+    return "python -m fedrecsk" if is_module else "fedrecsk"
+
+
 def _check_method(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     name = options.method.__name__
     if options.scale is not None and name == "FedEB":
@@ -106,9 +112,8 @@ def _parameters(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
 
 
 def _parser() -> argparse.ArgumentParser:
-    is_module = Path(sys.argv[0]).name == "__main__.py"
     parser = argparse.ArgumentParser(
-        prog="python -m fedrecsk" if is_module else "fedrecsk",
+        prog=program(),
         usage="%(prog)s [options]",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
