@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import tempfile
@@ -35,7 +36,14 @@ class Rows(NamedTuple):
     name: str
 
 
-def load(data: str, data_home: str | None, seed: int, *, ratings: bool) -> Rows:
+def load(
+    data: str,
+    data_home: str | None,
+    seed: int,
+    *,
+    ratings: bool,
+    columns: dict[str, str | int] | None = None,
+) -> Rows:
     """Generate, fetch or read the rows.
 
     Parameters
@@ -48,12 +56,16 @@ def load(data: str, data_home: str | None, seed: int, *, ratings: bool) -> Rows:
         For generated rows.
     ratings : bool
         Whether a method of ratings is to learn from them.
+    columns : dict or None
+        Which column of a file is what, as for `load_ratings`.
 
     Raises
     ------
     OSError, ValueError
         If there are no such rows, or bad ones.
     """
+    if columns is not None and data in {"generated", *PUBLISHED}:
+        raise ValueError("--columns is for a file of yours")
     if data == "generated" and ratings:
         return Rows(*make_ratings(random_state=seed), data)
     if data == "generated":
@@ -69,11 +81,20 @@ def load(data: str, data_home: str | None, seed: int, *, ratings: bool) -> Rows:
         return Rows(X, y, name)
     with _file(data) as path:
         try:
-            X, y = load_ratings(path, return_X_y=True)
+            X, y = load_ratings(path, columns=columns, return_X_y=True)
         except ValueError as error:
             # A copy of a pipe has a name that says nothing.
-            raise ValueError(str(error).replace(f"{path.parent}/", "")) from error
+            raise ValueError(with_options(str(error).replace(f"{path.parent}/", ""))) from error
         return Rows(X, y, path.name)
+
+
+def with_options(text: str) -> str:
+    """A message of `load_ratings`, with the option in place of the parameter `columns`."""
+
+    def option(match: re.Match) -> str:
+        return "--columns " + match[1].replace("'", "").replace(": ", "=").replace(", ", ",")
+
+    return re.sub(r"columns=\{(.*?)\}", option, text)
 
 
 @contextmanager

@@ -72,7 +72,9 @@ def _dispatch(arguments: list[str]) -> None:
 
 
 def _show_warning(message, *args, **kwargs) -> None:
-    print(f"Note: {message}", file=sys.stderr)
+    from fedrecsk._cli import _data
+
+    print(f"Note: {_data.with_options(str(message))}", file=sys.stderr)
 
 
 def _escape_what_cannot_be_shown() -> None:
