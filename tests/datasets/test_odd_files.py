@@ -91,6 +91,13 @@ def test_quotation_marks_as_ordinary_characters(write):
         (zipped("[Content_Types].xml", "xl/workbook.xml"), {}, "Excel.*read_excel"),
         (zipped("a.csv", "b.csv"), {}, r"2 files \(a.csv, b.csv.*unpack"),
         (zipped("a.csv")[:-30], {}, "damaged zip"),
+        (zipped(), {}, "zip archive of 0 files"),
+        # Deflate64, as Windows' Explorer compresses large files.
+        (
+            zipped("a.csv").replace(b"\x14\0\0\0\x08\0", b"\x14\0\0\0\x09\0"),
+            {},
+            "unpack it yourself",
+        ),
         (b"PK\x03\x04" + bytes(99), {}, "damaged zip"),
         (bz2.compress(ROWS.encode() * 99)[:-9], {}, "damaged bzip2"),
         (b"BZh91AY&SY" + bytes(99), {}, "damaged bzip2"),
