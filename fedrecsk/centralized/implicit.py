@@ -20,7 +20,7 @@ from fedrecsk._checks import cure
 from fedrecsk._docs import documented
 from fedrecsk._sklearn import Interval, StrOptions, get_threadpool_controller
 from fedrecsk._threads import N_JOBS, n_threads
-from fedrecsk.base import RankingMixin, Recommender, check_likes
+from fedrecsk.base import RankingMixin, Recommender, check_likes, linear_scores
 
 if TYPE_CHECKING:
     from numpy.random import RandomState
@@ -288,15 +288,18 @@ class ImplicitALS(ImplicitRecommender):
 
     def _biases(self, users, items, likes):
         """What the scores of each item lack on average, over the users who like something."""
-        likers = np.flatnonzero(np.diff(likes.indptr))
-        pairs = likes.tocoo()
-        extra = self.alpha * pairs.data.astype(float) - 1
-        scores = np.einsum("kd,kd->k", users[pairs.row], items[pairs.col], dtype=float)
+        n_likes = np.diff(likes.indptr)
+        likers, pairs = np.flatnonzero(n_likes), np.repeat(np.arange(len(users)), n_likes)
+        liked, extra = likes.indices.astype(np.int64), self.alpha * likes.data.astype(float) - 1
+        # By a kernel, because the vectors of all pairs take gigabytes.
+        none = np.zeros(len(users)), np.zeros(len(items), dtype=np.float32)
+        scores = linear_scores(pairs, liked, 0.0, *none, users, items)
         errors = (1 + extra) - extra * scores
-        total = np.bincount(pairs.col, errors, minlength=len(items))
+        total = np.bincount(liked, errors, minlength=len(items))
         total -= items @ users[likers].sum(axis=0, dtype=float)
-        mass = len(likers) + np.bincount(pairs.col, extra, minlength=len(items))
-        return total / mass
+        mass = len(likers) + np.bincount(liked, extra, minlength=len(items))
+        # With tiny weights, rounding may leave nothing of an item that everybody likes.
+        return total / np.maximum(mass, 1e-9)
 
     def _newcomers(self, likes):
         model = self._library_model(n_threads(self.n_jobs), self._seed)
