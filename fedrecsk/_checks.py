@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from fedrecsk._mistakes import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,8 @@ HARMLESS = {"tol", "epsilon", "rank_exponent"}
 ABSURD = 1e4
 # So many training rows are scored at most.
 SAMPLE = 20_000
+# So many numbers of vectors are copied at a time.
+AT_A_TIME = 2**15
 # A parameter this many times its default is a suspect, and so are larger weights and ratings.
 FAR = 10
 HEAVY = 1e4
@@ -63,15 +66,19 @@ def check_numbers(name: str, values: NDArray | None, cure: str) -> None:
     ValueError
         If one of them is larger than LARGEST.
     """
-    if values is None or len(values) == 0:
+    if values is None:
         return
-    sizes = np.abs(values)
-    row = int(sizes.argmax())
-    if sizes[row] > LARGEST:
+    if largest(values) > LARGEST:
+        row = int(np.abs(values).argmax())
         raise ValueError(
             f"{name} is {values[row]:.3g} in row {row}, and numbers beyond {LARGEST:g} overflow in "
             f"single precision; {cure}."
         )
+
+
+def largest(values: NDArray) -> float:
+    """Largest absolute value, without a copy of what may be many rows; 0 of none."""
+    return max(float(values.max(initial=0)), -float(values.min(initial=0)))
 
 
 def check_rows(y: NDArray | None, sample_weight: NDArray | None) -> None:
@@ -147,13 +154,11 @@ def check_fitted(estimator: Any, data: Any, attributes: Mapping) -> None:
                 f"{type(estimator).__name__} diverged: {name} of {who} is infinite or NaN. "
                 f"{cure(estimator, data)}"
             )
-    largest, scale = _largest_score(data, arrays), _scale(estimator, data)
-    if largest > ABSURD * scale:
-        warnings.warn(
+    reached, scale = _largest_score(data, arrays), _scale(estimator, data)
+    if reached > ABSURD * scale:
+        warn_caller(
             f"{type(estimator).__name__} has exploded: scores of training rows reach "
-            f"{largest:.3g}, where {scale:.3g} is to be expected. {cure(estimator, data)}",
-            UserWarning,
-            stacklevel=3,
+            f"{reached:.3g}, where {scale:.3g} is to be expected. {cure(estimator, data)}",
         )
 
 
@@ -187,7 +192,7 @@ def cure(estimator: Any, data: Any = None) -> str:
 
 def _large_numbers(estimator, data):
     """Sentences about weights and ratings that are far larger than is usual."""
-    weight, size = float(data.weights.max()), float(np.abs(data.values).max())
+    weight, size = float(data.weights.max()), largest(data.values)
     if weight > HEAVY:
         yield f"sample_weight reaches {weight:.3g}; divide it by its mean."
     if size > LARGE and _estimates_y(estimator):
@@ -219,10 +224,15 @@ def _largest_score(data, arrays):
     users, items = arrays.get("user_factors_"), arrays.get("item_factors_")
     if users is None or items is None or users.ndim != 2 or users.shape[1:] != items.shape[1:]:
         return 0.0
-    rows = slice(None, None, 1 + len(data.items) // SAMPLE)
-    who, what = data.users[rows], data.items[rows]
-    # In double precision, where squares of float32 do not overflow.
-    scores = np.einsum("kd,kd->k", users[who].astype(float), items[what].astype(float))
+    rows = np.arange(0, len(data.items), 1 + len(data.items) // SAMPLE)
+    who, what = np.searchsorted(data.indptr, rows, side="right") - 1, data.items[rows]
+    scores = np.empty(len(rows))
+    size = max(1, AT_A_TIME // max(1, users.shape[1]))
+    for start in range(0, len(rows), size):
+        part = slice(start, start + size)
+        # In double precision, where squares of float32 do not overflow.
+        pair = users[who[part]].astype(float), items[what[part]].astype(float)
+        scores[part] = np.einsum("kd,kd->k", *pair)
     for bias, codes in (("user_bias_", who), ("item_bias_", what)):
         if bias in arrays:
             scores += arrays[bias][codes]
@@ -233,7 +243,7 @@ def _scale(estimator, data):
     """The size of what scores estimate: of ratings, or 1 of preferences."""
     if not _estimates_y(estimator):
         return 1.0
-    return max(1.0, float(np.abs(data.values).max()))
+    return max(1.0, largest(data.values))
 
 
 def _estimates_y(estimator):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cached_property
 from numbers import Real
 from typing import ClassVar, Literal
@@ -10,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedrecsk import _kernels
+from fedrecsk._mistakes import warn_caller
 from fedrecsk._sklearn import Interval
 from fedrecsk.compression._base import (
     AfterRagged,
@@ -64,11 +64,9 @@ class TopK(Shortener):
     def _validate_params(self):
         super()._validate_params()
         if self.ratio > 1 / 2:
-            warnings.warn(
+            warn_caller(
                 f"{self} makes messages longer: each number is sent with its position, which takes "
                 "4 bytes as well. Choose a ratio below 1/2, or compression=None.",
-                UserWarning,
-                stacklevel=2,
             )
 
     def _compress(self, values, generator):

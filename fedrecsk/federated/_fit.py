@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
 from fedrecsk._checks import Diverged, cure
+from fedrecsk._mistakes import warn_caller
 from fedrecsk._sklearn import get_threadpool_controller
 from fedrecsk.federated._unreached import Unreached
 from fedrecsk.simulation import blocks as _blocks
@@ -427,11 +427,10 @@ def _parameters_of_a_run(estimator):
 
 
 def _warn_that_nothing_was_measured():
-    warnings.warn(
+    warn_caller(
         "No held-out row counts, so early stopping could judge no model and the last one is kept. "
         "Raise validation_fraction.",
         ConvergenceWarning,
-        stacklevel=7,
     )
 
 
@@ -446,9 +445,8 @@ def _warn_of_empty_rounds(server):
             f"In {n_undecided} of {server.round} rounds {name} returned None (too few uploads)"
         )
     if why:
-        warnings.warn(
+        warn_caller(
             f"{'. '.join(why)}; the model did not move in them. Raise client_fraction, or lower "
             "federation.dropout.",
             ConvergenceWarning,
-            stacklevel=6,
         )

@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.validation import check_consistent_length
 
+from fedrecsk._mistakes import warn_caller
 from fedrecsk._sklearn import check_sample_weight
 from fedrecsk.interactions import Ids, as_table, encode
 
@@ -149,12 +150,11 @@ def warn_if_unknown(
         if (codes >= 0).any():
             continue
         n_asked = len(np.unique(asked))
-        warnings.warn(
-            f"The model knows none of the {n_asked} {role}s in the test rows, so {effect}. Check "
-            f"that column 0 of X holds users and column 1 items, with ids as in fit: X has {role} "
-            f"{asked[0]!s}, and the model knows {role} {known.values[0]!s}.",
-            UserWarning,
-            stacklevel=2,
+        warn_caller(
+            f"The model knows none of the {n_asked} {role}s in the test rows, so {effect}. Unless "
+            "that is what you want to measure, check that column 0 of X holds users and column 1 "
+            f"items, with ids as in fit: X has {role} {asked[0]!s}, and the model knows {role} "
+            f"{known.values[0]!s}."
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import numpy as np
 from sklearn.utils import check_random_state
 
 from fedrecsk import _kernels
+from fedrecsk._mistakes import warn_caller
 from fedrecsk._sklearn import safe_indexing
 from fedrecsk.interactions import as_table, id_array, id_columns
 
@@ -144,19 +144,15 @@ def given(model, held_out, users, items):
     rows, codes = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], n_codes)
     indptr = np.searchsorted(rows, np.arange(held_out.n_users + 1))
     if not codes.any():
-        warnings.warn(
+        warn_caller(
             "The model knows none of the given negatives, so test items have nothing to be ranked "
             f"among. Give item ids as in fit, such as {model.item_ids.values[0]!s}.",
-            UserWarning,
-            stacklevel=2,
         )
     n_rated = tested.sum() + _n_seen(model, held_out, rows, codes - 1)
     if n_rated > TOLERATED_SHARE_RATED * len(items):
-        warnings.warn(
+        warn_caller(
             f"{n_rated} of the {len(items)} given negatives are not negatives: their users have "
             "seen them in fit, or they are in the test rows.",
-            UserWarning,
-            stacklevel=2,
         )
     return indptr, codes - 1
 
