@@ -163,6 +163,7 @@ def test_no_false_alarm():
         X_implicit = make_interactions(60, 40, 900, random_state=0)
         for splitter in (TemporalHoldout(), TemporalHoldout(per_user=True), LeaveLastOut()):
             splitter.fit(X_implicit)
+            splitter.fit(np.column_stack([X[:, :2], np.arange(900) // 100]))  # days
 
 
 STEPS = [TemporalHoldout(), TemporalHoldout(per_user=True), LeaveLastOut()]
