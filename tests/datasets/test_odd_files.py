@@ -114,6 +114,7 @@ def test_quotation_marks_as_ordinary_characters(write):
         ("user,item,user,rating\n1,2,3,4\n", {}, r"2 columns 'user' \(positions 0, 2\).*columns="),
         ("a,b,b\n1,2,3\n", {"columns": {"user": "a", "item": "b"}}, "2 columns 'b'"),
         ("user;item;rating\n1;2;3,5\n", {}, "decimal comma"),
+        ("user,year,rating\n1,2,3\n", {}, "no column found for the item.*{'item': 'year'}"),
         (",".join("1" * 40) + "\n", {}, "40 columns and no header.*matrix of users by items"),
         ("user," + ",".join(f"film{i}" for i in range(40)), {}, "and 31 more.*matrix"),
         (ROWS, {"sep": "\n"}, "no line break"),
