@@ -65,15 +65,19 @@ def check_numbers(name: str, values: NDArray | None, cure: str) -> None:
     ValueError
         If one of them is larger than LARGEST.
     """
-    if values is None or len(values) == 0:
+    if values is None:
         return
-    sizes = np.abs(values)
-    row = int(sizes.argmax())
-    if sizes[row] > LARGEST:
+    if largest(values) > LARGEST:
+        row = int(np.abs(values).argmax())
         raise ValueError(
             f"{name} is {values[row]:.3g} in row {row}, and numbers beyond {LARGEST:g} overflow in "
             f"single precision; {cure}."
         )
+
+
+def largest(values: NDArray) -> float:
+    """Largest absolute value, without a copy of what may be many rows; 0 of none."""
+    return max(float(values.max(initial=0)), -float(values.min(initial=0)))
 
 
 def check_rows(y: NDArray | None, sample_weight: NDArray | None) -> None:
@@ -187,7 +191,7 @@ def cure(estimator: Any, data: Any = None) -> str:
 
 def _large_numbers(estimator, data):
     """Sentences about weights and ratings that are far larger than is usual."""
-    weight, size = float(data.weights.max()), float(np.abs(data.values).max())
+    weight, size = float(data.weights.max()), largest(data.values)
     if weight > HEAVY:
         yield f"sample_weight reaches {weight:.3g}; divide it by its mean."
     if size > LARGE and _estimates_y(estimator):
@@ -238,7 +242,7 @@ def _scale(estimator, data):
     """The size of what scores estimate: of ratings, or 1 of preferences."""
     if not _estimates_y(estimator):
         return 1.0
-    return max(1.0, float(np.abs(data.values).max()))
+    return max(1.0, largest(data.values))
 
 
 def _estimates_y(estimator):

@@ -76,7 +76,10 @@ def _warn_about_matrix(X: Any) -> None:
         return
     some = np.asarray(X[:_N_ROWS])
     if some.dtype == object:
-        some = np.array(some.tolist())  # lists of numbers, perhaps
+        cells = some.ravel().tolist()
+        if not all(issubclass(kind, int | float | np.number) for kind in set(map(type, cells))):
+            return
+        some = np.array(some.tolist())  # lists of numbers, or columns of different types
     if some.dtype.kind not in "biuf":
         return
     some = np.nan_to_num(some.astype(np.float64))

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import sparse
+from sklearn.exceptions import ConvergenceWarning
 
-from fedrecsk import BiasOnly, Popularity
+from fedrecsk import BiasOnly, Federation, FedMF, Popularity
 from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.model_selection import LeaveLastOut, TemporalHoldout, UserKFold
 from fedrecsk.preprocessing import IdEncoder, filter_k_core
@@ -98,7 +99,12 @@ def test_warnings_point_at_the_line_of_the_caller():
         Popularity().fit(MATRIX)
     with pytest.warns(UserWarning, match="matrix") as more:
         list(UserKFold(3).split(MATRIX))
-    assert {warning.filename for warning in (*caught, *more)} == {__file__}
+    lossy = FedMF(n_rounds=1, client_fraction=0.02, federation=Federation(dropout=0.999))
+    with pytest.warns(ConvergenceWarning, match="every upload was lost") as lost:
+        lossy.fit(X)
+    with pytest.warns(UserWarning, match="Are they ratings") as times:
+        list(TemporalHoldout().split(np.column_stack([X[:, :2], y])))
+    assert {warning.filename for warning in (*caught, *more, *lost, *times)} == {__file__}
 
 
 def test_empty_strings():
@@ -142,6 +148,7 @@ def test_no_false_alarm():
         (np.column_stack([X[:, :2], binary]), y),  # context
         (np.column_stack([np.arange(20).repeat(45), np.tile(np.arange(45), 20), binary]), y),
         (np.column_stack([X[:, :2], np.random.default_rng(0).normal(size=(900, 20))]), y),
+        (FRAME.assign(**{f"c{k}": 0 for k in range(9)}, tags=[["a"] * int(k) for k in y]), y),
         (X[:1], y[:1]),
         ([["ann", "a"], ["bob", "b"]], [1, 2]),
     ]
@@ -156,6 +163,7 @@ def test_no_false_alarm():
         X_implicit = make_interactions(60, 40, 900, random_state=0)
         for splitter in (TemporalHoldout(), TemporalHoldout(per_user=True), LeaveLastOut()):
             splitter.fit(X_implicit)
+            splitter.fit(np.column_stack([X[:, :2], np.arange(900) // 100]))  # days
 
 
 STEPS = [TemporalHoldout(), TemporalHoldout(per_user=True), LeaveLastOut()]

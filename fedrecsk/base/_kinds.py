@@ -9,6 +9,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
+from fedrecsk._sklearn import safe_indexing
 from fedrecsk.interactions import id_columns
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
     from fedrecsk.interactions import Interactions
+
+# Number of rows of a score that are looked at for known users and items before all others.
+ROWS_LOOKED_AT = 1000
 
 
 class RatingMixin(RegressorMixin):
@@ -42,10 +46,16 @@ class RatingMixin(RegressorMixin):
             If the model knows none of the users, or none of the items.
         """
         check_is_fitted(self)
-        users, items = id_columns(self._checked(X)[0])
+        table, _ = self._checked(X)
         known = SimpleNamespace(user_ids=self._users, item_ids=self._items)
-        codes = self._users.codes(users), self._items.codes(items)
-        metrics.warn_if_unknown(known, users, codes[0], items, codes[1])
+        # As a rule the first rows have a known user and item, and all rows need not be read twice.
+        for rows in (safe_indexing(table, slice(ROWS_LOOKED_AT), axis=0), table):
+            users, items = id_columns(rows)
+            codes = self._users.codes(users), self._items.codes(items)
+            if (codes[0] >= 0).any() and (codes[1] >= 0).any():
+                break
+        else:
+            metrics.warn_if_unknown(known, users, codes[0], items, codes[1])
         return super().score(X, y, sample_weight)
 
     def __sklearn_tags__(self) -> Tags:

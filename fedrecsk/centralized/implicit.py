@@ -290,16 +290,18 @@ class ImplicitALS(ImplicitRecommender):
 
     def _biases(self, users, items, likes):
         """What the scores of each item lack on average, over the users who like something."""
-        likers = np.flatnonzero(np.diff(likes.indptr))
-        pairs = likes.tocoo()
-        extra = self.alpha * pairs.data.astype(float) - 1
-        none = np.zeros(len(users)), np.zeros(len(items))
-        scores = linear_scores(pairs.row, pairs.col, 0.0, *none, users, items)
+        n_likes = np.diff(likes.indptr)
+        likers, pairs = np.flatnonzero(n_likes), np.repeat(np.arange(len(users)), n_likes)
+        liked, extra = likes.indices.astype(np.int64), self.alpha * likes.data.astype(float) - 1
+        # By a kernel, because the vectors of all pairs take gigabytes.
+        none = np.zeros(len(users)), np.zeros(len(items), dtype=np.float32)
+        scores = linear_scores(pairs, liked, 0.0, *none, users, items)
         errors = (1 + extra) - extra * scores
-        total = np.bincount(pairs.col, errors, minlength=len(items))
+        total = np.bincount(liked, errors, minlength=len(items))
         total -= items @ users[likers].sum(axis=0, dtype=float)
-        mass = len(likers) + np.bincount(pairs.col, extra, minlength=len(items))
-        return total / mass
+        mass = len(likers) + np.bincount(liked, extra, minlength=len(items))
+        # With tiny weights, rounding may leave nothing of an item that everybody likes.
+        return total / np.maximum(mass, 1e-9)
 
     def _newcomers(self, likes):
         model = self._library_model(n_threads(self.n_jobs), self._seed)

@@ -66,10 +66,11 @@ def assign_roles(
     for role in ("user", "item"):
         if role not in found:
             seen = f"the columns {listed(names)}" if names else f"{width} column(s) and no header"
+            free = [place for place in range(width) if place not in found.values()] or [0]
             raise ValueError(
                 f"{source}: no column found for the {role}; it has {seen}. "
                 f"Say which it is, for example columns={{{role!r}: "
-                f"{names[0] if names else 0!r}}}.{MATRIX if width > _WIDE else ''}"
+                f"{names[free[0]] if names else free[0]!r}}}.{MATRIX if width > _WIDE else ''}"
             )
     if width > _WIDE and names is None and not columns:
         raise ValueError(

@@ -23,7 +23,7 @@ _COMPRESSED: dict[bytes, tuple[str, Callable[..., Any]]] = {
     b"BZh": ("bzip2", bz2.open),
     b"\xfd7zXZ\0": ("xz", lzma.open),
 }
-_ZIP = b"PK\x03\x04"
+_ZIP = b"PK\x03\x04", b"PK\x05\x06"  # the latter without any file
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
 
 _UNREADABLE = {
@@ -106,6 +106,8 @@ def check_size(size: int, packed: int, name: str) -> None:
 def _reporting_damage(name: str, what: str) -> Iterator[None]:
     try:
         yield
+    except NotImplementedError as error:
+        raise ValueError(f"{name}: {error}; unpack it yourself.") from error
     except (*_DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk, not of the file's content

@@ -158,7 +158,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     *What it reveals.* In plaintext, one upload of one client gives its code and all its
     ratings, up to mirroring both (:func:`fedrecsk.attacks.measure_leak`); with "full" the
     vector is sent as it is. Row numbers reveal which items were visited. Secure sums of integers
-    with ``upload="all"`` hide single clients.
+    with ``upload="all"`` hide single clients. With ``prior="crowd"`` each client receives the mean
+    vector of the last cohort: if only one user took part, that user's own vector.
 
     *Losses.* The training loss is the weighted mean squared error of similarities over the pairs
     of a round's clients, after their step. Early stopping measures the same on held-out rows and

@@ -150,9 +150,10 @@ def warn_if_unknown(
             continue
         n_asked = len(np.unique(asked))
         warn(
-            f"The model knows none of the {n_asked} {role}s in the test rows, so {effect}. Check "
-            f"that column 0 of X holds users and column 1 items, with ids as in fit: X has {role} "
-            f"{asked[0]!s}, and the model knows {role} {known.values[0]!s}.",
+            f"The model knows none of the {n_asked} {role}s in the test rows, so {effect}. Unless "
+            "that is what you want to measure, check that column 0 of X holds users and column 1 "
+            f"items, with ids as in fit: X has {role} {asked[0]!s}, and the model knows {role} "
+            f"{known.values[0]!s}."
         )
 
 

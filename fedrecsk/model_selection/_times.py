@@ -79,6 +79,8 @@ def _warn_about_ratings(X, timestamps, times, name):
 def _look_like_ratings(times):
     if times.dtype.kind not in "buif" or times.min() < 0 or times.max() > 10:
         return False
+    if (times[:-1] <= times[1:]).all():
+        return False  # A table is often sorted by time, here in days perhaps, and rarely by rating.
     n_values = len(np.unique(times))
     return n_values <= 11 and (2 * times % 1 == 0).all() and len(times) >= 10 * n_values
 

@@ -136,6 +136,9 @@ def test_biases_of_als_minimise_what_it_minimises():
     expected = errors / weights[likers].sum(axis=0)
     assert model.item_bias_ == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert all_scores(model) == pytest.approx(scores + expected, rel=1e-4, abs=1e-6)
+    # An item that everybody likes, with so little weight that nothing of 1 + weight is left.
+    X = np.column_stack([np.arange(9), np.zeros(9)])
+    assert np.isfinite(ImplicitALS(3).fit(X, sample_weight=np.full(9, 1e-20)).item_bias_).all()
 
 
 def test_without_factors_worth_the_name_als_ranks_by_popularity():
@@ -213,6 +216,8 @@ def test_divergence_is_an_error_that_names_the_culprit(toy):
     with pytest.raises(ValueError, match=r"diverged: its factors are infinite .*learning_rate=1e"):
         model.fit(*toy)
     assert not hasattr(model, "user_factors_")
+    with pytest.warns(UserWarning, match=r"has exploded: .*learning_rate=1e"):
+        ImplicitLMF(4, learning_rate=1e15, regularization=1e15).fit(*toy)
 
 
 def test_an_explosion_is_a_warning_that_names_the_culprit(toy):

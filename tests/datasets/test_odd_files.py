@@ -91,6 +91,13 @@ def test_quotation_marks_as_ordinary_characters(write):
         (zipped("[Content_Types].xml", "xl/workbook.xml"), {}, "Excel.*read_excel"),
         (zipped("a.csv", "b.csv"), {}, r"2 files \(a.csv, b.csv.*unpack"),
         (zipped("a.csv")[:-30], {}, "damaged zip"),
+        (zipped(), {}, "zip archive of 0 files"),
+        # Deflate64, as Windows' Explorer compresses large files.
+        (
+            zipped("a.csv").replace(b"\x14\0\0\0\x08\0", b"\x14\0\0\0\x09\0"),
+            {},
+            "unpack it yourself",
+        ),
         (b"PK\x03\x04" + bytes(99), {}, "damaged zip"),
         (bz2.compress(ROWS.encode() * 99)[:-9], {}, "damaged bzip2"),
         (b"BZh91AY&SY" + bytes(99), {}, "damaged bzip2"),
@@ -107,6 +114,7 @@ def test_quotation_marks_as_ordinary_characters(write):
         ("user,item,user,rating\n1,2,3,4\n", {}, r"2 columns 'user' \(positions 0, 2\).*columns="),
         ("a,b,b\n1,2,3\n", {"columns": {"user": "a", "item": "b"}}, "2 columns 'b'"),
         ("user;item;rating\n1;2;3,5\n", {}, "decimal comma"),
+        ("user,year,rating\n1,2,3\n", {}, "no column found for the item.*{'item': 'year'}"),
         (",".join("1" * 40) + "\n", {}, "40 columns and no header.*matrix of users by items"),
         ("user," + ",".join(f"film{i}" for i in range(40)), {}, "and 31 more.*matrix"),
         (ROWS, {"sep": "\n"}, "no line break"),

@@ -17,6 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from fedrecsk import BiasOnly, Popularity
+from fedrecsk.base._kinds import ROWS_LOOKED_AT
 from fedrecsk.metrics import (
     _evaluate,
     _recommender,
@@ -520,6 +521,7 @@ def test_evaluations_without_meaning_are_reported(rows, options, messages):
     for warning, message in zip(caught, messages, strict=True):
         assert re.search(message, str(warning.message))
         assert warning.category is UserWarning
+        assert warning.filename == __file__
 
 
 def test_a_rating_score_of_strangers_is_reported(toy):
@@ -529,6 +531,10 @@ def test_a_rating_score_of_strangers_is_reported(toy):
         UserWarning, match="none of the 1 users in the test rows.*X has user -1, and"
     ):
         assert model.score([[-1, X[0, 1]], [-1, X[1, 1]]], [1, 2]) < 1
+    strangers = np.tile([[-1, -1]], (ROWS_LOOKED_AT, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.score(np.vstack([strangers, X]), np.append(np.ones(len(strangers)), y))
     assert model.score(X, y) == pytest.approx(r2_score(y, model.predict(X)))
 
 
