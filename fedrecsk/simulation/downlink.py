@@ -75,7 +75,7 @@ class Downlink:
         if not message:
             return message
         if self._compresses:
-            # A delta of the model is of no use to clients that know a compressed form of it.
+            # A delta of the model does not apply to the compressed model that clients have.
             if key is None:
                 delta = None
             else:
@@ -164,7 +164,7 @@ class Downlink:
             raise ValueError(
                 f"The server's change of {name} in round {key.round} does not fit into "
                 f"{self.federation.compression}, which ends at 65504; use "
-                'Quantization("int8"), whose scale follows the values.'
+                'Quantization("int8"), which scales the values.'
             )
         return packed
 
