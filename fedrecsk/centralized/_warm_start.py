@@ -1,4 +1,4 @@
-"""What a fit must find unchanged to go on where the last one ended."""
+"""What must be unchanged for a fit to continue where the last one ended."""
 
 
 def resumed(estimator, data, total):

@@ -200,14 +200,14 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         )
 
     def _fit_users(self, block, feedback, message, whom, n_epochs, users):
-        """Train these users' vectors, in place, with the items as they are."""
+        """Train these users' vectors, in place, with the items fixed."""
         items, layout = self._final_items(message), self._layout(block)
         config = self._config()._replace(local_epochs=n_epochs)
         arguments = (
             layout,
             feedback,
             whom,
-            # Nobody's vector may depend on who else is served, or when.
+            # A user's vector must not depend on which others are computed, or when.
             Key(0).hashed("personal"),
             config,
             items,

@@ -19,11 +19,11 @@ _LOCK = threading.Lock()
 
 
 class Unreached:
-    """What it takes to serve users whose clients have taken part in no round.
+    """What is needed to compute the vectors of users that have taken part in no round.
 
-    Their clients' data, which on real devices would never leave these, and the final model. Asking
-    for such a user runs its client's step on the final model, which the others have taken at the
-    end of the fit. The result does not depend on when this happens, nor on who else is asked for.
+    It has their clients' data, which would never leave real devices, and the final model. For such
+    a user it runs its client's step on the final model, which the others have run at the end of
+    the fit. The result depends neither on when this happens nor on which others are computed.
 
     Parameters
     ----------

@@ -131,10 +131,10 @@ class CoLR(SteadyItems):
         )
 
     def _client_update(self, block, state, message, turn, key):
-        # In coordinates of which the first are those along B, to train A is to train these.
+        # The first coordinates are those along B, so training A means training these.
         directions = message["directions"].values
         who, users = np.repeat(turn.active, np.diff(block.client_indptr)), state["users"]
-        # Who has diverged is found when its upload arrives.
+        # Clients that have diverged are found when their uploads arrive.
         with np.errstate(over="ignore", invalid="ignore"):
             users[who] = users[who] @ directions.T
             turned = Message(item_factors=message["turned"])

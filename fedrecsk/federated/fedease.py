@@ -99,12 +99,12 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     and value) for each pair of items that one of its users likes, an item with itself
     included, or with "dense" 4 for each pair of the catalogue. Down: a byte for each round, and in
     the end ``4 n_items`` bytes for each own item, or ``2 n_items (n_items + 1)`` with "all". B
-    itself is not symmetric, so the inverse is half the size. Under encryption the clients hold the
-    server's state: each inverts the decrypted sum itself.
+    itself is not symmetric, so the inverse is half the size. With encryption each client inverts
+    the decrypted sum itself.
 
-    *What it reveals.* A plaintext upload of a client with one user says exactly what it likes: the
+    *What it reveals.* A plaintext upload of a client with one user shows exactly what it likes: the
     pairs of an item with itself. The server uses the sum only; secure aggregation hides the rest,
-    and in a sum over few clients pairs of rare items still give somebody away.
+    but in a sum over few clients pairs of rare items can still identify a client.
 
     *Attacks and aggregators* see uploads of very different sizes: the norm of one grows with the
     square root of the number of pairs, and faster with sample weights.

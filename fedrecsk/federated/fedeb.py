@@ -26,9 +26,9 @@ from fedrecsk.uploads import Form, Ragged
 UNITS = 4.0
 # Of the server's Adam.
 BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
-# A user's ratings may weigh so much; a weight of 1 is a rating.
+# Largest total weight of a user's ratings; a weight of 1 is a rating.
 HEAVIEST = 1e6
-# Averages for prediction look back on at least so many rounds.
+# Averages for prediction cover at least this many rounds.
 LOOK_BACK = 10
 
 
@@ -155,21 +155,21 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     and step 3: ``alpha_u res_i`` for b_i, ``alpha_u (res_i p_u - S x_i)`` for q_i,
     ``n_u^-1/2 (p_u - m_u)`` for y_i, and four numbers for the scales: ``b_u^2 + S_00``, 1,
     ``alpha_u / alpha E`` and n_u. These are the partial gradients of a lower bound of the ratings'
-    likelihood, at the users' optimum up to one sweep. A weight of a rating counts as so many
+    likelihood, at the users' optimum up to one sweep. A rating of weight w counts as w
     ratings.
 
     *What is sent.* Once, up: sum and number of ratings; for each item that the client holds (or
-    for all) how many ratings and users it has there, the sum of 1 / n_u, and a row of
+    for all) its number of ratings and users, the sum of 1 / n_u, and a row of
     `sketch_size` numbers; with "own", which items these are. Once, down: the scale, the mean and
-    the number of ratings of every item. Each round, down: a row of 2 d + 1 numbers an item, and the
-    scales; up: the same of gradients, and four numbers. At the end, down: all rows.
+    the number of ratings of every item. Each round, down: 2 d + 1 numbers per item, and the
+    scales; up: as many numbers of gradients, and four more. At the end, down: all rows.
 
-    *What it reveals.* The server uses sums alone, so secure sums hide the rest. Without them, one
-    upload tells exactly which items its user has rated and how, and the user's vector:
+    *What it reveals.* The server uses only sums, so secure sums hide the rest. Without them, one
+    upload reveals exactly which items its user has rated and how, and the user's vector:
     alpha_u follows from the number of rows and the four numbers, and with it the rows
-    are the residuals (:func:`fedrecsk.attacks.measure_leak`). A sum over a small cohort has items
-    with a single rater, of whom it hides little, and rows for y that are equal for all items of a
-    user link them; ``python -m benchmarks.fedeb leak`` counts such ratings.
+    give the residuals (:func:`fedrecsk.attacks.measure_leak`). A sum over a small cohort has items
+    that only one client has rated; it does not hide their rows, and rows for y, which are equal
+    for all items of a user, link them. ``python -m benchmarks.fedeb leak`` counts such ratings.
 
     *Cohorts.* With ``Federation(sampling="auto")`` equal cohorts take turns. Random cohorts
     cost accuracy.

@@ -151,8 +151,8 @@ class TemporalHoldout(Holdout):
                 raise ValueError(
                     f"{name}_size={size} leaves the {name} set empty: "
                     f"{'no user has' if self.per_user else 'X does not have'} enough rows at "
-                    f"different times for training rows before them. Change {name}_size, or give more "
-                    "interactions."
+                    f"different times for training rows before them. Change {name}_size, or give "
+                    "more interactions."
                 )
             part[rows[late]] = number
             ends = cuts
