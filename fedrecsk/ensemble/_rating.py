@@ -17,8 +17,8 @@ from fedrecsk.ensemble._base import RecommenderEnsemble
 class RatingEnsemble(RatingMixin, RecommenderEnsemble):
     """Weighted mean of the predictions of several rating models.
 
-    Models whose errors differ are better together: even the mean of one method's fits with
-    different `random_state` beats each of them.
+    If the errors of models differ, their mean is better than each: even the mean of fits of one
+    method with different `random_state`.
 
     :class:`~sklearn.ensemble.VotingRegressor` predicts the same means, but has no `recommend`, no
     `fold_in`, no `items` and no ledger, and refuses `clients` unless metadata routing is switched
@@ -30,7 +30,7 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
         Rating models of this package, federated or not, each with a name. "drop" in place of an
         estimator leaves it out, as in scikit-learn's ensembles.
     weights : array-like of shape (n_estimators,), default=None
-        Weights of the predictions; they need not add up to 1. None: all alike.
+        Weights of the predictions; they need not add up to 1. None: equal weights.
     {items}
         It is passed on to all parts.
 
@@ -51,7 +51,7 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
     communication_ : Ledger
         Every byte that federated parts have sent, one after the other. Only if there is one.
     privacy_ : PrivacyReport
-        Their promises composed. Only if all parts are federated.
+        Their guarantees composed. Only if all parts are federated.
 
     Raises
     ------

@@ -122,7 +122,7 @@ class FederatedWMF(ImplicitMF):
     def _check_before_fit(self):
         if self._setting().local_dp is not None:
             raise ValueError(
-                f"{type(self).__name__} has no local_dp: which rows a client asks for and sends "
+                f"{type(self).__name__} has no local_dp: which rows a client requests and sends "
                 "reveals the items it holds, and noise cannot hide that. Use RFRec under local "
                 "differential privacy."
             )

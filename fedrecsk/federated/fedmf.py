@@ -107,8 +107,8 @@ class FedMF(SteadyItems):
     *What it reveals.* In plaintext the rows that are not zero are the visited items, a fifth of
     them positives, and the size of a row reveals which. Only sums over clients are used.
 
-    *Weights.* `sample_weight` multiplies an example's loss, a negative's being that of its
-    positive. It counts relative to its mean on the client, so that its scale is no learning rate.
+    *Weights.* `sample_weight` multiplies an example's loss; a negative has the weight of its
+    positive. It is divided by its mean on the client, so that its scale does not change step sizes.
 
     *Final vectors.* A client that took part in a round fits p_u for `local_epochs` more, with the
     final items as they are; one that never did, and every newcomer, does 20 epochs from zero. All

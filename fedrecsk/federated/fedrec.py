@@ -20,7 +20,7 @@ from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Summed, Uploads
 from fedrecsk.uploads import Form, Ragged
 
-# Ratings are computed with on this scale, which is that of the paper's data.
+# Ratings are mapped to this scale, which is that of the paper's data.
 LOW, HIGH = 1.0, 5.0
 # Items whose summed weight is a smaller share of the largest one are left alone: it may be the
 # error of an encrypted zero.
@@ -118,11 +118,11 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
           5  server steps along the mean gradient, item by   _aggregate
              item: q_i -= gamma sum_i / (weight of all who sent i)
 
-    *Step lengths.* A user's step is cut where it would overshoot, and so is what its gradients
-    make the server move: by 2 / gamma over the mean squared length of what the vector is
-    multiplied by, if that is below 1. Few clients diverge without it.
+    *Step lengths.* A user's step that would overshoot is shortened, and so are its gradients: by
+    the factor 2 / gamma over the mean squared length of the vectors that the updated vector is
+    multiplied by, if that is below 1. Without this, cohorts of few clients diverge.
 
-    *The paper's setting* is ``biases=False, n_rounds=100, client_fraction=1.0,
+    *The paper's parameters* are ``biases=False, n_rounds=100, client_fraction=1.0,
     learning_rate_decay=0.9, reg=0.001, init_range=0.005, user_steps=1, hybrid_steps=10,
     virtual_items="redrawn"``. Its stochastic variant, in which the server steps
     after each client and the next one receives the result, is a cohort of one: with n clients,
@@ -131,15 +131,15 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     percent lie in between.
 
     *What is sent.* With biases once, up: the client's sum and number of ratings; once, down: the
-    rating scale and the level. Each round, down: all item vectors, so that requests tell
-    nothing. Up: for each of its rated and virtual items the number, the gradient, the number
-    again and the weight, by which the server divides; with ``upload="all"`` the same of all items,
-    without numbers. At the end, down: the item vectors.
+    rating scale and the level. Each round, down: all item vectors, so that requests reveal
+    nothing. Up: for each of its rated and virtual items the index, the gradient, the index
+    again and the weight, by which the server divides; with ``upload="all"`` the same for all items,
+    without indices. At the end, down: the item vectors.
 
-    *What it reveals.* Alone, a plaintext upload gives it all away. The gradients of one user are
-    multiples of (1, p_u): the first upload yields p_u, the errors, and so each rating up to what
-    all have in common; and the virtual ones stand out, because they are all equal (see
-    :func:`fedrecsk.attacks.measure_leak`). A server that looks at item numbers alone learns the
+    *What it reveals.* A single plaintext upload reveals everything. The gradients of one user are
+    multiples of (1, p_u): the first upload yields p_u, the errors, and so each rating up to a
+    common constant; and the virtual ones stand out, because they are all equal (see
+    :func:`fedrecsk.attacks.measure_leak`). A server that looks only at item indices learns the
     rated items by intersecting rounds if virtual items are redrawn, and nothing new if they are
     fixed. Only sums over clients are used: with secure sums virtual items are not needed, and
     ``n_virtual=0, upload="all"`` gives the better model.

@@ -42,8 +42,8 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     """Regularised federated recommendation: every client has an item matrix of its own.
 
     Client c has its users' private vectors and its own copy V_c of the whole item matrix, which
-    a penalty pulls towards the mean of all clients' copies. Each round every client takes one gradient
-    step on both and uploads V_c; the server averages and sends the mean back.
+    a penalty pulls towards the mean of all clients' copies. Each round every client takes one
+    gradient step on both and uploads V_c; the server averages and sends the mean back.
 
     With ratings scaled to [0, 1], client c minimises::
 
@@ -153,13 +153,13 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     (``python -m benchmarks.rfrec participation``).
 
     *Simulation.* Clients that have received the same broadcasts and updated in the same rounds
-    have equal vectors of all items that they have not rated, so one copy serves all of them. This
-    is exact. With "holders" and global prediction nobody needs these vectors, and any
-    participation costs the same; with "all" or local prediction, every client of a history of its
-    own has such a matrix, and the fit is refused if these take more than 2 GiB.
+    have equal vectors for all items that they have not rated, so they share one copy. This
+    is exact. With "holders" and global prediction these vectors are not needed, and any
+    participation costs the same; with "all" or local prediction, every client with a history of
+    its own has such a matrix, and the fit raises an error if these take more than 2 GiB.
 
     *Unknown users* get the user bias with which the items' biases alone give the mean rating. The
-    server works it out from what the set-up has sent.
+    server computes it from the sums of the set-up.
 
     References
     ----------
@@ -502,10 +502,10 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     @staticmethod
     def _common_change(common):
-        """By how much that differs from the broadcast; one object for all who share it."""
+        """The change of that from the broadcast; one object for all clients that share it."""
         if "change" not in common:
             change = common["shared"].astype(np.float64) - common["broadcast"]
-            # Threads may come at once: the first one's object is everybody's.
+            # Several threads may get here at once: the first one's object is used by all.
             common.setdefault("change", Common(change))
         return common["change"]
 
