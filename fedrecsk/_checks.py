@@ -176,7 +176,7 @@ def cure(estimator: Any, data: Any = None) -> str:
     clues = [] if suspect is None else [suspect]
     if data is not None:
         clues += _large_numbers(estimator, data)
-    clues += [f"Choose {one} closer to the default." for one in _suspects(estimator)]
+    clues += [f"Bring {one} closer to the default." for one in _suspects(estimator)]
     if clues:
         return " ".join(clues)
     names = [n for n in ("learning_rate", "init_std") if n in estimator.get_params(deep=False)]

@@ -1,4 +1,4 @@
-"""Which column has which role, and which type its texts have."""
+"""The roles of columns, and the types of their texts."""
 
 from collections.abc import Mapping
 
@@ -176,7 +176,7 @@ def typed(chunks: list[np.ndarray]) -> np.ndarray:
 
 
 def numbers(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the chunk's texts as float64, and a mask of those that are no finite number."""
+    """Return the chunk's texts as float64, and a mask of those that are not finite numbers."""
     try:
         values = chunk.astype(np.float64)
     except ValueError:

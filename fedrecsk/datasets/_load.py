@@ -332,7 +332,7 @@ def _convert(
     texts = np.char.strip(np.array(fields[position::width]))
     if is_number:
         values, bad = _columns.numbers(texts)
-        cure = "must be a finite number. Mend or delete the line, or"
+        cure = "must be a finite number. Correct or delete the line, or"
     else:
         values, bad = texts, texts == ""
         cure = "is missing. Fill it in or delete the line, or"

@@ -67,10 +67,10 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
     Notes
     -----
     Parts are fitted one after the other, each to all rows, with the same clients and sample
-    weights. `fold_in` and `recommend(interactions=)` fold newcomers into every part.
+    weights. `fold_in` and `recommend(interactions=)` fold new users into every part.
 
-    A client that takes part in several federated methods does what each asks. The mean is taken
-    where the predictions are, on the client.
+    With federated parts, a client takes part in each of them, and computes the mean of their
+    predictions itself.
 
     Examples
     --------

@@ -114,7 +114,7 @@ class PrivacyDisplay(CurvesDisplay):
         x, score, by : str, default="epsilon", "ndcg@10", "estimator"
             Columns of the privacy loss, the score and the method's name.
         setting : str, default=None
-            Column of the varied parameter (the scale of the noise, say), by which rows are averaged.
+            Column of the varied parameter, such as the scale of the noise; rows are averaged by it.
             Folds of one setting may differ a little in their epsilon. None: `x`.
         reference : float or dict of str to float, default=None
             Scores of baselines by name, to draw as dashed horizontal lines:
