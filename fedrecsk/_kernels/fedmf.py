@@ -31,7 +31,7 @@ from fedrecsk._kernels._rows import (
 )
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-# Items of a page, of which is noted whether anything in it was visited: 2**6.
+# Number of items of a page: 2**6. For each page it is noted whether any item was visited.
 PAGE_BITS = 6
 
 
