@@ -599,7 +599,7 @@ def send(c, layout, rows, matrix, full, out):
 
 @part
 def send_of_one(c, layout, feedback, users, tie, share, work, out):
-    """:func:`send` for a client with one user in the full form, of whom work.left has the items.
+    """:func:`send` for a client with one user in the full form; work.left has its items.
 
     Its rows are multiples of p, and F = mu (tie I + p p')^-1 with share = mu / tie.
     """

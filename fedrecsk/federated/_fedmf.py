@@ -265,7 +265,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
 
     def _visit_each(self, block, turn, visit, columns):
         """The same client by client."""
-        # Nobody visits more items than it has examples.
+        # No client visits more items than it has examples.
         n_examples = np.diff(block.rating_indptr) * (1 + self._config().n_negatives)
         room = np.minimum(n_examples, block.n_items)[turn.active].sum()
         indptr, rows = np.zeros(block.n_clients + 1, np.int64), np.empty(room, np.int32)

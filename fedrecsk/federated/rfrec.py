@@ -562,7 +562,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         _kernels.rfrec.upload(layout.row_indptr, layout.row_items, state["held"].now, totals)
 
     def _solved(self, block, state, whom, items):
-        """Users' vectors, of whom some are fitted from zero with the items fixed."""
+        """Users' vectors, some of them fitted from zero with the items fixed."""
         penalties = np.repeat(state["reg_user"][:, None], self._width, axis=1)
         if self.biases:
             penalties[:, 0] = state["reg_user_bias"]
