@@ -62,7 +62,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
 
     @abstractmethod
     def _newcomers(self, likes):
-        """Per-user attributes of the rows of `likes`, with the items as they are."""
+        """Per-user attributes of the rows of `likes`, with the items fixed."""
 
     # ---------------------------------------------------------------------- the machinery
 

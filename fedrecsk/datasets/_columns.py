@@ -100,7 +100,7 @@ def _position(role, where, names, width, source):
     if isinstance(where, str):
         if names is None:
             raise ValueError(
-                f"{source}: columns asks for {where!r} as the {role}, but the file has no header. "
+                f"{source}: columns names {where!r} as the {role}, but the file has no header. "
                 "Give a position (0 is the first column), or header=True if line 1 is one."
             )
         if where not in names:

@@ -90,7 +90,7 @@ class FederatedWMF(ImplicitMF):
 
     @property
     def _idle_matrix(self):
-        """The matrix of a client that leaves the items it does not hold as they are."""
+        """The matrix of a client that does not change the items it does not hold."""
         return np.eye(self.n_factors)
 
     # -------------------------------------------------------------------- on the server

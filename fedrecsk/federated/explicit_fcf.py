@@ -311,7 +311,7 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
         return penalties
 
     def _received(self, message):
-        """The items, of which a client reads its own, as the kernels take them."""
+        """The items as the kernels take them; a client reads only its own."""
         partners = message["item_vectors"].values.astype(self._dtype)
         bias = np.zeros(len(partners), dtype=self._dtype)
         if self.biases:

@@ -111,7 +111,7 @@ class FedMF(SteadyItems):
     positive. It is divided by its mean on the client, so that its scale does not change step sizes.
 
     *Final vectors.* A client that took part in a round fits p_u for `local_epochs` more, with the
-    final items as they are; one that never did, and every new user, does 20 epochs from zero. All
+    final items fixed; one that never did, and every new user, trains 20 epochs from zero. All
     draw negatives from the same stream, so that a user's vector does not depend on others. Under
     early stopping the clients of each round do so before they train, which can cost more than
     the training: 20 epochs for each that is new.

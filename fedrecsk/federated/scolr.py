@@ -160,7 +160,7 @@ class SCoLR(CoLR):
 
     @property
     def _picked(self):
-        """The fields of which a client sends its own columns only."""
+        """The fields that a client sends only in its own columns."""
         return ("updates", "n_visits") if self.aggregation == "entries" else ("updates",)
 
     @property

@@ -144,7 +144,7 @@ def warn_if_unknown(
         return
     for role, known, asked, codes, effect in (
         ("user", model.user_ids, user_ids, users, "all are treated as one unknown user"),
-        ("item", model.item_ids, item_ids, items, "it cannot tell them apart"),
+        ("item", model.item_ids, item_ids, items, "they all have the same score"),
     ):
         if (codes >= 0).any():
             continue
