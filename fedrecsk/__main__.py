@@ -1,4 +1,4 @@
-"""``python -m fedrecsk``: the main job, from ratings to a model and what it costs."""
+"""``python -m fedrecsk``: fit a model to ratings, recommend, and report what it costs."""
 
 import sys
 

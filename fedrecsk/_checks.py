@@ -1,4 +1,4 @@
-"""Checks of what goes into a fit and of what comes out: numbers too large, models that exploded."""
+"""Checks of the input and the result of a fit: numbers that are too large, and divergence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LARGEST = 1e15
 # Parameters that are only compared with something, or whose large values mean "not at all".
 HARMLESS = {"tol", "epsilon", "rank_exponent"}
-# Scores of pairs in the data beyond this multiple of what they estimate come of an explosion.
+# Scores of training rows beyond this multiple of what they estimate come of an explosion.
 ABSURD = 1e4
 # So many training rows are scored at most, and so many at once, to save memory.
 SAMPLE = 4000
@@ -37,9 +37,9 @@ class Diverged(ValueError):
     Parameters
     ----------
     what : str
-        A sentence that says so.
+        A sentence that describes the error.
     cure : str
-        What to do, as far as whoever raises it can tell.
+        What to do, as far as the caller knows.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ def check_numbers(name: str, values: NDArray | None, cure: str) -> None:
     Parameters
     ----------
     name : str
-        What they are called by the user.
+        Name of the argument, for the error.
     values : ndarray or None
     cure : str
         What the user can do about it.
@@ -157,7 +157,7 @@ def check_fitted(estimator: Any, data: Any, attributes: Mapping) -> None:
     if largest > ABSURD * scale:
         warn(
             f"{type(estimator).__name__} has exploded: scores of training rows reach "
-            f"{largest:.3g}, where {scale:.3g} is to be expected. {cure(estimator, data)}",
+            f"{largest:.3g}, but about {scale:.3g} is expected. {cure(estimator, data)}",
         )
 
 
@@ -180,7 +180,7 @@ def cure(estimator: Any, data: Any = None) -> str:
     clues = [] if suspect is None else [suspect]
     if data is not None:
         clues += _large_numbers(estimator, data)
-    clues += [f"Bring {one} nearer to the default." for one in _suspects(estimator)]
+    clues += [f"Bring {one} closer to the default." for one in _suspects(estimator)]
     if clues:
         return " ".join(clues)
     names = [n for n in ("learning_rate", "init_std") if n in estimator.get_params(deep=False)]
@@ -219,7 +219,7 @@ def _suspects(estimator):
 
 
 def _largest_score(data, arrays):
-    """The largest score among training rows that biases and factors make."""
+    """The largest score of a training row, computed from biases and factors."""
     users, items = arrays.get("user_factors_"), arrays.get("item_factors_")
     if users is None or items is None or users.ndim != 2 or users.shape[1:] != items.shape[1:]:
         return 0.0
@@ -239,13 +239,13 @@ def _largest_score(data, arrays):
 
 
 def _scale(estimator, data):
-    """The size of what scores estimate: of ratings, or 1 of preferences."""
+    """The size of what scores estimate: that of the ratings, or 1 for preferences."""
     if not _estimates_y(estimator):
         return 1.0
     return max(1.0, largest(data.values))
 
 
 def _estimates_y(estimator):
-    """Whether scores are estimates of y; federated methods know, of others rating models are."""
+    """Whether scores are estimates of y: federated methods say so, other models if they rate."""
     required = estimator.__sklearn_tags__().target_tags.required
     return getattr(estimator, "_sees_ratings", required)

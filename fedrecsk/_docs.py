@@ -40,20 +40,20 @@ TEXTS = {
     # ------------------------------------------------------------------------- parameters
     "items": """
 items : array-like of shape (n_items,), default={default}
-    The public catalogue: the ids of all items on offer, in any order, including items that
-    nobody has rated. None: the items of X.
+    The public catalogue: the ids of all items on offer, in any order, including items
+    without ratings. None: the items of X.
 """,
     "federated items": """
 items : array-like of shape (n_items,), default={default}
-    The public catalogue: the ids of all items on offer, in any order, including items that
-    nobody has rated. None: the items of X, which is refused under differential privacy,
-    because it reveals whose data is in X.
+    The public catalogue: the ids of all items on offer, in any order, including items
+    without ratings. None: the items of X, which is an error under differential privacy,
+    because it reveals whose data are in X.
 """,
     "client_fraction": """
 client_fraction : float in (0, 1], default={default}
-    Share of the clients that are chosen for each round, at least one client. Users whose
-    clients were never chosen are personalised when you ask for them, or all at once when you
-    read an attribute by user such as ``user_factors_``.
+    Share of the clients that are chosen for each round, at least one client. If a client was
+    never chosen, the vectors of its users are computed when they are first needed, or when you
+    read a per-user attribute such as ``user_factors_``.
 """,
     "early_stopping": """
 early_stopping : bool, default={default}
@@ -68,7 +68,7 @@ validation_fraction : float in (0, 1), default={default}
 n_iter_no_change : int, default={default}
     Number of rounds without improvement after which early stopping ends the fit. If only a
     share of the clients takes part in a round, it is the number of passes over all clients, and
-    models are judged by the mean loss of a pass.
+    models are compared by the mean loss of a pass.
 """,
     "tol": """
 tol : float, default={default}
@@ -91,7 +91,7 @@ random_state : int, RandomState instance or None, default={default}
 """,
     "federation": """
 federation : Federation or None, default={default}
-    The setting: which clients drop out, and how uploads are protected, compressed, aggregated
+    Which clients drop out, and how uploads are protected, compressed, aggregated
     or attacked. None means ``Federation()``: no dropout, attacks or protections.
 """,
     # ------------------------------------------------------------------------- attributes

@@ -33,7 +33,7 @@ def table(caption, head, rows, *, notes=(), total=False):
     notes : iterable of str
         Lines below the table.
     total : bool
-        Whether the last row is a total, which a line parts from the others.
+        Whether the last row is a total, separated from the others by a line.
 
     Returns
     -------

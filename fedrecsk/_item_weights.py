@@ -1,4 +1,4 @@
-"""Ranking by weights between items: a user's scores are the rows of its own items, added up.
+"""Ranking by weights between items: a user's scores are the sum of the rows of its own items.
 
 What EASE and FedEASE share, and the sums over users of pairs of items that others start from.
 """
@@ -49,7 +49,7 @@ def _arrays(matrix):
 
 
 def liked(rows):
-    """Interactions or a block with the rows of y > 0 alone; users and items all stay."""
+    """Interactions or a block with only the rows of y > 0, and with all users and items."""
     mask = rows.values > 0
     if mask.all():
         return rows
@@ -80,7 +80,7 @@ def n_pairs(n_items):
 
 
 def n_items_of(triangle):
-    """The number of items that have so many pairs."""
+    """The number of items whose pairs fill a triangle."""
     return (np.sqrt(8 * len(triangle) + 1).astype(int) - 1) // 2
 
 
@@ -112,7 +112,7 @@ def regularized_inverse(triangle, n_items, reg):
     # LAPACK's arrays are by column, and the matrix is symmetric.
     factor, info = lapack.dpotrf(matrix.T, lower=1)
     if info:
-        # No sum of x x': what some clients have sent is not what they should.
+        # Not a sum of x x': some clients have sent wrong numbers.
         return np.linalg.inv(matrix)
     inverse, _ = lapack.dpotri(factor, lower=1, overwrite_c=1)
     inverse = inverse.T

@@ -1,6 +1,6 @@
-"""Warnings about tables that are probably not what they are meant to be.
+"""Warnings about tables that probably contain a mistake.
 
-Each test is made so that it stays silent on tables that are as they should be.
+The tests are strict enough not to warn about correct tables.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _N_ROWS = 1000
 
 
 def warn_about_columns(X: Any) -> None:
-    """Warn if the names of the columns of X, or its values, say that it is no table of users and
+    """Warn if the column names or the values of X suggest that it is not a table of users and
     items.
 
     Parameters
@@ -117,7 +117,7 @@ def warn_about_fractions(ids: np.ndarray, name: str) -> None:
 
 
 def warn_about_missing(ids: np.ndarray, name: str) -> None:
-    """Warn about strings that are what becomes of missing values when they are made strings.
+    """Warn about strings that missing values become when they are converted to strings.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def warn_about_missing(ids: np.ndarray, name: str) -> None:
     found = [text for text in _MISSING if (ids == text).any()]
     if found:
         warn(
-            f"{name} include {found[0]!r}, which is what .astype(str) makes of a missing value. It "
+            f"{name} include {found[0]!r}, into which .astype(str) turns a missing value. It "
             "counts as an id like any other; if it stands for a missing id, drop its rows first."
         )
 
@@ -139,7 +139,7 @@ def warn_about_missing(ids: np.ndarray, name: str) -> None:
 def warn_about_unknown_pairs(
     users: np.ndarray, items: np.ndarray, codes: tuple[np.ndarray, ...], known: tuple[Ids, Ids]
 ) -> None:
-    """Warn if all users and items are unknown, and known when the columns are swapped.
+    """Warn if all users and items are unknown, but would be known if the columns were swapped.
 
     Parameters
     ----------

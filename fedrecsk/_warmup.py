@@ -17,7 +17,7 @@ from fedrecsk.metrics import catalogue_ndcg
 from fedrecsk.privacy import LaplaceMechanism
 
 METHODS = [name for name in fedrecsk.__all__ if hasattr(getattr(fedrecsk, name), "fit")]
-# Settings that need other code than the default.
+# Federations that need other compiled code than the default one.
 SETTINGS = [
     {"early_stopping": True},
     {"federation": Federation(aggregator=NormClipping())},

@@ -153,7 +153,7 @@ class _Uploads(Sequence):
 
 
 def _checked(rule, sums, forms):
-    """What a user's `combine` has returned; raise a ValueError if it is not what it should be."""
+    """Check what a user's `combine` has returned, and raise a ValueError if it is wrong."""
     if not isinstance(sums, dict) or sums.keys() != forms.keys():
         found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__
         raise ValueError(
@@ -290,8 +290,8 @@ class _Comparison(_InBlocks):
         holders = np.bincount(pairs % data.n_items, minlength=data.n_items)
         if np.median(2 * holders[data.items]) < data.n_clients:
             raise ValueError(
-                f"{type(self).__name__} compares clients number by number, but most rows of X are "
-                f"of items that fewer than half of the {data.n_clients} clients hold, so it would "
+                f"{type(self).__name__} compares clients number by number, but most rows of X have "
+                f"items that fewer than half of the {data.n_clients} clients hold, so it would "
                 "mostly compare zeros. Group the users into silos by fit(..., clients=...), or "
                 "use NormClipping."
             )
@@ -448,7 +448,7 @@ def _products(batches):
 
 
 def _forms(batches):
-    """Forms of the fields that hold what was learned."""
+    """Forms of the learned fields."""
     return {name: batches[0].forms[name] for name in batches[0].changes}
 
 

@@ -591,7 +591,7 @@ def encode(
     ------
     ValueError
         If a user has rows on two clients, no row has a positive weight, an item is not in
-        `item_ids` and must be, or ids are bad.
+        `item_ids` (unless `drop_other_items`), or ids are invalid.
     TypeError
         If an id is neither a string nor a number.
 
@@ -665,7 +665,7 @@ def _coded_columns(X):
 
 
 def _in_catalogue(values, codes, item_ids, absent):
-    """The catalogue, and each row's item in it: -1 for absent rows and others' items."""
+    """The catalogue, and each row's item in it: -1 for absent rows and other items."""
     if absent is not None:
         codes = np.where(absent, -1, codes)
         used = np.bincount(codes[~absent], minlength=len(values)) > 0

@@ -55,12 +55,12 @@ class Form:
     rows : {"all", "held", "chosen"}, default="all"
         Rows that a client sends. "all": all rows. "held": the rows of the items that it holds,
         which the server knows from the set-up. "chosen": rows that the client chooses; it sends
-        their numbers, too.
+        their indices, too.
     dtype : str or None, default=None
         Data type in the message. None: the federation's `wire_dtype`.
     learned : bool, default=True
-        Whether the field holds what was learned. Counts and weights are not: attacks do not
-        forge them, compressors do not shorten them, and aggregators do not clip them.
+        Whether the numbers of the field are learned. Counts and weights are not: attacks do not
+        forge them, compressors do not compress them, and aggregators do not clip them.
     compressible : bool, default=True
         Whether the field may be compressed if it is a matrix of real numbers.
     clip : float or None, default=None
@@ -107,14 +107,14 @@ class Form:
         return self._rows_sent(n_rows) * (self.width if n_columns is None else n_columns)
 
     def nbytes(self, wire_dtype: str, n_rows: ArrayLike, n_columns: ArrayLike | None = None) -> Any:
-        """Bytes of the field with the numbers of chosen rows; has the shape of `n_rows`."""
+        """Bytes of the field with the indices of chosen rows; has the shape of `n_rows`."""
         numbers = np.asarray(n_rows) * INDEX_BYTES if self.rows == "chosen" else 0
         return self._value_bytes(wire_dtype, n_rows, n_columns) + numbers
 
     def payload_nbytes(
         self, wire_dtype: str, n_rows: ArrayLike, n_columns: ArrayLike | None = None
     ) -> Any:
-        """Bytes of what was learned, as papers count them: without the rows' numbers."""
+        """Bytes of the learned numbers, as papers count them: without the rows' indices."""
         return self._value_bytes(wire_dtype, n_rows, n_columns) * self.learned
 
     def _rows_sent(self, n_rows):
@@ -129,7 +129,7 @@ class Form:
 
 
 class Common:
-    """The change of all rows that are not a client's own. Clients that have it in common share it.
+    """The change of all rows that are not a client's own, shared by all clients that have it.
 
     Parameters
     ----------
@@ -369,7 +369,7 @@ class Ragged(Changes):
 
 
 class Listed(Changes):
-    """Changes stored client by client, for attacks and compressors of users.
+    """Changes stored client by client, for attacks and compressors that users write.
 
     Parameters
     ----------
@@ -475,7 +475,7 @@ class Batch:
         return int(self.accepted.sum())
 
     def upload(self, client: int) -> dict[str, Update]:
-        """What one client has learned: a dict of Update, as attacks and aggregators get it."""
+        """The learned fields of one client: a dict of Update, as attacks and aggregators get it."""
         return {name: changes.update(client) for name, changes in self.changes.items()}
 
     def all_fields(self, client: int) -> dict[str, Update]:

@@ -110,7 +110,7 @@ def test_a_fit_that_diverges_names_the_culprit(model, fit, message, ratings):
     "model", [FedRec(init_range=1e9), ImplicitLMF(learning_rate=1e5, n_iterations=5)]
 )
 def test_scores_that_explode_are_reported(model, ratings):
-    with pytest.warns(UserWarning, match=r"has exploded: scores .* nearer to the default"):
+    with pytest.warns(UserWarning, match=r"has exploded: scores .* closer to the default"):
         clone(model).set_params(random_state=0).fit(*ratings)
 
 

@@ -1,4 +1,4 @@
-"""Compiled kernels: plain arrays in, plain arrays out, no policy.
+"""Compiled kernels: functions of plain arrays.
 
 Submodules load when first touched, because importing numba takes longer than the rest of
 the package. Write ``from fedrecsk import _kernels`` and then ``_kernels.scores.pairs(...)``.
@@ -47,7 +47,7 @@ def seconds_compiling():
 
 
 def cache_path():
-    """The folder in which compiled kernels are kept; None where nothing is kept."""
+    """The folder in which compiled kernels are cached; None if there is no cache."""
     kernel = importlib.import_module(f"{__name__}.scores").pairs
     # Under NUMBA_DISABLE_JIT=1 it is a plain function.
     return kernel._cache.cache_path if hasattr(kernel, "_cache") else None

@@ -1,6 +1,6 @@
 """Least squares of a few dozen unknowns: sums of outer products, and Cholesky's solution.
 
-Matrices of d unknowns are flat, one row of `width` numbers after the other, of which the upper
+Matrices of d unknowns are flat, one row of `width` numbers after the other. Only the upper
 triangle counts; numbers beyond the unknowns are zero.
 """
 

@@ -1,6 +1,6 @@
 """RFRec's steps of descent on rows; see :mod:`~fedrecsk._kernels._lanes`.
 
-They are part of their callers, of which each calls them once or twice.
+They are inlined in their callers, each of which calls them once or twice.
 """
 
 import numpy as np

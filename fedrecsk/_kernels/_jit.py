@@ -113,7 +113,7 @@ class _Cache(FunctionCache):
     def load_overload(self, sig, target_context):
         # Running needs numba's runtime only; compiling would also load what it knows of Python.
         rtsys.initialize(target_context)
-        # Truncated, unreadable, or of classes that have moved since: compile anew.
+        # Truncated, unreadable, or of classes that have moved since: recompile.
         with suppress(Exception):
             return self._load_overload(sig, target_context)
         return None
@@ -137,7 +137,7 @@ def _cache_of(function):
     try:
         return _Cache(function)
     except (OSError, RuntimeError):
-        # The former of modules that are no files of their own, such as those of a zip file.
+        # The package's folder is also missing for modules inside a zip file.
         _warn_of_no_cache("Neither the package's folder nor your home can be written")
         return NullCache()
 
@@ -170,7 +170,7 @@ def _imported(module, found):
     return found
 
 
-# --------------------------------------------------------------- a word to who is waiting
+# ------------------------------------------------------------ a message while it compiles
 
 
 class Stopwatch(event.Listener):

@@ -32,7 +32,7 @@ def word(number):
 
 
 class Lanes:
-    """So many lanes of one type in a builder."""
+    """A number of lanes of one type in a builder."""
 
     def __init__(self, builder, lane, n):
         self.builder, self.lane, self.n = builder, lane, n
@@ -53,7 +53,7 @@ class Lanes:
         return self.builder.bitcast(self.builder.gep(row, [f]), vector.as_pointer())
 
     def fetch(self, row, f):
-        """Ask memory for number f of a row, which will be needed soon."""
+        """Prefetch number f of a row, which will be needed soon."""
         byte = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
         declared = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")

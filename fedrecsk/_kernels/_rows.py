@@ -1,4 +1,4 @@
-"""Operations on rows, of which the first n numbers count; see :mod:`~fedrecsk._kernels._lanes`."""
+"""Operations on the first n numbers of rows; see :mod:`~fedrecsk._kernels._lanes`."""
 
 import numpy as np
 from llvmlite import ir
@@ -84,7 +84,7 @@ def is_finite_row(_, x, k, n):
     def build(builder, x, n):
         lane = x.type.pointee
         bits, exponent = (32, 0x7F800000) if lane == ir.FloatType() else (64, 0x7FF << 52)
-        # A number is broken whose exponent is all ones.
+        # A number is NaN or infinite if all bits of its exponent are 1.
         broken, total = [], ir.IntType(bits)(0)
         for lanes, f in chunks(builder, n, total.type, broken):
             ones = lanes.constant(exponent)

@@ -82,7 +82,7 @@ def rows(first, last, side, factors, prior, noise, normal, normal_again, out):
     Parameters
     ----------
     factors : (n_others, 1 + d), the other side
-    normal, normal_again : (n_rows, 1 + d) standard normal draws, of which a row is made
+    normal, normal_again : (n_rows, 1 + d) standard normal draws, from which rows are computed
     """
     size = normal.shape[1]
     longest = 0

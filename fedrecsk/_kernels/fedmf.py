@@ -31,7 +31,7 @@ from fedrecsk._kernels._rows import (
 )
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-# Items of a page, of which is noted whether anything in it was visited: 2**6.
+# Number of items of a page: 2**6. For each page it is noted whether any item was visited.
 PAGE_BITS = 6
 
 
@@ -505,7 +505,7 @@ def visit_each(
 def fit_users(start, stop, layout, feedback, whom, seed, config, broadcast, work, users):
     """Local epochs with frozen items for the users in ``whom[start:stop]``.
 
-    Negatives are drawn anew in every epoch. All users draw from the same stream, so that a
+    Negatives are redrawn in every epoch. All users draw from the same stream, so that a
     user's vector depends on nothing but its own ratings. `work` is of :func:`scratch_of_users`.
     """
     for place in range(start, stop):

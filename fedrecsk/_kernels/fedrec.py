@@ -144,7 +144,7 @@ def list_examples(start, stop, ratings, n_items, whom, seeds, stream, examples):
     Writes all of these users' examples. A user has as many virtual items as ``examples.indptr``
     leaves room for. Every set of items that it has not rated is equally likely. Their ratings are
     its mean, and their weights are those of its ratings, taken in turn, so that weights do not
-    tell which items are virtual.
+    say which items are virtual.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ def measure(user_codes, u, item_words, start, n, near):
         for p in range(user_codes.shape[1]):
             plane = user_codes[u, p, w]
             for j in range(n):
-                # Unsigned, so that nobody looks whether it is negative.
+                # Unsigned, so that its sign is not checked.
                 word = item_words[w, np.uint64(start + j)]
                 near[j] += np.int32(popcount(plane ^ word)) << np.int32(p)
 

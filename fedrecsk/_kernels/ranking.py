@@ -19,7 +19,7 @@ def places(scores, starts, indptr, chosen, depth, ahead, tied):
     starts : (n_rankings + 1,), scores of each ranking
     indptr : (n_rankings + 1,), chosen candidates of each ranking
     chosen : (n_chosen,), position within the ranking, -1 for an item that is no candidate
-    depth : int, places below this one are not told apart
+    depth : int, places below this one are not distinguished
     ahead : (n_chosen,) int64, receives how many score higher; `depth` or more for a
         candidate that has so many ahead or is out of the ranking
     tied : (n_chosen,) int64, receives how many score the same, itself included

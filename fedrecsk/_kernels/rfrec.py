@@ -82,7 +82,7 @@ class Scratch(NamedTuple):
 
     slopes : (room(longest),), derivatives of a user's errors by their scores
     user : (2, width), what a user multiplies items with; its gradient
-    nowhere : (1, width) float64, sums that nobody reads
+    nowhere : (1, width) float64, sums that are not read
     items : (most, width), gradients of a client's items but for what follows
     own : (most, 2), factors of the items themselves in their gradients: of all columns; of column 0
     """

@@ -8,7 +8,7 @@ from fedrecsk._kernels._jit import part
 
 
 class Layout(NamedTuple):
-    """Whose users and items are whose.
+    """Which users and items belong to which client.
 
     Attributes
     ----------

@@ -18,7 +18,7 @@ def split(text, separator, place, longest, begins, ends):
         Whole lines: the last byte is a line's end.
     separator : ndarray of shape (n_bytes_of_it,), dtype uint8
     place : ndarray of shape (width,), dtype int64
-        The row of `begins` and `ends` for each field of a line; -1 for fields that nobody needs.
+        The row of `begins` and `ends` for each field of a line; -1 for fields that are not needed.
     longest : int
         Longer lines are odd.
     begins, ends : ndarray of shape (n_fields, n_lines), dtype int32

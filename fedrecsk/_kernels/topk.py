@@ -281,7 +281,7 @@ def add(indptr, rows, values, origin, change, common, cut, size_cut, place_cut, 
 
 @kernel
 def add_common(change, ranks, cut, weights, sums):
-    """Add the common numbers that clients keep, as if nobody had own rows."""
+    """Add the common numbers that clients keep, as if no client had own rows."""
     kept_by = np.zeros(change.size + 1)
     for c in range(len(cut)):
         kept_by[cut[c]] += weights[c]

@@ -2,7 +2,7 @@
 
 What the kernels share:
 
-    layout : shared.Layout, whose users and items are whose
+    layout : shared.Layout, the users and items of each client
     feedback : Feedback, how much each rating says
     active : (n_clients,) bool, clients that update
     broadcast : Broadcast, what they have received
@@ -180,7 +180,7 @@ def workspace(layout, users, row_sizes=None):
 def local_als_of_one(layout, feedback, active, broadcast, problem, n_steps, work, users, out):
     """:func:`local_als` of clients with one user, in the full form and one epoch.
 
-    All that such a client sends is made of its user's vector, so that its own items need not
+    All that such a client sends follows from its user's vector, so that its own items need not
     be written down.
     """
     real = users.dtype.type
@@ -599,7 +599,7 @@ def send(c, layout, rows, matrix, full, out):
 
 @part
 def send_of_one(c, layout, feedback, users, tie, share, work, out):
-    """:func:`send` for a client with one user in the full form, of whom work.left has the items.
+    """:func:`send` for a client with one user in the full form; work.left has its items.
 
     Its rows are multiples of p, and F = mu (tie I + p p')^-1 with share = mu / tie.
     """

@@ -1,4 +1,4 @@
-"""How much of the clients' data a server has inferred, and how much blind guesses would reach."""
+"""How much of the clients' data a server has inferred, and how much guessing would."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Guess(NamedTuple):
     vector : ndarray or None
         The user's private vector.
     items : ndarray of shape (n_guessed,)
-        Codes of the items that it takes for the user's own.
+        Codes of the items that it believes to be the user's own.
     values : ndarray of shape (n_guessed,) or None
         Ratings of these items.
     """

@@ -7,7 +7,7 @@ import numpy as np
 from fedrecsk.attacks._guesses import Guess, direction_of, sent_rows
 from fedrecsk.attacks._inversion_wmf import wmf
 
-# How far numbers of float32 may be from what they would be exactly.
+# Tolerated relative rounding error of float32 numbers.
 ROUNDING = 1e-3
 
 
@@ -50,7 +50,7 @@ def explicit_fcf(model, message, upload, n_items):
     if model.biases:
         errors, received_bias = rows[:, 0], received[:, 0].copy()
         vector = errors @ rows / max(errors @ errors, 1e-300)
-        # Where the penalty and the errors are in balance.
+        # The length at which the penalty and the errors are in balance.
         vector[0] = -errors.sum() / model.reg_bias
         received[:, 0] = 1
         return Guess(vector, items, level + received_bias + received @ vector - errors)

@@ -12,7 +12,7 @@ def fedeb(model, message, upload, n_items):
 
     ``alpha_u`` follows from n_u and ``alpha_u / alpha E``; it turns the rows of b_i into residuals;
     at the posterior mean these and ``Lambda (phi - m_u)`` balance, which gives phi; and residuals
-    and phi give the ratings. Ratings are taken to weigh alike, n_u divided by the number of rows.
+    and phi give the ratings. All ratings are assumed to have the same weight, n_u / n_rows.
     """
     rows, items = sent_rows(upload["items"], n_items)
     n = max(len(items), 1)

@@ -17,7 +17,7 @@ REWEIGHTINGS = 60
 def fedrec(model, message, upload, n_items):
     """Rows are multiples of (1, p_u), or p_u, and virtual ratings are linear in the items.
 
-    They are all equal, or scores w . (1, b_i, q_i) with the same w: what most ratings agree on.
+    They are all equal, or scores w . (1, b_i, q_i) with the same w, which fits most of the rows.
     Assumes weights of 1, and ratings one apart.
     """
     items = message["item_vectors"].values.astype(np.float64)
@@ -30,7 +30,7 @@ def fedrec(model, message, upload, n_items):
     slopes = rows[:, 0]
     vector = slopes @ rows[:, 1:] / max(slopes @ slopes, 1e-300)
     low, high, level = message["scale"].values
-    # What is left of a rating without the user's bias.
+    # Ratings without the user's bias.
     shown = level + received[:, 0] + received[:, 1:] @ vector - slopes
     rated = ~_virtual(model, shown, received)
     unit = (high - low) / 4

@@ -28,7 +28,7 @@ NOTHING = Guess(None, np.empty(0, dtype=np.int64))
 
 @dataclass(frozen=True, repr=False)
 class LeakReport:
-    """What a server can infer about clients from their uploads, and what blind guesses reach.
+    """What a server can infer about clients from their uploads, and what guessing reaches.
 
     Attributes
     ----------
@@ -51,12 +51,12 @@ class LeakReport:
         The same share for triples with the rating, if the method sees ratings; otherwise equal
         to `interactions`.
     chance : dict of {str: float}
-        For each of these four shares, what the best guess reaches that reads no upload and is
-        the same for every client. Pairs: the set of items with the highest share if it is
+        For each of these four shares, what the best guess reaches without reading an upload, if
+        it is the same for every client. Pairs: the set of items with the highest share if it is
         claimed for all clients. Triples: likewise, each item with its most common rating.
-        Vectors and directions: the attacked client's whose vector fits most others. Such a guess
-        knows more about the population than a server does, so a share that is not larger is no
-        evidence of a leak.
+        Vectors and directions: the vector of the attacked client that fits most others. Such a
+        guess uses more knowledge of all clients than a server has, so a share that is not larger
+        is no evidence of a leak.
     """
 
     method: str
@@ -91,9 +91,9 @@ def measure_leak(
 
     The estimator is fitted for one or more rounds with all clients in every round, and without
     dropout, compression and aggregator; each client has one user. The server knows its own
-    messages and the method's hyperparameters, and inverts each client's uploads. Under
-    ``local_dp`` the uploads are noisy; under ``secure_aggregation`` the server only receives
-    their sum, and takes the mean for each client's upload.
+    messages and the method's hyperparameters, and inverts each client's uploads. With
+    ``local_dp`` the uploads are noisy; with ``secure_aggregation`` the server only receives
+    their sum, and uses the mean in place of each client's upload.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ class FoldIn:
         """Add new users, or update known ones, without retraining.
 
         Each user's private parameters are computed from its own interactions and the fitted item
-        parameters, as its own device would do it. Nothing is uploaded, and the parameters of
+        parameters, as on its own device. Nothing is uploaded, and the parameters of
         other users do not change.
 
         Parameters
@@ -81,17 +81,17 @@ class FoldIn:
         if known.any() and not replace:
             raise ValueError(
                 f"User {users[known.argmax()]!s} is already known; give its whole history with "
-                "replace=True to compute it anew, or drop its rows."
+                "replace=True to recompute it, or drop its rows."
             )
         data = self._read(X, y, clients, sample_weight, reset=False, item_ids=self._items)
         lost = ~np.isin(users, data.user_ids.values) & (known | (data.n_users == 0))
         if lost.any():
             raise ValueError(
-                f"There is nothing to learn from about {named('user', users[lost])}: no row has "
+                f"There is nothing to learn about {named('user', users[lost])}: no row has "
                 "an item that the model knows and a weight above zero, only "
                 f"{named('item', items[lost])}. Give item ids as fit saw them, such as "
-                f"{self.item_ids_[0]!s}, or leave these rows out: predict and recommend serve "
-                "unknown users too, and known ones as before."
+                f"{self.item_ids_[0]!s}, or leave these rows out: predict and recommend work for "
+                "unknown users too, and for known ones as before."
             )
         # Known users keep their place and new ones follow.
         places = self._users.codes(data.user_ids.values)

@@ -82,7 +82,8 @@ class RankingMixin:
         """NDCG@10 over the full catalogue, `item_ids_`.
 
         For each user of X, all items are ranked except those that the user had in fit; items of
-        X are always ranked. Ties count in expectation, and unknown items as never found.
+        X are always ranked. Tied items count with the expectation over a random order, and
+        unknown items as never found.
 
         Parameters
         ----------
@@ -108,7 +109,7 @@ class RankingMixin:
 
 
 def check_likes(data: Interactions) -> None:
-    """Raise if nobody likes anything.
+    """Raise if there are no positives.
 
     Parameters
     ----------
@@ -122,5 +123,5 @@ def check_likes(data: Interactions) -> None:
     if not (data.values > 0).any():
         raise ValueError(
             "No row of X has y > 0, so there are no positives. Pass y=None to count every row, "
-            "or shift y so that what is liked is above 0."
+            "or shift y so that positives are above 0."
         )

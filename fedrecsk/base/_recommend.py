@@ -113,7 +113,7 @@ class Recommends:
         -----
         For unknown users, items are ranked by item biases or by the mean user's vector, if the
         model has these. Otherwise all items have the same score, and the list is the beginning of
-        `item_ids_`. Better pass the users' ratings as `interactions` or to `fold_in`. For users
+        `item_ids_`. Instead, pass the users' ratings as `interactions` or to `fold_in`. For users
         without any ratings, use :class:`~fedrecsk.Popularity`.
 
         Examples
@@ -168,7 +168,7 @@ class Recommends:
             n_best,
             self.item_ids_.itemsize,
             f"{n_best} recommendations for each of {len(codes)} users",
-            "Ask for fewer recommendations, or for a part of the users at a time.",
+            "Lower n_recommendations, or pass a part of the users at a time.",
         )
         best = np.empty((len(codes), n_best), dtype=np.int64)
         scores = np.empty(best.shape)

@@ -115,8 +115,8 @@ class Recommender(
         if lost:
             raise TypeError(
                 f"{cls.__name__} annotates {lost[0]!r}, which did not become a parameter. Decorate "
-                f"{cls.__name__} with @dataclass(eq=False, repr=False); annotate what is no "
-                "parameter with ClassVar, or not at all."
+                f"{cls.__name__} with @dataclass(eq=False, repr=False); annotate names that are "
+                "not parameters with ClassVar, or not at all."
             )
         odd = [name for name in names if name.startswith("_") or name.endswith("_")]
         if odd:
@@ -259,9 +259,9 @@ class Recommender(
     ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Estimate the rating or preference of (user, item) pairs.
 
-        An unknown user or item adds nothing to the score, which is then the bias of the other plus
-        the global mean. Without biases it is the same number for all; see the Notes of
-        `recommend`.
+        An unknown user or item adds nothing to the score. For an unknown user this leaves the
+        item's bias plus the global mean, and vice versa. Without biases it is the same number for
+        all; see the Notes of `recommend`.
 
         Parameters
         ----------

@@ -125,7 +125,7 @@ class Similarity:
         """Find the users that are most similar to given ones. In simulations only.
 
         The similarity of two users is the cosine of their vectors, `user_factors_`. In a
-        deployment each of these vectors stays on its user's client, so that nobody can compare
+        deployment each of these vectors stays on its user's client, so that no party can compare
         them; only FedFast's server knows them. In a simulation all are in one place.
 
         Parameters
@@ -192,7 +192,7 @@ def _check_request(n, as_frame, caller):
 
 
 def _known(ids, asked, role, cure):
-    """Ids that were asked for as an array, and their codes."""
+    """The given ids as an array, and their codes."""
     asked = id_array(asked, f"{role}s")
     codes = ids.codes(asked) if len(asked) else np.empty(0, dtype=np.int64)
     unknown = asked[codes < 0]
@@ -233,7 +233,7 @@ def _nearest(likeness, codes, n, ids, what):
         n_nearest,
         ids.values.itemsize,
         f"{n_nearest} similar {what} for each of {len(codes)} {what}",
-        f"Lower n, or ask for a part of the {what} at a time.",
+        f"Lower n, or pass a part of the {what} at a time.",
     )
     nearest = np.empty((len(codes), n_nearest), dtype=np.int64)
     scores = np.empty(nearest.shape)

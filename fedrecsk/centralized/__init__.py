@@ -1,4 +1,4 @@
-"""The same contract without clients: comparators and centralised references."""
+"""Centralised models with the same interface: baselines, and models to compare with."""
 
 from fedrecsk.centralized.bayesian_svdpp import BayesianSVDpp
 from fedrecsk.centralized.bias_only import BiasOnly

@@ -176,7 +176,7 @@ class GradientDescent(RatingMixin, Recommender):
         }
         for name, value in self._parameters(rows, state).items():
             factor = np.sqrt(scale) if name.endswith("factors_") else scale
-            # A new array, so that whoever writes into the model changes no running fit.
+            # A new array, so that writing into the model does not change a running fit.
             value = (value * factor).astype(value.dtype)
             fitted[name] = value[rows.rank_of_user] if name.startswith("user_") else value
         return fitted
@@ -187,7 +187,7 @@ class GradientDescent(RatingMixin, Recommender):
 
 @dataclass(eq=False)
 class Run:
-    """A fit in progress: all that warm_start needs to go on exactly where it ended."""
+    """A fit in progress: all that warm_start needs to continue exactly where it ended."""
 
     key: Key
     fingerprint: bytes | None
@@ -216,7 +216,7 @@ class Run:
 
 
 class Rows(NamedTuple):
-    """Ratings with users in the order of their ids, whatever clients they live on.
+    """Ratings with users in the order of their ids, whichever clients they belong to.
 
     Attributes
     ----------

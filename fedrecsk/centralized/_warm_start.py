@@ -1,4 +1,4 @@
-"""What a fit must find unchanged to go on where the last one ended."""
+"""What must be unchanged for a fit to continue where the last one ended."""
 
 
 def resumed(estimator, data, total):
@@ -11,7 +11,7 @@ def resumed(estimator, data, total):
         `parameters` and how much has been done, under the name `total`.
     data : Interactions
     total : str
-        Name of the parameter that says how much is to be done in all: "n_epochs".
+        Name of the parameter with the total number of steps, such as "n_epochs".
 
     Raises
     ------
@@ -47,7 +47,7 @@ def resumed(estimator, data, total):
 def parameters_of_a_run(estimator, total):
     """The parameters that must not change between the steps of one run.
 
-    The fingerprint of the data tells whether `items` has.
+    `items` is part of the fingerprint of the data.
     """
     free = {"items", total, "warm_start", "n_iter_no_change", "tol", "n_jobs"}
     return {k: v for k, v in estimator.get_params(deep=False).items() if k not in free}

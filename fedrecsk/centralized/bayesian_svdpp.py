@@ -41,8 +41,8 @@ class BayesianSVDpp(RatingMixin, Recommender):
         (b_i, q_i) ~ N(f_i, 1 / rho),    f ~ GP(0, K / psi)
 
     R_u are the items that the user has rated, w_ui is `sample_weight`, tau_u says how
-    predictable a user is, and K_ij says how many users have rated both i and j, so that items
-    with the same audience are thought to be alike. Nothing has to be tuned: a Gibbs sampler
+    predictable a user is, and K_ij measures how many users have rated both i and j, so that items
+    with the same audience are expected to be alike. Nothing has to be tuned: a Gibbs sampler
     draws all unknowns in turn, strengths of regularisation included, and predictions are
     averaged over the draws.
 
@@ -51,23 +51,23 @@ class BayesianSVDpp(RatingMixin, Recommender):
     n_factors : int, default=20
         Length of p_u, q_i and y_j (d).
     n_samples : int, default=50
-        Draws to keep (S), in total where `warm_start` continues a fit. The fitted model holds
+        Number of draws to keep (S), in total if `warm_start` continues a fit. The model holds
         ``4 S (d + 1) (n_users + 2 n_items)`` bytes, twice that while fit ends.
     n_burn_in : int, default=40
-        Sweeps before the first draw that counts.
+        Number of sweeps before the first draw that is kept.
     thinning : int, default=4
-        Sweeps for each draw kept.
+        Number of sweeps per kept draw.
     kernel_rank : int, default=128
         Number of K's leading eigenvectors to which f is confined; 0 for f = 0.
     noise_df : float or None, default=10.0
         Degrees of freedom nu of the prior tau_u ~ Gamma(nu / 2, rate nu / 2). The larger it
-        is, the more alike are users; None for tau_u = 1.
+        is, the more alike the users are; None for tau_u = 1.
     warm_start : bool, default=False
-        Continue the last fit to `n_samples` samples in all, exactly as if it had never
-        stopped.
+        Whether `fit` continues the last fit to `n_samples` samples in total, exactly as if it had
+        never stopped.
     {n_jobs}
     random_state : int, RandomState instance or None, default=None
-        Seeds all draws.
+        Seed of all draws.
     {items}
 
     Attributes
@@ -87,8 +87,8 @@ class BayesianSVDpp(RatingMixin, Recommender):
     item_bias_samples_ : ndarray of shape (n_items, n_samples_), dtype float32
         b_i of each sample.
     user_noise_variance_ : ndarray of shape (n_users,), dtype float32
-        Posterior mean of 1 / (alpha tau_u): what a user's rating of weight 1 deviates from
-        what even the true model would predict, in squared ratings.
+        Posterior mean of 1 / (alpha tau_u): the variance of a user's rating of weight 1 around the
+        true model's prediction, in squared ratings.
     global_bias_ : float
         Weighted mean of the ratings (mu).
     rating_range_ : tuple of float
@@ -106,8 +106,8 @@ class BayesianSVDpp(RatingMixin, Recommender):
     Raises
     ------
     ValueError
-        By fit: if the samples would take more than 8 GiB; if a warm start meets other data or
-        parameters.
+        By fit: if the samples would take more than 8 GiB; if data or parameters have changed
+        before a warm start.
 
     See Also
     --------
@@ -139,8 +139,8 @@ class BayesianSVDpp(RatingMixin, Recommender):
 
     An unknown user or item adds nothing, and neither does an item of `items` without ratings,
     also where it is in R_u of a new user. `fold_in` draws b_u, p_u and tau_u of new users given
-    the items of each sample, with draws that are the same for all of them: what a newcomer
-    gets depends on its own rows and `random_state` alone.
+    the items of each sample, with draws that are the same for all of them: the result for a new
+    user depends only on its own rows and `random_state`.
 
     References
     ----------
@@ -335,7 +335,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
         for s, alpha in enumerate(self._noise_precision):
             key = self._key.at(s)
             items, prior = self._given(s, data)
-            # All newcomers have the same numbers, so that nobody's depend on who else is new.
+            # All new users have the same numbers, so that none depends on which others are new.
             normal = np.tile(key.generator("newcomers").standard_normal(size), (n, 1))
             again = opposite_normals("samples of newcomers", self._key, s, size)
             squares, P = _gibbs.draw_side(
@@ -412,7 +412,7 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class Run:
-    """A fit in progress: all that warm_start needs to go on exactly where it ended."""
+    """A fit in progress: all that warm_start needs to continue exactly where it ended."""
 
     key: Key
     fingerprint: bytes | None

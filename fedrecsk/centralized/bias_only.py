@@ -18,7 +18,7 @@ from fedrecsk.base import RatingMixin, Recommender
 class BiasOnly(RatingMixin, Recommender):
     """Global mean plus shrunken user and item biases: r_ui = mu + b_u + b_i.
 
-    The baseline that a rating model must beat: it knows levels but no tastes. Fitted by
+    The baseline that a rating model must beat: it has no personal tastes. Fitted by
     alternating regularised least squares on the sum of squared errors plus
     ``reg_user * b_u^2`` for each user and ``reg_item * b_i^2`` for each item.
 

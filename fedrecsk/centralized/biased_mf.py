@@ -43,20 +43,20 @@ class BiasedMF(GradientDescent):
     n_factors : int, default=20
         Length of p_u and q_i (f).
     n_epochs : int, default=60
-        Number of passes over the ratings, in total where `warm_start` continues a fit.
+        Number of passes over the ratings, in total if `warm_start` continues a fit.
     learning_rate : float, default=0.02
-        Of the first epoch, for a rating of mean weight (gamma).
+        Learning rate of the first epoch, for a rating of mean weight (gamma).
     learning_rate_decay : float, default=0.96
         Factor on the learning rate after each epoch.
     reg : float, default=0.05
         Weight of |p_u|^2 and |q_i|^2 for each rating of the user or item (lambda).
     shrinkage : float, default=3.0
-        Their weight once for each user and item, in ratings: what keeps the vectors of those
-        with few ratings short.
+        Further weight once per user and item, in ratings. It keeps the vectors of those with few
+        ratings short.
     reg_bias : float, default=0.01
-        As `reg`, of the biases.
+        As `reg`, for the biases.
     shrinkage_bias : float, default=5.0
-        As `shrinkage`, of the biases.
+        As `shrinkage`, for the biases.
     init_std : float, default=0.03
         Standard deviation of the first vectors.
     early_stopping : bool, default=False
@@ -67,12 +67,12 @@ class BiasedMF(GradientDescent):
     n_iter_no_change : int, default=10
         Number of epochs without progress after which to stop.
     tol : float, default=1e-4
-        Least decrease of the mean squared error that is progress, in squared ratings.
+        Smallest decrease of the mean squared error that is progress, in squared ratings.
     warm_start : bool, default=False
-        Whether to continue the last fit to `n_epochs` epochs in all, exactly as if it had never
+        Whether to continue the last fit to `n_epochs` epochs in total, exactly as if it had never
         stopped.
     random_state : int, RandomState instance or None, default=None
-        Seeds the first vectors, the order of ratings and the rows held out.
+        Seed of the first vectors, the order of ratings and the held-out rows.
     {items}
 
     Attributes
@@ -105,12 +105,12 @@ class BiasedMF(GradientDescent):
     ------
     ValueError
         By fit: if the parameters become infinite or NaN; if no row is left to hold out or to
-        train on; if a warm start meets other data or parameters.
+        train on; if data or parameters have changed before a warm start.
 
     See Also
     --------
     PMF : Without biases.
-    SVDpp : With what was rated as implicit feedback, too.
+    SVDpp : Also learns from which items were rated.
     BiasOnly : Without vectors.
 
     Notes
@@ -118,7 +118,7 @@ class BiasedMF(GradientDescent):
     Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
 
     An unknown user or item adds nothing, and neither does an item of `items` without ratings.
-    `fold_in` solves a new user's b_u and p_u exactly, with the items as they are.
+    `fold_in` solves for a new user's b_u and p_u exactly, with the items fixed.
 
     One thread. Each epoch takes the ratings in the same order: random groups of 64 users, and
     random within. A step of weight w is rate w / (1 + 2 rate w), at most 1/2.
@@ -188,7 +188,7 @@ class BiasedMF(GradientDescent):
         return {"user_bias_": bias, "user_factors_": factors}
 
     def _solve_users(self, data, residuals):
-        """New users' b_u and p_u from what is left of their ratings."""
+        """New users' b_u and p_u from the residuals of their ratings."""
         design = np.column_stack([np.ones(self.n_items_), self.item_factors_])
 
         def prior(weight):

@@ -48,9 +48,9 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
     Attributes
     ----------
     item_weights_ : ndarray of shape (n_items, n_items), dtype float32
-        B: row j is what liking item j adds to the scores of all items.
+        B: row j is added to the scores of all items if a user likes item j.
     user_history_ : csr_array of shape (n_users, n_items), dtype float32
-        X. All that a user's scores need of the user.
+        X. A user's scores depend only on the user's row.
     {user_ids_}
     {item_ids_}
     {n_users_}
@@ -77,8 +77,8 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
     Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
 
     The size of a positive y does not matter; to make it count, pass it as sample_weight. Rows with
-    y <= 0 say no more than their absence, except that `recommend` leaves out their items too.
-    Unknown users and items score 0, and so do items that nobody likes.
+    y <= 0 count as if they were absent, except that `recommend` leaves out their items too.
+    Unknown users and items score 0, and so do items that no user likes.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""The `implicit` library's matrix factorisations under the package's contract.
+"""The `implicit` library's matrix factorisations with this package's interface.
 
 `implicit` is imported when a model is fitted, not before.
 """
@@ -32,9 +32,9 @@ PAIRS_PER_STEP = 16
 
 @dataclass(eq=False, repr=False)
 class ImplicitRecommender(RankingMixin, Recommender):
-    """Base class of the adapters: one fit, and what is done about users nobody knows.
+    """Base class of the adapters: fit, and the scores of unknown users.
 
-    A subclass gives the library's model, what to read off it, and its newcomers.
+    A subclass defines the library's model, its fitted attributes, and those of new users.
     """
 
     n_factors: int = 64
@@ -175,10 +175,10 @@ class ImplicitALS(ImplicitRecommender):
     regularization : float, default=10.0
         Weight of the squared norms (lambda). As a baseline, search it from 1 to 100 together
         with `alpha`. implicit's own default, 0.01, is too small for most data: the model then
-        ranks worse than :class:`Popularity` where users have few rows.
+        ranks worse than :class:`Popularity` if users have few rows.
     alpha : float, default=1.0
-        Confidence of a row with y = 1 and weight 1. The paper's is 1 + its own alpha; at 1
-        what is liked counts no more than what is not.
+        Confidence of a row with y = 1 and weight 1. The paper's is 1 + its own alpha; with 1,
+        liked items count no more than others.
     n_iterations : int, default=15
         Number of sweeps over users, then items (`iterations` in implicit).
     item_bias : bool, default=True
@@ -228,8 +228,8 @@ class ImplicitALS(ImplicitRecommender):
     the target of items that are not liked. So does an unknown item. A user without y > 0, known
     or not, has the mean of the other users' vectors.
 
-    `fold_in` solves a new user's p_u exactly. For somebody who was in fit this is not quite
-    the fitted vector, which the last sweep over items came after.
+    `fold_in` solves for a new user's p_u exactly. For a user who was in fit this is not quite
+    the fitted vector, because items are solved for after users in the last sweep.
 
     References
     ----------
@@ -289,7 +289,7 @@ class ImplicitALS(ImplicitRecommender):
         return attributes
 
     def _biases(self, users, items, likes):
-        """What the scores of each item lack on average, over the users who like something."""
+        """Mean difference of target and score of each item, over the users who like something."""
         n_likes = np.diff(likes.indptr)
         likers, pairs = np.flatnonzero(n_likes), np.repeat(np.arange(len(users)), n_likes)
         liked, extra = likes.indices.astype(np.int64), self.alpha * likes.data.astype(float) - 1
@@ -335,7 +335,7 @@ class ImplicitBPR(ImplicitRecommender):
         Number of epochs, each of as many steps as there are rows with y > 0 (`iterations` in
         implicit).
     verify_negative_samples : bool, default=True
-        Skip the step where user u likes j too.
+        Whether to skip a step if user u likes j too.
     n_jobs : int or None, default=None
         Threads; None means 1, -1 all (`num_threads` in implicit). With more than one the
         steps of different threads race, and fits differ even with the same `random_state`.
@@ -379,9 +379,9 @@ class ImplicitBPR(ImplicitRecommender):
     without y > 0, known or not, has the mean of the other users' vectors. An unknown item
     scores 0.
 
-    `fold_in` takes the steps that fit takes for a user of as many items, with the items held
-    fixed, j drawn by the popularity of fit, and 16 pairs a step instead of one. The result
-    depends on the user's own rows and `random_state` alone.
+    `fold_in` takes as many steps as fit for a user with as many items, with the items
+    fixed, j drawn by the popularity in fit, and 16 pairs per step instead of one. The result
+    depends only on the user's own rows and `random_state`.
 
     References
     ----------
@@ -482,7 +482,7 @@ class ImplicitLMF(ImplicitRecommender):
     n_iterations : int, default=30
         Steps of users, then of items (`iterations` in implicit).
     neg_prop : int, default=30
-        Sampled items a liked one, but implicit 0.7 never samples more than
+        Number of sampled items per liked one, but implicit 0.7 never samples more than
         ``n_factors + 2`` in a step, however many are liked.
     n_jobs : int or None, default=None
         Threads; None means 1, -1 all (`num_threads` in implicit). Every thread samples on its

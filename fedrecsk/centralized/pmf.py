@@ -43,7 +43,7 @@ class PMF(GradientDescent):
     n_factors : int, default=20
         Length of p_u and q_i (the paper's D).
     n_epochs : int, default=60
-        Number of passes over the ratings, in total where `warm_start` continues a fit.
+        Number of passes over the ratings, in total if `warm_start` continues a fit.
     learning_rate : float, default=0.02
         Learning rate of the first epoch, for a rating of mean weight.
     learning_rate_decay : float, default=0.96
@@ -52,15 +52,15 @@ class PMF(GradientDescent):
         Strength of the priors for each rating of the user or item (lambda_U and lambda_V, as
         the paper's authors apply them).
     shrinkage : float, default=3.0
-        Strength of the priors once for each user and item, in ratings: it holds users and items
-        with few ratings near the prior mean.
+        Further strength once per user and item, in ratings. It keeps users and items with few
+        ratings near the prior mean.
     few_ratings : float, default=15.0
         Number of ratings below which users are shrunk more: `shrinkage` of a user with n ratings
         is multiplied by ``few_ratings / n`` if that is more than 1. 0: never.
     prior_mean : float, default=1.0
-        Prior mean of coordinate 0 of users and 1 of items, so that the other side's
-        coordinate can say how high an item or a user is rated. 0: the paper's plain PMF,
-        which learns nothing from small data.
+        Prior mean of coordinate 0 of users and coordinate 1 of items. The same coordinate of the
+        other side then acts as a bias. 0: the paper's plain PMF, which learns nothing from small
+        data.
     center : bool, default=True
         Whether to subtract the global mean mu from ratings. False: mu is 0.
     init_std : float, default=0.03
@@ -73,12 +73,12 @@ class PMF(GradientDescent):
     n_iter_no_change : int, default=10
         Number of epochs without progress after which to stop.
     tol : float, default=1e-4
-        Least decrease of the mean squared error that is progress, in squared ratings.
+        Smallest decrease of the mean squared error that is progress, in squared ratings.
     warm_start : bool, default=False
-        Whether to continue the last fit to `n_epochs` epochs in all, exactly as if it had never
+        Whether to continue the last fit to `n_epochs` epochs in total, exactly as if it had never
         stopped.
     random_state : int, RandomState instance or None, default=None
-        Seeds the first vectors, the order of ratings and the rows held out.
+        Seed of the first vectors, the order of ratings and the held-out rows.
     {items}
 
     Attributes
@@ -107,20 +107,20 @@ class PMF(GradientDescent):
     ------
     ValueError
         By fit: if `n_factors` is 1 and `prior_mean` is not 0; if the parameters become
-        infinite or NaN; if no row is left to hold out or to train on; if a warm start meets
-        other data or parameters.
+        infinite or NaN; if no row is left to hold out or to train on; if data or parameters
+        have changed before a warm start.
 
     See Also
     --------
     BiasedMF : With explicit biases.
-    SVDpp : With what was rated as implicit feedback, too.
+    SVDpp : Also learns from which items were rated.
 
     Notes
     -----
     Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
 
     An unknown user or item has its prior mean as vector, and so has an item of `items` without
-    ratings. `fold_in` solves a new user's p_u exactly, with the items as they are.
+    ratings. `fold_in` solves for a new user's p_u exactly, with the items fixed.
 
     One thread. Each epoch takes the ratings in the same order: random groups of 64 users, and
     random within. A step of weight w is rate w / (1 + 2 rate w), at most 1/2.
@@ -207,7 +207,7 @@ class PMF(GradientDescent):
         """Of the prior of a user with ratings of this weight, in rating units."""
         return (self.reg * weight + self._shrinkage_of(weight)) * self._scale
 
-    # ------------------------------------------------------ whoever is unknown is the prior's
+    # ------------------------------------------------- unknown users and items: the prior mean
 
     def _prior_means(self, width):
         """Prior means of users' and items' vectors, of DTYPE."""

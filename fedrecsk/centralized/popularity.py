@@ -13,7 +13,7 @@ from fedrecsk.base import RankingMixin, Recommender, check_likes
 @documented
 @dataclass(eq=False, repr=False)
 class Popularity(RankingMixin, Recommender):
-    """Rank items by how many users took them.
+    """Rank items by how many users have them.
 
     The baseline that a ranking model must beat. The preference of any user for an item is
     estimated as the item's share: the weight of its interactions with y > 0, over the number
@@ -26,7 +26,7 @@ class Popularity(RankingMixin, Recommender):
     Attributes
     ----------
     item_popularity_ : ndarray of shape (n_items,), dtype float64
-        Share of the users that took the item (with unit weights).
+        Share of the users that have the item (with unit weights).
     {user_ids_}
     {item_ids_}
     {n_users_}

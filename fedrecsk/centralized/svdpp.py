@@ -1,4 +1,4 @@
-"""SVD++: what a user has rated says something, too."""
+"""SVD++: biased matrix factorisation that also learns from which items a user has rated."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ class SVDpp(BiasedMF):
     """SVD++: r_ui = mu + b_u + b_i + q_i.(p_u + |R_u|^-1/2 sum_{j in R_u} y_j).
 
     R_u are the items that the user has rated, whatever the ratings. Everything else is as in
-    :class:`BiasedMF`, with the same objective for b_u, b_i, p_u and q_i, and on y_j the decay
-    that `reg_implicit` says.
+    :class:`BiasedMF`, with the same objective for b_u, b_i, p_u and q_i; `reg_implicit` is the
+    decay of y_j.
 
     Parameters
     ----------
     n_factors : int, default=20
         Length of p_u, q_i and y_j (f).
     n_epochs : int, default=40
-        Number of passes over the ratings, in total where `warm_start` continues a fit.
+        Number of passes over the ratings, in total if `warm_start` continues a fit.
     learning_rate : float, default=0.02
-        Of the first epoch, for a rating of mean weight (gamma).
+        Learning rate of the first epoch, for a rating of mean weight (gamma).
     learning_rate_decay : float, default=0.95
         Factor on the learning rate after each epoch (the paper: .9).
     reg : float, default=0.04
         Weight of |p_u|^2 and |q_i|^2 for each rating of the user or item (lambda_7).
     shrinkage : float, default=5.0
-        Their weight once for each user and item, in ratings.
+        Further weight once per user and item, in ratings.
     reg_bias : float, default=0.01
-        As `reg`, of the biases (lambda_6).
+        As `reg`, for the biases (lambda_6).
     shrinkage_bias : float, default=5.0
-        As `shrinkage`, of the biases.
+        As `shrinkage`, for the biases.
     reg_implicit : float, default=0.003
         Decay of y_j for each rating of each user who has rated j. The paper's gradient step
         decays all y_j of a user at each of its ratings by lambda_7: that is
@@ -58,12 +58,12 @@ class SVDpp(BiasedMF):
     n_iter_no_change : int, default=10
         Number of epochs without progress after which to stop.
     tol : float, default=1e-4
-        Least decrease of the mean squared error that is progress, in squared ratings.
+        Smallest decrease of the mean squared error that is progress, in squared ratings.
     warm_start : bool, default=False
-        Whether to continue the last fit to `n_epochs` epochs in all, exactly as if it had never
+        Whether to continue the last fit to `n_epochs` epochs in total, exactly as if it had never
         stopped.
     random_state : int, RandomState instance or None, default=None
-        Seeds the first vectors, the order of users and the rows held out.
+        Seed of the first vectors, the order of users and the held-out rows.
     {items}
 
     Attributes
@@ -100,7 +100,7 @@ class SVDpp(BiasedMF):
     ------
     ValueError
         By fit: if the parameters become infinite or NaN; if no row is left to hold out or to
-        train on; if a warm start meets other data or parameters.
+        train on; if data or parameters have changed before a warm start.
 
     See Also
     --------
@@ -112,11 +112,11 @@ class SVDpp(BiasedMF):
 
     An unknown user or item adds nothing, and neither does an item of `items` without ratings,
     also where it is in R_u of a new user. `fold_in` gives a new user its sum of y_j and solves
-    b_u and p_u exactly, with the items as they are. A merged row counts once in R_u.
+    for b_u and p_u exactly, with the items fixed. A merged row counts once in R_u.
 
     Users are visited in a random order that is the same in each epoch, one thread. The y_j of
     a user take the gradients of all its ratings at once at the end of the visit, so that an
-    epoch costs O(f) a rating; their decay and p_u's over these ratings are applied then, too.
+    epoch costs O(f) per rating; their decay and p_u's over these ratings are applied then, too.
 
     References
     ----------

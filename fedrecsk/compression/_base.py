@@ -20,7 +20,7 @@ _SCALE_BYTES = 4
 
 
 class Lengths(NamedTuple):
-    """What one message has, or arrays of what many messages have; see :class:`Compressed`."""
+    """The lengths of one message, or arrays for many messages; see :class:`Compressed`."""
 
     n_coordinates: Any
     n_payload: Any
@@ -131,7 +131,7 @@ class Compressor(BaseEstimator, ABC):
             place = tuple(int(i) for i in np.argwhere(~finite)[0])
             raise ValueError(
                 f"{type(self).__name__} compresses finite numbers, but got {values[place]} at "
-                f"position {place}; replace it, or find out why it is there."
+                f"position {place}; replace it, or find where it comes from."
             )
         return self._compress(values, generator)
 
@@ -217,7 +217,7 @@ def _check_compressed(compressor, change, sent):
 
 
 def row_number_bytes(form, n_rows):
-    """Bytes of the rows' numbers, if clients choose their rows."""
+    """Bytes of the rows' indices, if clients choose their rows."""
     return n_rows * INDEX_BYTES if form.rows == "chosen" else 0
 
 
@@ -264,7 +264,7 @@ def rows_sent(changes, form, sends):
 
 
 def untouched(values):
-    """An array that is sent as it is."""
+    """An array that is sent without compression."""
     return Compressed(values, values.size, values.size)
 
 

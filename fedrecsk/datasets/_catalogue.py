@@ -1,4 +1,4 @@
-"""What is published where, and what is known about it beforehand."""
+"""The published data sets: their addresses, checksums and sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HETREC_LICENCE = (
 
 @dataclass(frozen=True)
 class Published:
-    """One published data set: where it is, how it reads, what must be in it.
+    """One published data set: where it is, how to read it, and what it must contain.
 
     `member` is the file in the archive, `unpacked` its place once a user has unpacked it;
     `tables` are further names that a copy may have, with any separator and header.
@@ -80,7 +80,7 @@ class Published:
         return all(want in (None, got) for want, got in zip(known, counts, strict=False))
 
     def local_copies(self, home: Path) -> list[Path]:
-        """List where a copy may lie; the originals first, for they have timestamps."""
+        """List where a copy may be; the originals first, because they have timestamps."""
         names = (self.unpacked, self.archive, *self.tables)
         return list(dict.fromkeys(home / name for name in names))
 
@@ -178,8 +178,8 @@ PUBLISHED = {
         counts=(200_948, None, 32_000_204),
         scale=_HALF_STARS,
     ),
-    # GroupLens replaces this one from time to time, so neither a checksum nor counts hold.
-    # "100,000 ratings", says its page; the releases so far had 100,004 to 100,836.
+    # GroupLens replaces this one from time to time, so checksum and counts are not fixed.
+    # Its page says "100,000 ratings"; the releases so far had 100,004 to 100,836.
     "movielens-latest-small": _movielens(
         "MovieLens Latest Small",
         "ml-latest-small",

@@ -1,4 +1,4 @@
-"""Which column has which role, and which type its texts have."""
+"""The roles of columns, and the types of their texts."""
 
 from collections.abc import Mapping
 
@@ -101,7 +101,7 @@ def _position(role, where, names, width, source):
     if isinstance(where, str):
         if names is None:
             raise ValueError(
-                f"{source}: columns asks for {where!r} as the {role}, but the file has no header. "
+                f"{source}: columns names {where!r} as the {role}, but the file has no header. "
                 "Give a position (0 is the first column), or header=True if line 1 is one."
             )
         if where not in names:
@@ -177,7 +177,7 @@ def typed(chunks: list[np.ndarray]) -> np.ndarray:
 
 
 def numbers(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the chunk's texts as float64, and a mask of those that are no finite number."""
+    """Return the chunk's texts as float64, and a mask of those that are not finite numbers."""
     try:
         values = chunk.astype(np.float64)
     except ValueError:

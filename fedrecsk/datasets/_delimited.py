@@ -1,4 +1,4 @@
-"""Delimited text, plain or compressed, as rows of fields that know their line."""
+"""Delimited text, plain or compressed, as rows of fields with their line numbers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Row = tuple[int, list[str]]
 class TextSource:
     """A text that can be opened twice: once to look at it, once to read it.
 
-    `comment` is what lines begin with that are to be skipped; `quoted` says whether quotation
-    marks enclose fields, or are ordinary characters.
+    Lines that begin with `comment` are skipped; `quoted` says whether quotation marks enclose
+    fields, or are ordinary characters.
     """
 
     name: str
@@ -36,7 +36,7 @@ class TextSource:
 
     @contextmanager
     def open(self) -> Iterator[TextIO]:
-        """Open the text; what cannot be decoded becomes an error that names it."""
+        """Open the text; if it cannot be decoded, the error says where."""
         try:
             with (
                 self.open_bytes() as binary,
@@ -69,7 +69,7 @@ class TextSource:
             if "\0" in line:
                 raise ValueError(
                     f"{self.name}, line {number}: there is a NUL character, so the file is "
-                    "damaged, or binary, or text in UTF-16. Mend it, or pass "
+                    "damaged, or binary, or text in UTF-16. Correct it, or pass "
                     "encoding='utf-16-le'."
                 )
             yield "\n" if self.comment and line.startswith(self.comment) else line
@@ -107,7 +107,7 @@ def sniff_separator(source: TextSource, lines: list[str]) -> str:
 
 def _widths(lines: list[str], sep: str, quoted: bool) -> list[int]:
     widths = []
-    # What the csv module cannot read, the reader of all rows will report with its line.
+    # If the csv module cannot read a line, the reader of all rows will report it.
     with suppress(csv.Error):
         for fields in _split(lines, sep, quoted):
             widths.append(len(fields))
@@ -155,7 +155,7 @@ def read_rows(source: TextSource, lines: Iterable[str], sep: str) -> Iterator[Ro
             else:
                 raise ValueError(
                     f"{name}, line {line}: {len(fields)} fields where line {first_line} has "
-                    f"{width} (separator {sep!r}). Mend or delete the line, or pass another sep."
+                    f"{width} (separator {sep!r}). Correct or delete the line, or pass another sep."
                     + comment_hint(source, fields[0], start)
                 )
     except csv.Error as error:
@@ -170,7 +170,7 @@ def _cure(error: csv.Error) -> str:
             "csv.field_size_limit(10**9) first."
         )
     return (
-        "Mend the line: a field that holds the separator or a quotation mark must be quoted. Or "
+        "Correct the line: a field with the separator or a quotation mark must be quoted. Or "
         "pass quoted=False if quotation marks are ordinary characters here."
     )
 

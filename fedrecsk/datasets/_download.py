@@ -21,7 +21,7 @@ _WORTH_A_RETRY = {408, 425, 429, 500, 502, 503, 504}
 
 
 class _Failed(Exception):
-    """A try failed in a way that another try may mend."""
+    """An attempt failed, but another one may succeed."""
 
 
 def download(
@@ -39,7 +39,7 @@ def download(
     ----------
     url : str
     path : Path
-        Overwritten. Of no use if an exception is raised.
+        Overwritten. Its content is invalid if an exception is raised.
     timeout : float
         Seconds after which a try fails if the server is silent.
     n_retries : int

@@ -97,7 +97,7 @@ def _download(spec: Published, home: Path, n_retries: int, delay: float, timeout
             ) from error
         _check_archive(spec, fetched, f"The download of {spec.url}")
         if not (spec.checksum or "").startswith("sha256:"):
-            # Nobody has published it, so what came first is what must come later.
+            # No checksum is published, so later downloads must equal the first one.
             pinned = fetched.with_name(spec.pin)
             pinned.write_text(f"{sha256}  {spec.archive}\n")
             pinned.replace(home / spec.pin)
@@ -106,7 +106,7 @@ def _download(spec: Published, home: Path, n_retries: int, delay: float, timeout
 
 @contextmanager
 def _own_folder(home: Path) -> Iterator[Path]:
-    """A folder in `home` for what is not checked yet: what lies in `home` itself is whole."""
+    """A folder in `home` for unchecked files: all files in `home` itself are complete."""
     try:
         folder = tempfile.TemporaryDirectory(prefix=".download-", dir=home)
     except OSError as error:
@@ -139,7 +139,7 @@ def _check_archive(spec: Published, path: Path, what: str) -> None:
 
 
 def _checksums(spec: Published, path: Path) -> Iterator[tuple[str, str]]:
-    """The checksums that the archive must have, each with a word on whose it is."""
+    """The checksums that the archive must have, each with a note on its source."""
     if spec.checksum is not None:
         yield spec.checksum, ""
     pin = path.with_name(spec.pin)

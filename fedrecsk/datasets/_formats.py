@@ -1,4 +1,4 @@
-"""Compressed files, and files that are no text: recognised by their content, not their name."""
+"""Compressed files and files that are not text, recognised by their content, not their name."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _reporting_damage(name: str, what: str) -> Iterator[None]:
         raise ValueError(f"{name}: {error}; unpack it yourself.") from error
     except (*_DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk, not of the file's content
+            raise  # an error of the disk, not of the file's content
         raise ValueError(
             f"{name} is a damaged {what} file ({error}). Fetch or compress it again."
         ) from error

@@ -223,19 +223,19 @@ def _check_sizes(n_users, n_items, n_rows, minimum, what: str) -> int:
     if n_rows > n_users * n_items:
         raise ValueError(
             f"n_{what}={n_rows} is more than the number of pairs, n_users * n_items = "
-            f"{n_users * n_items}. Ask for fewer {what}, or more users or items."
+            f"{n_users * n_items}. Lower n_{what}, or raise n_users or n_items."
         )
     if minimum is None:
         minimum = min(20, max(1, n_rows // n_users // 5))
     if minimum > n_items:
         raise ValueError(
-            f"min_{what}_per_user={minimum} is more than n_items={n_items}. Lower it, or ask for "
-            "more items."
+            f"min_{what}_per_user={minimum} is more than n_items={n_items}. Lower it, or raise "
+            "n_items."
         )
     if n_rows < n_users * minimum:
         raise ValueError(
             f"n_{what}={n_rows} is less than n_users * min_{what}_per_user = {n_users} * "
-            f"{minimum} = {n_users * minimum}. Ask for more {what}, or fewer users."
+            f"{minimum} = {n_users * minimum}. Raise n_{what}, or lower n_users."
         )
     return minimum
 
@@ -255,7 +255,7 @@ def _activity(n_users: int, n_items: int, n_rows: int, minimum: int) -> np.ndarr
     def extra(scale):
         return np.minimum(np.floor(scale * appetite), room).astype(np.int64)
 
-    # At `high` everybody's room is filled, so the right scale lies between.
+    # At `high` all users have all items, so the right scale is between.
     low, high = 0.0, (room + 1) / appetite[0]
     for _ in range(100):
         middle = (low + high) / 2
@@ -376,7 +376,7 @@ def _first_of_each_row(cells, width, n_per_row) -> np.ndarray:
 
 def _rate_the_unrated(items: np.ndarray, n_items: int) -> None:
     """Give each item without a rating a rating of an item that has several, in place."""
-    # No pair can occur twice: nobody has the new item yet.
+    # No pair can occur twice: no user has the new item yet.
     first = np.full(n_items, -1)
     first[items[::-1]] = np.arange(len(items))[::-1]
     unrated = np.flatnonzero(first < 0)

@@ -61,10 +61,10 @@ def make_interactions(
 ) -> np.ndarray | pandas.DataFrame:
     """Generate implicit feedback that resembles MovieLens-100k without its stars.
 
-    Which items a user takes depends on the items' popularity, the user's activity and the user's
+    Which items a user chooses depends on the items' popularity, the user's activity and the user's
     taste, a product of low-rank factors. With the defaults, matrix factorisation beats
     recommending popular items by about as much as on MovieLens-100k; see Notes. The time does
-    not matter unless `drift` makes it matter.
+    not matter unless `drift` is positive.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def make_interactions(
 
     See Also
     --------
-    make_ratings : Explicit feedback, where taste shows in the stars.
+    make_ratings : Explicit feedback, where taste determines the stars.
     fetch_movielens : The real ratings.
 
     Notes

@@ -56,8 +56,8 @@ def fetch_kuairec(
     Parameters
     ----------
     variant : {"big", "small"}, default="big"
-        Which of the two matrices: "big" has what users happened to see, "small" is a part in
-        which nearly everybody has seen everything.
+        Which of the two matrices: "big" has the videos that users happened to see, "small" is a
+        part in which nearly all users have seen all videos.
 
     data_home : str or path-like, default=None
         Folder with the data. None: the environment variable `FEDRECSK_DATA`, and without

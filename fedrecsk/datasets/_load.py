@@ -91,7 +91,7 @@ def load_ratings(
         UTF-16 or UTF-32 is read as such.
 
     comment : str, default=None
-        How lines begin that are comments and are to be skipped, for example "#". None:
+        Lines that begin with this are comments and are skipped, for example "#". None:
         there are no comments.
 
     quoted : bool, default=True
@@ -221,7 +221,7 @@ def _columns_named(names: list[str] | list[int]) -> str:
 
 
 class Read(NamedTuple):
-    """What :func:`read_ratings` found: an array per role, where it was, and unused columns."""
+    """Result of :func:`read_ratings`: an array per role, its column, and unused columns."""
 
     fields: dict[str, np.ndarray]
     taken_from: dict[str, str]
@@ -330,7 +330,7 @@ def _convert(
     texts = np.char.strip(np.array(fields[position::width]))
     if is_number:
         values, bad = _columns.numbers(texts)
-        cure = "must be a finite number. Mend or delete the line, or"
+        cure = "must be a finite number. Correct or delete the line, or"
     else:
         values, bad = texts, texts == ""
         cure = "is missing. Fill it in or delete the line, or"

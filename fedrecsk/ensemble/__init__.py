@@ -1,6 +1,6 @@
 """Sums of several recommenders, federated or not.
 
-scikit-learn's own ensembles average predictions, too, but know nothing of `recommend`, `fold_in`,
+scikit-learn's own ensembles average predictions, too, but do not support `recommend`, `fold_in`,
 `clients` or communication. Parts are named like those of
 :class:`~sklearn.ensemble.VotingRegressor`.
 """

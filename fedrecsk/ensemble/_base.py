@@ -154,13 +154,13 @@ class RecommenderEnsemble(Recommender, BaseComposition):
             return
         if not (isinstance(part, Recommender) and isinstance(part, kind)):
             raise TypeError(
-                f"{type(self).__name__} adds up estimators of which each is {what}; "
+                f"{type(self).__name__} adds up estimators, each of which must be {what}; "
                 f"{name!r} is {part!r}."
             )
         if part.items is not None and not _same(part.items, self.items):
             raise ValueError(
-                f"All parts rank the same catalogue, but {name!r} has items of its own; set items= "
-                f"of the {type(self).__name__}, which passes it on."
+                f"All estimators must have the same catalogue, but {name!r} has items of its own; "
+                f"set items= of the {type(self).__name__}, which passes it on."
             )
 
     def _check_weights(self):

@@ -28,9 +28,9 @@ RESOLUTION = 1e-12
 class RankingEnsemble(RankingMixin, RecommenderEnsemble):
     """Weighted sum of several rankers, on one scale for each user.
 
-    The scores of different methods have no common scale. Each part's are standardised before they
-    are added up: for every user, over all items, to mean 0 and standard deviation 1. Parts that
-    rank about equally well and differently are better together than any of them.
+    The scores of different methods have no common scale. Each estimator's are standardised before
+    they are added up: for every user, over all items, to mean 0 and standard deviation 1. If
+    estimators rank about equally well but differently, their sum is better than any of them.
 
     Parameters
     ----------
@@ -38,14 +38,14 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
         Ranking models of this package, federated or not, each with a name. "drop" in place of an
         estimator leaves it out, as in scikit-learn's ensembles.
     weights : array-like of shape (n_estimators,) or "search", default=None
-        Weights of the standardised scores; they need not add up to 1. None: all alike.
-        "search": the best on held-out rows. One row of y > 0 is held out of each user that has
-        another row, all parts are fitted to the rest, and of all multiples of 1/10 that add up to 1
-        those weights are taken whose mean NDCG@10 is highest. All parts are then fitted to
-        all rows: twice the time, and twice the communication, which is counted.
+        Weights of the standardised scores; they need not add up to 1. None: equal weights.
+        "search": the best on held-out rows. One row with y > 0 is held out of each user that has
+        another row, and all estimators are fitted to the rest. Of all multiples of 1/10 that add
+        up to 1, the weights with the highest mean NDCG@10 are chosen. All estimators are then
+        fitted to all rows: twice the time, and twice the communication, which is counted.
     n_negatives : int or None, default=None
         With "search": among how many items, drawn from those without a row of the user, the
-        held-out row is ranked. None: all of them. Choose what the model will be judged by.
+        held-out row is ranked. None: all of them. Use the protocol of your evaluation.
     random_state : int, RandomState instance or None, default=None
         With "search": which rows are held out, and the items drawn. Parts have their own.
     {items}
@@ -72,7 +72,7 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
         Every byte that federated parts have sent, one after the other, those of the search first.
         Only if there is one.
     privacy_ : PrivacyReport
-        Their promises composed. Only if all parts are federated.
+        Their guarantees composed. Only if all parts are federated.
 
     Raises
     ------
@@ -96,13 +96,13 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
         4  keep the best candidate, and fit all parts again   _fit
 
     Parts are fitted one after the other, each with the same clients and sample weights. `fold_in`
-    and `recommend(interactions=)` fold newcomers into every part.
+    and `recommend(interactions=)` fold new users into every part.
 
     A part that scores all items alike for a user (an unknown one, for example) adds nothing. An
     unknown item scores 0, like the average item.
 
     *In a federation* each client standardises and adds up its own users' scores, for which it needs
-    nothing but the parts. A search needs one number from each client for each candidate: its
+    only the parts. A search needs one number from each client for each candidate: its
     users' NDCG, in a sum. These numbers, 264 bytes per client for three parts, are not counted.
 
     Examples
@@ -189,6 +189,6 @@ def _standardised(part, users):
     board = np.asarray(part._score_all(users), dtype=np.float64)
     board = board - board.mean(axis=1, keepdims=True)
     spread = board.std(axis=1, keepdims=True)
-    # What differs by rounding alone is all alike.
+    # Scores that differ only by rounding count as equal.
     flat = spread <= RESOLUTION * np.abs(board).max(axis=1, keepdims=True, initial=0)
     return np.where(flat, 0.0, board / np.where(flat, 1.0, spread))

@@ -17,8 +17,8 @@ from fedrecsk.ensemble._base import RecommenderEnsemble
 class RatingEnsemble(RatingMixin, RecommenderEnsemble):
     """Weighted mean of the predictions of several rating models.
 
-    Models whose errors differ are better together: even the mean of one method's fits with
-    different `random_state` beats each of them.
+    If the errors of models differ, their mean is better than each: even the mean of fits of one
+    method with different `random_state`.
 
     :class:`~sklearn.ensemble.VotingRegressor` predicts the same means, but has no `recommend`, no
     `fold_in`, no `items` and no ledger, and refuses `clients` unless metadata routing is switched
@@ -30,7 +30,7 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
         Rating models of this package, federated or not, each with a name. "drop" in place of an
         estimator leaves it out, as in scikit-learn's ensembles.
     weights : array-like of shape (n_estimators,), default=None
-        Weights of the predictions; they need not add up to 1. None: all alike.
+        Weights of the predictions; they need not add up to 1. None: equal weights.
     {items}
         It is passed on to all parts.
 
@@ -51,7 +51,7 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
     communication_ : Ledger
         Every byte that federated parts have sent, one after the other. Only if there is one.
     privacy_ : PrivacyReport
-        Their promises composed. Only if all parts are federated.
+        Their guarantees composed. Only if all parts are federated.
 
     Raises
     ------
@@ -67,10 +67,10 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
     Notes
     -----
     Parts are fitted one after the other, each to all rows, with the same clients and sample
-    weights. `fold_in` and `recommend(interactions=)` fold newcomers into every part.
+    weights. `fold_in` and `recommend(interactions=)` fold new users into every part.
 
-    A client that takes part in several federated methods does what each asks. The mean is taken
-    where the predictions are, on the client.
+    With federated parts, a client takes part in each of them, and computes the mean of their
+    predictions itself.
 
     Examples
     --------

@@ -84,7 +84,7 @@ def scores(weights, boards, data, mask, n_negatives, generator):
 
 
 def _others(data, users):
-    """Items of which the users have no row at all, held out or not; a mask."""
+    """Items without any row of the users, held out or not; a mask."""
     others = np.ones((len(users), data.n_items), dtype=bool)
     for k, user in enumerate(users):
         others[k, data.items[data.indptr[user] : data.indptr[user + 1]]] = False

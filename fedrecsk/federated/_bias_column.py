@@ -4,7 +4,7 @@
 class BiasColumn:
     """Mixin of methods with a parameter `biases`: column 0 of items and users is then the bias.
 
-    Messages have `item_vectors` and a `scale` of the ends of the rating scale and the level.
+    Messages have `item_vectors` and a `scale`: the ends of the rating scale and the mean rating.
     """
 
     @property

@@ -18,7 +18,7 @@ def n_words(n_bits):
 
 
 def pack_codes(signs: ArrayLike) -> NDArray[np.uint64]:
-    """Pack rows of numbers, of which those above 0 are +1 and the others -1.
+    """Pack the signs of rows of numbers: above 0 is +1, all others are -1.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def random_codes(key, purpose, index, n_planes, n_bits):
     key : Key
     purpose : str
     index : array-like of shape (n,)
-        The numbers; a code depends on its own alone.
+        The numbers; a code depends only on its own number.
     n_planes, n_bits : int
 
     Returns

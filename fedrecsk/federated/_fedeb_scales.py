@@ -1,7 +1,7 @@
-"""What FedEB's server learns beside the items: how noisy ratings are, how alike users and items.
+"""What FedEB's server learns besides the items: the variances of ratings, users and items.
 
-Each round it estimates the variances anew from sums that clients have uploaded and from the items,
-as an expectation-maximisation algorithm with damping.
+Each round it re-estimates the variances from sums that clients have uploaded and from the items,
+by a damped expectation-maximisation algorithm.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Scales(NamedTuple):
 
     @classmethod
     def of(cls, n_factors, n_implicit):
-        """Where they start."""
+        """The initial scales."""
         reg = np.r_[REG_BIAS, np.full(n_factors, REG)]
         return cls(ALPHA, LAMBDA_0, reg, np.full(n_implicit, REG), np.full(n_factors + 1, PSI))
 
@@ -87,18 +87,18 @@ def learned(server, sums):
         _kernels.fedeb.spread(implicit, zero, reg_implicit, shares, away, variance)
         reg_implicit = len(items) / (away + variance)
     alpha, lambda_0 = np.clip([n_ratings / errors, n_users / bias], LOWEST, HIGHEST)
-    # A geometric mean, because precisions of vectors that nobody needs grow without end.
+    # A geometric mean, because precisions of vectors that are not needed grow without bound.
     reg = scales.reg ** (1 - NEW) * np.clip(reg, LOWEST, HIGHEST) ** NEW
     scales = Scales(float(alpha), float(lambda_0), reg, reg_implicit, psi, sums)
     return {"center": center, "scales": scales}
 
 
 def precision_of(n, reg, squares, variances):
-    """The precision of n numbers, estimated anew from their squares and variances, both summed.
+    """Re-estimate the precision of n numbers from the sums of their squares and variances.
 
     At a precision that explains them, ``n / (squares + variances)`` (the EM algorithm) and
-    ``(n - reg variances) / squares`` (MacKay 1992) agree. MacKay's estimate gets there in far
-    fewer rounds, but where ratings determine hardly any of the numbers it may fall without end.
+    ``(n - reg variances) / squares`` (MacKay 1992) agree. MacKay's estimate converges in far
+    fewer rounds, but if ratings determine hardly any of the numbers it may fall without bound.
     """
     determined = np.maximum(n - reg * variances, np.finfo(float).tiny)
     with_mackay = determined / np.maximum(squares, determined / HIGHEST)

@@ -21,7 +21,7 @@ from fedrecsk.uploads import Form, Ragged
 
 # Epochs on the final items of a user whose client was in no round.
 EPOCHS_OF_THE_NEW = 20
-# So few negatives are accepted whatever the size of the catalogue: the default must fit.
+# Up to this many negatives are accepted for any catalogue, so that the default always works.
 FEW_NEGATIVES = 4
 
 
@@ -200,14 +200,14 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         )
 
     def _fit_users(self, block, feedback, message, whom, n_epochs, users):
-        """Train these users' vectors, in place, with the items as they are."""
+        """Train these users' vectors, in place, with the items fixed."""
         items, layout = self._final_items(message), self._layout(block)
         config = self._config()._replace(local_epochs=n_epochs)
         arguments = (
             layout,
             feedback,
             whom,
-            # Nobody's vector may depend on who else is served, or when.
+            # A user's vector must not depend on which others are computed, or when.
             Key(0).hashed("personal"),
             config,
             items,
@@ -218,7 +218,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
             _kernels.fedmf.fit_users(*piece, *arguments)
 
     def _cost_of_a_rating(self, config):
-        """Numbers that its examples are worked out from, in all epochs."""
+        """Numbers that are processed for its examples, in all epochs."""
         return config.local_epochs * (1 + config.n_negatives) * self.n_factors
 
     @property
@@ -265,7 +265,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
 
     def _visit_each(self, block, turn, visit, columns):
         """The same client by client."""
-        # Nobody visits more items than it has examples.
+        # No client visits more items than it has examples.
         n_examples = np.diff(block.rating_indptr) * (1 + self._config().n_negatives)
         room = np.minimum(n_examples, block.n_items)[turn.active].sum()
         indptr, rows = np.zeros(block.n_clients + 1, np.int64), np.empty(room, np.int32)
@@ -315,7 +315,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         if self._setting().local_dp is not None:
             raise ValueError(
                 f"{type(self).__name__} has no local_dp: the items that a client has visited would "
-                "be sent without noise. Use RFRec under local differential privacy."
+                "be sent without noise. Use RFRec for local differential privacy."
             )
         super()._check_before_fit()
 
@@ -325,17 +325,17 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         if not (data.values > 0).any():
             raise ValueError(
                 "No row of X has y > 0, so there are no positives. Pass y=None to count every row, "
-                "or shift y so that what is liked is above 0."
+                "or shift y so that positives are above 0."
             )
         most = data.n_items - np.diff(data.indptr).min()
         if self.n_negatives > max(most, FEW_NEGATIVES):
             raise ValueError(
                 f"n_negatives={self.n_negatives} is more than the {most} items that any user has "
-                "left unseen; ask for fewer."
+                "left unseen; lower n_negatives."
             )
 
     def _validation_losses(self, held_out):
-        """The clients' loss on what they did not train on.
+        """The clients' loss on held-out rows.
 
         Cross-entropy has no meaning without negatives: each held-out row brings `n_negatives`
         (at least one) items that its user has not rated, the same ones in every round.
@@ -354,7 +354,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         return held_out.weights * losses, held_out.weights * (1 + n_negatives)
 
     def _held_out_negatives(self, held_out, positive):
-        """Held-out rows, each as often as it has negatives, and these.
+        """Held-out rows, repeated for each of their negatives, and the negatives.
 
         Addressed by their rank within the user, so that a client alone draws the same ones; all
         users draw alike.

@@ -61,7 +61,7 @@ def _fit(estimator, data, report):
 
 @dataclass(eq=False)
 class Run:
-    """A fit in progress: all that warm_start needs to go on exactly where it ended.
+    """A fit in progress: all that warm_start needs to continue exactly where it ended.
 
     Attributes
     ----------
@@ -222,7 +222,7 @@ class Loop:
         return self._attributes(self.server.current_message(), kept=False)
 
     def end(self):
-        """Everybody gets the final model: fitted attributes and the accounts."""
+        """Send all clients the final model; returns fitted attributes and reports."""
         server, run = self.server, self.run
         stopping = server.stopping
         if stopping.stopped:
@@ -256,7 +256,7 @@ class Loop:
         received = server.method._on_receipt(message, key)
         taken_part = [one.taken_part(kept=kept) for one in clients]
         if not any(who.any() for who in taken_part):
-            # Somebody must show what attributes there are.
+            # At least one block is needed, to know which attributes there are.
             taken_part[0] = np.arange(clients[0].block.n_clients) == 0
         served = [(one, who) for one, who in zip(clients, taken_part, strict=True) if who.any()]
         parts = self.parallel(
@@ -264,7 +264,7 @@ class Loop:
         )
         users = [one.block.users[one.block.users_of(who)] for one, who in served]
         attributes = _blocks.by_user(users, list(parts), server.n_users)
-        # Copies, so that whoever writes into a fitted array changes no running fit.
+        # Copies, so that writing into a fitted array does not change a running fit.
         ours = copy.deepcopy(server.method._server_attributes(received))
         message = copy.deepcopy(message)
         unreached = None
@@ -323,14 +323,14 @@ def watch(estimator, data, n_rounds):
 
 
 def _updated(clients, round):
-    """What clients answer, of which a simulation needs no copy."""
+    """The clients' answers, without the copies that only a deployment needs."""
     answer = clients.update(round)
     clients.forget_reply()
     return answer
 
 
 def _contributions(answers, loss, batches):
-    """What comes of the clients' updates; notes losses and, in a list, single uploads."""
+    """The contributions of the clients' updates; also records losses and single uploads."""
     for contributions, one in answers:
         loss += one
         if batches is not None:

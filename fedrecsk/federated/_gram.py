@@ -17,13 +17,13 @@ from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Summed, Uploads
 from fedrecsk.uploads import Form, Ragged
 
-# At most so many of a float64 for each pair of items at a time: sums, X'X and what is made of it.
+# At most this many float64 per pair of items at a time: sums, X'X and results computed from it.
 MATRICES = 6
 
 
 @dataclass(eq=False, repr=False)
 class FederatedGram(RankingMixin, FederatedRecommender):
-    """Base class of the methods whose server needs X'X, and nothing else.
+    """Base class of the methods whose server needs only X'X.
 
     A method gives `_solve`, `_model`, and the users' half.
     """
@@ -49,7 +49,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
         return {"n_items": n_items, "gram": np.zeros(n_pairs(n_items)), "solved": {}}
 
     def _broadcast(self, server, key):
-        # Clients need nothing of the model to answer; a byte asks them to.
+        # Clients need no part of the model to answer; one byte requests their upload.
         return Message(request=Dense(np.ones(1, dtype=np.uint8), dtype="uint8"))
 
     def _init_clients(self, block, message, key):
@@ -83,7 +83,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
     # ----------------------------------------------------------------------- what it needs
 
     def _solved(self, server):
-        """What `_solve` makes of the sum, which is computed once."""
+        """The result of `_solve` for the sum, computed once."""
         if not server["solved"]:
             server["solved"].update(self._solve(server["gram"], server["n_items"]))
         return server["solved"]
@@ -108,8 +108,8 @@ class FederatedGram(RankingMixin, FederatedRecommender):
         if federation.local_dp is not None:
             raise ValueError(
                 f"{name} has no local_dp: noise on every pair of items would drown the few that a "
-                "client has, and which it sends says which items it holds. Use RFRec under local "
-                "differential privacy."
+                "client has, and the pairs that it sends reveal which items it holds. Use RFRec "
+                "for local differential privacy."
             )
         if federation.compression is not None:
             raise ValueError(
@@ -119,13 +119,13 @@ class FederatedGram(RankingMixin, FederatedRecommender):
         if isinstance(federation.adversary, Promotion) and federation.adversary.forges:
             raise ValueError(
                 f"{name} has no rows of items in its uploads for Promotion to scale up, only pairs "
-                "of items; set scale=1, so that the attack lies in the data alone."
+                "of items; set scale=1, so that the attack changes only the data."
             )
         super()._check_before_fit()
         if federation.secure_aggregation is not None and self._sends_pairs:
             raise ValueError(
-                f"Under secure_aggregation {name} must send whole matrices, because pairs of some "
-                'items only do not add up encrypted; set upload="dense" or "auto".'
+                f"With secure_aggregation {name} must send whole matrices, because pairs of only "
+                'some items cannot be added encrypted; set upload="dense" or "auto".'
             )
 
     def _check_setting(self, federation, data, blocks):
@@ -144,7 +144,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
 
 
 def _single(likes, senders):
-    """Each sender's own pairs, of which the others have none."""
+    """Each sender's own pairs; other clients have none."""
     counts = np.where(senders, n_pairs(likes.row_counts.astype(np.int64)), 0)
     indptr = np.concatenate([[0], np.cumsum(counts)])
     row_indptr = np.concatenate([[0], np.cumsum(np.where(senders, likes.row_counts, 0))])

@@ -1,4 +1,4 @@
-"""What methods for weighted matrix factorisation share: preferences, users, messages down."""
+"""What methods for weighted matrix factorisation share: preferences, users, downloads."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
     def _setup_forms(self, n_items, step):
         if self._sends_all:
             return {"held_items": Form((n_items,), dtype="uint8", learned=False)}
-        # An int32 for each held item: its number.
+        # An int32 for each held item: its index.
         return {"held_items": Form((n_items,), "held", dtype="int32", learned=False)}
 
     def _setup_update(self, block, message, step, key):

@@ -1,9 +1,9 @@
-"""What FedEB's server expects of the items before ratings: those rated by the same users are alike.
+"""FedEB's prior of the items: items that are rated by the same users are alike.
 
 The prior mean of the items is ``f ~ N(0, K / psi)``, column by column, where
 ``K = D (sum_u r_u r_u') D`` counts by how many users two items are both rated: r_u is user u's row
 of zeros and ones, and D divides by the square root of each item's number of users. The server
-learns K's leading eigenpairs from a sketch that clients add up.
+learns K's leading eigenpairs from a sketch, which is a sum over clients.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ItemPrior(NamedTuple):
         center : ndarray of shape (n_items, width)
             F.
         psi : ndarray of shape (width,)
-            Estimated anew.
+            Re-estimated.
         variance : ndarray of shape (width,)
             Of a column of F, summed over the items.
         """
@@ -65,7 +65,7 @@ def directions(n_items, size, key):
 
 
 def sketch(block, directions):
-    """What a block's clients add up: the sum over users of r_u (r_u' O)."""
+    """What a block's clients contribute: the sum over users of r_u (r_u' O)."""
     shape = block.n_users, block.n_items
     ones = np.ones(len(block.items))
     rated = csr_array((ones, block.items, block.indptr), shape=shape)
@@ -87,7 +87,7 @@ def eigenpairs(sketch, directions, n_users):
     kept = squares > ROUNDING * squares.max(initial=0)
     turn = turn[:, kept] / np.sqrt(squares[kept])
     basis = scaled @ turn
-    # K basis. Rounding, or encryption of the sums, may make of K what it cannot be: left out.
+    # K basis. Rounding or encryption of the sums may give impossible eigenvalues: left out.
     image = inverse * (sketch @ turn)
     shift = SHIFT * np.linalg.norm(image)
     image += shift * basis

@@ -10,7 +10,7 @@ from fedrecsk import _kernels
 
 
 def layout_of(block):
-    """Whose users and items are whose."""
+    """Which users and items belong to which client."""
     return _kernels.shared.Layout(
         block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
     )

@@ -11,7 +11,7 @@ from fedrecsk.simulation.participation import cohort_size
 
 
 def check_parameters(model):
-    """Raise where parameters do not go together."""
+    """Raise if parameters contradict one another."""
     _check_federation(model, model._setting())
     if model.rating_scale is not None:
         check_scale(model.rating_scale)
@@ -27,8 +27,8 @@ def check_parameters(model):
 def _check_federation(model, federation):
     if federation.secure_aggregation is not None and model.upload == "visited":
         raise ValueError(
-            "Under secure_aggregation LightFR must send whole matrices, because rows of some "
-            'items only do not add up encrypted; set upload="all", with aggregation="full" or '
+            "With secure_aggregation LightFR must send whole matrices, because rows of only some "
+            'items cannot be added encrypted; set upload="all", with aggregation="full" or '
             '"gradient".'
         )
     if federation.compression is not None:
@@ -38,8 +38,8 @@ def _check_federation(model, federation):
         )
     if federation.local_dp is not None:
         raise ValueError(
-            "LightFR has no local_dp: noise on the scale of its gradients would drown the "
-            "signs that they are taken for. Use RFRec under local differential privacy."
+            "LightFR has no local_dp: noise on the scale of its gradients would drown their "
+            "signs. Use RFRec for local differential privacy."
         )
 
 
@@ -54,7 +54,7 @@ def _check_init(init, n_bits):
 
 
 def check_setting(model, federation, data):
-    """Raise where the parameters do not go with the data or with the federation."""
+    """Raise if the parameters do not suit the data or the federation."""
     if isinstance(model.init, np.ndarray) and len(model.init) != data.n_items:
         raise ValueError(
             f"init has {len(model.init)} rows, but there are {data.n_items} items; give one row "
@@ -63,7 +63,7 @@ def check_setting(model, federation, data):
     if model.targets == "implicit" and not (data.values > 0).any():
         raise ValueError(
             "No row of X has y > 0, so there are no positives. Pass y=None to count every row, "
-            'shift y so that what is liked is above 0, or use targets="ratings".'
+            'shift y so that positives are above 0, or use targets="ratings".'
         )
     check_rows(model, data, model._scale((data.values.min(), data.values.max())))
     if federation.secure_aggregation is not None:
@@ -87,7 +87,7 @@ def check_rows(model, data, scale):
 
 
 def _largest_sum(model, data):
-    """Bound of every integer that comes up, as a float."""
+    """Bound on every integer that occurs, as a float."""
     own = data.weights * (model.alpha + 1)
     if model.aggregation == "full":
         mass = max(np.bincount(data.items, own).max(), np.bincount(data.users, own).max())

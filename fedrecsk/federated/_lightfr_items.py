@@ -37,16 +37,16 @@ class ItemFoldIn:
     ) -> Self:
         """Add items that were not in fit, without retraining (the paper's section 3.3.3).
 
-        A few rounds with all users, whose codes stay as they are: those that have rows of a new
-        item upload what they would in fit, and the server sets the bits of the new items
-        alone. No balance is asked for. These rounds are not in `communication_`.
+        This takes a few rounds with all users, whose codes stay fixed: those that have rows of a
+        new item upload what they would in fit, and the server sets only the bits of the new
+        items, without a balance term. These rounds are not in `communication_`.
 
         Parameters
         ----------
         X, y, sample_weight
             As in `fit`. Rows of users unknown to the model are left out.
         n_rounds : int, default=20
-            Rounds at most; they end when no bit changes.
+            Largest number of rounds; they end when no bit changes.
 
         Returns
         -------
@@ -55,8 +55,8 @@ class ItemFoldIn:
         Raises
         ------
         ValueError
-            If an item is already known, no row has a user that the model knows, y is needed and
-            missing or outside of the scale, or weights are too large for exact sums.
+            If an item is already known, no row has a user that the model knows, y is required but
+            missing or outside the scale, or weights are too large for exact sums.
         """
         check_is_fitted(self)
         new = self._rows_of_new_items(X, y, sample_weight)
@@ -91,7 +91,7 @@ class ItemFoldIn:
         if known.any():
             raise ValueError(
                 f"Item {items[known.argmax()]!s} is already known; fold_in_items adds new items "
-                "only. Drop its rows, or fit again with them."
+                "only. Drop its rows, or refit with them."
             )
         if not (self._users.codes(users) >= 0).any():
             raise ValueError(
@@ -119,7 +119,7 @@ class ItemFoldIn:
         )
 
     def _coded(self, block, n_new, n_rounds):
-        """Codes of all items after rounds in which those of the last n_new alone may change."""
+        """Codes of all items after rounds in which only those of the last n_new may change."""
         model = copy.copy(self)
         model.reg_item, n_old = 0.0, block.n_items - n_new
         index = np.arange(n_old, block.n_items)
@@ -143,7 +143,7 @@ class ItemFoldIn:
         return server["item_codes"]
 
     def _server_of(self, item_codes):
-        """The server's state with these items, as far as the final model tells it."""
+        """The server's state with these items, as far as the final model has it."""
         server = {"item_codes": item_codes, "rating_scale": self.rating_scale_}
         if "crowd" in self._final_message:
             server["crowd"] = self._final_message["crowd"].values
@@ -154,7 +154,7 @@ class ItemFoldIn:
         return server
 
     def _settled(self, codes, before):
-        # Sampled negatives are drawn anew every round.
+        # Sampled negatives are redrawn in every round.
         return self.aggregation == "full" and np.array_equal(codes, before)
 
 

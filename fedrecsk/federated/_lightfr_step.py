@@ -8,7 +8,7 @@ from fedrecsk import _kernels
 from fedrecsk._pieces import pieces
 from fedrecsk.federated._codes import n_words, unpack_codes
 
-# How often a number is worked through: in the sweeps over users' bits, and to add them up.
+# How often a number is processed: in the sweeps over users' bits, and to add them up.
 SWEEPS = 32
 SUMS = 2
 
@@ -43,7 +43,7 @@ class Listing:
         self._n_bits = n_bits
 
     def pieces(self):
-        """Yields runs of active clients, the places of their users, and runs of these users.
+        """Yield runs of active clients, the places of their users, and runs of these users.
 
         A run of clients has as many visits as one call should add up, or is a single client; its
         runs of users, places from its first user's, as many as one call should fit to, or are
@@ -85,7 +85,7 @@ class Listing:
 
 
 def by_curvature(codes, n_bits, sums, rule):
-    """The server's step where users have sent a a' and a; changes the codes.
+    """The server's step if users have sent a a' and a; changes the codes.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def _product(signs, gram):
 
 
 def by_sign(codes, n_bits, memory, rule):
-    """The server's step of the paper, the sign of what was sent; changes the codes."""
+    """The server's step of the paper, the sign of the memory; changes the codes."""
     signs = unpack_codes(codes, n_bits)
     counts = signs.sum(axis=0, dtype=np.int64)
     _kernels.lightfr.step_by_sign(codes, signs, memory, counts, rule)

@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class OwnItems:
-    """The item vectors of clients, one copy a block of those that nobody in it rated.
+    """The item vectors of clients; those that a client has not rated are stored once per block.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class OwnItems:
 
     @classmethod
     def of(cls, block, held, shared):
-        """Of one block, given its clients' own vectors and what they share of all others."""
+        """Of one block, given its clients' own vectors and their shared vectors of other items."""
         n_users = np.diff(block.client_indptr)
         order = np.argsort(block.users, kind="stable")
         keys = np.repeat(block.clients, block.row_counts) * block.n_items + block.row_items

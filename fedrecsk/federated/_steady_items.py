@@ -1,4 +1,4 @@
-"""What makes FedMF, CoLR and SCoLR work on few ratings: shrinkage and averaging."""
+"""Shrinkage and averaging, which make FedMF, CoLR and SCoLR work on few ratings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SteadyItems(AveragedItems):
     """Base class of FedMF and CoLR.
 
     Polynomial-decay averaging (O. Shamir and T. Zhang, "Stochastic Gradient Descent for
-    Non-smooth Optimization", ICML 2013) needs no length of its window to be set.
+    Non-smooth Optimization", ICML 2013) does not need the length of a window.
     """
 
     _: KW_ONLY

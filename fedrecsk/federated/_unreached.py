@@ -1,4 +1,4 @@
-"""Users whom no round has reached, and who are personalised when somebody asks for them."""
+"""Users that have taken part in no round; their vectors are computed when they are needed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation.clients import personalized
 from fedrecsk.simulation.threads import Threads
 
-# Two threads that serve the same users write the same rows, but not into a sparse matrix.
+# Two threads that compute the same users write the same rows, but not into a sparse matrix.
 _LOCK = threading.Lock()
 
 
 class Unreached:
-    """What it takes to serve users whose clients have taken part in no round.
+    """What is needed to compute the vectors of users that have taken part in no round.
 
-    Their clients' data, which on real devices would never leave these, and the final model. Asking
-    for such a user runs its client's step on the final model, which the others have taken at the
-    end of the fit. The result does not depend on when this happens, nor on who else is asked for.
+    It has their clients' data, which would never leave real devices, and the final model. For such
+    a user it runs its client's step on the final model, which the others have run at the end of
+    the fit. The result depends neither on when this happens nor on which others are computed.
 
     Parameters
     ----------
@@ -49,17 +49,17 @@ class Unreached:
         ]
         self.attributes = attributes
         self._received = None
-        # The block of each user who waits, and -1 for the others.
+        # The block of each user who is not computed yet, and -1 for the others.
         self._block_of_user = np.full(sum(block.n_users for block in blocks), -1, dtype=np.int32)
         for number, (block, who) in enumerate(zip(blocks, unreached, strict=True)):
             self._block_of_user[block.users[block.users_of(who)]] = number
 
     def __len__(self):
-        """How many users wait."""
+        """Number of users that are not computed yet."""
         return int((self._block_of_user >= 0).sum())
 
     def serve(self, users=None):
-        """Personalise those of these users (codes, -1 for unknown) who wait; None: everybody."""
+        """Compute these users (codes, -1 for unknown) unless that is done; None: all users."""
         with _LOCK:
             users = np.arange(len(self._block_of_user)) if users is None else users[users >= 0]
             users = np.unique(users[self._block_of_user[users] >= 0])
@@ -75,7 +75,7 @@ class Unreached:
                     self._take(part.users, attributes)
 
     def shown_in(self, model):
-        """The model with the attributes as they are, be they complete or not."""
+        """The model with the attributes as they are, complete or not."""
         vars(model).update(self.attributes, _waiting=None)
         return model
 
@@ -109,13 +109,13 @@ class Unreached:
 
     @property
     def _model(self):
-        """The final model with what clients derive of it, once for all."""
+        """The final model with the fields that clients derive from it, computed once."""
         if self._received is None:
             self._received = self.method._on_receipt(self.message, self.key.shared)
         return self._received
 
     def _take(self, users, attributes):
-        # Not of housemates of theirs who have been computed before, perhaps from newer data.
+        # Other users of these clients may have been computed before, perhaps from newer data.
         waits = self._block_of_user[users] >= 0
         users = users[waits]
         for name, rows in self.attributes.items():
@@ -126,7 +126,7 @@ class Unreached:
         self._block_of_user[users] = -1
 
     def __getstate__(self):
-        """Without the data of those who do not wait, and what can be derived again."""
+        """Leave out the data of users that are computed, and what can be derived again."""
         waits, blocks = self._block_of_user >= 0, []
         for block in self.blocks:
             kept = None

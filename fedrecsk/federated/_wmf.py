@@ -16,7 +16,7 @@ from fedrecsk.federated._item_rows import OwnRows
 from fedrecsk.simulation.messages import Dense, Message, Uploads
 from fedrecsk.uploads import Form, Ragged
 
-# Directions in which clients say less than this share of the most are left alone.
+# Directions in which clients contribute less than this share of the largest do not change.
 RESOLUTION = 1e-6
 
 
@@ -90,22 +90,22 @@ class FederatedWMF(ImplicitMF):
 
     @property
     def _idle_matrix(self):
-        """The matrix of a client that leaves the items it does not hold as they are."""
+        """The matrix of a client that does not change the items it does not hold."""
         return np.eye(self.n_factors)
 
     # -------------------------------------------------------------------- on the server
 
     @staticmethod
     def _mean_over_holders(upload):
-        """Mean of the rows over those who sent them; zero where nobody did."""
+        """Mean of each row over the clients that sent it; zero if there are none."""
         return upload["rows"].sum / np.maximum(upload["n_holders"].sum, 1)[:, None]
 
     def _cautious(self, server, upload, lean=1.0):
         """Step of each item that keeps a preconditioned update from overshooting.
 
-        Where few clients take part, the mean is noisy. Where many hold an item with a large
+        If few clients take part, the mean is noisy. If many hold an item with a large
         alpha, clients move it up to 1 + alpha times as fast as the preconditioner, which
-        knows no single item, expects; `lean` says how far their answers depend on the
+        is the same for all items, expects; `lean` says how far their answers depend on the
         server's items at all.
         """
         share = min(1.0, 2 * upload.n_clients / server["n_clients"])
@@ -122,15 +122,15 @@ class FederatedWMF(ImplicitMF):
     def _check_before_fit(self):
         if self._setting().local_dp is not None:
             raise ValueError(
-                f"{type(self).__name__} has no local_dp: which rows a client asks for and sends "
+                f"{type(self).__name__} has no local_dp: which rows a client requests and sends "
                 "reveals the items it holds, and noise cannot hide that. Use RFRec under local "
                 "differential privacy."
             )
         super()._check_before_fit()
         if self._setting().secure_aggregation is not None and self.upload == "own":
             raise ValueError(
-                f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
-                'rows of some items only do not add up encrypted; set upload="all".'
+                f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
+                'rows of only some items cannot be added encrypted; set upload="all".'
             )
         if self.preconditioner is True and self.aggregation != "full":
             raise ValueError(
@@ -183,5 +183,5 @@ class ClientItemsWMF(FederatedWMF):
 
 
 def divide(change, matrix):
-    """change matrix^-1, leaving alone the directions that the matrix does not resolve."""
+    """change matrix^-1, without a change in the directions that the matrix does not resolve."""
     return change @ np.linalg.pinv(matrix, rcond=RESOLUTION)

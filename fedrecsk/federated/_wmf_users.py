@@ -1,4 +1,4 @@
-"""What methods share whose clients fit users to items with confidences, exactly."""
+"""What methods share if their clients fit users to items exactly, with confidences."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class WMFUsers:
 
     def _gram(self, items):
         items = items.astype(np.float64)
-        # Where clients diverge, the server says so in the next round.
+        # If clients diverge, the server raises an error in the next round.
         with np.errstate(over="ignore", invalid="ignore"):
             return (items.T @ items).astype(self._dtype)
 
     def _received(self, message):
-        """The item vectors, of which a client reads its own, and the sum of all q q'."""
+        """The item vectors (a client reads only its own) and the sum of all q q'."""
         return _kernels.wmf.Broadcast(
             message["item_factors"].values.astype(self._dtype, copy=False),
             message["gram"].values.astype(self._dtype, copy=False),
@@ -84,10 +84,10 @@ class WMFUsers:
     # -------------------------------------------------------------------- early stopping
 
     def _validation_losses(self, held_out):
-        """The objective on what a client did not train on.
+        """The objective on held-out rows.
 
-        Held-out rows count with their confidence; the items that the user has no row of are
-        preferences 0 with confidence 1, shared out over its held-out rows.
+        Held-out rows count with their confidence; the items without a row of the user are
+        preferences 0 with confidence 1, divided among its held-out rows.
         """
         confidence = 1.0 + self._preferences(held_out)["extra"]
         scores = self._score_pairs(held_out.users, held_out.items)

@@ -1,4 +1,4 @@
-"""The hooks of a federated method: what an author writes, and what everybody inherits."""
+"""The hooks of a federated method: what an author writes, and what all methods inherit."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class FederatedRecommender(Recommender):
     """Base class of the federated methods.
 
     A method gives the hooks below, in the order of a paper's algorithm. `server` is the server's
-    state and `state` the private one of a block of clients, both dicts. Nothing crosses between
-    the two but a :class:`~fedrecsk.simulation.Message` down and
-    :class:`~fedrecsk.simulation.Uploads` up. `self` is a bare copy of the estimator with its
-    parameters only: put nothing on it.
+    state and `state` the private one of a block of clients, both dicts. The two exchange only a
+    :class:`~fedrecsk.simulation.Message` (download) and
+    :class:`~fedrecsk.simulation.Uploads`. `self` is a copy of the estimator with its
+    parameters only: do not set attributes on it.
 
     Server hooks get the shared key, a :class:`~fedrecsk.simulation.keys.Key`; client hooks get
     :class:`~fedrecsk.simulation.keys.Keys`, a shared and a private one.
@@ -65,8 +65,8 @@ class FederatedRecommender(Recommender):
         "federation": [Federation, None],
     }
 
-    # Users whom no round has reached and nobody has asked for yet: an Unreached, or None if there
-    # are none. While there are, attributes by user are kept in it.
+    # Users that have taken part in no round and are not computed yet: an Unreached, or None if
+    # there are none. While there are, it keeps the per-user attributes.
     _waiting = None
 
     # Whether clients keep more than one vector of their own for each rating, in a way that is
@@ -74,8 +74,8 @@ class FederatedRecommender(Recommender):
     # same rounds. `_follow` is called for such methods alone.
     _shares_state = False
 
-    # Whether `_client_update` hands over uploads client by client if ``turn.separate`` says so.
-    # If not, blocks have one client each wherever something looks at single uploads.
+    # Whether `_client_update` returns uploads client by client if ``turn.separate`` is True.
+    # If not, blocks have one client each if single uploads are needed.
     _single_uploads = False
 
     # What the server needs of a round's uploads: "sums", or "clients" for methods that treat
@@ -84,14 +84,14 @@ class FederatedRecommender(Recommender):
     # refused.
     _server_sees = "sums"
 
-    # Whether `_broadcast` may give None, so that clients go on with the last message they have.
+    # Whether `_broadcast` may return None; clients then continue with their last message.
     _may_be_silent = False
 
     # Whether ``Federation(sampling="auto")`` means cohorts that take turns.
     _prefers_rotation = False
 
-    # The parameter that says how many numbers of `_dtype` every user keeps. None: they need not
-    # be that many. It serves to refuse fits for which there is not enough memory.
+    # The parameter that says how many numbers of `_dtype` every user keeps; None if there is no
+    # such parameter. By it, fits for which there is not enough memory are refused.
     _user_width = None
 
     # How a curious server inverts one upload; see :func:`fedrecsk.attacks.measure_leak`.
@@ -100,7 +100,7 @@ class FederatedRecommender(Recommender):
     # --------------------------------------------------------------- before the rounds
 
     def _check_setting(self, federation, data, blocks):
-        """Raise, before any work, where the method does not go with its federation or data."""
+        """Raise, before any work, if the method does not suit its federation or data."""
 
     @abstractmethod
     def _init_server(self, catalogue, key):
@@ -145,18 +145,18 @@ class FederatedRecommender(Recommender):
         """Server: the model as clients receive it. A Message; pure."""
 
     def _model_delta(self, server):
-        """Server: what a client needs instead that has the last model. A Message; pure.
+        """Server: what a client with the last model needs instead. A Message; pure.
 
         None: the whole model.
         """
         return None
 
     def _broadcast(self, server, key):
-        """Server: what this round sends down. A Message, or None where `_may_be_silent`; pure."""
+        """Server: this round's download. A Message, or None if `_may_be_silent`; pure."""
         return self._model(server)
 
     def _on_receipt(self, message, key):
-        """Clients: a message with the fields that they derive of it. Pure.
+        """Clients: a message with the fields that they derive from it. Pure.
 
         `key` is the shared one. It is computed once for all clients that receive the message.
         """
@@ -165,7 +165,7 @@ class FederatedRecommender(Recommender):
     # ---------------------------------------------------------------- each round, clients
 
     def _follow(self, common, message, key):
-        """Clients: what those of equal history compute alike, once for all of them.
+        """Clients: what those of equal history share, computed once for all of them.
 
         Only where `_shares_state`; `common` is None at first, and the result is in
         ``state["common"]`` of all their blocks.
@@ -175,8 +175,8 @@ class FederatedRecommender(Recommender):
     def _init_clients(self, block, message, key):
         """Clients: their private state, a dict, from the announcement and a first broadcast.
 
-        Clients of a block may come to their first round later than others. Unless
-        `_shares_state`, nothing in the state may depend on that broadcast, therefore.
+        Clients of a block may take part for the first time later than others. Therefore, unless
+        `_shares_state`, nothing in the state may depend on that broadcast.
         """
 
     @abstractmethod
@@ -202,8 +202,8 @@ class FederatedRecommender(Recommender):
         """Server: what a client that has changed nothing would send, from the last message.
 
         A dict of arrays, for the fields of `_upload_forms` where that is not zero: the `center`
-        of a :class:`~fedrecsk.simulation.Ragged`. A server that looks at single uploads of
-        deployed clients tells by it what they have changed; it never asks them. Pure.
+        of a :class:`~fedrecsk.simulation.Ragged`. A server that needs single uploads of
+        deployed clients computes their changes from it, without trusting the clients. Pure.
         """
         return {}
 
@@ -216,9 +216,9 @@ class FederatedRecommender(Recommender):
     def _personalize(self, block, state, message, turn, key):
         """Clients: the step of those in ``turn.active`` on the final model; pure.
 
-        The message has the announcement's fields too. `state` is None for newcomers and for
-        clients that have taken part in no round. What becomes of the other clients' users does
-        not matter, and no user's vector may depend on who else is active.
+        The message has the announcement's fields too. `state` is None for new users and for
+        clients that have taken part in no round. The result for other clients' users is
+        ignored, and no user's vector may depend on which other clients are active.
         """
         return self._init_clients(block, message, key) if state is None else state
 
@@ -234,8 +234,8 @@ class FederatedRecommender(Recommender):
     def _user_attributes(self, block, state):
         """Fitted attributes that are the users' own; a dict; pure.
 
-        Arrays by user of the block, whose names begin with ``user_``. Anything else needs a
-        class method ``joined(parts)``.
+        Arrays with a row per user of the block, with names that begin with ``user_``. Anything
+        else needs a class method ``joined(parts)``.
         """
 
     def _validation_losses(self, held_out):
@@ -247,14 +247,14 @@ class FederatedRecommender(Recommender):
         return held_out.weights * (held_out.values - predicted) ** 2, held_out.weights
 
     def _private_vectors(self, state):
-        """Clients: their users' vectors, for keeping the score of a curious server's guesses."""
+        """Clients: their users' vectors, with which a curious server's guesses are compared."""
         return state["users"]
 
     # --------------------------------------------------------------- what is inherited
 
     @property
     def _sees_ratings(self):
-        """Whether it trains on how much users like an item, not on whether."""
+        """Whether it trains on how much users like an item, instead of whether they do."""
         return self.__sklearn_tags__().target_tags.required
 
     @property
@@ -308,13 +308,13 @@ class FederatedRecommender(Recommender):
             return
         if self.early_stopping:
             raise ValueError(
-                "early_stopping uploads validation errors, which local_dp does not protect; use "
-                "early_stopping=False under local differential privacy."
+                "early_stopping uploads validation errors, which local_dp does not protect; set "
+                "early_stopping=False with local_dp."
             )
         if self.items is None:
             raise ValueError(
-                "Under local_dp the catalogue must be public instead of read off the data, because "
-                "it reveals who is in it; set items= to the ids of all items on offer."
+                "With local_dp the catalogue must be public, because one derived from the data "
+                "reveals who is in them; set items= to the ids of all items on offer."
             )
 
     def _fit(self, data, report):
@@ -357,7 +357,7 @@ class FederatedRecommender(Recommender):
             self._waiting = self._waiting.with_users(attributes, places)
 
     def _get_fitted_attr_html(self, doc_link=""):
-        # Showing a model is no reason to personalise anybody.
+        # Showing a model should not compute users' vectors.
         shown = copy.copy(self)
         shown._waiting = None
         return super(FederatedRecommender, shown)._get_fitted_attr_html(doc_link)
@@ -374,5 +374,5 @@ class FederatedRecommender(Recommender):
         return {name: rows for name, rows in joined.items() if name.startswith("user_")}
 
     def _as_newcomers(self, block):
-        """A block of users who were not there at fit, as they are to draw."""
+        """A block of users that were not in fit, with the codes that their draws need."""
         return block

@@ -19,10 +19,10 @@ from fedrecsk.simulation.messages import Dense, Derived, Message
 class CoLR(SteadyItems):
     """Correlated low-rank updates: federated matrix factorisation that uploads little.
 
-    As :class:`FedMF`, but a client trains ``Q + A_u B`` with the round's B as it is: r rows of
-    length d that the server has drawn for all, orthogonal and sqrt(d / r) long. Only A_u, which
-    begins at zero, is uploaded, and since all have the same B the server can average it: Q moves
-    by ``mean(A_u) B``. As B is new in each round, Q can go anywhere in the end.
+    As :class:`FedMF`, but a client trains ``Q + A_u B`` with the round's B fixed: r orthogonal
+    rows of d numbers and of length sqrt(d / r), which the server has drawn for all clients. Only
+    A_u, which begins at zero, is uploaded, and since all have the same B the server can average
+    it: Q moves by ``mean(A_u) B``. As B is new in each round, Q is not limited to a low rank.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class CoLR(SteadyItems):
 
         each round
           1  server sends Q and B, or mean(A_u) of the last round and B   _broadcast, _model_delta
-          2  clients complete B to a basis and turn Q to it               _on_receipt
+          2  clients complete B to a basis and rotate Q to it             _on_receipt
           3  ... and their p_u                                            _client_update
           4  clients train p_u and A_u, q_i along B, as in FedMF          kernel train
           5  clients upload A_u, and what they visited                    kernel visit_summed
@@ -68,13 +68,13 @@ class CoLR(SteadyItems):
         at the end
           7  clients fit p_u to the final Q                               _personalize
 
-    *Turning.* Q and p_u are turned to coordinates of which the first r are those along B's rows;
-    to train A_u is to train these coordinates of q_i. This is exact.
+    *Rotation.* Q and p_u are rotated so that the first r coordinates are those along B's rows;
+    training A_u then means training these coordinates of q_i. This is exact.
 
     *What is sent.* Up: A_u, ``4 m r`` bytes per client per round for m items, and the visits or
     number of ratings, as in :class:`FedMF`. Down: B, ``4 r d`` bytes, and Q, ``4 m d`` bytes; a
-    client that has the last Q receives mean(A_u) instead, ``4 m r`` bytes, and one that returns
-    after c rounds c of them, as long as these are less than Q.
+    client that has the last Q receives mean(A_u) instead, ``4 m r`` bytes. One that returns
+    after c rounds receives c of them, if they take fewer bytes than Q.
 
     *What it reveals.* As in :class:`FedMF`: the rows of A_u that are not zero are the visited
     items.
@@ -131,10 +131,10 @@ class CoLR(SteadyItems):
         )
 
     def _client_update(self, block, state, message, turn, key):
-        # In coordinates of which the first are those along B, to train A is to train these.
+        # The first coordinates are those along B, so training A means training these.
         directions = message["directions"].values
         who, users = np.repeat(turn.active, np.diff(block.client_indptr)), state["users"]
-        # Who has diverged is found when its upload arrives.
+        # Clients that have diverged are found when their uploads arrive.
         with np.errstate(over="ignore", invalid="ignore"):
             users[who] = users[who] @ directions.T
             turned = Message(item_factors=message["turned"])

@@ -29,15 +29,14 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
 
     Each round every client solves for its users' vectors and biases exactly, given the items
     that they have rated, and uploads the gradient of its squared errors in these items; the
-    server adds these up and takes a step of Adam. Together they descend::
+    server adds these up and takes a step of Adam. Together they minimise::
 
         sum_r w (r - level - b_u - b_i - p_u . q_i)^2
           + sum_u [reg_user n_u^reg_power |p_u|^2 + reg_bias b_u^2]
           + sum_i [reg_item n_i^reg_power |q_i|^2 + reg_bias b_i^2]
 
-    where n_u and n_i count the ratings of user u and item i (the sum of their weights). It is
-    what papers on ratings compare with as "FCF", and under ``secure_aggregation`` what they
-    call FedMF.
+    where n_u and n_i count the ratings of user u and item i (the sum of their weights). Papers on
+    ratings use it as a baseline under the name "FCF" and, with ``secure_aggregation``, "FedMF".
 
     Parameters
     ----------
@@ -72,7 +71,7 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
         can add them up and hides which these are.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, assumed to be public; predictions are clipped
-        to it. None: the range of y.
+        to them. None: the range of y.
     init_std : float, default=0.1
         Standard deviation of the initial item vectors.
     {shared parameters}
@@ -94,8 +93,8 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
     Raises
     ------
     ValueError
-        By fit: if ratings lie outside `rating_scale`; under `local_dp`; under
-        `secure_aggregation` with ``upload="own"``; if the clients diverge.
+        By fit: if ratings lie outside `rating_scale`; with `local_dp`; with
+        `secure_aggregation` and ``upload="own"``; if the clients diverge.
 
     See Also
     --------
@@ -122,8 +121,8 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
 
     *What it reveals.* The server uses only sums over clients. In plaintext, one upload of a
     one-user client gives p_u, the user's items and all ratings exactly: rows are multiples of
-    (1, p_u), the multiples are the errors, and the ridge regression's own equation has the
-    bias (:func:`fedrecsk.attacks.measure_leak`). Chai et al. prove as much of two uploads, and
+    (1, p_u), the multiples are the errors, and the ridge regression's own equation gives the
+    bias (:func:`fedrecsk.attacks.measure_leak`). Chai et al. prove the same for two uploads, and
     encrypt them: set ``upload="all"`` and `secure_aggregation`.
 
     *Gradients* are sent as half of the derivatives; the server doubles them, and divides a
@@ -207,7 +206,7 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
             "n_ratings": Form((n_items,), self._rows, learned=False),
         }
         if self.upload == "own":
-            # An int32 for each rated item: its number.
+            # An int32 for each rated item: its index.
             forms["held_items"] = Form((n_items,), "held", dtype="int32", learned=False)
         return forms
 
@@ -312,7 +311,7 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
         return penalties
 
     def _received(self, message):
-        """The items, of which a client reads its own, as the kernels take them."""
+        """The items as the kernels take them; a client reads only its own."""
         partners = message["item_vectors"].values.astype(self._dtype)
         bias = np.zeros(len(partners), dtype=self._dtype)
         if self.biases:
@@ -330,13 +329,13 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
         if federation.local_dp is not None:
             raise ValueError(
                 f"{type(self).__name__} has no local_dp: its set-up counts ratings in plaintext, "
-                "and its gradients are not clipped. Use RFRec under local differential privacy."
+                "and its gradients are not clipped. Use RFRec for local differential privacy."
             )
         super()._check_before_fit()
         if federation.secure_aggregation is not None and self.upload == "own":
             raise ValueError(
-                f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
-                'rows of some items only do not add up encrypted; set upload="all".'
+                f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
+                'rows of only some items cannot be added encrypted; set upload="all".'
             )
 
     def _response(self, scores):

@@ -26,7 +26,7 @@ class FCF(ServerStep, ImplicitMF):
 
     Each round every client solves for its users' vectors exactly, given all items, and uploads
     the gradient of its loss in all items; the server adds these up and takes a step of Adam.
-    Together they descend the objective of implicit matrix factorisation::
+    Together they minimise the objective of implicit matrix factorisation::
 
         sum_u sum_i c_ui (r_ui - p_u . q_i)^2 + reg_user sum_u |p_u|^2 + reg_item sum_i |q_i|^2
 
@@ -58,9 +58,9 @@ class FCF(ServerStep, ImplicitMF):
     epsilon : float, default=1e-8
         Adam's term against division by zero.
     upload : {"all", "own"}, default="all"
-        What is sent each round. "all", the paper's: whole item matrices down and up. "own": the
-        rows of the client's own items and a d x d matrix both ways, from which follows the same
-        sum in fewer bytes.
+        What is sent in each round. "all", as in the paper: whole item matrices, down and up.
+        "own": the rows of the client's own items and a d x d matrix, down and up, which give the
+        same sum in fewer bytes.
     init_std : float, default=0.03
         Standard deviation of the initial item vectors.
     {shared parameters}
@@ -76,9 +76,9 @@ class FCF(ServerStep, ImplicitMF):
     Raises
     ------
     ValueError
-        By fit: if no row has y > 0; under `local_dp`; under `secure_aggregation` with
-        ``upload="own"``; if the clients diverge; if something looks at single uploads and
-        writing them down takes more than 2 GiB.
+        By fit: if no row has y > 0; with `local_dp`; with `secure_aggregation` and
+        ``upload="own"``; if the clients diverge; if single uploads are needed and take more than
+        2 GiB.
 
     See Also
     --------
@@ -115,7 +115,7 @@ class FCF(ServerStep, ImplicitMF):
 
     *Simulation.* Over all clients the rows of items that they do not hold add up to
     ``Q sum_c P_c' P_c``, so a round takes time O(ratings d + m d^2), not O(clients m d). This
-    is exact. Where something looks at single uploads, "all" has to write them down.
+    is exact. If single uploads are needed, "all" has to compute them.
 
     References
     ----------
@@ -156,7 +156,7 @@ class FCF(ServerStep, ImplicitMF):
 
     @property
     def _n_setups(self):
-        # Who gets and sends whole matrices need not say what it holds.
+        # A client that receives and sends whole matrices need not report what it holds.
         return int(not self._sends_all)
 
     # ---------------------------------------------------------------------- the algorithm
@@ -207,7 +207,7 @@ class FCF(ServerStep, ImplicitMF):
     @staticmethod
     def _others(items, squares):
         """Gradients of items that a client does not hold, given its P'P."""
-        # A client that has diverged is left out of the sums, or says so itself.
+        # A client that has diverged is left out of the sums, or reports it itself.
         with np.errstate(over="ignore", invalid="ignore"):
             return items.astype(squares.dtype, copy=False) @ squares
 
@@ -229,14 +229,13 @@ class FCF(ServerStep, ImplicitMF):
         if federation.local_dp is not None:
             raise ValueError(
                 f"{type(self).__name__} has no local_dp: to clip its gradients, every client would "
-                "have to write down those of all items. Use RFRec under local differential "
-                "privacy."
+                "have to compute those of all items. Use RFRec for local differential privacy."
             )
         super()._check_before_fit()
         if federation.secure_aggregation is not None and not self._sends_all:
             raise ValueError(
-                f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
-                'rows of some items only do not add up encrypted; set upload="all".'
+                f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
+                'rows of only some items cannot be added encrypted; set upload="all".'
             )
 
     def _check_setting(self, federation, data, blocks):
@@ -251,8 +250,8 @@ class FCF(ServerStep, ImplicitMF):
         nbytes = n_clients * data.n_items * self.n_factors * np.dtype(self._dtype).itemsize
         if nbytes > DENSE_LIMIT:
             raise ValueError(
-                f"Something in the federation looks at single uploads, and those of {n_clients} "
+                f"The federation needs single uploads, and those of {n_clients} "
                 f"clients, each with {data.n_items} x {self.n_factors} numbers, would take "
-                f'{nbytes / 2**30:.1f} GiB at a time. Set upload="own", which makes the same '
-                "sums of fewer numbers, or a smaller client_fraction."
+                f'{nbytes / 2**30:.1f} GiB at a time. Set upload="own", which gives the same '
+                "sums from fewer numbers, or a smaller client_fraction."
             )

@@ -28,11 +28,11 @@ from fedrecsk.uploads import Form
 @documented
 @dataclass(eq=False, repr=False)
 class FedEASE(ItemWeightsMixin, FederatedGram):
-    """Embarrassingly shallow autoencoder in one round of one sum.
+    """Embarrassingly shallow autoencoder from one sum in one round.
 
-    :class:`EASE` needs of the data only X'X, which is a sum over users. Every client
+    :class:`EASE` needs only X'X, which is a sum over users. Every client
     uploads its users' part of it once, and the server inverts the sum. The result is exactly that
-    of the centralised model on all data whose uploads have arrived.
+    of the centralised model on the data of the clients whose uploads have arrived.
 
     Parameters
     ----------
@@ -42,19 +42,19 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
         Number of rounds in total. One is enough if all clients take part in it
         (``client_fraction=1``).
     upload : {"auto", "pairs", "dense"}, default="auto"
-        What a client sends: its own pairs of items with their numbers, or all
-        n_items (n_items + 1) / 2 pairs. "auto": "dense" under secure aggregation, which needs it,
-        and otherwise "pairs", which is less for every client with under 7 in 10 of the items.
+        What a client sends: its own pairs of items with their indices, or all
+        n_items (n_items + 1) / 2 pairs. "auto": "dense" with secure aggregation, which needs it,
+        and otherwise "pairs", which is smaller for every client with under 7 in 10 of the items.
     download : {"auto", "own", "all"}, default="auto"
         What a client receives in the end: the rows of B of its own items, or one triangle of
-        (X'X + reg I)^-1, from which B follows. "auto": "all" under secure aggregation, and
-        otherwise "own", for which the client says beforehand which items it holds.
+        (X'X + reg I)^-1, from which B follows. "auto": "all" with secure aggregation, and
+        otherwise "own", for which the client reports beforehand which items it holds.
     {shared parameters}
 
     Attributes
     ----------
     item_weights_ : ndarray of shape (n_items, n_items), dtype float32
-        B: row j is what liking item j adds to the scores of all items.
+        B: row j is added to the scores of all items if a user likes item j.
     user_history_ : csr_array of shape (n_users, n_items), dtype float32
         X: the weight of each item that a user likes. It never leaves the client.
     {shared attributes}
@@ -62,8 +62,8 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     Raises
     ------
     ValueError
-        By fit: if parameters do not go together, under local differential privacy or compression,
-        if no y is positive, or if the matrices do not fit into memory.
+        By fit: if parameters contradict one another, with local differential privacy or
+        compression, if no y is positive, or if the matrices do not fit into memory.
 
     See Also
     --------
@@ -76,7 +76,7 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
 
         set-up  with download="own", clients report which items they hold  _setup_update
         each round
-          1  server asks (1 byte)                               _broadcast
+          1  server requests uploads (1 byte)                   _broadcast
           2  clients that have not sent before upload x x',
              summed over their users                            _client_update: kernel add_pairs
           3  server adds up: G                                  _aggregate
@@ -91,20 +91,20 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     *Rounds and cohorts.* A client sends in the first round in which it takes part, and nothing
     later, since it would be counted twice. Cohorts take turns, so with ``client_fraction=0.1`` ten
     rounds reach every client once, and fewer rounds leave users out;
-    ``federation=Federation(sampling="random")`` leaves some out for long. An upload that is lost on
-    the way stays lost, because the client does not know it: the sum is then over fewer users.
+    ``federation=Federation(sampling="random")`` leaves some out for long. A lost upload
+    stays lost, because the client does not learn of the loss: the sum is then over fewer users.
     `loss_curve_` is NaN, as clients train nothing.
 
-    *What is sent.* Once, up: with "own", the numbers of the client's items; then 8 bytes (number
+    *What is sent.* Once, up: with "own", the indices of the client's items; then 8 bytes (index
     and value) for each pair of items that one of its users likes, an item with itself
     included, or with "dense" 4 for each pair of the catalogue. Down: a byte for each round, and in
     the end ``4 n_items`` bytes for each own item, or ``2 n_items (n_items + 1)`` with "all". B
-    itself is not symmetric, so the inverse is half the size. Under encryption the clients hold the
-    server's state: each inverts the decrypted sum itself.
+    itself is not symmetric, so the inverse is half the size. With encryption each client inverts
+    the decrypted sum itself.
 
-    *What it reveals.* A plaintext upload of a client with one user says exactly what it likes: the
+    *What it reveals.* A plaintext upload of a client with one user shows exactly what it likes: the
     pairs of an item with itself. The server uses the sum only; secure aggregation hides the rest,
-    and in a sum over few clients pairs of rare items still give somebody away.
+    but in a sum over few clients pairs of rare items can still identify a client.
 
     *Attacks and aggregators* see uploads of very different sizes: the norm of one grows with the
     square root of the number of pairs, and faster with sample weights.
@@ -189,8 +189,8 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
         super()._check_before_fit()
         if self._setting().secure_aggregation is not None and self._sends_rows:
             raise ValueError(
-                "Under secure_aggregation FedEASE must not be told which items a client holds, as "
-                'download="own" needs; set download="all" or "auto".'
+                'download="own" reports to the server which items a client holds, which '
+                'secure_aggregation must hide; set download="all" or "auto".'
             )
 
     def _validation_losses(self, held_out):

@@ -26,14 +26,14 @@ from fedrecsk.uploads import Form, Ragged
 UNITS = 4.0
 # Of the server's Adam.
 BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
-# A user's ratings may weigh so much; a weight of 1 is a rating.
+# Largest total weight of a user's ratings; a weight of 1 is a rating.
 HEAVIEST = 1e6
-# Averages for prediction look back on at least so many rounds.
+# Averages for prediction cover at least this many rounds.
 LOOK_BACK = 10
 
 
 class Moments(NamedTuple):
-    """Adam's, of the shape of what it moves."""
+    """Adam's moments, with the shape of the parameter."""
 
     first: np.ndarray
     second: np.ndarray
@@ -51,9 +51,9 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
 
     Each client infers the distribution of its users' vectors given the items, exactly, and
     uploads the gradient of the ratings' likelihood in its own items; the server adds these up,
-    moves the items, and learns how noisy ratings and how different users and items are. Few
-    clients a round suffice: with cohorts of 1 % each client uploads ten times in all. Predictions
-    come with standard deviations.
+    updates the items, and learns how noisy ratings and how different users and items are. Few
+    clients per round are enough: with cohorts of 1 % each client uploads ten times in total.
+    Predictions have standard deviations.
 
     The model of user u's rating of item i::
 
@@ -62,7 +62,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         alpha_u ~ Gamma(nu / 2, nu / (2 alpha))
         (b_i, q_i) ~ N(f_i, 1 / R),                  f ~ N(0, K / psi)
 
-    where the sum runs over the n_u items j that u has rated, and K says how much two items
+    where the sum is over the n_u items j that u has rated, and K measures how often two items
     are rated by the same users. The method and its name are this project's.
 
     Parameters
@@ -70,28 +70,28 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     n_factors : int, default=20
         Length of p_u and q_i (d).
     n_rounds : int or "auto", default="auto"
-        Number of rounds in total (T). "auto": ``100 f^-1/2``, where f is `client_fraction` less
-        what `dropout` takes: 100 rounds of everybody, 1,000 of 1 %. Each client then uploads
-        about ``100 f^1/2`` times.
+        Number of rounds in total (T). "auto": ``100 f^-1/2``, where f is the share of the clients
+        that take part in a round and do not drop out: 100 rounds of all clients, 1,000 of 1 %.
+        Each client then uploads about ``100 f^1/2`` times.
     implicit : bool, default=True
-        Whether the choice of what a user has rated, apart from its ratings, says something about
-        it (y_j). Without it, m_u is 0.
+        Whether to learn about a user also from which items it has rated, apart from the ratings
+        themselves (y_j). Without it, m_u is 0.
     sketch_size : int, default=128
         Columns of the sketch from which the server learns K, at most the number of items. 0: items
         do not depend on each other (f is 0).
     user_noise : bool, default=True
-        Whether every user has a noise of its own. If not, alpha_u is alpha for all.
+        Whether every user has a noise level of its own. If not, alpha_u is alpha for all.
     posterior : {"variational", "map"}, default="variational"
-        "variational": users and items have variances, and the scales are learned. "map": the most
-        likely vectors alone; the scales then stay where they start.
+        "variational": users and items have variances, and the scales are learned. "map": only the
+        most likely vectors; the scales then keep their initial values.
     learning_rate : float or "auto", default="auto"
         Step size of the server's Adam (eta). "auto": ``0.05 f^1/3``, where f is the share of
         the clients whose uploads were accepted in the round.
     init_std : float, default=0.1
         Standard deviation of the initial item vectors.
     upload : {"own", "all"}, default="own"
-        "own": a client reports once which items it holds, and receives and sends their rows
-        alone. "all": the rows of all items are sent, as secure sums require.
+        "own": a client reports once which items it holds, and receives and sends only their
+        rows. "all": the rows of all items are sent, as secure sums require.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, to which predictions are clipped. None: the range of y.
     {shared parameters}
@@ -115,8 +115,8 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     item_variance_ : ndarray of shape (n_items, n_factors + 1), dtype float32
         Variances of (b_i, q_i), in squared ratings.
     noise_std_, bias_std_ : float
-        Standard deviations of a rating and of users' biases, as learned of all users. With
-        ``posterior="map"`` where they started.
+        Standard deviations of a rating and of users' biases, learned from all users. With
+        ``posterior="map"``, their initial values.
     rating_scale_ : tuple of float
         The ends of the rating scale.
     {shared attributes}
@@ -124,9 +124,9 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     Raises
     ------
     ValueError
-        By fit: if ratings lie outside `rating_scale`; if weights are so large that float32 does
-        not do; under local differential privacy, which
-        it has no form of; under secure sums with ``upload="own"``.
+        By fit: if ratings lie outside `rating_scale`; if weights are too large for float32; with
+        local differential privacy, which it does not support; with secure sums and
+        ``upload="own"``.
 
     Notes
     -----
@@ -155,23 +155,23 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     and step 3: ``alpha_u res_i`` for b_i, ``alpha_u (res_i p_u - S x_i)`` for q_i,
     ``n_u^-1/2 (p_u - m_u)`` for y_i, and four numbers for the scales: ``b_u^2 + S_00``, 1,
     ``alpha_u / alpha E`` and n_u. These are the partial gradients of a lower bound of the ratings'
-    likelihood, at the users' optimum up to one sweep. A weight of a rating counts as so many
+    likelihood, at the users' optimum up to one sweep. A rating of weight w counts as w
     ratings.
 
     *What is sent.* Once, up: sum and number of ratings; for each item that the client holds (or
-    for all) how many ratings and users it has there, the sum of 1 / n_u, and a row of
+    for all) its number of ratings and users, the sum of 1 / n_u, and a row of
     `sketch_size` numbers; with "own", which items these are. Once, down: the scale, the mean and
-    the number of ratings of every item. Each round, down: a row of 2 d + 1 numbers an item, and the
-    scales; up: the same of gradients, and four numbers. At the end, down: all rows.
+    the number of ratings of every item. Each round, down: 2 d + 1 numbers per item, and the
+    scales; up: as many numbers of gradients, and four more. At the end, down: all rows.
 
-    *What it reveals.* The server uses sums alone, so secure sums hide the rest. Without them, one
-    upload tells exactly which items its user has rated and how, and the user's vector:
+    *What it reveals.* The server uses only sums, so secure sums hide the rest. Without them, one
+    upload reveals exactly which items its user has rated and how, and the user's vector:
     alpha_u follows from the number of rows and the four numbers, and with it the rows
-    are the residuals (:func:`fedrecsk.attacks.measure_leak`). A sum over a small cohort has items
-    with a single rater, of whom it hides little, and rows for y that are equal for all items of a
-    user link them; ``python -m benchmarks.fedeb leak`` counts such ratings.
+    give the residuals (:func:`fedrecsk.attacks.measure_leak`). A sum over a small cohort has items
+    that only one client has rated; it does not hide their rows, and rows for y, which are equal
+    for all items of a user, link them. ``python -m benchmarks.fedeb leak`` counts such ratings.
 
-    *Cohorts.* ``Federation(sampling="auto")`` lets equal cohorts take turns. Drawn at random they
+    *Cohorts.* With ``Federation(sampling="auto")`` equal cohorts take turns. Random cohorts
     cost accuracy.
 
     References
@@ -259,7 +259,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             n_columns = min(self.sketch_size, n_items)
             forms["sketch"] = Form((n_items, n_columns), rows, learned=False)
         if self.upload == "own":
-            # An int32 for each held item: its number.
+            # An int32 for each held item: its index.
             forms["held_items"] = Form((n_items,), "held", dtype="int32", learned=False)
         return forms
 
@@ -312,7 +312,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         return {
             "ratings": ratings,
             "n_ratings": message["n_ratings"].values.astype(self._dtype),
-            # Where each update has left them; the next one starts afresh.
+            # The result of each update; the next one starts afresh.
             "posterior": _kernels.fedeb.Posterior.of(
                 block.n_users, self.n_factors + 1, self._dtype, whole=False
             ),
@@ -525,14 +525,14 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         if self._setting().local_dp is not None:
             raise ValueError(
                 f"{type(self).__name__} has no local_dp: which rows a client sends reveals the "
-                "items it has rated, and noise cannot hide that. Use RFRec under local "
+                "items it has rated, and noise cannot hide that. Use RFRec for local "
                 "differential privacy."
             )
         super()._check_before_fit()
         if self._setting().secure_aggregation is not None and self.upload == "own":
             raise ValueError(
-                f"Under secure_aggregation {type(self).__name__} must send whole matrices, because "
-                'rows of some items only do not add up encrypted; set upload="all".'
+                f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
+                'rows of only some items cannot be added encrypted; set upload="all".'
             )
 
     def _check_setting(self, federation, data, blocks):
@@ -540,8 +540,8 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         largest = np.add.reduceat(data.weights, data.indptr[:-1]).max()
         if largest > HEAVIEST:
             raise ValueError(
-                f"The ratings of a user weigh {largest:.3g} in all, and more than {HEAVIEST:g} is "
-                "too much for float32; divide sample_weight by its mean."
+                f"The weights of a user's ratings add up to {largest:.3g}, and more than "
+                f"{HEAVIEST:g} is too much for float32; divide sample_weight by its mean."
             )
 
     def _response(self, scores):
@@ -550,7 +550,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     def _standard_deviations(self, users, items):
         if self.posterior == "map":
             raise ValueError(
-                'FedEB with posterior="map" knows no variances; use return_std=False, or '
+                'FedEB with posterior="map" has no variances; use return_std=False, or '
                 'posterior="variational".'
             )
         # An unknown item is 0, with the variance of the prior.

@@ -1,4 +1,4 @@
-"""FedFast (Muhammad et al. 2020): clusters of users give the cohorts, and share what they learn."""
+"""FedFast (Muhammad et al. 2020): cohorts from clusters of users, which also share updates."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ class FedFast(AveragedItems):
         How the cohort of a round is drawn. "clusters": the server draws the same share of each
         cluster, and the federation's `sampling` has no effect. "federation": by that `sampling`.
     aggregation : {"active", "visits", "data_size"}, default="active"
-        How the server weighs the clients' versions of an item. "active": by how far each has
+        How the server weights the clients' versions of an item. "active": by how far each has
         moved it, ``w_c = |change|_1``. "visits" and "data_size": as in :class:`FedMF`.
     discount : float or None, default=0.1
         Clients that did not take part in round t move by ``exp(-discount t)`` times their
-        cluster's mean change (gamma_t). None: they stay where they are.
+        cluster's mean change (gamma_t). None: they do not move.
     n_clusters : int, default=10
         Clusters of clients, found by k-means (p).
     cluster_every : int, default=10
-        Rounds after which the clusters are found anew.
+        Number of rounds after which the clusters are recomputed.
     final_epochs : int, default=0
-        Epochs of a client on its users' vectors at the end, with the final items as they are. The
-        paper has none: users keep the server's vectors.
+        Number of epochs in which a client trains its users' vectors at the end, with the final
+        items fixed. The paper has none: users keep the server's vectors.
     {shared parameters}
 
     Attributes
@@ -98,7 +98,7 @@ class FedFast(AveragedItems):
 
         server draws Q and a vector for each client; clusters them     _init_server
         each round
-          1  server chooses of each cluster its share (ActvSAMP)       _choose_cohort
+          1  server draws the same share of each cluster (ActvSAMP)    _choose_cohort
           2  server sends Q, and to each client its vector             _model
           3  clients train Q and their vector on their own data        _client_update: FedMF's
           4  clients upload the changes of both                        _client_update
@@ -111,20 +111,21 @@ class FedFast(AveragedItems):
     ``sampling="federation", aggregation="data_size", discount=None`` is plain federated averaging
     of this model, and ``aggregation="visits"`` in its place is what :class:`FedMF` does.
 
-    *Clients of several users.* The vector of a client is the mean of its users'; they keep to
-    themselves by how much they differ from it, and all move with it. The paper has one user per
+    *Clients of several users.* The vector of a client is the mean of its users' vectors. The
+    differences from it stay on the client, and all move with it. The paper has one user per
     client.
 
     *What is sent.* Each round down: Q and the client's own vector, ``4 (m + 1) d`` bytes for m
     items. Up: the change of the vector, ``4 d`` bytes, and of the v items that were visited,
-    with their numbers, ``(4 d + 4) v`` bytes; with "visits" and "data_size" as in :class:`FedMF`.
+    with their indices, ``(4 d + 4) v`` bytes; with "visits" and "data_size" as in :class:`FedMF`.
     At the end, down: Q and the vector.
 
     *What it reveals.* Everything: the vectors of clients with one user are known to the server, and
     the rows that moved along a vector are the user's positives. This is why secure sums and
     ``local_dp`` are refused.
 
-    *New users* have no vector at the server. They do 20 epochs from zero with the final items.
+    *New users* have no vector at the server. They train for 20 epochs from zero with the final
+    items.
 
     References
     ----------
@@ -180,7 +181,7 @@ class FedFast(AveragedItems):
     def _choose_cohort(self, server, n_clients, size, key):
         if self.sampling == "federation":
             return None
-        # In the order of their clusters, clients at even distances: of each cluster its share.
+        # Clients at even distances in the order of clusters: the same share of each cluster.
         chance = key.hashed("cohort", np.arange(n_clients))
         order = np.lexsort((chance, server["clusters"]))
         offset = int(n_clients * key.uniform("first of the cohort"))
@@ -196,7 +197,7 @@ class FedFast(AveragedItems):
 
     def _init_clients(self, block, message, key):
         state = super()._init_clients(block, message, key)
-        # The server says where users begin.
+        # The server sends the users' initial vectors.
         return state | {"users": np.zeros_like(state["users"])}
 
     def _upload_forms(self, n_items):
@@ -211,7 +212,7 @@ class FedFast(AveragedItems):
         visits = np.repeat(turn.active, n_users)[:, None]
         state["users"] = np.where(visits, begun, state["users"])
         state, uploads, loss = super()._client_update(block, state, message, turn, key)
-        # Whoever has diverged goes back to where it began.
+        # A client that has diverged goes back to its vectors before the update.
         sound = np.repeat(cast("np.ndarray", uploads.sound), n_users)[:, None]
         state["users"] = np.where(sound, state["users"], begun)
         change = _means(block, state["users"]) - received
@@ -302,8 +303,8 @@ class FedFast(AveragedItems):
             self.aggregation == "active" or self.discount is not None
         ):
             raise ValueError(
-                "FedFast weighs single uploads itself, so the aggregator would have no effect; set "
-                "aggregator=None, or aggregation='visits' and discount=None."
+                "FedFast weights single uploads itself, so the aggregator would have no effect; "
+                "set aggregator=None, or aggregation='visits' and discount=None."
             )
         super()._check_before_fit()
 

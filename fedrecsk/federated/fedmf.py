@@ -18,7 +18,7 @@ class FedMF(SteadyItems):
     the mean of these changes. This is FedAvg [1]_ on a matrix factorisation [2]_, and the base
     model of CoLR [3]_.
 
-    By default the feedback is implicit: rows of X with y > 0 (all, where y is None) are positives
+    By default the feedback is implicit: rows of X with y > 0 (all, if y is None) are positives
     with target 1, rows with y <= 0 have target 0, and each positive brings `n_negatives` items
     that its user has not rated, with target 0. The loss is the cross-entropy of the sigmoid of
     p_u . q_i, and `predict` gives that sigmoid, the probability of a positive. With
@@ -34,9 +34,9 @@ class FedMF(SteadyItems):
     loss : {"bce", "squared"}, default="bce"
         Cross-entropy with sampled negatives, or half the squared error of ratings, without.
     n_negatives : int, default=4
-        Number of sampled negatives per positive. A client draws them anew in each round and keeps
-        them over its epochs. They are drawn uniformly, with repetition, from the items that the
-        user has no training row of; users who have rated everything get none.
+        Number of sampled negatives per positive. A client redraws them in each round and keeps
+        them over its epochs. They are drawn uniformly, with replacement, from the items without a
+        training row of the user; users who have rated everything get none.
     local_epochs : int, default=2
         Number of passes of a client over its examples per round (E).
     batch_size : int, default=64
@@ -49,16 +49,16 @@ class FedMF(SteadyItems):
         What the server divides an item's summed updates by. "visits": by the number of
         clients that visited the item, as positive or as sampled negative. "data_size": the mean
         over the round's clients, weighted by their number of ratings; clients that did not visit
-        an item hold it back.
+        an item slow its change down.
     init_std : float, default=0.03
         Standard deviation of the initial vectors.
     shrinkage : float, default=0.5
-        Weight decay of a user's examples adds up to at least this in each epoch. It matters for
-        users with fewer than about 50 rows, where `weight_decay` alone overfits. 0: never.
+        Smallest total weight decay of a user's examples in each epoch. It matters for users with
+        fewer than about 50 rows, for which `weight_decay` alone overfits. 0: no such limit.
     averaging : bool, default=True
-        Whether the final item matrix is the server's average over the rounds, later ones weighing
-        more, instead of the last one. With `early_stopping` it is the best one that clients have
-        measured. Averages cost nothing to send and remove noise where data are few.
+        Whether the final item matrix is the server's average over the rounds, with more weight on
+        later ones, instead of the last one. With `early_stopping` it is the best one that clients
+        have measured. Averaging sends no further bytes and removes noise if data are few.
     {shared parameters}
 
     Attributes
@@ -74,7 +74,7 @@ class FedMF(SteadyItems):
     Raises
     ------
     ValueError
-        By fit: under local differential privacy, if no y is positive, if `n_negatives` is above
+        By fit: with local differential privacy, if no y is positive, if `n_negatives` is above
         4 and above what any user has left unseen, or if the clients diverge.
 
     See Also
@@ -107,11 +107,11 @@ class FedMF(SteadyItems):
     *What it reveals.* In plaintext the rows that are not zero are the visited items, a fifth of
     them positives, and the size of a row reveals which. Only sums over clients are used.
 
-    *Weights.* `sample_weight` multiplies an example's loss, a negative's being that of its
-    positive. It counts relative to its mean on the client, so that its scale is no learning rate.
+    *Weights.* `sample_weight` multiplies an example's loss; a negative has the weight of its
+    positive. It is divided by its mean on the client, so that its scale does not change step sizes.
 
     *Final vectors.* A client that took part in a round fits p_u for `local_epochs` more, with the
-    final items as they are; one that never did, and every newcomer, does 20 epochs from zero. All
+    final items fixed; one that never did, and every new user, trains 20 epochs from zero. All
     draw negatives from the same stream, so that a user's vector does not depend on others. Under
     early stopping the clients of each round do so before they train, which can cost more than
     the training: 20 epochs for each that is new.

@@ -20,7 +20,7 @@ from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Summed, Uploads
 from fedrecsk.uploads import Form, Ragged
 
-# Ratings are computed with on this scale, which is that of the paper's data.
+# Ratings are mapped to this scale, which is that of the paper's data.
 LOW, HIGH = 1.0, 5.0
 # Items whose summed weight is a smaller share of the largest one are left alone: it may be the
 # error of an encrypted zero.
@@ -32,7 +32,7 @@ RESOLUTION = 1e-5
 class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     """Federated matrix factorisation whose clients upload gradients of items they have not rated.
 
-    A client that uploads gradients of just the items that it has rated reveals them to the server.
+    A client that uploads gradients of only the items that it has rated reveals them to the server.
     In FedRec each user adds some items that it has not rated, with virtual ratings: its mean
     rating ("average", the paper's user averaging), or after some rounds its own predictions
     ("hybrid", the paper's hybrid filling), which distort the model less.
@@ -49,13 +49,13 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     n_rounds : int or "auto", default="auto"
         Number of rounds in total (T). "auto": 30 passes over the clients, 600 rounds of 5 %.
     n_virtual : int, default=3
-        Number of virtual items per rated item (rho), as far as the catalogue has so many. 0:
+        Number of virtual items per rated item (rho), if the catalogue has enough items. 0:
         only rated items are sent.
     filling : {"hybrid", "average"}, default="hybrid"
         Virtual ratings: the user's mean rating throughout, or from `hybrid_start` on the
         scores of a copy of the user's vector that has been trained on its real ratings alone.
     virtual_items : {"fixed", "redrawn"}, default="fixed"
-        Whether a user draws its virtual items once, or anew in each round, as in the paper. With
+        Whether a user draws its virtual items once or again in each round, as in the paper. With
         "redrawn", items that are sent in every round are probably rated ones: see Notes.
     hybrid_start : int, default=10
         Number of passes over the clients before the hybrid filling begins (T_start).
@@ -76,7 +76,7 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         Whether to model a global level (fixed at the mean rating) and biases of users and items.
         The paper's model is p_u . q_i alone.
     upload : {"chosen", "all"}, default="chosen"
-        Whether clients send the rows of rated and virtual items, each with its number, or whole
+        Whether clients send the rows of rated and virtual items, each with its index, or whole
         matrices, zero elsewhere, which secure sums need.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, assumed to be public. None: the range of y.
@@ -118,28 +118,28 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
           5  server steps along the mean gradient, item by   _aggregate
              item: q_i -= gamma sum_i / (weight of all who sent i)
 
-    *Step lengths.* A user's step is cut where it would overshoot, and so is what its gradients
-    make the server move: by 2 / gamma over the mean squared length of what the vector is
-    multiplied by, if that is below 1. Few clients diverge without it.
+    *Step lengths.* A user's step that would overshoot is shortened, and so are its gradients: by
+    the factor 2 / gamma over the mean squared length of the vectors that the updated vector is
+    multiplied by, if that is below 1. Without this, cohorts of few clients diverge.
 
-    *The paper's setting* is ``biases=False, n_rounds=100, client_fraction=1.0,
+    *The paper's parameters* are ``biases=False, n_rounds=100, client_fraction=1.0,
     learning_rate_decay=0.9, reg=0.001, init_range=0.005, user_steps=1, hybrid_steps=10,
     virtual_items="redrawn"``. Its stochastic variant, in which the server steps
     after each client and the next one receives the result, is a cohort of one: with n clients,
     ``client_fraction=1 / n, n_rounds=100 * n, federation=Federation(sampling="rotating")``.
-    The server then sees each upload on its own, whatever is encrypted. Cohorts of a few percent
-    lie in between.
+    The server then sees each single upload, even if uploads are encrypted. Cohorts of a few
+    percent lie in between.
 
     *What is sent.* With biases once, up: the client's sum and number of ratings; once, down: the
-    rating scale and the level. Each round, down: all item vectors, so that requests tell
-    nothing. Up: for each of its rated and virtual items the number, the gradient, the number
-    again and the weight, by which the server divides; with ``upload="all"`` the same of all items,
-    without numbers. At the end, down: the item vectors.
+    rating scale and the level. Each round, down: all item vectors, so that requests reveal
+    nothing. Up: for each of its rated and virtual items the index, the gradient, the index
+    again and the weight, by which the server divides; with ``upload="all"`` the same for all items,
+    without indices. At the end, down: the item vectors.
 
-    *What it reveals.* Alone, a plaintext upload gives it all away. The gradients of one user are
-    multiples of (1, p_u): the first upload yields p_u, the errors, and so each rating up to what
-    all have in common; and the virtual ones stand out, because they are all equal (see
-    :func:`fedrecsk.attacks.measure_leak`). A server that looks at item numbers alone learns the
+    *What it reveals.* A single plaintext upload reveals everything. The gradients of one user are
+    multiples of (1, p_u): the first upload yields p_u, the errors, and so each rating up to a
+    common constant; and the virtual ones stand out, because they are all equal (see
+    :func:`fedrecsk.attacks.measure_leak`). A server that looks only at item indices learns the
     rated items by intersecting rounds if virtual items are redrawn, and nothing new if they are
     fixed. Only sums over clients are used: with secure sums virtual items are not needed, and
     ``n_virtual=0, upload="all"`` gives the better model.
@@ -338,7 +338,7 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         return _kernels.fedrec.Ratings(block.indptr, block.items, values, weights)
 
     def _drawn(self, block, state, active, key):
-        """The active users' examples, drawn anew, or when they take part for the first time."""
+        """The active users' examples, drawn in each round, or once in the user's first round."""
         users, fixed = block.users_of(active), self.virtual_items == "fixed"
         if not fixed:
             return self._list_examples(block, state, users, key.private, self._room(block))
@@ -364,7 +364,7 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         return examples
 
     def _room(self, block):
-        """Examples to be written: all of the ratings, and so many virtual ones."""
+        """Arrays for the examples: all ratings, and `n_virtual` times as many virtual ones."""
         n_rated = np.diff(block.indptr)
         n_virtual = np.minimum(self.n_virtual * n_rated, block.n_items - n_rated)
         indptr = np.concatenate([[0], np.cumsum(n_rated + n_virtual)])
@@ -385,7 +385,7 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             senders, slots, n_slots = turn.active, rows, len(row_items)
         else:
             senders, slots, n_slots = turn.active & turn.delivers, examples.items, block.n_items
-        # Only rows of one user each are no sums.
+        # Rows of clients with one user each are not sums.
         dtype = self._dtype if turn.separate and alone else np.float64
         out = _kernels.fedrec.Uploads(
             senders,
@@ -415,14 +415,14 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         federation = self._setting()
         if federation.local_dp is not None:
             raise ValueError(
-                "FedRec has no local_dp: virtual ratings hide which items a client has rated, "
-                "without noise. Use RFRec under local differential privacy."
+                "FedRec has no local_dp: it hides rated items by virtual ratings, without noise. "
+                "Use RFRec for local differential privacy."
             )
         super()._check_before_fit()
         if federation.secure_aggregation is not None and self.upload == "chosen":
             raise ValueError(
-                "Under secure_aggregation FedRec must send whole matrices, because rows of some "
-                'items only do not add up encrypted; set upload="all".'
+                "With secure_aggregation FedRec must send whole matrices, because rows of only "
+                'some items cannot be added encrypted; set upload="all".'
             )
 
     def _response(self, scores):
@@ -432,7 +432,7 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
 
 def _rescaled(values, low, high):
-    """Ratings on the scale to compute with."""
+    """Ratings on the model's scale."""
     return LOW + (HIGH - LOW) * (values - low) / ((high - low) or 1)
 
 

@@ -25,12 +25,12 @@ RESOLUTION = 1e-10
 @documented
 @dataclass(eq=False, repr=False)
 class FedSpectral(WMFUsers, FederatedGram):
-    """Spectral item vectors in one round of one sum, and users by ridge regression.
+    """Spectral item vectors from one sum in one round, and users by ridge regression.
 
-    The server takes the leading eigenvectors of the summed and scaled X'X for item
-    vectors. Each client then finds its users' vectors by the exact user step of weighted matrix
-    factorisation (:class:`LocALS`), over its own items and all others. Item vectors are never
-    trained, and still rank as well as :class:`FedEASE`, from whose lists theirs differ enough for a
+    The item vectors are the leading eigenvectors of the summed and scaled X'X. Each client then
+    finds its users' vectors by the exact user step of weighted matrix
+    factorisation (:class:`LocALS`), over its own items and all others. Item vectors are not
+    trained, and still rank as well as :class:`FedEASE`. The lists of the two differ enough for a
     sum of both to be better than either; see :class:`~fedrecsk.ensemble.RankingEnsemble`.
 
     Parameters
@@ -71,26 +71,26 @@ class FedSpectral(WMFUsers, FederatedGram):
     *Algorithm*::
 
         each round
-          1  server asks (1 byte)                               _broadcast
+          1  server requests uploads (1 byte)                   _broadcast
           2  clients that have not sent before upload x x',
              summed over their users                            _client_update: kernel add_pairs
           3  server adds up: G                                  _aggregate
         end
           4  D = diag(G); V, e = the d leading eigenpairs of D^-1/4 G D^-1/4
-             Q = D^1/4 V e^1/2, times what makes the mean squared length
-             of its columns 100                                 _solve
+             Q = D^1/4 V e^1/2, scaled to a mean squared length
+             of its columns of 100                              _solve
           5  server sends Q                                     _model
           6  clients solve p = (Q'Q + reg_user I + alpha sum w q q')^-1
              sum (1 + alpha w) q over a user's own items        _personalize: kernel fit_users
 
-    With the power 1/4, popular items weigh less in G than in a singular value decomposition of X
+    With the power 1/4, popular items have less weight than in a singular value decomposition of X
     and more than in a normalised Laplacian.
 
     *Weights.* w is the sample weight; the entry of X is w where y > 0, and 0 elsewhere. The size of
     a positive y does not matter.
 
     *Rounds, cohorts, lost uploads, what is revealed* are as in :class:`FedEASE`. *What is sent*
-    differs: clients say nothing before the round, and receive all item vectors in the end,
+    differs: clients send nothing before the round, and receive all item vectors in the end,
     ``4 n_items n_factors`` bytes.
 
     References

@@ -20,7 +20,7 @@ class GlobSGD(FederatedWMF):
 
     Each round every client solves for its users' vectors exactly, as in :class:`LocALS`, and
     uploads the gradient of its loss in the items, at the items it has just received; the
-    server takes one step. It is the comparator that LocALS was proposed against.
+    server takes one step. It is the baseline with which the authors of LocALS compared it.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class GlobSGD(FederatedWMF):
     matrix P_c' P_c; with "holders" a count of 1 for each item. At the end, down: q_i of all items.
 
     *What it reveals.* As in :class:`LocALS`: in plaintext, P_c' P_c of a one-user client is p_u up
-    to its sign, which a row settles.
+    to its sign, which a row gives.
 
     *Gradients* are half of the derivatives of the objective. `loss_curve_` is as in
     :class:`LocALS`.

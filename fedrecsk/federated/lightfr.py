@@ -37,7 +37,7 @@ TRAINING_DRAWS, FINAL_DRAWS = "negatives of a user", "negatives in the end"
 @documented
 @dataclass(eq=False, repr=False)
 class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
-    """Federated recommendation with binary codes, which fit and search in Hamming space.
+    """Federated recommendation with binary codes, fitted and searched in Hamming space.
 
     Every item has a code of `n_bits` signs. Codes are all that the server sends and the device
     stores of the items: 64 bits take 1/32 of the space of 64 float32. A user's vector stays on
@@ -54,14 +54,14 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     Parameters
     ----------
     n_bits : int, default=64
-        Number of bits of an item's code (f); multiples of 64 waste none.
+        Number of bits of an item's code (f). Codes are stored in words of 64 bits.
     n_rounds : int, default=50
         Number of rounds in total (T).
     aggregation : {"full", "gradient", "parameter"}, default="full"
         What clients upload, and how the server updates the items. "full": every pair without a
         row is a negative of weight 1, which takes an n_bits x n_bits matrix from each client. The
         server descends a quadratic model of the loss, bit by bit, until nothing changes. The
-        other two are the paper's and sample negatives: with "gradient" the new code is the sign
+        other two are the paper's, with sampled negatives: with "gradient" the new code is the sign
         of the summed gradients, with "parameter" the sign of the clients' votes on the items
         that they visit.
     user_bits : int in [1, 16], default=4
@@ -76,8 +76,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     alpha : float, default=4.0
         Extra weight of a row of weight 1, on top of the weight 1 of every pair; only with "full".
     n_negatives : int, default=4
-        Number of negatives per row and round, drawn anew from the items that the user has no
-        row of. No effect with "full".
+        Number of negatives per row, redrawn in each round from the items without a row of the
+        user. No effect with "full".
     reg_user, reg_item : float, default=0.0
         Weights of the balance terms (lambda) on users and items.
     balance : {"code", "bits"}, default="code"
@@ -95,18 +95,18 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         With ``prior="crowd"`` a user with n rows that count is shrunk by sparse_shrinkage / n if
         that is more than `shrinkage`; with the default, a user with fewer than 12 rows.
     memory : int, default=4
-        The server adds each round's sum to what it remembers, and forgets 1/memory of that; 1
-        is the paper's server. Not with "full".
+        The server keeps a total of the rounds' sums, of which 1/memory is dropped in each round; 1
+        is the paper's server. No effect with "full".
     n_sweeps : int or None, default=3
-        Sweeps over a user's bits in a round, fewer if nothing changes; None: until nothing
-        changes. 1 is the paper's.
+        Number of sweeps over a user's bits per round, fewer if nothing changes. None: until nothing
+        changes. The paper has 1.
     init : "random" or ndarray of shape (n_items, n_bits), default="random"
         First item codes. An array's signs are taken, for example those of a real-valued
         model's factors, with rows in ascending order of the items' ids.
     train_items : bool, default=True
         Whether to train the items at all. False, with `init`, is the paper's ablation.
     upload : {"visited", "all"}, default="visited"
-        "visited": each client sends the rows of its visited items with their numbers. "all":
+        "visited": each client sends the rows of its visited items with their indices. "all":
         it sends the whole matrix, so that a secure sum hides which items it has visited.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale for ``targets="ratings"``. None: the range of y.
@@ -115,13 +115,13 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     Attributes
     ----------
     user_codes_ : ndarray of shape (n_users, user_bits, n_words), dtype uint64
-        Packed; plane p of a vector counts 2^p times. Private to the client.
+        Packed; plane p of a vector has the weight 2^p. Private to the client.
     item_codes_ : ndarray of shape (n_items, n_words), dtype uint64
         Packed as by :func:`fedrecsk.federated.pack_codes`; n_words is ceil(n_bits / 64).
     user_factors_, item_factors_ : ndarray of shape (n_users, n_bits) and (n_items, n_bits)
-        The same unpacked (made when asked for): odd integers, and +1 and -1.
+        The same unpacked (computed on access): odd integers, and +1 and -1.
     rating_scale_ : tuple of float
-        What similarities 0 and 1 mean.
+        The ratings of similarity 0 and 1.
     {shared attributes}
 
     Raises
@@ -149,15 +149,15 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
 
     *What is sent.* Down, each round: the packed codes of all items, and with ``prior="crowd"`` the
     mean vector, ``4 n_bits`` bytes. Up, with "full": for
-    each of the client's rated items its number, n_bits integers (int64) and the sum of its
+    each of the client's rated items its index, n_bits integers (int64) and the sum of its
     weights; an n_bits x n_bits matrix, n_bits integers and the number of users. With
-    "gradient": n_bits integers and the number of each visited item, negatives included. With
-    "parameter": n_bits bits and the number. With ``balance="bits"`` and `reg_user`, the sum of
-    the users' vectors goes up and that of the last cohort comes down. There is no set-up.
+    "gradient": n_bits integers and the index of each visited item, negatives included. With
+    "parameter": n_bits bits and the index. With ``balance="bits"`` and `reg_user`, clients also
+    upload the sum of the users' vectors and receive that of the last cohort. There is no set-up.
 
     *What it reveals.* In plaintext, one upload of one client gives its code and all its
     ratings, up to mirroring both (:func:`fedrecsk.attacks.measure_leak`); with "full" the
-    vector is sent as it is. Row numbers reveal which items were visited. Secure sums of integers
+    vector can be read from it. Row indices reveal which items were visited. Secure sums of integers
     with ``upload="all"`` hide single clients. With ``prior="crowd"`` each client receives the mean
     vector of the last cohort: if only one user took part, that user's own vector.
 
@@ -338,7 +338,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     def _personalize(self, block, state, message, turn, key):
         state = dict(state or self._init_clients(block, message, key))
         state["codes"] = state["codes"].copy()
-        # Not those of a round: what is held out is judged on negatives of its own.
+        # Not those of a round: held-out rows are measured with negatives of their own.
         self._step(block, state, message, turn, key, sends=False, draws=FINAL_DRAWS)
         return state
 
@@ -574,14 +574,14 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         return super(LightFR, model)._new_user_attributes(data)
 
     def _as_newcomers(self, block):
-        # All begin and draw alike: nobody's code may depend on who else is served.
+        # All begin and draw alike: a user's code must not depend on which others are computed.
         return replace(block, users=np.zeros_like(block.users))
 
     def _validation_losses(self, held_out):
-        """The objective on what a client did not train on.
+        """The objective on held-out rows.
 
-        Held-out rows count with their weight; the items that the user has no row of are
-        negatives, shared out over its held-out rows.
+        Held-out rows count with their weight; the items without a row of the user are
+        negatives, divided among its held-out rows.
         """
         if self.targets == "ratings":
             return super()._validation_losses(held_out)
@@ -672,7 +672,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
 
     def _best_items(self, users, n, eligible, barred):
         codes = self.item_codes_ if eligible is None else self.item_codes_[eligible]
-        # The search is for the head of a list, of users that have codes.
+        # The search finds the top of a list, for users that have codes.
         if (users < 0).any() or 16 * n > len(codes):
             return super()._best_items(users, n, eligible, barred)
         rows, items = barred

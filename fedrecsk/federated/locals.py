@@ -45,10 +45,10 @@ class LocALS(ClientItemsWMF):
     reg_user : float, default=30.0
         Weight of the penalty on user vectors (lambda_p).
     reg_item : float, default=10.0
-        Weight of the penalty on item vectors (lambda_q), in total over all clients, as a
-        centralised user would set it.
+        Weight of the penalty on item vectors (lambda_q), in total over all clients, as in a
+        centralised fit.
     mu : float, default=10.0
-        Weight of the tie between a client's items and the server's. ``mu + reg_item`` must be
+        Weight of the coupling between a client's items and the server's. ``mu + reg_item`` must be
         positive.
     local_epochs : int, default=1
         Number of times that a client solves for its users and its items per round (E).
@@ -89,7 +89,7 @@ class LocALS(ClientItemsWMF):
     Raises
     ------
     ValueError
-        By fit: if parameters do not go together, under local differential privacy, if no y is
+        By fit: if parameters contradict one another, with local differential privacy, if no y is
         positive, or if the clients diverge.
 
     See Also
@@ -113,8 +113,8 @@ class LocALS(ClientItemsWMF):
           7  clients solve for their users once more            _personalize: kernel fit_users
 
     *What is sent.* Once: up, which items the client holds, with ``upload="own"`` as their
-    numbers and with "all" as a vector of 0 and 1 over all items, so that a secure sum gives the
-    number of holders only; down, reg_item / n_clients. Each round, down: q_i of the client's own
+    indices and with "all" as a vector of 0 and 1 over all items, so that a secure sum gives only
+    the number of holders; down, reg_item / n_clients. Each round, down: q_i of the client's own
     items and the d x d matrix ``sum q_i q_i'`` over all items. Up: for each own item
     ``q_ci - A_c q_i`` (or ``q_ci - q_i`` where aggregation is not "full"); with "full" the d x d
     matrix A_c; with "holders" a count of 1 for each item, so that counts can be summed under
@@ -136,7 +136,7 @@ class LocALS(ClientItemsWMF):
 
     *Rounds and clients.* A client that holds all users, with ``mu=0``, makes one sweep of
     centralised ALS per round. With ``mu=0`` and one user per client, nothing ties the clients'
-    versions to each other beyond the users' vectors; keep mu positive there.
+    versions to each other beyond the users' vectors, so keep mu positive.
 
     References
     ----------

@@ -36,7 +36,7 @@ class LocSGD(ClientItemsWMF):
     reg_item : float, default=0.0
         Weight of the penalty on item vectors (lambda_q), in total over all clients.
     mu : float, default=0.0
-        Weight of the tie between a client's items and the server's.
+        Weight of the coupling between a client's items and the server's.
     local_epochs : int, default=1
         Number of times that a client solves for its users and takes its steps per round (E).
     n_steps : int, default=5

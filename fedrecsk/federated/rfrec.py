@@ -25,14 +25,14 @@ DENSE_LIMIT = 2 * 2**30
 SOLVER_STEPS = 10
 
 
-# Where the bias of unknown users is looked for, and how often the interval is halved.
+# Interval in which the bias of unknown users is searched, and how often it is halved.
 FARTHEST, BISECTIONS = 20.0, 60
 # Items with this share of `few_ratings` are no longer shrunk more.
 ITEMS_NEED = 3
 
 
 def caution(n_ratings: np.ndarray, few: float) -> np.ndarray:
-    """By how much the penalties of users or items with so many ratings are multiplied."""
+    """Factors on the penalties of users or items with these numbers of ratings."""
     return np.maximum(1.0, few / np.maximum(n_ratings, 1.0))
 
 
@@ -42,8 +42,8 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     """Regularised federated recommendation: every client has an item matrix of its own.
 
     Client c has its users' private vectors and its own copy V_c of the whole item matrix, which
-    a penalty ties to the mean of all clients' copies. Each round every client takes one gradient
-    step on both and uploads V_c; the server averages and sends the mean back.
+    a penalty pulls towards the mean of all clients' copies. Each round every client takes one
+    gradient step on both and uploads V_c; the server averages and sends the mean back.
 
     With ratings scaled to [0, 1], client c minimises::
 
@@ -62,7 +62,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     n_rounds : int, default=100
         Number of rounds in total (K).
     coupling : float, default=0.1
-        Weight of the tie between a client's item matrix and the mean (lambda).
+        Weight of the coupling between a client's item matrix and the mean (lambda).
     reg_user, reg_item : float, default=0.04
         Weights of the penalties on user vectors (lambda_u) and item vectors.
     reg_bias : float, default=0.07
@@ -91,11 +91,11 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         What the server's matrix becomes. "all", the paper's: the mean of all clients'
         matrices, most of which have not rated a given item and only followed earlier means.
         "holders", a larger server step: an item moves by the sum of its changes at the
-        clients that have rated it, over how many of these are expected among the clients
+        clients that have rated it, divided by the expected number of these among the clients
         whose uploads arrived (at least 1). It needs the number of holders of each item and is
-        refused under local differential privacy.
+        refused with local differential privacy.
     predict_with : {"global", "local"}, default="global"
-        Predict with the server's item matrix or with the client's own.
+        Whether to predict with the server's item matrix or with the client's own.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, assumed to be public. None: the range of y,
         which is refused under local differential privacy because it depends on the data.
@@ -120,8 +120,8 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     Raises
     ------
     ValueError
-        By fit: if ratings lie outside `rating_scale`; if parameters and federation do not
-        go together; if the clients diverge; if exact simulation needs too much memory.
+        By fit: if ratings lie outside `rating_scale`; if the federation does not suit the
+        parameters; if the clients diverge; if exact simulation needs too much memory.
 
     Notes
     -----
@@ -140,8 +140,8 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     ``aggregation="holders"``, which items it has rated. Once, down: the scale, the level and the
     numbers of ratings of all items. Each round, down: the item matrix. Up: the client's whole
     item matrix (or, with "holders", its change, zero for items it has not rated). At the end,
-    down: the final item matrix. The server uses sums over clients only; alone, a plaintext
-    upload reveals what its client has rated, and two of them most of the ratings. Under local
+    down: the final item matrix. The server uses sums over clients only; a single plaintext
+    upload reveals what its client has rated, and two of them most of the ratings. With local
     differential privacy there is no set-up: the level is the middle of the scale and items are
     not penalised.
 
@@ -149,17 +149,17 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     Clients that do nothing for some rounds do: with cohorts (``client_fraction`` below 1) or
     dropout mode "offline", the mean over all clients includes outdated copies of unrated
     items and the model ends worse than biases alone. ``aggregation="holders"`` helps while
-    half of the clients take part; with a tenth of them no setting that we tried beats biases
+    half of the clients take part; with a tenth of them no parameters that we tried beat biases
     (``python -m benchmarks.rfrec participation``).
 
     *Simulation.* Clients that have received the same broadcasts and updated in the same rounds
-    have equal vectors of all items that they have not rated, so one copy serves all of them. This
-    is exact. With "holders" and global prediction nobody needs these vectors, and any
-    participation costs the same; with "all" or local prediction, every client of a history of its
-    own has such a matrix, and the fit is refused if these take more than 2 GiB.
+    have equal vectors for all items that they have not rated, so they share one copy. This
+    is exact. With "holders" and global prediction these vectors are not needed, and any
+    participation costs the same; with "all" or local prediction, every client with a history of
+    its own has such a matrix, and the fit raises an error if these take more than 2 GiB.
 
     *Unknown users* get the user bias with which the items' biases alone give the mean rating. The
-    server works it out from what the set-up has sent.
+    server computes it from the sums of the set-up.
 
     References
     ----------
@@ -228,7 +228,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     @property
     def _shares_state(self):
-        # Without them nobody needs the vectors of items that a client has not rated.
+        # Otherwise the vectors of items that a client has not rated are not needed.
         return self.aggregation == "all" or self.predict_with == "local"
 
     # --------------------------------------------------------------- before the rounds
@@ -245,7 +245,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             "n_holders": None,
             "n_clients": catalogue.n_clients,
         }
-        # The middle of the scale, where nobody says what the mean rating is.
+        # The middle of the scale, if the mean rating is not known.
         return server | {"level": self._level(0.5)}
 
     @property
@@ -502,10 +502,10 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     @staticmethod
     def _common_change(common):
-        """By how much that differs from the broadcast; one object for all who share it."""
+        """The change of that from the broadcast; one object for all clients that share it."""
         if "change" not in common:
             change = common["shared"].astype(np.float64) - common["broadcast"]
-            # Threads may come at once: the first one's object is everybody's.
+            # Several threads may get here at once: the first one's object is used by all.
             common.setdefault("change", Common(change))
         return common["change"]
 
@@ -515,7 +515,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             return self._single(block, state, broadcast)
         sound = None
         if not all_finite(totals.sums):
-            # Once more without those at fault.
+            # Once more without the clients that have diverged.
             sound = self._sound(block, state)
             turn = turn._replace(delivers=turn.delivers & sound)
             totals = self._totals(block, state, broadcast, turn)
@@ -543,7 +543,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     def _totals(self, block, state, broadcast, turn):
         """Where the kernels add up uploads: what all send alike, to which they add changes of it.
 
-        Where uploads leave one by one, nobody is added.
+        If single uploads are sent, no client is added.
         """
         shape, senders = (block.n_items, self._width), turn.active & turn.delivers
         origin = broadcast
@@ -562,7 +562,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         _kernels.rfrec.upload(layout.row_indptr, layout.row_items, state["held"].now, totals)
 
     def _solved(self, block, state, whom, items):
-        """Users' vectors, of whom some are fitted from zero with the items fixed."""
+        """Users' vectors, some of them fitted from zero with the items fixed."""
         penalties = np.repeat(state["reg_user"][:, None], self._width, axis=1)
         if self.biases:
             penalties[:, 0] = state["reg_user_bias"]
@@ -591,12 +591,12 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         if self.aggregation == "holders":
             raise ValueError(
                 "aggregation='holders' needs the number of holders of each item, which local_dp "
-                'does not protect; use aggregation="all" under local differential privacy.'
+                'does not protect; set aggregation="all" with local_dp.'
             )
         if self.rating_scale is None:
             raise ValueError(
-                "Under local_dp the rating scale must be public instead of read off the data; set "
-                "rating_scale=(low, high), for example (1, 5)."
+                "With local_dp the rating scale must be public instead of derived from the data; "
+                "set rating_scale=(low, high), for example (1, 5)."
             )
 
     def _check_setting(self, federation, data, blocks):

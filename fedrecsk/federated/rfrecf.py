@@ -18,11 +18,11 @@ from fedrecsk.federated.rfrec import RFRec
 class RFRecF(RFRec):
     """RFRec with fewer messages: a shared coin decides between fitting and averaging.
 
-    In each round all flip the same coin, 1 with probability p. At 0, clients work: after a 0
-    they take a gradient step on their ratings alone, after a 1 they move to the mean that the
-    server has just sent. At 1, the server averages what the clients upload, unless they did
-    so in the round before. Messages are sent only when the coin changes, 2 p (1 - p) times per
-    round on average instead of twice.
+    In each round server and clients flip the same coin, 1 with probability p. At 0, clients
+    update: after a 0 they take a gradient step on their ratings alone, after a 1 they move to the
+    mean that the server has just sent. At 1, the server averages what the clients upload, unless
+    they did so in the round before. Messages are sent only when the coin changes, 2 p (1 - p)
+    times per round on average instead of twice.
 
     Parameters
     ----------
@@ -31,10 +31,10 @@ class RFRecF(RFRec):
     n_rounds : int, default=300
         Number of rounds in total, most of them without messages.
     aggregation_probability : float in (0, 1), default=0.3
-        The coin (p).
+        Probability that the coin is 1 (p).
     coupling : float, default=5.0
-        Weight of the tie to the mean (lambda). Moving to it goes the share
-        ``min(1, learning_rate * coupling / p)`` of the way; the default goes all of it.
+        Weight of the coupling to the mean (lambda). A client moves the share
+        ``min(1, learning_rate * coupling / p)`` of the way to it; by default, all the way.
     reg_user, reg_item : float, default=0.04
         Weights of the penalties on user vectors (lambda_u) and item vectors.
     reg_bias : float, default=0.07
@@ -82,7 +82,7 @@ class RFRecF(RFRec):
 
     What is sent is what RFRec sends, but between the first broadcast and the last only when the
     coin changes from 0 to 1 (up) or from 1 to 0 (down). The coin comes from the shared key and is
-    never sent. Early stopping judges a model when it is sent, so `n_iter_no_change` counts
+    never sent. Early stopping measures a model when it is sent, so `n_iter_no_change` counts
     broadcasts. A round without a gradient step has no training loss, and repeats the last one.
 
     References

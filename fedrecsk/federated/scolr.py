@@ -31,10 +31,10 @@ class SCoLR(CoLR):
     rank : int, default=16
         Rows of the server's B (r_g), at most `n_factors`.
     local_rank : "uniform", int or array-like of int, default="uniform"
-        How many of them client u trains (r_u), from 1 to `rank`. "uniform": drawn anew for each
-        client and round, as in the paper. An int is everybody's; shape (n_clients,) gives each
-        client's, in the order of the sorted client ids, and shape (n_rows, n_clients) goes
-        through the rows round by round and begins again.
+        How many of them client u trains (r_u), from 1 to `rank`. "uniform": redrawn for each
+        client and round, as in the paper. An int is the same for all clients; shape (n_clients,)
+        has each client's, in the order of the sorted client ids, and with shape
+        (n_rows, n_clients) each round uses the next row, and after the last the first again.
     n_factors, n_rounds, loss, n_negatives, local_epochs, batch_size, learning_rate
         As in :class:`FedMF`.
     rank_exponent : float, default=0.75
@@ -120,7 +120,7 @@ class SCoLR(CoLR):
 
     def _upload_forms(self, n_items):
         forms = super()._upload_forms(n_items)
-        # A compressor would have to say which columns it has kept.
+        # A compressor would have to send which columns it has kept.
         forms["updates"] = replace(forms["updates"], compressible=False)
         return forms | {"rows_of_basis": Form((self.rank,), dtype="uint8", learned=False)}
 
@@ -140,7 +140,7 @@ class SCoLR(CoLR):
         return state, uploads, loss
 
     def _columns(self, block, key):
-        """The rows of B that each client trains, drawn anew each round."""
+        """The rows of B that each client trains, redrawn in each round."""
         coordinates = block.clients[:, None] * self.rank + np.arange(self.rank)
         draws = key.private.uniform("rows of B", coordinates)
         places = np.argsort(np.argsort(draws, axis=1, kind="stable"), axis=1)
@@ -160,7 +160,7 @@ class SCoLR(CoLR):
 
     @property
     def _picked(self):
-        """The fields of which a client sends its own columns only."""
+        """The fields that a client sends only in its own columns."""
         return ("updates", "n_visits") if self.aggregation == "entries" else ("updates",)
 
     @property

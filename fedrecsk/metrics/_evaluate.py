@@ -67,7 +67,7 @@ def evaluate_ranking(
         - "coverage": share of the catalogue that is among the first k items of at least one test
           user.
         - "novelty": mean self-information of a user's first k items, in bits: log2(n_users / n) for
-          an item that n of the n_users users in fit have. Items that nobody has count as n = 1.
+          an item that n of the n_users users in fit have. Items without users count as n = 1.
         - "diversity": mean dissimilarity of all pairs of a user's first k items, 1 - cosine, where
           an item is represented by the set of users who have it in fit.
 
@@ -117,7 +117,7 @@ def evaluate_ranking(
     ValueError
         If a metric is unknown or has no meaning among negatives, k is below 1 or above the
         number of candidates, no row is relevant, lengths differ, a score is NaN, both kinds of
-        negatives are asked for, a user has fewer than `n_negatives` items left or none in
+        negatives are requested, a user has fewer than `n_negatives` items left or none in
         `negatives`, or what users have seen is not known.
 
     Warns

@@ -62,7 +62,7 @@ class HeldOut:
 
 
 def check_rows(X, y=None, sample_weight=None):
-    """Check what a scorer is given; X comes back as a table, the others as arrays or None.
+    """Check a scorer's input; returns X as a table and the others as arrays or None.
 
     Later columns of X may hold anything; its ids are checked where they are encoded.
 
@@ -144,7 +144,7 @@ def warn_if_unknown(
         return
     for role, known, asked, codes, effect in (
         ("user", model.user_ids, user_ids, users, "all are treated as one unknown user"),
-        ("item", model.item_ids, item_ids, items, "it cannot tell them apart"),
+        ("item", model.item_ids, item_ids, items, "they all have the same score"),
     ):
         if (codes >= 0).any():
             continue
@@ -168,6 +168,6 @@ def warn_if_seen(model, held_out):
         if code < 0 or not np.isin(own, items[indptr[code] : indptr[code + 1]]).all():
             return
     warn(
-        "The model was fitted to the test rows, so this measures memory and not prediction. "
+        "The model was fitted to the test rows, so this does not measure prediction. "
         "Evaluate held-out rows: see fedrecsk.model_selection.",
     )

@@ -51,7 +51,7 @@ class Lists:
 
 
 def coverage(lists, k):
-    """Share of the catalogue that is in somebody's first k places."""
+    """Share of the catalogue that is in at least one user's first k places."""
     items = lists.items[:, :k]
     return len(np.unique(items[items >= 0])) / lists.n_items
 

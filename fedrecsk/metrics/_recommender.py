@@ -74,7 +74,7 @@ def unwrap(estimator):
 
 
 def unwrap_and_adapt(estimator, X_train=None):
-    """Find what ranks, and how to ask it.
+    """Find the recommender that ranks, and adapt it.
 
     Parameters
     ----------

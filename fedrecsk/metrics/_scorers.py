@@ -50,14 +50,14 @@ def make_ranking_scorer(
     scorer : callable
         ``scorer(estimator, X, y=None, *, sample_weight=None)``, for `scoring` of GridSearchCV,
         cross_validate, ScoringMonitor and the like. One metric with one cutoff gives a float.
-        Several give a dict with keys like ``"ndcg@10"``, one of which `refit` then names; they
+        Several give a dict with keys like ``"ndcg@10"``, from which `refit` names one; they
         share one ranking. Such a scorer unpacks into a dict of scorers: ``{**scorer, "bytes_up":
-        bytes_up_scorer}``. In a dict, too, scorers with equal settings share one ranking.
+        bytes_up_scorer}``. In a dict, too, scorers with equal parameters share one ranking.
 
     Raises
     ------
     ValueError
-        If a metric is unknown, k is below 1, or both kinds of negatives are asked for.
+        If a metric is unknown, k is below 1, or both kinds of negatives are requested.
 
     See Also
     --------

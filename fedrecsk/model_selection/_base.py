@@ -69,7 +69,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         Raises
         ------
         ValueError
-            If a parameter, an id or a timestamp is bad, or there would be no training or test
+            If a parameter, an id or a timestamp is invalid, or there would be no training or test
             rows. Raised before the first split.
         TypeError
             If an id is neither a string nor a number, or X is sparse.

@@ -286,7 +286,7 @@ def _folds(cv, X, y):
         if n_both:
             warn(
                 f"{n_both} of the {len(test)} test rows of fold {number} are training rows "
-                "too, so scores measure memory; use a splitter that keeps them apart.",
+                "too, so scores are too good; use a splitter that keeps them apart.",
             )
     return folds
 
@@ -301,7 +301,7 @@ ERRORS = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
 
 
 def _scorers(scoring, y):
-    """The scorers that were asked for, by the names of their columns."""
+    """The requested scorers, by the names of their columns."""
     if scoring is None:
         scoring = ["ndcg@10", "hit_rate@10"]
         if y is not None:
@@ -384,7 +384,7 @@ class Outcome(NamedTuple):
     fitted : bool
         Whether fit succeeded; if not, there are no values.
     estimator : object or None
-        The fitted estimator, if asked for.
+        The fitted estimator, with ``return_estimator=True``.
     """
 
     name: str
@@ -445,7 +445,7 @@ def _fit_and_score(
                 estimator, params = _asking(estimator, metadata)
                 scorers = _weighing(scorers)
             scores = _Scores(scorers, raises)
-            # This loads numba, so that its import does not count as somebody's fit.
+            # This loads numba, so that its import does not count as part of a fit.
             before = _kernels.seconds_compiling()
             result = cross_validate(
                 estimator,
@@ -459,7 +459,7 @@ def _fit_and_score(
             )
         (fitted,) = result["estimator"]
         costs = _costs(fitted)
-    except Exception as error:  # an estimator's error goes into its row, not out of `compare`
+    except Exception as error:  # an estimator's error goes into its row; `compare` continues
         while isinstance(error, InvalidParameterError) and error.__cause__ is not None:
             # cross_validate replaces the estimator's name by its own.
             error = error.__cause__

@@ -141,7 +141,7 @@ class Comparison:
         return f"{n} recommender{'s' * (n > 1)} on {folds}"
 
     def _shown(self):
-        """Columns that some estimator has, and whether smaller is better; None: no score."""
+        """Columns that any estimator has, and whether smaller is better; None: not a score."""
         shown = []
         for name in self._columns:
             means = np.array([row[f"mean_{name}"] for row in self._summary])
@@ -171,7 +171,7 @@ class Comparison:
 def is_error(name, values):
     """Whether a score is better where it is smaller, by its name.
 
-    Below 0 it is an error with a minus, as scikit-learn's scorers give it, and better if larger.
+    Values below 0 are negated errors, as scikit-learn's scorers return them: larger is better.
     """
     return name.removeprefix("mean_") in ERRORS and not (np.asarray(values, float) < 0).any()
 

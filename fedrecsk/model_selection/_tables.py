@@ -46,7 +46,7 @@ LATEX = {
 
 
 class Cell(NamedTuple):
-    """A mean as text, its spread and a note, if any, and its value, NaN if it may not be best."""
+    """A mean as text, its spread and a note, if any, and its value, NaN if it cannot be best."""
 
     mean: str
     spread: str

@@ -150,9 +150,9 @@ class TemporalHoldout(Holdout):
             if not late.any():
                 raise ValueError(
                     f"{name}_size={size} leaves the {name} set empty: "
-                    f"{'no user has' if self.per_user else 'X has not'} enough rows at different "
-                    f"times for training rows before them. Change {name}_size, or give more "
-                    "interactions."
+                    f"{'no user has' if self.per_user else 'X does not have'} enough rows at "
+                    f"different times for training rows before them. Change {name}_size, or give "
+                    "more interactions."
                 )
             part[rows[late]] = number
             ends = cuts

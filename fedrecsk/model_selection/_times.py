@@ -34,7 +34,7 @@ def read_times(X, timestamps):
     Raises
     ------
     ValueError
-        If the column is missing, is no time, has missing values, or is all equal.
+        If the column is missing, does not hold times, has missing values, or is all equal.
 
     Warns
     -----
@@ -54,7 +54,7 @@ def read_times(X, timestamps):
         )
     if len(times) > 1 and (times == times[0]).all():
         raise ValueError(
-            f"{name} are all equal to {times[0]!s}, so there is no before and after; give another "
+            f"{name} are all equal to {times[0]!s}, so rows have no order in time; give another "
             f"column, or timestamps={ROW_ORDER!r} if the rows of X are in the order of time."
         )
     _warn_about_ratings(X, timestamps, times, name)

@@ -108,13 +108,13 @@ class PrivacyDisplay(CurvesDisplay):
         Parameters
         ----------
         results : Comparison, DataFrame or list of dict
-            A row a method and setting, or more, whose mean is drawn with a band of one
-            standard deviation. Rows without the score or an epsilon, as those of centralised
+            One row or more per method and setting. Their mean is drawn with a band of one
+            standard deviation. Rows without the score or an epsilon, such as those of centralised
             models, are left out.
         x, score, by : str, default="epsilon", "ndcg@10", "estimator"
             Columns of the privacy loss, the score and the method's name.
         setting : str, default=None
-            Column of what was set (the scale of the noise, say), by which rows are averaged.
+            Column of the varied parameter, such as the scale of the noise; rows are averaged by it.
             Folds of one setting may differ a little in their epsilon. None: `x`.
         reference : float or dict of str to float, default=None
             Scores of baselines by name, to draw as dashed horizontal lines:
@@ -175,7 +175,7 @@ class PrivacyDisplay(CurvesDisplay):
         param_range : iterable, or dict of str to value
             Values of the parameter, or a dict of labels to values; None means no noise.
         score : str, default="ndcg@10"
-            Column of the comparison to draw; the score is computed if `scoring` does not ask for
+            Column of the comparison to draw; the score is computed even if `scoring` does not have
             it.
         reference : float, dict of str to float or estimator, or list of estimators, default=None
             Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are

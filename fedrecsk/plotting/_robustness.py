@@ -155,10 +155,10 @@ class RobustnessDisplay(CurvesDisplay):
         param_name : str, default="federation__dropout"
             Name of the parameter to vary, as in `set_params`.
         param_range : iterable or dict, default=(0.0, 0.25, 0.5, 0.75)
-            Values of the parameter, or a dict of labels to values: ``{"nobody": None, "noise":
+            Values of the parameter, or a dict of labels to values: ``{"none": None, "noise":
             RandomUpload()}`` for "federation__adversary".
         score : str, default="ndcg@10"
-            Column of the comparison to draw; the score is computed if `scoring` does not ask for
+            Column of the comparison to draw; the score is computed even if `scoring` does not have
             it.
         reference : float, dict of str to float or estimator, or list of estimators, default=None
             Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are

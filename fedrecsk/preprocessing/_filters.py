@@ -58,7 +58,7 @@ def filter_k_core(
     Raises
     ------
     ValueError
-        If no row would be kept, lengths differ, or ids are bad.
+        If no row would be kept, lengths differ, or ids are invalid.
     TypeError
         If an id is neither a string nor a number.
 
@@ -139,7 +139,7 @@ def filter_min_ratings(
     Raises
     ------
     ValueError
-        If no row would be kept, lengths differ, or ids are bad.
+        If no row would be kept, lengths differ, or ids are invalid.
     TypeError
         If an id is neither a string nor a number.
 
@@ -200,7 +200,7 @@ def to_implicit(
     Raises
     ------
     ValueError
-        If no row would be kept, a rating is NaN, lengths differ, or ids are bad.
+        If no row would be kept, a rating is NaN, lengths differ, or ids are invalid.
     TypeError
         If an id is neither a string nor a number.
 
@@ -236,7 +236,7 @@ def ratings(y):
     if numbers is None:
         strange = next(one for one in y.tolist() if not _is_number(one))
         raise ValueError(
-            f"y holds {strange!r}, which is no number; ratings must be numbers. Map labels to "
+            f"y holds {strange!r}, which is not a number; ratings must be numbers. Map labels to "
             "numbers first."
         )
     if not np.isfinite(numbers).all():

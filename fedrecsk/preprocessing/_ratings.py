@@ -40,7 +40,7 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     Raises
     ------
     ValueError
-        If a rating is NaN, infinite or no number.
+        If a rating is NaN, infinite or not a number.
 
     Warns
     -----
@@ -70,7 +70,7 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
 class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Map ratings linearly to another scale, and predictions back.
 
-    To be used as the `transformer` of :class:`sklearn.compose.TransformedTargetRegressor`: the
+    Use it as the `transformer` of :class:`sklearn.compose.TransformedTargetRegressor`: the
     model learns ratings in `feature_range`, and its predictions are mapped back to the scale of
     the ratings and clipped to its ends.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-# With more clients, values would have too little room in Paillier's slots of 64 bits.
+# With more clients, values would have too few bits in Paillier's slots of 64 bits.
 _MOST_CLIENTS = 2**31 - 1
 
 
@@ -224,7 +224,7 @@ class Party(ABC):
 
     @abstractmethod
     def _save_block(self, total) -> bytes:
-        """Serialise what `_add` returns."""
+        """Serialise the result of `_add`."""
 
     @abstractmethod
     def _decrypt_block(self, block, n_values, n_clients):
@@ -248,14 +248,14 @@ class SecureAggregation(BaseEstimator, ABC):
 
     @abstractmethod
     def _check_parameters(self):
-        """Raise if parameters do not fit together."""
+        """Raise if parameters contradict one another."""
 
     def _import(self, module):
         return require(module, type(self).__name__)
 
     @abstractmethod
     def generate_keys(self, n_clients: int = 1) -> Keys:
-        """Make new keys from the operating system's randomness.
+        """Make new keys from the operating system's random numbers.
 
         Parameters
         ----------
@@ -306,7 +306,7 @@ class SecureAggregation(BaseEstimator, ABC):
 
     @staticmethod
     def _check_n_clients(n_clients):
-        """Raise unless it is a number of clients that sums can be over."""
+        """Raise unless it is a valid number of clients."""
         if not isinstance(n_clients, Integral) or not 1 <= n_clients <= _MOST_CLIENTS:
             raise ValueError(
                 f"n_clients={n_clients!r} must be a whole number from 1 to {_MOST_CLIENTS}."

@@ -62,7 +62,7 @@ class CKKS(SecureAggregation):
 
     The decrypted sum contains the noise of the ciphertexts. Anybody who has both can compute the
     secret key (Li and Micciancio, EUROCRYPT 2021), so the sum must stay with the clients: do not
-    send it back to the server.
+    send it to the server.
 
     Examples
     --------
@@ -147,7 +147,7 @@ class CKKS(SecureAggregation):
         """Bound on the absolute error of a decrypted sum.
 
         It is eight standard deviations of the ciphertexts' noise, exceeded with a probability of
-        1e-15 per value, plus what float64 loses in the encoding.
+        1e-15 per value, plus the rounding error of the encoding in float64.
         """
         self._check_n_clients(n_clients)
         variance = (_NOISE_VARIANCE + 1 / 12) * n_clients

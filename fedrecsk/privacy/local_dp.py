@@ -97,7 +97,7 @@ class LaplaceMechanism(BaseEstimator):
         if form.rows != "all" or form.clip != self.clip:
             raise RuntimeError(
                 f"Field {name!r} would be sent without noise: it has rows={form.rows!r} and "
-                f"clip={form.clip}. Under local_dp, every field must have rows='all' and the "
+                f"clip={form.clip}. With local_dp, every field must have rows='all' and the "
                 f"clip of local_dp, {self.clip}; declare them in _upload_forms, and clip."
             )
 

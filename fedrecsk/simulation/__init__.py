@@ -1,4 +1,4 @@
-"""The simulated federation: its setting, the two sides of the protocol, messages and ledger."""
+"""The simulated federation: its parameters, the two sides of the protocol, messages, ledger."""
 
 from fedrecsk.simulation.clients import Clients
 from fedrecsk.simulation.device import Device

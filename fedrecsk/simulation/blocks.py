@@ -1,4 +1,4 @@
-"""Blocks of clients, the simulator's unit of work. How clients are cut depends on data only."""
+"""Blocks of clients, the simulator's unit of work. Which clients share one depends on data only."""
 
 from __future__ import annotations
 
@@ -220,8 +220,8 @@ def by_user(
     users : list of ndarray
         Codes of each group.
     attributes : list of dict
-        Attributes of each group: arrays by user (dense or sparse), or objects with a class method
-        ``joined``.
+        Attributes of each group: arrays with a row per user (dense or sparse), or objects with a
+        class method ``joined``.
     n_users : int or None
         Number of all users. Users who are in no group get rows of zeros. None: the users of all
         groups.

@@ -244,8 +244,8 @@ class Clients:
         """These clients' Participation in a round, of which they must have got the message."""
         if self._part is None or self._part[0] != round:
             raise ValueError(
-                f"These clients are asked to update in round {round}, but received no message of "
-                "it; call receive(round, message) first."
+                f"These clients cannot update in round {round}, because they have received no "
+                "message of it; call receive(round, message) first."
             )
         return self._part[1]
 

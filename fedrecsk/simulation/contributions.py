@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Contribution:
-    """Uploads of some clients on the way to the server, either added up or one by one.
+    """Uploads of some clients before they reach the server, either added up or one by one.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Contribution:
         sums: dict[str, np.ndarray],
         sizes: Sizes,
     ) -> Self:
-        """A contribution from sums that the method has made."""
+        """A contribution from sums that the method has computed."""
         arrives = turn.active & turn.delivers
         accepted = arrives if sound is None else arrives & sound
         if not all(all_finite(values) for values in sums.values()):

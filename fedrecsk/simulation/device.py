@@ -46,7 +46,7 @@ class Device(Clients):
     client_id : int, float or str
         Id of the client, different from all others.
     private : Key or None, default=None
-        Seed of what nobody else may know: users' vectors, negatives, noise, held-out rows. None:
+        Seed of what must stay private: users' vectors, negatives, noise, held-out rows. None:
         drawn by the operating system.
 
     Raises
@@ -207,7 +207,7 @@ def bare(estimator: Any) -> Any:
     if method.items is None:
         raise ValueError(
             f"{type(method).__name__} needs the catalogue, because it does not see "
-            "everybody's data; set items= to the ids of all items on offer."
+            "the data of all clients; set items= to the ids of all items on offer."
         )
     _check_parts(method._setting())
     return method

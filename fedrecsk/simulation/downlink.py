@@ -76,7 +76,7 @@ class Downlink:
             return message
         compression = self.federation.compression
         if compression is not None and compression.down:
-            # A delta of the model is of no use to clients that know a compressed form of it.
+            # A delta of the model does not apply to the compressed model that clients have.
             if key is None:
                 delta = None
             else:
@@ -161,7 +161,7 @@ class Downlink:
             raise ValueError(
                 f"The server's change of {name} in round {key.round} does not fit into "
                 f"{compression}, which ends at 65504; use "
-                'Quantization("int8"), whose scale follows the values.'
+                'Quantization("int8"), which scales the values.'
             )
         return packed
 

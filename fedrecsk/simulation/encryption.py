@@ -1,4 +1,4 @@
-"""Secure sums in a simulation: all are counted, and an audited sample is really encrypted."""
+"""Secure sums in a simulation: all bytes are counted, and a sample is really encrypted."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ class SecureChannel:
         precision = self.scheme.precision(len(vectors), largest)
         if result.error > precision:
             raise RuntimeError(
-                f"A decrypted sum is off by {result.error:.3g}, but {self.scheme} promises "
-                f"{precision:.3g}."
+                f"A decrypted sum has an error of {result.error:.3g}, but {self.scheme} allows "
+                f"at most {precision:.3g}."
             )
         self._sums.append(
             (result.n_clients, result.error, result.client_seconds, result.server_seconds)

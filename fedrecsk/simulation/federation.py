@@ -1,4 +1,4 @@
-"""The setting that a federated method runs in."""
+"""The federation that a method runs in: who takes part, what is lost, what protects uploads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXAMPLES = {
 
 
 class Federation(BaseEstimator):
-    """The setting of a federated method: dropout, sampling, protections and attacks.
+    """The federation that a method runs in: dropout, sampling, protections and attacks.
 
     Pass it to any federated estimator as ``federation``. A search can vary its parameters, as in
     ``federation__dropout``.
@@ -58,11 +58,11 @@ class Federation(BaseEstimator):
     compression : Compressor or None, default=None
         Compression of matrices of real numbers by Top-K, low rank or quantisation; see
         :mod:`fedrecsk.compression`. Each client compresses its upload of a round. The server
-        compresses the difference between its model and what clients know, so that what is left
-        out of one message is sent in a later one. It assumes that clients follow every round;
-        under early stopping they measure the full model. Fields whose rows are sent only to the
-        clients that hold the items are compressed in uploads only. SCoLR's uploads, some columns
-        of a matrix, are not compressed. LightFR, which sends binary codes, raises
+        compresses the difference between its model and the model that clients have, so that what
+        is left out of one message is sent in a later one. It assumes that clients follow every
+        round; for early stopping they receive the full model. Fields whose rows are sent only to
+        the clients that hold the items are compressed in uploads only. SCoLR's uploads, some
+        columns of a matrix, are not compressed. LightFR, which sends binary codes, raises
         an error.
     secure_aggregation : SecureAggregation or None, default=None
         Homomorphic encryption of all uploads: the server adds ciphertexts and learns
@@ -157,7 +157,7 @@ class Federation(BaseEstimator):
             if part is None or (part is self.adversary and not part.forges):
                 continue
             known = [name for name in names if name in part.get_params(deep=False)]
-            lower = f"lower its {known[0]}" if known else "look at what it uploads"
+            lower = f"lower its {known[0]}" if known else "check what it uploads"
             aggregate = ", or set an aggregator such as NormClipping()" * (part is self.adversary)
             return f"The likely cause is {part}: {lower}{aggregate}."
         largest = None if self.compression is None else self.compression._largest_number
@@ -177,8 +177,8 @@ class Federation(BaseEstimator):
             )
         if self.compression is not None:
             raise ValueError(
-                f"Encrypted uploads can only be added, and uploads compressed by "
-                f"{type(self.compression).__name__} cannot; set compression=None under "
+                f"Encrypted uploads can only be added, but uploads compressed by "
+                f"{type(self.compression).__name__} cannot be; set compression=None with "
                 "secure_aggregation. CoLR is a method with small uploads that can be added."
             )
 

@@ -1,4 +1,4 @@
-"""Randomness addressed by (seed, round, purpose, client) instead of drawn in some order.
+"""Random numbers derived from (seed, round, purpose, client) instead of drawn in some order.
 
 A draw does not depend on other draws, so neither threads nor blocks can change a fit.
 """
@@ -72,7 +72,7 @@ class Keys(NamedTuple):
     shared : Key
         For draws that clients and server must share, such as a coin or random directions.
     private : Key
-        For draws that nobody else may know: users' vectors, negatives, noise, held-out rows. In a
+        For draws that must stay private: users' vectors, negatives, noise, held-out rows. In a
         simulation both keys come from `random_state`. In a deployment, the private key comes
         from the operating system.
     """

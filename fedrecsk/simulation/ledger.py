@@ -37,9 +37,9 @@ class Ledger:
     ----------
     entries : list of dict
         One entry per phase. `phase` is "catalogue" (the items' ids, down), "keys" (secret keys,
-        under encryption), "setup" (exchanges before the rounds), "round", "stop" (the broadcast
+        with encryption), "setup" (exchanges before the rounds), "round", "stop" (the broadcast
         whose losses ended the fit early), "final" (the last model, from which clients
-        recommend) or "best" (the best one in its place, under early stopping). `round`: the
+        recommend) or "best" (the best model, if early stopping keeps it instead). `round`: the
         round, or the step of the set-up. `participants`: clients that updated.
         `messages_down`, `messages_up` (arrived and accepted), `dropped` (clients without a
         connection, or whose uploads were lost), `rejected` (uploads with NaN or infinite
@@ -48,12 +48,12 @@ class Ledger:
 
         Downloads are counted three ways: `bytes_down_whole`, the full model each time;
         `bytes_down_missed`, all updates that the client has missed; `bytes_down_latest`, the
-        latest update only, which is enough for clients that follow also the rounds that they
-        take no part in. `bytes_down` takes for each client the smaller of the first two, which
+        latest update only, which is enough for clients that also receive the rounds in which they
+        take no part. For each client, `bytes_down` counts the smaller of the first two, which
         is what a deployment sends. A method that defines no updates always sends the full model,
         and the four numbers are equal. `payload_down` (of the latest update) and `payload_up` are
         what papers count: learned numbers only, compressed or not, in plaintext, without counts,
-        item numbers and everything before the rounds.
+        item indices and everything before the rounds.
     client_ids : ndarray of shape (n_clients,)
     client_bytes_down, client_bytes_up : ndarray of shape (n_clients,), dtype int64
         Bytes that each client received and sent.

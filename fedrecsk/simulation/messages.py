@@ -156,7 +156,7 @@ class Message(dict):
 
 
 class Summed(NamedTuple):
-    """A sum over a block's clients, who send different rows or columns of a field.
+    """A sum over a block's clients, which send different rows or columns of a field.
 
     Attributes
     ----------

@@ -102,7 +102,7 @@ class TrainingTime:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Total time in seconds."""
         return self.communication_seconds + self.computation_seconds
 
     @property
@@ -213,7 +213,7 @@ def _checked(profile):
 
 def _bytes_of_one(entry, n_clients, down, up):
     """Bytes down and up of one client of a ledger's entry."""
-    # Before the rounds all clients send, and in a round those that take part. If nobody has
+    # Before the rounds all clients send, and in a round those that take part. If no client has
     # trained, those that received the model have sent the losses that ended the fit.
     trained = entry["participants"] or entry["messages_down"]
     senders = trained if entry["phase"] in ("round", "stop") else n_clients

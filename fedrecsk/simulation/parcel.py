@@ -1,4 +1,4 @@
-"""A client's upload as it is sent: plain numbers, all of which the server can check."""
+"""A client's upload as it is sent: plain numbers, which the server can check completely."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def held_items(contribution: Contribution) -> np.ndarray | None:
 
 def _fields(parcel, forms, n_held, held, wire_dtype):
     """Each field as a Ragged of one client, or None if any is malformed."""
-    # Any error in processing an unchecked upload is the upload's fault, not the server's.
+    # Any error in processing an unchecked upload is due to the upload, so it is rejected.
     try:
         if parcel.fields.keys() != forms.keys():
             return None

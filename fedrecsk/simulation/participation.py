@@ -50,7 +50,7 @@ class Turn(NamedTuple):
         Clients that update.
     delivers : ndarray of the same shape and dtype
         Clients whose upload arrives. A real client does not know this. It is here because the
-        simulator adds uploads up as soon as they are made.
+        simulator adds uploads up as soon as they are computed.
     separate : bool
         Whether uploads are returned client by client instead of as a sum.
     """

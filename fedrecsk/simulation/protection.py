@@ -61,7 +61,7 @@ def add_noise(batch: Batch, mechanism: LaplaceMechanism | None, key: Key) -> Non
 
 
 def _compress(batch, honest, federation, key, each):
-    """Compress all compressible fields; `honest` has the fields as the method made them."""
+    """Compress all compressible fields; `honest` has the fields as the method returned them."""
     compressor, wire_dtype = federation.compression, federation.wire_dtype
     for name, changes in batch.changes.items():
         form = batch.forms[name]

@@ -265,7 +265,7 @@ class Server:
         if not self._message and not self.method._may_be_silent:
             raise TypeError(
                 f"{type(self.method).__name__} broadcasts nothing in round {self.round}; a method "
-                "whose clients go on with an earlier message must set _may_be_silent = True."
+                "whose clients continue with an earlier message must set _may_be_silent = True."
             )
         if self._message:
             self._has_received |= receives
@@ -319,7 +319,7 @@ class Server:
         ------
         ValueError
             If no round is open, or if an upload belongs to another round, comes from an unknown
-            client or one that was not asked, or is the client's second one.
+            client or one that was not selected, or is the client's second one.
         """
         key, turn = self.key.at(self.round), self._participation
         if turn is None:
@@ -425,7 +425,7 @@ class Server:
         if (one.phase, one.round) != step:
             raise ValueError(
                 f"An upload of {one.phase} {one.round} came in {step[0]} {step[1]}; send uploads "
-                "in the step that asks for them."
+                "in their own step."
             )
         unknown = senders[(senders < 0) | (senders >= self.n_clients)]
         if len(unknown):
@@ -433,11 +433,14 @@ class Server:
                 f"An upload came from the unknown client {unknown[0]}; only the {self.n_clients} "
                 "registered clients may send."
             )
-        # Where it is written down twice, the earlier place is lost.
+        # If a client occurs twice, only its last position is kept.
         places = np.empty(self.n_clients, dtype=np.intp)
         places[senders] = np.arange(len(senders))
         twice = seen[senders] | (places[senders] != np.arange(len(senders)))
-        for mask, what in ((~asked[senders], "was not asked in"), (twice, "has sent already in")):
+        for mask, what in (
+            (~asked[senders], "was not selected in"),
+            (twice, "has already sent in"),
+        ):
             if mask.any():
                 name = self.client_ids[senders[mask][0]]
                 raise ValueError(f"Client {name!s} {what} {step[0]} {step[1]}.")
@@ -467,7 +470,7 @@ class Server:
         ----------
         uploads : iterable of Parcel or Contribution
         receives : ndarray of shape (n_clients,), dtype bool
-            Clients that were asked to evaluate it.
+            Clients that received it for evaluation.
         trusted : bool, default=False
             As in `close_round`.
         """
@@ -544,7 +547,7 @@ class Server:
         return best
 
     def privacy_report(self) -> PrivacyReport:
-        """Report the privacy loss by all uploads so far."""
+        """Report the privacy loss of all uploads so far."""
         federation = self.federation
         compresses = federation.compression is not None and federation.compression.up
         if federation.secure_aggregation is not None:

@@ -54,7 +54,7 @@ def hold_out(data: Interactions, fraction: float, key: Key) -> tuple[Interaction
     mask = rank < np.repeat(n_held_out, lengths)
     if not mask.any():
         raise ValueError(
-            "early_stopping has no row to hold out, because hardly any user has more than one; "
+            "early_stopping has no row to hold out, because hardly any user has more than one row; "
             "raise validation_fraction or use early_stopping=False."
         )
     return data.take(~mask), data.take(mask)
@@ -149,9 +149,9 @@ class EarlyStopping:
         message : callable
             Returns the model's message.
         by_everybody : bool, default=True
-            Whether all clients were asked, and not only a cohort.
+            Whether all clients measured it, and not only a cohort.
         is_last : bool, default=False
-            Whether this is the last round. A fit with fewer rounds than a pass is judged by the
+            Whether this is the last round. A fit with fewer rounds than a pass is measured by the
             rounds that it has.
         """
         if np.isnan(loss):

@@ -137,8 +137,8 @@ class Uplink:
     def _audited(self, channel, batches, totals, forms, key):
         """Encrypt the audited clients' uploads, and use the decrypted sum if these are all clients.
 
-        The sum of a sample is only checked, because ciphertexts are noisy and no seed repeats
-        their noise.
+        The sum of a sample is only checked, because ciphertexts are noisy and their noise cannot
+        be repeated by a seed.
         """
         accepted = np.concatenate([batch.clients[batch.accepted] for batch in batches])
         channel.check(max(_largest(batch) for batch in batches), len(accepted))
@@ -172,7 +172,7 @@ class Uplink:
         self._coordinates[clients] += coordinates
 
     def privacy_report(self, server_sees: str) -> PrivacyReport:
-        """Report the privacy loss by all uploads so far, given what the server sees of them."""
+        """Report the privacy loss of all uploads so far, given what the server sees of them."""
         mechanism = self.federation.local_dp
         return PrivacyReport.of(mechanism, self._uploads, self._coordinates, server_sees)
 
@@ -183,7 +183,7 @@ def aligned_size(forms: dict[str, Form]) -> int:
         if form.rows != "all":
             raise RuntimeError(
                 f"Field {name!r} has rows of some items only, which cannot be added under "
-                'encryption; a method must declare Form(..., rows="all") under a secure sum.'
+                'encryption; a method must declare Form(..., rows="all") for secure sums.'
             )
     return sum(int(np.prod(form.shape, dtype=np.int64)) for form in forms.values())
 

@@ -74,7 +74,7 @@ def are_columns(columns: object, form: Form) -> bool:
     return is_mask and columns.shape == (form.width,)
 
 
-# ----------------------------------------------------------- contributions by hand, untrusted
+# ----------------------------------------------------------------- untrusted contributions
 
 
 def validated(
@@ -96,7 +96,7 @@ def validated(
     -------
     Contribution
     """
-    # Any error in processing an unchecked upload is the upload's fault, not the server's.
+    # Any error in processing an unchecked upload is due to the upload, so it is rejected.
     try:
         checked = _validated(contribution, forms, centers)
     except Exception:

@@ -182,7 +182,7 @@ def test_what_does_not_go_together_is_refused(toy):
 def test_rows_of_own_items_are_refused_under_encryption(toy):
     pytest.importorskip("phe", reason="needs fedrecsk[privacy]")
     scheme = Paillier(key_bits=512, allow_weak=True)
-    with pytest.raises(ValueError, match='do not add up encrypted; set upload="all"'):
+    with pytest.raises(ValueError, match='cannot be added encrypted; set upload="all"'):
         ExplicitFCF(federation=Federation(secure_aggregation=scheme)).fit(*toy)
 
 

@@ -503,7 +503,7 @@ def test_drawn_negatives_agree_with_given_ones(ml100k):
             {},
             ["none of the .* users in the test rows", "none of the .* items in"],
         ),
-        (lambda X: X[:60], {}, ["fitted to the test rows, so this measures memory"]),
+        (lambda X: X[:60], {}, ["fitted to the test rows, so this does not measure"]),
         (lambda X: X[-6:], {"negatives": {}}, ["none of the given negatives, so test items"]),
         (lambda X: X[-6:], {}, []),
     ],

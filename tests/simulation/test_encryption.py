@@ -148,7 +148,7 @@ def test_what_secure_sums_make_meaningless_is_refused(setting, message):
 def test_rows_of_own_items_are_refused_under_encryption(Estimator):
     schemes()
     X, _ = make_toy()
-    with pytest.raises(ValueError, match='do not add up encrypted; set upload="all"'):
+    with pytest.raises(ValueError, match='cannot be added encrypted; set upload="all"'):
         Estimator(federation=Federation(secure_aggregation=CKKS())).fit(X)
 
 

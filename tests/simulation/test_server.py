@@ -45,7 +45,7 @@ def opened(estimator):
     [
         ({"clients": np.array([12])}, "unknown client 12; only the 12 registered"),
         ({"clients": np.array([-1])}, "unknown client -1; only the 12 registered"),
-        ({"clients": np.array([4])}, "Client 128 has sent already in round 0"),
+        ({"clients": np.array([4])}, "Client 128 has already sent in round 0"),
         ({"round": 1}, "An upload of round 1 came in round 0"),
         ({"round": -1}, "An upload of round -1 came in round 0"),
         ({"phase": "setup"}, "An upload of setup 0 came in round 0"),
@@ -63,7 +63,7 @@ def test_an_upload_that_has_no_place_in_the_round_is_refused(change, message):
 def test_two_uploads_of_one_client_are_refused_in_one_contribution_too():
     server, uploads = opened(RFRec(3, n_rounds=1))
     both = {name: np.repeat(getattr(uploads[3], name), 2) for name in ("clients", "sends")}
-    with pytest.raises(ValueError, match="Client 121 has sent already in round 0"):
+    with pytest.raises(ValueError, match="Client 121 has already sent in round 0"):
         server.close_round([replace(uploads[3], **both)])
 
 
@@ -74,7 +74,7 @@ def test_an_upload_of_a_client_that_was_not_asked_is_refused():
     stranger = np.flatnonzero(~asked)[:1]
     uploads[0] = replace(uploads[0], clients=stranger)
     with pytest.raises(
-        ValueError, match=f"Client {100 + 7 * stranger[0]} was not asked in round 0"
+        ValueError, match=f"Client {100 + 7 * stranger[0]} was not selected in round 0"
     ):
         server.close_round(uploads)
 
@@ -450,7 +450,7 @@ def test_a_parcel_from_nowhere_is_refused(change):
         ({"client": 12}, "unknown client 12; only the 12 registered"),
         ({"client": -(10**30)}, "unknown client -1; only the 12 registered"),
         ({"client": 10**30}, "unknown client"),
-        ({"client": 4}, "Client 128 has sent already in round 0"),
+        ({"client": 4}, "Client 128 has already sent in round 0"),
         ({"round": 1}, "An upload of round 1 came in round 0"),
         ({"phase": "setup"}, "An upload of setup 0 came in round 0"),
     ],
