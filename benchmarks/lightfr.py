@@ -22,7 +22,7 @@ from benchmarks._command_line import command_line
 from fedrecsk import ImplicitALS, ImplicitBPR, LightFR, Popularity
 from fedrecsk.datasets import fetch_movielens
 
-DEFAULT = LightFR()
+DEFAULT = LightFR(prior="zero")
 # What METHODS calls recommended: the paper's codes and server, fresh negatives, a memory.
 SAMPLED = LightFR(
     aggregation="gradient",
