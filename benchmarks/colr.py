@@ -29,6 +29,8 @@ PAPER = {
     "n_rounds": 1000,
     "client_fraction": 0.01,
     "federation": Federation(sampling="rotating"),
+    "shrinkage": 0.0,
+    "averaging": False,
 }
 # Nguyen et al., WWW 2024: table 4.
 TABLE_4 = {

@@ -60,7 +60,12 @@ def tuned_als(train, options):
 def als(regularization, alpha, seed, options):
     """implicit's ALS, d = 20."""
     return ImplicitALS(
-        20, regularization=regularization, alpha=alpha, random_state=seed, n_jobs=options.n_jobs
+        20,
+        regularization=regularization,
+        alpha=alpha,
+        item_bias=False,
+        random_state=seed,
+        n_jobs=options.n_jobs,
     )
 
 

@@ -177,7 +177,7 @@ def baselines():
     """implicit's models with the settings that validation rows choose among."""
     return {
         "implicit ALS": [
-            ImplicitALS(64, regularization=reg, alpha=alpha)
+            ImplicitALS(64, regularization=reg, alpha=alpha, item_bias=False)
             for reg, alpha in ((30.0, 1.0), (30.0, 4.0), (100.0, 4.0))
         ],
         "implicit BPR": [ImplicitBPR(64, learning_rate=r) for r in (0.03, 0.1)],

@@ -29,7 +29,9 @@ from fedrecsk import EASE, FedEASE, FedSpectral, ImplicitALS, LocALS, Popularity
 from fedrecsk.ensemble import RankingEnsemble
 
 LOCALS = LocALS(128, n_rounds=12, alpha=8.0, reg_user=100.0, reg_item=30.0)
-IALS = ImplicitALS(128, regularization=100.0, alpha=9.0, n_iterations=12, solver="cholesky")
+IALS = ImplicitALS(
+    128, regularization=100.0, alpha=9.0, n_iterations=12, solver="cholesky", item_bias=False
+)
 ONE_ROUND = [("ease", FedEASE()), ("spectral", FedSpectral())]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -522,6 +522,8 @@ PAPERS_FEDERATION = {
     "n_rounds": 1000,
     "client_fraction": 0.01,
     "federation": Federation(sampling="rotating"),
+    "shrinkage": 0.0,
+    "averaging": False,
 }
 
 
@@ -629,10 +631,25 @@ PAPERS = {
 # ----------------------------------------------------------------------------------- a run
 
 
+def chosen(name, only):
+    """The tables of a paper, with rows whose table and label contain one of the words."""
+    return [
+        replace(
+            table,
+            rows=[
+                row
+                for row in table.rows
+                if not only or any(word in f"{table.name}: {row.label}" for word in only)
+            ],
+        )
+        for table in PAPERS[name]()
+    ]
+
+
 def run(name, options):
     """Run what has not been run, then print the tables."""
     results = Results(options.results, f"{name}-quick" if options.quick else name)
-    tables = PAPERS[name]()
+    tables = chosen(name, options.only)
     seeds = range(options.seeds)
     cells = [
         (row, _prepared(row.model, seed, options), (table.name, row.label, row.data, seed))
@@ -724,6 +741,8 @@ def _check_data(tables, options, parser):
             load(name, options)
         except FileNotFoundError as error:
             missing[name] = error
+        except NotADirectoryError as error:
+            parser.error(f"--data-home: {error}")
     if len(missing) == len(names):
         parser.error(f"no data: {next(iter(missing.values()))}")
     for name, error in missing.items():
@@ -739,6 +758,7 @@ def main(argv=None):
     parser.add_argument(
         "--results", default="results", help="folder of finished cells (default: %(default)s)"
     )
+    parser.add_argument("--only", nargs="+", help="words of the tables and labels to run")
     parser.add_argument("--data-home", help="where MovieLens is (default: FEDRECSK_DATA)")
     options = parser.parse_args(argv)
     if options.seeds is None:
@@ -750,7 +770,7 @@ def main(argv=None):
     except OSError as error:
         parser.error(f"--results {options.results}: {error}")
     try:
-        _check_data(PAPERS[options.paper](), options, parser)
+        _check_data(chosen(options.paper, options.only), options, parser)
         run(options.paper, options)
     except KeyboardInterrupt:
         parser.exit(

@@ -1,19 +1,20 @@
 """Default settings on few rows per user: ``python -m benchmarks.sparse_defaults ranking|ratings``.
 
 `ranking`: HR@10 and NDCG@10 over the full catalogue of one random held-out row per user, for every
-ranking model with its defaults beside popularity. `ratings`: RMSE beside BiasOnly, for pairs of
-users and items with no, few and more training rows. Means over seeds. Data sets are generated, or
-MovieLens-100k with at most so many random rows per user (under ``--data-home`` or FEDRECSK_DATA).
-Defaults were chosen with seeds from 100 on; the seeds here begin with 0.
+ranking model with its defaults, next to popularity. `ratings`: RMSE next to BiasOnly, for pairs of
+users and items with no, few and more training rows. Means over seeds; the defaults were chosen with
+seeds from 100 on, and the seeds here begin with 0.
+
+Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA, with a few random rows per user;
+and generated rows.
 """
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 
 import fedrecsk
+from benchmarks._command_line import command_line
 from fedrecsk.datasets import fetch_movielens, make_interactions, make_ratings
 from fedrecsk.metrics import evaluate_ranking
 
@@ -138,17 +139,13 @@ def ratings(options):
 
 def main(argv=None):
     """Print one of the tables."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sparse_defaults",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("what", choices=["ranking", "ratings"])
-    parser.add_argument("--models", nargs="*")
+    parser = command_line("sparse_defaults", __doc__)
+    parser.add_argument("command", choices={"ranking": ranking, "ratings": ratings})
+    parser.add_argument("--models", nargs="*", help="models to run (default: all)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data-home")
     options = parser.parse_args(argv)
-    {"ranking": ranking, "ratings": ratings}[options.what](options)
+    {"ranking": ranking, "ratings": ratings}[options.command](options)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk._mistakes import warn_caller
+from fedrecsk._warnings import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,10 +22,9 @@ LARGEST = 1e15
 HARMLESS = {"tol", "epsilon", "rank_exponent"}
 # Scores of pairs in the data beyond this multiple of what they estimate come of an explosion.
 ABSURD = 1e4
-# So many training rows are scored at most.
-SAMPLE = 20_000
-# So many numbers of vectors are copied at a time.
-AT_A_TIME = 2**15
+# So many training rows are scored at most, and so many at once, to save memory.
+SAMPLE = 4000
+AT_ONCE = 64
 # A parameter this many times its default is a suspect, and so are larger weights and ratings.
 FAR = 10
 HEAVY = 1e4
@@ -154,11 +153,11 @@ def check_fitted(estimator: Any, data: Any, attributes: Mapping) -> None:
                 f"{type(estimator).__name__} diverged: {name} of {who} is infinite or NaN. "
                 f"{cure(estimator, data)}"
             )
-    reached, scale = _largest_score(data, arrays), _scale(estimator, data)
-    if reached > ABSURD * scale:
-        warn_caller(
+    largest, scale = _largest_score(data, arrays), _scale(estimator, data)
+    if largest > ABSURD * scale:
+        warn(
             f"{type(estimator).__name__} has exploded: scores of training rows reach "
-            f"{reached:.3g}, where {scale:.3g} is to be expected. {cure(estimator, data)}",
+            f"{largest:.3g}, where {scale:.3g} is to be expected. {cure(estimator, data)}",
         )
 
 
@@ -225,18 +224,18 @@ def _largest_score(data, arrays):
     if users is None or items is None or users.ndim != 2 or users.shape[1:] != items.shape[1:]:
         return 0.0
     rows = np.arange(0, len(data.items), 1 + len(data.items) // SAMPLE)
-    who, what = np.searchsorted(data.indptr, rows, side="right") - 1, data.items[rows]
-    scores = np.empty(len(rows))
-    size = max(1, AT_A_TIME // max(1, users.shape[1]))
-    for start in range(0, len(rows), size):
-        part = slice(start, start + size)
-        # In double precision, where squares of float32 do not overflow.
-        pair = users[who[part]].astype(float), items[what[part]].astype(float)
-        scores[part] = np.einsum("kd,kd->k", *pair)
-    for bias, codes in (("user_bias_", who), ("item_bias_", what)):
-        if bias in arrays:
-            scores += arrays[bias][codes]
-    return float(np.abs(scores).max(initial=0))
+    owners = np.searchsorted(data.indptr, rows, side="right") - 1
+    largest = 0.0
+    for start in range(0, len(rows), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        who, what = owners[part], data.items[rows[part]]
+        # In double precision, where products of float32 do not overflow.
+        scores = np.einsum("kd,kd->k", users[who], items[what], dtype=float)
+        for bias, codes in (("user_bias_", who), ("item_bias_", what)):
+            if bias in arrays:
+                scores += arrays[bias][codes]
+        largest = max(largest, float(np.abs(scores).max()))
+    return largest
 
 
 def _scale(estimator, data):

@@ -5,14 +5,13 @@ Each test is made so that it stays silent on tables that are as they should be.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedrecsk._warnings import warn
+
 if TYPE_CHECKING:
-    from types import FrameType
     from typing import Protocol
 
     class Ids(Protocol):
@@ -60,7 +59,7 @@ def _warn_about_names(X: Any) -> None:
         cure = "Put the columns in the order user, item, and then the others."
     else:
         return
-    warn_caller(
+    warn(
         f"The first two columns of X are named {names[0]!r} and {names[1]!r}, but column 0 is read "
         f"as the user's id and column 1 as the item's id. {cure}"
     )
@@ -88,7 +87,7 @@ def _warn_about_matrix(X: Any) -> None:
     pairs = np.unique(some[:, :2], axis=0)
     looks_like_ratings = len(values) <= _MAX_RATINGS and np.isin(pairs, values).all()
     if looks_like_ratings and 4 * len(pairs) <= len(some):
-        warn_caller(
+        warn(
             f"X looks like a matrix of users by items: {X.shape[1]} columns with the same few "
             "values. But X should have one row per interaction, with the user's id in column 0 "
             "and the item's in column 1. For a matrix M, with 0 for no rating: "
@@ -111,7 +110,7 @@ def warn_about_fractions(ids: np.ndarray, name: str) -> None:
         return
     fractions = ids != np.trunc(ids)
     if fractions.any():
-        warn_caller(
+        warn(
             f"{name} have fractions, such as {ids[fractions.argmax()]!s}. Are they ratings or "
             "features? Column 0 of X should be the user's id and column 1 the item's id."
         )
@@ -131,7 +130,7 @@ def warn_about_missing(ids: np.ndarray, name: str) -> None:
         return
     found = [text for text in _MISSING if (ids == text).any()]
     if found:
-        warn_caller(
+        warn(
             f"{name} include {found[0]!r}, which is what .astype(str) makes of a missing value. It "
             "counts as an id like any other; if it stands for a missing id, drop its rows first."
         )
@@ -156,20 +155,7 @@ def warn_about_unknown_pairs(
         same_kind = (ids.dtype.kind == "U") == (others.values.dtype.kind == "U")
         if not same_kind or (others.codes(ids) < 0).any():
             return
-    warn_caller(
+    warn(
         "All users (column 0 of X) and items (column 1) are unknown, but all users are known items "
         "and all items known users. Are the columns swapped? Put the user's id in column 0."
     )
-
-
-def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the user's code that called this package, perhaps by scikit-learn."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and _is_library(frame):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
-
-
-def _is_library(frame: FrameType) -> bool:
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return package in ("fedrecsk", "sklearn")

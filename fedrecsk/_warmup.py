@@ -35,9 +35,9 @@ SETTINGS = [
 ]
 
 
-def main(argv=None):
+def main(argv=None, prog="fedrecsk warmup"):
     """Compile the methods' numerical code and keep it for later processes."""
-    parser = argparse.ArgumentParser(prog="python -m fedrecsk warmup", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog=prog, description=main.__doc__)
     parser.add_argument(
         "methods", nargs="*", metavar="METHOD", help=f"default: all of {', '.join(METHODS)}"
     )

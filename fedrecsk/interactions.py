@@ -627,11 +627,12 @@ def encode(
     if clients is not None:
         client_values, client_of_user = clients[0], _one_client_each(*users, *clients)
 
-    columns = user_codes, item_codes, None if y is None else np.asarray(y), sample_weight
+    values, weights = None if y is None else np.asarray(y), sample_weight
     present = item_codes >= 0
     if not present.all():
-        columns = [None if column is None else column[present] for column in columns]
-    user_codes, item_codes, y, weights = columns
+        user_codes, item_codes = user_codes[present], item_codes[present]
+        values = None if values is None else values[present]
+        weights = None if weights is None else weights[present]
 
     # Users without any row left are dropped, and so are their clients.
     kept_users = np.flatnonzero(np.bincount(user_codes, minlength=len(user_values)))
@@ -641,7 +642,7 @@ def encode(
     kept_clients, users_per_client = np.unique(client_of_user[order], return_counts=True)
 
     indptr, items, values, weights = _merge(
-        rank[user_codes], item_codes, y, weights, (len(order), len(item_ids))
+        rank[user_codes], item_codes, values, weights, (len(order), len(item_ids))
     )
     return Interactions(
         user_ids=Ids(user_values[order], "user ids"),
@@ -757,7 +758,7 @@ def _floats(values):
     return np.asarray(values, dtype=np.float64)
 
 
-def _by_user_and_item(users, items, shape):
+def _by_user_and_item(users, items, shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The order of rows by user and item, the items in this order, and where each user begins."""
     n_users, _n_items = shape
     rows = np.arange(len(users), dtype=np.int32)

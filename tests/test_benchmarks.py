@@ -14,7 +14,7 @@ from fedrecsk import BiasOnly, Popularity  # noqa: E402
 
 
 class Options:
-    quick, seeds, data_home = False, 2, None
+    quick, seeds, data_home, only = False, 2, None, None
 
 
 @pytest.fixture
@@ -128,7 +128,10 @@ def test_settings_are_compared_before_anything_runs(options, monkeypatch):
     [
         (["--seeds", "0"], "--seeds 0: at least one run"),
         (["--results", "{file}"], "--results .*: .*exists"),
-        (["--data-home", "{file}", "--results", "{folder}"], "(?s)no data: .*by hand into"),
+        (
+            ["--data-home", "{file}", "--results", "{folder}"],
+            "--data-home: .*is a file",
+        ),
     ],
 )
 def test_bad_arguments_are_named_before_anything_runs(arguments, message, tmp_path, capsys):

@@ -62,6 +62,7 @@ def test_local_privacy_and_a_file(ratings, capsys):
     main(["--data", ratings, "--rounds", "5", "--scale", "0.04"])
     out = capsys.readouterr().out
     assert "with Laplace noise. Epsilon is 10 for one coordinate of one upload" in out
+    assert "and 12,000 in total: 1,200 coordinates in 5 uploads" in out
 
 
 @pytest.mark.parametrize("name", _methods.names())
@@ -137,6 +138,7 @@ def test_the_console_script_is_there():
         (["--data", "nosuch.csv"], "no such file, nor one of generated, 100k"),
         (["--data", "."], "is a folder"),
         (["--data", "{ratings}", "--data-home", "{ratings}", "--data", "100k"], "is a file, not"),
+        (["--data", "ML-100K", "--data-home", "{ratings}"], "is a file, not"),
         (["--data", "{implicit}"], "has no ratings; take a ranking method"),
         (["--data", "{implicit}", "--method", "locals", "--threshold", "4"], "no ratings that"),
         (["--data", "{ratings}", "--method", "locals", "--threshold", "6"], "most is 5"),
@@ -163,12 +165,27 @@ def test_the_console_script_is_there():
         (["--set", "n_factors=-4"], "'n_factors' parameter of FedEB must be an int"),
         (["--set", "n_factors=four"], "'n_factors' parameter of FedEB must be an int"),
         (["extra"], "unrecognized arguments: extra"),
+        (["--columns", "user=a", "--data", "{ratings}"], "no column 'a' for the user"),
+        (["--columns", "users=a"], "'users=a' is none of user=..., item=..."),
+        (["--columns", "user=a,item=b"], "--columns is for a file of yours"),
+        (["warmup", "Extra"], "fedrecsk warmup: error: Extra: no such method"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message, ratings, implicit, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([one.format(ratings=ratings, implicit=implicit) for one in arguments])
     assert message in capsys.readouterr().err
+
+
+def test_columns_of_a_file(tmp_path, capsys):
+    path = tmp_path / "shop.csv"
+    path.write_text("klant;artikel;cijfer\n" + "".join(f"{u};{i};{r}\n" for u, i, r in ROWS))
+    with pytest.raises(SystemExit, match="2"):
+        main(["--data", str(path)])
+    assert "Say which it is, for example --columns user=klant." in capsys.readouterr().err
+    columns = "user=klant,item=artikel,rating=cijfer"
+    main(["--data", str(path), "--columns", columns, "--method", "BiasOnly"])
+    assert "270 ratings of 12 items by 30 users" in capsys.readouterr().out
 
 
 def test_too_few_rows(tmp_path, capsys):
@@ -186,6 +203,7 @@ def test_warnings_are_notes(tmp_path, capsys):
     err = capsys.readouterr().err
     assert err.startswith("Note: ")
     assert "prices.csv: column 'price' is not read" in err
+    assert "--columns user=...,item=...,rating=...,timestamp=..." in err
     assert "UserWarning" not in err
 
 

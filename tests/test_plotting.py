@@ -2,6 +2,7 @@ import itertools
 import pickle
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -221,6 +222,7 @@ def test_reference_lines_are_drawn_by_name(draw):
     assert len(looks) == 3
     display.figure_.canvas.draw()
     assert [line.get_label() for line in draw(reference=0.5).references_] == ["reference"]
+    assert draw(reference=Fraction(1, 2)).references_[0].get_ydata()[0] == 0.5
     assert draw().references_ == []
     with pytest.raises(TypeError, match="reference must be a number or a dict"):
         draw(reference=["paper"])

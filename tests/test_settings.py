@@ -139,7 +139,7 @@ REFUSALS = (
     "but LightFR sends codes and integers",
     "has nothing to compress",
     "has no rows of items",
-    "so no aggregator would be asked",
+    "so the aggregator would have no effect",
 )
 
 # What must be equal, where a method has it.

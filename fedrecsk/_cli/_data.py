@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import tempfile
@@ -35,30 +36,43 @@ class Rows(NamedTuple):
     name: str
 
 
-def load(data: str, data_home: str | None, seed: int, *, ratings: bool) -> Rows:
+def load(
+    data: str,
+    data_home: str | None,
+    seed: int,
+    *,
+    ratings: bool,
+    columns: dict[str, str | int] | None = None,
+) -> Rows:
     """Generate, fetch or read the rows.
 
     Parameters
     ----------
     data : str
-        "generated", a name of `PUBLISHED` (with or without "ml-"), a file, or "-" for standard
-        input.
+        "generated", a name of `PUBLISHED` (with or without "ml-", in upper or lower case), a
+        file, or "-" for standard input.
     data_home : str or None
     seed : int
         For generated rows.
     ratings : bool
         Whether a method of ratings is to learn from them.
+    columns : dict or None
+        Which column of a file is what, as for `load_ratings`.
 
     Raises
     ------
     OSError, ValueError
         If there are no such rows, or bad ones.
     """
+    if columns is not None and data in {"generated", *PUBLISHED}:
+        raise ValueError("--columns is for a file of yours")
     if data == "generated" and ratings:
         return Rows(*make_ratings(random_state=seed), data)
     if data == "generated":
         return Rows(make_interactions(random_state=seed), None, data)
     name = data.removeprefix("ml-")
+    if not Path(data).exists():
+        name = name.lower().removeprefix("ml-")
     if name in _MOVIELENS:
         X, y = fetch_movielens(name, data_home=data_home, return_X_y=True)
         return Rows(X, y, f"MovieLens {name}")
@@ -67,11 +81,20 @@ def load(data: str, data_home: str | None, seed: int, *, ratings: bool) -> Rows:
         return Rows(X, y, name)
     with _file(data) as path:
         try:
-            X, y = load_ratings(path, return_X_y=True)
+            X, y = load_ratings(path, columns=columns, return_X_y=True)
         except ValueError as error:
             # A copy of a pipe has a name that says nothing.
-            raise ValueError(str(error).replace(f"{path.parent}/", "")) from error
+            raise ValueError(with_options(str(error).replace(f"{path.parent}/", ""))) from error
         return Rows(X, y, path.name)
+
+
+def with_options(text: str) -> str:
+    """A message of `load_ratings`, with the option in place of the parameter `columns`."""
+
+    def option(match: re.Match) -> str:
+        return "--columns " + match[1].replace("'", "").replace(": ", "=").replace(", ", ",")
+
+    return re.sub(r"columns=\{(.*?)\}", option, text)
 
 
 @contextmanager

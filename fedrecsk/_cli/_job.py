@@ -57,7 +57,13 @@ def run(options: argparse.Namespace) -> None:
 def _rows(options: argparse.Namespace, ratings: bool) -> _data.Rows:
     """The rows to learn from; what is wrong with them ends the program."""
     try:
-        rows = _data.load(options.data, options.data_home, options.seed, ratings=ratings)
+        rows = _data.load(
+            options.data,
+            options.data_home,
+            options.seed,
+            ratings=ratings,
+            columns=options.columns,
+        )
         rows = rows if ratings else _data.positives(rows, options.threshold)
     except (OSError, ValueError) as error:
         options.error(f"--data {options.data}: {error}")

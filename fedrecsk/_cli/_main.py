@@ -54,7 +54,7 @@ def _dispatch(arguments: list[str]) -> None:
     if arguments[:1] == ["warmup"]:
         from fedrecsk import _warmup
 
-        _warmup.main(arguments[1:])
+        _warmup.main(arguments[1:], prog=f"{_parser.program()} warmup")
         return
     options = _parser.parse(arguments)
     if options.list:
@@ -72,7 +72,9 @@ def _dispatch(arguments: list[str]) -> None:
 
 
 def _show_warning(message, *args, **kwargs) -> None:
-    print(f"Note: {message}", file=sys.stderr)
+    from fedrecsk._cli import _data
+
+    print(f"Note: {_data.with_options(str(message))}", file=sys.stderr)
 
 
 def _escape_what_cannot_be_shown() -> None:

@@ -68,10 +68,15 @@ def print_privacy(report: Any) -> None:
         return
     print(
         f"{sees}, with {report.mechanism.title()} noise. Epsilon is "
-        f"{report.epsilon_per_coordinate:.4g} for one coordinate of one upload, and "
-        f"{report.epsilon:.4g} in total: {report.n_coordinates:,} coordinates in "
+        f"{_plain(report.epsilon_per_coordinate)} for one coordinate of one upload, and "
+        f"{_plain(report.epsilon)} in total: {report.n_coordinates:,} coordinates in "
         f"{report.n_uploads:,} uploads per client."
     )
+
+
+def _plain(number: float) -> str:
+    """Four digits of a small number, a large one in full: 6,728,000 instead of 6.728e+06."""
+    return f"{number:.4g}" if number < 1000 else f"{number:,.0f}"
 
 
 def _counted(n_rounds: int) -> str:

@@ -65,6 +65,25 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
+def program() -> str:
+    """How the command line was called."""
+    is_module = Path(sys.argv[0]).name == "__main__.py"
+    return "python -m fedrecsk" if is_module else "fedrecsk"
+
+
+def _columns(text: str) -> dict[str, str | int]:
+    """Read user=NAME,item=NAME."""
+    columns: dict[str, str | int] = {}
+    for pair in text.split(","):
+        role, _, column = pair.partition("=")
+        if role not in ("user", "item", "rating", "timestamp") or not column:
+            raise argparse.ArgumentTypeError(
+                f"{pair!r} is none of user=..., item=..., rating=..., timestamp=..."
+            )
+        columns[role] = int(column) if column.isdecimal() else column
+    return columns
+
+
 def _check_method(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     name = options.method.__name__
     if options.scale is not None and name == "FedEB":
@@ -106,9 +125,8 @@ def _parameters(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
 
 
 def _parser() -> argparse.ArgumentParser:
-    is_module = Path(sys.argv[0]).name == "__main__.py"
     parser = argparse.ArgumentParser(
-        prog="python -m fedrecsk" if is_module else "fedrecsk",
+        prog=program(),
         usage="%(prog)s [options]",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
@@ -124,6 +142,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DATA",
         help=f"generated (default); {', '.join(_data.PUBLISHED)} (downloaded once); a file of "
         "ratings; or - for standard input",
+    )
+    data.add_argument(
+        "--columns",
+        type=_columns,
+        metavar="NAMES",
+        help="which column of a file is what, by name, or by number from 0 without a header: "
+        "user=who,item=what,rating=stars,timestamp=date",
     )
     data.add_argument("--data-home", metavar="FOLDER", help="folder for downloads and copies")
     data.add_argument(

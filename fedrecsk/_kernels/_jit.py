@@ -18,7 +18,7 @@ from numba.core import event
 from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 
 # nogil: blocks run in threads. error_model: zero-division checks halve the speed.
 # fastmath stops short of "nnan" and "ninf": a server must be able to see a NaN.

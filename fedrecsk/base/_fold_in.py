@@ -117,7 +117,7 @@ class FoldIn:
             setattr(self, name, _placed(rows, places, getattr(self, name)))
 
 
-def _placed(rows, places, old):
+def _placed(rows, places, old) -> Any:
     """A copy of `old` with `rows` at `places`; places beyond its end are appended in order."""
     if sparse.issparse(old):
         order = np.arange(max(old.shape[0], places.max(initial=-1) + 1))

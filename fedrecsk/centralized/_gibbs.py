@@ -85,7 +85,9 @@ def leading_eigenpairs(held, rank):
         values, vectors = np.linalg.eigh((held.T @ held).toarray())
     else:
         transposed = held.T.tocsr()
-        product = LinearOperator((n_items,) * 2, matvec=lambda x: transposed @ (held @ x))
+        # LinearOperator.__new__ makes an object of a subclass, which takes other arguments.
+        shape, times = (n_items, n_items), lambda x: transposed @ (held @ x)
+        product = LinearOperator(shape, matvec=times)  # pyright: ignore[reportCallIssue]
         values, vectors = eigsh(product, rank, v0=np.ones(n_items))
     best = np.argsort(-values, kind="stable")[:rank]
     best = best[values[best] > 1e-8 * values.max()]

@@ -23,6 +23,8 @@ from fedrecsk._threads import N_JOBS, n_threads
 from fedrecsk.base import RankingMixin, Recommender, check_likes, linear_scores
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.random import RandomState
 
 PAIRS_PER_STEP = 16
@@ -57,11 +59,11 @@ class ImplicitRecommender(RankingMixin, Recommender):
         """The library's model, not fitted."""
 
     @abstractmethod
-    def _factors(self, model):
+    def _factors(self, model) -> dict[str, Any]:
         """Fitted attributes of the library's model, copied: factors and biases by name."""
 
     @abstractmethod
-    def _newcomers(self, likes):
+    def _newcomers(self, likes) -> dict[str, Any]:
         """Per-user attributes of the rows of `likes`, with the items as they are."""
 
     # ---------------------------------------------------------------------- the machinery

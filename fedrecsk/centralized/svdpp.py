@@ -194,7 +194,7 @@ class SVDpp(BiasedMF):
         }
 
 
-def pieces_of_users(rows: _sgd.Rows, order: np.ndarray) -> np.ndarray:
+def pieces_of_users(rows: _sgd.Rows, order: np.ndarray) -> list[int]:
     """Ends of the pieces in which users are visited in this order, each of about equal work."""
     visited = np.cumsum(np.diff(rows.indptr)[order])
     ends = np.searchsorted(visited, pieces(len(rows.values))[:-1], side="right")

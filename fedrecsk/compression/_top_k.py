@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedrecsk import _kernels
-from fedrecsk._mistakes import warn_caller
 from fedrecsk._sklearn import Interval
+from fedrecsk._warnings import warn
 from fedrecsk.compression._base import (
     AfterRagged,
     Compressed,
@@ -64,7 +64,7 @@ class TopK(Shortener):
     def _validate_params(self):
         super()._validate_params()
         if self.ratio > 1 / 2:
-            warn_caller(
+            warn(
                 f"{self} makes messages longer: each number is sent with its position, which takes "
                 "4 bytes as well. Choose a ratio below 1/2, or compression=None.",
             )

@@ -7,10 +7,10 @@ import http.client
 import time
 import urllib.error
 import urllib.request
-import warnings
 from pathlib import Path
 
 from fedrecsk._version import __version__
+from fedrecsk._warnings import warn
 
 _CHUNK = 2**16
 # A server that sends less than this within the time-out counts as one that has stopped sending.
@@ -67,10 +67,9 @@ def download(
                 tries = "1 try" if n_retries == 0 else f"{n_retries + 1} tries"
                 raise OSError(f"{error}; {tries}") from error
             wait = min(delay * 2**attempt, _LONGEST_WAIT)
-            warnings.warn(
+            warn(
                 f"Downloading {url} failed ({error}). Next try in {wait:g} s; "
                 f"{n_retries - attempt} left.",
-                stacklevel=2,
             )
             time.sleep(wait)
     raise AssertionError("unreachable")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
@@ -14,6 +13,7 @@ from sklearn.utils import Bunch
 
 from fedrecsk._iso_dates import iso_seconds
 from fedrecsk._sklearn import StrOptions, validate_params
+from fedrecsk._warnings import warn
 from fedrecsk.datasets import _columns
 from fedrecsk.datasets._bunch import check_pandas, make_bunch, make_X, make_y
 from fedrecsk.datasets._delimited import (
@@ -180,11 +180,10 @@ def load_ratings(
     source = TextSource(str(path), lambda: path.open("rb"), encoding, comment, quoted)
     fields, taken_from, others = read_ratings(source, sep=sep, columns=columns, header=header)
     if others and columns is None:
-        warnings.warn(
+        warn(
             f"{path}: {_columns_named(others)} {'are' if len(others) > 1 else 'is'} not read. X "
             f"and y have {', '.join(taken_from)}. To choose other columns, or to silence this "
             "warning, pass columns={'user': ..., 'item': ..., 'rating': ..., 'timestamp': ...}.",
-            stacklevel=3,
         )
 
     y = make_y(fields.pop("rating", None), "load_ratings", as_frame=as_frame)
@@ -300,11 +299,10 @@ def _times(values: np.ndarray, name: str) -> np.ndarray:
     if seconds is not None:
         return seconds
     culprit = next(text for text in values if iso_seconds([text]) is None)
-    warnings.warn(
+    warn(
         f"{name}: the timestamp {culprit!r} is not an ISO date such as 2024-05-01T12:30:00, so "
         "the timestamps stay text. Convert them, for example with pandas.to_datetime, before you "
         "sort or split by time.",
-        stacklevel=5,
     )
     return values
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from joblib import delayed
@@ -13,8 +13,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
 from fedrecsk._checks import Diverged, cure
-from fedrecsk._mistakes import warn_caller
 from fedrecsk._sklearn import get_threadpool_controller
+from fedrecsk._warnings import warn
 from fedrecsk.federated._unreached import Unreached
 from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation import participation
@@ -23,6 +23,9 @@ from fedrecsk.simulation.keys import Key, Keys
 from fedrecsk.simulation.server import Server
 from fedrecsk.simulation.stopping import hold_out
 from fedrecsk.simulation.threads import Threads
+
+if TYPE_CHECKING:
+    from fedrecsk.attacks._poisoning import Intrusion
 
 
 def fit(estimator, data, report):
@@ -70,15 +73,17 @@ class Run:
         Of the data; only where the fit can be continued.
     parameters : dict
         Those that must not change between the rounds of one run.
+    block_of_client : ndarray of shape (n_clients,)
+        Position in `clients` of the object that simulates each client.
     """
 
     server: Server
     clients: list
     client_ids: np.ndarray
-    intrusion: object
-    fingerprint: bytes
+    intrusion: Intrusion | None
+    fingerprint: bytes | None
     parameters: dict
-    block_of_client: np.ndarray = field(default=None, repr=False)
+    block_of_client: np.ndarray = field(repr=False)
 
     @classmethod
     def new(cls, estimator, data, *, is_watched=False):
@@ -109,18 +114,18 @@ class Run:
         rating_range = float(data.values.min()), float(data.values.max())
         server = Server(method, federation, key, data.item_ids.values, rating_range)
         clients = _clients(server, blocks, data.client_ids, histories, held_out, intrusion)
-        run = cls(
+        block_of_client = np.empty(data.n_clients, dtype=np.int64)
+        for b, block in enumerate(blocks):
+            block_of_client[block.clients] = b
+        return cls(
             server,
             clients,
             data.client_ids,
             intrusion,
             data.fingerprint() if estimator.warm_start else None,
             _parameters_of_a_run(estimator),
+            block_of_client,
         )
-        run.block_of_client = np.empty(data.n_clients, dtype=np.int64)
-        for b, block in enumerate(blocks):
-            run.block_of_client[block.clients] = b
-        return run
 
     def settle(self, estimator):
         """Take the parameters that may change between the rounds of one run."""
@@ -348,22 +353,27 @@ def _histories(method, data, federation, key):
 
 def _groups(method, federation, histories, intrusion):
     """Equal numbers for clients that may share a block."""
-    forges = intrusion is not None and federation.adversary.forges
-    separate = federation.looks_at_uploads or forges or method._treats_clients_apart
+    forger = _forger(federation, intrusion)
+    separate = federation.looks_at_uploads or forger is not None or method._treats_clients_apart
     if separate and not method._single_uploads:
         return np.arange(len(histories))
-    return 2 * histories + intrusion.controlled if forges else histories
+    return histories if forger is None else 2 * histories + forger.controlled
+
+
+def _forger(federation, intrusion):
+    """The intrusion, if its clients forge uploads; else None."""
+    return None if intrusion is None or not federation.adversary.forges else intrusion
 
 
 def _clients(server, blocks, client_ids, histories, held_out, intrusion):
     """One Clients object for each block."""
     method, federation = server.method, server.federation
-    forges = intrusion is not None and federation.adversary.forges
+    forger = _forger(federation, intrusion)
     groups, clients = {}, []
     for block in blocks:
         first, forge, rest = block.clients[0], None, None
-        if forges and intrusion.controlled[first]:
-            forge = intrusion.forge
+        if forger is not None and forger.controlled[first]:
+            forge = forger.forge
         if held_out is not None:
             rest = _blocks.of_clients(held_out, block.clients)
         # Controlled clients compute what honest ones of the same history compute.
@@ -427,7 +437,7 @@ def _parameters_of_a_run(estimator):
 
 
 def _warn_that_nothing_was_measured():
-    warn_caller(
+    warn(
         "No held-out row counts, so early stopping could judge no model and the last one is kept. "
         "Raise validation_fraction.",
         ConvergenceWarning,
@@ -445,7 +455,7 @@ def _warn_of_empty_rounds(server):
             f"In {n_undecided} of {server.round} rounds {name} returned None (too few uploads)"
         )
     if why:
-        warn_caller(
+        warn(
             f"{'. '.join(why)}; the model did not move in them. Raise client_fraction, or lower "
             "federation.dropout.",
             ConvergenceWarning,

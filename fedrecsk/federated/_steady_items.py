@@ -10,8 +10,8 @@ from fedrecsk._sklearn import Interval
 from fedrecsk.federated._fedmf import AveragedItems
 from fedrecsk.simulation.messages import Dense, Message
 
-# How much more later rounds count: the average is of the last quarter of the rounds, roughly.
-EMPHASIS = 3
+# How much more later rounds count: the average is of the last tenth of the rounds, roughly.
+EMPHASIS = 9
 
 
 @dataclass(eq=False, repr=False)

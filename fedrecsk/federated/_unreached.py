@@ -129,6 +129,8 @@ class Unreached:
         """Without the data of those who do not wait, and what can be derived again."""
         waits, blocks = self._block_of_user >= 0, []
         for block in self.blocks:
-            who = None if block is None else block.clients_of(waits[block.users])
-            blocks.append(block.part(who) if who is not None and who.any() else None)
+            kept = None
+            if block is not None and (who := block.clients_of(waits[block.users])).any():
+                kept = block.part(who)
+            blocks.append(kept)
         return vars(self) | {"blocks": blocks, "_received": None}

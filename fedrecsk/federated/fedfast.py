@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 
@@ -212,7 +212,7 @@ class FedFast(AveragedItems):
         state["users"] = np.where(visits, begun, state["users"])
         state, uploads, loss = super()._client_update(block, state, message, turn, key)
         # Whoever has diverged goes back to where it began.
-        sound = np.repeat(uploads.sound, n_users)[:, None]
+        sound = np.repeat(cast("np.ndarray", uploads.sound), n_users)[:, None]
         state["users"] = np.where(sound, state["users"], begun)
         change = _means(block, state["users"]) - received
         uploads["client_vector"] = Ragged.stacked(change)

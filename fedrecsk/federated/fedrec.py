@@ -398,10 +398,11 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _uploads(self, turn, out, rows):
         fields = {"gradients": out.gradients, "weights": out.masses}
+        indptr, items = rows
         if turn.separate:
-            fields = {name: Ragged(*rows, values) for name, values in fields.items()}
+            fields = {name: Ragged(indptr, items, values) for name, values in fields.items()}
         elif self.upload == "chosen":
-            n_rows = np.diff(rows[0])
+            n_rows = np.diff(indptr)
             fields = {name: Summed(values, n_rows) for name, values in fields.items()}
         return Uploads(sound=out.sound, **fields)
 

@@ -25,6 +25,8 @@ from fedrecsk.simulation.messages import Dense, Derived, Message, Summed, Upload
 from fedrecsk.uploads import Form, Ragged
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.typing import NDArray
 
 AGGREGATIONS = ("full", "gradient", "parameter")
@@ -206,7 +208,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     sparse_shrinkage: float = 12000.0
     memory: int = 4
     n_sweeps: int | None = 3
-    init: Literal["random"] | NDArray = "random"
+    init: Literal["random"] | NDArray[Any] = "random"
     train_items: bool = True
     upload: Literal["visited", "all"] = "visited"
     rating_scale: tuple[float, float] | None = None

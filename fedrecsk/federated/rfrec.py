@@ -495,8 +495,8 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     def _to_upload(self, common, broadcast):
         """With what clients upload for the items that they have not rated."""
         shared = common["vectors"].now
-        if self._local_dp is not None:
-            shared = np.clip(shared, -self._clip, self._clip)
+        if (clip := self._clip) is not None:
+            shared = np.clip(shared, -clip, clip)
         kept = {name: one for name, one in common.items() if name != "change"}
         return kept | {"shared": shared, "broadcast": broadcast}
 
@@ -524,8 +524,8 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _single(self, block, state, broadcast):
         held = state["held"].now
-        if self._local_dp is not None:
-            held = np.clip(held, -self._clip, self._clip)
+        if (clip := self._clip) is not None:
+            held = np.clip(held, -clip, clip)
         others = {}
         if self.aggregation == "all":
             change = self._common_change(state["common"])

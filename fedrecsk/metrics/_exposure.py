@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrecsk._warnings import warn
 from fedrecsk.interactions import id_array
 from fedrecsk.metrics import _checks
 from fedrecsk.metrics._recommender import unwrap
@@ -65,11 +65,9 @@ def exposure(
     if len(users) == 0:
         raise ValueError("users is empty; give at least one, or None for all users of fit.")
     if (model._users.codes(users) < 0).all():
-        warnings.warn(
+        warn(
             f"The model knows none of these {len(users)} users, so all of them get the list of an "
             "unknown user.",
-            UserWarning,
-            stacklevel=2,
         )
     indptr, items = model._seen
     owners = np.searchsorted(indptr, np.flatnonzero(items == code), side="right") - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,8 @@ import numpy as np
 from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.validation import check_consistent_length
 
-from fedrecsk._mistakes import warn_caller
 from fedrecsk._sklearn import check_sample_weight
+from fedrecsk._warnings import warn
 from fedrecsk.interactions import Ids, as_table, encode
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def warn_if_unknown(
         if (codes >= 0).any():
             continue
         n_asked = len(np.unique(asked))
-        warn_caller(
+        warn(
             f"The model knows none of the {n_asked} {role}s in the test rows, so {effect}. Unless "
             "that is what you want to measure, check that column 0 of X holds users and column 1 "
             f"items, with ids as in fit: X has {role} {asked[0]!s}, and the model knows {role} "
@@ -168,9 +167,7 @@ def warn_if_seen(model, held_out):
         code = held_out.users[user]
         if code < 0 or not np.isin(own, items[indptr[code] : indptr[code + 1]]).all():
             return
-    warnings.warn(
+    warn(
         "The model was fitted to the test rows, so this measures memory and not prediction. "
         "Evaluate held-out rows: see fedrecsk.model_selection.",
-        UserWarning,
-        stacklevel=4,
     )

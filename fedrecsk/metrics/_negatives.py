@@ -8,8 +8,8 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from fedrecsk import _kernels
-from fedrecsk._mistakes import warn_caller
 from fedrecsk._sklearn import safe_indexing
+from fedrecsk._warnings import warn
 from fedrecsk.interactions import as_table, id_array, id_columns
 
 # Published files of negatives contain a few rated items; a larger share is a mistake.
@@ -144,13 +144,13 @@ def given(model, held_out, users, items):
     rows, codes = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], n_codes)
     indptr = np.searchsorted(rows, np.arange(held_out.n_users + 1))
     if not codes.any():
-        warn_caller(
+        warn(
             "The model knows none of the given negatives, so test items have nothing to be ranked "
             f"among. Give item ids as in fit, such as {model.item_ids.values[0]!s}.",
         )
     n_rated = tested.sum() + _n_seen(model, held_out, rows, codes - 1)
     if n_rated > TOLERATED_SHARE_RATED * len(items):
-        warn_caller(
+        warn(
             f"{n_rated} of the {len(items)} given negatives are not negatives: their users have "
             "seen them in fit, or they are in the test rows.",
         )

@@ -84,7 +84,7 @@ def _rank(model, held_out, need, n_candidates, scored):
                 f"The model's scores for user {user!s} contain NaN, so there is no ranking; did "
                 "the fit diverge?"
             )
-        if need.whole:
+        if n_ranked is not None:
             n_ranked[batch] = np.add.reduceat(scores > -np.inf, starts[:-1], dtype=np.int64)
     relevant = held_out.relevant
     indptr = np.concatenate([[0], np.cumsum(relevant)])[held_out.indptr]

@@ -75,8 +75,8 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
             If an id is neither a string nor a number, or X is sparse.
         """
         self._validate_params()
-        X, y = indexable(as_rows(X), y)
-        return self._splits(X)
+        table, _ = indexable(as_rows(X), y)
+        return self._splits(table)
 
     @abstractmethod
     def get_n_splits(
@@ -115,13 +115,13 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         ValueError, TypeError
             As `split`.
         """
-        X, y = indexable(as_rows(X), y)
-        parts = self._parts(X)
-        validate_data(self, X, skip_check_array=True)
+        table, _ = indexable(as_rows(X), y)
+        parts = self._parts(table)
+        validate_data(self, table, skip_check_array=True)
         vars(self).pop("validation_indices_", None)  # of an earlier fit
         for name, rows in parts.items():
             setattr(self, f"{name}_indices_", rows)
-        self.held_out_ = safe_indexing(X, self.test_indices_)
+        self.held_out_ = safe_indexing(table, self.test_indices_)
         return self
 
     def fit_transform(self, X: ArrayLike, y: ArrayLike | None = None) -> ArrayLike:

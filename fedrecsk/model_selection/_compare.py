@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Iterable, Mapping
 from itertools import dropwhile
 from numbers import Integral
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from sklearn import config_context
@@ -37,6 +36,7 @@ from fedrecsk._sklearn import (
     validate_parameter_constraints,
 )
 from fedrecsk._threads import N_JOBS
+from fedrecsk._warnings import warn
 from fedrecsk.metrics import make_ranking_scorer
 from fedrecsk.metrics._metrics import METRICS, key_of
 from fedrecsk.metrics._recommender import unwrap
@@ -191,7 +191,7 @@ def compare(
     scorers = _scorers(scoring, y)
     folds = _folds(cv, X, y)
 
-    outcomes = Parallel(n_jobs=n_jobs)(
+    fits = (
         delayed(_fit_and_score)(
             name,
             estimator,
@@ -207,6 +207,7 @@ def compare(
         for name, estimator in estimators.items()
         for fold in range(len(folds))
     )
+    outcomes = cast("list[Outcome]", Parallel(n_jobs=n_jobs)(fits))
     _warn_or_raise(outcomes, asked=() if scoring is None else scorers)
     columns = [*scorers, *TIMES, *COSTS]
     blank = dict.fromkeys(columns, float("nan"))
@@ -283,11 +284,9 @@ def _folds(cv, X, y):
                 )
         n_both = int(np.isin(test % n_rows, train % n_rows).sum())
         if n_both:
-            warnings.warn(
+            warn(
                 f"{n_both} of the {len(test)} test rows of fold {number} are training rows "
                 "too, so scores measure memory; use a splitter that keeps them apart.",
-                UserWarning,
-                stacklevel=3,
             )
     return folds
 
@@ -531,13 +530,13 @@ def _warn_or_raise(outcomes, asked):
             f"{len(unfitted)} of {len(outcomes)} fits failed, and their rows hold NaN; "
             f"error_score='raise' shows where.\n{_listed(unfitted)}"
         )
-        warnings.warn(message, FitFailedWarning, stacklevel=3)
+        warn(message, FitFailedWarning)
     if unscored:
         message = (
             f"Scores failed in {len(unscored)} of {len(outcomes)} rows, and are NaN; "
             f"error_score='raise' shows where.\n{_listed(unscored)}"
         )
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warn(message)
     without = {}
     for one in outcomes:
         missing = ", ".join(score for score in asked if score not in one.values)
@@ -548,7 +547,7 @@ def _warn_or_raise(outcomes, asked):
             f"{missing}: not for {', '.join(names)}. It compares predictions with y, so it applies "
             "to rating models only: regressors, and models whose fit requires y."
         )
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warn(message)
 
 
 def _listed(outcomes):

@@ -50,7 +50,7 @@ def n_held_out(size, counts, available=None):
     """
     available = counts if available is None else available
     if isinstance(size, Integral):
-        return np.where(available > size, size, 0)
+        return np.where(available > size, int(size), 0)
     return np.minimum(np.floor(size * counts + 0.5).astype(np.int64), available - 1)
 
 

@@ -110,7 +110,7 @@ def _in_latex(cell):
     return f"${mean}{spread}$" + (f" {cell.note}" if cell.note else "")
 
 
-def escaped(text):
+def escaped(text: str) -> str:
     """Text as LaTeX shows it literally."""
     return "".join(LATEX.get(letter, letter) for letter in text)
 

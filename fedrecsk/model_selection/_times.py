@@ -8,8 +8,8 @@ from numbers import Integral
 import numpy as np
 
 from fedrecsk._iso_dates import iso_seconds
-from fedrecsk._mistakes import warn_caller
 from fedrecsk._sklearn import Interval, safe_indexing
+from fedrecsk._warnings import warn
 
 ROW_ORDER = "row_order"
 CONSTRAINT = [Interval(Integral, 2, None, closed="left"), str]
@@ -69,7 +69,7 @@ def _warn_about_ratings(X, timestamps, times, name):
     if is_named or _look_like_ratings(times):
         values = np.unique(times)
         shown = ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")
-        warn_caller(
+        warn(
             f"{name} have {len(values)} different values ({shown}). Are they ratings? A split by "
             "time needs the time of each interaction: put it into a column of X and name that "
             f"column, or pass timestamps={ROW_ORDER!r} if the rows are in the order of time.",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from numbers import Real
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk._extras import require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Okabe and Ito's colours for colour-blind readers, without the yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -53,7 +58,7 @@ def pyplot(caller, ax):
     return plt
 
 
-def axes(caller, ax):
+def axes(caller, ax) -> tuple[Axes, bool]:
     """Axes to draw in, and whether they are in a new figure."""
     plt = pyplot(caller, ax)
     if ax is not None:
@@ -96,7 +101,7 @@ def check_reference(reference):
             f"{type(reference).__name__}."
         )
     for name, score in reference.items():
-        if not isinstance(score, Real) or not np.isfinite(score):
+        if not isinstance(score, Real) or not math.isfinite(score):
             raise ValueError(f"reference {name!r} must be a finite number, got {score!r}.")
     return {str(name): float(score) for name, score in reference.items()}
 

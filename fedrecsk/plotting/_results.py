@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from numbers import Real
+from typing import Any
 
 import numpy as np
 from sklearn.base import clone
@@ -15,7 +16,7 @@ from fedrecsk.model_selection._comparison import COSTS, TIMES
 from fedrecsk.plotting._drawing import check_reference
 
 
-def as_rows(results):
+def as_rows(results) -> list[Mapping[str, Any]]:
     """Rows of a comparison, a DataFrame or a list of dicts, as dicts."""
     if isinstance(results, Comparison):
         results = results.per_fold

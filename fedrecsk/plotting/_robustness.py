@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Real
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from fedrecsk.plotting._curves import CurvesDisplay
 from fedrecsk.plotting._drawing import check_reference, legible, name_ticks, pyplot, restyled, style
@@ -124,7 +123,7 @@ class RobustnessDisplay(CurvesDisplay):
         """
         check_reference(reference)
         rows = as_rows(results)
-        if any(isinstance(value, Real) and np.isinf(value) for value in column(rows, x)):
+        if any(isinstance(value, Real) and math.isinf(value) for value in column(rows, x)):
             raise ValueError(f"{x!r} is infinite in some rows; leave them out.")
         curves = by_method(rows, setting=x, x=x, score=score, by=by)
         failed = failures(rows, score, by)

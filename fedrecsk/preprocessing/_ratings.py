@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from numbers import Real
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedrecsk._sklearn import Interval, fit_context, validate_params
+from fedrecsk._warnings import warn
 from fedrecsk.preprocessing._filters import ratings
 
 if TYPE_CHECKING:
@@ -60,10 +60,9 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     values = ratings(y)
     preferred = values >= threshold
     if len(values) and not preferred.any():
-        warnings.warn(
+        warn(
             f"No rating reaches threshold={threshold}, so all of y becomes 0; the largest rating "
             f"is {values.max():g}. Lower the threshold.",
-            stacklevel=3,
         )
     return preferred.astype(np.float64)
 
@@ -152,15 +151,15 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         _check_range(self.feature_range, "feature_range")
         if self.rating_range is not None:
             _check_range(self.rating_range, "rating_range")
-        X = validate_data(self, X, dtype=np.float64)
-        low, high = X.min(axis=0), X.max(axis=0)
+        ratings = self._read(X, reset=True)
+        low, high = ratings.min(axis=0), ratings.max(axis=0)
         if self.rating_range is not None:
             if low.min() < self.rating_range[0] or high.max() > self.rating_range[1]:
                 raise ValueError(
                     f"The ratings go from {low.min():g} to {high.max():g}, beyond "
                     f"rating_range={self.rating_range}; widen it, or leave it at None."
                 )
-            low, high = (np.full(X.shape[1], float(end)) for end in self.rating_range)
+            low, high = (np.full(ratings.shape[1], float(end)) for end in self.rating_range)
         if float(high.max()) - float(low.min()) == np.inf:
             raise ValueError(
                 f"The ratings go from {low.min():g} to {high.max():g}, too far for a float64; "
@@ -183,8 +182,8 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             A column of equal ratings is mapped to the low end.
         """
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        return self.feature_range[0] + (X - self.rating_min_) / self._step()
+        ratings = self._read(X, reset=False)
+        return self.feature_range[0] + (ratings - self.rating_min_) / self._step()
 
     def inverse_transform(self, X: ArrayLike) -> NDArray[np.float64]:
         """Map values of `feature_range` back to ratings.
@@ -199,11 +198,14 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             Within the scale of the ratings, if `clip`.
         """
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        X = self.rating_min_ + (X - self.feature_range[0]) * self._step()
-        return np.clip(X, self.rating_min_, self.rating_max_) if self.clip else X
+        scaled = self._read(X, reset=False)
+        ratings = self.rating_min_ + (scaled - self.feature_range[0]) * self._step()
+        return np.clip(ratings, self.rating_min_, self.rating_max_) if self.clip else ratings
 
-    def _step(self):
+    def _read(self, X, *, reset):
+        return cast("NDArray[np.float64]", validate_data(self, X, dtype=np.float64, reset=reset))
+
+    def _step(self) -> NDArray[np.float64]:
         width = self.rating_max_ - self.rating_min_
         low, high = self.feature_range
         return np.where(width > 0, width, 1.0) / (high - low)

@@ -157,8 +157,7 @@ def cut(
     -------
     blocks : list of Block
     """
-    if max_ratings is None:
-        max_ratings = block_size(data) / max(share, 1 / 8)
+    most = block_size(data) / max(share, 1 / 8) if max_ratings is None else max_ratings
     groups = np.zeros(data.n_clients, dtype=np.int64) if groups is None else groups
     order = np.argsort(groups, kind="stable")
     sizes = np.diff(data.rating_indptr)[order]
@@ -169,7 +168,7 @@ def cut(
         while start < stop:
             # As many clients as fit, but at least one.
             before = ends[start] - sizes[start]
-            end = max(start + 1, int(np.searchsorted(ends, before + max_ratings, "right")))
+            end = max(start + 1, int(np.searchsorted(ends, before + most, "right")))
             end = min(end, stop)
             blocks.append(_block(data, order[start:end]))
             start = end
@@ -250,7 +249,7 @@ def by_user(
 def _rows_by_user(users, parts, n_users):
     users = np.concatenate(users)
     rows = sparse.vstack(parts, "csr")
-    rows.resize(len(users) + 1, rows.shape[1])
+    rows.resize((len(users) + 1, parts[0].shape[1]))
     places = np.full(n_users, len(users))
     places[users] = np.arange(len(users))
     return rows[places]

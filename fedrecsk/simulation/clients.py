@@ -19,7 +19,7 @@ from fedrecsk.uploads import Batch, Form, Ragged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, Self
 
     from numpy.typing import NDArray
 
@@ -143,7 +143,7 @@ class Clients:
             n_held = np.zeros_like(n_held)
         return Registration(self.client_ids, np.diff(self.block.client_indptr), n_held)
 
-    def place(self, codes: NDArray[np.int64], first_users: NDArray[np.int64]) -> None:
+    def place(self, codes: NDArray[np.int64], first_users: NDArray[np.int64]) -> Self:
         """Store the codes that the server has assigned to these clients and their users."""
         n_users = np.diff(self.block.client_indptr)
         offsets = np.arange(self.block.n_users) - np.repeat(self.block.client_indptr[:-1], n_users)
@@ -164,7 +164,7 @@ class Clients:
         add_noise(batch, self.federation.local_dp, keys.private)
         return Contribution.of_batch(("setup", step), batch, hold=True)
 
-    def announce(self, message: Message | None) -> None:
+    def announce(self, message: Message) -> None:
         """Store the server's announcement after the set-up."""
         self._announcement = message
 
@@ -205,8 +205,7 @@ class Clients:
 
         `update` does this if needed. The simulator does it before, so that threads only read.
         """
-        self._check_round(round)
-        ready = self._part[1].active & (self._last >= 0)
+        ready = self._part_in(round).active & (self._last >= 0)
         if self.method._shares_state and ready.any():
             message = self._messages[self._last[ready][0]]
             self.group.follow(message, self.keys.at(round))
@@ -224,7 +223,7 @@ class Clients:
         if self._reply is not None and self._reply[0] == round:
             return self._reply[1:]
         self.follow(round)
-        part, key = self._part[1], self.keys.at(round)
+        part, key = self._part_in(round), self.keys.at(round)
         ready = part.active & (self._last >= 0)
         self._has_updated = self._has_updated | ready
         contributions, total = [], np.zeros(2)
@@ -241,12 +240,14 @@ class Clients:
         """Delete the copy of the last answer, which cannot be repeated afterwards."""
         self._reply = None
 
-    def _check_round(self, round):
+    def _part_in(self, round):
+        """These clients' Participation in a round, of which they must have got the message."""
         if self._part is None or self._part[0] != round:
             raise ValueError(
                 f"These clients are asked to update in round {round}, but received no message of "
                 "it; call receive(round, message) first."
             )
+        return self._part[1]
 
     def _step(self, message, turn, key):
         if self.state is None:
@@ -387,14 +388,23 @@ class Clients:
             The announcement and the model, after `_on_receipt`.
         participation : Participation or None
             Clients that receive it, and clients whose answer arrives. None: all.
+
+        Raises
+        ------
+        ValueError
+            If the clients hold out no rows.
         """
+        if self.held_out is None:
+            raise ValueError(
+                "These clients hold no rows out to evaluate a model on; set early_stopping=True."
+            )
         block = self.block
         part = Participation.full(block.n_clients)
         if participation is not None:
             part = participation.of(block.clients)
         asked = part.receives
         ends = list(self._ends(asked, message, self.keys.at(round)))
-        losses = self._losses(message, ends, asked)
+        losses = self._losses(self.held_out.part(asked), message, ends, asked)
         self._measured = self._joined(ends, block.users, asked), asked
         sums = np.zeros((block.n_clients, 2))
         sums[asked] = losses
@@ -406,9 +416,9 @@ class Clients:
         total = {"validation_loss": sums[arrives & sound].sum(axis=0)}
         return Contribution.of_sums(("validation", round), block.clients, turn, sound, total, sizes)
 
-    def _losses(self, message, ends, asked):
+    def _losses(self, held_out, message, ends, asked):
         """Sums of losses and of weights of each client of a mask, shape (n_asked, 2)."""
-        block, held_out = self.block.part(asked), self.held_out.part(asked)
+        block = self.block.part(asked)
         model = copy.copy(self.method)
         vars(model).update(
             self.method._server_attributes(message.of(block.clients)),
@@ -463,13 +473,13 @@ class Clients:
         attributes = self._joined(list(ends), self.block.users, who)
         if self._kept is None or not kept:
             return attributes
-        kept, measured_it = self._kept
+        best, measured_it = self._kept
         users = self.block.users_of(measured_it)[self.block.users_of(who)]
         for name, values in attributes.items():
             if isinstance(values, np.ndarray):
-                values[users] = kept[name]
+                values[users] = best[name]
             elif users.all():
-                attributes[name] = kept[name]
+                attributes[name] = best[name]
         return attributes
 
     def _ends(self, who, message, key):
@@ -517,7 +527,7 @@ class End(NamedTuple):
     state : dict
     """
 
-    block: object
+    block: Block
     places: np.ndarray
     wanted: np.ndarray
     state: dict[str, Any]

@@ -74,12 +74,13 @@ class Downlink:
         """
         if not message:
             return message
-        if self._compresses:
+        compression = self.federation.compression
+        if compression is not None and compression.down:
             # A delta of the model is of no use to clients that know a compressed form of it.
             if key is None:
                 delta = None
             else:
-                message, delta = self._compressed(message, delta, key)
+                message, delta = self._compressed(message, delta, compression, key)
         whole = self._sizes(message)
         payload = self._sizes(delta or message, "payload_nbytes")
         if self.channel is not None:
@@ -128,11 +129,7 @@ class Downlink:
         if self._pending is not None:
             self._pending += nbytes
 
-    @property
-    def _compresses(self):
-        return self.federation.compression is not None and self.federation.compression.down
-
-    def _compressed(self, message, delta, key):
+    def _compressed(self, message, delta, compression, key):
         """The model as clients know it after another compressed change, and that change."""
         received, changes = {}, {}
         for name, field in message.items():
@@ -141,7 +138,7 @@ class Downlink:
             # Fields that are not learned, such as a basis, are sent as they are.
             matrix = matrix and field.is_learned and field.compressible
             if matrix and name in self._known:
-                packed = self._compressed_change(name, values, key)
+                packed = self._compressed_change(name, values, compression, key)
                 self._known[name] = self._known[name] + packed.values
                 changes[name] = replace(field, packed=packed)
                 received[name] = replace(field, values=self._known[name])
@@ -152,18 +149,18 @@ class Downlink:
         first = not any(field.packed for field in changes.values())
         return Message(**received), delta if first else Message(**changes)
 
-    def _compressed_change(self, name, values, key):
+    def _compressed_change(self, name, values, compression, key):
         if not np.isfinite(values).all():
             raise Diverged(
                 f"The server's model diverged: {name} held NaN or infinite values in round "
                 f"{key.round}."
             )
         generator = key.generator(f"compression of {name} on its way down")
-        packed = self.federation.compression.compress(values - self._known[name], generator)
+        packed = compression.compress(values - self._known[name], generator)
         if not np.isfinite(packed.values).all():
             raise ValueError(
                 f"The server's change of {name} in round {key.round} does not fit into "
-                f"{self.federation.compression}, which ends at 65504; use "
+                f"{compression}, which ends at 65504; use "
                 'Quantization("int8"), whose scale follows the values.'
             )
         return packed

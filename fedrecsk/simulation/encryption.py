@@ -86,7 +86,7 @@ class SecureChannel:
         """Raise if a sum of numbers up to `largest` over `n_clients` clients may overflow."""
         self.scheme._check_size(largest, n_clients)
 
-    def audited(self, clients: NDArray[np.int64], key: Key) -> np.ndarray:
+    def audited(self, clients: NDArray[np.int64], key: Key) -> set[int]:
         """Draw the clients (codes) whose uploads are really encrypted in a round."""
         if self.scheme.audit == "all":
             return set(clients.tolist())

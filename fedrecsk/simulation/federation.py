@@ -104,7 +104,7 @@ class Federation(BaseEstimator):
         wire_dtype: Literal["float32", "float64"] = "float32",
     ) -> None:
         self.dropout = dropout
-        self.dropout_mode = dropout_mode
+        self.dropout_mode: Literal["upload", "stale", "offline"] = dropout_mode
         self.sampling = sampling
         self.local_dp = local_dp
         self.compression = compression

@@ -48,7 +48,7 @@ class Key(NamedTuple):
 
     def uniform(self, purpose: str, index: ArrayLike = 0) -> NDArray[np.float64]:
         """Uniform draws in [0, 1), one for each entry of `index`."""
-        return (self.hashed(purpose, index) >> np.uint64(11)) * 2.0**-53
+        return (self.hashed(purpose, index) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def normal(self, purpose: str, index: ArrayLike = 0) -> NDArray[np.float64]:
         """Standard normal draws, one for each entry of `index`."""

@@ -145,8 +145,8 @@ class Ledger:
     ) -> None:
         """Count the bytes that each of `clients` (codes) sent; `payload` is part of them."""
         self.client_bytes_up[clients] += nbytes
-        payload = 0 if payload is None else payload.sum()
-        self.count(bytes_up=nbytes.sum(), payload_up=payload)
+        n_payload = 0 if payload is None else payload.sum()
+        self.count(bytes_up=nbytes.sum(), payload_up=n_payload)
 
     @property
     def bytes_down(self) -> int:
@@ -192,7 +192,8 @@ class Ledger:
         head = ["", "Messages up", "Messages down", "Up", "Down", "Up per client"]
         head.append("Down per client")
         rows = []
-        for phase in dict.fromkeys(entry["phase"] for entry in self.entries):
+        phases: list[str] = list(dict.fromkeys(entry["phase"] for entry in self.entries))
+        for phase in phases:
             own = [entry for entry in self.entries if entry["phase"] == phase]
             name = PHASES.get(phase, phase) + (f" ({len(own)})" if len(own) > 1 else "")
             rows.append([name, *_sums(own, n_clients)])

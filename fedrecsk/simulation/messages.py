@@ -10,7 +10,7 @@ import numpy as np
 from fedrecsk.compression import Compressed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -236,7 +236,7 @@ class Upload(dict):
         self.n_clients = n_clients
         self.batches = batches
 
-    def single(self) -> list[tuple[int, dict[str, Update]]]:
+    def single(self) -> Iterator[tuple[int, dict[str, Update]]]:
         """Pairs of each accepted client's code and its upload (a dict of Update), by code."""
         places = [
             (int(batch.clients[c]), batch, c)

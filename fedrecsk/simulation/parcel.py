@@ -184,13 +184,13 @@ def unpacked(
     """
     step = parcel.phase, int(parcel.round)
     code, sends = np.array([int(parcel.client)]), np.ones(1, dtype=bool)
-    n_held = np.array([n_held])
-    fields = _fields(parcel, forms, int(n_held[0]), held, wire_dtype)
+    row_counts = np.array([n_held])
+    fields = _fields(parcel, forms, int(n_held), held, wire_dtype)
     if fields is None:
         empty = {name: _field(np.zeros((0, *form.shape[1:])), form) for name, form in forms.items()}
-        sizes = Sizes(*(part.copy() for part in measured(empty, forms, n_held, wire_dtype)))
+        sizes = Sizes(*(part.copy() for part in measured(empty, forms, row_counts, wire_dtype)))
         return Contribution(*step, code, sends, sends, ~sends, sizes, sums={})
-    sizes = measured(fields, forms, n_held, wire_dtype)
+    sizes = measured(fields, forms, row_counts, wire_dtype)
     centers = {name: c for name, c in (centers or {}).items() if hold and name in fields}
     for name, center in centers.items():
         fields[name] = _moved(fields[name], center)

@@ -523,10 +523,21 @@ class Server:
         return self.current_message()
 
     def send_best(self) -> Message:
-        """Send all clients the best model instead; returns it with the announcement."""
+        """Send all clients the best model instead; returns it with the announcement.
+
+        Raises
+        ------
+        ValueError
+            If no client has measured a validation loss.
+        """
+        best = self.stopping.message
+        if best is None:
+            raise ValueError(
+                "There is no best model, because no client has measured a validation loss; use "
+                "send_final() instead."
+            )
         self.ledger.open("best", self.round)
         announced = self.announcement()
-        best = self.stopping.message
         # The full model, because the latest change does not lead back to an earlier one.
         model = Message(**{n: f for n, f in best.items() if n not in announced})
         self.downlink.send(model, self._everyone)

@@ -113,12 +113,13 @@ class Uplink:
             for batch in batches:
                 add_sums(totals, batch.sum_of_rest())
             if self.channel is not None:
-                totals = self._audited(batches, totals, forms, key)
+                totals = self._audited(self.channel, batches, totals, forms, key)
         for group, ((name, _), one) in enumerate(deferred.items()):
             generator = key.generator(f"compression of {name} by group {group}")
             add_sums(totals, {name: one.total(generator).reshape(forms[name].shape)})
-        if self.federation.local_dp is not None and n_without_noise:
-            self._add_noise(totals, forms, n_without_noise, key)
+        mechanism = self.federation.local_dp
+        if mechanism is not None and n_without_noise:
+            _add_noise(totals, forms, mechanism, n_without_noise, key)
         if sent and self.channel is not None:
             self.downlink.owe(self.channel.nbytes(aligned_size(forms)))
         totals = {name: Total(totals[name], n_accepted) for name in forms}
@@ -133,32 +134,23 @@ class Uplink:
             add_sums(sums, {name: batch.sum_of_changes(name) for name in batch.changes})
         return sums
 
-    def _add_noise(self, totals, forms, n_clients, key):
-        """Add the noise of `n_clients` clients, drawn for their sum."""
-        mechanism = self.federation.local_dp
-        for name, form in forms.items():
-            mechanism._check_form(name, form)
-            generator = key.generator(f"noise of {name}")
-            noise = mechanism.summed_noise(n_clients, form.shape, generator)
-            totals[name] = totals[name] + noise
-
-    def _audited(self, batches, totals, forms, key):
+    def _audited(self, channel, batches, totals, forms, key):
         """Encrypt the audited clients' uploads, and use the decrypted sum if these are all clients.
 
         The sum of a sample is only checked, because ciphertexts are noisy and no seed repeats
         their noise.
         """
         accepted = np.concatenate([batch.clients[batch.accepted] for batch in batches])
-        self.channel.check(max(_largest(batch) for batch in batches), len(accepted))
-        chosen = self.channel.audited(accepted, key)
+        channel.check(max(_largest(batch) for batch in batches), len(accepted))
+        chosen = channel.audited(accepted, key)
         vectors = [
             np.concatenate([np.ravel(values) for values in batch.whole(client).values()])
             for batch in batches
             for client in np.flatnonzero(batch.accepted & np.isin(batch.clients, list(chosen)))
         ]
-        decrypted = self.channel.sum(vectors, len(accepted))
+        decrypted = channel.sum(vectors, len(accepted))
         self.ledger.count(encrypted=len(vectors))
-        if self.channel.scheme.audit != "all":
+        if channel.scheme.audit != "all":
             return totals
         ends = np.cumsum([np.prod(form.shape, dtype=np.int64) for form in forms.values()])
         parts = np.split(decrypted, ends[:-1])
@@ -194,6 +186,15 @@ def aligned_size(forms: dict[str, Form]) -> int:
                 'encryption; a method must declare Form(..., rows="all") under a secure sum.'
             )
     return sum(int(np.prod(form.shape, dtype=np.int64)) for form in forms.values())
+
+
+def _add_noise(totals, forms, mechanism, n_clients, key):
+    """Add the noise of `n_clients` clients, drawn for their sum."""
+    for name, form in forms.items():
+        mechanism._check_form(name, form)
+        generator = key.generator(f"noise of {name}")
+        noise = mechanism.summed_noise(n_clients, form.shape, generator)
+        totals[name] = totals[name] + noise
 
 
 def _largest(batch):

@@ -216,7 +216,8 @@ def _own(changes, form, sound):
 
 def _listed(changes, form, sound):
     """Copy changes of any class into arrays."""
-    updates, sound = [None] * len(sound), sound.copy()
+    sound = sound.copy()
+    updates: list[Update | None] = [None] * len(sound)
     for client in np.flatnonzero(sound):
         updates[client] = _update_of(changes, client, form)
         sound[client] = updates[client] is not None

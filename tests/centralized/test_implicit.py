@@ -211,13 +211,19 @@ def test_nobody_likes_anything(Estimator, toy, y):
         Estimator().fit(X, np.full(len(X), y))
 
 
-def test_divergence_is_an_error_or_a_warning_that_names_the_culprit(toy):
+def test_divergence_is_an_error_that_names_the_culprit(toy):
     model = ImplicitBPR(4, learning_rate=1e15, regularization=1e15)
     with pytest.raises(ValueError, match=r"diverged: its factors are infinite .*learning_rate=1e"):
         model.fit(*toy)
     assert not hasattr(model, "user_factors_")
     with pytest.warns(UserWarning, match=r"has exploded: .*learning_rate=1e"):
         ImplicitLMF(4, learning_rate=1e15, regularization=1e15).fit(*toy)
+
+
+def test_an_explosion_is_a_warning_that_names_the_culprit(toy):
+    model = ImplicitLMF(4, learning_rate=1e15, regularization=1e15)
+    with pytest.warns(UserWarning, match=r"exploded: scores .*learning_rate=1e"):
+        model.fit(*toy)
 
 
 def test_a_singular_system_is_an_error(toy):

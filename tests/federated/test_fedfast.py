@@ -230,11 +230,11 @@ def test_every_user_vector_is_uploaded():
         ({"sampling": "rotating"}, "'sampling' parameter of FedFast"),
         (
             {"federation": Federation(aggregator=NormClipping())},
-            "no aggregator would be asked; set aggregator=None, or aggregation='visits' and",
+            "the aggregator would have no effect; set aggregator=None, or aggregation='visits' and",
         ),
         (
             {"federation": Federation(aggregator=NormClipping()), "aggregation": "visits"},
-            "no aggregator would be asked",
+            "the aggregator would have no effect",
         ),
         ({"federation": Federation(secure_aggregation=CKKS())}, "set secure_aggregation=None"),
         (

@@ -1,7 +1,5 @@
 import pickle
-import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -210,12 +208,3 @@ def test_a_missing_extra_names_itself(monkeypatch):
     monkeypatch.setitem(sys.modules, "tenseal", None)
     with pytest.raises(ImportError, match=r"CKKS needs tenseal.*fedrecsk\[privacy\]"):
         CKKS().generate_keys()
-
-
-def test_the_code_of_the_page_on_encryption_runs():
-    page = Path(__file__).resolve().parents[2] / "docs" / "encryption.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(blocks) == 2
-    names = {}
-    for block in blocks:
-        exec(block, names)

@@ -148,6 +148,6 @@ def run(model, clients, items, turns, draws):
         by = data_size if model.aggregation == "data_size" else np.maximum(n_visits, 1)
         items = items + (total / by) @ basis
         n += 1
-        average = average + 4 / (n + 3) * (items - average)
+        average = average + 10 / (n + 9) * (items - average)
     averages = getattr(model, "averaging", False) and not model.early_stopping
     return average if averages else items

@@ -200,6 +200,16 @@ def test_a_client_whose_validation_error_is_not_finite_spoils_nobody_elses():
     assert plain.sums["validation_loss"][1] - spoilt.sums["validation_loss"][1] == rows[broken]
 
 
+def test_without_validation_rows_there_is_nothing_to_validate_and_no_best_model():
+    server, clients, _, message = opened(RFRec(3))
+    n_entries = len(server.ledger.entries)
+    with pytest.raises(ValueError, match=r"hold no rows out .* set early_stopping=True"):
+        clients.validate(1, message)
+    with pytest.raises(ValueError, match=r"no best model.* use send_final"):
+        server.send_best()
+    assert len(server.ledger.entries) == n_entries
+
+
 def test_clients_keep_what_they_had_under_the_best_model():
     _, clients, turn, message = opened(RFRec(3), early_stopping=True, validation_fraction=0.4)
     best = type(message)(**clients._announcement, **message)
