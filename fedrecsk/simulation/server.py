@@ -437,7 +437,10 @@ class Server:
         places = np.empty(self.n_clients, dtype=np.intp)
         places[senders] = np.arange(len(senders))
         twice = seen[senders] | (places[senders] != np.arange(len(senders)))
-        for mask, what in ((~asked[senders], "was not selected in"), (twice, "has already sent in")):
+        for mask, what in (
+            (~asked[senders], "was not selected in"),
+            (twice, "has already sent in"),
+        ):
             if mask.any():
                 name = self.client_ids[senders[mask][0]]
                 raise ValueError(f"Client {name!s} {what} {step[0]} {step[1]}.")
