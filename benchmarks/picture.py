@@ -59,7 +59,7 @@ NAMES = {
     "FedEB, cohorts of 10 %": "FedEB",
     "FedEB, cohorts of 1 %, d = 40, int8 uploads": "FedEB, int8",
     "FedEB, cohorts of 1 %, d = 40, mean of 4 runs": "mean of 4 FedEB",
-    "FCF for ratings": "FCF",
+    "FCF for ratings": "ExplicitFCF",
     "CoLR, rank 4": "CoLR",
     "SCoLR, rank 4": "SCoLR",
 }

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 AGGREGATIONS = ("full", "gradient", "parameter")
 # Purposes of the keys that negatives are drawn with.
 TRAINING_DRAWS, FINAL_DRAWS = "negatives of a user", "negatives in the end"
+# The mean vector of fewer users would reveal too much of each to the others.
+LEAST_USERS = 10
 
 
 @documented
@@ -87,8 +89,8 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     shrinkage : float, default=1000.0
         Weight of the squared distance between a user's vector and `prior`, in pairs of weight 1.
     prior : {"crowd", "zero"}, default="crowd"
-        What users' vectors are shrunk towards. "crowd": the mean of the last cohort's vectors, so
-        that users with few rows get what is popular. It needs no further upload, because
+        What users' vectors are shrunk towards. "crowd": the mean vector of the last cohort
+        of at least ten users, so that users with few rows get what is popular. It needs no further upload, because
         ``aggregation="full"`` uploads the sum of the vectors anyway; the other aggregations
         always use zero. "zero": zero.
     sparse_shrinkage : float, default=12000.0
@@ -159,7 +161,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
     ratings, up to mirroring both (:func:`fedrecsk.attacks.measure_leak`); with "full" the
     vector can be read from it. Row indices reveal which items were visited. Secure sums of integers
     with ``upload="all"`` hide single clients. With ``prior="crowd"`` each client receives the mean
-    vector of the last cohort: if only one user took part, that user's own vector.
+    vector of the last cohort of at least ten users; smaller ones leave it as it was.
 
     *Losses.* The training loss is the weighted mean squared error of similarities over the pairs
     of a round's clients, after their step. Early stopping measures the same on held-out rows and
@@ -321,7 +323,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         sums = {name: np.ascontiguousarray(total.sum) for name, total in upload.items()}
         if self._crowded:
             server["crowd"] = sums["total"]
-        if self._leans:
+        if self._leans and sums["n_users"][0] >= LEAST_USERS:
             server["mean_user"] = (sums["total"] / sums["n_users"][0]).astype(np.float32)
         codes, rule = server["item_codes"], self._server_rule()
         if self.aggregation == "full":

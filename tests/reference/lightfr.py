@@ -180,8 +180,9 @@ class LightFR:
         if not arrived or not self.model.train_items:
             return
         self.crowd = sums
-        if self.full and self.model.prior == "crowd":
-            self.mean = np.float32(np.array(sums) / sum(len(users) for users, _ in arrived))
+        n_users = sum(len(users) for users, _ in arrived)
+        if self.full and self.model.prior == "crowd" and n_users >= 10:
+            self.mean = np.float32(np.array(sums) / n_users)
         if self.full:
             self.step_by_curvature(arrived, key)
         else:
