@@ -35,6 +35,9 @@ def run(options: argparse.Namespace) -> None:
     print(f"Data: {_data.describe(rows)}; 20 % {whose} held out at random.")
 
     model = _model(options, rows)
+    y = None if rows.y is None else rows.y[train]
+    # A wrong setting is named before the other models take their time.
+    model._prepared(rows.X[train], y)
     others = _rating_models(options) if ratings else _ranking_models(options)
     models = [one for one in others if type(one) is not type(model)] + [model]
     table = _output.Table(
@@ -44,7 +47,6 @@ def run(options: argparse.Namespace) -> None:
     )
     for one in models:
         start = time.perf_counter()
-        y = None if rows.y is None else rows.y[train]
         with _output.progress(one):
             one.fit(rows.X[train], y)
         seconds = time.perf_counter() - start

@@ -90,9 +90,9 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         Weight of the squared distance between a user's vector and `prior`, in pairs of weight 1.
     prior : {"crowd", "zero"}, default="crowd"
         What users' vectors are shrunk towards. "crowd": the mean vector of the last cohort
-        of at least ten users, so that users with few rows get what is popular. It needs no further upload, because
-        ``aggregation="full"`` uploads the sum of the vectors anyway; the other aggregations
-        always use zero. "zero": zero.
+        of at least ten users, so that users with few rows get what is popular. It needs no
+        further upload, because ``aggregation="full"`` uploads the sum of the vectors anyway; the
+        other aggregations always use zero. "zero": zero.
     sparse_shrinkage : float, default=12000.0
         With ``prior="crowd"`` a user with n rows that count is shrunk by sparse_shrinkage / n if
         that is more than `shrinkage`; with the default, a user with fewer than 12 rows.
