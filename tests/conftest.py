@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 import os
+import signal
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,6 +13,8 @@ if Version(version("scipy")) >= Version("1.14"):
     os.environ.setdefault("SCIPY_ARRAY_API", "1")
 # Examples show their plots, which would wait for somebody to close them.
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Background jobs of a shell ignore Ctrl-C, and so would processes that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import numpy as np
 import pytest
