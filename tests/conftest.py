@@ -13,13 +13,14 @@ if Version(version("scipy")) >= Version("1.14"):
     os.environ.setdefault("SCIPY_ARRAY_API", "1")
 # Examples show their plots, which would wait for somebody to close them.
 os.environ.setdefault("MPLBACKEND", "Agg")
-# Background jobs of a shell ignore Ctrl-C, and so would processes that tests start.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import numpy as np
 import pytest
 
 from fedrecsk.datasets import fetch_movielens
+
+# Background jobs of a shell ignore Ctrl-C, and so would processes that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
