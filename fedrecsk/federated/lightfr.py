@@ -94,7 +94,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         further upload, because ``aggregation="full"`` uploads the sum of the vectors anyway; the
         other aggregations always use zero. "zero": zero.
     sparse_shrinkage : float, default=12000.0
-        With ``prior="crowd"`` a user with n rows that count is shrunk by sparse_shrinkage / n if
+        Towards a mean vector, a user with n rows that count is shrunk by sparse_shrinkage / n if
         that is more than `shrinkage`; with the default, a user with fewer than 12 rows.
     memory : int, default=4
         The server keeps a total of the rounds' sums, of which 1/memory is dropped in each round; 1
@@ -442,7 +442,7 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
             self.n_sweeps or 0,
             reg_user if within else 0,
             int(fixed(self.shrinkage)),
-            int(fixed(self.sparse_shrinkage)) if self._leans else 0,
+            int(fixed(self.sparse_shrinkage)) if mean.any() else 0,
             mean,
             crowd,
             bool(crowd.any()),

@@ -234,7 +234,9 @@ def ratings(y):
     except (TypeError, ValueError):
         numbers = None
     if numbers is None:
-        strange = next(one for one in y.tolist() if not _is_number(one))
+        # Times in nanoseconds would become integers.
+        values = list(y) if y.dtype.kind in "mM" else y.tolist()
+        strange = next(one for one in values if not _is_number(one))
         raise ValueError(
             f"y holds {strange!r}, which is not a number; ratings must be numbers. Map labels to "
             "numbers first."

@@ -93,7 +93,7 @@ class LightFR:
         within = balance if self.model.balance == "code" else 0
         across = balance if self.model.balance == "bits" else 0
         n_sweeps, shrinkage = 0, fixed(self.model.shrinkage)
-        if self.full and self.model.prior == "crowd" and self.model.train_items:
+        if self.full and self.model.prior == "crowd" and self.model.train_items and np.any(mean):
             n_rows = max(len(self.visits(u, key, *draws)), 1)
             shrinkage = max(shrinkage, fixed(self.model.sparse_shrinkage) // n_rows)
         while True:
