@@ -108,7 +108,7 @@ def test_rankings_are_shared_only_where_they_are_alike(data, n_rankings):
         "covered": make_ranking_scorer("coverage", k=4),
     }
     scores = check_scoring(model, scoring)(model, X, y)
-    # One is deeper, one is told apart everywhere, one has lists: each ranks the catalogue anew.
+    # Those with another depth, with all items, or with lists rank the catalogue again.
     assert len(n_rankings) == 7
     for name, scorer in scoring.items():
         assert scores[name] == scorer(model, X, y)
