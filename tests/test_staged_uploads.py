@@ -33,7 +33,7 @@ from tests.reference import aggregation as reference
 
 N_ITEMS, WIDTH = 7, 3
 TARGET = 4
-DATA = SimpleNamespace(n_items=N_ITEMS, item_ids=SimpleNamespace(values=10 * np.arange(N_ITEMS)))
+VIEW = SimpleNamespace(n_items=N_ITEMS, item_ids=10 * np.arange(N_ITEMS))
 FORMS = {
     "followed": Form((N_ITEMS, WIDTH)),
     "sparse": Form((N_ITEMS, WIDTH)),
@@ -172,7 +172,7 @@ def one_by_one(adversary, batch, seeds):
         for name, changes in batch.changes.items():
             honest = changes.update(client)
             generator = _generator(seeds[client], name)
-            change = adversary._forged(DATA, {name: honest}, generator)[name].change
+            change = adversary._forged(VIEW, {name: honest}, generator)[name].change
             if changes.columns is not None:
                 change = change * changes.columns[client]
             if changes.is_integer:
@@ -189,14 +189,14 @@ def test_a_batch_is_forged_as_its_clients_one_by_one(adversary):
         del forms["trained"], forms["trained_held"]
     for batch in make_batches(forms):
         seeds = seeds_of(batch)
-        forged = adversary._forged_batch(DATA, batch, seeds, False)
+        forged = adversary._forged_batch(VIEW, batch, seeds, False)
         assert_same_changes(forged, one_by_one(adversary, batch, seeds), batch)
 
 
 class Silent(Adversary):
     """Zeros, as a user would write it."""
 
-    def _forged(self, data, upload, generator):
+    def _forged(self, view, upload, generator):
         return {name: u._replace(change=0.0 * u.change) for name, u in upload.items()}
 
 
@@ -209,7 +209,7 @@ class Silent(Adversary):
 def test_forged_integers_fit_into_the_message(adversary, change):
     for batch in make_batches(NARROW_FORMS):
         batch = change(batch)
-        forged = adversary._forged_batch(DATA, batch, seeds_of(batch), True)
+        forged = adversary._forged_batch(VIEW, batch, seeds_of(batch), True)
         for client in np.flatnonzero(batch.sends):
             bits, counts = (forged[name].update(client).change for name in NARROW_FORMS)
             assert bits.dtype == counts.dtype == np.int64
@@ -220,7 +220,7 @@ def test_forged_integers_fit_into_the_message(adversary, change):
 @pytest.mark.parametrize("scale", [0.5, 5.0])
 def test_a_flipped_bit_is_the_other_bit(scale):
     for batch in make_batches(NARROW_FORMS):
-        forged = SignFlip(scale=scale)._forged_batch(DATA, batch, seeds_of(batch), False)
+        forged = SignFlip(scale=scale)._forged_batch(VIEW, batch, seeds_of(batch), False)
         for client in np.flatnonzero(batch.sends):
             honest = batch.changes["bits"].update(client).change
             np.testing.assert_array_equal(forged["bits"].update(client).change, -honest)
@@ -230,9 +230,9 @@ def test_a_flipped_bit_is_the_other_bit(scale):
 def test_what_draws_nothing_equals_the_default_for_a_user(adversary):
     for batch in make_batches():
         seeds = seeds_of(batch)
-        default = Adversary._forged_batch(adversary, DATA, batch, seeds, False)
+        default = Adversary._forged_batch(adversary, VIEW, batch, seeds, False)
         for summed in (False, True):
-            forged = adversary._forged_batch(DATA, batch, seeds, summed)
+            forged = adversary._forged_batch(VIEW, batch, seeds, summed)
             assert all(isinstance(changes, Ragged) for changes in forged.values())
             assert_same_changes(forged, default, batch)
 
@@ -242,8 +242,8 @@ def test_uploads_that_are_not_ragged_are_forged_alike(adversary):
     forms = {name: form for name, form in FORMS.items() if not name.startswith("trained")}
     batch = make_batch(range(6), forms=forms)
     seeds = seeds_of(batch)
-    forged = adversary._forged_batch(DATA, listed(batch), seeds, False)
-    assert_same_changes(adversary._forged_batch(DATA, batch, seeds, False), forged, batch)
+    forged = adversary._forged_batch(VIEW, listed(batch), seeds, False)
+    assert_same_changes(adversary._forged_batch(VIEW, batch, seeds, False), forged, batch)
 
 
 def test_promotion_scales_what_all_have_in_common_of_an_item_that_a_client_does_not_hold():
@@ -251,7 +251,7 @@ def test_promotion_scales_what_all_have_in_common_of_an_item_that_a_client_does_
     changes = batch.changes["followed"]
     lacking = [c for c in range(6) if TARGET not in changes.own(c)[0]]
     assert len(lacking) >= 2
-    forged = ATTACKS[3]._forged_batch(DATA, batch, seeds_of(batch), False)["followed"]
+    forged = ATTACKS[3]._forged_batch(VIEW, batch, seeds_of(batch), False)["followed"]
     for client in lacking:
         rows, _ = forged.own(client)
         assert TARGET in rows
@@ -266,7 +266,7 @@ def test_promotion_scales_what_all_have_in_common_of_an_item_that_a_client_does_
 def test_a_random_direction_is_as_long_as_the_honest_change_whatever_columns_cross():
     batch = make_batch(range(6), forms={"trained": FORMS["trained"]})
     honest = batch.changes["trained"]
-    forged = RandomDirection()._forged_batch(DATA, batch, seeds_of(batch), False)["trained"]
+    forged = RandomDirection()._forged_batch(VIEW, batch, seeds_of(batch), False)["trained"]
     assert not honest.columns.all()
     for client in np.flatnonzero(batch.sends):
         change = forged.update(client).change
@@ -281,7 +281,7 @@ def test_each_client_and_field_has_draws_of_its_own():
     changes = {name: with_form(c, forms[name]) for name, c in changes.items()}
     everyone = np.ones(3, dtype=bool)
     batch = Batch(np.arange(3), everyone, everyone, everyone, forms, changes, {})
-    forged = RandomUpload()._forged_batch(DATA, batch, seeds_of(batch), False)
+    forged = RandomUpload()._forged_batch(VIEW, batch, seeds_of(batch), False)
     drawn = [forged[name].update(client).change for name in forms for client in range(3)]
     assert len({change.tobytes() for change in drawn}) == 6
 
@@ -298,7 +298,7 @@ def test_noise_of_a_sum_is_distributed_as_the_sum_of_noises(name):
     for _ in range(600):
         seeds = rng.integers(2**64, size=6, dtype=np.uint64)
         for summed, all_sums in draws.items():
-            forged = RandomUpload(strength=3.0)._forged_batch(DATA, batch, seeds, summed)
+            forged = RandomUpload(strength=3.0)._forged_batch(VIEW, batch, seeds, summed)
             sums = np.zeros(FORMS[name].shape)
             forged[name].add_to(sums, weights)
             all_sums.append(sums)
@@ -320,7 +320,7 @@ def test_noise_of_a_sum_of_integers_is_a_sum_of_integers():
     seeds = seeds_of(batch)
     sums = np.zeros((2, N_ITEMS, 2))
     for summed in (0, 1):
-        forged = RandomUpload(strength=0.4)._forged_batch(DATA, batch, seeds, bool(summed))
+        forged = RandomUpload(strength=0.4)._forged_batch(VIEW, batch, seeds, bool(summed))
         forged["votes"].add_to(sums[summed], batch.accepted.astype(float))
     np.testing.assert_array_equal(*sums)
     np.testing.assert_array_equal(sums, np.rint(sums))
@@ -328,7 +328,7 @@ def test_noise_of_a_sum_of_integers_is_a_sum_of_integers():
 
 def test_a_sum_without_weights_is_not_touched():
     batch = make_batch(range(6), forms={"sparse": FORMS["sparse"]})
-    forged = RandomUpload()._forged_batch(DATA, batch, seeds_of(batch), True)["sparse"]
+    forged = RandomUpload()._forged_batch(VIEW, batch, seeds_of(batch), True)["sparse"]
     sums = np.ones((N_ITEMS, WIDTH))
     forged.add_to(sums, np.zeros(6))
     assert (sums == 1).all()
@@ -341,7 +341,7 @@ class Custom(SignFlip):
         super().__init__(fraction)
         self.returns = returns
 
-    def _forged(self, data, upload, generator):
+    def _forged(self, view, upload, generator):
         return self.returns(upload)
 
 
@@ -355,7 +355,7 @@ def everywhere(change):
 def test_a_users_forgery_is_rounded_and_stays_within_the_columns():
     batch = make_batch(range(6))
     forged = Custom(everywhere(lambda c: c + 0.6))._forged_batch(
-        DATA, batch, seeds_of(batch), False
+        VIEW, batch, seeds_of(batch), False
     )
     for client in np.flatnonzero(batch.sends):
         for name, honest in batch.changes.items():
@@ -373,18 +373,18 @@ def test_an_adversary_may_send_nan_which_the_server_then_sees():
     forms = {name: form for name, form in FORMS.items() if not name.startswith("trained")}
     batch = make_batch(range(6), forms=forms)
     forged = Custom(everywhere(lambda c: c * np.nan))
-    for changes in forged._forged_batch(DATA, batch, seeds_of(batch), False).values():
+    for changes in forged._forged_batch(VIEW, batch, seeds_of(batch), False).values():
         np.testing.assert_array_equal(changes.finite(batch.sends), ~batch.sends)
 
 
 def test_each_client_is_forged_with_its_own_generator():
     class Drawing(Adversary):
-        def _forged(self, data, upload, generator):
+        def _forged(self, view, upload, generator):
             return everywhere(lambda c: c * 0 + generator.random())(upload)
 
     batch = make_batch(range(6), forms={"bias": FORMS["bias"], "gram": FORMS["gram"]})
     seeds = seeds_of(batch)
-    forged = Drawing()._forged_batch(DATA, batch, seeds, True)
+    forged = Drawing()._forged_batch(VIEW, batch, seeds, True)
     for client in np.flatnonzero(batch.sends):
         draws = np.random.default_rng(int(seeds[client])).random(2)
         assert (forged["bias"].update(client).change == draws[0]).all()
@@ -418,7 +418,7 @@ def test_each_client_is_forged_with_its_own_generator():
 def test_what_an_adversary_must_not_return_is_named(returns, message):
     batch = make_batch(range(6), forms={name: FORMS[name] for name in ("gram", "held")})
     with pytest.raises(ValueError, match=message):
-        Custom(returns)._forged_batch(DATA, batch, seeds_of(batch), False)
+        Custom(returns)._forged_batch(VIEW, batch, seeds_of(batch), False)
 
 
 def test_an_adversary_chooses_rows_where_clients_choose_them():
@@ -426,7 +426,7 @@ def test_an_adversary_chooses_rows_where_clients_choose_them():
     moved = Custom(
         lambda u: {"picked": u["picked"]._replace(rows=(u["picked"].rows + 1) % N_ITEMS)}
     )
-    forged = moved._forged_batch(DATA, batch, seeds_of(batch), False)["picked"]
+    forged = moved._forged_batch(VIEW, batch, seeds_of(batch), False)["picked"]
     for client in np.flatnonzero(batch.sends):
         expected = np.roll(batch.changes["picked"].whole(client), 1, axis=0)
         np.testing.assert_array_equal(forged.whole(client), expected)
@@ -435,7 +435,7 @@ def test_an_adversary_chooses_rows_where_clients_choose_them():
             lambda u, r=rows: {"picked": u["picked"]._replace(rows=r(u["picked"].rows))}
         )
         with pytest.raises(ValueError, match="as many different rows of the field"):
-            outside._forged_batch(DATA, batch, seeds_of(batch), False)
+            outside._forged_batch(VIEW, batch, seeds_of(batch), False)
 
 
 def test_who_forges_uploads_says_so():
@@ -443,7 +443,7 @@ def test_who_forges_uploads_says_so():
         pass
 
     class Loud(LabelFlip):
-        def _forged(self, data, upload, generator):
+        def _forged(self, view, upload, generator):
             return upload
 
     forging = [RandomUpload(), SignFlip(), RandomDirection(), Promotion(item=1), Loud()]
@@ -731,7 +731,7 @@ def test_uploads_too_large_for_their_squares_do_not_stop_robust_aggregators():
 @every_aggregator
 def test_forged_batches_are_combined_like_written_down_ones(adversary, aggregator):
     batches = make_batches()
-    forged = adversary._forged_batch(DATA, batches[0], seeds_of(batches[0]), False)
+    forged = adversary._forged_batch(VIEW, batches[0], seeds_of(batches[0]), False)
     lazy = Batch(**{**vars(batches[0]), "changes": forged})
     found = aggregator._combine_batches([lazy, batches[1]])
     expected = aggregator._combine_batches([listed(lazy), batches[1]])

@@ -43,7 +43,7 @@ def test_compressors_name_numbers_that_are_not_finite(compressor, bad):
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)
 def test_compressors_leave_out_a_client_that_sends_nan(compressor):
     class Broken(Adversary):
-        def _forged(self, data, upload, generator):
+        def _forged(self, view, upload, generator):
             return {n: u._replace(change=np.nan * u.change) for n, u in upload.items()}
 
     model = fit(compression=compressor, adversary=Broken(0.1))

@@ -7,13 +7,13 @@ import numpy as np
 from fedrecsk.uploads import Listed, Update, as_integers
 
 
-def forged_one_by_one(adversary, data, batch, seeds):
+def forged_one_by_one(adversary, view, batch, seeds):
     """Forge each upload of a batch with `adversary._forged`.
 
     Parameters
     ----------
     adversary : Adversary
-    data : Interactions
+    view : View
     batch : Batch
     seeds : ndarray of shape (n_clients,), dtype uint64
 
@@ -30,7 +30,7 @@ def forged_one_by_one(adversary, data, batch, seeds):
     updates = {name: nothing.copy() for name in batch.changes}
     for client in np.flatnonzero(batch.sends):
         honest = batch.upload(client)
-        forged = adversary._forged(data, dict(honest), np.random.default_rng(int(seeds[client])))
+        forged = adversary._forged(view, dict(honest), np.random.default_rng(int(seeds[client])))
         _check_fields(adversary, forged, honest)
         for name, changes in batch.changes.items():
             form = batch.forms[name]

@@ -15,17 +15,19 @@ from sklearn.utils import check_random_state
 from fedrecsk._checks import Diverged, cure
 from fedrecsk._sklearn import get_threadpool_controller
 from fedrecsk._warnings import warn
+from fedrecsk.attacks import View
 from fedrecsk.federated._unreached import Unreached
 from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation import participation
 from fedrecsk.simulation.clients import Clients, Group
 from fedrecsk.simulation.keys import Key, Keys
+from fedrecsk.simulation.messages import Message
 from fedrecsk.simulation.server import Server
 from fedrecsk.simulation.stopping import hold_out
 from fedrecsk.simulation.threads import Threads
 
 if TYPE_CHECKING:
-    from fedrecsk.attacks._poisoning import Intrusion
+    from fedrecsk.attacks._adversary import Intrusion
 
 
 def fit(estimator, data, report):
@@ -95,6 +97,7 @@ class Run:
         method = method.set_callbacks()
         intrusion, training, held_out = None, data, None
         if federation.adversary is not None:
+            federation.adversary._check_method(method)
             intrusion = federation.adversary.enter(data, estimator._sees_ratings, key)
             training = intrusion.data
         if method.early_stopping:
@@ -191,12 +194,41 @@ class Loop:
             one.receive(round, received, turn)
             one.follow(round)
         busy = [one for one in clients if turn.active[one.block.clients].any()]
+        self._show_adversary(busy, received, turn)
         loss, batches = np.zeros(2), []
         answers = self.parallel(delayed(_updated)(one, round) for one in busy)
         is_watched = server.federation.is_watched
         contributions = _contributions(answers, loss, batches if is_watched else None)
         upload = server.close_round(contributions, loss, trusted=True)
+        if self.run.intrusion is not None:
+            self.run.intrusion.look(None)
         return Seen(received, batches, upload)
+
+    def _show_adversary(self, busy, received, turn):
+        """Show an adversary that forges uploads what its clients have received and computed."""
+        server, intrusion = self.server, self.run.intrusion
+        if _forger(server.federation, intrusion) is None:
+            return
+        if received is not None and (turn.receives & intrusion.controlled).any():
+            intrusion.message = received
+        ours = [one for one in busy if one.forge is not None]
+        found = self.parallel(delayed(one.honest)(server.round) for one in ours)
+        batches = [batch for one in found for batch in one if batch.sends.any()]
+        if not batches:
+            return
+        codes = np.concatenate([batch.clients[batch.sends] for batch in batches])
+        message = Message(**server.announcement(), **intrusion.message).of(codes)
+        intrusion.look(
+            View(
+                method=server.method,
+                round=server.round,
+                message=message,
+                n_senders=int(turn.active.sum()),
+                data=intrusion.own_data,
+                batches=batches,
+                memory=intrusion.memory,
+            )
+        )
 
     def _validate(self, turn):
         """Clients measure the model that they have just received on their held-out rows."""

@@ -246,6 +246,19 @@ class FederatedRecommender(Recommender):
         predicted = self._score_pairs(held_out.users, held_out.items)
         return held_out.weights * (held_out.values - predicted) ** 2, held_out.weights
 
+    def _item_vectors(self, message):
+        """The item vectors in a broadcast, shape (n_items, width), as an adversary reads them.
+
+        A user's scores are their product with some vector, up to a constant; biases are a column.
+        """
+        for name in ("item_factors", "item_vectors"):
+            if name in message:
+                return message[name].values
+        raise TypeError(
+            f"{type(self).__name__} broadcasts neither item_factors nor item_vectors; implement "
+            "_item_vectors(self, message) to attack it with a View's item_vectors."
+        )
+
     def _private_vectors(self, state):
         """Clients: their users' vectors, with which a curious server's guesses are compared."""
         return state["users"]

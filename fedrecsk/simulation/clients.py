@@ -129,6 +129,8 @@ class Clients:
         self._has_updated = np.zeros(block.n_clients, dtype=bool)
         self._part = None
         self._reply = None
+        # The local updates of a round, between `honest` and `update`.
+        self._training = None
         # Users' attributes under the model evaluated last, and under the best model.
         self._measured = None
         self._kept = None
@@ -222,19 +224,39 @@ class Clients:
         """
         if self._reply is not None and self._reply[0] == round:
             return self._reply[1:]
+        steps, total = self._trained(round)
+        self._training = None
+        key = self.keys.at(round)
+        contributions = [self._contribution(round, uploads, turn, key) for uploads, turn in steps]
+        self._reply = round, [one for one in contributions if one is not None], total
+        return self._reply[1:]
+
+    def honest(self, round: int) -> list[Batch]:
+        """Train in this round, and return the uploads that an adversary will replace.
+
+        `update` then goes on from here.
+        """
+        forms = self.method._upload_forms(self.block.n_items)
+        steps, _ = self._trained(round)
+        return [self._single(*step, forms) for step in steps if step[0] is not None]
+
+    def _trained(self, round):
+        """The local updates of a round, taken once: pairs of uploads and Turn, and the loss."""
+        if self._training is not None and self._training[0] == round:
+            return self._training[1:]
         self.follow(round)
         part, key = self._part_in(round), self.keys.at(round)
         ready = part.active & (self._last >= 0)
         self._has_updated = self._has_updated | ready
-        contributions, total = [], np.zeros(2)
+        steps, total = [], np.zeros(2)
         for last in np.unique(self._last[ready]).tolist():
             turn = Turn(ready & (self._last == last), part.delivers, self._hands_over_single)
             uploads, loss = self._step(self._messages[last], turn, key)
             total += (0.0, 0.0) if loss is None else loss
-            contributions.append(self._contribution(round, uploads, turn, key))
+            steps.append((uploads, turn))
         self._forget_messages()
-        self._reply = round, [one for one in contributions if one is not None], total
-        return self._reply[1:]
+        self._training = round, steps, total
+        return self._training[1:]
 
     def forget_reply(self) -> None:
         """Delete the copy of the last answer, which cannot be repeated afterwards."""
@@ -290,18 +312,20 @@ class Clients:
     def _contribution(self, round, uploads, turn, key):
         if uploads is None:
             return None
-        if uploads.sends is not None:
-            turn = turn._replace(active=turn.active & uploads.sends)
         forms, step = self.method._upload_forms(self.block.n_items), ("round", round)
         if not self._separates:
-            return self._summed(step, uploads, forms, turn)
-        self._check_names(uploads, forms)
-        if not turn.separate:
-            uploads = self._as_single(uploads, forms)
-        batch = self._batch(uploads, forms, turn)
+            return self._summed(step, uploads, forms, _senders(uploads, turn))
+        batch = self._single(uploads, turn, forms)
         protect(batch, self.federation, key.private, self.forge, each=self._draws_each)
         hold = self.separate or self.federation.holds_uploads
         return Contribution.of_batch(step, batch, hold=hold)
+
+    def _single(self, uploads, turn, forms):
+        """A Batch of the uploads, client by client."""
+        self._check_names(uploads, forms)
+        if not turn.separate:
+            uploads = self._as_single(uploads, forms)
+        return self._batch(uploads, forms, _senders(uploads, turn))
 
     def _summed(self, step, uploads, forms, turn):
         """Check the sums that a method returns against their forms, and measure them."""
@@ -552,6 +576,13 @@ def personalized(method: Any, block: Block, message: Message, key: Key) -> dict[
     everyone = np.ones(block.n_clients, dtype=bool)
     turn = Turn(everyone, everyone, False)
     return method._personalize(block, None, message, turn, key)
+
+
+def _senders(uploads, turn):
+    """The turn without clients that have nothing to send."""
+    if uploads.sends is None:
+        return turn
+    return turn._replace(active=turn.active & uploads.sends)
 
 
 def _numbers(mask):

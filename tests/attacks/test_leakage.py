@@ -123,7 +123,7 @@ def test_items_of_the_public_catalogue_without_interactions_do_not_matter():
 
 def test_rejected_uploads_are_not_read():
     class Broken(Adversary):
-        def _forged(self, data, upload, generator):
+        def _forged(self, view, upload, generator):
             return {name: u._replace(change=u.change * np.nan) for name, u in upload.items()}
 
     X, _ = make_toy(n_users=20)

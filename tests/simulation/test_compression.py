@@ -151,7 +151,7 @@ def test_columns_that_a_method_has_picked_itself_cross_as_they_are(compressor):
 
 
 class Huge(Adversary):
-    def _forged(self, data, upload, generator):
+    def _forged(self, view, upload, generator):
         return {name: u._replace(change=1e9 + u.change) for name, u in upload.items()}
 
 
@@ -165,7 +165,7 @@ def test_what_float16_cannot_hold_is_rejected_and_ends_nothing():
 
 
 class Nonsense(Adversary):
-    def _forged(self, data, upload, generator):
+    def _forged(self, view, upload, generator):
         return {name: u._replace(change=np.nan * u.change) for name, u in upload.items()}
 
 
@@ -190,7 +190,7 @@ def test_the_last_broadcast_is_whole_where_clients_know_a_compressed_model():
 
 def test_a_forged_upload_has_the_columns_that_its_client_names():
     class Told(SignFlip):
-        def _forged(self, data, upload, generator):
+        def _forged(self, view, upload, generator):
             return {name: u._replace(change=u.change + 1.0) for name, u in upload.items()}
 
     columns = np.array([[False, True, False]])
