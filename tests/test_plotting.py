@@ -701,6 +701,56 @@ def test_attacks_from_fits_and_one_that_fails():
     assert display.ax_.get_xlabel() == "Attack"
 
 
+def test_the_worst_of_several_strengths_is_drawn():
+    rows = [
+        {"who": "a", "share": share, "strength": strength, "seed": seed, "s": value + seed}
+        for share, strength, value in ((0.1, 1, 0.5), (0.1, 9, 0.2), (0.2, 1, 0.1), (0.2, 9, 0.3))
+        for seed in (0, 1)
+    ]
+    arguments = {"x": "share", "score": "s", "by": "who", "over": "strength"}
+    display = RobustnessDisplay.from_results(rows, **arguments)
+    np.testing.assert_allclose(display.curves["a"][1], [0.7, 0.6])
+    assert display.worst_ == {("a", 0.1): {"strength": 9}, ("a", 0.2): {"strength": 1}}
+    highest = RobustnessDisplay.from_results(rows, **arguments, worst="highest")
+    np.testing.assert_allclose(highest.curves["a"][1], [1.0, 0.8])
+    exposures = [{**row, "exposure": row["s"]} for row in rows]
+    found = RobustnessDisplay.from_results(exposures, **arguments | {"score": "exposure"})
+    np.testing.assert_allclose(found.curves["a"][1], [1.0, 0.8])
+    with pytest.raises(ValueError, match="worst='best' must be"):
+        RobustnessDisplay.from_results(rows, **arguments, worst="best")
+    with pytest.raises(ValueError, match="no column 'force'"):
+        RobustnessDisplay.from_results(rows, **arguments | {"over": ["strength", "force"]})
+
+
+def test_a_fit_that_fails_is_not_the_worst_but_is_noted():
+    rows = [
+        {"estimator": "a", "attack": "noise", "strength": 1, "ndcg@10": 0.5, "error": ""},
+        {"estimator": "a", "attack": "noise", "strength": 9, "ndcg@10": NAN, "error": "diverged"},
+    ]
+    display = RobustnessDisplay.from_results(rows, x="attack", over="strength")
+    assert display.worst_ == {("a", "noise"): {"strength": 1}}
+    assert legend(display) == ["a", "a: 1 of 2 failed"]
+
+
+def test_the_worst_of_several_attacks_from_fits():
+    weak, strong = RandomUpload(0.3, strength=1e-9), RandomUpload(0.3, strength=100.0)
+    model = LocALS(n_factors=2, n_rounds=2, random_state=0)
+    display = RobustnessDisplay.from_estimator(
+        model,
+        RATINGS[0],
+        param_name="federation__adversary",
+        param_range={"both": [weak, strong], "weak": weak},
+        compare_params={"cv": 2},
+    )
+    both, alone = display.curves["LocALS"][1]
+    expected = compare([model.set_params(federation__adversary=strong)], RATINGS[0], cv=2).summary
+    assert both == pytest.approx(min(alone, expected["mean_ndcg@10"][0]))
+    chosen = weak if both == alone else strong
+    assert display.worst_["LocALS", "both"] == {"variant": str(chosen)}
+    with pytest.raises(ValueError, match="has an empty list"):
+        RobustnessDisplay.from_estimator(model, RATINGS[0], param_range={"none": []})
+
+
 # ----------------------------------------------------------------------------- privacy
 
 

@@ -15,6 +15,11 @@ from fedrecsk.model_selection._compare import _named, _scorers, _scorers_for
 from fedrecsk.model_selection._comparison import COSTS, TIMES
 from fedrecsk.plotting._drawing import check_reference
 
+# Scores that are worse when they are higher.
+HIGHER_IS_WORSE = ("rmse", "mae", "exposure")
+# Column of the number of a value, where several values of a parameter share a label.
+VARIANT = "variant"
+
 
 def as_rows(results) -> list[Mapping[str, Any]]:
     """Rows of a comparison, a DataFrame or a list of dicts, as dicts."""
@@ -110,6 +115,40 @@ def by_method(rows, *, setting, x, score, by):
     return curves
 
 
+def worst_rows(rows, *, x, score, by, over, worst):
+    """Rows with the worst mean score over the columns `over`, for each method and condition.
+
+    Returns the rows, and a dict from (method, condition) to the values of these columns there.
+    """
+    groups = {}
+    scores = scores_of(rows, score)
+    keys = zip(*[column(rows, name) for name in (by, x, *over)], strict=True)
+    for row, value, (name, place, *chosen) in zip(rows, scores, keys, strict=True):
+        of_place = groups.setdefault((str(name), _condition(place)), {})
+        of_place.setdefault(tuple(map(_condition, chosen)), []).append((row, value))
+    sign = -1 if is_worse_when_higher(score, worst) else 1
+    found, settings = [], {}
+    for place, choices in groups.items():
+        means = {
+            chosen: sign * np.mean(values)
+            for chosen, pairs in choices.items()
+            if (values := [value for _, value in pairs if not np.isnan(value)])
+        }
+        kept = min(means, key=means.__getitem__) if means else next(iter(choices))
+        settings[place] = dict(zip(over, kept, strict=True))
+        # Fits that failed stay, for the note in the legend.
+        for chosen, pairs in choices.items():
+            found += [row for row, value in pairs if chosen == kept or np.isnan(value)]
+    return found, settings
+
+
+def is_worse_when_higher(score, worst):
+    """Whether higher scores are worse, which "auto" takes from the name of the score."""
+    if worst not in ("auto", "lowest", "highest"):
+        raise ValueError(f"worst={worst!r} must be 'auto', 'lowest' or 'highest'.")
+    return worst == "highest" or (worst == "auto" and score in HIGHER_IS_WORSE)
+
+
 def _condition(value):
     """A number, or a name; a DataFrame turns None into NaN."""
     if value is None or value != value:
@@ -133,14 +172,15 @@ def vary(estimator, X, y, param_name, param_range, scores, compare_params, refer
         values = dict(param_range)
     else:
         values = {_condition(value): value for value in param_range}
-    if not values:
-        raise ValueError("param_range is empty; give at least one value.")
+    if not values or any(isinstance(value, list) and not value for value in values.values()):
+        raise ValueError("param_range is empty, or has an empty list; give at least one value.")
     settings, varied = {}, {}
     for label, value in values.items():
-        for name, one in named.items():
-            full = f"{name} with {param_name}={label}"
-            settings[full] = {"estimator": name, param_name: label}
-            varied[full] = clone(one).set_params(**{param_name: clone(value, safe=False)})
+        for variant, one_value in enumerate(value if isinstance(value, list) else [value]):
+            for name, one in named.items():
+                full = f"{name} with {param_name}={label}" + f", {one_value}" * (variant > 0)
+                settings[full] = {"estimator": name, param_name: label, VARIANT: str(one_value)}
+                varied[full] = clone(one).set_params(**{param_name: clone(one_value, safe=False)})
     rows = as_rows(compare(varied | baselines, X, y, **params))
     for name in baselines:
         values = [row[scores[0]] for row in rows if row["estimator"] == name]

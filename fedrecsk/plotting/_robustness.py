@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedrecsk.plotting._curves import CurvesDisplay
 from fedrecsk.plotting._drawing import check_reference, legible, name_ticks, pyplot, restyled, style
-from fedrecsk.plotting._results import as_rows, by_method, column, failures, vary
+from fedrecsk.plotting._results import (
+    VARIANT,
+    as_rows,
+    by_method,
+    column,
+    failures,
+    vary,
+    worst_rows,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Self
 
     from matplotlib.axes import Axes
@@ -23,7 +32,8 @@ class RobustnessDisplay(CurvesDisplay):
     """A score as conditions get worse: more dropout, stronger attacks.
 
     If the condition is a number, each method is a line. If it is a name, such as that of an attack,
-    the methods are points side by side.
+    the methods are points side by side. What an attacker chooses, such as the strength of its
+    attack, should not be assumed: give several strengths, and the worst score is drawn.
 
     Parameters
     ----------
@@ -47,6 +57,9 @@ class RobustnessDisplay(CurvesDisplay):
         One per method.
     bands_ : list of matplotlib artists
         One per line with a standard deviation above 0.
+    worst_ : dict of (str, float or str) to dict
+        For each method and condition, what the attacker has chosen, by column of `over`. Empty
+        without `over`.
 
     Examples
     --------
@@ -61,6 +74,16 @@ class RobustnessDisplay(CurvesDisplay):
     >>> display = RobustnessDisplay.from_results(results, score="rmse")
     >>> display.lines_[0].get_ydata().tolist()
     [0.9, 1.25]
+
+    The worst of several strengths:
+
+    >>> results = [
+    ...     {"estimator": "A", "attack": "noise", "strength": strength, "ndcg@10": score}
+    ...     for strength, score in ((0.1, 0.4), (1.0, 0.2), (10.0, 0.3))
+    ... ]
+    >>> display = RobustnessDisplay.from_results(results, x="attack", over="strength")
+    >>> display.worst_
+    {('A', 'noise'): {'strength': 1.0}}
     """
 
     def __init__(
@@ -79,6 +102,7 @@ class RobustnessDisplay(CurvesDisplay):
             failed=failed,
             reference=reference,
         )
+        self.worst_: dict[tuple[str, float | str], dict[str, Any]] = {}
 
     @classmethod
     def from_results(
@@ -88,6 +112,8 @@ class RobustnessDisplay(CurvesDisplay):
         x: str = "dropout",
         score: str = "ndcg@10",
         by: str = "estimator",
+        over: str | Sequence[str] = (),
+        worst: Literal["auto", "lowest", "highest"] = "auto",
         reference: float | Mapping[str, float] | None = None,
         ax: Axes | None = None,
         **kwargs: Any,
@@ -102,6 +128,12 @@ class RobustnessDisplay(CurvesDisplay):
             score are left out.
         x, score, by : str, default="dropout", "ndcg@10", "estimator"
             Columns of the condition, the score and the method's name.
+        over : str or list of str, default=()
+            Columns of what the attacker chooses, such as its strength. For each method and
+            condition, the rows with the worst mean score over these columns are drawn.
+        worst : {"auto", "lowest", "highest"}, default="auto"
+            Which score is the worst. "auto": the highest of "rmse", "mae" and "exposure", the
+            lowest of others.
         reference : float or dict of str to float, default=None
             Scores of baselines by name, to draw as dashed horizontal lines:
             ``{"BiasOnly": 0.94}``.
@@ -119,15 +151,20 @@ class RobustnessDisplay(CurvesDisplay):
         ImportError
             If matplotlib is missing.
         ValueError
-            If there is no such column, a condition or score is infinite, or no row has the score.
+            If there is no such column, a condition or score is infinite, no row has the score, or
+            `worst` is unknown.
         """
         check_reference(reference)
         rows = as_rows(results)
         if any(isinstance(value, Real) and math.isinf(value) for value in column(rows, x)):
             raise ValueError(f"{x!r} is infinite in some rows; leave them out.")
+        over, chosen = [over] if isinstance(over, str) else list(over), {}
+        if over:
+            rows, chosen = worst_rows(rows, x=x, score=score, by=by, over=over, worst=worst)
         curves = by_method(rows, setting=x, x=x, score=score, by=by)
         failed = failures(rows, score, by)
         display = cls(curves=curves, x_name=x, score_name=score, failed=failed, reference=reference)
+        display.worst_ = chosen
         return display.plot(ax, **kwargs)
 
     @classmethod
@@ -156,7 +193,8 @@ class RobustnessDisplay(CurvesDisplay):
             Name of the parameter to vary, as in `set_params`.
         param_range : iterable or dict, default=(0.0, 0.25, 0.5, 0.75)
             Values of the parameter, or a dict of labels to values: ``{"none": None, "noise":
-            RandomUpload()}`` for "federation__adversary".
+            RandomUpload()}`` for "federation__adversary". If a value of the dict is a list, such as
+            ``[RandomUpload(strength=s) for s in (0.1, 1, 10)]``, the worst of its values is drawn.
         score : str, default="ndcg@10"
             Column of the comparison to draw; the score is computed even if `scoring` does not have
             it.
@@ -181,7 +219,11 @@ class RobustnessDisplay(CurvesDisplay):
         )
         x = param_name.split("__")[-1]
         rows = [{**row, x: row[param_name]} for row in rows]
-        return cls.from_results(rows, x=x, score=score, reference=reference, ax=ax, **kwargs)
+        values = param_range.values() if isinstance(param_range, Mapping) else ()
+        over = [VARIANT] if any(isinstance(value, list) for value in values) else []
+        return cls.from_results(
+            rows, x=x, score=score, over=over, reference=reference, ax=ax, **kwargs
+        )
 
     def _draw(self, ax, kwargs):
         conditions = [value for x, _, _ in self.curves.values() for value in x]

@@ -238,7 +238,7 @@ class Clients:
         """
         forms = self.method._upload_forms(self.block.n_items)
         steps, _ = self._trained(round)
-        return [self._single(*step, forms) for step in steps if step[0] is not None]
+        return [self._single(one, turn, forms) for one, turn in steps if one is not None]
 
     def _trained(self, round):
         """The local updates of a round, taken once: pairs of uploads and Turn, and the loss."""
