@@ -3,9 +3,8 @@
 Draw quality against the share of lost uploads, and under two attacks.
 
 On the left, half or nine tenths of the uploads are lost, each round anew: LocALS hardly suffers.
-On the right, a tenth of the clients attacks. Random uploads (noise) cost LocALS two fifths of its
-NDCG and hardly touch GlobSGD, whose steps are small; flipped signs harm both. Which method is more
-robust depends on the attack. The next example shows what helps.
+On the right, a tenth of the clients attacks. An attacker chooses how strong its attack is, so each
+point is the worst of several strengths. The next example shows what helps.
 """
 
 import matplotlib.pyplot as plt
@@ -28,7 +27,11 @@ display = RobustnessDisplay.from_estimator(
     models,
     X,
     param_name="federation__adversary",
-    param_range={"nobody": None, "noise": RandomUpload(strength=1.0), "sign flip": SignFlip()},
+    param_range={
+        "nobody": None,
+        "noise": [RandomUpload(strength=s) for s in (0.1, 1.0, 10.0)],
+        "sign flip": [SignFlip(scale=s) for s in (1.0, 5.0, 25.0)],
+    },
     compare_params={"cv": 3},
     ax=right,
 )
@@ -36,4 +39,7 @@ right.set(ylabel=None, ylim=(0, None))
 for name, (attacks, ndcg, _) in display.curves.items():
     shown = zip(attacks, ndcg, strict=True)
     print(name, ", ".join(f"{attack}: NDCG@10 {value:.3f}" for attack, value in shown))
+for (name, attack), chosen in display.worst_.items():
+    if attack != "nobody":
+        print(f"The worst {attack} for {name}: {chosen['variant']}")
 plt.show()
