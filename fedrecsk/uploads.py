@@ -203,6 +203,14 @@ class Changes(ABC):
             norms[client] = np.linalg.norm(self.update(client).change)
         return norms
 
+    def products(self, other: np.ndarray, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Inner product of each change with an array of the field's shape, shape (n_clients,)."""
+        products = np.zeros(self.n_clients)
+        for client in np.flatnonzero(mask):
+            rows, change = self.update(client)
+            products[client] = np.vdot(other[rows], change)
+        return products
+
     def largest(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Largest absolute number in each change, shape (n_clients,)."""
         sizes = np.zeros(self.n_clients)
@@ -332,6 +340,16 @@ class Ragged(Changes):
         )
         _kernels.ragged.squared_norms(*self._matrix, *common, mask, squares)
         return np.sqrt(np.maximum(squares, 0))
+
+    def products(self, other: np.ndarray, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+        products = np.zeros(self.n_clients)
+        vectors = np.ascontiguousarray(_as_matrix(other), dtype=np.float64)
+        common = None, 0.0
+        if self.common is not None:
+            by_row = np.einsum("if,if->i", self.common.change, vectors)
+            common = by_row, float(by_row.sum())
+        _kernels.ragged.products(*self._matrix, vectors, *common, mask, products)
+        return products
 
     def largest(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         sizes = np.zeros(self.n_clients)

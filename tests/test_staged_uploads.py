@@ -15,9 +15,9 @@ from fedrecsk.aggregation import (
     Krum,
     NormClipping,
     TrimmedMean,
-    _tiles,
     plain_sum,
 )
+from fedrecsk.aggregation._tiles import tiles
 from fedrecsk.attacks import (
     Adversary,
     LabelFlip,
@@ -604,7 +604,7 @@ def test_tiles_cut_up_all_clients_changes(max_bytes):
     batches = make_batches()
     batches[1] = listed(batches[1])
     for name, form in FORMS.items():
-        rows, stacks = zip(*_tiles(batches, name, max_bytes), strict=True)
+        rows, stacks = zip(*tiles(batches, name, max_bytes), strict=True)
         whole = dense(batches, name)
         stack = np.concatenate(stacks, axis=1)
         np.testing.assert_allclose(stack, whole.reshape(len(whole), form.shape[0], -1), atol=1e-12)
@@ -619,7 +619,7 @@ def test_rows_that_no_form_sends_are_zero_in_tiles_although_there_is_a_common_ch
     held = Form((N_ITEMS, WIDTH), rows="held")
     batch.forms = {"followed": held}
     batch.changes = {"followed": with_form(batch.changes["followed"], held)}
-    [(_, stack)] = _tiles([batch], "followed")
+    [(_, stack)] = tiles([batch], "followed")
     np.testing.assert_allclose(stack, dense([batch], "followed"))
 
 

@@ -59,6 +59,25 @@ def squared_norms(indptr, rows, values, origin, common_squares, common_square, w
 
 
 @kernel
+def products(indptr, rows, values, origin, vectors, common_products, common_product, whom, out):
+    """Inner product of each change with `vectors` (n_rows, width); `common_*` as above."""
+    width = values.shape[1]
+    for c in range(len(indptr) - 1):
+        if not whom[c]:
+            continue
+        total = common_product
+        for k in range(indptr[c], indptr[c + 1]):
+            i = rows[k]
+            own = 0.0
+            for f in range(width):
+                own += own_change(values, origin, k, i, f) * vectors[i, f]
+            if common_products is not None:
+                own -= common_products[i]
+            total += own
+        out[c] = total
+
+
+@kernel
 def largest(indptr, rows, values, origin, whom, out):
     """Largest absolute change in each client's own rows; NaN is not looked for."""
     width = values.shape[1]

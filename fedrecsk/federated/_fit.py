@@ -110,6 +110,8 @@ class Run:
                 prefers_rotation=method._prefers_rotation,
             )
             federation.aggregator._check_clients(training, cohort)
+            if intrusion is not None:
+                federation.aggregator._check_adversary(data.client_ids[intrusion.controlled])
         histories = _histories(method, training, federation, key)
         groups = _groups(method, federation, histories, intrusion)
         blocks = _blocks.cut(training, groups, share=method.client_fraction)

@@ -48,6 +48,9 @@ class Uplink:
         self.ledger = ledger
         self.downlink = downlink
         self.channel = channel
+        aggregator = federation.aggregator
+        # What the aggregator remembers over the rounds.
+        self._memory = {} if aggregator is None else aggregator._start(ledger.client_ids)
         self._uploads = np.zeros(n_clients, dtype=np.int64)
         self._coordinates = np.zeros(n_clients, dtype=np.int64)
 
@@ -128,7 +131,7 @@ class Uplink:
     def _combined(self, batches):
         aggregator = self.federation.aggregator
         if aggregator is not None:
-            return aggregator._combine_batches(batches)
+            return aggregator._combine_batches(batches, self._memory)
         sums = {}
         for batch in batches:
             add_sums(sums, {name: batch.sum_of_changes(name) for name in batch.changes})
