@@ -3,18 +3,29 @@
 from fedrecsk.attacks._adversary import Adversary
 from fedrecsk.attacks._label_flip import LabelFlip
 from fedrecsk.attacks._leakage import LeakReport, measure_leak
+from fedrecsk.attacks._min_max import MinMax
+from fedrecsk.attacks._pieck import PIECK
+from fedrecsk.attacks._pip_attack import PipAttack
 from fedrecsk.attacks._promotion import Promotion
 from fedrecsk.attacks._simple import RandomDirection, RandomUpload, SignFlip
+from fedrecsk.attacks._targeted import TargetedAdversary
+from fedrecsk.attacks._untargeted import ALIE, Fang
 from fedrecsk.attacks._view import View
 
 __all__ = [
+    "ALIE",
+    "PIECK",
     "Adversary",
+    "Fang",
     "LabelFlip",
     "LeakReport",
+    "MinMax",
+    "PipAttack",
     "Promotion",
     "RandomDirection",
     "RandomUpload",
     "SignFlip",
+    "TargetedAdversary",
     "View",
     "measure_leak",
 ]

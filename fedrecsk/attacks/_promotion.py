@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrecsk._sklearn import Interval
 from fedrecsk.attacks._adversary import Adversary, are_ragged
-from fedrecsk.attacks._profiles import of_rows
+from fedrecsk.attacks._target import check_honest_holder, code_of, with_target
 from fedrecsk.uploads import as_integers
 
 if TYPE_CHECKING:
@@ -65,35 +65,24 @@ class Promotion(Adversary):
         self.item = item
         self.scale = scale
 
-    def _target(self, item_ids):
-        matches = np.flatnonzero(item_ids == self.item) if np.isscalar(self.item) else ()
-        if len(matches) == 0:
+    def _check_method(self, method):
+        if self.forges and not has_item_rows(method):
             raise ValueError(
-                f"Promotion(item={self.item!r}) is not among the items of X; name an item that "
-                "occurs in X."
+                f"{type(method).__name__} has no rows of items in its uploads for Promotion to "
+                "scale up; set scale=1, so that the attack changes only the data."
             )
-        return int(matches[0])
 
     def _poisoned(self, data, controlled, rates, key):
-        target = self._target(data.item_ids.values)
-        users = np.repeat(controlled, np.diff(data.client_indptr)).nonzero()[0]
-        rows_users, rows_items = data.users, data.items
-        kept = ~((rows_items == target) & np.isin(rows_users, users))
-        best, weight = np.full(len(users), data.values.max()), np.ones(len(users))
-        return of_rows(
-            data,
-            np.r_[rows_users[kept], users],
-            np.r_[rows_items[kept], np.full(len(users), target)],
-            np.r_[data.values[kept], best],
-            np.r_[data.weights[kept], weight],
-        )
+        target = code_of(self, data.item_ids.values)
+        check_honest_holder(self, data, controlled, target)
+        return with_target(data, controlled, target)
 
     @property
     def forges(self) -> bool:
         return self.scale != 1 or type(self)._forged is not Promotion._forged
 
     def _forged(self, view, upload, generator):
-        target, every_item = self._target(view.item_ids), np.arange(view.n_items)
+        target, every_item = code_of(self, view.item_ids), np.arange(view.n_items)
 
         def louder(update):
             if isinstance(update.rows, slice) and len(update.change) != view.n_items:
@@ -107,12 +96,19 @@ class Promotion(Adversary):
     def _forged_batch(self, view, batch, seeds, summed):
         if not are_ragged(batch):
             return super()._forged_batch(view, batch, seeds, summed)
-        target, forged = self._target(view.item_ids), {}
+        target, forged = code_of(self, view.item_ids), {}
         for name, changes in batch.changes.items():
             form = batch.forms[name]
             of_items = form.rows != "all" or form.shape[0] == view.n_items
             forged[name] = _louder(changes, target, self.scale) if of_items else changes
         return forged
+
+
+def has_item_rows(method):
+    """Whether a field of the clients' uploads has a row for each item."""
+    few, many = method._upload_forms(7), method._upload_forms(8)
+    learned = [name for name, form in few.items() if form.learned]
+    return any((few[name].shape[0], many[name].shape[0]) == (7, 8) for name in learned)
 
 
 def _louder(changes, row, factor):

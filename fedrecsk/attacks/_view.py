@@ -80,6 +80,19 @@ class View:
         return _Uploads(self.batches)
 
     @property
+    def n_own(self) -> int:
+        """Number of the adversary's clients that upload in this round."""
+        return len(self.uploads)
+
+    def n_expected(self, name: str) -> float:
+        """How many clients will send a typical row of a field, judged by the adversary's own.
+
+        All of its own are assumed to send the row.
+        """
+        shares = [_share_sent(batch, name) for batch in self.batches]
+        return self.n_own + (self.n_senders - self.n_own) * float(np.concatenate(shares).mean())
+
+    @property
     def forms(self) -> dict[str, Form]:
         """Form of each learned field of an upload."""
         forms = self.batches[0].forms
@@ -137,6 +150,13 @@ class _Uploads(Sequence):
             return [batch.upload(client) for batch, client in self._where[number]]
         batch, client = self._where[number]
         return batch.upload(client)
+
+
+def _share_sent(batch, name):
+    """Share of a field's rows in which each client of a batch has changed something."""
+    changes = batch.changes[name]
+    counts = [np.any(changes.update(c).change, axis=1).sum() for c in _senders(batch)]
+    return np.array(counts) / changes.shape[0]
 
 
 def _senders(batch):

@@ -300,6 +300,14 @@ class AveragedItems(RankingMixin, FederatedRecommender):
             return upload["updates"].sum / upload["data_size"].sum
         return upload["updates"].sum / np.maximum(upload["n_visits"].sum, 1)
 
+    def _upload_moving(self, view, rows, moves):
+        if self.aggregation == "data_size":
+            own = np.bincount(view.data.clients, view.data.weights)
+            divisor = view.n_senders * own[own > 0].mean()
+        else:
+            divisor = view.n_expected("updates")
+        return {"updates": divisor / view.n_own * moves}
+
     # --------------------------------------------------------------------- predictions
 
     @property

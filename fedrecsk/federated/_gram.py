@@ -10,7 +10,6 @@ import numpy as np
 from fedrecsk import _kernels, _memory
 from fedrecsk._item_weights import add_gram, histories, liked, n_pairs
 from fedrecsk._sklearn import StrOptions
-from fedrecsk.attacks import Promotion
 from fedrecsk.attacks._inversion_gram import gram as invert
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.federated.base import FederatedRecommender
@@ -115,11 +114,6 @@ class FederatedGram(RankingMixin, FederatedRecommender):
             raise ValueError(
                 f"{name} has nothing to compress: its clients send counts of pairs of items, once; "
                 "set compression=None."
-            )
-        if isinstance(federation.adversary, Promotion) and federation.adversary.forges:
-            raise ValueError(
-                f"{name} has no rows of items in its uploads for Promotion to scale up, only pairs "
-                "of items; set scale=1, so that the attack changes only the data."
             )
         super()._check_before_fit()
         if federation.secure_aggregation is not None and self._sends_pairs:

@@ -111,6 +111,23 @@ class FederatedWMF(ImplicitMF):
         share = min(1.0, 2 * upload.n_clients / server["n_clients"])
         return share / (1 + lean * self.alpha * server["held_share"] / 2)
 
+    # -------------------------------------------------------------------- what attacks need
+
+    def _loudness(self, view):
+        """By what the adversary's uploads are multiplied if they alone are to make a mean."""
+        if self.aggregation != "holders":
+            return view.n_senders / view.n_own
+        return view.n_expected("rows") / view.n_own
+
+    def _others_of(self, view):
+        """The mean of `others` that the server will see, as changes from a client that is idle."""
+        return (1 - view.n_own / view.n_senders) * view.mean("others")
+
+    @property
+    def _share_of_step(self):
+        """Share of a preconditioned step that the server takes on items that few hold."""
+        return min(1.0, 2 * self.client_fraction)
+
     @property
     def _preconditions(self):
         if self.preconditioner == "auto":
@@ -180,6 +197,19 @@ class ClientItemsWMF(FederatedWMF):
             lean = np.trace(others) / self.n_factors
             rate = self._cautious(server, upload, lean) if self._preconditions else 1.0
         return server | {"item_factors": (items + rate * change).astype(self._dtype)}
+
+    def _upload_moving(self, view, rows, moves):
+        rate = self.server_learning_rate
+        if rate == "auto":
+            rate = self._share_of_step if self._preconditions else 1.0
+        moves = moves / rate
+        if self.aggregation == "full":
+            # The server also moves every item by its vector times mean A - I.
+            remaining = -self._others_of(view).T
+            if self._preconditions:
+                moves = moves @ remaining
+            moves = moves + view.item_vectors[rows] @ remaining
+        return {"rows": self._loudness(view) * moves}
 
 
 def divide(change, matrix):

@@ -97,6 +97,13 @@ class FederatedRecommender(Recommender):
     # How a curious server inverts one upload; see :func:`fedrecsk.attacks.measure_leak`.
     _inversion = None
 
+    # How clients that promote an item move it: a method (view, rows, moves) that returns, for each
+    # field in which clients send rows of items, what each of the adversary's uploads must hold in
+    # these rows, as changes of shape (len(rows), width), so that the server moves their item
+    # vectors by `moves`, as far as such clients can know. Everything else in their uploads is as
+    # if they had learned nothing. None: clients send no rows of items.
+    _upload_moving = None
+
     # --------------------------------------------------------------- before the rounds
 
     def _check_setting(self, federation, data, blocks):

@@ -149,6 +149,11 @@ class CoLR(SteadyItems):
         moved = self._moved_items(server, update @ basis)
         return server | moved | {"update": update, "basis": basis}
 
+    def _upload_moving(self, view, rows, moves):
+        # Only the part of a move along the round's directions can be sent.
+        encoded = moves @ np.linalg.pinv(view.message["basis"].values.astype(np.float64))
+        return super()._upload_moving(view, rows, encoded)
+
     # -------------------------------------------------------------------- what differs
 
     def _least_bytes(self, data):

@@ -162,6 +162,22 @@ class GlobSGD(FederatedWMF):
         curvature = steepest * (1 + self.alpha * server["held_share"]) + server["reg_item"]
         return 1 / np.maximum(curvature, np.finfo(float).tiny)
 
+    def _upload_moving(self, view, rows, moves):
+        # The penalty is for all clients together, and about this share of them takes part.
+        reg = self.reg_item * self.client_fraction / view.n_senders * np.eye(self.n_factors)
+        hessian = reg
+        if self.aggregation == "full":
+            hessian = self._others_of(view) + reg
+        rate = self.learning_rate
+        if rate == "auto" and self._preconditions:
+            rate = self._share_of_step
+        elif rate == "auto":
+            rate = 1 / np.linalg.eigvalsh(hessian)[-1] if self.aggregation == "full" else 3.0
+        gradient = -moves / rate
+        if self._preconditions:
+            gradient = gradient @ hessian
+        return {"rows": self._loudness(view) * (gradient - view.item_vectors[rows] @ hessian)}
+
     def _upload_of_one(self, vector, items, message):
         """What a one-user client with this vector sends for items of weight 1, as changes."""
         scores = items @ vector

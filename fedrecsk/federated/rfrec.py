@@ -582,6 +582,13 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         )
         return users
 
+    def _upload_moving(self, view, rows, moves):
+        if self.aggregation == "all":
+            return {"item_vectors": view.n_senders / view.n_own * moves}
+        # With weights of 1 these are the numbers of holders.
+        n_holders = view.message["n_ratings"].values[rows] * self.client_fraction
+        return {"item_vectors": np.maximum(n_holders, 1)[:, None] / view.n_own * moves}
+
     # ---------------------------------------------------------------- checks, predictions
 
     def _check_before_fit(self):

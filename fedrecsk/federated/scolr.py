@@ -146,6 +146,15 @@ class SCoLR(CoLR):
         places = np.argsort(np.argsort(draws, axis=1, kind="stable"), axis=1)
         return places < self._local_ranks(block, key)[:, None]
 
+    def _upload_moving(self, view, rows, moves):
+        sent = super()._upload_moving(view, rows, moves)
+        if self.aggregation == "entries":
+            return sent
+        # Not all of the adversary's clients send a column.
+        columns = [batch.changes["updates"].columns[batch.sends] for batch in view.batches]
+        n_own = np.concatenate(columns).sum(axis=0)
+        return {"updates": sent["updates"] * (view.n_own / np.maximum(n_own, 1))}
+
     # -------------------------------------------------------------------- what differs
 
     def _local_ranks(self, block, key):

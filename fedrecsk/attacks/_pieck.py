@@ -1,0 +1,125 @@
+"""PIECK: popular items found in the broadcasts (Zhang et al., ICDE 2024)."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk.attacks._surrogates import raised, rivals
+from fedrecsk.attacks._targeted import TargetedAdversary
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+# Length of the lists that an item is to be on.
+N_BEST = 10
+
+
+class PIECK(TargetedAdversary):
+    """Promote an item with popular items that it finds by how far their vectors move.
+
+    The vectors of popular items move most, because many clients train them. In each round the
+    adversary adds to every item the length of its move since the last broadcast, and takes the
+    `n_popular` items with the largest totals. In the first round it sends nothing learned. Then:
+
+    - "ipe" (item popularity enhancement) moves the item to the weighted mean direction of the
+      popular items' vectors, with their mean length; the k-th item of n has the weight n + 1 - k.
+    - "uea" (user embedding approximation) takes the popular items' vectors for those of users,
+      since users' vectors are close to what many of them like, and raises the item until it is
+      among the ten best for half of them.
+
+    Parameters
+    ----------
+    fraction, clients, item, strength
+        As in :class:`TargetedAdversary`.
+    n_popular : int, default=10
+        Number of popular items to find.
+    variant : {"ipe", "uea"}, default="ipe"
+        What it does with them.
+
+    See Also
+    --------
+    PipAttack : Knows the popular items.
+
+    Notes
+    -----
+    *What it knows*: the broadcasts alone.
+
+    *What differs from the paper* [1]_: it follows gradients of a similarity (cosine) to the popular
+    items, or of a cross-entropy over them as users; here both become moves in units of item
+    vectors. It stops mining after a few rounds; here totals grow for as long as the fit runs. The
+    item's own moves, which the attack causes, do not count.
+
+    References
+    ----------
+    .. [1] J. Zhang, H. Li, D. Rong, Y. Zhao, K. Chen and L. Shou, "Preventing the Popular Item
+       Embedding Based Attack in Federated Recommendations", ICDE 2024.
+
+    Examples
+    --------
+    >>> from fedrecsk import Federation, LocALS
+    >>> from fedrecsk.attacks import PIECK
+    >>> from fedrecsk.datasets import make_interactions
+    >>> from fedrecsk.metrics import exposure
+    >>> X = make_interactions(n_users=90, n_items=80, n_interactions=900, random_state=0)
+    >>> honest = LocALS(4, random_state=0).fit(X)
+    >>> federation = Federation(adversary=PIECK(0.05, item=37))
+    >>> model = LocALS(4, random_state=0, federation=federation).fit(X)
+    >>> exposure(model, 37) > exposure(honest, 37) + 0.2
+    True
+    """
+
+    _parameter_constraints: ClassVar[dict] = TargetedAdversary._parameter_constraints | {
+        "n_popular": [Interval(Integral, 1, None, closed="left")],
+        "variant": [StrOptions({"ipe", "uea"})],
+    }
+
+    def __init__(
+        self,
+        fraction: float = 0.1,
+        *,
+        item: object = None,
+        strength: float = 1.0,
+        n_popular: int = 10,
+        variant: Literal["ipe", "uea"] = "ipe",
+        clients: ArrayLike | None = None,
+    ):
+        super().__init__(fraction, item=item, strength=strength, clients=clients)
+        self.n_popular = n_popular
+        self.variant = variant
+
+    def _moves(self, view):
+        target, vectors = self._target(view), view.item_vectors
+        popular = self._mined(view, target)
+        if popular is None:
+            return np.array([target]), np.zeros((1, vectors.shape[1]))
+        move = self._aligned if self.variant == "ipe" else self._approximated
+        return np.array([target]), move(vectors, target, popular)[None]
+
+    def _mined(self, view, target):
+        """The most popular items so far, best first; None before the second broadcast."""
+        vectors, memory = view.item_vectors, view.memory
+        before, totals = memory.get("vectors"), memory.get("totals", np.zeros(view.n_items))
+        if before is not None:
+            totals = totals + np.linalg.norm(vectors - before, axis=1)
+        memory["vectors"], memory["totals"] = vectors, totals
+        ranked = np.where(np.arange(view.n_items) == target, -1.0, totals)
+        if not totals.any():
+            return None
+        return np.argsort(-ranked, kind="stable")[: min(self.n_popular, view.n_items - 1)]
+
+    @staticmethod
+    def _aligned(vectors, target, popular):
+        lengths = np.linalg.norm(vectors[popular], axis=1)
+        weights = np.arange(len(popular), 0, -1) / np.maximum(lengths, np.finfo(float).tiny)
+        direction = weights @ vectors[popular]
+        goal = lengths.mean() * direction / (np.linalg.norm(direction) or 1.0)
+        return goal - vectors[target]
+
+    @staticmethod
+    def _approximated(vectors, target, popular):
+        users = vectors[popular]
+        return raised(vectors[target], users, rivals(vectors, users, target, N_BEST))
