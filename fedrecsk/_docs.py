@@ -122,8 +122,8 @@ best_round_ : int
 """,
     "loss_curve_": """
 loss_curve_ : list of float
-    Training loss of each round, averaged over the clients that took part. It is known only in a
-    simulation, because clients never send it.
+    Training loss of each round: the mean, by weight, over what the clients that took part train
+    on. It is known only in a simulation, because clients never send it.
 """,
     "history_": """
 history_ : list of dict

@@ -5,10 +5,12 @@ import warnings
 
 import pytest
 from numpy.testing import assert_array_equal
+from sklearn.base import clone
 
 import fedrecsk
-from fedrecsk import _memory
+from fedrecsk import FCF, BayesianSVDpp, Federation, RFRec, _memory
 from fedrecsk._threads import n_threads
+from fedrecsk.aggregation import NormClipping
 from fedrecsk.datasets import make_ratings
 from fedrecsk.model_selection import compare
 
@@ -76,6 +78,78 @@ def test_what_does_not_fit_is_refused_before_work(name, sizes, like_movielens_10
     size, value = next(iter(sizes.items()))
     with pytest.raises(ValueError, match=f"{name} with {size}={value}, for 943 .*Lower {size}"):
         model.fit(*like_movielens_100k)
+
+
+# By hand, for 60 users, 90 items, 900 ratings and vectors of length 8: sums in float64, the rest in
+# float32; in each round, all users' vectors before and after it.
+LEAST = {
+    "RFRec": 90 * 9 * (8 + 4) + 2 * 4 * 60 * 8 + 4 * 900 * 9,
+    "LocALS": 90 * 8 * (8 + 4) + 8 * 8 * 8 + 2 * 4 * 60 * 8,
+    "FedMF": 90 * 8 * (8 + 8 + 4) + 8 * 90,
+    "FedEB": 90 * (9 + 8) * (8 + 4) + 4 * 8 + 2 * 4 * 60 * 8 + 4 * 60 * 9 * 9,
+    "SVDpp": 4 * 8 * (60 + 2 * 90),
+    "ImplicitALS": 4 * 8 * (60 + 90),
+    "BayesianSVDpp": 8 * 8 * (60 + 2 * 90),
+}
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_what_a_fit_is_refused_for_is_counted_to_the_byte(name, small, monkeypatch):
+    model = getattr(fedrecsk, name)(8)
+    data = model._prepared(*small)
+    for missing in (0, 1):
+        monkeypatch.setattr(_memory, "available", lambda missing=missing: LEAST[name] - missing)
+        if not missing:
+            model._require_memory(data)
+            continue
+        with pytest.raises(ValueError, match="for 60 users, 90 items and 900 ratings, take about"):
+            model._require_memory(data)
+
+
+OFFLINE = Federation(dropout=0.1, dropout_mode="offline")
+LIMITS = {
+    # A vector and its two moments for each pair of client and item, and a copy to predict with.
+    "rfrec.DENSE_LIMIT": [
+        (RFRec(8, federation=OFFLINE, aggregation="all"), 4 * 3 * 60 * 90 * 9),
+        (RFRec(8, federation=OFFLINE, aggregation="all", optimizer="gd"), 4 * 60 * 90 * 9),
+        (RFRec(8, federation=OFFLINE, predict_with="local", biases=False), 4 * 4 * 60 * 90 * 8),
+    ],
+    # The uploads of a round's clients, if all are held.
+    "fcf.DENSE_LIMIT": [
+        (FCF(8, upload="all", federation=Federation(aggregator=NormClipping())), 4 * 60 * 90 * 8),
+        (
+            FCF(
+                8,
+                upload="all",
+                client_fraction=0.25,
+                federation=Federation(aggregator=NormClipping()),
+            ),
+            4 * 15 * 90 * 8,
+        ),
+    ],
+    "bayesian_svdpp.MAX_BYTES": [
+        (BayesianSVDpp(8, n_samples=3, n_burn_in=1), 4 * 3 * 9 * (60 + 2 * 90))
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("limit", "model", "nbytes"),
+    [(limit, *case) for limit, cases in LIMITS.items() for case in cases],
+    ids=str,
+)
+def test_limits_are_kept_to_the_byte(limit, model, nbytes, small, monkeypatch):
+    module, name = limit.split(".")
+    package = "centralized" if module == "bayesian_svdpp" else "federated"
+    place = f"fedrecsk.{package}.{module}.{name}"
+    model = clone(model)
+    monkeypatch.setattr(place, nbytes - 1)
+    with pytest.raises(ValueError, match=r"would take .* GiB"):
+        model.fit(*small)
+    monkeypatch.setattr(place, nbytes)
+    if hasattr(model, "n_rounds"):
+        model.set_params(n_rounds=1)
+    model.fit(*small)
 
 
 def test_what_fits_is_not_refused(like_movielens_100k, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedrecsk.simulation.uplink import _largest
 from fedrecsk.uploads import (
     Batch,
     Changes,
@@ -280,6 +281,16 @@ def test_what_is_encrypted_of_a_client_adds_up_to_the_sums():
     add_sums(sums, {"q": one.sum_of_changes("q")})
     for name, total in sums.items():
         np.testing.assert_allclose(sum(whole[name] for whole in wholes), total)
+
+
+def test_nothing_that_is_encrypted_is_larger_than_the_bound():
+    one, _ = batch()
+    # A change away from the centre, and one towards it.
+    for sign in (1, -1):
+        both = replace(one, centers={"q": sign * one.centers["q"]})
+        wholes = [both.whole(client).values() for client in np.flatnonzero(both.accepted)]
+        largest = max(np.abs(values).max() for whole in wholes for values in whole)
+        assert largest <= _largest(both) < 2 * largest
 
 
 def test_users_own_classes_get_what_was_learned_alone():

@@ -350,7 +350,7 @@ def train(c, layout, feedback, seed, config, broadcast, moving, users, work):
     n_visited : items visited; they are ``work.visited[:n_visited]``
     n_own : coordinates that moved, which are ``work.place[:n_own]``; work.rows begins with them
     sound : whether everything is finite
-    loss, n_seen : sum of losses, each before its batch's step, and number of examples
+    loss, mass : sums over all epochs of the losses, each before its batch's step, and of weights
     """
     d = broadcast.shape[1]
     first, last = layout.client_indptr[c], layout.client_indptr[c + 1]
@@ -365,7 +365,9 @@ def train(c, layout, feedback, seed, config, broadcast, moving, users, work):
         take_row(users, u, in_order, work.place, work.users, u - first)
     for e in range(n):
         work.order[e] = e
-    loss, decay = 0.0, decay_of(config, n, last - first)
+    loss, mass, decay = 0.0, 0.0, decay_of(config, n, last - first)
+    for e in range(n):
+        mass += work.weight[e]
     for _ in range(config.local_epochs):
         shuffle(work.order, n, work.stream)
         for start in range(0, n, config.batch_size):
@@ -386,7 +388,7 @@ def train(c, layout, feedback, seed, config, broadcast, moving, users, work):
             work.rows[s, k] -= broadcast[work.visited[s], work.place[k]]
     for u in range(last - first):
         n_broken += not is_finite_row(work.users, u, d)
-    return n_visited, n_own, n_broken == 0, loss, n * config.local_epochs
+    return n_visited, n_own, n_broken == 0, loss, mass * config.local_epochs
 
 
 @part
@@ -401,7 +403,7 @@ def take_row(vectors, k, in_order, place, out, s):
 
 @kernel
 def visit_summed(
-    start, stop, loss, n_seen, layout, feedback, cohort, config, broadcast, moving, users, work,
+    start, stop, loss, mass, layout, feedback, cohort, config, broadcast, moving, users, work,
     sums, n_visits,
 ):  # fmt: skip
     """The round of the active clients in [start, stop); the uploads that arrive are added up.
@@ -409,7 +411,7 @@ def visit_summed(
     Parameters
     ----------
     start, stop : int
-    loss, n_seen : float and int, what earlier clients add up to
+    loss, mass : float, what earlier clients add up to
     layout, feedback, cohort, config, moving : see their classes
     broadcast : (n_items, d), the server's item vectors
     users : (n_users, d), replaced by the new vectors of the active clients' users
@@ -421,16 +423,16 @@ def visit_summed(
 
     Returns
     -------
-    loss, n_seen : sum of losses, each before its batch's step, and number of examples
+    loss, mass : sums over all epochs of the losses, each before its batch's step, and of weights
     """
     for c in range(start, stop):
         if not cohort.active[c]:
             continue
-        n_visited, n_own, sound, its_loss, its_n_seen = train(
+        n_visited, n_own, sound, its_loss, its_mass = train(
             c, layout, feedback, cohort.seeds[c], config, broadcast, moving, users, work
         )
         loss += its_loss
-        n_seen += its_n_seen
+        mass += its_mass
         cohort.sound[c] = sound
         if not (sound and cohort.delivers[c]):
             continue
@@ -447,19 +449,19 @@ def visit_summed(
             else:
                 for k in range(n_own):
                     n_visits[item, work.place[k]] += 1
-    return loss, n_seen
+    return loss, mass
 
 
 @kernel
 def visit_each(
-    start, stop, loss, n_seen, layout, feedback, cohort, config, broadcast, moving, users, work,
+    start, stop, loss, mass, layout, feedback, cohort, config, broadcast, moving, users, work,
     indptr, rows, values,
 ):  # fmt: skip
     """The round of the active clients in [start, stop); every upload is written down by itself.
 
     Parameters
     ----------
-    start, stop, loss, n_seen, layout, feedback, cohort, config, broadcast, moving, users, work
+    start, stop, loss, mass, layout, feedback, cohort, config, broadcast, moving, users, work
         As in :func:`visit_summed`; whether uploads arrive is not looked at.
     indptr : (n_clients + 1,)
         Client c's rows will be those from indptr[c] to indptr[c + 1]. ``indptr[0]`` must be 0.
@@ -470,18 +472,18 @@ def visit_each(
 
     Returns
     -------
-    loss, n_seen : as in :func:`visit_summed`
+    loss, mass : as in :func:`visit_summed`
     """
     n_rows = indptr[start]
     for c in range(start, stop):
         indptr[c + 1] = n_rows
         if not cohort.active[c]:
             continue
-        n_visited, n_own, sound, its_loss, its_n_seen = train(
+        n_visited, n_own, sound, its_loss, its_mass = train(
             c, layout, feedback, cohort.seeds[c], config, broadcast, moving, users, work
         )
         loss += its_loss
-        n_seen += its_n_seen
+        mass += its_mass
         cohort.sound[c] = sound
         factor = users.dtype.type(moving.scale[c])
         for s in range(n_visited):
@@ -495,7 +497,7 @@ def visit_each(
                     values[row, work.place[k]] = factor * work.rows[s, k]
         n_rows += n_visited
         indptr[c + 1] = n_rows
-    return loss, n_seen
+    return loss, mass
 
 
 # ------------------------------------------------------------------------- users alone

@@ -281,9 +281,9 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         return fields, loss
 
     def _by_pieces(self, kernel, block, turn, *arguments):
-        """Call a kernel of visits on all active clients; the sum of losses, and of how many."""
+        """Call a kernel of visits on all active clients; the sums of losses and of weights."""
         n_ratings = np.diff(block.rating_indptr) * turn.active
-        loss = 0.0, 0
+        loss = 0.0, 0.0
         for piece in pieces(n_ratings, self._cost_of_a_rating(self._config())):
             loss = kernel(*piece, *loss, *arguments)
         return loss

@@ -419,8 +419,10 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         mass = np.bincount(users, block.weights, minlength=block.n_users)
         more = caution(mass, self.few_ratings).astype(real)
         reg_user = (more * self.reg_user * mass**self.reg_power).astype(real)
+        unit = (high - low) or 1
         return {
-            "values": ((block.values - low) / ((high - low) or 1)).astype(real),
+            "unit": float(unit),
+            "values": ((block.values - low) / unit).astype(real),
             "weights": block.weights.astype(real),
             "level": float(level),
             "reg_item": reg_item,
@@ -459,7 +461,8 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
                     totals,
                     rfrec.scratch(layout, held, lone=kernel is rfrec.step_lone),
                 )
-        return loss
+        # In squared ratings, like the validation loss.
+        return loss * (state["unit"] ** 2, 1.0)
 
     @staticmethod
     def _layout(block):

@@ -119,7 +119,8 @@ class SecureChannel:
         result = secure_sum(self._keys, vectors)
         largest = max(float(np.max(np.abs(vector), initial=0.0)) for vector in vectors)
         precision = self.scheme.precision(len(vectors), largest)
-        if result.error > precision:
+        # An error of NaN is larger than any bound.
+        if not result.error <= precision:
             raise RuntimeError(
                 f"A decrypted sum has an error of {result.error:.3g}, but {self.scheme} allows "
                 f"at most {precision:.3g}."

@@ -451,6 +451,20 @@ def test_many_rated_negatives_warn():
         evaluate_ranking(model, [[1, 12]], k=1, negatives={1: [10, 12, 13]})
 
 
+@pytest.mark.parametrize(("n_seen", "n_tested"), [(2, 0), (1, 1), (0, 2)])
+def test_one_rated_negative_in_a_hundred_is_tolerated_and_two_are_not(n_seen, n_tested):
+    model = Popularity().fit([(1, 0), (1, 1), *((2, item) for item in range(200))])
+    test, rated = [(1, 2), (1, 3)], [0, 1][:n_seen] + [2, 3][:n_tested]
+    new = list(range(50, 150))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate_ranking(model, test, k=1, negatives={1: rated[:1] + new[:99]})
+        # Those of both users count together.
+        evaluate_ranking(model, [*test, (3, 5)], k=1, negatives={1: rated + new[:98], 3: new})
+    with pytest.warns(UserWarning, match="2 of the 100 given negatives are not negatives"):
+        evaluate_ranking(model, test, k=1, negatives={1: rated + new[:98]})
+
+
 # --------------------------------------------------------------------------- real data
 
 

@@ -11,6 +11,13 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import RandomUpload, SignFlip
 from fedrecsk.compression import LowRank, TopK
 from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
+from fedrecsk.privacy._secure_sum import Party, SecureSum
+from fedrecsk.simulation import Form, Ledger, encryption
+from fedrecsk.simulation.downlink import Downlink
+from fedrecsk.simulation.encryption import SecureChannel
+from fedrecsk.simulation.keys import Key
+from fedrecsk.simulation.uplink import Uplink
+from fedrecsk.uploads import Batch, Ragged
 from tests.conftest import make_toy
 
 METHODS = [RFRec, RFRecF, LocALS, LocSGD, GlobSGD]
@@ -55,6 +62,86 @@ def test_encrypted_sums_equal_plaintext_within_the_stated_precision(Estimator, s
     assert sum(e["encrypted"] for e in sampled.communication_.entries) == scheme.audit * n_rounds
     for report in (sampled.encryption_, whole.encryption_):
         assert 0 <= report.max_error <= report.precision < 1e-5
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["CKKS", "Paillier"])
+@pytest.mark.parametrize("error", [1e-6, -1e-6, np.nan])
+def test_a_wrong_decrypted_sum_is_noticed(scheme, error, monkeypatch):
+    channel, decrypt = SecureChannel(schemes()[scheme]), Party.decrypt
+    vectors = [np.array([1.5, -2.0]), np.array([0.25, 1.0])]
+    np.testing.assert_allclose(channel.sum(vectors, 2), [1.75, -1.0], atol=1e-7)
+    monkeypatch.setattr(Party, "decrypt", lambda *given: np.add(decrypt(*given), [0.0, error]))
+    with pytest.raises(RuntimeError, match=r"decrypted sum has an error of .* allows at most"):
+        channel.sum(vectors, 2)
+
+
+def test_the_report_is_that_of_all_sums(monkeypatch):
+    channel = SecureChannel(schemes()[1])
+    for n_values in (3, 8, 1):
+        channel.nbytes(n_values)
+    sums = [
+        SecureSum(np.zeros(1), 1e-13, 2, 0, 0, client_seconds=3.0, server_seconds=1.0),
+        SecureSum(np.zeros(1), 3e-13, 3, 0, 0, client_seconds=5.0, server_seconds=4.0),
+        SecureSum(np.zeros(1), 2e-13, 1, 0, 0, client_seconds=1.0, server_seconds=1.0),
+    ]
+    monkeypatch.setattr(encryption, "secure_sum", lambda keys, vectors: sums.pop(0))
+    # The largest number is negative, and more clients than these are in each round's sum.
+    for numbers in ([1.0, -7.0], [2.0, -9.0, 3.0], [5.0]):
+        channel.sum([np.array([number]) for number in numbers], 60)
+    report = channel.report()
+    assert report.precision == channel.scheme.precision(3, 9.0)
+    assert report.max_error == 3e-13
+    assert report.n_encrypted == 2 + 3 + 1
+    assert report.client_seconds == pytest.approx((3 + 5 + 1) / 3)
+    assert report.server_seconds == pytest.approx((1 + 4 + 1) / 6)
+    assert report.ciphertext_bytes == channel.scheme.ciphertext_bytes(8)
+
+
+def test_clients_for_the_audit_are_drawn_in_each_round():
+    channel, clients = SecureChannel(Paillier(**WEAK, audit=2)), np.arange(10, 30)
+    drawn = [channel.audited(clients, Key(0, round)) for round in range(60)]
+    assert {len(some) for some in drawn} == {2}
+    assert set().union(*drawn) == set(clients.tolist())
+
+
+def audited(scheme, values):
+    """The sums of one-number uploads beside counts of 1, as the server continues with them."""
+    n_clients = len(values)
+    everyone, codes = np.ones(n_clients, dtype=bool), np.arange(n_clients)
+    forms = {"x": Form((1, 1)), "n": Form((1,), dtype="uint8", learned=False)}
+    values = np.asarray(values, dtype=float).reshape(n_clients, 1, 1)
+    x, n = Ragged.stacked(values), Ragged.stacked(np.ones((n_clients, 1), dtype=np.uint8))
+    fields = {"x": Ragged(x.indptr, x.rows, x.values, form=forms["x"])}
+    counts = {"n": Ragged(n.indptr, n.rows, n.values, form=forms["n"])}
+    batch = Batch(codes, everyone, everyone, everyone, forms, fields, counts)
+    ledger = Ledger(codes)
+    ledger.open("round", 0)
+    federation, channel = Federation(secure_aggregation=scheme), SecureChannel(scheme)
+    downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int), channel)
+    uplink = Uplink(federation, ledger, downlink, channel, n_clients)
+    totals = {"x": batch.sum_of_changes("x")} | batch.sum_of_rest()
+    return uplink._audited(channel, [batch], totals, forms, Key(0, 0))
+
+
+def test_the_server_continues_with_the_decrypted_sum_if_all_are_encrypted():
+    schemes()
+    rough, values = Paillier(**WEAK, fraction_bits=1), [0.3, 0.6, 0.9]
+    assert audited(rough, values)["x"] == pytest.approx(1.8)
+    whole = audited(clone(rough).set_params(audit="all"), values)
+    # 0.5, 0.5 and 1, which are the nearest halves.
+    assert whole["x"].tolist() == [[2.0]]
+    assert whole["n"].tolist() == [3]
+    assert whole["n"].dtype == np.int64
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_value_too_large_for_the_sum_is_refused_though_it_is_not_encrypted(place):
+    schemes()
+    scheme, values = Paillier(**WEAK, audit=1), np.ones(5)
+    # Four clients could send it, but not five.
+    values[place] = 0.9 * scheme.max_value(4)
+    with pytest.raises(ValueError, match="in a sum over 5 clients each value must be at most"):
+        audited(scheme, values)
 
 
 def rounds_and_final(model):

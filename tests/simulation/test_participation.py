@@ -1,11 +1,17 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrecsk import Federation
 from fedrecsk.simulation.keys import Key
-from fedrecsk.simulation.participation import draw, histories
+from fedrecsk.simulation.participation import (
+    cohort_size,
+    draw,
+    histories,
+    n_rotating,
+    smallest_cohort,
+)
 
 FEDERATIONS = st.builds(
     Federation,
@@ -49,12 +55,50 @@ def test_equal_histories_are_equal(federation, fraction, n_clients):
             assert len(set(turn.active[members])) == 1
 
 
+@pytest.mark.parametrize("setting", [{}, {"dropout": 0.5, "dropout_mode": "upload"}], ids=str)
+def test_clients_of_equal_history_share_one_group(setting):
+    """Lost uploads do not matter; groups of their own would each need memory."""
+    assert len(np.unique(histories(12, 1.0, Federation(**setting), Key(5)))) == 1
+    rotating = Federation(sampling="rotating", **setting)
+    assert len(np.unique(histories(12, 0.25, rotating, Key(5)))) == 4
+
+
 @pytest.mark.parametrize("n_clients", [1, 7, 100])
 def test_rotation_reaches_everybody_once_a_turn(n_clients):
     federation = Federation(sampling="rotating")
     n_cohorts = min(n_clients, 10)
     visits = sum(draw(n_clients, 0.1, federation, Key(2, t)).active * 1 for t in range(n_cohorts))
     assert visits.tolist() == [1] * n_clients
+
+
+@pytest.mark.parametrize(
+    ("n_clients", "fraction", "size", "n_cohorts"),
+    [
+        (100, 0.126, 13, 8),
+        (100, 0.124, 12, 8),
+        (7, 0.35, 2, 3),
+        (7, 0.3, 2, 3),
+        (12, 0.6, 7, 2),
+        (12, 0.9, 11, 1),
+        (12, 0.01, 1, 12),
+    ],
+)
+def test_sizes_are_rounded_to_the_nearest_number(n_clients, fraction, size, n_cohorts):
+    assert cohort_size(n_clients, fraction) == size
+    assert draw(n_clients, fraction, Federation(), Key(0)).active.sum() == size
+    assert n_rotating(n_clients, fraction) == n_cohorts
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(["random", "rotating", "auto"]), FRACTIONS, st.integers(1, 40))
+def test_no_cohort_is_smaller_than_the_smallest(sampling, fraction, n_clients):
+    setting = n_clients, fraction, Federation(sampling=sampling)
+    for prefers in ({}, {"prefers_rotation": True}):
+        rounds = range(n_rotating(n_clients, fraction))
+        sizes = [draw(*setting, Key(3, t), **prefers).active.sum() for t in rounds]
+        assert min(sizes) == smallest_cohort(*setting, **prefers)
+        # Cohorts that rotate differ by one client at most.
+        assert max(sizes) - min(sizes) <= 1
 
 
 def test_a_random_cohort_has_its_size_and_changes():

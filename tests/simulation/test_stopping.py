@@ -8,9 +8,90 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk import Federation, LightFR, LocALS, RFRec
+from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.simulation import Form, Uploads, blocks
+from fedrecsk.simulation.keys import Key
+from fedrecsk.simulation.stopping import EarlyStopping, hold_out
 from tests.conftest import make_toy
+
+
+def judged(losses, *, tol=0.0, patience=99, n_cohorts=1, rounds_in_all=None):
+    """An EarlyStopping that has judged these losses, or those until the fit ended."""
+    stopping = EarlyStopping(tol, patience, n_cohorts)
+    for round, loss in enumerate(losses):
+        stopping.judge(
+            loss,
+            round,
+            lambda round=round: f"model {round}",
+            by_everybody=n_cohorts == 1,
+            is_last=round + 1 == rounds_in_all,
+        )
+        if stopping.stopped:
+            break
+    return stopping, round
+
+
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_a_fit_ends_with_the_last_round_of_its_patience(patience):
+    losses = [5.0, 3.0, 4.0, 3.0, 3.5, 6.0, 2.0]
+    stopping, last = judged(losses, patience=patience)
+    assert (stopping.stopped, last) == (True, 1 + patience)
+    assert (stopping.best_loss, stopping.best_round, stopping.message) == (3.0, 1, "model 1")
+
+
+def test_only_a_decrease_by_more_than_tol_is_an_improvement():
+    """The decrease is that since the last improvement, and the best model is the best of all."""
+    losses = [16.0, 15.0, 14.0, 13.0, 12.0, 11.0]
+    stopping, last = judged(losses, tol=2.0, patience=2)
+    assert (stopping.stopped, last, stopping.best_round) == (True, 2, 2)
+    assert not judged(losses, tol=2.0, patience=3)[0].stopped
+    assert not judged(losses, tol=1.5, patience=2)[0].stopped
+    assert not judged(losses, tol=0.5, patience=1)[0].stopped
+
+
+def test_models_of_cohorts_are_judged_by_the_mean_over_a_pass():
+    losses = [9.0, 1.0, 2.0, np.nan, 6.0, 7.0, 3.0]
+    #         the passes' means: 4, 3, 5, 16/3
+    stopping, _ = judged(losses, n_cohorts=3)
+    assert (stopping.best_loss, stopping.best_round, stopping.message) == (3.0, 4, "model 4")
+    for n_rounds, best in ((2, (np.inf, -1)), (3, (4.0, 2))):
+        stopping, _ = judged(losses[:n_rounds], n_cohorts=3)
+        assert (stopping.best_loss, stopping.best_round) == best
+    # Fewer rounds than a pass: all that there are.
+    stopping, _ = judged(losses[:2], n_cohorts=3, rounds_in_all=2)
+    assert (stopping.best_loss, stopping.best_round) == (5.0, 1)
+
+
+def test_the_patience_of_cohorts_is_in_passes():
+    stopping, last = judged([1.0] * 20, patience=2, n_cohorts=3)
+    # The first pass ends with round 2, and two more without progress with round 8.
+    assert (stopping.stopped, last) == (True, 8)
+    for patience, stopped in ((3, False), (2, True), (1, True)):
+        stopping.be_patient(patience)
+        assert stopping.stopped is stopped
+
+
+def test_the_server_knows_how_many_cohorts_there_are():
+    X, _ = make_toy()
+    model = LocALS(2, n_rounds=99, client_fraction=0.25, early_stopping=True, random_state=0)
+    model.set_params(n_iter_no_change=2, tol=1e9, validation_fraction=0.3)
+    # Nothing counts as progress after the first pass of four rounds.
+    assert model.fit(X).n_rounds_ == 4 + 2 * 4
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.99])
+def test_a_share_of_every_users_rows_is_held_out_but_never_all(fraction):
+    data = encode(*make_toy(60, 9))
+    lengths, counts = np.diff(data.indptr), []
+    for seed in range(30):
+        training, held_out = hold_out(data, fraction, Key(seed))
+        counts.append(np.bincount(held_out.users, minlength=60))
+        assert (counts[-1] + np.bincount(training.users, minlength=60) == lengths).all()
+    assert (np.min(counts, axis=0) >= np.minimum(np.floor(fraction * lengths), lengths - 1)).all()
+    assert (np.max(counts, axis=0) <= np.minimum(np.ceil(fraction * lengths), lengths - 1)).all()
+    if fraction < 0.9:
+        assert np.mean(counts) == pytest.approx(fraction * lengths.mean(), rel=0.05)
 
 
 def stopped_early(**parameters):

@@ -1,0 +1,221 @@
+"""The training loss of a round, against loops over all examples of the clients that take part."""
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from sklearn.base import clone
+
+from fedrecsk import (
+    FCF,
+    CoLR,
+    ExplicitFCF,
+    FedEB,
+    FedFast,
+    FedMF,
+    FedRec,
+    GlobSGD,
+    LocALS,
+    LocSGD,
+    RFRec,
+    RFRecF,
+    SCoLR,
+)
+from fedrecsk.federated._fedmf import AveragedItems
+from fedrecsk.federated._implicit import ImplicitMF
+from fedrecsk.federated._wmf import FederatedWMF
+from fedrecsk.interactions import encode
+from fedrecsk.simulation import participation
+from tests.conftest import make_toy
+from tests.federated import (
+    test_colr,
+    test_explicit_fcf,
+    test_fedeb,
+    test_fedfast,
+    test_fedrec,
+    test_lightfr,
+    test_rfrec,
+    test_wmf,
+)
+from tests.reference import colr, fcf, fedeb, lightfr
+from tests.reference.wmf import user_solve
+
+# A method's own file has what its clients begin with.
+key_of = test_wmf.key_of
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    for cls in (AveragedItems, ExplicitFCF, FedEB, FedRec, FederatedWMF, ImplicitMF, RFRec):
+        monkeypatch.setattr(cls, "_dtype", np.float64)
+
+
+def active_in(model, data):
+    """Codes of the clients of the first round."""
+    setting = {"prefers_rotation": model._prefers_rotation}
+    federation, key = model._setting(), key_of(model).at(0)
+    turn = participation.draw(data.n_clients, model.client_fraction, federation, key, **setting)
+    return np.flatnonzero(turn.active)
+
+
+def users_of(data, clients):
+    return [u for c in clients for u in range(*data.client_indptr[c : c + 2])]
+
+
+def all_pairs(model, data, whom, **_):
+    """Weighted by confidence: all pairs of a user, just solved for, and an item, just received."""
+    c, r, _ = test_wmf.dense(data, model.alpha)
+    items = test_wmf.first_items(model, data.n_items)
+    for u in users_of(data, whom):
+        p = user_solve(c[u], r[u], items, model.reg_user)
+        for i, q in enumerate(items):
+            yield c[u, i], (r[u, i] - p @ q) ** 2
+
+
+def scaled_ratings(model, data, whom, X, y, **fit):
+    """RFRec's, before the step; ratings are scaled to [0, 1] for training only."""
+    _, items, everyone = test_rfrec.reference_fit(clone(model).set_params(n_rounds=0), X, y, **fit)
+    low, high = y.min(), y.max()
+    for c in whom:
+        one = everyone[c]
+        for u, i in np.argwhere(~np.isnan(one.ratings)):
+            p, q = one.users[u], items[i]
+            score = one.level + p[0] + q[0] + p[1:] @ q[1:]
+            error = (high - low) * (one.ratings[u, i] - expit(score))
+            yield one.weights[u, i], error**2
+
+
+def real_ratings(model, data, whom, X, y, **fit):
+    """FedRec's, before the step; virtual ratings do not count."""
+    everyone, items = test_fedrec.reference_fit(clone(model).set_params(n_rounds=0), X, y, **fit)
+    for c in whom:
+        one = everyone[c]
+        for u, i in np.argwhere(~np.isnan(one.ratings)):
+            error = (one.ratings[u, i] - one.score(one.users[u], items[i])) * np.ptp(y) / 4
+            yield one.weights[u, i], error**2
+
+
+def ratings_after_inference(model, data, whom, y, **_):
+    """FedEB's, at the mean of each user's posterior."""
+    ratings, weights, _, unit = test_fedeb.dense(data, (y.min(), y.max()))
+    m, d = data.n_items, model.n_factors
+    start = model.init_std * key_of(model).generator("item factors").standard_normal((m, d))
+    items, reg = np.column_stack([np.zeros(m), start]), np.r_[5.0, np.full(d, 100.0)]
+    known = fedeb.Model(items, np.zeros((m, d)), weights.sum(axis=0), reg, 6.0, 1.3)
+    for u in users_of(data, whom):
+        phi = fedeb.infer(known, ratings[u], weights[u]).phi
+        for i in np.flatnonzero(weights[u]):
+            error = unit * (ratings[u, i] - phi[0] - phi[1:] @ items[i, 1:])
+            yield weights[u, i], error**2
+
+
+def ratings_after_regression(model, data, whom, **_):
+    """ExplicitFCF's, with the users just solved for."""
+    level = np.average(data.values, weights=data.weights)
+    w, ratings = np.zeros((2, data.n_users, data.n_items))
+    w[data.users, data.items] = data.weights
+    ratings[data.users, data.items] = data.values - level
+    items = test_explicit_fcf.first_items(model, data.n_items)
+    one = fcf.RatingClient(model, w, ratings)
+    for u in users_of(data, whom):
+        user = one.user(w[u], ratings[u], items)
+        for i in np.flatnonzero(w[u]):
+            yield w[u, i], (ratings[u, i] - one.score(user, items[i])) ** 2
+
+
+def examples(model, data, whom, **_):
+    """FedMF's positives and negatives in two local epochs, each a single batch."""
+    key, everyone = key_of(model).at(0), test_colr.clients_of(model, data)
+    items = test_colr.first_items(model, data.n_items)
+    rows = test_colr.rows_of_basis(model, key, data.n_clients)
+    one_epoch = clone(model).set_params(local_epochs=1)
+    if isinstance(model, FedFast):
+        basis = np.eye(model.n_factors)
+        vectors = test_fedfast.first_vectors(model, data.n_clients)
+    else:
+        basis = test_colr.basis_of(model, key)
+    exponent = getattr(model, "rank_exponent", 1.0)
+    rate = model.learning_rate * (len(basis) / model.n_factors) ** exponent
+    for c in whom:
+        one, seed = everyone[c], key.hashed("visit", np.arange(data.n_clients))[c]
+        one.model, now = one_epoch, items
+        if isinstance(model, FedFast):
+            one.users[:] = vectors[c]
+        stream = colr.Stream(seed)
+        drawn = [e for u in range(len(one.users)) for e in one.examples_of(u, stream)]
+        for _ in range(model.local_epochs):
+            for u, i, target, weight in drawn:
+                score = one.users[u] @ now[i]
+                if model.loss == "bce":
+                    estimate = expit(score)
+                    yield weight, -np.log(estimate if target else 1 - estimate)
+                else:
+                    yield weight, 0.5 * (score - target) ** 2
+            A, _ = one.visit(now, basis[rows[c]], rate, seed)
+            now = now + A @ basis[rows[c]]
+
+
+def similarities(model, data, whom, X, y, **_):
+    """LightFR's pairs that count, with the users' new codes and the items received."""
+    values, weights = np.zeros((2, data.n_users, data.n_items))
+    values[data.users, data.items] = data.values
+    weights[data.users, data.items] = data.weights
+    spans = [list(range(*data.client_indptr[c : c + 2])) for c in range(data.n_clients)]
+    items, users = test_lightfr.first_codes(model, data)
+    naive = lightfr.LightFR(model, spans, values, weights, (y.min(), y.max()), items, users)
+    key = key_of(model).at(0)
+    naive.round(
+        participation.draw(data.n_clients, model.client_fraction, model._setting(), key), key
+    )
+    for u in users_of(data, whom):
+        for i, w, aim in naive.pairs(u, key):
+            error = (aim / w - np.dot(naive.users[u], items[i])) / (2 * naive.top)
+            yield w / lightfr.ONE, error**2
+
+
+METHODS = [
+    (test_wmf.make(LocALS), all_pairs),
+    (test_wmf.make(LocSGD), all_pairs),
+    (test_wmf.make(GlobSGD), all_pairs),
+    (FCF(3, alpha=2.0, reg_user=0.5, init_std=0.5), all_pairs),
+    (RFRec(3, init_std=0.5), scaled_ratings),
+    (RFRecF(3, init_std=0.5, aggregation_probability=1e-9), scaled_ratings),
+    (test_fedrec.make(user_steps=1), real_ratings),
+    (FedEB(3, init_std=0.5), ratings_after_inference),
+    (test_explicit_fcf.make(), ratings_after_regression),
+    (test_colr.make(FedMF), examples),
+    (test_colr.make(FedMF, loss="squared", learning_rate=0.1), examples),
+    (test_colr.make(CoLR), examples),
+    (test_colr.make(SCoLR), examples),
+    (test_fedfast.make(sampling="federation", init_std=0.5), examples),
+    (test_lightfr.make(), similarities),
+    (test_lightfr.make(aggregation="gradient", user_bits=1, n_negatives=2), similarities),
+    (test_lightfr.make(targets="ratings"), similarities),
+]
+
+
+@pytest.mark.parametrize("client_fraction", [1.0, 0.4])
+@pytest.mark.parametrize(
+    ("model", "losses"), METHODS, ids=lambda one: getattr(one, "__name__", type(one).__name__)
+)
+def test_the_training_loss_is_a_weighted_mean_over_the_rounds_examples(
+    model, losses, client_fraction
+):
+    X, y = make_toy()
+    if losses in (all_pairs, examples, similarities):
+        # Zero and less are dislikes, which have no negatives.
+        y = y - 2
+    model = clone(model).set_params(n_rounds=1, client_fraction=client_fraction, random_state=0)
+    if losses is examples:
+        model.set_params(local_epochs=2, batch_size=10**6)
+    silos = np.where(X[:, 0] < 140, X[:, 0] % 4, X[:, 0])
+    weight = np.where(y > y.mean(), 3.0, 1.0) * np.random.default_rng(3).integers(1, 4, len(y))
+    for fit in (
+        {"clients": None, "sample_weight": None},
+        {"clients": silos, "sample_weight": weight},
+    ):
+        data = encode(X, y, **fit)
+        clients = active_in(model, data)
+        assert (len(clients) < data.n_clients) == (client_fraction < 1)
+        w, loss = np.transpose(list(losses(model, data, clients, X=X, y=y, **fit)))
+        expected = np.average(loss, weights=w)
+        assert model.fit(X, y, **fit).loss_curve_ == pytest.approx([expected], rel=1e-6)
