@@ -25,8 +25,18 @@ from sklearn.base import clone
 from benchmarks._command_line import command_line
 from benchmarks._results import Results
 from benchmarks.fedals import precision, split
-from fedrecsk import Federation, FedMF, GlobSGD, LocALS, LocSGD, Popularity, RFRec
-from fedrecsk.aggregation import CoordinateMedian, Krum, NormClipping, TrimmedMean
+from fedrecsk import Federation, FedMF, GlobSGD, LocALS, LocSGD, Popularity
+from fedrecsk.aggregation import (
+    CoordinateMedian,
+    FLTrust,
+    GeometricMedian,
+    HierarchicalClipping,
+    Krum,
+    NormClipping,
+    PopularityFilter,
+    RowClipping,
+    TrimmedMean,
+)
 from fedrecsk.attacks import (
     ALIE,
     PIECK,
@@ -58,12 +68,17 @@ DEFENCES = {
     "none": None,
     "clip at the median": NormClipping(),
     "clip at 3 medians": NormClipping(multiple=3.0),
+    "clip rows": RowClipping(),
+    "hierarchical clipping": HierarchicalClipping(),
+    "popularity filter": PopularityFilter(),
+    "geometric median": GeometricMedian(),
 }
 SILO_DEFENCES = {
     "median": CoordinateMedian(),
     "trimmed mean": TrimmedMean(),
     "Krum": Krum(n_attackers=2),
     "Multi-Krum": Krum(n_attackers=2, n_selected=10),
+    "FLTrust": FLTrust(reference=0),
 }
 # Each attack for a share of clients, at each strength that is tried.
 UNTARGETED = {
@@ -75,7 +90,7 @@ UNTARGETED = {
     "MinMax": [MinMax()],
     "Fang": [Fang()],
 }
-STRENGTHS = (0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+STRENGTHS = (0.1, 0.3, 0.6, 1.0, 2.0, 5.0, 20.0)
 TARGETED = {
     "Promotion": [Promotion(scale=s) for s in (1.0, 10.0, 100.0, 1e4)],
     "PipAttack": [PipAttack(strength=s) for s in STRENGTHS],
