@@ -28,8 +28,10 @@ class AHum(TargetedAdversary):
 
     Parameters
     ----------
-    fraction, clients, item, strength
+    fraction, clients, item
         As in :class:`TargetedAdversary`.
+    strength : float, default=1.0
+        Factor on the move.
     n_users : int, default=100
         Number of random users.
     n_steps : int, default=10
@@ -86,7 +88,7 @@ class AHum(TargetedAdversary):
         target, vectors = self._target(view), view.item_vectors
         users = hardened(self._drawn(view), vectors[target], self.n_steps)
         scores = rivals(vectors, users, target, N_BEST)
-        return np.array([target]), raised(vectors[target], users, scores)[None]
+        return np.array([target]), self.strength * raised(vectors[target], users, scores)[None]
 
     def _drawn(self, view):
         """Random users, distributed like the adversary's own."""

@@ -25,8 +25,10 @@ class FedRecAttack(TargetedAdversary):
 
     Parameters
     ----------
-    fraction, clients, item, strength
+    fraction, clients, item
         As in :class:`TargetedAdversary`.
+    strength : float, default=1.0
+        Factor on the move.
     public_fraction : float in (0, 1], default=0.05
         Share of the honest users' rows that are public. They are drawn with the fit's
         `random_state`.
@@ -101,4 +103,4 @@ class FedRecAttack(TargetedAdversary):
         target, vectors, public = self._target(view), view.item_vectors, view.memory["public"]
         users = fitted_users(vectors, *public)
         scores = rivals(vectors, users, target, self.n_best, public)
-        return np.array([target]), raised(vectors[target], users, scores)[None]
+        return np.array([target]), self.strength * raised(vectors[target], users, scores)[None]

@@ -25,8 +25,10 @@ class PSMU(TargetedAdversary):
 
     Parameters
     ----------
-    fraction, clients, item, strength
+    fraction, clients, item
         As in :class:`TargetedAdversary`.
+    strength : float, default=1.0
+        Factor on the move.
     n_best : int, default=10
         Number of recommended items that the promoted one competes with.
 
@@ -93,7 +95,7 @@ class PSMU(TargetedAdversary):
         liked = without(*likes_of(view.data, users, view.method._sees_ratings), target)
         synthetic = fitted_users(vectors, *liked)
         scores = rivals(vectors, synthetic, target, self.n_best, liked)
-        return np.array([target]), raised(vectors[target], synthetic, scores)[None]
+        return np.array([target]), self.strength * raised(vectors[target], synthetic, scores)[None]
 
 
 def without(indptr, items, target):
