@@ -1,12 +1,15 @@
 """Attacks: clients that poison the model, and a server that infers the clients' data."""
 
+from fedrecsk.attacks._a_hum import AHum
 from fedrecsk.attacks._adversary import Adversary
+from fedrecsk.attacks._fed_rec_attack import FedRecAttack
 from fedrecsk.attacks._label_flip import LabelFlip
 from fedrecsk.attacks._leakage import LeakReport, measure_leak
 from fedrecsk.attacks._min_max import MinMax
 from fedrecsk.attacks._pieck import PIECK
 from fedrecsk.attacks._pip_attack import PipAttack
 from fedrecsk.attacks._promotion import Promotion
+from fedrecsk.attacks._psmu import PSMU
 from fedrecsk.attacks._simple import RandomDirection, RandomUpload, SignFlip
 from fedrecsk.attacks._targeted import TargetedAdversary
 from fedrecsk.attacks._untargeted import ALIE, Fang
@@ -15,8 +18,11 @@ from fedrecsk.attacks._view import View
 __all__ = [
     "ALIE",
     "PIECK",
+    "PSMU",
+    "AHum",
     "Adversary",
     "Fang",
+    "FedRecAttack",
     "LabelFlip",
     "LeakReport",
     "MinMax",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrecsk.uploads import Listed, Update, as_integers
+from fedrecsk.uploads import Changes, Listed, Update, as_integers
 
 
 def forged_one_by_one(adversary, view, batch, seeds):
@@ -38,7 +38,10 @@ def forged_one_by_one(adversary, view, batch, seeds):
             change = _checked_change(adversary, name, forged[name], honest[name])
             columns = columns_of(changes, client)
             updates[name][client] = Update(rows, fitting(change, form, columns))
-    return {name: Listed(updates[name], batch.forms[name]) for name in updates}
+    forged: dict[str, Changes] = {}
+    for name, ours in updates.items():
+        forged[name] = Listed(ours, batch.forms[name])
+    return forged
 
 
 def _check_fields(adversary, forged, honest):

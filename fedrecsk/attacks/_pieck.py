@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from fedrecsk._sklearn import Interval, StrOptions
-from fedrecsk.attacks._surrogates import raised, rivals
+from fedrecsk.attacks._surrogates import raised, rivals, unit
 from fedrecsk.attacks._targeted import TargetedAdversary
 
 if TYPE_CHECKING:
@@ -26,10 +26,11 @@ class PIECK(TargetedAdversary):
     `n_popular` items with the largest totals. In the first round it sends nothing learned. Then:
 
     - "ipe" (item popularity enhancement) moves the item to the weighted mean direction of the
-      popular items' vectors, with their mean length; the k-th item of n has the weight n + 1 - k.
+      popular items' vectors, with `strength` times their mean length; the k-th item of n has the
+      weight n + 1 - k.
     - "uea" (user embedding approximation) takes the popular items' vectors for those of users,
       since users' vectors are close to what many of them like, and raises the item until it is
-      among the ten best for half of them.
+      among the ten best for half of them. `strength` multiplies the move.
 
     Parameters
     ----------
@@ -111,15 +112,14 @@ class PIECK(TargetedAdversary):
             return None
         return np.argsort(-ranked, kind="stable")[: min(self.n_popular, view.n_items - 1)]
 
-    @staticmethod
-    def _aligned(vectors, target, popular):
+    def _aligned(self, vectors, target, popular):
         lengths = np.linalg.norm(vectors[popular], axis=1)
         weights = np.arange(len(popular), 0, -1) / np.maximum(lengths, np.finfo(float).tiny)
-        direction = weights @ vectors[popular]
-        goal = lengths.mean() * direction / (np.linalg.norm(direction) or 1.0)
+        goal = self.strength * lengths.mean() * unit(weights @ vectors[popular])
         return goal - vectors[target]
 
-    @staticmethod
-    def _approximated(vectors, target, popular):
+    def _approximated(self, vectors, target, popular):
         users = vectors[popular]
-        return raised(vectors[target], users, rivals(vectors, users, target, N_BEST))
+        return self.strength * raised(
+            vectors[target], users, rivals(vectors, users, target, N_BEST)
+        )

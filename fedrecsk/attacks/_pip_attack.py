@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import expit
 
 from fedrecsk._sklearn import Interval
-from fedrecsk.attacks._surrogates import fitted_users, likes_of
+from fedrecsk.attacks._surrogates import fitted_users, likes_of, unit
 from fedrecsk.attacks._target import codes_of
 from fedrecsk.attacks._targeted import TargetedAdversary
 
@@ -20,25 +20,27 @@ if TYPE_CHECKING:
 class PipAttack(TargetedAdversary):
     """Promote an item by making its vector like those of popular items.
 
-    In each round the item's vector is to move to the mean of the popular items' vectors
-    (alignment), and a share `boost` of that length along the vectors of the adversary's own users
-    who would not yet choose the item (explicit boosting)::
+    In each round the item's vector is to become as long as the mean m of the popular items'
+    vectors, times `strength`, in a direction between that of m (alignment) and the one in which
+    the adversary's own users who would not yet choose the item gain most (explicit boosting)::
 
-        move = m - q + boost |m| a / |a|,   a = sum_u sigmoid(-p_u . q) p_u
+        goal = strength |m| d / |d|,  d = m / |m| + boost a / |a|,  a = sum_u sigmoid(-p_u . q) p_u
 
-    where q is the item's broadcast vector, m the mean of the popular ones, and p_u the vector of
-    one of the adversary's users, fitted to the broadcast.
+    where q is the item's broadcast vector, and p_u the vector of one of the adversary's users,
+    fitted to the broadcast.
 
     Parameters
     ----------
-    fraction, clients, item, strength
+    fraction, clients, item
         As in :class:`TargetedAdversary`.
+    strength : float, default=1.0
+        Length of the vector that the item is to get, relative to m.
     popular : array-like of shape (n_popular,), default=None
         Ids of popular items. None: the `n_popular` items that most users have.
     n_popular : int, default=10
         Number of popular items, if they are not given.
     boost : float, default=1.0
-        Length of the explicit boosting, relative to that of m. 0: alignment alone.
+        Weight of the explicit boosting, relative to the alignment. 0: alignment alone.
     distance : float, default=None
         The distance constraint: no field of an upload is longer than `distance` times the median
         length of what the adversary's clients would honestly send. None: no bound.
@@ -119,11 +121,11 @@ class PipAttack(TargetedAdversary):
     def _moves(self, view):
         target, vectors = self._target(view), view.item_vectors
         popular = vectors[view.memory["popular"]].mean(axis=0)
-        move = popular - vectors[target]
+        direction = unit(popular)
         if self.boost:
-            push = own_push(view, vectors[target])
-            move = move + self.boost * np.linalg.norm(popular) * push
-        return np.array([target]), move[None]
+            direction = unit(direction + self.boost * own_push(view, vectors[target]))
+        goal = self.strength * np.linalg.norm(popular) * direction
+        return np.array([target]), (goal - vectors[target])[None]
 
     def _plan(self, view):
         plan = super()._plan(view)
@@ -142,5 +144,4 @@ def own_push(view, vector):
     users = np.unique(view.data.users)
     likes = likes_of(view.data, users, view.method._sees_ratings)
     theirs = fitted_users(view.item_vectors, *likes)
-    push = expit(-theirs @ vector) @ theirs
-    return push / (np.linalg.norm(push) or 1.0)
+    return unit(expit(-theirs @ vector) @ theirs)

@@ -114,10 +114,15 @@ def raised(vector, users, rival_scores):
     move : ndarray of shape (width,)
     """
     margins = users @ vector - rival_scores
-    unit = np.abs(rival_scores).mean() or 1.0
-    direction = expit(-margins / unit) @ users
+    scale = np.abs(rival_scores).mean() or 1.0
+    direction = expit(-margins / scale) @ users
     gains = users @ direction
     lacking = (margins < 0) & (gains > 0)
     if not lacking.any():
         return np.zeros_like(vector)
     return np.median(-margins[lacking] / gains[lacking]) * direction
+
+
+def unit(vector):
+    """The vector with length 1; 0 stays 0."""
+    return vector / (np.linalg.norm(vector) or 1.0)

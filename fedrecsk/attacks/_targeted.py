@@ -39,10 +39,10 @@ class TargetedAdversary(Adversary):
     """Base class of attacks that promote one item by moving its vector.
 
     A subclass implements ``_moves(self, view)``: how it wants the item vectors of the broadcast
-    to move. The method attacked turns that into uploads, as far as clients can know how the server
-    will step. All controlled users give the item the best rating, so that their clients may send
-    its row. They upload nothing but the moves: other numbers are those of a client that has
-    learned nothing, except that a field of single bits keeps the honest ones.
+    to move, given its `strength`. The method attacked turns that into uploads, as far as clients
+    can know how the server will step. All controlled users give the item the best rating, so that
+    their clients may send its row. They upload nothing but the moves: other numbers are those of
+    a client that has learned nothing, except that a field of single bits keeps the honest ones.
 
     Parameters
     ----------
@@ -51,18 +51,20 @@ class TargetedAdversary(Adversary):
     item : id
         Item to promote. At least one honest client must hold it.
     strength : float, default=1.0
-        Factor on the moves.
+        How far to move the item, relative to what the attack aims at. What is strongest depends on
+        the method and its defence: search it.
 
     Examples
     --------
-    An attack that moves the item to the mean of all item vectors:
+    An attack that moves the item to the mean of all item vectors, or beyond:
 
     >>> import numpy as np
     >>> from fedrecsk.attacks import TargetedAdversary
     >>> class ToTheMean(TargetedAdversary):
     ...     def _moves(self, view):
     ...         target, vectors = self._target(view), view.item_vectors
-    ...         return np.array([target]), vectors.mean(axis=0) - vectors[[target]]
+    ...         goal = self.strength * vectors.mean(axis=0)
+    ...         return np.array([target]), goal - vectors[[target]]
     >>> ToTheMean(item=3).strength
     1.0
     """
@@ -97,7 +99,7 @@ class TargetedAdversary(Adversary):
         rows : ndarray of shape (n_rows,)
             Codes of items, ascending.
         moves : ndarray of shape (n_rows, width)
-            Wanted changes of ``view.item_vectors[rows]`` in this round.
+            Wanted changes of ``view.item_vectors[rows]`` in this round, for this `strength`.
         """
 
     def _target(self, view: View) -> int:
@@ -126,7 +128,7 @@ class TargetedAdversary(Adversary):
 
     def _plan(self, view):
         rows, moves = self._moves(view)
-        return Plan(rows, view.method._upload_moving(view, rows, self.strength * moves))
+        return Plan(rows, view.method._upload_moving(view, rows, moves))
 
     def _forged(self, view, upload, generator):
         plan, forms, forged = view.plan, view.forms, {}

@@ -30,6 +30,16 @@ class ServerStep:
         "epsilon": [Interval(Real, 0, None, closed="neither")],
     }
 
+    def _gradient_moving(self, view, name, moves):
+        """Gradients that each of the adversary's clients sends for the server to step by `moves`.
+
+        Adam divides by the size of past gradients, so only much larger ones decide.
+        """
+        size = 0.5
+        if self.optimizer == "adam":
+            size = np.abs(view.mean(name)).max(initial=0)
+        return -view.n_senders / view.n_own * size / self.learning_rate * moves
+
     def _stepped(self, server, name, gradient):
         """The server's state after a step of the array of this name down the gradient."""
         moments = {}

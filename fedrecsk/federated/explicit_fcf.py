@@ -322,6 +322,9 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
     def _ratings(block, state):
         return _kernels.fcf.Ratings(block.items, state["values"], state["weights"])
 
+    def _upload_moving(self, view, rows, moves):
+        return {"gradient": self._gradient_moving(view, "gradient", moves)}
+
     # ---------------------------------------------------------------- checks, predictions
 
     def _check_before_fit(self):

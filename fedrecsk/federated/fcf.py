@@ -222,6 +222,10 @@ class FCF(ServerStep, ImplicitMF):
             "others": np.outer(vector, vector),
         }
 
+    def _upload_moving(self, view, rows, moves):
+        name = "gradient" if self._sends_all else "rows"
+        return {name: self._gradient_moving(view, name, moves)}
+
     # ------------------------------------------------------------------------------ checks
 
     def _check_before_fit(self):

@@ -512,6 +512,14 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             float(rate), BETA_1, BETA_2, EPSILON, 1 - BETA_1**t, 1 - BETA_2**t
         )
 
+    def _item_vectors(self, message):
+        return message["items"].values
+
+    def _upload_moving(self, view, rows, moves):
+        # Adam divides by the size of past gradients, so only much larger ones decide.
+        size = np.abs(view.mean("items")).max() * view.n_senders / view.n_own
+        return {"items": size / self._adam(1, self.client_fraction).rate * moves}
+
     def _item_variance(self, n_ratings, scales):
         """V_i of all items, (n_items, d + 1), in squared units."""
         alpha, reg = scales[0], scales[2:]

@@ -406,6 +406,11 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             fields = {name: Summed(values, n_rows) for name, values in fields.items()}
         return Uploads(sound=out.sound, **fields)
 
+    def _upload_moving(self, view, rows, moves):
+        # With weights of 1, as many clients as send the row divide its sum.
+        divisor = view.n_expected("gradients") / view.n_own
+        return {"gradients": -divisor / self._rate(view.round) * moves}
+
     # ------------------------------------------------------------------ checks, predictions
 
     def _rounds(self):

@@ -335,6 +335,24 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         by_sign(codes, self.n_bits, server["memory"], rule)
         return server
 
+    def _item_vectors(self, message):
+        return message["item_signs"].values
+
+    def _upload_moving(self, view, rows, moves):
+        # Only signs move: the pulls decide if they exceed all others, and votes have one size.
+        signs = np.sign(view.item_vectors[rows] + moves)
+        if self.aggregation == "parameter":
+            return {"votes": signs}
+        if self.aggregation == "gradient":
+            pulls = self.memory * np.abs(view.mean("rows")).max(initial=0)
+            return {"rows": view.n_senders / view.n_own * pulls * signs}
+        base, base_pull = self._base
+        pulls = base * np.abs(view.mean("gram")).sum(axis=1)
+        pulls = pulls + np.abs(base_pull * view.mean("total"))
+        pulls = view.n_senders / view.n_own * pulls * signs
+        # The last column has weights, of which there are none.
+        return {"rows": np.column_stack([pulls, np.zeros(len(rows))])}
+
     # ------------------------------------------------------------------------- the end
 
     def _personalize(self, block, state, message, turn, key):
