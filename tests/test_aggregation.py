@@ -1,9 +1,26 @@
+import pickle
+
 import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, RFRec, RFRecF
-from fedrecsk.aggregation import CoordinateMedian, Krum, NormClipping, TrimmedMean, Update
+from fedrecsk import Federation, FedMF, GlobSGD, LocALS, LocSGD, RFRec, RFRecF
+from fedrecsk.aggregation import (
+    CoordinateMedian,
+    FLTrust,
+    GeometricMedian,
+    HierarchicalClipping,
+    Krum,
+    NormClipping,
+    PopularityFilter,
+    RowClipping,
+    TrimmedMean,
+    Update,
+)
+from fedrecsk.aggregation._base import as_batch
+from fedrecsk.attacks import Adversary, Promotion, SignFlip
+from fedrecsk.datasets import make_interactions
+from fedrecsk.metrics import exposure
 from fedrecsk.privacy import LaplaceMechanism
 from tests.conftest import make_toy
 from tests.reference import aggregation as reference
@@ -49,6 +66,15 @@ def test_order_statistics_equal_the_naive_reference(changes, n_clients):
 def test_krum_equals_the_naive_reference(changes, f, n_selected):
     expected = len(changes) * reference.krum(changes, f, n_selected)
     np.testing.assert_allclose(combined(Krum(f, n_selected=n_selected), changes), expected)
+
+
+@pytest.mark.parametrize(
+    ("f", "numbers"), [(1, [0, 0, 10, 11, 12]), (2, [0, 0, 0, 10, 11, 12, 13])], ids=str
+)
+def test_krum_adds_up_n_minus_f_minus_2_distances(f, numbers):
+    # With one distance fewer the zeros would have the lowest scores, with one more the 10.
+    changes = [np.array([[float(x)]]) for x in numbers]
+    assert combined(Krum(f), changes)[0, 0] == 11 * len(numbers)
 
 
 def test_rows_that_a_client_does_not_send_count_as_unchanged():
@@ -141,3 +167,232 @@ def test_parameters_are_checked(aggregator):
     X, _ = make_toy()
     with pytest.raises(ValueError, match=f"parameter of {type(aggregator).__name__} must be"):
         LocALS(federation=Federation(aggregator=aggregator)).fit(X)
+
+
+# ------------------------------------------------------------------ defences by row and by whole
+
+
+@pytest.fixture
+def rounds():
+    """Three rounds of nine clients' changes of eight rows; a client has some of them."""
+    rng = np.random.default_rng(1)
+    changes = rng.standard_normal((3, 9, 8, 3)) * rng.lognormal(size=(3, 9, 1, 1))
+    # So that popular rows have a direction in common, and two clients push row 7.
+    changes += rng.standard_normal(3)
+    changes[:, :, 5:] *= rng.random((3, 9, 3, 1)) < 0.4
+    changes[:, :2, 7] = [[30.0, 25.0, 20.0], [25.0, 30.0, 20.0]]
+    changes[:, 8] = 0
+    return [list(of_round) for of_round in changes]
+
+
+@pytest.mark.parametrize("multiple", [0.3, 1.0, 4.0])
+def test_row_clipping_equals_the_naive_reference(rounds, multiple):
+    changes = rounds[0]
+    expected = reference.row_clipped_sum(changes, multiple)
+    found = combined(RowClipping(multiple=multiple), changes)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    clipped = reference.with_rows_clipped(changes, 0.7)
+    expected = reference.clipped_at_the_median(clipped, multiple)
+    found = combined(RowClipping(0.7, multiple=multiple), changes)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_only_fields_with_a_row_for_each_item_are_clipped_by_row(rounds):
+    rng = np.random.default_rng(0)
+    squares = rng.standard_normal((9, 3, 3)) * rng.lognormal(size=(9, 1, 1))
+    uploads = [
+        {"items": Update(EVERYTHING, one), "square": Update(EVERYTHING, square)}
+        for one, square in zip(rounds[0], squares, strict=True)
+    ]
+    shapes = {"items": (8, 3), "square": (3, 3)}
+    for aggregator in (RowClipping(), HierarchicalClipping(), PopularityFilter()):
+        found = aggregator.combine(uploads, shapes)
+        expected = reference.clipped_at_the_median(list(squares))
+        np.testing.assert_allclose(found["square"], expected)
+        assert found["items"].shape == (8, 3)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"multiple": 0.5, "total_multiple": 0.7},
+        {"share": 0.5},
+        {"share": 0.3, "total_multiple": 2.0},
+    ],
+    ids=str,
+)
+def test_hierarchical_clipping_equals_the_naive_reference_over_rounds(rounds, parameters):
+    aggregator = HierarchicalClipping(**parameters)
+    expected = reference.hierarchical_totals(rounds, **aggregator.get_params())
+    memory = aggregator._start(np.arange(9))
+    for changes, total in zip(rounds, expected, strict=True):
+        found = aggregator._combine_batches([batch_of(uploads_of(changes))], memory)["x"]
+        np.testing.assert_allclose(found, total, atol=1e-12)
+
+
+def batch_of(uploads):
+    shapes = {name: (8, *update.change.shape[1:]) for name, update in uploads[0].items()}
+    return as_batch(uploads, shapes)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1.0, 3.0])
+def test_the_popularity_filter_equals_the_naive_reference(rounds, tolerance):
+    all_suspicious = set()
+    for changes in rounds:
+        changes = [change for change in changes if change.any()]
+        kept, suspicious = reference.filtered_by_popularity(changes, tolerance, 0.4)
+        found = combined(PopularityFilter(tolerance, popular=0.4), changes)
+        np.testing.assert_allclose(found, reference.clipped_at_the_median(kept), atol=1e-12)
+        all_suspicious |= set(suspicious)
+    assert tolerance > 0 or 7 in all_suspicious
+
+
+def test_the_popularity_filter_leaves_out_rows_of_many_clients_that_push_alike():
+    rng = np.random.default_rng(0)
+    changes = rng.standard_normal((40, 10, 4)) * 0.5 + [1.0, 0, 0, 0]
+    changes[:, 8:] = 0
+    changes[:15, 9] = [3.0, 0, 0, 0]
+    with_attack = combined(PopularityFilter(popular=0.5), list(changes))
+    np.testing.assert_array_equal(with_attack[9], 0)
+    assert np.linalg.norm(combined(RowClipping(), list(changes))[9]) > 15
+    assert (np.linalg.norm(with_attack[:8], axis=1) > 20).all()
+
+
+@pytest.mark.parametrize("n_iterations", [1, 2, 6])
+def test_the_geometric_median_equals_the_naive_reference(rounds, n_iterations):
+    rng = np.random.default_rng(0)
+    wholes = [
+        {"items": change, "square": 100 * rng.standard_normal((3, 3))} for change in rounds[0]
+    ]
+    uploads = [{name: Update(EVERYTHING, x) for name, x in one.items()} for one in wholes]
+    found = GeometricMedian(n_iterations).combine(uploads, {"items": (8, 3), "square": (3, 3)})
+    for name, expected in reference.geometric_median(wholes, n_iterations).items():
+        np.testing.assert_allclose(found[name], 9 * expected, rtol=1e-9)
+
+
+def test_the_geometric_median_has_the_smallest_sum_of_distances(changes):
+    changes[0] *= 1e3
+    middle = combined(GeometricMedian(200), changes) / len(changes)
+
+    def distances(point):
+        return sum(np.linalg.norm(change - point) for change in changes)
+
+    rng = np.random.default_rng(0)
+    least = distances(middle)
+    for step in (1e-3, 0.1, 1.0):
+        for _ in range(20):
+            assert distances(middle + step * rng.standard_normal(middle.shape)) > least
+
+
+def test_fl_trust_equals_the_naive_reference(rounds):
+    rng = np.random.default_rng(0)
+    wholes = [
+        {"items": change, "square": 100 * rng.standard_normal((3, 3))} for change in rounds[0][:8]
+    ]
+    uploads = [{name: Update(EVERYTHING, x) for name, x in one.items()} for one in wholes]
+    batch = as_batch(uploads, {"items": (8, 3), "square": (3, 3)})
+    aggregator = FLTrust("c")
+    memory = aggregator._start(np.array(list("abcdefgh")))
+    found = aggregator._combine_batches([batch], memory)
+    for name, expected in reference.fl_trust(wholes, 2).items():
+        np.testing.assert_allclose(found[name], 8 * expected, rtol=1e-9)
+    batch.accepted[2] = False
+    assert aggregator._combine_batches([batch], memory) is None
+
+
+def test_fl_trust_ignores_what_disagrees_with_its_reference():
+    trusted = np.array([[1.0, 0.0]])
+    changes = [trusted, -9 * trusted, np.array([[0.0, 5.0]]), 4 * trusted]
+    batch = as_batch(uploads_of(changes), {"x": (1, 2)})
+    found = FLTrust(0)._combine_batches([batch], {"reference": 0})["x"]
+    np.testing.assert_allclose(found, 4 * trusted)
+
+
+def test_fl_trust_says_what_is_wrong_with_its_reference():
+    X, _ = make_toy(n_users=20, density=0.9)
+    silos = X[:, 0] % 5
+
+    def fit(reference, clients=silos, adversary=None):
+        federation = Federation(aggregator=FLTrust(reference), adversary=adversary)
+        LocALS(federation=federation, n_rounds=1).fit(X, clients=clients)
+
+    with pytest.raises(ValueError, match=r"FLTrust\(reference=77\) is not a client of this fit"):
+        fit(77)
+    with pytest.raises(ValueError, match=r"trusts client 3, but the federation's adversary"):
+        fit(3, adversary=SignFlip(clients=[1, 3]))
+    fit(3, adversary=SignFlip(clients=[1, 2]))
+    X, _ = make_toy(n_users=20, density=0.3)
+    few = rf"by that of client {X[0, 0]}, but only \d+ % of the rows of X.*silos"
+    with pytest.raises(ValueError, match=few):
+        fit(X[0, 0], clients=None)
+    with pytest.raises(ValueError, match="does not say whose they are"):
+        FLTrust(3).combine([], {})
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "n_clients", "message"),
+    [
+        (GeometricMedian(), 2, "needs 3 clients per round.*there are 2"),
+        (PopularityFilter(), 4, "needs 5 clients per round, but there are 4"),
+    ],
+    ids=str,
+)
+def test_defences_are_refused_with_too_few_clients(aggregator, n_clients, message):
+    X, _ = make_toy(n_users=20, density=0.9)
+    model = LocALS(federation=Federation(aggregator=aggregator))
+    with pytest.raises(ValueError, match=message):
+        model.fit(X, clients=X[:, 0] % n_clients)
+    few = uploads_of([np.ones((2, 2))] * n_clients)
+    assert aggregator.combine(few, {"x": (2, 2)}) is None
+
+
+def test_rows_are_held_back_only_where_they_are_steps():
+    X, _ = make_toy(n_users=20, density=0.9)
+    federation = Federation(aggregator=HierarchicalClipping(share=0.5))
+    with pytest.raises(ValueError, match=r"'others', from which its server .*set share=1"):
+        LocALS(4, federation=federation).fit(X)
+    LocALS(4, federation=federation, aggregation="all", preconditioner=False, n_rounds=1).fit(X)
+    FedMF(4, federation=federation, n_rounds=1).fit(X)
+
+
+def test_what_is_held_back_outlives_a_warm_start():
+    X, _ = make_toy(n_users=20, density=0.9)
+    federation = Federation(aggregator=HierarchicalClipping(share=0.4))
+    whole = FedMF(4, federation=federation, n_rounds=4, client_fraction=1.0, random_state=0).fit(X)
+    parts = clone(whole).set_params(warm_start=True, n_rounds=2).fit(X)
+    parts = pickle.loads(pickle.dumps(parts)).set_params(n_rounds=4).fit(X)
+    np.testing.assert_array_equal(whole.item_factors_, parts.item_factors_)
+    everything = clone(whole).set_params(federation__aggregator__share=1.0).fit(X)
+    assert np.abs(whole.item_factors_ - everything.item_factors_).max() > 1e-4
+
+
+def test_a_promotion_that_norm_clipping_lets_through_is_stopped_by_row():
+    X = make_interactions(n_users=200, n_items=150, n_interactions=6000, random_state=0)
+    items, counts = np.unique(X[:, 1], return_counts=True)
+    cold, users = items[counts.argmin()], np.unique(X[:, 0])
+    reached = {}
+    for aggregator in (None, NormClipping(), RowClipping(), HierarchicalClipping()):
+        adversary = Promotion(0.05, item=cold, scale=100.0)
+        federation = Federation(adversary=adversary, aggregator=aggregator)
+        model = LocALS(8, federation=federation, random_state=0).fit(X)
+        honest = users[~np.isin(users, model.compromised_clients_)]
+        reached[type(aggregator).__name__] = exposure(model, cold, honest)
+    assert reached["NormClipping"] > 0.1
+    assert reached["RowClipping"] < 0.02
+    assert reached["HierarchicalClipping"] < 0.02
+
+
+@pytest.mark.parametrize("place", [(0, 0), (0, 2), (3, 1)])
+def test_nan_in_any_column_of_an_upload_is_rejected(place):
+    class Broken(Adversary):
+        def _forged(self, data, upload, generator):
+            change = np.array(upload["rows"].change, dtype=float)
+            change[place] = np.nan
+            return {**upload, "rows": upload["rows"]._replace(change=change)}
+
+    X, _ = make_toy(n_users=20, density=0.9)
+    federation = Federation(adversary=Broken(clients=[X[0, 0]]), aggregator=RowClipping())
+    model = LocALS(3, federation=federation, n_rounds=1, random_state=0).fit(X)
+    assert sum(entry["rejected"] for entry in model.communication_.entries) == 1
+    assert np.isfinite(model.item_factors_).all()

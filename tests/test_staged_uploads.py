@@ -12,8 +12,12 @@ from scipy import stats
 from fedrecsk.aggregation import (
     Aggregator,
     CoordinateMedian,
+    GeometricMedian,
+    HierarchicalClipping,
     Krum,
     NormClipping,
+    PopularityFilter,
+    RowClipping,
     TrimmedMean,
     plain_sum,
 )
@@ -550,6 +554,12 @@ AGGREGATORS = [
     TrimmedMean(0.25),
     Krum(2),
     Krum(1, n_selected=3),
+    GeometricMedian(4),
+    RowClipping(0.9),
+    RowClipping(multiple=0.5),
+    HierarchicalClipping(),
+    HierarchicalClipping(multiple=0.5, total_multiple=0.8, share=0.6),
+    PopularityFilter(0.0, popular=0.3),
 ]
 every_aggregator = pytest.mark.parametrize("aggregator", AGGREGATORS, ids=str)
 

@@ -81,6 +81,9 @@ class Aggregator(BaseEstimator, ABC):
     def _check_adversary(self, client_ids):
         """Raise if the aggregator cannot work when an adversary controls these clients."""
 
+    def _check_forms(self, forms):
+        """Raise if the aggregator does not suit uploads of these forms, a dict of Form."""
+
     def _start(self, client_ids):
         """What the aggregator remembers over the rounds of one fit, before the first; a dict.
 
@@ -202,10 +205,10 @@ class InBlocks(Aggregator):
     def combine(
         self, uploads: Sequence[dict[str, Update]], shapes: dict[str, tuple[int, ...]]
     ) -> dict[str, np.ndarray] | None:
-        return self._combined([_as_batch(uploads, shapes)]) if len(uploads) else None
+        return self._combined([as_batch(uploads, shapes)]) if len(uploads) else None
 
 
-def _as_batch(uploads, shapes):
+def as_batch(uploads, shapes):
     uploads = list(uploads)
     everyone = np.ones(len(uploads), dtype=bool)
     forms, changes = {}, {}

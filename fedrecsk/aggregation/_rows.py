@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedrecsk.aggregation._base import float_sum
 from fedrecsk.aggregation._norm_clipping import factors_to
 from fedrecsk.uploads import Changes, Common, Ragged, Update
 
@@ -121,16 +122,24 @@ def row_clipped(batches, name, bound):
     return scaled_rows(batches, name, lambda _, change: factors_to(bound, lengths(change)))
 
 
-def row_totals(batches, name):
-    """Sum of each row over the accepted clients, and how many have changed it."""
-    form = batches[0].forms[name]
-    totals, n_senders = np.zeros((form.shape[0], form.width)), np.zeros(form.shape[0])
+def row_sums(batches, name, number):
+    """Sum of ``number(change)`` over all accepted clients' changes of each row, shape (n_rows,)."""
+    n_rows = batches[0].forms[name].shape[0]
+    sums = np.zeros(n_rows)
     for rows, change, counts in row_chunks(batches, name):
-        n_senders += np.bincount(rows, counts * change.any(axis=1), minlength=form.shape[0])
-    for batch in batches:
-        ones = np.ones(len(batch.clients))
-        totals += batch.sum_of_changes(name, ones).reshape(totals.shape)
-    return totals, n_senders
+        sums += np.bincount(rows, counts * number(change), minlength=n_rows)
+    return sums
+
+
+def is_changed(change):
+    """Whether each row is not zero."""
+    return change.any(axis=1)
+
+
+def row_totals(batches, name):
+    """Sum of each row over the accepted clients, a matrix of float64."""
+    total = float_sum(batches, name, [np.ones(len(batch.clients)) for batch in batches])
+    return total.reshape(len(total), -1)
 
 
 def scaled_rows(batches, name, factor):
@@ -157,12 +166,13 @@ def with_factors(changes, factor):
     """
     if not isinstance(changes, Ragged):
         return _WithFactors(changes, factor)
-    own = _own_matrix(changes)
-    own *= factor(changes.rows, own)[:, None]
-    common = _common(changes)
-    if common is not None:
-        rows = np.arange(changes.shape[0])
-        common = Common(common.change * factor(rows, common.change)[:, None])
+    own, common = _own_matrix(changes), _common(changes)
+    # Uploads that are not accepted may be NaN or infinite.
+    with np.errstate(invalid="ignore", over="ignore"):
+        own *= factor(changes.rows, own)[:, None]
+        if common is not None:
+            factors = factor(np.arange(changes.shape[0]), common.change)
+            common = Common(common.change * factors[:, None])
     form = replace(changes.form, dtype=None, bits=False)
     values = own.reshape(changes.values.shape)
     return replace(changes, values=values, origin=None, common=common, form=form)

@@ -110,6 +110,7 @@ class Run:
                 prefers_rotation=method._prefers_rotation,
             )
             federation.aggregator._check_clients(training, cohort)
+            federation.aggregator._check_forms(method._upload_forms(data.n_items))
             if intrusion is not None:
                 federation.aggregator._check_adversary(data.client_ids[intrusion.controlled])
         histories = _histories(method, training, federation, key)
