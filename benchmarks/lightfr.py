@@ -109,8 +109,8 @@ def _pair(X):
     return X[:, 0].astype(np.int64) * 100_000 + X[:, 1].astype(np.int64)
 
 
-def hits(model, rows, negatives):
-    """HR@10 and NDCG@10 of rows, each ranked among its negatives."""
+def gains(model, rows, negatives):
+    """Hits and gains at 10 of each row, ranked among its negatives."""
     users = np.repeat(rows[:, 0], N_NEGATIVES + 1)
     items = np.column_stack([rows[:, 1], negatives]).ravel()
     scores = model.predict(np.column_stack([users, items])).reshape(len(rows), -1)
@@ -121,7 +121,12 @@ def hits(model, rows, negatives):
     found = np.r_[np.ones(K), np.zeros(N_NEGATIVES + 1)]
     counts = np.r_[0, np.cumsum(found)]
     ndcg = (sums[ahead + tied] - sums[ahead]) / tied
-    return np.mean((counts[ahead + tied] - counts[ahead]) / tied), np.mean(ndcg)
+    return (counts[ahead + tied] - counts[ahead]) / tied, ndcg
+
+
+def hits(model, rows, negatives):
+    """HR@10 and NDCG@10 of rows, each ranked among its negatives."""
+    return tuple(np.mean(one) for one in gains(model, rows, negatives))
 
 
 def _fit(model, X, y, seed, options):
