@@ -22,6 +22,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from fedrecsk import BiasOnly
 from fedrecsk.centralized import PMF, BiasedMF, SVDpp
 from fedrecsk.datasets import fetch_movielens
@@ -82,7 +83,7 @@ def quality(options):
     """RMSE over splits compared with bias-only, with fixed epochs and with early stopping."""
     print("| data | model | RMSE | early stopping | to reach |\n|---|---|---|---|---|")
     for name in options.data:
-        parts = [split(*load(name, options), seed) for seed in range(options.seeds)]
+        parts = [split(*load(name, options), seed) for seed in reported(options.seeds)]
         print(f"| {name} | BiasOnly | {mean_rmse(BiasOnly(), parts):.4f} | | |", flush=True)
         for label, model in MODELS.items():
             fixed = mean_rmse(model, parts)
@@ -101,7 +102,7 @@ def quality(options):
 def sparse_sets(options):
     """Label and splits of thinned MovieLens-100k: training rows only are thinned per user."""
     X, y = load("100k", options)
-    seeds = range(options.seeds)
+    seeds = reported(options.seeds)
     for most in (5, 10, 20):
         parts = []
         for seed in seeds:

@@ -5,7 +5,8 @@ was written before any of these runs:
 
 1. A value is kept if its mean gain on the validation rows of three splits is more than two standard
    errors, and positive in each split. Of several values of a parameter the best one is kept. The
-   gain is in NDCG@10, or in squared error for ratings; its standard error is over users.
+   gain is in NDCG@10 or precision@10, or in squared error for ratings; its standard error is over
+   users.
 2. What is kept is tried together. If that does not gain more than the best single change, only this
    change is kept.
 3. The first data set tries all values, each further one only what is left. A default changes only
@@ -18,7 +19,8 @@ Validation rows have seeds of their own (``benchmarks/_seeds.py``), and none of 
 part of a reported number. Only then the default and the choice are measured on the reported test
 rows, once.
 
-Ratings: a fifth of the rows at random, less those that are tested elsewhere. Rankings among 99
+Ratings: a fifth of the rows at random, less those that are tested elsewhere; for LocALS, GlobSGD,
+LocSGD and FCF a fifth of each user's rows, full catalogue. The other rankings are among 99
 negatives: on MovieLens-100k each user's rows after the first 80 % in order of time and before the
 last 10 %; on MovieLens-1M each user's last training row.
 
@@ -36,7 +38,7 @@ import numpy as np
 from sklearn.metrics import mean_absolute_error
 
 import fedrecsk
-from benchmarks import lightfr, rfrec
+from benchmarks import fedals, lightfr, rfrec
 from benchmarks._command_line import command_line
 from benchmarks._seeds import choosing, reported, untested
 from benchmarks.sparse_defaults import ranks
@@ -65,6 +67,21 @@ STEADY = {
     "weight_decay": (1e-3, 4e-3),
     "init_std": (0.01, 0.1),
 }
+WMF = {
+    "reg_user": (15.0, 60.0),
+    "reg_item": (5.0, 20.0),
+    "alpha": (0.5, 2.0),
+    "init_std": (0.015, 0.06),
+}
+EXPLICIT = {
+    "reg_user": (0.65, 2.6),
+    "reg_item": (0.65, 2.6),
+    "reg_bias": (1.5, 6.0),
+    "learning_rate": (0.015, 0.06),
+    "init_std": (0.05, 0.2),
+}
+SGD = {"learning_rate": (0.01, 0.04), "init_std": (0.015, 0.06)}
+BIASES = {"reg_bias": (0.005, 0.02), "shrinkage_bias": (2.5, 10.0)}
 EXPONENT = {"rank_exponent": (0.5, 0.625, 0.875, 1.0)}
 GRID = {
     "LightFR": {
@@ -96,6 +113,27 @@ GRID = {
         "beta_2": (0.99,),
         "epsilon": (0.01, 0.04),
     },
+    "ExplicitFCF": EXPLICIT,
+    "LocALS": WMF | {"mu": (3.0, 30.0)},
+    "GlobSGD": WMF,
+    "LocSGD": {
+        "reg_user": (5.0, 20.0),
+        "learning_rate": (0.15, 0.6),
+        "alpha": (0.5, 2.0),
+        "init_std": (0.015, 0.06),
+    },
+    "FCF": WMF | {"learning_rate": (0.025, 0.1), "beta_1": (0.5,), "beta_2": (0.9, 0.999)},
+    "PMF": SGD
+    | {
+        "reg": (0.025, 0.1),
+        "shrinkage": (1.5, 6.0),
+        "prior_mean": (0.0, 0.5),
+        "few_ratings": (0.0, 7.5, 30.0),
+    },
+    "BiasedMF": SGD | {"reg": (0.025, 0.1), "shrinkage": (1.5, 6.0)} | BIASES,
+    "SVDpp": SGD
+    | {"reg": (0.02, 0.08), "shrinkage": (2.5, 10.0), "reg_implicit": (0.0015, 0.006)}
+    | BIASES,
 }
 
 
@@ -105,7 +143,7 @@ class Part(NamedTuple):
     X: np.ndarray
     y: np.ndarray | None
     rows: np.ndarray
-    target: np.ndarray
+    target: np.ndarray | None = None
 
 
 class Measured(NamedTuple):
@@ -127,12 +165,11 @@ class Ratings:
     def choosing(self, name, seeds, options):
         """A part for each seed, without a row that is tested under a reported seed."""
         X, y = _ratings(name, options)
-        tests = [rfrec.split(X, y, s)[2] for s in (*reported(3), *reported(1, OF_METHODS))]
+        tested = *reported(4), *reported(1, OF_METHODS)
         for seed in seeds:
-            X_train, y_train, rows, target = rfrec.split(X, y, seed)
-            kept = untested(rows, tests)
+            X_train, y_train, *held_out = rfrec.validation(X, y, seed, tested)
             few = _few(name, X_train, seed)
-            yield Part(X_train[few], y_train[few], rows[kept], target[kept])
+            yield Part(X_train[few], y_train[few], *held_out)
 
     def reported(self, name, seeds, options):
         """The part of each seed, as in ``benchmarks.rfrec quality``."""
@@ -146,6 +183,32 @@ class Ratings:
         losses = (predicted - part.target) ** 2
         mae = mean_absolute_error(part.target, predicted)
         return Measured(part.rows[:, 0], -losses, np.array([mae, np.sqrt(losses.mean())]))
+
+
+class Catalogue:
+    """Recommendations from the full catalogue, and random rows of each user."""
+
+    names = "HR@10", "precision@10"
+
+    def choosing(self, name, seeds, options):
+        """A part for each seed, without a row that is tested under a reported seed."""
+        X, _ = _ratings(name, options)
+        tests = [fedals.split(X, seed)[1] for seed in reported(4)]
+        for seed in seeds:
+            train, rows = fedals.split(X, seed)
+            yield Part(train[_few(name, train, seed)], None, rows[untested(rows, tests)])
+
+    def reported(self, name, seeds, options):
+        """The part of each seed, as in ``benchmarks.fedals quality``."""
+        X, _ = _ratings(name, options)
+        for seed in seeds:
+            train, test = fedals.split(X, seed)
+            yield Part(train, None, test)
+
+    def measure(self, model, part):
+        """Precision@10 of each user."""
+        users, values = fedals.precisions(model.fit(part.X), part.X, part.rows)
+        return Measured(users, values, np.array([np.mean(values > 0), values.mean()]))
 
 
 class Rankings:
@@ -212,7 +275,9 @@ def _few(name, X, seed):
 def measured(method, changed, parts, seeds, options):
     """A :class:`Measured` for each part, of the method with these parameters."""
     parameters = {k: v for k, v in changed.items() if k not in CONSTANTS}
-    model = getattr(fedrecsk, method)(**parameters, n_jobs=options.n_jobs)
+    model = getattr(fedrecsk, method)(**parameters)
+    if "n_jobs" in model.get_params():
+        model.set_params(n_jobs=options.n_jobs)
     with _constants(changed):
         return [
             PROTOCOLS[method].measure(model.set_params(random_state=seed), part)
@@ -294,14 +359,16 @@ def main(argv=None):
     parser.add_argument("--users", type=int, help="random users of rankings, for shorter runs")
     parser.add_argument("--n-jobs", type=int, default=1)
     options = parser.parse_args(argv)
-    grid = GRID[options.method]
-    unknown = set(options.only) - set(grid)
+    unknown = set(options.only) - set(GRID[options.method])
     if unknown:
-        parser.error(f"--only {', '.join(sorted(unknown))}: {options.method} tries {list(grid)}")
+        known = ", ".join(GRID[options.method])
+        parser.error(f"--only {', '.join(sorted(unknown))}: {options.method} tries {known}")
     candidates = [
-        {k: v} for k, values in grid.items() if not options.only or k in options.only
-        for v in values
-    ]  # fmt: skip
+        {name: value}
+        for name, values in GRID[options.method].items()
+        for value in values
+        if not options.only or name in options.only
+    ]
     names = PROTOCOLS[options.method].names
     print(f"| validation rows of | {options.method} with | {names[0]} | {names[1]} | gain | |")
     print("|---|---|---|---|---|---|", flush=True)
@@ -326,8 +393,10 @@ def report(method, choices, options):
             _print(name, label or "defaults", measured(method, label, parts, seeds, options))
 
 
-PROTOCOLS = dict.fromkeys(("RFRec", "RFRecF"), Ratings()) | dict.fromkeys(
-    ("LightFR", "CoLR", "SCoLR", "FedMF"), Rankings()
+PROTOCOLS = (
+    dict.fromkeys(GRID, Ratings())
+    | dict.fromkeys(("LightFR", "CoLR", "SCoLR", "FedMF"), Rankings())
+    | dict.fromkeys(("LocALS", "GlobSGD", "LocSGD", "FCF"), Catalogue())
 )
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import pandas as pd
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from fedrecsk import CoLR, Federation, FedMF, Popularity, SCoLR
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.metrics import evaluate_ranking
@@ -176,7 +177,7 @@ def speed(options):
 def _runs(model, X, test, negatives, options):
     """HR and NDCG of each seed, and the least seconds of a fit."""
     runs, seconds = [], np.inf
-    for seed in range(options.seeds):
+    for seed in reported(options.seeds):
         one = clone(model)
         if "random_state" in one.get_params():
             one.set_params(random_state=seed, n_jobs=options.n_jobs)

@@ -16,6 +16,7 @@ from sklearn.base import clone
 
 from benchmarks import fedals, rfrec
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from fedrecsk import FCF, BiasOnly, ExplicitFCF, GlobSGD, Popularity
 from fedrecsk.datasets import fetch_movielens
 
@@ -45,7 +46,7 @@ EXPLICIT = {
 
 def quality(options):
     """The numbers to reach: precision@10, and test RMSE compared with that of RFRec's paper."""
-    seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
+    seeds = reported(options.seeds, FIRST_SEED)
     print("| data | model | precision@10 | +- |\n|---|---|---|---|")
     for name in options.data:
         X, _ = _data(name, options)

@@ -15,6 +15,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from fedrecsk import GlobSGD, ImplicitALS, LocALS, LocSGD, Popularity
 from fedrecsk.datasets import fetch_movielens
 
@@ -36,14 +37,19 @@ def split(X, seed, share=0.2):
     return X[~test], X[test]
 
 
-def precision(model, train, test, k=10):
-    """Mean precision@k over the users that have test rows."""
+def precisions(model, train, test, k=10):
+    """The users that have training and test rows, and their precision@k."""
     users = np.intersect1d(train[:, 0], test[:, 0])
     items, _ = model.recommend(users, k)
     codes = np.searchsorted(users, test[:, 0])
     taken = {(u, i) for u, i in zip(codes.tolist(), test[:, 1].tolist(), strict=True)}
-    hits = [(u, i) in taken for u, row in enumerate(items.tolist()) for i in row]
-    return float(np.mean(hits))
+    hits = [[(u, i) in taken for i in row] for u, row in enumerate(items.tolist())]
+    return users, np.mean(hits, axis=1)
+
+
+def precision(model, train, test, k=10):
+    """Mean precision@k over the users that have test rows."""
+    return float(np.mean(precisions(model, train, test, k)[1]))
 
 
 def tuned_als(train, options):
@@ -91,7 +97,7 @@ def quality(options):
     }
     print("| data | model | round 5 | 10 | 30 | round 10 over ALS |\n|---|---|---|---|---|---|")
     for name, X in data_sets(options):
-        parts = [split(X, seed) for seed in range(options.seeds)]
+        parts = [split(X, seed) for seed in reported(options.seeds)]
         pair = tuned_als(parts[0][0], options)
         central = np.mean(
             [precision(als(*pair, s, options).fit(a), a, b) for s, (a, b) in enumerate(parts)]

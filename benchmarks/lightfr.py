@@ -19,6 +19,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from fedrecsk import ImplicitALS, ImplicitBPR, LightFR, Popularity
 from fedrecsk.datasets import fetch_movielens
 
@@ -158,23 +159,19 @@ def quality(options):
             X, y, validation, test = chronological(options)
             inner, everything = X, np.concatenate([X, validation, test])
             negatives = drawn_negatives(everything, test)
-        drawn = drawn_negatives(everything, validation, seed=1)
+        drawn, seeds = drawn_negatives(everything, validation, seed=1), reported(options.seeds)
         print(f"\n| {name} | HR@10 | NDCG@10 |\n|---|---|---|", flush=True)
         _row("popularity", [hits(Popularity().fit(X), test, negatives)])
         for label, candidates in baselines().items():
             best = max(
                 candidates, key=lambda m: hits(_fit(m, inner, None, 0, options), validation, drawn)
             )
-            scores = [
-                hits(_fit(best, X, None, s, options), test, negatives) for s in range(options.seeds)
-            ]
+            scores = [hits(_fit(best, X, None, s, options), test, negatives) for s in seeds]
             _row(f"{label}: {best}".replace("\n", " "), scores)
         for label, model in MODELS.items():
             if options.only and label not in options.only:
                 continue
-            scores = [
-                hits(_fit(model, X, y, s, options), test, negatives) for s in range(options.seeds)
-            ]
+            scores = [hits(_fit(model, X, y, s, options), test, negatives) for s in seeds]
             _row(label, scores)
 
 
@@ -219,7 +216,7 @@ def choices(options):
             model = clone(DEFAULT).set_params(n_rounds=20, **changed)
             scores = [
                 hits(_fit(model, X, y, s, options), validation, negatives)
-                for s in range(options.seeds)
+                for s in reported(options.seeds)
             ]
             _row(changed or "defaults", scores)
 
