@@ -1,4 +1,4 @@
-"""Measure LocALS, LocSGD and GlobSGD: ``python -m benchmarks.fedals quality|choices|speed``.
+"""Measure LocALS, LocSGD and GlobSGD: ``python -m benchmarks.fedals quality|speed``.
 
 All ratings are positives. Each user's rows are split 80/20 at random by seed; one user per client;
 precision@10 over the full catalogue without the user's training items; d = 20.
@@ -114,31 +114,6 @@ def quality(options):
             print(f"| {name} | {label} | {row} | {curve[1] / central:.3f} |", flush=True)
 
 
-def choices(options):
-    """Aggregations and neighbours of LocALS's defaults on a validation part, 10 rounds."""
-    grid = [{}] + [
-        {name: value}
-        for name, values in {
-            "reg_user": (10, 60),
-            "reg_item": (3, 30),
-            "mu": (1, 3, 30),
-            "alpha": (0.5, 4, 10, 40),
-            "local_epochs": (2,),
-            "preconditioner": (False,),
-            "aggregation": ("all", "holders"),
-        }.items()
-        for value in values
-    ]
-    print("| data | LocALS with | round 5 | 10 | 30 |\n|---|---|---|---|---|")
-    for name, X in data_sets(options):
-        train, validation = split(split(X, 0)[0], 1000)
-        for changed in grid:
-            model = LocALS(**changed)
-            curve = _curve(model, 0, train, validation, options)
-            row = " | ".join(f"{value:.4f}" for value in curve)
-            print(f"| {name} | {changed or 'defaults'} | {row} |", flush=True)
-
-
 def speed(options):
     """Seconds per round on MovieLens-1M and of implicit's iterations, one thread, float32."""
     X = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)[0][:, :2]
@@ -209,7 +184,7 @@ def _implicit(X, d, use_cg):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, choices, speed)}
+    commands = {f.__name__: f for f in (quality, speed)}
     parser = command_line("fedals", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])

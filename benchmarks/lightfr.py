@@ -1,4 +1,4 @@
-"""Measure LightFR: ``python -m benchmarks.lightfr quality|choices|cold|speed|search|privacy``.
+"""Measure LightFR: ``python -m benchmarks.lightfr quality|cold|speed|search|privacy``.
 
 All ratings are positives. A test row is ranked among 99 items that its user has not rated; HR@10
 and NDCG@10 are means over test rows, ties in expectation. MovieLens-1M: the last row of each user,
@@ -186,41 +186,6 @@ def baselines():
     }
 
 
-def choices(options):
-    """Neighbours of the defaults on validation rows, 20 rounds."""
-    grid = [{}] + [
-        {name: value}
-        for name, values in {
-            "alpha": (2.0, 10.0),
-            "positive_target": (0.6, 0.7),
-            "negative_target": (0.45,),
-            "user_bits": (1, 2, 3, 5),
-            "n_sweeps": (1, None),
-            "client_fraction": (0.1, 1.0),
-            "reg_item": (0.001,),
-            "shrinkage": (0.0, 2000.0),
-            "n_bits": (32, 128),
-        }.items()
-        for value in values
-    ]
-    for name in options.data:
-        if name == "1m":
-            X, y, _, _ = leave_one_out(options)
-            X, y, validation = last_but_one(X, y)
-            negatives = drawn_negatives(np.concatenate([X, validation]), validation)
-        else:
-            X, y, validation, test = chronological(options)
-            negatives = drawn_negatives(np.concatenate([X, validation, test]), validation)
-        print(f"\n| {name}, LightFR with | HR@10 | NDCG@10 |\n|---|---|---|")
-        for changed in grid:
-            model = clone(DEFAULT).set_params(n_rounds=20, **changed)
-            scores = [
-                hits(_fit(model, X, y, s, options), validation, negatives)
-                for s in reported(options.seeds)
-            ]
-            _row(changed or "defaults", scores)
-
-
 def cold(options):
     """ML-100k: a fifth of the users, or of the items, added after the fit."""
     X, _y, validation, test = chronological(options)
@@ -321,7 +286,7 @@ def privacy(options):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, choices, cold, speed, search, privacy)}
+    commands = {f.__name__: f for f in (quality, cold, speed, search, privacy)}
     parser = command_line("lightfr", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
