@@ -22,7 +22,7 @@ rows, once.
 Ratings: a fifth of the rows at random, less those that are tested elsewhere; for LocALS, GlobSGD,
 LocSGD and FCF a fifth of each user's rows, full catalogue. The other rankings are among 99
 negatives: on MovieLens-100k each user's rows after the first 80 % in order of time and before the
-last 10 %; on MovieLens-1M each user's last training row.
+last 10 %; on MovieLens-1M, whose rows here have no times, one random training row of each user.
 
 Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. MovieLens-1M
 also needs the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder, for rankings.
@@ -212,18 +212,28 @@ class Catalogue:
 
 
 class Rankings:
-    """HR@10 and NDCG@10 of rows among 99 items that the user has not rated."""
+    """HR@10 and NDCG@10 of rows among 99 items that the user has not rated.
+
+    The test rows are the last of each user, and validation rows come from the others.
+    """
 
     names = "HR@10", "NDCG@10"
 
     def choosing(self, name, seeds, options):
-        """Held out are the last rows of each user before those of the test."""
-        X, rows, everything = _before_the_test(name, options)
+        """A part for each seed, with negatives of its own."""
+        if name == "1m":
+            train, _, test, _ = lightfr.leave_one_out(options)
+        else:
+            train, _, validation, test = lightfr.chronological(options)
+        rated = np.concatenate([train, test])
         if options.users:
-            users = np.random.default_rng(seeds[0]).permutation(np.unique(X[:, 0]))[: options.users]
-            X, rows = (part[np.isin(part[:, 0], users)] for part in (X, rows))
+            train = _of_users(train, options.users, seeds[0])
         for seed in seeds:
-            negatives = lightfr.drawn_negatives(everything, rows, seed)
+            if name == "1m":
+                X, _, rows = lightfr.last_but_one(train, train[:, 0], seed)
+            else:
+                X, rows = train, validation[np.isin(validation[:, 0], train[:, 0])]
+            negatives = lightfr.drawn_negatives(np.concatenate([rated, rows]), rows, seed)
             yield Part(X[_few(name, X, seed)], None, rows, negatives)
 
     def reported(self, name, seeds, options):
@@ -247,17 +257,10 @@ def _ratings(name, options):
     return X[:, :2].astype(np.int64), y
 
 
-def _before_the_test(name, options):
-    """Training rows, validation rows, and all rows."""
-    if name != "1m":
-        X, _, validation, test = lightfr.chronological(options)
-        return X, validation, np.concatenate([X, validation, test])
-    X = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)[0].astype(np.int64)
-    test = lightfr.leave_one_out(options)[2]
-    train = X[untested(X, [test])]
-    train = train[np.lexsort((train[:, 1], train[:, 2], train[:, 0]))]
-    last = np.r_[train[1:, 0] != train[:-1, 0], True]
-    return train[~last, :2], train[last, :2], X[:, :2]
+def _of_users(X, n, seed):
+    """Rows of n random users."""
+    users = np.random.default_rng(seed).permutation(np.unique(X[:, 0]))[:n]
+    return X[np.isin(X[:, 0], users)]
 
 
 def _set(name):
