@@ -1,8 +1,8 @@
 """Measure FedEB: ``python -m benchmarks.fedeb COMMAND``.
 
 Splits are 80/20 at random, one user per client, with seeds that were not used to choose anything
-(300, 301, ...). `cohorts` and `parts` take their test part from a training part, so that test rows
-choose nothing either.
+(300, 301, ...), though some rows of their test parts were (docs/choices.md). `cohorts` and `parts`
+take their test part from the training part of another split.
 
 Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """

@@ -3,7 +3,7 @@
 `ranking`: HR@10 and NDCG@10 over the full catalogue of one random held-out row per user, for every
 ranking model with its defaults, next to popularity. `ratings`: RMSE next to BiasOnly, for pairs of
 users and items with no, few and more training rows. Means over seeds; the defaults were chosen with
-seeds from 100 on, and the seeds here begin with 0.
+seeds from 100 on, and the seeds here begin with 0 (docs/choices.md has the rows in common).
 
 Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA, with a few random rows per user;
 and generated rows.
