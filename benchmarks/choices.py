@@ -9,8 +9,8 @@ was written before any of these runs:
    users.
 2. What is kept is tried together. If that does not gain more than the best single change, only this
    change is kept.
-3. The first data set tries all values, each further one only what is left. A default changes only
-   if MovieLens-100k and MovieLens-1M both keep the value, and the gain on "few" (MovieLens-100k
+3. The first data set tries all values, each further one only what is left, if anything is. A
+   default changes only if MovieLens-100k and MovieLens-1M both keep the value, and the gain on "few" (MovieLens-100k
    with at most ten training rows per user) is not below minus two standard errors.
 4. What buys accuracy with bytes or time is left alone: numbers of rounds and of factors, cohorts,
    bits of a code.
@@ -377,6 +377,8 @@ def main(argv=None):
     print("|---|---|---|---|---|---|", flush=True)
     choices = {}
     for name in options.data:
+        if not candidates:
+            break
         candidates = choices[name] = choose(options.method, name, candidates, options)
     if options.reported_seeds:
         report(options.method, choices, options)
