@@ -48,6 +48,19 @@ def test_seeds_of_the_other_kind_are_refused(ask, message):
         ask()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--reported-seeds", "5"], "seeds 0 to 3 only; ask for at most 4"),
+        (["--only", "rank", "coupling"], "--only rank: RFRec tries reg_user, reg_item"),
+    ],
+)
+def test_a_command_that_could_not_be_honoured_is_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        choices.main(["RFRec", *arguments])
+    assert message in capsys.readouterr().err
+
+
 def test_untested_rows_are_those_of_no_test_part():
     rows = np.array([[1, 5], [1, 6], [2, 5]])
     assert untested(rows, [np.array([[1, 6]]), np.array([[2, 6], [2, 5]])]).tolist() == [1, 0, 0]
