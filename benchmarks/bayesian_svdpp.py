@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from benchmarks.centralized import load, mean_rmse, sparse_sets, split
 from fedrecsk import BayesianSVDpp, BiasOnly, SVDpp
 
@@ -64,7 +65,7 @@ def quality(options):
     for name in options.data:
         X, y = load(name, options)
         runs = []
-        for seed in range(options.seeds):
+        for seed in reported(options.seeds):
             settings = {"n_samples": options.n_samples, "n_jobs": options.n_jobs}
             model = BayesianSVDpp(**settings, random_state=seed)
             runs.append(measured(model, *split(X, y, seed)))

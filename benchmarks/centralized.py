@@ -1,7 +1,6 @@
 """Measure centralised rating models: ``python -m benchmarks.centralized COMMAND``.
 
 Ratings are split 80/20 at random by seed. RMSE is that of predictions clipped to the scale.
-`choices` only uses training rows, from which it takes a validation part.
 
 `speed` also runs Surprise and cornac, if ``--peers-python`` (by default the Python that runs this)
 can import them. All models take turns in one run, on one thread.
@@ -22,6 +21,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from fedrecsk import BiasOnly
 from fedrecsk.centralized import PMF, BiasedMF, SVDpp
 from fedrecsk.datasets import fetch_movielens
@@ -82,7 +82,7 @@ def quality(options):
     """RMSE over splits compared with bias-only, with fixed epochs and with early stopping."""
     print("| data | model | RMSE | early stopping | to reach |\n|---|---|---|---|---|")
     for name in options.data:
-        parts = [split(*load(name, options), seed) for seed in range(options.seeds)]
+        parts = [split(*load(name, options), seed) for seed in reported(options.seeds)]
         print(f"| {name} | BiasOnly | {mean_rmse(BiasOnly(), parts):.4f} | | |", flush=True)
         for label, model in MODELS.items():
             fixed = mean_rmse(model, parts)
@@ -101,7 +101,7 @@ def quality(options):
 def sparse_sets(options):
     """Label and splits of thinned MovieLens-100k: training rows only are thinned per user."""
     X, y = load("100k", options)
-    seeds = range(options.seeds)
+    seeds = reported(options.seeds)
     for most in (5, 10, 20):
         parts = []
         for seed in seeds:
@@ -125,32 +125,6 @@ def sparse(options):
             fixed = mean_rmse(model, parts)
             early = mean_rmse(clone(model).set_params(early_stopping=True), parts)
             print(f"| {label} | {name} | {fixed:.4f} | {early:.4f} | {fixed - biases:+.4f} |")
-
-
-def choices(options):
-    """Neighbours of the defaults on a validation part of the training rows of split 0."""
-    neighbours = {
-        "n_epochs": (30, 100),
-        "reg": (0.03, 0.07),
-        "shrinkage": (1, 10),
-        "init_std": (0.1,),
-        "shrinkage_bias": (2, 10),
-        "prior_mean": (0,),
-        "reg_implicit": (0.0015, 0.006),
-        "learning_rate": (0.01, 0.03),
-    }
-    options.seeds = 1
-    sets = [(n, [split(*load(n, options), 0)]) for n in options.data] + list(sparse_sets(options))
-    print("| data | model | with | validation RMSE |\n|---|---|---|---|")
-    for label, parts in sets:
-        parts = [split(*part[:2], 1000, share=0.125) for part in parts]
-        print(f"| {label} | BiasOnly | | {mean_rmse(BiasOnly(), parts):.4f} |", flush=True)
-        for name, model in MODELS.items():
-            known = model.get_params()
-            grid = [(k, v) for k, values in neighbours.items() if k in known for v in values]
-            for changed in [{}] + [{k: v} for k, v in grid]:
-                error = mean_rmse(clone(model).set_params(**changed), parts)
-                print(f"| {label} | {name} | {changed or 'defaults'} | {error:.4f} |", flush=True)
 
 
 # ---------------------------------------------------------------------------------- speed
@@ -327,7 +301,7 @@ class Peers:
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, sparse, choices, speed)}
+    commands = {f.__name__: f for f in (quality, sparse, speed)}
     parser = command_line("centralized", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])

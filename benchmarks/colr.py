@@ -20,6 +20,7 @@ import pandas as pd
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from fedrecsk import CoLR, Federation, FedMF, Popularity, SCoLR
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.metrics import evaluate_ranking
@@ -51,14 +52,6 @@ def leave_one_out(options):
     negatives = pd.read_csv(files / "leave_one_out_negatives.csv.gz")
     pairs, held_out = (part[:, 0] * 10_000 + part[:, 1] for part in (X, test))
     return X[~np.isin(pairs, held_out)], test, negatives
-
-
-def one_row_out(X, seed):
-    """Training rows, and one row of each user at random: for choices, away from the test."""
-    X = X[np.random.default_rng(seed).permutation(len(X))]
-    held_out = np.zeros(len(X), dtype=bool)
-    held_out[np.unique(X[:, 0], return_index=True)[1]] = True
-    return X[~held_out], X[held_out]
 
 
 def hits(model, test, **among):
@@ -114,41 +107,6 @@ def ranks(options):
         print(f"| {rank} | {' | '.join(cells)} | {paper} |", flush=True)
 
 
-def choices(options):
-    """Neighbours of the defaults with one random row of each user held out, 99 negatives."""
-    X = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)[0][:, :2]
-    rng = np.random.default_rng(0)
-    data = {
-        "100k": X,
-        "100k, 20 % of the rows": X[rng.random(len(X)) < 0.2],
-        "100k, 200 users": X[np.isin(X[:, 0], rng.permutation(np.unique(X[:, 0]))[:200])],
-    }
-    grid = [{}] + [
-        {name: value}
-        for name, values in {
-            "weight_decay": (5e-4, 5e-3, 1e-2),
-            "batch_size": (32, 256),
-            "learning_rate": (0.25, 1.0),
-            "n_rounds": (100,),
-            "client_fraction": (0.01, 0.1),
-            "init_std": (0.01, 0.1),
-            "aggregation": ("data_size",),
-        }.items()
-        for value in values
-    ]
-    print("| data | model | with | HR@10 | NDCG@10 |\n|---|---|---|---|---|")
-    for name, rows in data.items():
-        train, held_out = one_row_out(rows, 7)
-        popularity = hits(Popularity().fit(train), held_out, n_negatives=99, random_state=0)
-        print("| {} | popularity | | {:.1f} | {:.1f} |".format(name, *popularity), flush=True)
-        for changed in grid:
-            for model in (FedMF(**changed), CoLR(**changed), SCoLR(**changed)):
-                model.set_params(random_state=0, n_jobs=options.n_jobs).fit(train)
-                values = hits(model, held_out, n_negatives=99, random_state=0)
-                label = f"{type(model).__name__} | {changed or 'defaults'}"
-                print("| {} | {} | {:.1f} | {:.1f} |".format(name, label, *values), flush=True)
-
-
 def speed(options):
     """Seconds for 1,000 rounds at d = 64 from the difference of two fits, best of several."""
     X, _, _ = leave_one_out(options)
@@ -176,7 +134,7 @@ def speed(options):
 def _runs(model, X, test, negatives, options):
     """HR and NDCG of each seed, and the least seconds of a fit."""
     runs, seconds = [], np.inf
-    for seed in range(options.seeds):
+    for seed in reported(options.seeds):
         one = clone(model)
         if "random_state" in one.get_params():
             one.set_params(random_state=seed, n_jobs=options.n_jobs)
@@ -189,7 +147,7 @@ def _runs(model, X, test, negatives, options):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, ranks, choices, speed)}
+    commands = {f.__name__: f for f in (quality, ranks, speed)}
     parser = command_line("colr", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data-home")

@@ -1,4 +1,4 @@
-"""Measure FCF and ExplicitFCF: ``python -m benchmarks.fcf quality|fedmf|choices|speed``.
+"""Measure FCF and ExplicitFCF: ``python -m benchmarks.fcf quality|fedmf|speed``.
 
 Implicit feedback: all ratings are positives, and each user's rows are split 80/20 at random; one
 user per client; precision@10 over the full catalogue without the user's training items; d = 20 (as
@@ -16,6 +16,7 @@ from sklearn.base import clone
 
 from benchmarks import fedals, rfrec
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from fedrecsk import FCF, BiasOnly, ExplicitFCF, GlobSGD, Popularity
 from fedrecsk.datasets import fetch_movielens
 
@@ -45,7 +46,7 @@ EXPLICIT = {
 
 def quality(options):
     """The numbers to reach: precision@10, and test RMSE compared with that of RFRec's paper."""
-    seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
+    seeds = reported(options.seeds, FIRST_SEED)
     print("| data | model | precision@10 | +- |\n|---|---|---|---|")
     for name in options.data:
         X, _ = _data(name, options)
@@ -65,41 +66,6 @@ def quality(options):
                 f"| {name} | {label} | {np.mean(runs):.4f} | {np.std(runs):.4f} | {paper} |",
                 flush=True,
             )
-
-
-def choices(options):
-    """Neighbours of the defaults on a validation part cut from training rows."""
-    implicit = [{}] + [
-        {name: value}
-        for name, values in {
-            "reg_user": (20.0, 45.0),
-            "reg_item": (3.0, 30.0),
-            "learning_rate": (0.03, 0.1),
-            "n_rounds": (30, 120),
-        }.items()
-        for value in values
-    ]
-    explicit = [{}] + [
-        {name: factor * getattr(ExplicitFCF(), name)}
-        for name in ("reg_user", "reg_item", "reg_bias", "learning_rate")
-        for factor in (0.5, 2.0)
-    ]
-    explicit += [{"n_rounds": n} for n in (50, 200)]
-    print("| data | FCF with | precision@10 |\n|---|---|---|")
-    for name in options.data:
-        X, _ = _data(name, options)
-        train, validation = fedals.split(fedals.split(X[:, :2], 0)[0], 1000)
-        for changed in implicit:
-            model = _seeded(FCF(**changed), 0).fit(train)
-            value = fedals.precision(model, train, validation)
-            print(f"| {name} | {changed or 'defaults'} | {value:.4f} |", flush=True)
-    print("\n| data | ExplicitFCF with | RMSE |\n|---|---|---|")
-    for name in options.data:
-        X, y = _data(name, options)
-        part = rfrec.split(*rfrec.split(X, y, 0)[:2], 1)
-        for changed in explicit:
-            value = rfrec.errors(_seeded(ExplicitFCF(**changed), 0), *part)[1]
-            print(f"| {name} | {changed or 'defaults'} | {value:.4f} |", flush=True)
 
 
 def fedmf(options):
@@ -159,7 +125,7 @@ def _seeded(model, seed):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, fedmf, choices, speed)}
+    commands = {f.__name__: f for f in (quality, fedmf, speed)}
     parser = command_line("fcf", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])

@@ -1,4 +1,4 @@
-"""Measure LocALS, LocSGD and GlobSGD: ``python -m benchmarks.fedals quality|choices|speed``.
+"""Measure LocALS, LocSGD and GlobSGD: ``python -m benchmarks.fedals quality|speed``.
 
 All ratings are positives. Each user's rows are split 80/20 at random by seed; one user per client;
 precision@10 over the full catalogue without the user's training items; d = 20.
@@ -15,6 +15,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from fedrecsk import GlobSGD, ImplicitALS, LocALS, LocSGD, Popularity
 from fedrecsk.datasets import fetch_movielens
 
@@ -36,14 +37,19 @@ def split(X, seed, share=0.2):
     return X[~test], X[test]
 
 
-def precision(model, train, test, k=10):
-    """Mean precision@k over the users that have test rows."""
+def precisions(model, train, test, k=10):
+    """The users that have training and test rows, and their precision@k."""
     users = np.intersect1d(train[:, 0], test[:, 0])
     items, _ = model.recommend(users, k)
     codes = np.searchsorted(users, test[:, 0])
     taken = {(u, i) for u, i in zip(codes.tolist(), test[:, 1].tolist(), strict=True)}
-    hits = [(u, i) in taken for u, row in enumerate(items.tolist()) for i in row]
-    return float(np.mean(hits))
+    hits = [[(u, i) in taken for i in row] for u, row in enumerate(items.tolist())]
+    return users, np.mean(hits, axis=1)
+
+
+def precision(model, train, test, k=10):
+    """Mean precision@k over the users that have test rows."""
+    return float(np.mean(precisions(model, train, test, k)[1]))
 
 
 def tuned_als(train, options):
@@ -91,7 +97,7 @@ def quality(options):
     }
     print("| data | model | round 5 | 10 | 30 | round 10 over ALS |\n|---|---|---|---|---|---|")
     for name, X in data_sets(options):
-        parts = [split(X, seed) for seed in range(options.seeds)]
+        parts = [split(X, seed) for seed in reported(options.seeds)]
         pair = tuned_als(parts[0][0], options)
         central = np.mean(
             [precision(als(*pair, s, options).fit(a), a, b) for s, (a, b) in enumerate(parts)]
@@ -106,31 +112,6 @@ def quality(options):
             )
             row = " | ".join(f"{value:.4f}" for value in curve)
             print(f"| {name} | {label} | {row} | {curve[1] / central:.3f} |", flush=True)
-
-
-def choices(options):
-    """Aggregations and neighbours of LocALS's defaults on a validation part, 10 rounds."""
-    grid = [{}] + [
-        {name: value}
-        for name, values in {
-            "reg_user": (10, 60),
-            "reg_item": (3, 30),
-            "mu": (1, 3, 30),
-            "alpha": (0.5, 4, 10, 40),
-            "local_epochs": (2,),
-            "preconditioner": (False,),
-            "aggregation": ("all", "holders"),
-        }.items()
-        for value in values
-    ]
-    print("| data | LocALS with | round 5 | 10 | 30 |\n|---|---|---|---|---|")
-    for name, X in data_sets(options):
-        train, validation = split(split(X, 0)[0], 1000)
-        for changed in grid:
-            model = LocALS(**changed)
-            curve = _curve(model, 0, train, validation, options)
-            row = " | ".join(f"{value:.4f}" for value in curve)
-            print(f"| {name} | {changed or 'defaults'} | {row} |", flush=True)
 
 
 def speed(options):
@@ -203,7 +184,7 @@ def _implicit(X, d, use_cg):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, choices, speed)}
+    commands = {f.__name__: f for f in (quality, speed)}
     parser = command_line("fedals", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])

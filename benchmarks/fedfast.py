@@ -16,6 +16,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from benchmarks.lightfr import drawn_negatives, hits, last_but_one, leave_one_out
 from fedrecsk import FedFast, Popularity
 from fedrecsk.datasets import fetch_movielens
@@ -69,7 +70,7 @@ def quality(options):
             curve(
                 FedFast(**SHARED | changed, random_state=seed), X, test, negatives, options.rounds
             )
-            for seed in range(FIRST_SEED, FIRST_SEED + options.seeds)
+            for seed in reported(options.seeds, FIRST_SEED)
         ]
         _print(label, curves)
 

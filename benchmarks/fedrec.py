@@ -13,6 +13,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from benchmarks.rfrec import errors, split
 from fedrecsk import BiasOnly, Federation, FedRec
 from fedrecsk.attacks import measure_leak
@@ -51,7 +52,7 @@ def quality(options):
         X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
         for label, model in models.items():
             runs, start = [], time.process_time()
-            for seed in range(FIRST_SEED, FIRST_SEED + options.seeds):
+            for seed in reported(options.seeds, FIRST_SEED):
                 runs.append(errors(_seeded(model, seed), *split(X, y, seed)))
             seconds = (time.process_time() - start) / options.seeds
             (mae, rmse), spread = np.mean(runs, axis=0), np.std(runs, axis=0)[1]

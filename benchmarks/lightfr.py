@@ -1,4 +1,4 @@
-"""Measure LightFR: ``python -m benchmarks.lightfr quality|choices|cold|speed|search|privacy``.
+"""Measure LightFR: ``python -m benchmarks.lightfr quality|cold|speed|search|privacy``.
 
 All ratings are positives. A test row is ranked among 99 items that its user has not rated; HR@10
 and NDCG@10 are means over test rows, ties in expectation. MovieLens-1M: the last row of each user,
@@ -19,6 +19,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from fedrecsk import ImplicitALS, ImplicitBPR, LightFR, Popularity
 from fedrecsk.datasets import fetch_movielens
 
@@ -109,8 +110,8 @@ def _pair(X):
     return X[:, 0].astype(np.int64) * 100_000 + X[:, 1].astype(np.int64)
 
 
-def hits(model, rows, negatives):
-    """HR@10 and NDCG@10 of rows, each ranked among its negatives."""
+def gains(model, rows, negatives):
+    """Hits and gains at 10 of each row, ranked among its negatives."""
     users = np.repeat(rows[:, 0], N_NEGATIVES + 1)
     items = np.column_stack([rows[:, 1], negatives]).ravel()
     scores = model.predict(np.column_stack([users, items])).reshape(len(rows), -1)
@@ -121,7 +122,12 @@ def hits(model, rows, negatives):
     found = np.r_[np.ones(K), np.zeros(N_NEGATIVES + 1)]
     counts = np.r_[0, np.cumsum(found)]
     ndcg = (sums[ahead + tied] - sums[ahead]) / tied
-    return np.mean((counts[ahead + tied] - counts[ahead]) / tied), np.mean(ndcg)
+    return (counts[ahead + tied] - counts[ahead]) / tied, ndcg
+
+
+def hits(model, rows, negatives):
+    """HR@10 and NDCG@10 of rows, each ranked among its negatives."""
+    return tuple(np.mean(one) for one in gains(model, rows, negatives))
 
 
 def _fit(model, X, y, seed, options):
@@ -153,23 +159,19 @@ def quality(options):
             X, y, validation, test = chronological(options)
             inner, everything = X, np.concatenate([X, validation, test])
             negatives = drawn_negatives(everything, test)
-        drawn = drawn_negatives(everything, validation, seed=1)
+        drawn, seeds = drawn_negatives(everything, validation, seed=1), reported(options.seeds)
         print(f"\n| {name} | HR@10 | NDCG@10 |\n|---|---|---|", flush=True)
         _row("popularity", [hits(Popularity().fit(X), test, negatives)])
         for label, candidates in baselines().items():
             best = max(
                 candidates, key=lambda m: hits(_fit(m, inner, None, 0, options), validation, drawn)
             )
-            scores = [
-                hits(_fit(best, X, None, s, options), test, negatives) for s in range(options.seeds)
-            ]
+            scores = [hits(_fit(best, X, None, s, options), test, negatives) for s in seeds]
             _row(f"{label}: {best}".replace("\n", " "), scores)
         for label, model in MODELS.items():
             if options.only and label not in options.only:
                 continue
-            scores = [
-                hits(_fit(model, X, y, s, options), test, negatives) for s in range(options.seeds)
-            ]
+            scores = [hits(_fit(model, X, y, s, options), test, negatives) for s in seeds]
             _row(label, scores)
 
 
@@ -182,41 +184,6 @@ def baselines():
         ],
         "implicit BPR": [ImplicitBPR(64, learning_rate=r) for r in (0.03, 0.1)],
     }
-
-
-def choices(options):
-    """Neighbours of the defaults on validation rows, 20 rounds."""
-    grid = [{}] + [
-        {name: value}
-        for name, values in {
-            "alpha": (2.0, 10.0),
-            "positive_target": (0.6, 0.7),
-            "negative_target": (0.45,),
-            "user_bits": (1, 2, 3, 5),
-            "n_sweeps": (1, None),
-            "client_fraction": (0.1, 1.0),
-            "reg_item": (0.001,),
-            "shrinkage": (0.0, 2000.0),
-            "n_bits": (32, 128),
-        }.items()
-        for value in values
-    ]
-    for name in options.data:
-        if name == "1m":
-            X, y, _, _ = leave_one_out(options)
-            X, y, validation = last_but_one(X, y)
-            negatives = drawn_negatives(np.concatenate([X, validation]), validation)
-        else:
-            X, y, validation, test = chronological(options)
-            negatives = drawn_negatives(np.concatenate([X, validation, test]), validation)
-        print(f"\n| {name}, LightFR with | HR@10 | NDCG@10 |\n|---|---|---|")
-        for changed in grid:
-            model = clone(DEFAULT).set_params(n_rounds=20, **changed)
-            scores = [
-                hits(_fit(model, X, y, s, options), validation, negatives)
-                for s in range(options.seeds)
-            ]
-            _row(changed or "defaults", scores)
 
 
 def cold(options):
@@ -319,7 +286,7 @@ def privacy(options):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, choices, cold, speed, search, privacy)}
+    commands = {f.__name__: f for f in (quality, cold, speed, search, privacy)}
     parser = command_line("lightfr", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])

@@ -17,6 +17,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported
 from benchmarks.lightfr import (
     N_NEGATIVES,
     chronological,
@@ -98,7 +99,7 @@ def quality(options):
         for label, model in MODELS.items():
             if options.only and label not in options.only:
                 continue
-            fits = [fitted(model, X, seed) for seed in range(10, 10 + options.seeds)]
+            fits = [fitted(model, X, seed) for seed in reported(options.seeds, 10)]
             scores = np.mean([hits(one, test, negatives) for one in fits], axis=0)
             weights = " and ".join(
                 ", ".join(f"{weight:.1f}" for weight in one.weights_)

@@ -16,6 +16,7 @@ from sklearn.base import clone
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from benchmarks._command_line import command_line
+from benchmarks._seeds import reported, untested
 from fedrecsk import BiasOnly, Federation, RFRec, RFRecF
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.privacy import LaplaceMechanism
@@ -40,6 +41,13 @@ def split(X, y, seed, share=0.2):
     return X[train], y[train], X[test], y[test]
 
 
+def validation(X, y, seed, tested):
+    """Training part, and validation rows that are in the test part of no seed of `tested`."""
+    X_train, y_train, rows, target = split(X, y, seed)
+    kept = untested(rows, [split(X, y, s)[2] for s in tested])
+    return X_train, y_train, rows[kept], target[kept]
+
+
 def errors(model, X_train, y_train, X_test, y_test):
     """(MAE, RMSE) on the test part after a fit on the training part."""
     predicted = model.fit(X_train, y_train).predict(X_test)
@@ -61,7 +69,7 @@ def quality(options):
         for label, model in models.items():
             runs = [
                 errors(_seeded(model, seed, options), *split(X, y, seed))
-                for seed in range(options.seeds)
+                for seed in reported(options.seeds)
             ]
             mae, rmse = np.mean(runs, axis=0)
             paper = " / ".join(
@@ -81,7 +89,7 @@ def sparse(options):
         X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
         for label, cut in CUTS.items():
             runs = []
-            for seed in range(options.seeds):
+            for seed in reported(options.seeds):
                 X_train, y_train, X_test, y_test = split(X, y, seed)
                 kept = cut(X_train, np.random.default_rng(seed))
                 part = X_train[kept], y_train[kept], X_test, y_test
@@ -93,27 +101,6 @@ def sparse(options):
                 )
             row = " | ".join(f"{value:.4f}" for value in np.mean(runs, axis=0))
             print(f"| {name}, {label} | {row} |", flush=True)
-
-
-def neighbours(options):
-    """Each default of RFRec halved and doubled, on a validation part cut from training."""
-    print("| data | parameter | halved | default | doubled |\n|---|---|---|---|---|")
-    names = ["coupling", "reg_user", "reg_item", "reg_bias", "learning_rate", "init_std"]
-    for name in options.data:
-        X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
-        X_train, y_train, _, _ = split(X, y, 0)
-        part = split(X_train, y_train, 1)
-        default = errors(_seeded(RFRec(), 0, options), *part)[1]
-        for parameter in [*names, "n_rounds"]:
-            value = getattr(RFRec(), parameter)
-            row = [
-                errors(_seeded(RFRec(**{parameter: type(value)(value * f)}), 0, options), *part)[1]
-                for f in (0.5, 2)
-            ]
-            print(
-                f"| {name} | {parameter}={value:g} | {row[0]:.4f} | {default:.4f} | {row[1]:.4f} |",
-                flush=True,
-            )
 
 
 def participation(options):
@@ -239,7 +226,7 @@ CUTS = {
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, sparse, neighbours, participation, privacy, speed)}
+    commands = {f.__name__: f for f in (quality, sparse, participation, privacy, speed)}
     parser = command_line("rfrec", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])
