@@ -25,9 +25,8 @@ SHARES = (0.1, 0.2, 0.4, 0.7, 1.0)
 
 def takes_ratings(model):
     """Whether the model is fitted to ratings rather than to positives."""
-    return model.__sklearn_tags__().target_tags.required or getattr(model, "targets", "") == (
-        "ratings"
-    )
+    by_parameter = getattr(model, "targets", "") == "ratings"
+    return by_parameter or model.__sklearn_tags__().target_tags.required
 
 
 def rating_errors(model, data, seed, options):
@@ -67,8 +66,7 @@ def messages_to_converge(model, data, seed, options):
             break
         if entry["messages_up"] == 0:
             continue
-        items = np.column_stack([getattr(model, "item_bias_", model.item_factors_[:, :0])])
-        items = np.hstack([items.reshape(len(model.item_factors_), -1), model.item_factors_])
+        items = _item_matrix(model)
         if before is not None:
             changes.append(np.linalg.norm(items - before) / np.linalg.norm(before))
         errors.append(root_mean_squared_error(y_test, model.predict(X_test)))
@@ -78,6 +76,12 @@ def messages_to_converge(model, data, seed, options):
     still = np.array(changes) <= 0.01
     stop = sent[still.argmax()] if still.any() else most
     return {"paper's criterion": float(stop), "RMSE within 1%": float(sent[settled.argmax()])}
+
+
+def _item_matrix(model):
+    """Items' vectors, with their biases if the model has them."""
+    bias = getattr(model, "item_bias_", None)
+    return model.item_factors_ if bias is None else np.column_stack([bias, model.item_factors_])
 
 
 def leave_one_out(model, data, seed, options):
