@@ -65,7 +65,7 @@ def tables():
         Table(
             "Table 2: minutes of 1,000 rounds",
             "ML-1M; communication by the paper's formula from the ledger's payloads; computation: "
-            "7 times a client's seconds on this machine and 10 s per round",
+            "7 times a client's CPU seconds on this machine and 10 s per round",
             _minutes(),
         ),
         Table(

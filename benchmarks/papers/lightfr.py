@@ -118,12 +118,12 @@ def tables():
             "Table 5 and Figure 3: a client of Ciao's shape",
             "generated ratings of 7,375 users, 105,096 items and 38 ratings per user; a round is "
             "run; the paper's bytes are those of its formulas, which count bits as bytes; "
-            "microseconds on this machine",
+            "CPU microseconds on this machine",
             _on_devices(),
         ),
         Table(
             "Figure 1: codes and vectors of 64 entries, by number of items",
-            "random codes and float32 vectors, ten best items of one user, on this machine",
+            "random codes and float32 vectors, ten best items of one user, CPU microseconds here",
             _by_items(),
         ),
     ]
@@ -213,7 +213,7 @@ def _on_devices():
         "LightFR": (LightFR(), 64, n_rated),
         "LightFR, one bit, gradients": (SAMPLED, 64, n_rated),
     }
-    metrics = ("stored, MB", "sent in a round, MB", "search, us")
+    metrics = ("stored, MB", "sent in a round, MB", "search, CPU us")
     rows = [
         Row(
             label,
@@ -239,7 +239,7 @@ def _by_items():
         Row(
             f"{n_items:,} items",
             Popularity(),
-            untold("codes, MB", "float32, MB", "codes, us", "float32, us"),
+            untold("codes, MB", "float32, MB", "codes, CPU us", "float32, CPU us"),
             str(n_items),
             hamming_or_float,
         )
@@ -248,7 +248,7 @@ def _by_items():
         Row(
             "10,000,000 items",
             None,
-            untold("codes, us"),
+            untold("codes, CPU us"),
             "10000000",
             hamming_or_float,
             "2.6 GB of float32 vectors: left out",
