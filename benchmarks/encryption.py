@@ -80,19 +80,19 @@ def table3(options):
             _row("Top-K@1/64", single, N_ITEMS, options.repeats, n_counts=0)
 
 
-def measured(scheme, n_values, repeats):
-    """Seconds, KiB and error of a secure sum of 60 uploads of random numbers."""
-    keys = scheme.generate_keys(N_CLIENTS)
+def measured(scheme, n_values, repeats, n_clients=N_CLIENTS):
+    """Seconds, KiB and error of a secure sum of uploads of random numbers."""
+    keys = scheme.generate_keys(n_clients)
     # Paillier's time is proportional to the number of plaintexts, so timing a few is enough.
     n_timed = n_values if isinstance(scheme, CKKS) else min(n_values, 4 * scheme.values_per_block)
     scale = scheme._n_blocks(n_values) / scheme._n_blocks(n_timed)
-    vectors = np.random.default_rng(0).normal(scale=0.1, size=(N_CLIENTS, n_timed))
+    vectors = np.random.default_rng(0).normal(scale=0.1, size=(n_clients, n_timed))
     runs = [secure_sum(keys, vectors) for _ in range(repeats)]
     return {
         "client s": scale * min(run.client_seconds for run in runs),
         "server s": scale * min(run.server_seconds for run in runs),
-        "ciphertext KiB": scale * runs[0].upload_bytes / N_CLIENTS / KIB,
-        "error": max(run.error for run in runs) / N_CLIENTS,
+        "ciphertext KiB": scale * runs[0].upload_bytes / n_clients / KIB,
+        "error": max(run.error for run in runs) / n_clients,
     }
 
 
