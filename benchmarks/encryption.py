@@ -10,6 +10,7 @@ FEDRECSK_DATA. `table3` needs the extra fedrecsk[privacy].
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -79,17 +80,24 @@ def table3(options):
             _row("Top-K@1/64", single, N_ITEMS, options.repeats, n_counts=0)
 
 
-def _row(update, scheme, n_values, repeats, n_counts=N_ITEMS):
-    keys = scheme.generate_keys(N_CLIENTS)
+def measured(scheme, n_values, repeats, n_clients=N_CLIENTS):
+    """Seconds, KiB and error of a secure sum of uploads of random numbers."""
+    keys = scheme.generate_keys(n_clients)
     # Paillier's time is proportional to the number of plaintexts, so timing a few is enough.
     n_timed = n_values if isinstance(scheme, CKKS) else min(n_values, 4 * scheme.values_per_block)
     scale = scheme._n_blocks(n_values) / scheme._n_blocks(n_timed)
-    vectors = np.random.default_rng(0).normal(scale=0.1, size=(N_CLIENTS, n_timed))
+    vectors = np.random.default_rng(0).normal(scale=0.1, size=(n_clients, n_timed))
     runs = [secure_sum(keys, vectors) for _ in range(repeats)]
-    client = scale * min(run.client_seconds for run in runs)
-    server = scale * min(run.server_seconds for run in runs)
-    error = max(run.error for run in runs) / N_CLIENTS
-    ciphertext = scale * runs[0].upload_bytes / N_CLIENTS / KIB
+    return {
+        "client s": scale * min(run.client_seconds for run in runs),
+        "server s": scale * min(run.server_seconds for run in runs),
+        "ciphertext KiB": scale * runs[0].upload_bytes / n_clients / KIB,
+        "error": max(run.error for run in runs) / n_clients,
+    }
+
+
+def _row(update, scheme, n_values, repeats, n_counts=N_ITEMS):
+    client, server, ciphertext, error = measured(scheme, n_values, repeats).values()
     plaintext = n_values * 4 / KIB
     counted = scheme.ciphertext_bytes(n_values + n_counts) / KIB
     paper = PAPER_TABLE_3[update]
@@ -125,6 +133,22 @@ def network(options):
         )
         row = " | ".join(f"{cell:.2f}" for cell in cells)
         print(f"| {name} | {paper:.2f} | {row} |", flush=True)
+
+
+def training_minutes(model, X, seed, quick=False):
+    """Minutes of 1,000 rounds as the paper counts them, with CPU seconds measured here."""
+    model.set_params(n_rounds=1, random_state=seed).fit(X)  # compiles
+    seconds = {}
+    for n_rounds in (2, 4 if quick else 12):
+        start = time.process_time()
+        model.set_params(n_rounds=n_rounds).fit(X)
+        seconds[n_rounds] = time.process_time() - start
+    (short, long), (n_short, n_long) = seconds.values(), seconds
+    cohort = model.communication_.entries[-2]["participants"]
+    client = max(0.0, long - short) / (n_long - n_short) / cohort
+    sent = _minutes(model, down="payload_down", up="payload_up")
+    work = 1000 * PROFILES["paper"].computation_seconds(client) / 60
+    return {"communication": sent, "computation": work, "total": sent + work}
 
 
 def _minutes(model, profile="paper", **columns):

@@ -1,4 +1,4 @@
-"""The machinery of benchmarks.reproduce, on rows that take no time."""
+"""The machinery of benchmarks.reproduce, and each of its protocols, on data that take no time."""
 
 import importlib
 import re
@@ -10,7 +10,28 @@ import pytest
 reproduce = pytest.importorskip("benchmarks.reproduce", reason="run pytest from the repository")
 
 from benchmarks._results import Results  # noqa: E402
-from fedrecsk import BiasOnly, Popularity  # noqa: E402
+from benchmarks.papers import (  # noqa: E402
+    _among,
+    _codes,
+    _data,
+    _protocols,
+    _uploads,
+)
+from benchmarks.papers._rows import NotObtainableError  # noqa: E402
+from benchmarks.papers.rfrec import printed  # noqa: E402
+from fedrecsk import (  # noqa: E402
+    PMF,
+    BiasOnly,
+    CoLR,
+    ExplicitFCF,
+    FedMF,
+    LightFR,
+    LocALS,
+    Popularity,
+    RFRecF,
+)
+from fedrecsk.datasets import make_ratings  # noqa: E402
+from fedrecsk.simulation.keys import Key  # noqa: E402
 
 
 class Options:
@@ -73,8 +94,12 @@ def test_absent_data_and_divergence_are_rows(options, monkeypatch, capsys):
         raise FileNotFoundError("no such data")
 
     monkeypatch.setitem(reproduce.PAPERS, "toy", lambda: table(absent))
-    reproduce.run("toy", options)
+    left_out = reproduce.run("toy", options)
     assert "| | | data absent |" in capsys.readouterr().out
+    reproduce.print_absent({"toy": left_out})
+    listed = capsys.readouterr().out
+    assert "- toy, Table 1, 100k: a method: data absent." in listed
+    assert "- toy, Table 1, 100k: another: not in fedrecsk yet." in listed
 
     def diverges(*_):
         raise ValueError("The clients diverged: all of them")
@@ -85,9 +110,172 @@ def test_absent_data_and_divergence_are_rows(options, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("paper", ["rfrec", "lightfr", "colr", "fedals"])
-def test_every_row_has_its_own_place_in_the_results(paper):
-    cells = [(t.name, row.label, row.data) for t in reproduce.PAPERS[paper]() for row in t.rows]
+def test_every_row_has_its_own_place_in_the_results_and_can_be_run(paper, options):
+    tables = reproduce.PAPERS[paper]()
+    cells = [(t.name, row.label, row.data) for t in tables for row in t.rows]
     assert len(set(cells)) == len(cells)
+    options.quick = True
+    for row in (row for t in tables for row in t.rows):
+        assert row.paper
+        assert callable(row.protocol)
+        if row.model is not None and "n_rounds" in row.model.get_params():
+            assert isinstance(reproduce._prepared(row.model, 0, options).n_rounds, int)
+
+
+@pytest.fixture
+def little(monkeypatch, options):
+    """Every data set is a small one with times, and its files are made of it."""
+    X, y = make_ratings(40, 300, 900, random_state=0)
+    monkeypatch.setattr(_data, "_read", lambda *_: (X, y))
+    train, ratings, test = _data.one_row_out(X[:, :2], y, 0)
+    negatives = np.array([[user, *np.setdiff1d(range(300), X[X[:, 0] == user, 1])[:20]]
+                          for user in test[:, 0]])  # fmt: skip
+    split = train, ratings, test, negatives
+    monkeypatch.setattr(_data, "_leave_one_out_files", lambda *_: split)
+    monkeypatch.setattr(_codes, "CIAO", {"n_users": 40, "n_items": 300, "n_ratings": 600})
+    options.quick = True
+    return options
+
+
+FEW = {"n_rounds": 3, "random_state": 0}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "model", "data"),
+    [
+        (_protocols.rating_errors, BiasOnly(), "100k"),
+        (_protocols.messages_to_converge, ExplicitFCF(2, **FEW), "100k"),
+        (_protocols.messages_to_converge, RFRecF(2, **FEW | {"n_rounds": 30}), "100k"),
+        (_protocols.leave_one_out, _codes.QuantizedFactors(PMF(8, n_epochs=2)), "1m"),
+        (_protocols.leave_one_out_by_round, FedMF(4, **FEW), "1m"),
+        (_protocols.last_tenth_by_time, Popularity(), "100k"),
+        (_protocols.last_tenth_at_random, LightFR(**FEW), "1m"),
+        (_protocols.full_ranking, Popularity(), "100k"),
+        (_protocols.full_ranking_by_round, LocALS(2, **FEW), "100k"),
+        (_protocols.full_ranking_of_silos, LocALS(2, **FEW), "100k"),
+        (_protocols.honest_ranking, LocALS(2, **FEW), "100k"),
+        (_protocols.volume, LocALS(2, **FEW), "100k"),
+        (_codes.on_a_device, LightFR(**FEW), "Ciao's shape"),
+        (_codes.hamming_or_float, Popularity(), "1000"),
+        (_uploads.spectra, FedMF(4, **FEW), "1m"),
+        (_uploads.minutes, CoLR(2, n_factors=4, **FEW), "1m"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_row_of_every_protocol_runs(protocol, model, data, little):
+    scores = protocol(model, data, 0, little)
+    assert scores
+    assert np.isfinite(list(scores.values())).all()
+    rows = [row for name in ("rfrec", "lightfr", "colr", "fedals")
+            for table in reproduce.PAPERS[name]() for row in table.rows]  # fmt: skip
+    wanted = [row.paper for row in rows if row.protocol is protocol]
+    assert wanted
+    for metrics in wanted:
+        shares = ("precision@10, round", "HR@10 after")
+        assert all(name in scores or name.startswith(shares) for name in metrics)
+
+
+def test_no_protocol_is_left_out_above():
+    tested = {
+        protocol.__name__
+        for protocol, *_ in test_a_row_of_every_protocol_runs.pytestmark[0].args[1]
+    }
+    used = {
+        row.protocol.__name__
+        for name in ("rfrec", "lightfr", "colr", "fedals")
+        for table in reproduce.PAPERS[name]()
+        for row in table.rows
+    }
+    assert used - tested == {"encrypted"}  # which needs the extra fedrecsk[privacy]
+
+
+class Fixed:
+    """Scores the items 0 to 9 by what is given, for the user 0."""
+
+    item_ids_ = np.arange(10)
+
+    def __init__(self, scores):
+        self.scores = np.asarray(scores, dtype=float)
+
+    def predict(self, X):
+        return self.scores[X[:, 1]]
+
+
+def test_places_are_those_of_a_plain_count():
+    # Items 0 to 2 have rows, 3 is under test: 4 to 9 remain, of which two are ahead of 3.
+    model = Fixed([9, 9, 9, 5, 7, 6, 1, 2, 3, 4])
+    X = np.array([[0, 0], [0, 1], [0, 2], [0, 3]])
+    ahead, n_unseen = _among.places(model, X, X[3:], np.random.default_rng(0))
+    assert (ahead.tolist(), n_unseen.tolist()) == ([2], [6])
+
+
+def test_hits_among_n_negatives_are_those_of_negatives_that_are_drawn(monkeypatch):
+    monkeypatch.setattr(_among, "NEGATIVES", (2, "all"))
+    monkeypatch.setattr(_among, "K", 1)
+    model = Fixed([0, 0, 0, 5, 7, 6, 1, 2, 3, 4])
+    X = np.array([[0, 0], [0, 1], [0, 2], [0, 3]])
+    found = [_among.scores_by_negatives(model, X, X[3:], seed) for seed in range(400)]
+    rng = np.random.default_rng(0)
+    drawn = [model.scores[rng.choice(6, 2, replace=False) + 4].max() < 5 for _ in range(2000)]
+    assert np.mean([one["HR@10, 2 negatives"] for one in found]) == pytest.approx(
+        np.mean(drawn), abs=0.07
+    )
+    assert {one["HR@10, all negatives"] for one in found} == {0.0}
+
+
+def test_an_item_without_a_training_row_is_never_found():
+    X = np.array([[0, 0], [0, 77]])
+    found = _among.scores_by_negatives(Fixed(np.zeros(10)), X, X[1:], 0)
+    assert set(found.values()) == {0.0}
+
+
+def test_a_split_by_time_trains_on_what_came_first_and_needs_times():
+    X = np.column_stack([np.zeros(10), np.arange(10), 100 - np.arange(10)]).astype(int)
+    X_train, y_train, X_test = _data.split_per_user(X, np.arange(10), True, 0)
+    assert X_train[:, 1].tolist() == y_train.tolist() == [9, 8, 7, 6, 5, 4, 3, 2]
+    assert X_test.tolist() == [[0, 0]]
+    with pytest.raises(NotObtainableError, match="no times"):
+        _data.split_per_user(X[:, :2], np.arange(10), True, 0)
+
+
+def test_components_count_what_holds_the_energy():
+    assert _uploads.components(np.outer([1, 2, 3, 4], [5, 6, 7])) == [1, 1]
+    # Energies of 90, 6 and 4 %.
+    assert _uploads.components(np.diag(np.sqrt([90.0, 6, 4]))) == [2, 3]
+
+
+def test_quantised_factors_are_signs_above_the_median():
+    X, y = make_ratings(30, 20, 300, timestamps=False, random_state=0)
+    model = _codes.QuantizedFactors(PMF(6, n_epochs=3)).fit(X, y)
+    inner = PMF(6, n_epochs=3, random_state=0).fit(X, y)
+    users, items = (np.where(f > np.median(f, axis=0), 1, -1)
+                    for f in (inner.user_factors_, inner.item_factors_))  # fmt: skip
+    expected = 0.5 + users[3] @ items[4] / 12
+    pair = np.array([[model.user_ids_[3], model.item_ids_[4]], [999, 0]])
+    np.testing.assert_allclose(model.predict(pair), [expected, -1])
+
+
+def test_the_printed_algorithm_on_raw_ratings_is_the_papers_loop():
+    X, y = make_ratings(8, 6, 30, timestamps=False, random_state=0)
+    model = printed("RFRec", 0.01, 10, raw=True).set_params(n_rounds=4, random_state=0)
+    model.fit(X, y)
+    users, items = np.unique(X[:, 0]), np.unique(X[:, 1])
+    key = Key(int(np.random.RandomState(0).randint(2**31 - 1)))
+    mean = 0.01 * key.generator("item vectors").standard_normal((len(items), 20))
+    p = 0.01 * key.normal("user vectors", np.arange(len(users) * 20)).reshape(-1, 20)
+    own = np.repeat(mean[None], len(users), axis=0)
+    for _ in range(4):
+        for c, user in enumerate(users):
+            d_p, d_items = 2 * 0.1 * p[c], 10 * (own[c] - mean)
+            for item, rating in zip(X[X[:, 0] == user, 1], y[X[:, 0] == user], strict=True):
+                i = np.searchsorted(items, item)
+                error = rating - p[c] @ own[c, i]
+                d_p = d_p - 2 * error * own[c, i]
+                d_items[i] -= 2 * error * p[c]
+            p[c], own[c] = p[c] - 0.01 * d_p, own[c] - 0.01 * d_items
+        mean = own.mean(axis=0)
+    np.testing.assert_allclose(5**0.5 * model.item_factors_, mean, atol=1e-6)
+    np.testing.assert_allclose(5**0.5 * model.user_factors_, p, atol=1e-6)
 
 
 def test_results_outlive_the_process(tmp_path):
