@@ -38,6 +38,16 @@ def test_sums_are_as_precise_as_stated(scheme, n_clients):
         assert bound < 4 * result.error
 
 
+@pytest.mark.parametrize("scheme", SETTINGS[:4], ids=str)
+@pytest.mark.parametrize("n_clients", [1, 5])
+def test_the_noise_bound_is_eight_standard_deviations_of_the_noise(scheme, n_clients):
+    zeros, keys = np.zeros(4 * scheme.values_per_block), scheme.generate_keys(n_clients)
+    noise = secure_sum(keys, [zeros] * n_clients).values
+    # So many values determine their standard deviation to about one percent.
+    assert scheme.precision(n_clients, 0.0) == pytest.approx(8 * noise.std(), rel=0.06)
+    assert noise.mean() == pytest.approx(0, abs=0.1 * noise.std())
+
+
 @pytest.mark.parametrize("scheme", SETTINGS, ids=str)
 @pytest.mark.parametrize("n_clients", [1, 2, 7])
 @pytest.mark.parametrize("signs", ["same", "random"])

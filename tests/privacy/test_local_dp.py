@@ -27,8 +27,21 @@ def test_the_report_composes_over_coordinates():
     assert (report.n_uploads, report.n_coordinates) == (5, 500)
 
 
+def test_reports_of_several_fits_to_the_same_data_compose():
+    one = PrivacyReport("laplace", 5.0, 1, 10, 50.0, "single uploads")
+    other = PrivacyReport("laplace", 2.0, 3, 30, 60.0, "encrypted sums")
+    for both in ([one, other], [other, one]):
+        joined = PrivacyReport.joined(both)
+        assert joined == PrivacyReport("laplace", 5.0, 4, 40, 110.0, "single uploads")
+    without = PrivacyReport("none", float("inf"), 1, 10, float("inf"), "sums")
+    joined = PrivacyReport.joined([other, without])
+    assert joined == PrivacyReport("none", float("inf"), 4, 40, float("inf"), "sums")
+
+
 def test_plaintext_promises_nothing():
     assert PrivacyReport.of(None, np.array([3]), np.array([300])).epsilon == float("inf")
+    # Where nothing has been sent, nothing can be learned.
+    assert PrivacyReport.of(None, np.array([0]), np.array([0])).epsilon == 0
 
 
 @pytest.mark.parametrize(

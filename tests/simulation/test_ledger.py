@@ -50,6 +50,42 @@ def test_what_is_counted_in_one_way_only_is_counted_alike_in_all():
     assert entry["payload_down"] == 0
 
 
+def test_what_comes_with_the_last_message_is_counted_alike_in_all_ways_too():
+    ledger = ledger_of_two_rounds()
+    before = copy.deepcopy(ledger)
+    ledger.more_down(np.array([2, 0]), np.array([5, 7]))
+    assert (ledger.client_bytes_down - before.client_bytes_down).tolist() == [7, 0, 5]
+    last, was = ledger.entries[-1], before.entries[-1]
+    for name in ("bytes_down", "bytes_down_whole", "bytes_down_missed", "bytes_down_latest"):
+        assert last[name] - was[name] == 12
+    # It is the same message.
+    assert (last["messages_down"], last["payload_down"]) == (was["messages_down"], 250)
+
+
+def test_ledgers_of_several_fits_join_into_one():
+    one, other = ledger_of_two_rounds(), ledger_of_two_rounds()
+    other.more_down(np.array([1]), np.array([1000]))
+    whole = Ledger.joined([one, other])
+    assert whole.entries == one.entries + other.entries
+    assert whole.client_bytes_down.tolist() == [180, 380 + 1000, 580]
+    assert whole.client_bytes_up.tolist() == [216, 416, 616]
+    whole.count(dropped=1)
+    assert other.entries[-1]["dropped"] == 0
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_400, "999 kB"), (2_345_678, "2.35 MB")],
+)
+def test_sizes_are_written_in_powers_of_1000(nbytes, text):
+    ledger = Ledger(np.arange(2))
+    ledger.open("round", 0)
+    ledger.up(np.array([0]), np.array([2 * nbytes]))
+    assert f"per client {text} up and 0 B down" in repr(ledger)
+    # The rounds and the total, per client.
+    assert ledger._repr_html_().count(f">{text}</td>") >= 2
+
+
 def test_it_is_equal_to_its_copy_until_one_of_them_goes_on():
     ledger = ledger_of_two_rounds()
     copied = copy.deepcopy(ledger)

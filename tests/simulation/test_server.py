@@ -612,6 +612,8 @@ def test_the_best_model_is_sent_whole_where_others_get_by_with_changes():
     ledger = model.fit(*make_toy(density=0.9)).communication_
     final, best = ledger.entries[-2:]
     assert (final["phase"], best["phase"], model.best_round_) == ("final", "best", 0)
+    # A mean over rows, not a sum.
+    assert [row["validation_loss"] for row in model.history_] == [1.0] * 5
     assert final["bytes_down"] < final["bytes_down_whole"] == 12 * 9 * 8 * 4
     assert best["bytes_down"] == best["bytes_down_whole"] == 12 * 9 * 8 * 4
 
