@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import fedrecsk
 from fedrecsk import Federation, _kernels
-from fedrecsk.aggregation import CoordinateMedian, Krum, NormClipping
+from fedrecsk.aggregation import CoordinateMedian, GeometricMedian, Krum, NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.datasets import make_ratings
@@ -23,6 +23,7 @@ SETTINGS = [
     {"federation": Federation(aggregator=NormClipping())},
     {"federation": Federation(aggregator=CoordinateMedian(), adversary=SignFlip(0.1))},
     {"federation": Federation(aggregator=Krum(n_attackers=1))},
+    {"federation": Federation(aggregator=GeometricMedian())},
     {"federation": Federation(compression=TopK(0.3))},
     {"federation": Federation(compression=LowRank(1))},
     {"federation": Federation(compression=Quantization("int8"))},

@@ -1,4 +1,5 @@
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -383,16 +384,37 @@ def test_a_promotion_that_norm_clipping_lets_through_is_stopped_by_row():
     assert reached["HierarchicalClipping"] < 0.02
 
 
-@pytest.mark.parametrize("place", [(0, 0), (0, 2), (3, 1)])
-def test_nan_in_any_column_of_an_upload_is_rejected(place):
-    class Broken(Adversary):
-        def _forged(self, data, upload, generator):
-            change = np.array(upload["rows"].change, dtype=float)
-            change[place] = np.nan
-            return {**upload, "rows": upload["rows"]._replace(change=change)}
+class Broken(Adversary):
+    """Sends one number that is not finite, in an upload that is written down."""
 
+    def __init__(self, place=(0, 0), number=np.nan, clients=None):
+        super().__init__(clients=clients)
+        self.place = place
+        self.number = number
+
+    def _forged(self, data, upload, generator):
+        change = np.array(upload["rows"].change, dtype=float)
+        change[self.place] = self.number
+        return {**upload, "rows": upload["rows"]._replace(change=change)}
+
+
+class BrokenRagged(Broken):
+    """The same in the form that methods return."""
+
+    def _forged_batch(self, data, batch, seeds, summed):
+        values = np.array(batch.changes["rows"].values)
+        values[self.place] = self.number
+        return {**batch.changes, "rows": replace(batch.changes["rows"], values=values)}
+
+
+@pytest.mark.parametrize("adversary", [Broken, BrokenRagged])
+@pytest.mark.parametrize("place", [(0, 0), (0, 2), (3, 1), (-1, -1)], ids=str)
+@pytest.mark.parametrize("number", [np.nan, -np.inf])
+def test_numbers_that_are_not_finite_are_rejected_in_any_row_and_column(adversary, place, number):
     X, _ = make_toy(n_users=20, density=0.9)
-    federation = Federation(adversary=Broken(clients=[X[0, 0]]), aggregator=RowClipping())
+    federation = Federation(
+        adversary=adversary(place, number, clients=[X[0, 0]]), aggregator=RowClipping()
+    )
     model = LocALS(3, federation=federation, n_rounds=1, random_state=0).fit(X)
     assert sum(entry["rejected"] for entry in model.communication_.entries) == 1
     assert np.isfinite(model.item_factors_).all()

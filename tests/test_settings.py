@@ -12,7 +12,15 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk import Federation
-from fedrecsk.aggregation import Aggregator, CoordinateMedian, Krum, NormClipping, TrimmedMean
+from fedrecsk.aggregation import (
+    Aggregator,
+    CoordinateMedian,
+    GeometricMedian,
+    Krum,
+    NormClipping,
+    PopularityFilter,
+    TrimmedMean,
+)
 from fedrecsk.attacks import (
     Adversary,
     LabelFlip,
@@ -61,6 +69,8 @@ def one_by_one(cls):
 SlowClipping, SlowMedian, SlowTrimmed, SlowKrum = map(
     one_by_one, (NormClipping, CoordinateMedian, TrimmedMean, Krum)
 )
+
+SlowGeometric, SlowFilter = map(one_by_one, (GeometricMedian, PopularityFilter))
 
 # Fast and slow parts of each setting.
 SETTINGS = {
@@ -118,6 +128,22 @@ SETTINGS = {
         {"compression": Quantization("float16"), "dropout": 0.4, "dropout_mode": "stale"},
     )
     * 2,
+    "geometric median, stale": (
+        {"aggregator": GeometricMedian(3), "dropout": 0.4, "dropout_mode": "stale"},
+        {"aggregator": SlowGeometric(3), "dropout": 0.4, "dropout_mode": "stale"},
+    ),
+    "popularity filter, TopK up, sign flip": (
+        {
+            "aggregator": PopularityFilter(1.0, popular=0.3),
+            "compression": TopK(0.3, direction="up"),
+            "adversary": SignFlip(0.2),
+        },
+        {
+            "aggregator": SlowFilter(1.0, popular=0.3),
+            "compression": SlowTopK(0.3, direction="up"),
+            "adversary": SlowSignFlip(0.2),
+        },
+    ),
     "local noise, clipping": (
         {"local_dp": LaplaceMechanism(0.5, 0.1), "aggregator": NormClipping()},
         {"local_dp": LaplaceMechanism(0.5, 0.1), "aggregator": SlowClipping()},

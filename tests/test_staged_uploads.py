@@ -729,7 +729,9 @@ def test_uploads_too_large_for_their_squares_do_not_stop_robust_aggregators():
     whole = dense(batches, "gram")
     honest = np.abs(whole).max(axis=(1, 2)) < 1e100
     assert honest.sum() == 7
-    for aggregator in (NormClipping(), CoordinateMedian(), TrimmedMean(0.25), Krum(1), Krum(2)):
+    defences = [NormClipping(), CoordinateMedian(), TrimmedMean(0.25), Krum(1), Krum(2)]
+    defences += [GeometricMedian(), RowClipping(), HierarchicalClipping(), PopularityFilter()]
+    for aggregator in defences:
         total = aggregator._combine_batches(batches)["gram"]
         assert np.abs(total).max() < 1e3
     np.testing.assert_allclose(

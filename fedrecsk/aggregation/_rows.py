@@ -78,7 +78,7 @@ def largest_rows(batches, name):
     for batch in batches:
         changes = batch.changes[name]
         if isinstance(changes, Ragged):
-            largest.append(_largest_of_ragged(changes)[batch.accepted])
+            largest.append(_largest_of_ragged(changes, batch.accepted)[batch.accepted])
             continue
         clients = np.flatnonzero(batch.accepted)
         norms = (lengths(_of_client(changes, client)[1]) for client in clients)
@@ -86,11 +86,12 @@ def largest_rows(batches, name):
     return np.concatenate(largest)
 
 
-def _largest_of_ragged(changes):
-    norms, n_clients = lengths(_own_matrix(changes)), changes.n_clients
-    owners = np.repeat(np.arange(n_clients), changes.n_rows)
-    largest = np.zeros(n_clients)
-    np.maximum.at(largest, owners, norms)
+def _largest_of_ragged(changes, accepted):
+    """Norm of each client's largest row; the rows of those not accepted are not looked at."""
+    owners = np.repeat(np.arange(changes.n_clients), changes.n_rows)
+    theirs = accepted[owners]
+    largest = np.zeros(changes.n_clients)
+    np.maximum.at(largest, owners[theirs], lengths(_own_matrix(changes)[theirs]))
     common = _common(changes)
     if common is None:
         return largest
