@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from fedrecsk import _memory
 from fedrecsk._sklearn import StrOptions
 from fedrecsk.attacks._adversary import Adversary
 
@@ -108,7 +110,13 @@ class _Room(NamedTuple):
     @classmethod
     def of(cls, view, name, direction):
         """The room that the adversary's honest uploads leave."""
-        honest = np.zeros((view.n_own, *view.forms[name].shape))
+        shape = (view.n_own, *view.forms[name].shape)
+        _memory.require(
+            2 * 8 * prod(shape),
+            f"MinMax's {view.n_own} uploads of {name!r} side by side",
+            "Let it control fewer clients, or use ALIE.",
+        )
+        honest = np.zeros(shape)
         for one, upload in zip(honest, view.uploads, strict=True):
             one[upload[name].rows] = upload[name].change
         flat = honest.reshape(len(honest), -1)

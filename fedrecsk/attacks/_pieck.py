@@ -103,14 +103,14 @@ class PIECK(TargetedAdversary):
     def _mined(self, view, target):
         """The most popular items so far, best first; None before the second broadcast."""
         vectors, memory = view.item_vectors, view.memory
-        before, totals = memory.get("vectors"), memory.get("totals", np.zeros(view.n_items))
+        before, totals = memory.get("vectors"), memory.get("totals", np.zeros(len(vectors)))
         if before is not None:
             totals = totals + np.linalg.norm(vectors - before, axis=1)
         memory["vectors"], memory["totals"] = vectors, totals
-        ranked = np.where(np.arange(view.n_items) == target, -1.0, totals)
+        ranked = np.where(np.arange(len(vectors)) == target, -1.0, totals)
         if not totals.any():
             return None
-        return np.argsort(-ranked, kind="stable")[: min(self.n_popular, view.n_items - 1)]
+        return np.argsort(-ranked, kind="stable")[: min(self.n_popular, len(vectors) - 1)]
 
     def _aligned(self, vectors, target, popular):
         lengths = np.linalg.norm(vectors[popular], axis=1)

@@ -10,7 +10,7 @@ from scipy.special import expit
 
 from fedrecsk._sklearn import Interval
 from fedrecsk.attacks._surrogates import fitted_users, likes_of, unit
-from fedrecsk.attacks._target import codes_of
+from fedrecsk.attacks._target import codes_of_popular
 from fedrecsk.attacks._targeted import TargetedAdversary
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class PipAttack(TargetedAdversary):
     def _popular_codes(self, data):
         ids = data.item_ids.values
         if self.popular is not None:
-            return np.array(codes_of(self, "popular", np.ravel(self.popular).tolist(), ids))
+            return codes_of_popular(self, ids)
         counts = np.bincount(data.items, minlength=len(ids))
         if np.isscalar(self.item):
             counts[ids == self.item] = 0

@@ -25,22 +25,35 @@ def code_of(adversary, item_ids):
     ValueError
         If it is not among the items.
     """
-    return codes_of(adversary, "item", [adversary.item], item_ids)[0]
+    matches = _places(adversary.item, item_ids)
+    if len(matches) == 0:
+        raise ValueError(
+            f"{type(adversary).__name__}(item={adversary.item!r}) is not among the items of X; "
+            "name an item that occurs in X."
+        )
+    return int(matches[0])
 
 
-def codes_of(adversary, parameter, ids, item_ids):
-    """Codes of some items that a parameter of the adversary names; a list of int."""
+def codes_of_popular(adversary, item_ids):
+    """Codes of the adversary's `popular` items, an array of int."""
     codes = []
-    for one in ids:
-        matches = np.flatnonzero(item_ids == one) if np.isscalar(one) else ()
+    for one in np.ravel(adversary.popular).tolist():
+        matches = _places(one, item_ids)
         if len(matches) == 0:
-            shown = f"{one!r}" if parameter == "item" else f"[... {one!r} ...]"
             raise ValueError(
-                f"{type(adversary).__name__}({parameter}={shown}) is not among the items of X; "
-                "name an item that occurs in X."
+                f"{type(adversary).__name__}(popular=...) names {one!r}, which is not among the "
+                "items of X; name items that occur in X, or set popular=None."
             )
         codes.append(int(matches[0]))
-    return codes
+    if not codes:
+        raise ValueError(
+            f"{type(adversary).__name__}(popular=[]) names no item; name one, or set popular=None."
+        )
+    return np.array(codes)
+
+
+def _places(one, item_ids):
+    return np.flatnonzero(item_ids == one) if np.isscalar(one) else ()
 
 
 def check_honest_holder(adversary, data, controlled, target):

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrecsk.uploads import Ragged
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -155,6 +157,8 @@ class _Uploads(Sequence):
 def _share_sent(batch, name):
     """Share of a field's rows in which each client of a batch has changed something."""
     changes = batch.changes[name]
+    if isinstance(changes, Ragged) and changes.common is None:
+        return changes.n_rows[batch.sends] / changes.shape[0]
     counts = [np.any(changes.update(c).change, axis=1).sum() for c in _senders(batch)]
     return np.array(counts) / changes.shape[0]
 

@@ -346,8 +346,9 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
         if self.aggregation == "gradient":
             pulls = self.memory * np.abs(view.mean("rows")).max(initial=0)
             return {"rows": view.n_senders / view.n_own * pulls * signs}
+        # Twice what all pairs together can pull, if everybody held the items.
         base, base_pull = self._base
-        pulls = base * np.abs(view.mean("gram")).sum(axis=1)
+        pulls = 2 * (1 + self.alpha) * base * np.abs(view.mean("gram")).sum(axis=1)
         pulls = pulls + np.abs(base_pull * view.mean("total"))
         pulls = view.n_senders / view.n_own * pulls * signs
         # The last column has weights, of which there are none.

@@ -590,9 +590,12 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     def _upload_moving(self, view, rows, moves):
         if self.aggregation == "all":
             return {"item_vectors": view.n_senders / view.n_own * moves}
-        # With weights of 1 these are the numbers of holders.
-        n_holders = view.message["n_ratings"].values[rows] * self.client_fraction
-        return {"item_vectors": np.maximum(n_holders, 1)[:, None] / view.n_own * moves}
+        if "n_ratings" in view.message:
+            # With weights of 1 these are the numbers of holders.
+            n_holders = view.message["n_ratings"].values[rows, None] * self.client_fraction
+        else:
+            n_holders = view.n_expected("item_vectors")
+        return {"item_vectors": np.maximum(n_holders, 1) / view.n_own * moves}
 
     # ---------------------------------------------------------------- checks, predictions
 
