@@ -96,6 +96,8 @@ class FederatedRecommender(Recommender):
 
     # How a curious server inverts one upload; see :func:`fedrecsk.attacks.measure_leak`.
     _inversion = None
+    # How the server takes a sum of a few clients' uploads apart; None: not at all.
+    _unmix = None
 
     # --------------------------------------------------------------- before the rounds
 
