@@ -194,7 +194,7 @@ def _large_numbers(estimator, data):
     weight, size = float(data.weights.max()), largest(data.values)
     if weight > HEAVY:
         yield f"sample_weight reaches {weight:.3g}; divide it by its mean."
-    if size > LARGE and _estimates_y(estimator):
+    if size > LARGE and estimates_y(estimator):
         yield f"y reaches {size:.3g}; divide it by a constant."
 
 
@@ -240,12 +240,12 @@ def _largest_score(data, arrays):
 
 def _scale(estimator, data):
     """The size of what scores estimate: that of the ratings, or 1 for preferences."""
-    if not _estimates_y(estimator):
+    if not estimates_y(estimator):
         return 1.0
     return max(1.0, largest(data.values))
 
 
-def _estimates_y(estimator):
+def estimates_y(estimator):
     """Whether scores are estimates of y: federated methods say so, other models if they rate."""
     required = estimator.__sklearn_tags__().target_tags.required
     return getattr(estimator, "_sees_ratings", required)

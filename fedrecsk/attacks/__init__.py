@@ -1,10 +1,11 @@
-"""Attacks: clients that poison the model, and a server that infers the clients' data."""
+"""Attacks: clients that poison the model, and servers or others that infer the clients' data."""
 
 from fedrecsk.attacks._a_hum import AHum
 from fedrecsk.attacks._adversary import Adversary
 from fedrecsk.attacks._fed_rec_attack import FedRecAttack
 from fedrecsk.attacks._label_flip import LabelFlip
 from fedrecsk.attacks._leakage import LeakReport, measure_leak
+from fedrecsk.attacks._membership import MembershipReport, measure_membership
 from fedrecsk.attacks._min_max import MinMax
 from fedrecsk.attacks._pieck import PIECK
 from fedrecsk.attacks._pip_attack import PipAttack
@@ -25,6 +26,7 @@ __all__ = [
     "FedRecAttack",
     "LabelFlip",
     "LeakReport",
+    "MembershipReport",
     "MinMax",
     "PipAttack",
     "Promotion",
@@ -34,4 +36,5 @@ __all__ = [
     "TargetedAdversary",
     "View",
     "measure_leak",
+    "measure_membership",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 CLOSE, ALIGNED = 1e-2, 0.99
 
@@ -15,11 +16,17 @@ def own_items(data, client, rates):
 
 
 def found_vectors(guesses, truth):
-    """Shares of the clients whose vector, or its direction, was inferred; None is no guess."""
-    known = [(one, true) for one, true in zip(guesses, truth, strict=True) if one is not None]
+    """Shares of the clients whose vector, or its direction, was inferred; None is no guess.
+
+    And the median of the cosines' sizes.
+    """
+    pairs = list(zip(guesses, truth, strict=True))
+    known = [(one, true) for one, true in pairs if one is not None]
+    cosines = [0.0 if one is None else _cosines(one, true) for one, true in pairs]
     return {
         "vectors": float(sum(_close(one, true) for one, true in known) / len(truth)),
         "directions": float(sum(_aligned(one, true) for one, true in known) / len(truth)),
+        "cosine": float(np.median(np.abs(cosines))),
     }
 
 
@@ -39,13 +46,36 @@ def found_pairs(claims, own, rates):
     }
 
 
+def assigned(profiles, own):
+    """For each client, the profile that is its own at best, or None if there are fewer profiles.
+
+    A profile of a client is known without whose it is; the assignment with the most items in
+    common is taken for right.
+    """
+    if not profiles:
+        return [None] * len(own)
+    shared = np.array(
+        [[len(np.intersect1d(profile.items, items)) for profile in profiles] for items, _ in own]
+    )
+    sizes = np.array([[len(profile.items) for profile in profiles]])
+    either = sizes + np.array([[len(items)] for items, _ in own]) - shared
+    alike = shared / np.maximum(either, 1)
+    whose = dict(zip(*linear_sum_assignment(-alike), strict=True))
+    fits = [c in whose and alike[c, whose[c]] > 0 for c in range(len(own))]
+    return [profiles[whose[c]] if fit else None for c, fit in enumerate(fits)]
+
+
 def common_vector(truth):
     """Largest share of the other clients whose vector equals that of one client."""
-    shares = {}
+    shares, others = {}, max(len(truth) - 1, 1)
     for name, passes in (("vectors", _close), ("directions", _aligned)):
         hits = [passes(one, truth).sum() - passes(one, one) for one in truth]
-        shares[name] = float(max(hits) / max(len(truth) - 1, 1))
-    return shares
+        shares[name] = float(max(hits) / others)
+    medians = [
+        np.median(np.delete(np.abs(_cosines(one, truth)), place)) if len(truth) > 1 else 0.0
+        for place, one in enumerate(truth)
+    ]
+    return shares | {"cosine": float(max(medians))}
 
 
 def common_items(data, own, rates):
@@ -86,5 +116,9 @@ def _close(guess, truth):
 
 
 def _aligned(guess, truth):
+    return _cosines(guess, truth) >= ALIGNED
+
+
+def _cosines(guess, truth):
     lengths = np.linalg.norm(guess) * np.linalg.norm(truth, axis=-1)
-    return truth @ guess >= ALIGNED * np.maximum(lengths, 1e-300)
+    return truth @ guess / np.maximum(lengths, 1e-300)

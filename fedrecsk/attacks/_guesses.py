@@ -1,10 +1,37 @@
-"""What a curious server infers about a client, and helpers that its inversions share."""
+"""What a curious server receives and infers about a client, and helpers of its inversions."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import wraps
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from fedrecsk.simulation.keys import Key
+    from fedrecsk.simulation.messages import Message
+    from fedrecsk.uploads import Update
+
+
+class Exchange(NamedTuple):
+    """One upload of a client, or of a group of clients, and what it answers.
+
+    Attributes
+    ----------
+    key : Key
+        The round's shared key, which has its number and the coins that all can see.
+    message : Message
+        The announcement, and the server's last message to the client.
+    upload : dict of {str: Update}
+        What the server received, as changes.
+    """
+
+    key: Key
+    message: Message
+    upload: dict[str, Update]
 
 
 class Guess(NamedTuple):
@@ -25,7 +52,21 @@ class Guess(NamedTuple):
     values: np.ndarray | None = None
 
 
-def agreed(guesses):
+def one_by_one(invert: Callable[..., Guess]) -> Callable[..., Guess]:
+    """An inversion of any number of uploads, from one of a single upload.
+
+    The wrapped function gets the model, the message, the upload and the number of items. The items
+    that it finds in all uploads are kept.
+    """
+
+    @wraps(invert)
+    def of_all(model: Any, exchanges: list[Exchange], n_items: int) -> Guess:
+        return agreed([invert(model, one.message, one.upload, n_items) for one in exchanges])
+
+    return of_all
+
+
+def agreed(guesses: list[Guess]) -> Guess:
     """Combine the guesses of consecutive rounds: keep the items that are in all of them."""
     last = guesses[-1]
     kept = np.ones(len(last.items), dtype=bool)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrecsk.attacks._guesses import Guess, direction_of, sent_rows
+from fedrecsk.attacks._guesses import Guess, direction_of, one_by_one, sent_rows
 from fedrecsk.attacks._inversion_wmf import wmf
 
 # Tolerated relative rounding error of float32 numbers.
 ROUNDING = 1e-3
 
 
+@one_by_one
 def fcf(model, message, upload, n_items):
     """Rows of items without an interaction are (p.q) p, which gives p up to its sign."""
     if model.upload == "own":
-        return wmf(model, message, upload, n_items)
+        return wmf.__wrapped__(model, message, upload, n_items)
     rows = np.asarray(upload["gradient"].change, dtype=np.float64)
     items = message["item_factors"].values.astype(np.float64)
     direction = direction_of(rows)
@@ -42,6 +43,7 @@ def _commonest(numbers):
     return float(np.median(numbers[first : first + n_equal[first]]))
 
 
+@one_by_one
 def explicit_fcf(model, message, upload, n_items):
     """Rows are errors times (1, p); the user's ridge regression gives the rest."""
     rows, items = sent_rows(upload["gradient"], n_items)

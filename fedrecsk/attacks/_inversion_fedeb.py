@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrecsk.attacks._guesses import Guess, sent_rows
+from fedrecsk.attacks._guesses import Guess, one_by_one, sent_rows
 
 
+@one_by_one
 def fedeb(model, message, upload, n_items):
     """Solve the client's own equations backwards.
 

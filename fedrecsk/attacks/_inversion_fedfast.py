@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fedrecsk.attacks._guesses import Guess, sent_rows
+from fedrecsk.attacks._guesses import Guess, one_by_one, sent_rows
 
 
+@one_by_one
 def uploaded_vectors(model, message, upload, n_items):
     """The user's vector is in the upload; items that moved along it are positives."""
     vector = message["client_vector"].values[0] + upload["client_vector"].change

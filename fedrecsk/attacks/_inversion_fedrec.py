@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrecsk.attacks._guesses import Guess, direction_of, sent_rows
+from fedrecsk.attacks._guesses import Guess, direction_of, one_by_one, sent_rows
 
 # Errors of virtual ratings are explained up to rounding, as a share of the largest error.
 EXPLAINED = 1e-3
@@ -14,6 +14,7 @@ MOST = 0.8
 REWEIGHTINGS = 60
 
 
+@one_by_one
 def fedrec(model, message, upload, n_items):
     """Rows are multiples of (1, p_u), or p_u, and virtual ratings are linear in the items.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrecsk.attacks._guesses import Guess
+from fedrecsk.attacks._guesses import Guess, one_by_one
 
 
+@one_by_one
 def gram(model, message, upload, n_items):
     """An item's pair with itself is the square of the user's weight for it."""
     rows, change = upload["gram"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrecsk.attacks._guesses import Guess, sent_rows
+from fedrecsk.attacks._guesses import Guess, one_by_one, sent_rows
 
 
+@one_by_one
 def lightfr(model, message, upload, n_items):
     """Get the code from its product with itself or from one row; then subtract for the targets."""
     if model.aggregation == "parameter":

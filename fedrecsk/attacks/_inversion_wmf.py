@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from fedrecsk.attacks._guesses import Guess, direction_of, sent_rows
+from fedrecsk.attacks._guesses import Guess, direction_of, one_by_one, sent_rows
 
 # Lengths to try for a user's vector whose direction is known.
 LENGTHS = np.geomspace(1e-2, 1e2, 81)
@@ -13,6 +13,7 @@ LENGTHS = np.geomspace(1e-2, 1e2, 81)
 PASSES = 4
 
 
+@one_by_one
 def wmf(model, message, upload, n_items):
     """Rows lie along p_u; its length and sign are those that explain the upload best.
 
@@ -24,7 +25,7 @@ def wmf(model, message, upload, n_items):
     def misfit(vector):
         expected = model._upload_of_one(vector, received, message)
         misfit = _distance(expected["rows"], rows)
-        if "others" in expected:
+        if "others" in expected and "others" in upload:
             misfit += _distance(expected["others"], upload["others"].change)
         return misfit
 

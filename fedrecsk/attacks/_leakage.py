@@ -1,23 +1,26 @@
-"""Measure what an honest but curious server can infer from single uploads."""
+"""Measure what an honest but curious server can infer from uploads, or from their sums."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from sklearn.base import clone
 
+from fedrecsk import _html
 from fedrecsk.attacks._found import (
+    assigned,
     common_items,
     common_vector,
     found_pairs,
     found_vectors,
     own_items,
 )
-from fedrecsk.attacks._guesses import Guess, agreed
-from fedrecsk.uploads import Update
+from fedrecsk.attacks._guesses import Guess
+from fedrecsk.attacks._receipts import Differences, Groups, Singles
+from fedrecsk.attacks._same_data import check_same_data
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -44,6 +47,9 @@ class LeakReport:
     directions : float
         Share of the clients whose vector's direction was recovered, with a cosine of at least
         0.99: enough to rank items for them.
+    cosine : float
+        Median over the clients of the size of the cosine between their vector and the one
+        inferred; 0 for clients of which none was.
     interactions : float
         Of all pairs of client and item that were claimed or true, the share that were both. 1:
         the server knows exactly who has which item.
@@ -51,12 +57,19 @@ class LeakReport:
         The same share for triples with the rating, if the method sees ratings; otherwise equal
         to `interactions`.
     chance : dict of {str: float}
-        For each of these four shares, what the best guess reaches without reading an upload, if
+        For each of these five numbers, what the best guess reaches without reading an upload, if
         it is the same for every client. Pairs: the set of items with the highest share if it is
         claimed for all clients. Triples: likewise, each item with its most common rating.
-        Vectors and directions: the vector of the attacked client that fits most others. Such a
-        guess uses more knowledge of all clients than a server has, so a share that is not larger
-        is no evidence of a leak.
+        Vectors, directions and cosine: the vector of the attacked client that fits most others.
+        Such a guess uses more knowledge of all clients than a server has, so a number that is not
+        larger is no evidence of a leak.
+    cohort : int or None
+        Number of clients in a sum, the largest if they differ; None if the server receives single
+        uploads.
+    differences : {"same round", "next round"} or None
+        Which two sums the server subtracts.
+    n_profiles : int
+        With a cohort, number of clients whose part the server has isolated from a sum.
     """
 
     method: str
@@ -64,19 +77,37 @@ class LeakReport:
     n_rounds: int
     vectors: float
     directions: float
+    cosine: float
     interactions: float
     values: float
     chance: dict[str, float]
+    cohort: int | None = None
+    differences: str | None = None
+    n_profiles: int = 0
 
     def __repr__(self) -> str:
         shares = ", ".join(
             f"{name} {getattr(self, name):.3f} (by chance {share:.3f})"
             for name, share in self.chance.items()
         )
-        return (
-            f"LeakReport({self.method}, n_clients={self.n_clients}, n_rounds={self.n_rounds}: "
-            f"{shares})"
-        )
+        return f"LeakReport({self.method}, {self._setting}: {shares})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [name, f"{getattr(self, name):.3f}", f"{share:.3f}"]
+            for name, share in self.chance.items()
+        ]
+        caption = f"{self.method}: what a server infers"
+        return _html.table(caption, ["", "inferred", "by chance"], rows, notes=[self._setting])
+
+    @property
+    def _setting(self):
+        setting = f"n_clients={self.n_clients}, n_rounds={self.n_rounds}"
+        if self.cohort is not None:
+            setting += f", cohort={self.cohort}, n_profiles={self.n_profiles}"
+        if self.differences is not None:
+            setting += f", differences={self.differences!r}"
+        return setting
 
 
 def measure_leak(
@@ -86,14 +117,15 @@ def measure_leak(
     *,
     n_rounds: int = 1,
     max_clients: int | None = None,
+    cohort: int | Literal["all"] | None = None,
+    differences: Literal["same round", "next round"] | None = None,
 ) -> LeakReport:
-    """Measure what a server that follows the protocol can infer from single uploads.
+    """Measure what a server that knows the method can infer from uploads, or from their sums.
 
-    The estimator is fitted for one or more rounds with all clients in every round, and without
-    dropout, compression and aggregator; each client has one user. The server knows its own
-    messages and the method's hyperparameters, and inverts each client's uploads. With
-    ``local_dp`` the uploads are noisy; with ``secure_aggregation`` the server only receives
-    their sum, and uses the mean in place of each client's upload.
+    A copy of the estimator is fitted for one or more rounds with all clients in every round, and
+    without dropout, compression and aggregator; each client has one user. The server knows its own
+    messages and the method's hyperparameters, and inverts all uploads of a client together. With
+    ``local_dp`` the uploads are noisy.
 
     Parameters
     ----------
@@ -102,10 +134,23 @@ def measure_leak(
     X, y
         As in `fit`.
     n_rounds : int, default=1
-        Number of consecutive uploads to read of each client, from the first round on. Items
-        that are not in all of them are taken for sampled negatives.
+        Number of consecutive uploads to read of each client, from the first round on. RFRec's,
+        CoLR's and FedMF's are inverted together; of other methods, items that are not in all of
+        them are taken for sampled negatives.
     max_clients : int or None, default=None
-        Largest number of clients to attack, to save time. None: all.
+        Largest number of clients to attack, to save time. None: all. With a cohort it is rounded
+        up to whole cohorts. All uploads of these clients are kept in memory.
+    cohort : int, "all" or None, default=None
+        Number of clients in a secure sum. The clients are cut at random into cohorts of at least
+        this size, the same in every round, and the server receives nothing but the exact sum of
+        each. None: single uploads or, with ``secure_aggregation``, "all".
+    differences : {"same round", "next round"} or None, default=None
+        Which two sums that differ by one client the server subtracts, for each client. "same
+        round": two sums of one round, as a server gets if it claims that the client has dropped
+        out; the result is the client's upload. "next round": the sum of the last round but one
+        less that of the last one without the client, as a server gets if the client drops out or
+        is not chosen; what the others have changed in between hides part of it. Needs two
+        rounds. With ``cohort=None`` the sums are over all clients.
 
     Returns
     -------
@@ -114,8 +159,9 @@ def measure_leak(
     Raises
     ------
     ValueError
-        If no inversion is known for the method, if it uploads nothing in these rounds, or if
-        `n_rounds` or `max_clients` is not a positive whole number.
+        If no inversion is known for the method, if it uploads nothing in these rounds, if the
+        estimator was fitted on other data, if `cohort` is more than the clients or
+        `differences` leaves nobody in the second sum, or if a parameter is out of range.
     TypeError
         If `estimator` is a class.
 
@@ -131,9 +177,14 @@ def measure_leak(
     - FedRec: rows of a user are multiples of (1, p_u). Virtual ratings are all equal or scores of
       some vector, and so linear in the items; real ones are not.
     - FedMF, CoLR, SCoLR: visited items move along p_u (along B p_u): positives in one direction,
-      sampled negatives, which are more, in the other.
+      sampled negatives, which are more, in the other. The server trains a vector on them as the
+      client does, and corrects it by what each upload shows of the real one (a Kalman filter).
     - FedFast: the vector itself is uploaded, and separates positives from negatives.
-    - RFRec: a client changes the vectors of the items that it has rated, and no others.
+    - RFRec, RFRecF: a client changes the vectors of the items that it has rated, and no others. A
+      copy of the client is replayed from guesses of its vector and ratings, until it
+      uploads the same in the first two uploads. Of a single one, Adam's step hides the gradient's
+      size in all but the last digits. Under noise, rows that stand out are taken, and only
+      signs and a grid of ratings are fitted.
     - FedEB: the client's equations have as many known numbers as unknown ones, and are solved
       for the unknown.
     - FCF: rows of items that the user does not have are (p . q) p; the others differ.
@@ -142,24 +193,40 @@ def measure_leak(
     - FedEASE, FedSpectral: the entry of an item with itself is the square of the user's entry for
       it; the user's row is the private vector here.
 
+    How a sum is taken apart:
+
+    - Rows of one client lie along one line, so lines along which several rows of the sum lie are
+      clients, and other rows are combinations of a few lines (LocALS, LocSGD, GlobSGD, FCF,
+      ExplicitFCF, FedMF, CoLR, SCoLR, and the first uploads of RFRec).
+    - FedEASE: the pairs of an item that one client alone has are all its items. They are
+      subtracted, and other items are left with one client.
+    - Each part is a profile of one of the cohort's clients, and the server does not know which: the
+      report assigns profiles to clients so that they fit best. About other clients the server
+      guesses that they have all items of the sum.
+
+    Sums of other methods are not taken apart; that is no proof that they cannot be.
+
     Examples
     --------
     >>> from fedrecsk import LocALS
     >>> from fedrecsk.attacks import measure_leak
     >>> from fedrecsk.datasets import make_interactions
     >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
-    >>> report = measure_leak(LocALS(n_factors=4, reg_user=1.0, random_state=0), X)
+    >>> model = LocALS(n_factors=4, reg_user=1.0, upload="all", random_state=0)
+    >>> report = measure_leak(model, X)
     >>> report.vectors, report.interactions
     (1.0, 1.0)
     >>> round(report.chance["interactions"], 2)
     0.44
+
+    The sum over all clients shows nobody's vector, but two sums that differ by one client do:
+
+    >>> measure_leak(model, X, cohort="all").vectors
+    0.0
+    >>> measure_leak(model, X, cohort="all", differences="same round").vectors
+    1.0
     """
-    if not isinstance(n_rounds, Integral) or n_rounds < 1:
-        raise ValueError(f"n_rounds={n_rounds!r} must be a whole number, at least 1.")
-    if max_clients is not None and not (isinstance(max_clients, Integral) and max_clients >= 1):
-        raise ValueError(
-            f"max_clients={max_clients!r} must be a whole number, at least 1, or None for all."
-        )
+    _check_numbers(n_rounds, max_clients, cohort, differences)
     if isinstance(estimator, type):
         raise TypeError(
             f"measure_leak takes an estimator, but got a class; pass {estimator.__name__}()."
@@ -172,26 +239,57 @@ def measure_leak(
     model = _watched(estimator, n_rounds)
     model._validate_params()
     data = model._prepared(X, y)
-    n_attacked = min(data.n_clients, max_clients or data.n_clients)
-    guesses, truth = _read_along(model, data, n_rounds, n_attacked)
-    if not guesses:
+    check_same_data(estimator, data, "measure_leak")
+    receipts = _receipts(model, data.n_clients, n_rounds, max_clients, cohort, differences)
+    truth = _read_along(model, data, n_rounds, receipts)
+    if not receipts.any:
         raise ValueError(
             f"{type(estimator).__name__} uploaded nothing in n_rounds={n_rounds}, so there is "
             "nothing to invert; read more rounds."
         )
-    guesses = [guesses.get(client, NOTHING) for client in range(n_attacked)]
+    clients = receipts.clients
     rates = bool(data.values.min() != data.values.max()) and model._sees_ratings
-    own = [own_items(data, client, rates) for client in range(n_attacked)]
+    own = {client: own_items(data, client, rates) for client in clients}
+    guesses, n_profiles = _inferred(receipts, model, data.n_items, own)
+    guesses = [guesses.get(client, NOTHING) for client in clients]
+    own, truth = [own[client] for client in clients], truth[clients]
     claims = [(guess.items, guess.values) for guess in guesses]
     found = found_vectors([guess.vector for guess in guesses], truth)
     found |= found_pairs(claims, own, rates)
     return LeakReport(
         method=type(estimator).__name__,
-        n_clients=n_attacked,
+        n_clients=len(clients),
         n_rounds=n_rounds,
         **found,
         chance=common_vector(truth) | common_items(data, own, rates),
+        cohort=receipts.cohort,
+        differences=differences,
+        n_profiles=n_profiles,
     )
+
+
+def _check_numbers(n_rounds, max_clients, cohort, differences):
+    if not isinstance(n_rounds, Integral) or n_rounds < 1:
+        raise ValueError(f"n_rounds={n_rounds!r} must be a whole number, at least 1.")
+    if max_clients is not None and not (isinstance(max_clients, Integral) and max_clients >= 1):
+        raise ValueError(
+            f"max_clients={max_clients!r} must be a whole number, at least 1, or None for all."
+        )
+    is_size = isinstance(cohort, Integral) and cohort >= 1
+    if not (cohort is None or is_size or (isinstance(cohort, str) and cohort == "all")):
+        raise ValueError(
+            f'cohort={cohort!r} must be a whole number, at least 1, "all", or None for single '
+            "uploads."
+        )
+    if differences not in (None, "same round", "next round"):
+        raise ValueError(
+            f'differences={differences!r} must be "same round", "next round" or None for none.'
+        )
+    if differences == "next round" and n_rounds < 2:
+        raise ValueError(
+            'differences="next round" subtracts the sums of two rounds, but n_rounds=1; set '
+            "n_rounds=2 or more."
+        )
 
 
 def _watched(estimator, n_rounds):
@@ -208,36 +306,59 @@ def _watched(estimator, n_rounds):
     )
 
 
-def _read_along(model, data, n_rounds, n_attacked):
-    """Guesses about the attacked clients whose uploads arrived, and all true vectors."""
-    guesses, received, truth = {}, None, np.empty((0, 0))
-    for server, clients, seen in model._watch(data, n_rounds):
+def _receipts(model, n_clients, n_rounds, max_clients, cohort, differences):
+    """What the server receives, in the form in which it will be attacked."""
+    if isinstance(cohort, Integral) and cohort > n_clients:
+        raise ValueError(
+            f"cohort={cohort} is more than the {n_clients} clients of X; lower it, or set "
+            'cohort="all".'
+        )
+    n_attacked = min(n_clients, max_clients or n_clients)
+    is_summed = model._setting().secure_aggregation is not None or differences is not None
+    if cohort is None and not is_summed:
+        return Singles(np.arange(n_attacked))
+    size = cohort if isinstance(cohort, Integral) else n_clients
+    if differences is None:
+        return Groups(n_clients, int(size), n_attacked)
+    if size == 1:
+        raise ValueError(
+            "With cohorts of one client, the second of the two sums that differ by it is empty; "
+            "set cohort to 2 or more."
+        )
+    last = n_rounds - 1 if differences == "next round" else None
+    return Differences(n_clients, int(size), n_attacked, last)
+
+
+def _read_along(model, data, n_rounds, receipts):
+    """Run the rounds, with what the server receives in `receipts`; returns all true vectors."""
+    received, truth = None, np.empty((0, 0))
+    for round, (server, clients, seen) in enumerate(model._watch(data, n_rounds)):
         # In a round without a message, clients continue with the last one.
         if seen.message is not None:
             received = seen.message
-        for client, guess in _guesses(server, received, seen, n_attacked):
-            earlier = [guesses[client]] if client in guesses else []
-            guesses[client] = agreed([*earlier, guess])
+        if seen.upload is not None:
+            message = server.announcement() | received
+            receipts.take(server.key.at(round), message, seen.batches)
         truth = _vectors(server.method, clients)
-    return guesses, truth[:n_attacked]
+    return truth
 
 
-def _guesses(server, received, seen, n_attacked):
-    """Yield each attacked client whose upload the server has seen in a round, with a guess."""
-    if seen.upload is None:
-        return
-    method, n_items, announced = server.method, len(server.item_ids), server.announcement()
-    if server.federation.secure_aggregation is not None:
-        # The server only has the sum, so its guess is the same for all clients.
-        mean = {name: Update(slice(None), total.mean) for name, total in seen.upload.items()}
-        guess = method._inversion(method, announced | received, mean, n_items)
-        yield from ((client, guess) for client in range(n_attacked))
-        return
-    for batch in seen.batches:
-        for place in np.flatnonzero(batch.accepted & (batch.clients < n_attacked)):
-            upload, client = batch.all_fields(place), batch.clients[place]
-            own = announced | received.of(np.array([client]))
-            yield int(client), method._inversion(method, own, upload, n_items)
+def _inferred(receipts, model, n_items, own):
+    """Guesses by client, and how many of them were isolated from a sum."""
+    invert, n_profiles, guesses = type(model)._inversion, 0, {}
+    for members, exchanges in receipts.sums():
+        common = invert(model, receipts.means(members, exchanges), n_items)
+        guesses |= dict.fromkeys(members, common)
+        unmix = getattr(model, "_unmix", None)
+        if unmix is not None and len(members) > 1:
+            profiles = unmix(model, exchanges, n_items)
+            whose = assigned(profiles, [own[client] for client in members])
+            known = [one is not None for one in whose]
+            n_profiles += sum(known)
+            guesses |= {c: one for c, one in zip(members, whose, strict=True) if one is not None}
+    for client, exchanges in receipts.singles():
+        guesses[client] = invert(model, exchanges, n_items)
+    return guesses, n_profiles
 
 
 def _vectors(method, clients):

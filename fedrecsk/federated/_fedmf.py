@@ -13,6 +13,7 @@ from fedrecsk import _kernels
 from fedrecsk._pieces import pieces
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_sampled import sampled
+from fedrecsk.attacks._unmixing import by_lines
 from fedrecsk.base import RankingMixin, linear_scores
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.keys import Key
@@ -56,6 +57,7 @@ class AveragedItems(RankingMixin, FederatedRecommender):
 
     _single_uploads = True
     _inversion = staticmethod(sampled)
+    _unmix = staticmethod(by_lines("updates", tolerance=1e-3))
     _dtype = np.float32
     _user_width = "n_factors"
 

@@ -319,7 +319,8 @@ class Seen(NamedTuple):
     message : Message or None
         What it has sent, as `_on_receipt` leaves it.
     batches : list of Batch
-        Single uploads, where they reach the server.
+        Single uploads. With secure sums the server does not see them, but what it sees are sums
+        of them.
     upload : Upload or None
         Their sums.
     """
@@ -344,8 +345,7 @@ def watch(estimator, data, n_rounds):
     clients : list of Clients
     seen : Seen
     """
-    secure = estimator._setting().secure_aggregation is not None
-    run = Run.new(estimator, data, is_watched=not secure)
+    run = Run.new(estimator, data, is_watched=True)
     with (
         get_threadpool_controller().limit(limits=1, user_api="blas"),
         Threads(None) as parallel,

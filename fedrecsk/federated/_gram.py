@@ -11,6 +11,7 @@ from fedrecsk import _kernels, _memory
 from fedrecsk._item_weights import add_gram, histories, liked, n_pairs
 from fedrecsk._sklearn import StrOptions
 from fedrecsk.attacks._inversion_gram import gram as invert
+from fedrecsk.attacks._unmixing import by_pairs
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Summed, Uploads
@@ -39,6 +40,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
     # Every client is then reached once in a pass.
     _prefers_rotation = True
     _inversion = staticmethod(invert)
+    _unmix = staticmethod(by_pairs)
     _dtype = np.float32
 
     # ---------------------------------------------------------------------- the algorithm

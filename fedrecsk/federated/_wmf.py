@@ -11,6 +11,7 @@ import numpy as np
 from fedrecsk import _kernels
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_wmf import wmf as invert
+from fedrecsk.attacks._unmixing import by_lines
 from fedrecsk.federated._implicit import ImplicitMF
 from fedrecsk.federated._item_rows import OwnRows
 from fedrecsk.simulation.messages import Dense, Message, Uploads
@@ -36,6 +37,7 @@ class FederatedWMF(ImplicitMF):
     }
 
     _inversion = staticmethod(invert)
+    _unmix = staticmethod(by_lines("rows"))
 
     @property
     def _sends_all(self):

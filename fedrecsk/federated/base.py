@@ -96,6 +96,8 @@ class FederatedRecommender(Recommender):
 
     # How a curious server inverts one upload; see :func:`fedrecsk.attacks.measure_leak`.
     _inversion = None
+    # How the server takes a sum of a few clients' uploads apart; None: not at all.
+    _unmix = None
 
     # How clients that promote an item move it: a method (view, rows, moves) that returns, for each
     # field in which clients send rows of items, what each of the adversary's uploads must hold in

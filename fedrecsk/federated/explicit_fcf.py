@@ -12,6 +12,7 @@ from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_fcf import explicit_fcf as invert
+from fedrecsk.attacks._unmixing import by_lines
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
@@ -182,6 +183,7 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
 
     _single_uploads = True
     _inversion = staticmethod(invert)
+    _unmix = staticmethod(by_lines("gradient"))
     _dtype = np.float32
     _user_width = "n_factors"
 

@@ -10,6 +10,7 @@ import numpy as np
 from fedrecsk._docs import documented
 from fedrecsk._sklearn import StrOptions
 from fedrecsk.attacks._inversion_fcf import fcf as invert
+from fedrecsk.attacks._unmixing import by_lines_beside_a_matrix
 from fedrecsk.federated._implicit import ImplicitMF
 from fedrecsk.federated._item_rows import OwnRows
 from fedrecsk.federated._server_step import ServerStep
@@ -149,6 +150,7 @@ class FCF(ServerStep, ImplicitMF):
     )
 
     _inversion = staticmethod(invert)
+    _unmix = staticmethod(by_lines_beside_a_matrix)
 
     @property
     def _sends_all(self):

@@ -13,6 +13,7 @@ from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_rfrec import rfrec as invert
+from fedrecsk.attacks._unmixing import by_lines
 from fedrecsk.base import RatingMixin, linear_scores
 from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._own_items import OwnItems
@@ -225,6 +226,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     _single_uploads = True
     _inversion = staticmethod(invert)
+    _unmix = staticmethod(by_lines("item_vectors", tolerance=1e-3, signed=True))
     _dtype = np.float32
     _user_width = "n_factors"
 
@@ -376,6 +378,10 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             attributes["_own_items"] = OwnItems.of(block, state["held"], state["shared"])
         return attributes
 
+    def _steps_of(self, key):
+        """What a client does in a round, as a curious server replays it; see `attacks`."""
+        return [("step", self.learning_rate, self.coupling), ("send",)]
+
     def _private_vectors(self, state):
         return state["users"].now
 
@@ -407,20 +413,13 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         """Scaled ratings and the weights of the penalties."""
         real = self._dtype
         low, high, level = message["scale"].values
-        reg_item, reg_item_bias = np.zeros((2, block.n_items), dtype=real)
+        counts = np.zeros(block.n_items)
         if "n_ratings" in message:
-            n_ratings = np.maximum(message["n_ratings"].values, np.finfo(real).tiny)
-            rated = message["n_ratings"].values > 0
-            n_rated = n_ratings[rated]
-            share = caution(n_rated, self.few_ratings / ITEMS_NEED) / n_rated
-            reg_item[rated] = self.reg_item * share * n_rated**self.reg_power
-            reg_item_bias[rated] = self.reg_bias * share
-        if not self.biases:
-            reg_item_bias = reg_item
+            counts = message["n_ratings"].values
         users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
         mass = np.bincount(users, block.weights, minlength=block.n_users)
-        more = caution(mass, self.few_ratings).astype(real)
-        reg_user = (more * self.reg_user * mass**self.reg_power).astype(real)
+        reg_item, reg_item_bias = self._penalties_on_items(counts)
+        reg_user, reg_user_bias = self._penalties_on_users(mass)
         unit = (high - low) or 1
         return {
             "unit": float(unit),
@@ -430,8 +429,26 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             "reg_item": reg_item,
             "reg_item_bias": reg_item_bias,
             "reg_user": reg_user,
-            "reg_user_bias": more * real(self.reg_bias) if self.biases else reg_user,
+            "reg_user_bias": reg_user_bias,
         }
+
+    def _penalties_on_items(self, counts):
+        """Weights of the penalties on each rating's item, and on its bias, by items' ratings."""
+        real = self._dtype
+        reg_item, reg_item_bias = np.zeros((2, len(counts)), dtype=real)
+        rated = counts > 0
+        n_rated = np.maximum(counts, np.finfo(real).tiny)[rated]
+        share = caution(n_rated, self.few_ratings / ITEMS_NEED) / n_rated
+        reg_item[rated] = self.reg_item * share * n_rated**self.reg_power
+        reg_item_bias[rated] = self.reg_bias * share
+        return reg_item, reg_item_bias if self.biases else reg_item
+
+    def _penalties_on_users(self, mass):
+        """Weights of the penalties on users, and on their biases, by their numbers of ratings."""
+        real = self._dtype
+        more = caution(mass, self.few_ratings).astype(real)
+        reg_user = (more * self.reg_user * mass**self.reg_power).astype(real)
+        return reg_user, more * real(self.reg_bias) if self.biases else reg_user
 
     def _join(self, block, state, active, broadcast):
         """Clients in their first round begin with the items that they have received."""

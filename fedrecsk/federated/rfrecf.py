@@ -130,6 +130,16 @@ class RFRecF(RFRec):
             common["vectors"].now[:] += self._share * (mean - common["vectors"].now)
         return self._to_upload(common, mean)
 
+    def _steps_of(self, key):
+        match self._coins(key):
+            case 0, 0:
+                return [("step", self.learning_rate / (1 - self.aggregation_probability), 0.0)]
+            case 1, 0:
+                return [("mean",)]
+            case 0, 1:
+                return [("send",)]
+        return []
+
     def _client_update(self, block, state, message, turn, key):
         mean = message["item_vectors"].values
         self._join(block, state, turn.active, mean)

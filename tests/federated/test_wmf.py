@@ -7,6 +7,7 @@ from sklearn.base import clone
 from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, Popularity
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
+from fedrecsk.attacks._guesses import Exchange
 from fedrecsk.federated._wmf import FederatedWMF
 from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
@@ -334,7 +335,7 @@ def test_a_curious_server_finds_vector_and_items_of_one_user(Estimator, aggregat
             change = others.values - (0 if others.origin is None else others.origin)
             np.testing.assert_allclose(change, expected["others"], atol=1e-12)
             upload["others"] = Update(slice(None), change)
-        guess = model._inversion(model, message, upload, data.n_items)
+        guess = model._inversion(model, [Exchange(Key(0), message, upload)], data.n_items)
         np.testing.assert_allclose(guess.vector, p, atol=1e-6)
         np.testing.assert_array_equal(guess.items, block.items)
 

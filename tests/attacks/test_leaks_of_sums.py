@@ -1,0 +1,176 @@
+"""What sums over cohorts, and differences of such sums, reveal."""
+
+import numpy as np
+import pytest
+
+from fedrecsk import FCF, FedEASE, FedMF, GlobSGD, LocALS, RFRec
+from fedrecsk.attacks import measure_leak
+from fedrecsk.attacks._receipts import Differences, Groups, Singles
+from fedrecsk.attacks._unmixing import by_pairs, lines, single, taken_apart
+from tests.conftest import make_toy
+
+
+@pytest.fixture
+def toy():
+    return make_toy(n_users=24, n_items=60, density=0.2)
+
+
+def watched(model, X, y, receipts, n_rounds=2):
+    """Let these receipts take note of the same rounds."""
+    data = model._prepared(X, y)
+    for round, (server, _, seen) in enumerate(model._watch(data, n_rounds)):
+        for one in receipts:
+            message = server.announcement() | seen.message
+            one.take(server.key.at(round), message, seen.batches)
+
+
+@pytest.mark.parametrize("cohort", [5, 24])
+@pytest.mark.parametrize(
+    "model",
+    [LocALS(4, reg_user=1.0), FedMF(4), RFRec(4, rating_scale=(1, 5)), FedEASE()],
+    ids=str,
+)
+def test_two_sums_of_a_round_differ_by_one_clients_upload(model, cohort, toy):
+    model = model.set_params(random_state=0) if "random_state" in model.get_params() else model
+    model = model.set_params(federation=None)
+    singles, differences = Singles(np.arange(24)), Differences(24, cohort, 24, None)
+    if hasattr(model, "client_fraction"):
+        model.set_params(client_fraction=1.0)
+    watched(model, *toy, [singles, differences], n_rounds=1)
+    own = dict(singles.singles())
+    for client, exchanges in differences.singles():
+        for mine, theirs in zip(exchanges, own[client], strict=True):
+            for name, (rows, change) in theirs.upload.items():
+                whole = np.zeros(mine.upload[name].change.shape)
+                whole[rows] = change
+                np.testing.assert_allclose(mine.upload[name].change, whole, atol=1e-9)
+
+
+def test_sums_are_those_of_their_members(toy):
+    model = LocALS(4, reg_user=1.0, random_state=0)
+    singles, groups = Singles(np.arange(24)), Groups(24, 5, 24)
+    watched(model, *toy, [singles, groups])
+    own = dict(singles.singles())
+    sizes = [len(members) for members, _ in groups.sums()]
+    assert sizes == [6, 6, 6, 6]
+    assert sorted(groups.clients) == list(range(24))
+    for members, exchanges in groups.sums():
+        for round, exchange in enumerate(exchanges):
+            total = np.zeros((60, 4))
+            for client in members:
+                rows, change = own[client][round].upload["rows"]
+                total[rows] += change
+            np.testing.assert_allclose(exchange.upload["rows"].change, total, atol=1e-12)
+
+
+def test_differences_of_one_round_reveal_what_an_upload_does(toy):
+    model = LocALS(4, reg_user=1.0, upload="all", random_state=0)
+    alone = measure_leak(model, *toy)
+    apart = measure_leak(model, *toy, cohort=12, differences="same round")
+    assert apart.vectors == alone.vectors == 1.0
+    assert apart.interactions == alone.interactions == 1.0
+    assert (apart.cohort, apart.differences) == (12, "same round")
+
+
+def test_differences_of_two_rounds_isolate_clients_once_the_others_hold_still(toy):
+    """LocALS converges, and then the same items bring the same uploads."""
+    model = LocALS(3, reg_user=30.0, upload="all", random_state=0)
+    early, late = (
+        measure_leak(model, *toy, cohort=4, differences="next round", n_rounds=n, max_clients=8)
+        for n in (2, 120)
+    )
+    assert late.cosine > 0.95
+    assert late.cosine >= early.cosine
+
+
+def test_a_sum_over_few_clients_of_locals_is_taken_apart(toy):
+    report = measure_leak(LocALS(8, reg_user=1.0, upload="all", random_state=0), *toy, cohort=3)
+    assert report.n_profiles > 18
+    assert report.interactions > 0.7
+    assert report.directions > 0.7
+    whole = measure_leak(GlobSGD(4, reg_user=1.0, upload="all", random_state=0), *toy, cohort="all")
+    assert whole.vectors == 0.0
+    assert whole.interactions <= whole.chance["interactions"]
+
+
+def test_lines_of_fcf_stand_out_beside_its_matrix():
+    X, y = make_toy(n_users=12, n_items=120, density=0.08)
+    model = FCF(3, upload="all", random_state=0)
+    report = measure_leak(model, X, cohort=2, n_rounds=2)
+    assert report.n_profiles > 3
+    assert report.directions > 0.2
+
+
+def test_rows_are_taken_apart_by_their_lines():
+    random = np.random.default_rng(0)
+    clients = random.normal(size=(3, 6))
+    parts = random.normal(size=(40, 3)) * (random.uniform(size=(40, 3)) < 0.4)
+    parts = parts[parts.any(axis=1)]
+    shares = taken_apart(parts @ clients, 1e-6)
+    assert len(shares) == 3
+    for own, change in shares:
+        match = np.argmax([abs(client @ change[0]) / np.linalg.norm(client) for client in clients])
+        np.testing.assert_array_equal(own, np.flatnonzero(parts[:, match]))
+        np.testing.assert_allclose(change, np.outer(parts[own, match], clients[match]), atol=1e-9)
+    assert taken_apart(random.normal(size=(30, 6)), 1e-6) == []
+
+
+def test_a_line_that_is_a_sum_of_two_others_is_none_of_its_own():
+    one, two = np.eye(2)
+    rows = np.repeat([one, two, (one + two) / np.sqrt(2)], [4, 5, 6], axis=0)
+    assert len(lines(rows, 1e-6)) == 3
+    left = single(lines(rows, 1e-6), signed=False)
+    np.testing.assert_allclose(sorted(map(tuple, np.abs(left))), [[0, 1], [1, 0]], atol=1e-9)
+
+
+def test_pairs_of_a_sum_give_one_client_after_the_other():
+    """Each client but the last has an item of its own once those before are known."""
+    own = [[0, 1, 2], [2, 1, 3], [3, 2, 4], [4, 3]]
+    pairs = np.zeros((5, 5))
+    for items in own:
+        pairs[np.ix_(items, items)] += 1
+    lower = np.tril_indices(5)
+
+    class Sum:
+        upload = {"gram": (slice(None), pairs[lower])}  # noqa: RUF012
+
+    found = sorted(guess.items.tolist() for guess in by_pairs(None, [Sum], 5))
+    assert found == sorted(sorted(items) for items in own)
+
+
+def test_cohorts_that_make_no_sense_are_refused(toy):
+    model = LocALS(3, reg_user=1.0, random_state=0)
+    with pytest.raises(ValueError, match="cohort=25 is more than the 24 clients of X; lower it"):
+        measure_leak(model, *toy, cohort=25)
+    with pytest.raises(ValueError, match="cohort=0 must be a whole number, at least 1"):
+        measure_leak(model, *toy, cohort=0)
+    with pytest.raises(ValueError, match="differences='both' must be"):
+        measure_leak(model, *toy, differences="both")
+    with pytest.raises(ValueError, match="but n_rounds=1; set n_rounds=2 or more"):
+        measure_leak(model, *toy, differences="next round")
+    with pytest.raises(ValueError, match="With cohorts of one client, the second"):
+        measure_leak(model, *toy, cohort=1, differences="same round")
+
+
+def test_cohorts_of_one_are_single_uploads(toy):
+    model = LocALS(3, reg_user=1.0, random_state=0)
+    assert measure_leak(model, *toy, cohort=1, max_clients=5).vectors == 1.0
+
+
+def test_a_model_fitted_on_other_data_is_refused(toy):
+    X, y = toy
+    model = LocALS(3, reg_user=1.0, random_state=0, n_rounds=2).fit(X, y)
+    assert measure_leak(model, X, y, max_clients=3).vectors == 1.0
+    fewer = X[:, 0] != X[0, 0]
+    with pytest.raises(ValueError, match="fitted on other data: user .* is in the data of fit"):
+        measure_leak(model, X[fewer], y[fewer])
+    more = np.vstack([X, [[X[0, 0], 999_999]]])
+    with pytest.raises(ValueError, match="item 999999 is in X, but not in the data of fit"):
+        measure_leak(model, more)
+
+
+def test_a_report_shows_its_setting(toy):
+    report = measure_leak(LocALS(3, reg_user=1.0, random_state=0), *toy, cohort=12, n_rounds=2)
+    assert "n_clients=24, n_rounds=2, cohort=12, n_profiles=" in repr(report)
+    assert "<table" in report._repr_html_()
+    assert "cosine" in report._repr_html_()

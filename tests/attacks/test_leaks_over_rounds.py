@@ -1,0 +1,149 @@
+"""What several uploads of a client reveal together."""
+
+import numpy as np
+import pytest
+
+from fedrecsk import CoLR, Federation, FedMF, RFRec, RFRecF, SCoLR
+from fedrecsk.attacks import measure_leak
+from fedrecsk.attacks._guesses import Exchange
+from fedrecsk.attacks._replay_rfrec import Move, Replay
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.simulation import Dense, Message
+from fedrecsk.simulation.keys import Key
+from fedrecsk.uploads import Update
+from tests.conftest import make_toy
+
+
+@pytest.fixture
+def rated():
+    return make_toy(n_users=24, n_items=60, density=0.4)
+
+
+@pytest.mark.parametrize(
+    ("model", "n_rounds"),
+    [
+        (RFRec(5), 2),
+        (RFRec(5), 4),
+        (RFRec(5, link="identity"), 2),
+        (RFRec(5, optimizer="gd"), 1),
+        (RFRec(5, aggregation="holders"), 2),
+        (RFRecF(5), 18),
+    ],
+    ids=str,
+)
+def test_rfrecs_ratings_are_exact(model, n_rounds, rated):
+    X, y = rated
+    model = model.set_params(rating_scale=(1, 5), random_state=0)
+    report = measure_leak(model, X, y, n_rounds=n_rounds, max_clients=6)
+    assert report.interactions == 1.0
+    assert report.values > 0.95
+    assert report.cosine > 0.97
+    assert report.chance["values"] < 0.3
+
+
+def test_the_last_digits_of_one_upload_give_most_ratings(rated):
+    X, y = rated
+    report = measure_leak(RFRec(8, rating_scale=(1, 5), random_state=0), X, y, max_clients=8)
+    assert report.values > 0.6
+    assert report.values > 2 * report.chance["values"]
+
+
+def test_the_replay_computes_what_a_client_uploads():
+    """Against RFRec's own client: user 0, after two rounds of which the server sends the means."""
+    X, y = make_toy(n_users=8, n_items=12, density=0.5)
+    model = RFRec(3, rating_scale=(1, 5), random_state=0, init_std=0.3)
+    seen = []
+
+    class Watched(RFRec):
+        @staticmethod
+        def _inversion(method, exchanges, n_items):
+            seen.append((method, exchanges))
+            return RFRec._inversion(method, exchanges, n_items)
+
+    watched = Watched(**model.get_params())
+    measure_leak(watched, X, y, n_rounds=3, max_clients=1)
+    method, exchanges = seen[0]
+    first = X[:, 0] == X[:, 0].min()
+    items = np.searchsorted(np.unique(X[:, 1]), X[first, 1])
+    order = np.argsort(items)
+    items, ratings = items[order], (y[first][order] - 1) / 4
+    coordinates = np.arange(4)
+    user = 0.3 * exchanges[0].key.at(-1).normal("user vectors", coordinates)
+    user[0] = 0
+    moves = []
+    for one in exchanges:
+        center = one.message["item_vectors"].values[items].astype(float)
+        moves += [Move("step", center, 0.1, 0.1), Move("send", center)]
+    sent, _ = Replay(method, exchanges[0].message, items, moves).run(user[None], ratings[None])
+    for mine, one in zip(sent[0], exchanges, strict=True):
+        theirs = one.message["item_vectors"].values + one.upload["item_vectors"].change
+        np.testing.assert_allclose(mine, theirs[items], atol=1e-5)
+
+
+def test_noise_hides_ratings_from_one_upload_and_less_from_ten(rated):
+    X, y = rated
+    model = RFRec(5, rating_scale=(1, 5), items=np.unique(X[:, 1]), random_state=0)
+    found = {}
+    for scale in (0.02, 2.0):
+        noise = Federation(local_dp=LaplaceMechanism(clip=0.5, scale=scale))
+        noisy = model.set_params(federation=noise)
+        found[scale] = [measure_leak(noisy, X, y, n_rounds=n, max_clients=10) for n in (1, 10)]
+    weak, strong = found[0.02], found[2.0]
+    assert weak[0].interactions > 0.8
+    assert weak[1].values > weak[1].chance["values"]
+    for report in strong:
+        assert report.values < report.chance["values"] + 0.05
+        assert report.vectors == report.directions == 0.0
+
+
+@pytest.mark.parametrize("Model", [CoLR, SCoLR])
+def test_bases_of_many_rounds_show_the_whole_direction(Model):
+    X, _ = make_toy(n_users=20, n_items=60, density=0.2)
+    model = Model(2, n_factors=12, batch_size=16, random_state=0)
+    one, many = (measure_leak(model, X, n_rounds=n, max_clients=10) for n in (1, 20))
+    assert one.cosine < 0.8
+    assert many.cosine > 0.9
+    assert many.interactions > 0.9
+
+
+def test_without_negatives_directions_are_what_the_bases_have_in_common():
+    X, y = make_toy(n_users=20, n_items=60, density=0.3)
+    model = CoLR(2, n_factors=6, loss="squared", random_state=0, learning_rate=0.01)
+    one, many = (measure_leak(model, X, y, n_rounds=n, max_clients=10) for n in (1, 8))
+    assert many.cosine > 0.9 > one.cosine
+
+
+def test_inversions_of_noise_find_nothing():
+    """Uploads that do not depend on the data: no more than by chance."""
+    X, y = make_toy(n_users=20, n_items=40, density=0.3)
+    for Base, field in ((RFRec, "item_vectors"), (FedMF, "updates")):
+
+        class Silent(Base):
+            _name = field
+
+            @staticmethod
+            def _inversion(method, exchanges, n_items):
+                random, false = np.random.default_rng(n_items), []
+                for one in exchanges:
+                    name = method._name
+                    shape = one.upload[name].change.shape[1]
+                    noise = Update(slice(None), random.normal(size=(n_items, shape)))
+                    false.append(one._replace(upload=one.upload | {name: noise}))
+                return Base._inversion(method, false, n_items)
+
+        model = Silent(4, random_state=0)
+        if Base is RFRec:
+            model.set_params(rating_scale=(1, 5))
+        report = measure_leak(model, X, y, n_rounds=2, max_clients=6)
+        assert report.vectors == report.directions == 0.0
+        assert report.interactions <= report.chance["interactions"] + 0.05
+        assert report.values <= report.chance["values"] + 0.05
+
+
+def test_an_upload_without_a_change_is_no_rated_item():
+    model = RFRec(3, rating_scale=(1, 5))
+    scale = Dense(np.array([1.0, 5.0, 0.0]))
+    message = Message(scale=scale, item_vectors=Dense(np.zeros((7, 4), dtype=np.float32)))
+    nothing = {"item_vectors": Update(slice(None), np.zeros((7, 4)))}
+    guess = model._inversion(model, [Exchange(Key(0, 0), message, nothing)], 7)
+    assert len(guess.items) == 0

@@ -1,0 +1,89 @@
+"""Membership inference from the final model."""
+
+import numpy as np
+import pytest
+
+from fedrecsk import LocALS, Popularity, RFRec
+from fedrecsk.attacks import MembershipReport, measure_membership
+from fedrecsk.attacks._membership import _halves, _ratios
+from tests.conftest import make_toy
+
+
+@pytest.fixture
+def toy():
+    return make_toy(n_users=40, n_items=60, density=0.15)
+
+
+class Deaf(Popularity):
+    """Ignores its data: items are ranked by their ids."""
+
+    def predict(self, X):
+        return np.asarray(X)[:, 1].astype(float)
+
+
+@pytest.mark.parametrize("level", ["user", "pair"])
+def test_a_model_that_ignores_its_data_reveals_nobody(level, toy):
+    X, _ = toy
+    report = measure_membership(Deaf(), X, level=level, n_models=8, random_state=0)
+    assert report.advantage == pytest.approx(0, abs=0.1)
+    assert report.auc == pytest.approx(0.5, abs=0.1)
+    assert report.tpr_at_1_fpr < 0.1
+
+
+def test_an_overfitted_model_reveals_its_users(toy):
+    X, _ = toy
+    model = LocALS(32, reg_user=0.1, reg_item=0.0, n_rounds=10)
+    report = measure_membership(model, X, n_models=8, random_state=0)
+    assert report.n_targets == 40
+    assert report.advantage > 0.3
+    assert report.auc > 0.75
+    assert report.tpr_at_1_fpr > 0.05
+
+
+def test_ratings_are_judged_by_their_errors(toy):
+    X, y = toy
+    report = measure_membership(RFRec(4, n_rounds=5), X, y, level="pair", n_models=4)
+    assert report.n_targets == len(X)
+    assert 0.3 < report.auc < 1
+
+
+def test_every_target_is_in_half_of_the_models():
+    halves = _halves(6, 50, np.random.RandomState(0))
+    assert (halves.sum(axis=0) == 3).all()
+    assert len(np.unique(halves, axis=1).T) > 10
+
+
+def test_ratios_follow_from_the_other_models_only():
+    """Two targets: of the first, members' numbers are about 1 and others' about 0."""
+    is_member = np.array([[1, 0], [1, 1], [0, 1], [0, 0], [1, 1], [0, 0]], dtype=bool)
+    signals = np.array([[1.0, 5], [1.1, 5], [0.1, 5], [0.0, 5], [0.9, 5], [-0.1, 5]])
+    ratios = np.stack([_ratios(signals, is_member, model) for model in range(6)])
+    np.testing.assert_array_equal(ratios[:, 0] > 0, is_member[:, 0])
+    np.testing.assert_array_equal(ratios[:, 1], 0)
+    # Model 0: members' mean (1.1 + .9) / 2, others' 0; variance (.02 + .02) / 3, half and half
+    # with the median of that and 0.
+    variance = (0.04 / 3 + 0.02 / 3) / 2
+    assert ratios[0, 0] == pytest.approx(1 / (2 * variance))
+
+
+def test_wrong_input_is_named(toy):
+    X, _ = toy
+    with pytest.raises(TypeError, match=r"got a class; pass LocALS\(\)"):
+        measure_membership(LocALS, X)
+    with pytest.raises(TypeError, match="int has no fold_in"):
+        measure_membership(3, X)
+    for wrong in (2, 5, 4.0):
+        with pytest.raises(ValueError, match="must be an even whole number, at least 4"):
+            measure_membership(LocALS(3), X, n_models=wrong)
+    with pytest.raises(ValueError, match='level=\'row\' must be "user" or "pair"'):
+        measure_membership(LocALS(3), X, level="row")
+    other = Popularity().fit(X[X[:, 0] != X[0, 0]])
+    with pytest.raises(ValueError, match="measure_membership fits copies .* fitted on other data"):
+        measure_membership(other, X)
+
+
+def test_a_report_can_be_read():
+    report = MembershipReport("LocALS", "user", 40, 8, 0.25, 0.7, 0.03)
+    assert "advantage 0.250 (by chance 0), AUC 0.700" in repr(report)
+    assert "<table" in report._repr_html_()
+    assert "40 users, 8 models" in report._repr_html_()
