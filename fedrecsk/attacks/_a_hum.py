@@ -49,7 +49,7 @@ class AHum(TargetedAdversary):
     References
     ----------
     .. [1] D. Rong, Q. He and J. Chen, "Poisoning Deep Learning Based Recommender Model in Federated
-       Learning Scenarios", IJCAI 2022, sections 4.2 and 4.3.
+       Learning Scenarios", IJCAI 2022.
 
     Examples
     --------

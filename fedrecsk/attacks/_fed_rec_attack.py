@@ -48,7 +48,7 @@ class FedRecAttack(TargetedAdversary):
     References
     ----------
     .. [1] D. Rong, S. Ye, R. Zhao, H. N. Yuen, J. Chen and Q. He, "FedRecAttack: Model Poisoning
-       Attack to Federated Recommendation", ICDE 2022, section IV.
+       Attack to Federated Recommendation", ICDE 2022.
 
     Examples
     --------

@@ -44,7 +44,7 @@ class MinMax(Adversary):
     References
     ----------
     .. [1] V. Shejwalkar and A. Houmansadr, "Manipulating the Byzantine: Optimizing Model Poisoning
-       Attacks and Defenses for Federated Learning", NDSS 2021, section IV.
+       Attacks and Defenses for Federated Learning", NDSS 2021.
 
     Examples
     --------

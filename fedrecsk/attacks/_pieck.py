@@ -21,9 +21,10 @@ N_BEST = 10
 class PIECK(TargetedAdversary):
     """Promote an item with popular items that it finds by how far their vectors move.
 
-    The vectors of popular items move most, because many clients train them. In each round the
-    adversary adds to every item the length of its move since the last broadcast, and takes the
-    `n_popular` items with the largest totals. In the first round it sends nothing learned. Then:
+    At first the vectors of popular items move most, because many clients train them. The adversary
+    adds up the lengths of every item's moves between the first broadcasts that it receives, and
+    takes the `n_popular` items with the largest totals. Until the second broadcast it sends nothing
+    learned. Then:
 
     - "ipe" (item popularity enhancement) moves the item to the weighted mean direction of the
       popular items' vectors, with `strength` times their mean length; the k-th item of n has the
@@ -38,6 +39,8 @@ class PIECK(TargetedAdversary):
         As in :class:`TargetedAdversary`.
     n_popular : int, default=10
         Number of popular items to find.
+    n_moves : int, default=1
+        Number of moves between broadcasts that it adds up. It acts on what it has found so far.
     variant : {"ipe", "uea"}, default="ipe"
         What it does with them.
 
@@ -51,8 +54,11 @@ class PIECK(TargetedAdversary):
 
     *What differs from the paper* [1]_: it follows gradients of a similarity (cosine) to the popular
     items, or of a cross-entropy over them as users; here both become moves in units of item
-    vectors. It stops mining after a few rounds; here totals grow for as long as the fit runs. The
-    item's own moves, which the attack causes, do not count.
+    vectors. The item's own moves, which the attack causes, do not count.
+
+    *When it fails*: where moves do not tell how many clients have caused them. FedMF, CoLR and
+    FedRec divide an item's change by the clients that sent it, so that rare items move as far;
+    LightFR's codes only change signs; Adam makes all moves alike after the first one (RFRec, FCF).
 
     References
     ----------
@@ -75,6 +81,7 @@ class PIECK(TargetedAdversary):
 
     _parameter_constraints: ClassVar[dict] = TargetedAdversary._parameter_constraints | {
         "n_popular": [Interval(Integral, 1, None, closed="left")],
+        "n_moves": [Interval(Integral, 1, None, closed="left")],
         "variant": [StrOptions({"ipe", "uea"})],
     }
 
@@ -85,11 +92,13 @@ class PIECK(TargetedAdversary):
         item: object = None,
         strength: float = 1.0,
         n_popular: int = 10,
+        n_moves: int = 1,
         variant: Literal["ipe", "uea"] = "ipe",
         clients: ArrayLike | None = None,
     ):
         super().__init__(fraction, item=item, strength=strength, clients=clients)
         self.n_popular = n_popular
+        self.n_moves = n_moves
         self.variant = variant
 
     def _moves(self, view):
@@ -104,8 +113,9 @@ class PIECK(TargetedAdversary):
         """The most popular items so far, best first; None before the second broadcast."""
         vectors, memory = view.item_vectors, view.memory
         before, totals = memory.get("vectors"), memory.get("totals", np.zeros(len(vectors)))
-        if before is not None:
+        if before is not None and memory.get("n_moves", 0) < self.n_moves:
             totals = totals + np.linalg.norm(vectors - before, axis=1)
+            memory["n_moves"] = memory.get("n_moves", 0) + bool(totals.any())
         memory["vectors"], memory["totals"] = vectors, totals
         ranked = np.where(np.arange(len(vectors)) == target, -1.0, totals)
         if not totals.any():

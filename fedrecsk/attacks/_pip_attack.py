@@ -62,7 +62,7 @@ class PipAttack(TargetedAdversary):
     References
     ----------
     .. [1] S. Zhang, H. Yin, T. Chen, Z. Huang, Q. V. H. Nguyen and L. Cui, "PipAttack: Poisoning
-       Federated Recommender Systems for Manipulating Item Promotion", WSDM 2022, section 4.
+       Federated Recommender Systems for Manipulating Item Promotion", WSDM 2022.
 
     Examples
     --------

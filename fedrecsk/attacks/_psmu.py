@@ -44,7 +44,7 @@ class PSMU(TargetedAdversary):
     References
     ----------
     .. [1] W. Yuan, Q. V. H. Nguyen, T. He, L. Chen and H. Yin, "Manipulating Federated Recommender
-       Systems: Poisoning with Synthetic Users and Its Countermeasures", SIGIR 2023, section 4.
+       Systems: Poisoning with Synthetic Users and Its Countermeasures", SIGIR 2023.
 
     Examples
     --------

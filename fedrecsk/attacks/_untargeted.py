@@ -62,7 +62,7 @@ class ALIE(FromMoments):
     References
     ----------
     .. [1] G. Baruch, M. Baruch and Y. Goldberg, "A Little Is Enough: Circumventing Defenses For
-       Distributed Learning", NeurIPS 2019, algorithm 3.
+       Distributed Learning", NeurIPS 2019.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class Fang(FromMoments):
     References
     ----------
     .. [1] M. Fang, X. Cao, J. Jia and N. Gong, "Local Model Poisoning Attacks to Byzantine-Robust
-       Federated Learning", USENIX Security 2020, section 4.3.
+       Federated Learning", USENIX Security 2020.
 
     Examples
     --------

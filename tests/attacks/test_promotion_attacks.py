@@ -112,14 +112,14 @@ def test_the_distance_constraint_bounds_the_length_of_uploads():
 
 
 def test_pieck_finds_the_items_that_move_most():
-    seen, _ = rounds_of(PIECK(n_popular=4), RFRec(4, n_rounds=5, random_state=0))
+    seen, _ = rounds_of(PIECK(n_popular=4, n_moves=2), RFRec(4, n_rounds=5, random_state=0))
     broadcasts = []
     for view, plan in seen:
         broadcasts.append(view.item_vectors)
         if len(broadcasts) == 1:
             assert not plan.changes["item_vectors"].any()
             continue
-        found = reference.popular_by_moves(broadcasts, 5, 4)
+        found = reference.popular_by_moves(broadcasts[:3], 5, 4)
         lengths = np.linalg.norm(view.item_vectors[found], axis=1)
         direction = sum(
             (4 - k) * view.item_vectors[item] / lengths[k] for k, item in enumerate(found)

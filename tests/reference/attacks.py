@@ -22,14 +22,14 @@ def mean_and_deviation(uploads):
 
 
 def alie_z(n_clients, n_attackers):
-    """Baruch et al., algorithm 3: s honest clients must be found beyond the forged value."""
+    """Baruch et al.: s honest clients must be found beyond the forged value."""
     n_honest = n_clients - n_attackers
     s = int(np.floor(n_clients / 2 + 1)) - n_attackers
     return NormalDist().inv_cdf((n_honest - s) / n_honest)
 
 
 def min_max(uploads, rows, perturbation):
-    """Shejwalkar and Houmansadr, equation 7, by bisection; what a client with these rows sends."""
+    """Shejwalkar and Houmansadr, by bisection; what a client with these rows sends."""
     mean, deviation = mean_and_deviation(uploads)
     direction = {
         "unit_vector": -mean / np.linalg.norm(mean),
@@ -55,7 +55,7 @@ def min_max(uploads, rows, perturbation):
 
 
 def popular_by_moves(broadcasts, target, n_popular):
-    """PIECK, algorithm 1: the items whose vectors have moved most, except the target."""
+    """PIECK: the items whose vectors have moved most, except the target."""
     totals = {item: 0.0 for item in range(len(broadcasts[0])) if item != target}
     for before, after in pairwise(broadcasts):
         for item in totals:
