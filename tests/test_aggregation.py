@@ -286,6 +286,12 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances(changes):
             assert distances(middle + step * rng.standard_normal(middle.shape)) > least
 
 
+def test_an_upload_without_any_change_does_not_hold_the_geometric_median_back(changes):
+    changes = [change + 5 for change in changes]
+    middle = combined(GeometricMedian(), [*changes, np.zeros((4, 3))]) / 10
+    assert np.abs(middle - np.mean(changes, axis=0)).max() < 1
+
+
 def test_fl_trust_equals_the_naive_reference(rounds):
     rng = np.random.default_rng(0)
     wholes = [

@@ -43,6 +43,10 @@ class FLTrust(Aggregator):
     A round that the trusted client's upload does not reach, because of dropout or because it is
     not in the cohort, changes nothing.
 
+    It is meant against uploads that point elsewhere, such as noise or flipped signs. A client that
+    promotes one item and is honest about all others keeps most of its trust: clip rows, or use an
+    order statistic, against promotions.
+
     Departures from the paper: there the server trains on a small data set of its own; here the
     trusted client is one of the federation, and its upload is part of the mean, with trust
     score 1.
