@@ -78,6 +78,15 @@ def test_krum_adds_up_n_minus_f_minus_2_distances(f, numbers):
     assert combined(Krum(f), changes)[0, 0] == 11 * len(numbers)
 
 
+@pytest.mark.parametrize(
+    ("aggregator", "n_needed"), [(Krum(2), 7), (Krum(0), 3), (Krum(1, n_selected=4), 7)], ids=str
+)
+def test_krum_gives_up_with_one_upload_too_few(changes, aggregator, n_needed):
+    uploads, shapes = uploads_of(changes), {"x": changes[0].shape}
+    assert aggregator.combine(uploads[: n_needed - 1], shapes) is None
+    assert aggregator.combine(uploads[:n_needed], shapes) is not None
+
+
 def test_rows_that_a_client_does_not_send_count_as_unchanged():
     rows = [np.array([0]), np.array([0, 2]), np.array([2])]
     uploads = [{"x": Update(r, np.full((len(r), 2), k + 1.0))} for k, r in enumerate(rows)]

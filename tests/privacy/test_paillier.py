@@ -39,6 +39,15 @@ def test_other_sums_are_as_precise_as_stated(fraction_bits):
     assert 0 < result.error <= bound
 
 
+@pytest.mark.parametrize("n_clients", [1, 7])
+def test_the_bound_is_reached_where_every_value_lies_between_two_units(n_clients):
+    scheme = small(fraction_bits=20)
+    halves = np.array([0.5, -0.5, 2.5]) / 2**20
+    result = secure_sum(scheme.generate_keys(n_clients), [halves] * n_clients)
+    np.testing.assert_array_equal(result.values, n_clients * np.array([0, 0, 2]) / 2**20)
+    assert result.error == pytest.approx(scheme.precision(n_clients, 2.5 / 2**20), rel=1e-9)
+
+
 @pytest.mark.parametrize("n_clients", [1, 2, 3, 60, 6040])
 @pytest.mark.parametrize("fraction_bits", [0, 40, 60])
 def test_the_largest_values_do_not_reach_their_neighbours(n_clients, fraction_bits):

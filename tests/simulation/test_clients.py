@@ -200,6 +200,39 @@ def test_a_client_whose_validation_error_is_not_finite_spoils_nobody_elses():
     assert plain.sums["validation_loss"][1] - spoilt.sums["validation_loss"][1] == rows[broken]
 
 
+def test_answers_that_are_lost_are_not_in_the_sums():
+    _, clients, turn, message = opened(RFRec(3), early_stopping=True, validation_fraction=0.4)
+    announced = type(message)(**clients._announcement, **message)
+    whole, some = clients.validate(1, announced), np.arange(12) < 5
+    parts = [clients.validate(1, announced, turn._replace(delivers=d)) for d in (some, ~some)]
+    assert [one.accepted.sum() for one in parts] == [5, 7]
+    sums = [one.sums["validation_loss"] for one in parts]
+    assert all((one > 0).all() and (one < whole.sums["validation_loss"]).all() for one in sums)
+    np.testing.assert_allclose(sum(sums), whole.sums["validation_loss"])
+
+
+def test_who_has_kept_a_state_has_taken_part():
+    _, clients, turn, message = opened(RFRec(3), early_stopping=True, validation_fraction=0.4)
+    announced = type(message)(**clients._announcement, **message)
+    clients.receive(0, message, turn._replace(active=np.arange(12) < 3))
+    clients.update(0)
+    clients.validate(1, announced, turn._replace(receives=np.arange(12) % 2 == 0))
+    assert np.flatnonzero(clients.taken_part()).tolist() == [0, 1, 2]
+    clients.keep_measured()
+    assert np.flatnonzero(clients.taken_part()).tolist() == [0, 1, 2, 4, 6, 8, 10]
+    assert np.flatnonzero(clients.taken_part(kept=False)).tolist() == [0, 1, 2]
+
+
+def test_under_local_noise_nobody_says_how_many_items_it_holds():
+    X, _ = make_toy()
+    for mechanism in (None, LaplaceMechanism(clip=0.2, scale=0.1)):
+        public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
+        model = RFRec(3, **public, federation=Federation(local_dp=mechanism))
+        _, clients, _, _ = opened(model)
+        n_held = clients.register().n_held
+        assert n_held.tolist() == (clients.block.row_counts * (mechanism is None)).tolist()
+
+
 def test_without_validation_rows_there_is_nothing_to_validate_and_no_best_model():
     server, clients, _, message = opened(RFRec(3))
     n_entries = len(server.ledger.entries)

@@ -79,6 +79,23 @@ def test_an_upload_of_a_client_that_was_not_asked_is_refused():
         server.close_round(uploads)
 
 
+def test_clients_without_any_message_yet_do_not_count_as_participants():
+    stale = Federation(dropout=0.6, dropout_mode="stale")
+    server, uploads = opened(RFRec(3, n_rounds=2, aggregation="holders", federation=stale))
+    turn = server._participation
+    assert 0 < len(uploads) == turn.receives.sum() < turn.active.sum() == 12
+    server.close_round(uploads)
+    entry, row = server.ledger.entries[-1], server.history[-1]
+    assert entry["participants"] == row["participants"] == turn.receives.sum()
+    assert entry["dropped"] == 12 - turn.receives.sum()
+    other, _ = server.open_round()
+    server.close_round([])
+    # Those with a message of either round.
+    received = turn.receives | other.receives
+    assert turn.receives.sum() < received.sum()
+    assert server.ledger.entries[-1]["participants"] == received.sum()
+
+
 def test_a_round_that_is_not_open_cannot_be_closed():
     server, uploads = opened(RFRec(3, n_rounds=1))
     server.close_round(uploads)

@@ -80,6 +80,16 @@ def test_the_server_knows_how_many_cohorts_there_are():
     assert model.fit(X).n_rounds_ == 4 + 2 * 4
 
 
+def test_with_fewer_rounds_than_a_pass_the_last_cohort_decides():
+    X, _ = make_toy()
+    model = LocALS(2, n_rounds=2, client_fraction=0.25, early_stopping=True, random_state=0)
+    model.set_params(validation_fraction=0.3).fit(X)
+    assert model.best_round_ == 1
+    (final,) = (e for e in model.communication_.entries if e["phase"] == "final")
+    # Everybody gets the last model, and the cohort that would be next evaluates it.
+    assert (final["messages_down"], final["messages_up"]) == (12, 3)
+
+
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.99])
 def test_a_share_of_every_users_rows_is_held_out_but_never_all(fraction):
     data = encode(*make_toy(60, 9))

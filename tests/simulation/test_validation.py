@@ -7,6 +7,7 @@ import pytest
 
 from fedrecsk.simulation.contributions import Contribution, measured
 from fedrecsk.simulation.parcel import Numbers, Parcel, unpacked
+from fedrecsk.simulation.participation import Turn
 from fedrecsk.simulation.validation import are_numbers, validated
 from fedrecsk.uploads import Batch, Common, Form, Listed, Ragged, Update
 
@@ -84,6 +85,24 @@ def test_a_parcel_with_one_wrong_number_is_rejected(kind, hold):
         assert all(accepts(copy) for copy in everywhere(values, number))
         beyond = [accepts(copy) for copy in everywhere(values, 1.01 * number)]
         assert set(beyond) == {form.dtype == "float64"}
+
+
+def test_before_the_rounds_clients_name_as_many_items_as_they_have_registered():
+    forms = {"x": Form((9,), "held", dtype="uint8", learned=False)}
+    for n_rows in (3, 4, 5):
+        numbers = Numbers(np.ones(n_rows, dtype=np.uint8), np.arange(n_rows))
+        one = unpacked(Parcel("setup", 0, 0, {"x": numbers}), forms, 4, hold=True)
+        assert one.accepted.tolist() == [n_rows == 4]
+
+
+@BROKEN
+@SHAPES
+def test_a_simulated_sum_with_one_number_that_is_not_finite_is_left_out(shape, broken):
+    sizes = measured({"x": None}, {"x": Form(shape)}, np.full(3, 2), "float32")
+    turn = Turn(EVERYONE, EVERYONE, False)
+    for copy in everywhere(np.ones(shape), broken):
+        one = Contribution.of_sums(("round", 0), CLIENTS, turn, None, {"x": copy}, sizes)
+        assert (one.accepted.any(), one.sums) == (False, {})
 
 
 FORM = Form((5, 3))
