@@ -75,7 +75,7 @@ def minutes(model, data, seed, options):
 
 
 def encrypted(model, data, seed, options):
-    """Seconds and KiB of one secure sum of uploads of random numbers, by CKKS: 60, or 6 if quick."""
+    """Seconds and KiB of a secure sum by CKKS of 60 uploads of random numbers, 6 if quick."""
     n_values = _encryption.N_ITEMS * getattr(model, "rank", model.n_factors)
     size = {"repeats": 1, "n_clients": 6} if options.quick else {"repeats": 3}
     cost = _encryption.measured(CKKS(), n_values, **size)
