@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
+from scipy.sparse import csr_array
 
 CLOSE, ALIGNED = 1e-2, 0.99
 
@@ -54,15 +55,24 @@ def assigned(profiles, own):
     """
     if not profiles:
         return [None] * len(own)
-    shared = np.array(
-        [[len(np.intersect1d(profile.items, items)) for profile in profiles] for items, _ in own]
-    )
-    sizes = np.array([[len(profile.items) for profile in profiles]])
-    either = sizes + np.array([[len(items)] for items, _ in own]) - shared
+    claimed, true = _incidence([one.items for one in profiles]), _incidence([i for i, _ in own])
+    width = max(claimed.shape[1], true.shape[1])
+    claimed.resize(len(profiles), width)
+    true.resize(len(own), width)
+    shared = (true @ claimed.T).toarray()
+    either = true.sum(axis=1)[:, None] + claimed.sum(axis=1)[None] - shared
     alike = shared / np.maximum(either, 1)
     whose = dict(zip(*linear_sum_assignment(-alike), strict=True))
     fits = [c in whose and alike[c, whose[c]] > 0 for c in range(len(own))]
     return [profiles[whose[c]] if fit else None for c, fit in enumerate(fits)]
+
+
+def _incidence(lists):
+    """A row for each list of items, with ones in their columns."""
+    indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
+    items = np.concatenate([*lists, np.empty(0)]).astype(np.int64)
+    width = int(items.max(initial=0)) + 1
+    return csr_array((np.ones(len(items)), items, indptr), shape=(len(lists), width))
 
 
 def common_vector(truth):

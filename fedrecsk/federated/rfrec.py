@@ -142,7 +142,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     numbers of ratings of all items. Each round, down: the item matrix. Up: the client's whole
     item matrix (or, with "holders", its change, zero for items it has not rated). At the end,
     down: the final item matrix. The server uses sums over clients only; a single plaintext
-    upload reveals what its client has rated, and two of them most of the ratings. With local
+    upload reveals what its client has rated, and most of the ratings; two reveal all. With local
     differential privacy there is no set-up: the level is the middle of the scale and items are
     not penalised.
 

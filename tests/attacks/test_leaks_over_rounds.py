@@ -36,7 +36,7 @@ def test_rfrecs_ratings_are_exact(model, n_rounds, rated):
     model = model.set_params(rating_scale=(1, 5), random_state=0)
     report = measure_leak(model, X, y, n_rounds=n_rounds, max_clients=6)
     assert report.interactions == 1.0
-    assert report.values > 0.95
+    assert report.values > 0.9
     assert report.cosine > 0.97
     assert report.chance["values"] < 0.3
 
