@@ -286,6 +286,12 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances(changes):
             assert distances(middle + step * rng.standard_normal(middle.shape)) > least
 
 
+def test_uploads_without_any_change_do_not_hold_the_geometric_median_back(changes):
+    changes = [1 + 0.3 * change for change in changes] + [np.zeros((4, 3))] * 2
+    found, best = (combined(GeometricMedian(n), changes) for n in (10, 500))
+    np.testing.assert_allclose(found, best, rtol=0.02)
+
+
 def test_fl_trust_equals_the_naive_reference(rounds):
     rng = np.random.default_rng(0)
     wholes = [

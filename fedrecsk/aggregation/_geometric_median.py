@@ -32,8 +32,8 @@ class GeometricMedian(InBlocks):
     Parameters
     ----------
     n_iterations : int, default=10
-        Number of steps of Weiszfeld's algorithm. The first begins at an upload without any
-        change.
+        Number of steps of Weiszfeld's algorithm. The first is the mean of the uploads, with those
+        that are longer than usual scaled down.
 
     Notes
     -----
@@ -43,8 +43,8 @@ class GeometricMedian(InBlocks):
 
     A round that receives fewer than three uploads changes nothing.
 
-    Departures from the paper: fields are scaled, iterations begin at zero instead of the mean, and
-    clients do not count by the size of their data.
+    Departures from the paper: fields are scaled, iterations begin at a mean in which long uploads
+    are scaled down, and clients do not count by the size of their data.
 
     References
     ----------
@@ -84,7 +84,8 @@ class GeometricMedian(InBlocks):
         uploads = WholeUploads(batches)
         units = _units(uploads)
         own_squares = uploads.squares(units)
-        shares = _shares(uploads, own_squares)
+        # At zero, uploads without any change would have nearly all the weight in the next mean.
+        shares = _shares(uploads, np.maximum(own_squares, len(units)))
         for _ in range(self.n_iterations - 1):
             mean = uploads.mean(shares)
             square = sum(np.sum((mean[name] / unit) ** 2) for name, unit in units.items())

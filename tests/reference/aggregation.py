@@ -84,11 +84,14 @@ def units_of(uploads, names):
 
 
 def geometric_median(uploads, n_iterations):
-    """Smoothed Weiszfeld algorithm (Pillutla et al., 2022, Algorithm 2), from zero."""
+    """Smoothed Weiszfeld algorithm (Pillutla et al., 2022, Algorithm 2), from a clipped mean."""
     units = units_of(uploads, uploads[0])
     vectors = [np.concatenate([u[name].ravel() / units[name] for name in units]) for u in uploads]
-    middle = np.zeros_like(vectors[0])
-    for _ in range(n_iterations):
+    # An upload in which every field has its median norm is as long as this.
+    usual = np.sqrt(len(units))
+    weights = [1 / max(usual, np.sqrt((x**2).sum())) for x in vectors]
+    middle = sum(w * x for w, x in zip(weights, vectors, strict=True)) / sum(weights)
+    for _ in range(n_iterations - 1):
         weights = [1 / max(1e-6, np.sqrt(((x - middle) ** 2).sum())) for x in vectors]
         middle = sum(w * x for w, x in zip(weights, vectors, strict=True)) / sum(weights)
     ends = np.cumsum([uploads[0][name].size for name in units])[:-1]
