@@ -104,7 +104,8 @@ class FLTrust(Aggregator):
         if code < 0:
             raise ValueError(
                 f"FLTrust(reference={self.reference!r}) is not a client of this fit; use an id of "
-                "the user column, or of fit's `clients` if you pass them."
+                "the user column, or of fit's `clients` if you pass them, as it is there: a "
+                "number or a string."
             )
         return code
 
@@ -136,7 +137,11 @@ class FLTrust(Aggregator):
 
 
 def _code_of(reference, client_ids):
-    return int(Ids(client_ids, "clients").codes(id_array([reference], "reference"))[0])
+    """Code of the client with this id; -1 if there is none, also for ids of another type."""
+    try:
+        return int(Ids(client_ids, "clients").codes(id_array([reference], "reference"))[0])
+    except (TypeError, ValueError):
+        return -1
 
 
 def _upload_of(code, batches):

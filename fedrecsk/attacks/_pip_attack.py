@@ -10,7 +10,7 @@ from scipy.special import expit
 
 from fedrecsk._sklearn import Interval
 from fedrecsk.attacks._surrogates import fitted_users, likes_of, unit
-from fedrecsk.attacks._target import codes_of_popular
+from fedrecsk.attacks._target import code_of, codes_of_popular
 from fedrecsk.attacks._targeted import TargetedAdversary
 
 if TYPE_CHECKING:
@@ -114,9 +114,8 @@ class PipAttack(TargetedAdversary):
         if self.popular is not None:
             return codes_of_popular(self, ids)
         counts = np.bincount(data.items, minlength=len(ids))
-        if np.isscalar(self.item):
-            counts[ids == self.item] = 0
-        return np.argsort(-counts, kind="stable")[: self.n_popular]
+        ranked = np.argsort(-counts, kind="stable")
+        return ranked[ranked != code_of(self, ids)][: self.n_popular]
 
     def _moves(self, view):
         target, vectors = self._target(view), view.item_vectors

@@ -159,6 +159,14 @@ class Fang(FromMoments):
         self.nearest = nearest
         self.farthest = farthest
 
+    def enter(self, data, rates, key):
+        if self.nearest > self.farthest:
+            raise ValueError(
+                f"Fang(nearest={self.nearest}, farthest={self.farthest}): nearest must not exceed "
+                "farthest; lower nearest, or raise farthest."
+            )
+        return super().enter(data, rates, key)
+
     def _wanted(self, view, name):
         mean = view.mean(name)
         return np.stack([mean, -np.sign(mean) * view.std(name)])

@@ -4,7 +4,15 @@ from sklearn.base import clone
 
 from fedrecsk import Federation, FedMF, GlobSGD, LocALS, LocSGD, RFRec, RFRecF
 from fedrecsk.aggregation import NormClipping
-from fedrecsk.attacks import LabelFlip, Promotion, RandomDirection, RandomUpload, SignFlip
+from fedrecsk.attacks import (
+    Fang,
+    LabelFlip,
+    PipAttack,
+    Promotion,
+    RandomDirection,
+    RandomUpload,
+    SignFlip,
+)
 from fedrecsk.interactions import encode
 from fedrecsk.metrics import exposure
 from fedrecsk.simulation.keys import Key
@@ -207,3 +215,16 @@ def test_a_flipper_who_has_everything_keeps_it(Estimator):
     federation = Federation(adversary=LabelFlip(clients=[3]))
     model = Estimator(2, client_fraction=1.0, random_state=0, federation=federation)
     assert np.isfinite(model.fit(X).predict(X)).all()
+
+
+def test_an_interval_without_numbers_is_named(toy):
+    with pytest.raises(ValueError, match=r"nearest=5.0, farthest=4.0\): nearest must not exceed"):
+        LocALS(n_rounds=1, federation=Federation(adversary=Fang(nearest=5.0))).fit(toy[0])
+
+
+def test_the_item_itself_is_never_among_the_popular_ones(toy):
+    data = encode(*toy)
+    attack = PipAttack(item=1003, n_popular=data.n_items)
+    popular = attack.enter(data, False, Key(0)).memory["popular"]
+    others = np.flatnonzero(data.item_ids.values != 1003)
+    np.testing.assert_array_equal(np.sort(popular), others)
