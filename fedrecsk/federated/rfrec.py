@@ -148,10 +148,10 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     *Participation.* Lost uploads do little harm, even nine in ten; so do clients without a
     connection ("stale") if half of the clients have one. If nine in ten have none, the model ends
-    worse than biases alone with "all", and slightly better with "holders". Clients that do nothing
-    for some rounds do more harm: with cohorts (``client_fraction`` below 1) or dropout mode
-    "offline", the mean over all clients includes outdated copies of unrated
-    items and the model ends worse than biases alone. ``aggregation="holders"`` helps while
+    worse than biases alone on ML-100k with "all", and slightly better with "holders". Clients that
+    do nothing for some rounds do more harm: with cohorts (``client_fraction`` below 1) or dropout
+    mode "offline", the mean over all clients includes outdated copies of unrated items and the
+    model ends worse than biases alone. ``aggregation="holders"`` helps while
     half of the clients take part; with a tenth of them no parameters that we tried beat biases
     (``python -m benchmarks.rfrec participation``).
 
