@@ -23,6 +23,8 @@ from fedrecsk.attacks._receipts import Differences, Groups, Singles
 from fedrecsk.attacks._same_data import check_same_data
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
 
@@ -345,7 +347,7 @@ def _read_along(model, data, n_rounds, receipts):
 
 def _inferred(receipts, model, n_items, own):
     """Guesses by client, and how many of them were isolated from a sum."""
-    guesses: dict[int, Guess] = {}
+    guesses: dict[int, Any] = {}
     invert, n_profiles = type(model)._inversion, 0
     for members, exchanges in receipts.sums():
         common = invert(model, receipts.means(members, exchanges), n_items)
