@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from typing import Any
 
 # Half stars on a scale of five, to begin with; the fit finds any ratings.
 HALVES = np.linspace(0, 1, 9)
@@ -76,7 +81,7 @@ class _Fit:
     def __init__(self, replay, seen, user, ratings, cap=CAP):
         self.replay, self.seen, self.ratings, self.cap = replay, seen, ratings, cap
         self.user = user
-        self.path = None
+        self.path: Any = None
         n_steps = sum(move.what == "step" for move in replay.moves)
         model = replay.model
         self.digits = n_steps == 1 and model.optimizer == "adam" and model.epsilon < NUDGE

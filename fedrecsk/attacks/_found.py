@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
+
+if TYPE_CHECKING:
+    from typing import Any
 
 CLOSE, ALIGNED = 1e-2, 0.99
 
@@ -67,7 +72,7 @@ def assigned(profiles, own):
     return [profiles[whose[c]] if fit else None for c, fit in enumerate(fits)]
 
 
-def _incidence(lists):
+def _incidence(lists) -> Any:
     """A row for each list of items, with ones in their columns."""
     indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
     items = np.concatenate([*lists, np.empty(0)]).astype(np.int64)

@@ -23,6 +23,8 @@ from fedrecsk.attacks._receipts import Differences, Groups, Singles
 from fedrecsk.attacks._same_data import check_same_data
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
 
@@ -201,8 +203,8 @@ def measure_leak(
     - FedEASE: the pairs of an item that one client alone has are all its items. They are
       subtracted, and other items are left with one client.
     - Each part is a profile of one of the cohort's clients, and the server does not know which: the
-      report assigns profiles to clients so that they fit best. About other clients the server
-      guesses that they have all items of the sum.
+      report assigns profiles to clients so that they fit best. About other clients of the sum
+      the server claims nothing or, if it has isolated none, that they have all its items.
 
     Sums of other methods are not taken apart; that is no proof that they cannot be.
 
@@ -345,17 +347,20 @@ def _read_along(model, data, n_rounds, receipts):
 
 def _inferred(receipts, model, n_items, own):
     """Guesses by client, and how many of them were isolated from a sum."""
-    invert, n_profiles, guesses = type(model)._inversion, 0, {}
+    guesses: dict[int, Any] = {}
+    invert, n_profiles = type(model)._inversion, 0
     for members, exchanges in receipts.sums():
         common = invert(model, receipts.means(members, exchanges), n_items)
-        guesses |= dict.fromkeys(members, common)
         unmix = getattr(model, "_unmix", None)
         if unmix is not None and len(members) > 1:
             profiles = unmix(model, exchanges, n_items)
             whose = assigned(profiles, [own[client] for client in members])
             known = [one is not None for one in whose]
             n_profiles += sum(known)
+            if any(known):
+                common = common._replace(items=NOTHING.items, values=None)
             guesses |= {c: one for c, one in zip(members, whose, strict=True) if one is not None}
+        guesses = dict.fromkeys(members, common) | guesses
     for client, exchanges in receipts.singles():
         guesses[client] = invert(model, exchanges, n_items)
     return guesses, n_profiles

@@ -94,7 +94,7 @@ def test_a_sum_over_few_clients_of_locals_is_taken_apart(toy):
 
 
 def test_lines_of_fcf_stand_out_beside_its_matrix():
-    X, y = make_toy(n_users=12, n_items=120, density=0.08)
+    X, _ = make_toy(n_users=12, n_items=120, density=0.08)
     model = FCF(3, upload="all", random_state=0)
     report = measure_leak(model, X, cohort=2, n_rounds=2)
     assert report.n_profiles > 3
@@ -162,7 +162,7 @@ def test_a_model_fitted_on_other_data_is_refused(toy):
     model = LocALS(3, reg_user=1.0, random_state=0, n_rounds=2).fit(X, y)
     assert measure_leak(model, X, y, max_clients=3).vectors == 1.0
     fewer = X[:, 0] != X[0, 0]
-    with pytest.raises(ValueError, match="fitted on other data: user .* is in the data of fit"):
+    with pytest.raises(ValueError, match=r"fitted on other data: user .* is in the data of fit"):
         measure_leak(model, X[fewer], y[fewer])
     more = np.vstack([X, [[X[0, 0], 999_999]]])
     with pytest.raises(ValueError, match="item 999999 is in X, but not in the data of fit"):

@@ -113,31 +113,33 @@ def test_without_negatives_directions_are_what_the_bases_have_in_common():
     assert many.cosine > 0.9 > one.cosine
 
 
-def test_inversions_of_noise_find_nothing():
-    """Uploads that do not depend on the data: no more than by chance."""
+def listening_to_noise(Base, field):
+    """The method with uploads of noise in place of the clients' own."""
+
+    class Silent(Base):
+        @staticmethod
+        def _inversion(method, exchanges, n_items):
+            random, false = np.random.default_rng(0), []
+            for one in exchanges:
+                noise = random.normal(size=(n_items, one.upload[field].change.shape[1]))
+                upload = one.upload | {field: Update(slice(None), noise)}
+                false.append(one._replace(upload=upload))
+            return Base._inversion(method, false, n_items)
+
+    return Silent
+
+
+@pytest.mark.parametrize(
+    ("Base", "field", "parameters"),
+    [(RFRec, "item_vectors", {"rating_scale": (1, 5)}), (FedMF, "updates", {})],
+)
+def test_inversions_of_noise_find_nothing(Base, field, parameters):
     X, y = make_toy(n_users=20, n_items=40, density=0.3)
-    for Base, field in ((RFRec, "item_vectors"), (FedMF, "updates")):
-
-        class Silent(Base):
-            _name = field
-
-            @staticmethod
-            def _inversion(method, exchanges, n_items):
-                random, false = np.random.default_rng(n_items), []
-                for one in exchanges:
-                    name = method._name
-                    shape = one.upload[name].change.shape[1]
-                    noise = Update(slice(None), random.normal(size=(n_items, shape)))
-                    false.append(one._replace(upload=one.upload | {name: noise}))
-                return Base._inversion(method, false, n_items)
-
-        model = Silent(4, random_state=0)
-        if Base is RFRec:
-            model.set_params(rating_scale=(1, 5))
-        report = measure_leak(model, X, y, n_rounds=2, max_clients=6)
-        assert report.vectors == report.directions == 0.0
-        assert report.interactions <= report.chance["interactions"] + 0.05
-        assert report.values <= report.chance["values"] + 0.05
+    model = listening_to_noise(Base, field)(4, random_state=0, **parameters)
+    report = measure_leak(model, X, y, n_rounds=2, max_clients=6)
+    assert report.vectors == report.directions == 0.0
+    assert report.interactions <= report.chance["interactions"] + 0.05
+    assert report.values <= report.chance["values"] + 0.05
 
 
 def test_an_upload_without_a_change_is_no_rated_item():

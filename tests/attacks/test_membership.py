@@ -78,7 +78,7 @@ def test_wrong_input_is_named(toy):
     with pytest.raises(ValueError, match='level=\'row\' must be "user" or "pair"'):
         measure_membership(LocALS(3), X, level="row")
     other = Popularity().fit(X[X[:, 0] != X[0, 0]])
-    with pytest.raises(ValueError, match="measure_membership fits copies .* fitted on other data"):
+    with pytest.raises(ValueError, match=r"measure_membership fits copies .* fitted on other data"):
         measure_membership(other, X)
 
 
