@@ -60,7 +60,7 @@ class GeometricMedian(InBlocks):
     >>> uploads = [{"x": Update(slice(None), change[None])} for change in changes]
     >>> total = GeometricMedian(n_iterations=50).combine(uploads, {"x": (1, 2)})["x"]
     >>> (total / 5).round(2)
-    array([[0.99, 0.68]])
+    array([[0.79, 0.79]])
     """
 
     _parameter_constraints: ClassVar[dict] = {
