@@ -37,14 +37,15 @@ class GeometricMedian(InBlocks):
 
     Notes
     -----
-    Clients with one user each have few items in common, so that their uploads are almost at right
-    angles to each other. The weights then depend on the uploads' norms more than on their
-    directions: the geometric median works like a mean that counts clients with many items less.
+    Clients with one user each have few items in common, so that all of them are far from any mean
+    and attackers not much farther. It then costs more and stops less than clipping by row: on
+    MovieLens-100k LocALS falls from .367 to .355 in precision@10 (seed 0; ``python -m
+    benchmarks.defences cost``). It is better suited to silos.
 
     A round that receives fewer than three uploads changes nothing.
 
-    Departures from the paper: fields are scaled, iterations begin at a weighted mean, and clients do
-    not count by the size of their data.
+    Departures from the paper: fields are scaled, iterations begin at a weighted mean, and clients
+    do not count by the size of their data.
 
     References
     ----------
@@ -59,7 +60,7 @@ class GeometricMedian(InBlocks):
     >>> uploads = [{"x": Update(slice(None), change[None])} for change in changes]
     >>> total = GeometricMedian(n_iterations=50).combine(uploads, {"x": (1, 2)})["x"]
     >>> (total / 5).round(2)
-    array([[0.99, 0.68]])
+    array([[0.79, 0.79]])
     """
 
     _parameter_constraints: ClassVar[dict] = {

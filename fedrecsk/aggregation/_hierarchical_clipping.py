@@ -11,7 +11,6 @@ from fedrecsk._sklearn import Interval
 from fedrecsk.aggregation._base import InBlocks, as_sum, forms_of
 from fedrecsk.aggregation._norm_clipping import clipped_sum, factors_to
 from fedrecsk.aggregation._rows import (
-    is_changed,
     item_fields,
     lengths,
     row_bound,
@@ -30,8 +29,9 @@ class HierarchicalClipping(InBlocks):
     2. The rows of each item are added up, and to them what was held back in earlier rounds.
     3. The items with the largest totals, a share `share`, are updated. The totals of the others
        are held back.
-    4. The total of an item is clipped to `total_multiple` times the number of clients that have
-       changed it, times the median over the items of the total's norm per such client.
+    4. The norm of an item's total over the sum of its clipped rows' norms says how far its senders
+       agree, from 0 to 1. Totals of items whose senders agree more than `total_multiple` times
+       the median of the updated items are scaled down to that.
 
     Step 4 bounds how far an item moves in a round. Honest clients agree on an item in part only,
     so that their rows cancel in part; the rows of attackers who all push in one direction do not.
@@ -52,7 +52,7 @@ class HierarchicalClipping(InBlocks):
     Notes
     -----
     Written from the paper's idea. Known departures: the bounds are medians of the round instead of
-    numbers to be tuned; the bound of a total grows with the number of its senders, because a
+    numbers to be tuned; the bound of a total grows with what is sent for the item, because a
     bound that is the same for all items would slow down the popular ones; what step 4 cuts off is
     dropped; and nothing is held back by default.
 
@@ -66,16 +66,16 @@ class HierarchicalClipping(InBlocks):
 
     Examples
     --------
-    Two honest clients agree in part on the first two items; two attackers promote the last one:
+    Four honest clients agree in part on the first two items; two attackers promote the last one:
 
     >>> import numpy as np
     >>> from fedrecsk.aggregation import HierarchicalClipping, Update
     >>> honest = [[[1.0, 0], [0, 1.0], [0, 0]], [[0, 1.0], [1.0, 0], [0, 0]]]
     >>> attack = [[[0.0, 0], [0, 0], [0, 50.0]]] * 2
-    >>> uploads = [{"items": Update(slice(None), np.array(c))} for c in honest + attack]
+    >>> uploads = [{"items": Update(slice(None), np.array(c))} for c in 2 * honest + attack]
     >>> HierarchicalClipping().combine(uploads, {"items": (3, 2)})["items"].round(2)
-    array([[1.  , 1.  ],
-           [1.  , 1.  ],
+    array([[2.  , 2.  ],
+           [2.  , 2.  ],
            [0.  , 1.41]])
     """
 
@@ -123,20 +123,21 @@ class HierarchicalClipping(InBlocks):
 
     def _item_totals(self, batches, name, memory):
         clipped = row_clipped(batches, name, row_bound(batches, name, "median", self.multiple))
-        total, n_senders = row_totals(clipped, name), row_sums(clipped, name, is_changed)
+        total, sent = row_totals(clipped, name), row_sums(clipped, name, lengths)
         if self.share < 1:
-            total, n_senders = self._chosen(total, n_senders, name, memory)
-        each = np.divide(lengths(total), n_senders, out=np.zeros(len(total)), where=n_senders > 0)
-        typical = np.median(each[each > 0]) if each.any() else 0.0
-        return total * factors_to(self.total_multiple * typical, each)[:, None]
+            total, sent = self._chosen(total, sent, name, memory)
+        # How far the senders of an item agree, from 0 to 1.
+        agreement = np.divide(lengths(total), sent, out=np.zeros(len(total)), where=sent > 0)
+        typical = np.median(agreement[agreement > 0]) if agreement.any() else 0.0
+        return total * factors_to(self.total_multiple * typical, agreement)[:, None]
 
-    def _chosen(self, total, n_senders, name, memory):
-        """Totals of the items that are updated, and their numbers of senders; others get 0."""
+    def _chosen(self, total, sent, name, memory):
+        """Totals of the items that are updated, and what was sent for them; others get 0."""
         if name in memory:
-            held_back, n_held_back = memory[name]
-            total, n_senders = total + held_back, n_senders + n_held_back
+            held_back, sent_before = memory[name]
+            total, sent = total + held_back, sent + sent_before
         n_chosen = int(np.ceil(self.share * len(total)))
         is_chosen = np.zeros(len(total), dtype=bool)
         is_chosen[np.argsort(-lengths(total), kind="stable")[:n_chosen]] = True
-        memory[name] = np.where(is_chosen[:, None], 0.0, total), np.where(is_chosen, 0, n_senders)
-        return np.where(is_chosen[:, None], total, 0.0), np.where(is_chosen, n_senders, 0)
+        memory[name] = np.where(is_chosen[:, None], 0.0, total), np.where(is_chosen, 0.0, sent)
+        return np.where(is_chosen[:, None], total, 0.0), np.where(is_chosen, sent, 0.0)

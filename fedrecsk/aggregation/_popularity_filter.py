@@ -47,10 +47,10 @@ class PopularityFilter(RowClipping):
     Notes
     -----
     What it sees: many clients that push an item with few honest senders in the same direction, as
-    hard as clipping allows. What it does not see: rows that push no harder than the limit, those
-    with another aim than the popular items, such as noise, and attackers who are so few that
-    chance explains them. Where all clients change all rows, as in RFRec with Adam, popular items
-    are told by the size of their rows alone.
+    hard as clipping allows. What it does not see: rows that push no harder than the limit, and an
+    attacker that knows the limit stays below it; rows with another aim than the popular items, such
+    as noise; and attackers who are so few that chance explains them. Where all clients change all
+    rows, as in RFRec with Adam, popular items are told by the size of their rows alone.
 
     A round that receives fewer than five uploads changes nothing.
 

@@ -119,21 +119,21 @@ def fl_trust(uploads, reference):
 def hierarchical_totals(rounds, multiple, total_multiple, share):
     """Totals of each round: clipped rows, added to what was held back, and clipped by item."""
     n_items = len(rounds[0][0])
-    held, held_senders, out = np.zeros_like(rounds[0][0]), np.zeros(n_items), []
+    held, held_sent, out = np.zeros_like(rounds[0][0]), np.zeros(n_items), []
     for changes in rounds:
         clipped = with_rows_clipped(changes, row_bound(changes, multiple))
         totals = held + sum(clipped)
-        senders = held_senders + sum(np.array([row.any() for row in one]) for one in clipped)
+        sent = held_sent + sum(np.sqrt((one**2).sum(axis=1)) for one in clipped)
         norms = [np.sqrt((row**2).sum()) for row in totals]
         chosen = sorted(range(n_items), key=lambda i: -norms[i])[: int(np.ceil(share * n_items))]
-        each = [norms[i] / senders[i] for i in chosen if norms[i] > 0]
-        bound = total_multiple * np.median(each)
+        agreement = [norms[i] / sent[i] for i in chosen if norms[i] > 0]
+        bound = total_multiple * np.median(agreement)
         result = np.zeros_like(totals)
         for i in chosen:
             if norms[i] > 0:
-                result[i] = totals[i] * min(1.0, bound * senders[i] / norms[i])
-            totals[i], senders[i] = 0, 0
-        held, held_senders = totals, senders
+                result[i] = totals[i] * min(1.0, bound * sent[i] / norms[i])
+            totals[i], sent[i] = 0, 0
+        held, held_sent = totals, sent
         out.append(result)
     return out
 
