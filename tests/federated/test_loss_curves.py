@@ -201,7 +201,7 @@ def test_the_training_loss_is_a_weighted_mean_over_the_rounds_examples(
     model, losses, client_fraction
 ):
     X, y = make_toy()
-    # Zero and less are dislikes, which have no negatives. Ratings are on another scale than any that
+    # Zero and less are dislikes, which have no negatives. Ratings are on another scale than
     # methods train on, but the loss is in squared ratings.
     y = y - 2 if losses in (all_pairs, examples, similarities) else 3 * y
     model = clone(model).set_params(n_rounds=1, client_fraction=client_fraction, random_state=0)
