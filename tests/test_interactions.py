@@ -58,6 +58,16 @@ def test_rows_are_merged_and_their_order_never_matters(rows, random):
     assert results[0].fingerprint() == results[1].fingerprint()
 
 
+def test_rounding_of_merged_rows_does_not_depend_on_their_order():
+    rng = np.random.default_rng(0)
+    X = np.repeat([(1, 5), (2, 7), (2, 8)], 40, axis=0)
+    y, weight = rng.random((2, len(X)))
+    first = encode(X, y, sample_weight=weight).fingerprint()
+    for _ in range(9):
+        order = rng.permutation(len(X))
+        assert encode(X[order], y[order], sample_weight=weight[order]).fingerprint() == first
+
+
 @given(ROWS, st.lists(st.integers(0, 2), min_size=6, max_size=6))
 def test_every_client_is_one_run_of_users(rows, client_of_user):
     table = np.array(rows)

@@ -190,6 +190,26 @@ def test_noise_is_added_once_for_each_client():
     assert report.epsilon == pytest.approx(20_000 * 4.0)
 
 
+def test_noise_and_its_cost_add_up_over_blocks_and_rounds():
+    uplink = make(Federation(local_dp=LaplaceMechanism(clip=1.0, scale=0.5)))
+    forms, sums = {"x": Form((20_000,), clip=1.0)}, {"x": np.zeros(20_000)}
+    for round, learned in enumerate([False, True, True]):
+        parts = []
+        # Client 0 sends in the first step only.
+        for clients in ([1, 2, 3], [4, 5, 6], [0])[: 2 if round else 3]:
+            turn = Turn(*np.ones((2, len(clients)), dtype=bool), False)
+            parts.append(contribution(clients, turn, None, sums, forms))
+        upload = uplink.collect(parts, forms, Key(0, round), learned=learned)
+        n_clients = 6 if round else 7
+        assert upload["x"].sum.var() == pytest.approx(n_clients * 2 * 0.5**2, rel=0.05)
+        # Papers count what is learned, and not the set-up.
+        payload = uplink.ledger.entries[-1]["payload_up"]
+        assert payload == round * 6 * 20_000 * 4
+    report = uplink.privacy_report("sums")
+    assert (report.n_uploads, report.n_coordinates) == (3, 3 * 20_000)
+    assert report.epsilon == pytest.approx(3 * 20_000 * 4.0)
+
+
 @pytest.mark.parametrize("form", [Form((3,)), Form((3,), clip=2.0), Form((3,), "held", clip=1.0)])
 @pytest.mark.parametrize("aggregator", [None, NormClipping()], ids=["sums", "one by one"])
 @pytest.mark.parametrize("learned", [True, False])
