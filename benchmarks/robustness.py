@@ -90,7 +90,7 @@ UNTARGETED = {
     "MinMax": [MinMax()],
     "Fang": [Fang()],
 }
-STRENGTHS = (0.1, 0.3, 0.6, 1.0, 2.0, 5.0, 20.0)
+STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 20.0)
 TARGETED = {
     "Promotion": [Promotion(scale=s) for s in (1.0, 10.0, 100.0, 1e4)],
     "PipAttack": [PipAttack(strength=s) for s in STRENGTHS],
