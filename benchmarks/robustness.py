@@ -56,6 +56,7 @@ from fedrecsk.datasets import fetch_movielens
 from fedrecsk.metrics import exposure
 
 N_SILOS = 20
+TRUSTED = 0
 SHARES = (0.01, 0.02, 0.05, 0.1)
 METHODS = {
     "LocALS": LocALS(),
@@ -78,7 +79,7 @@ SILO_DEFENCES = {
     "trimmed mean": TrimmedMean(),
     "Krum": Krum(n_attackers=2),
     "Multi-Krum": Krum(n_attackers=2, n_selected=10),
-    "FLTrust": FLTrust(reference=0),
+    "FLTrust": FLTrust(reference=TRUSTED),
 }
 # Each attack for a share of clients, at each strength that is tried.
 UNTARGETED = {
@@ -180,24 +181,28 @@ def _fit(options, title, place, adversary, share, seed, number):
     method, defence, _ = place
     train, test = _split(options.data_home, seed)
     item = _targets(options.data_home, seed)[number]
+    silos = None if title == "one user per client" else train[:, 0] % N_SILOS
     if adversary is not None:
         adversary = clone(adversary).set_params(fraction=share)
         if "item" in adversary.get_params():
             adversary.set_params(item=item)
+        if silos is not None:
+            # FLTrust must not trust an attacker.
+            others = np.random.default_rng(seed).permutation(np.setdiff1d(silos, [TRUSTED]))
+            adversary.set_params(clients=others[: max(1, round(share * N_SILOS))])
     aggregator = (DEFENCES | SILO_DEFENCES)[defence]
     model = clone(METHODS[method]).set_params(
         federation=Federation(adversary=adversary, aggregator=clone(aggregator, safe=False)),
         random_state=seed,
         n_jobs=options.n_jobs,
     )
-    clients = None if title == "one user per client" else train[:, 0] % N_SILOS
     try:
-        model.fit(train, clients=clients)
+        model.fit(train, clients=silos)
     except ValueError as error:
         if "diverged" not in str(error):
             raise
         return {"precision": float("nan"), "exposure": float("nan")}
-    owners = train[:, 0] if clients is None else clients
+    owners = train[:, 0] if silos is None else silos
     bad = getattr(model, "compromised_clients_", [])
     good = np.unique(train[~np.isin(owners, bad), 0])
     ours = [rows[np.isin(rows[:, 0], good)] for rows in (train, test)]
