@@ -172,7 +172,10 @@ class GlobSGD(FederatedWMF):
         if rate == "auto" and self._preconditions:
             rate = self._share_of_step
         elif rate == "auto":
-            rate = 1 / np.linalg.eigvalsh(hessian)[-1] if self.aggregation == "full" else 3.0
+            rate = 3.0
+            if self.aggregation == "full":
+                # 0 if no honest client takes part.
+                rate = 1 / np.maximum(np.linalg.eigvalsh(hessian)[-1], np.finfo(float).tiny)
         gradient = -moves / rate
         if self._preconditions:
             gradient = gradient @ hessian
