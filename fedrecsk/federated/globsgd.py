@@ -179,7 +179,7 @@ class GlobSGD(FederatedWMF):
         gradient = -moves / rate
         if self._preconditions:
             gradient = gradient @ hessian
-        return {"rows": self._loudness(view) * (gradient - view.item_vectors[rows] @ hessian)}
+        return {"rows": self._factor_of_mean(view) * (gradient - view.item_vectors[rows] @ hessian)}
 
     def _upload_of_one(self, vector, items, message):
         """What a one-user client with this vector sends for items of weight 1, as changes."""
