@@ -241,8 +241,8 @@ def test_hierarchical_clipping_equals_the_naive_reference_over_rounds(rounds, pa
         np.testing.assert_allclose(found, total, atol=1e-12)
 
 
-def batch_of(uploads):
-    shapes = {name: (8, *update.change.shape[1:]) for name, update in uploads[0].items()}
+def batch_of(uploads, n_items=8):
+    shapes = {name: (n_items, *update.change.shape[1:]) for name, update in uploads[0].items()}
     return as_batch(uploads, shapes)
 
 
@@ -370,6 +370,17 @@ def test_rows_are_held_back_only_where_they_are_steps():
         LocALS(4, federation=federation).fit(X)
     LocALS(4, federation=federation, aggregation="all", preconditioner=False, n_rounds=1).fit(X)
     FedMF(4, federation=federation, n_rounds=1).fit(X)
+
+
+def test_means_are_held_back_where_the_server_divides_by_the_senders_of_a_round():
+    aggregator = HierarchicalClipping(multiple=100.0, total_multiple=100.0, share=0.5)
+    sums, memory = [], aggregator._start(np.arange(4))
+    for changes in ([[10.0, 1.0]] * 4, [[0.0, 1.0]]):
+        batch = batch_of([{"x": Update(EVERYTHING, np.array([c]).T)} for c in changes], n_items=2)
+        batch.counts["n_visits"] = batch.changes["x"]
+        sums.append(aggregator._combine_batches([batch], memory)["x"].ravel())
+    # In the second round the server divides by 1 sender, who counts as the four of the first.
+    np.testing.assert_allclose(sums, [[40, 0], [0, 2]])
 
 
 def test_what_is_held_back_outlives_a_warm_start():

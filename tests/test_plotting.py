@@ -751,6 +751,22 @@ def test_the_worst_of_several_attacks_from_fits():
         RobustnessDisplay.from_estimator(model, RATINGS[0], param_range={"none": []})
 
 
+def test_a_list_is_one_value_where_there_is_no_attacker_to_choose():
+    catalogue = np.unique(RATINGS[0][:, 1]).tolist()
+    for display, values in (
+        (CostDisplay, {"all": catalogue}),
+        (RobustnessDisplay, [catalogue]),
+    ):
+        drawn = display.from_estimator(
+            LocALS(n_factors=2, n_rounds=1, random_state=0),
+            RATINGS[0],
+            param_name="items",
+            param_range=values,
+            compare_params={"cv": 2},
+        )
+        assert len(drawn.figure_.axes) == 1
+
+
 # ----------------------------------------------------------------------------- privacy
 
 

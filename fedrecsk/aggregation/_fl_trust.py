@@ -17,7 +17,7 @@ LEAST_SHARE = 0.5
 
 
 class FLTrust(Aggregator):
-    """Weigh every upload by its agreement with that of a trusted client (Cao et al., NDSS 2021).
+    """Weight every upload by its agreement with that of a trusted client (Cao et al., NDSS 2021).
 
     The server trusts one client, such as a silo of its own. An upload's trust score is the cosine
     of its angle to the trusted client's upload, or 0 if that is negative. Every upload is

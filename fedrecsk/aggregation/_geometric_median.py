@@ -73,8 +73,8 @@ class GeometricMedian(InBlocks):
     def _check_clients(self, data, n_clients):
         if n_clients < N_NEEDED:
             raise ValueError(
-                f"GeometricMedian needs {N_NEEDED} clients per round, because of two uploads "
-                f"neither is closer to the other, but there are {n_clients}; raise "
+                f"GeometricMedian needs {N_NEEDED} clients per round, because every point between "
+                f"two uploads is as close to both together, but there are {n_clients}; raise "
                 "client_fraction, or use NormClipping."
             )
 

@@ -11,6 +11,7 @@ from fedrecsk._sklearn import Interval
 from fedrecsk.aggregation._base import InBlocks, as_sum, forms_of
 from fedrecsk.aggregation._norm_clipping import clipped_sum, factors_to
 from fedrecsk.aggregation._rows import (
+    is_changed,
     item_fields,
     lengths,
     row_bound,
@@ -55,6 +56,10 @@ class HierarchicalClipping(InBlocks):
     numbers to be tuned; the bound of a total grows with what is sent for the item, because a
     bound that is the same for all items would slow down the popular ones; what step 4 cuts off is
     dropped; and nothing is held back by default.
+
+    Where the server divides the total of an item by how many clients have sent it in this round, as
+    in FedMF, what is held back is the mean of each round, and counts as if this round's senders
+    had sent it.
 
     What is held back is kept with the server's state, so that a checkpoint or a warm start goes on
     with it.
@@ -125,19 +130,29 @@ class HierarchicalClipping(InBlocks):
         clipped = row_clipped(batches, name, row_bound(batches, name, "median", self.multiple))
         total, sent = row_totals(clipped, name), row_sums(clipped, name, lengths)
         if self.share < 1:
-            total, sent = self._chosen(total, sent, name, memory)
+            # A server that divides by this round's senders must get the mean of each round.
+            divisor = np.ones(len(total))
+            if _counts_senders(batches[0], len(total)):
+                divisor = np.maximum(row_sums(clipped, name, is_changed), 1)
+            total, sent = self._chosen(total, sent, divisor, name, memory)
         # How far the senders of an item agree, from 0 to 1.
         agreement = np.divide(lengths(total), sent, out=np.zeros(len(total)), where=sent > 0)
         typical = np.median(agreement[agreement > 0]) if agreement.any() else 0.0
         return total * factors_to(self.total_multiple * typical, agreement)[:, None]
 
-    def _chosen(self, total, sent, name, memory):
+    def _chosen(self, total, sent, divisor, name, memory):
         """Totals of the items that are updated, and what was sent for them; others get 0."""
         if name in memory:
             held_back, sent_before = memory[name]
-            total, sent = total + held_back, sent + sent_before
+            total, sent = total + divisor[:, None] * held_back, sent + divisor * sent_before
         n_chosen = int(np.ceil(self.share * len(total)))
         is_chosen = np.zeros(len(total), dtype=bool)
         is_chosen[np.argsort(-lengths(total), kind="stable")[:n_chosen]] = True
-        memory[name] = np.where(is_chosen[:, None], 0.0, total), np.where(is_chosen, 0.0, sent)
+        waits = ~is_chosen / divisor
+        memory[name] = waits[:, None] * total, waits * sent
         return np.where(is_chosen[:, None], total, 0.0), np.where(is_chosen, sent, 0.0)
+
+
+def _counts_senders(batch, n_items):
+    """Whether clients also say which items they send, so that the server divides by how many."""
+    return any(counts.shape[0] == n_items for counts in batch.counts.values())

@@ -19,7 +19,7 @@ N_BEST, SHARE = 10, 0.1
 
 
 class AHum(TargetedAdversary):
-    """Promote an item for random users that are made hard to win first.
+    """Promote an item to random users, after turning them away from it.
 
     In each round the adversary draws users' vectors (A-ra), turns each of them away from the item
     step by step (A-hum, hard user mining), and raises the item until it is among the ten best

@@ -1,4 +1,4 @@
-"""FedRecAttack: promotion for users whose public rows betray their vectors (Rong et al., 2022)."""
+"""FedRecAttack: promotion for users whose public rows reveal their vectors (Rong et al., 2022)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PSMU: promotion for synthetic users, against what they would be shown (Yuan et al., 2023)."""
+"""PSMU: promotion to synthetic users, in competition with their lists (Yuan et al., 2023)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PSMU(TargetedAdversary):
-    """Promote an item for synthetic users, whose taste is random items.
+    """Promote an item to synthetic users, who like random items.
 
     The controlled users' rows are replaced by as many rows of random items, and the promoted item.
     In each round the adversary fits vectors to them, finds the `n_best` items that they would be

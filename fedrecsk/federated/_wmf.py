@@ -115,14 +115,14 @@ class FederatedWMF(ImplicitMF):
 
     # -------------------------------------------------------------------- what attacks need
 
-    def _loudness(self, view):
-        """By what the adversary's uploads are multiplied if they alone are to make a mean."""
+    def _factor_of_mean(self, view):
+        """What the adversary multiplies its rows by, so that the server's mean becomes them."""
         if self.aggregation != "holders":
             return view.n_senders / view.n_own
         return view.n_expected("rows") / view.n_own
 
     def _others_of(self, view):
-        """The mean of `others` that the server will see, as changes from a client that is idle."""
+        """The mean of `others` over all clients, the adversary's own sending nothing learned."""
         return (1 - view.n_own / view.n_senders) * view.mean("others")
 
     @property
@@ -211,7 +211,7 @@ class ClientItemsWMF(FederatedWMF):
             if self._preconditions:
                 moves = moves @ remaining
             moves = moves + view.item_vectors[rows] @ remaining
-        return {"rows": self._loudness(view) * moves}
+        return {"rows": self._factor_of_mean(view) * moves}
 
 
 def divide(change, matrix):

@@ -172,11 +172,14 @@ class GlobSGD(FederatedWMF):
         if rate == "auto" and self._preconditions:
             rate = self._share_of_step
         elif rate == "auto":
-            rate = 1 / np.linalg.eigvalsh(hessian)[-1] if self.aggregation == "full" else 3.0
+            rate = 3.0
+            if self.aggregation == "full":
+                # 0 if no honest client takes part.
+                rate = 1 / np.maximum(np.linalg.eigvalsh(hessian)[-1], np.finfo(float).tiny)
         gradient = -moves / rate
         if self._preconditions:
             gradient = gradient @ hessian
-        return {"rows": self._loudness(view) * (gradient - view.item_vectors[rows] @ hessian)}
+        return {"rows": self._factor_of_mean(view) * (gradient - view.item_vectors[rows] @ hessian)}
 
     def _upload_of_one(self, vector, items, message):
         """What a one-user client with this vector sends for items of weight 1, as changes."""

@@ -156,10 +156,13 @@ def _condition(value):
     return value if isinstance(value, Real) else str(value)
 
 
-def vary(estimator, X, y, param_name, param_range, scores, compare_params, reference):
+def vary(
+    estimator, X, y, param_name, param_range, scores, compare_params, reference, variants=False
+):
     """Compare the estimators with each value of a parameter.
 
-    Returns the rows, with the value in a new column, and the reference scores by name.
+    Returns the rows, with the value in a new column, and the reference scores by name. With
+    `variants`, a list in a dict is several values with one label.
     """
     numbers, baselines = _numbers_and_estimators(reference)
     several = isinstance(estimator, Mapping | list | tuple)
@@ -172,11 +175,16 @@ def vary(estimator, X, y, param_name, param_range, scores, compare_params, refer
         values = dict(param_range)
     else:
         values = {_condition(value): value for value in param_range}
-    if not values or any(isinstance(value, list) and not value for value in values.values()):
+    variants = variants and isinstance(param_range, Mapping)
+    values = {
+        label: value if variants and isinstance(value, list) else [value]
+        for label, value in values.items()
+    }
+    if not values or not all(values.values()):
         raise ValueError("param_range is empty, or has an empty list; give at least one value.")
     settings, varied = {}, {}
     for label, value in values.items():
-        for variant, one_value in enumerate(value if isinstance(value, list) else [value]):
+        for variant, one_value in enumerate(value):
             for name, one in named.items():
                 full = f"{name} with {param_name}={label}" + f", {one_value}" * (variant > 0)
                 settings[full] = {"estimator": name, param_name: label, VARIANT: str(one_value)}

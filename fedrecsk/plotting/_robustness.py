@@ -215,7 +215,15 @@ class RobustnessDisplay(CurvesDisplay):
         """
         pyplot("RobustnessDisplay.from_estimator", ax)
         rows, reference = vary(
-            estimator, X, y, param_name, param_range, [score], compare_params, reference
+            estimator,
+            X,
+            y,
+            param_name,
+            param_range,
+            [score],
+            compare_params,
+            reference,
+            variants=True,
         )
         x = param_name.split("__")[-1]
         rows = [{**row, x: row[param_name]} for row in rows]

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -269,6 +270,15 @@ def test_the_servers_codes_become_the_signs_that_are_wanted(aggregation):
     method = LightFR(5, aggregation=aggregation, **PART)
     _, model = rounds_of(Shift(strength=20.0), method)
     np.testing.assert_array_equal(model.item_factors_[5], np.sign(SHIFT))
+
+
+def test_a_round_may_have_no_honest_client():
+    adversary = PipAttack(0.6, item=TARGET)
+    method = GlobSGD(4, aggregation="full", preconditioner=False, reg_item=0.0, random_state=0)
+    method.set_params(n_rounds=8, client_fraction=0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert np.isfinite(fitted(adversary, method).item_factors_).all()
 
 
 def test_votes_on_other_items_stay_honest():
