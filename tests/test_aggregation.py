@@ -335,6 +335,9 @@ def test_fl_trust_says_what_is_wrong_with_its_reference():
 
     with pytest.raises(ValueError, match=r"FLTrust\(reference=77\) is not a client of this fit"):
         fit(77)
+    for other in ("3", None, [3]):
+        with pytest.raises(ValueError, match=r"FLTrust\(.*\) is not a client of this fit"):
+            fit(other)
     with pytest.raises(ValueError, match=r"trusts client 3, but the federation's adversary"):
         fit(3, adversary=SignFlip(clients=[1, 3]))
     fit(3, adversary=SignFlip(clients=[1, 2]))
