@@ -61,7 +61,7 @@ class Singles(Receipts):
         for batch in batches:
             for place in np.flatnonzero(batch.accepted & np.isin(batch.clients, self.clients)):
                 client = int(batch.clients[place])
-                own = message.of(np.array([client])) if hasattr(message, "of") else message
+                own = message.of(np.array([client]))
                 exchange = Exchange(key, own, batch.all_fields(place))
                 self._exchanges.setdefault(client, []).append(exchange)
 
@@ -158,7 +158,8 @@ class Differences(Groups):
                 for name, changes in fields.items():
                     without = seconds[group][name].change - changes.whole(place)
                     upload[name] = Update(slice(None), firsts[group][name].change - without)
-                exchange = Exchange(key, message, _rounded(upload, firsts[group]))
+                own = message.of(np.array([client]))
+                exchange = Exchange(key, own, _rounded(upload, firsts[group]))
                 self._singles.setdefault(client, []).append(exchange)
 
     @property

@@ -21,7 +21,6 @@ from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation import participation
 from fedrecsk.simulation.clients import Clients, Group
 from fedrecsk.simulation.keys import Key, Keys
-from fedrecsk.simulation.messages import Message
 from fedrecsk.simulation.server import Server
 from fedrecsk.simulation.stopping import hold_out
 from fedrecsk.simulation.threads import Threads
@@ -220,7 +219,7 @@ class Loop:
         if not batches:
             return
         codes = np.concatenate([batch.clients[batch.sends] for batch in batches])
-        message = Message(**server.announcement(), **intrusion.message).of(codes)
+        message = (server.announcement() | intrusion.message).of(codes)
         intrusion.look(
             View(
                 method=server.method,

@@ -128,6 +128,9 @@ class Message(dict):
     def __init__(self, **fields: Dense) -> None:
         super().__init__(fields)
 
+    def __or__(self, other: dict[str, Dense]) -> Message:
+        return Message(**super().__or__(other))
+
     def of(self, clients: NDArray[np.int64]) -> Message:
         """The message as these clients (codes) receive it: with their own `PerClient` entries."""
         if not any(isinstance(field, PerClient) for field in self.values()):
