@@ -101,8 +101,12 @@ class HierarchicalClipping(InBlocks):
         learned = {name: form for name, form in forms.items() if form.learned}
         by_item = item_fields(learned)
         for name, form in learned.items():
-            is_matrix = len(form.shape) == 2
-            if is_matrix != (name in by_item) or (is_matrix and form.is_integer):
+            if form.is_integer:
+                raise ValueError(
+                    f"HierarchicalClipping(share={self.share}) holds means of rows back, but this "
+                    f"method uploads {name!r} as integers, which means are not; set share=1."
+                )
+            if (len(form.shape) == 2) != (name in by_item):
                 raise ValueError(
                     f"HierarchicalClipping(share={self.share}) holds rows of items back, but this "
                     f"method uploads {name!r}, from which its server computes all items anew in "

@@ -72,6 +72,8 @@ class Intrusion:
         -------
         dict of {str: Changes}
         """
+        if not batch.sends.any():
+            return batch.changes
         return self.adversary._forged_batch(self._view, batch, seeds, summed)
 
 

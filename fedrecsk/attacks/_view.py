@@ -35,14 +35,15 @@ class View:
         Number of the round, from 0.
     message : Message
         The announcement and the last broadcast, by field:
-        ``view.message["item_factors"].values``. Fields of which an honest client receives only
-        the rows of its own items are whole here, because a dishonest client can claim to hold
-        every item.
+        ``view.message["item_factors"].values``. Fields of which a client receives only the rows
+        of its own items are whole here. This favours the adversary: a real one would have to
+        claim that its clients hold every item.
     n_senders : int
         Number of all clients that upload in this round, honest ones included.
     data : Interactions
-        What the adversary's own clients train on, with the codes of the whole catalogue. Other
-        users have no rows.
+        Data of the adversary's own clients, poisoned if it poisons them, with the codes of the
+        whole catalogue. Rows that they hold out for validation are included. Other users have no
+        rows.
     batches : list of Batch
         Honest uploads of the adversary's clients that take part in this round.
     memory : dict

@@ -130,7 +130,8 @@ class RobustnessDisplay(CurvesDisplay):
             Columns of the condition, the score and the method's name.
         over : str or list of str, default=()
             Columns of what the attacker chooses, such as its strength. For each method and
-            condition, the rows with the worst mean score over these columns are drawn.
+            condition, the rows with the worst mean score over these columns are drawn. Fits that
+            failed do not count, and are noted in the legend.
         worst : {"auto", "lowest", "highest"}, default="auto"
             Which score is the worst. "auto": the highest of "rmse", "mae" and "exposure", the
             lowest of others.
