@@ -24,6 +24,7 @@ from sklearn.base import clone
 
 from benchmarks._command_line import command_line
 from benchmarks._results import Results
+from benchmarks._seeds import reported
 from benchmarks.fedals import precision, split
 from fedrecsk import Federation, FedMF, GlobSGD, LocALS, LocSGD, Popularity
 from fedrecsk.aggregation import (
@@ -112,20 +113,35 @@ def promotion(options):
     _print_tables(options, TARGETED, "exposure", max)
 
 
+def cost(options):
+    """Precision@10 of the defences without an attack."""
+    for title in options.settings:
+        print(f"\n| {title} | {' | '.join(options.methods)} |")
+        print("|" + "---|" * (len(options.methods) + 1))
+        for defence in _defences(options, title):
+            cells = [
+                _cell(options, title, (m, defence, None), "precision") for m in options.methods
+            ]
+            print(f"| {defence} | {' | '.join(cells)} |", flush=True)
+
+
+def _defences(options, title):
+    """Names of the defences that were asked for and suit the clients."""
+    known = DEFENCES if title == "one user per client" else DEFENCES | SILO_DEFENCES
+    return [name for name in known if not options.defences or name in options.defences]
+
+
 def _print_tables(options, attacks, score, worst):
     attacks = {name: attacks[name] for name in options.attacks or attacks if name in attacks}
     train, test = _split(options.data_home, 0)
     print(f"popularity, seed 0: precision@10 {precision(Popularity().fit(train), train, test):.3f}")
     shares = " / ".join(f"{100 * share:g} %" for share in options.shares)
     print(f"{score} with {shares} of the clients poisoned; in brackets the strength at the last")
-    federated = {"one user per client": DEFENCES, f"{N_SILOS} silos": DEFENCES | SILO_DEFENCES}
     for title in options.settings:
         print(f"\n| {title} | defence | no attack | {' | '.join(attacks)} |")
         print("|" + "---|" * (len(attacks) + 3))
         for method in options.methods:
-            for defence in federated[title]:
-                if options.defences and defence not in options.defences:
-                    continue
+            for defence in _defences(options, title):
                 row = [method, defence, _cell(options, title, (method, defence, None), score)]
                 for attack, strengths in attacks.items():
                     place = method, defence, attack
@@ -164,7 +180,7 @@ def _scores(options, title, place, adversary, share, score):
     """The score of each seed (and each promoted item); NaN where the fit diverges."""
     of_item = score == "exposure"
     values = []
-    for seed in range(options.seeds):
+    for seed in reported(options.seeds):
         for number in range(options.targets if of_item else 1):
             key = (title, *map(str, place), str(adversary), f"{share:g}", str(seed), str(number))
             settings = {"of_item": of_item}
@@ -249,7 +265,7 @@ def curve(options):
 
 def main(argv=None):
     """Run one of the commands."""
-    commands = {f.__name__: f for f in (accuracy, promotion, curve)}
+    commands = {f.__name__: f for f in (accuracy, promotion, cost, curve)}
     settings = ["one user per client", f"{N_SILOS} silos"]
     parser = command_line("robustness", __doc__)
     parser.add_argument("command", choices=commands)
