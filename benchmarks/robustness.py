@@ -89,8 +89,8 @@ UNTARGETED = {
     "random direction": [RandomDirection()],
     "flipped labels": [LabelFlip()],
     "ALIE": [ALIE(z=z) for z in (None, 1.0, 3.0, 10.0, 30.0)],
-    "MinMax": [MinMax()],
-    "Fang": [Fang()],
+    "MinMax": [MinMax(perturbation=p) for p in ("unit_vector", "std", "sign")],
+    "Fang": [Fang(nearest=x, farthest=4 / 3 * x) for x in (1.0, 3.0, 10.0, 30.0)],
 }
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 20.0)
 TARGETED = {
@@ -172,7 +172,9 @@ def _cell(options, title, place, score):
 
 def _strength(adversary):
     parameters = adversary.get_params(deep=False)
-    known = [name for name in ("strength", "scale", "z") if name in parameters]
+    known = [
+        name for name in ("strength", "scale", "z", "nearest", "perturbation") if name in parameters
+    ]
     return f"{known[0]}={parameters[known[0]]}" if known else ""
 
 
