@@ -1,11 +1,11 @@
 """Measure what robust aggregators cost, and what gets through: ``python -m benchmarks.defences``.
 
-``cost``: precision@10 over the full catalogue without an attack. ``stops``: the same of the honest
-users with the attacks of fedrecsk.attacks by 2 and 10 % of the clients, and the share of honest
-users who get the promoted item among their ten. Three quarters of the items have more ratings than
-that item. All ratings are positives, and each user's rows are split 80/20 at random by seed; one
-user per client, or with ``--silos`` 20 silos; defaults. ``--valid`` measures on a fifth of
-the training rows instead of the test rows, to choose by.
+``cost``: precision@10 over the full catalogue without an attack. ``stops``: the same for the honest
+users while 2 or 10 % of the clients attack, and the share of honest users who get the promoted item
+among their ten. Three quarters of the items have more ratings than that item. All ratings are
+positives, and each user's rows are split 80/20 at random by seed; one user per client, or with
+``--silos`` 20 silos; defaults. ``--valid`` measures on a fifth of the training rows instead of the
+test rows, for choosing parameters.
 
 Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA.
 """
