@@ -9,7 +9,7 @@ was written before any of these runs:
    users.
 2. What is kept is tried together. If that does not gain more than the best single change, only this
    change is kept.
-3. The first data set tries all values, each further one only what is left, if anything is. A
+3. The first data set tries all values, each further one only the values kept so far. A
    default changes only if MovieLens-100k and MovieLens-1M both keep the value, and the gain on
    "few" (MovieLens-100k with at most ten training rows per user) is not below minus two standard
    errors.
@@ -17,8 +17,8 @@ was written before any of these runs:
    bits of a code.
 
 Validation rows have seeds of their own (``benchmarks/_seeds.py``), and none of them is in a test
-part of a reported number. Only then the default and the choice are measured on the reported test
-rows, once.
+part of a reported number. Afterwards the default and the choice are measured once on the reported
+test rows.
 
 Ratings: a fifth of the rows at random, less those that are tested elsewhere; for LocALS, GlobSGD,
 LocSGD and FCF a fifth of each user's rows, full catalogue. The other rankings are among 99

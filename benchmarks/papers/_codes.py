@@ -1,4 +1,4 @@
-"""LightFR's rivals without training of codes, and what models take on a device."""
+"""LightFR's baselines with untrained codes, and what models need on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows and tables of the papers, and what hinders a row."""
+"""Rows and tables of the papers, and why a row cannot be run."""
 
 from __future__ import annotations
 

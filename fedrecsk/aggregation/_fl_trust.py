@@ -43,9 +43,9 @@ class FLTrust(Aggregator):
     A round that the trusted client's upload does not reach, because of dropout or because it is
     not in the cohort, changes nothing.
 
-    It is meant against uploads that point elsewhere, such as noise or flipped signs. A client that
-    promotes one item and is honest about all others keeps most of its trust: clip rows, or use an
-    order statistic, against promotions.
+    It is meant against uploads that point in another direction, such as noise or flipped signs. A
+    client that promotes one item and is honest about all others keeps most of its trust: clip
+    rows, or use an order statistic, against promotions.
 
     Departures from the paper: there the server trains on a small data set of its own; here the
     trusted client is one of the federation, and its upload is part of the mean, with trust
@@ -82,7 +82,7 @@ class FLTrust(Aggregator):
         share = held[data.items].mean()
         if share < LEAST_SHARE:
             raise ValueError(
-                f"FLTrust measures all uploads by that of client {self.reference!s}, but only "
+                f"FLTrust compares all uploads with that of client {self.reference!s}, but only "
                 f"{100 * share:.0f} % of the rows of X are of items that it holds, so it would "
                 "mostly compare zeros. Trust a client with more items, group the users into silos "
                 "by fit(..., clients=...), or use RowClipping."

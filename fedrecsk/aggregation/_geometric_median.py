@@ -24,21 +24,21 @@ class GeometricMedian(InBlocks):
     whose weights are one over each upload's distance to the last mean. Attackers must be more than
     half of the clients to move it arbitrarily far.
 
-    The distance is that of whole uploads, all fields together, so that what a client sends is
-    weighted as one; otherwise a sum would mix one client's items with another's matrices. Each
+    The distance is that of whole uploads, all fields together, so that all that a client
+    sends has one weight; otherwise a sum would mix one client's items with another's matrices. Each
     field is first divided by its median norm in the round, so that the units of a field do not
     matter. Rows that a client does not send count as unchanged.
 
     Parameters
     ----------
     n_iterations : int, default=10
-        Number of steps of Weiszfeld's algorithm. The first begins at the mean of the uploads, of
-        which those that are longer than the median are weighted by one over their norm.
+        Number of steps of Weiszfeld's algorithm. The first begins at the mean of the uploads, in
+        which uploads longer than the median are weighted by one over their norm.
 
     Notes
     -----
-    Clients with one user each have few items in common, so that all of them are far from any mean
-    and attackers not much farther. It then costs more and stops less than clipping by row: on
+    Clients with one user each have few items in common, so that all of them are far from any mean,
+    and attackers are not much farther. It then costs more and stops less than clipping by row: on
     MovieLens-100k LocALS falls from .367 to .355 in precision@10 (seed 0; ``python -m
     benchmarks.defences cost``). It is better suited to silos.
 

@@ -27,15 +27,15 @@ class HierarchicalClipping(InBlocks):
     In each round, in fields with a row for each item:
 
     1. Every row of every client is clipped, as by :class:`RowClipping`.
-    2. The rows of each item are added up, and to them what was held back in earlier rounds.
-    3. The items with the largest totals, a share `share`, are updated. The totals of the others
-       are held back.
-    4. The norm of an item's total over the sum of its clipped rows' norms says how far its senders
-       agree, from 0 to 1. Totals of items whose senders agree more than `total_multiple` times
-       the median of the updated items are scaled down to that.
+    2. The rows of each item are added up, together with what was held back in earlier rounds.
+    3. The items with the largest totals are updated: a share `share` of all items. The totals of
+       the others are held back.
+    4. The norm of an item's total, divided by the sum of the norms of its clipped rows, says how
+       far its senders agree, from 0 to 1. The bound is `total_multiple` times the median of these
+       ratios over the updated items. Totals of items with a larger ratio are scaled down to it.
 
-    Step 4 bounds how far an item moves in a round. Honest clients agree on an item in part only,
-    so that their rows cancel in part; the rows of attackers who all push in one direction do not.
+    Step 4 bounds how far an item moves in a round. Honest clients agree on an item only in part,
+    so that their rows partly cancel; the rows of attackers who all push in one direction do not.
 
     Parameters
     ----------
@@ -58,11 +58,11 @@ class HierarchicalClipping(InBlocks):
     dropped; and nothing is held back by default.
 
     Where the server divides the total of an item by how many clients have sent it in this round, as
-    in FedMF, what is held back is the mean of each round, and counts as if this round's senders
-    had sent it.
+    in FedMF, what is held back is the mean of each round. It counts later as if the senders of
+    the round in which the item is updated had sent it.
 
-    What is held back is kept with the server's state, so that a checkpoint or a warm start goes on
-    with it.
+    What is held back is kept with the server's state, so that a checkpoint or a warm start
+    continues with it.
 
     References
     ----------

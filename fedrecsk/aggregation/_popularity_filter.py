@@ -1,4 +1,4 @@
-"""Rows that push an item towards the popular ones harder than its senders explain."""
+"""Leave out rows that push an item towards the popular ones suspiciously hard."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class PopularityFilter(RowClipping):
        item among the popular ones, and n is how many clients have changed the item.
     4. In suspicious items the rows that push harder than this limit are left out.
 
-    It is our own. It is inspired by the observation behind PipAttack [1]_ and PIECK [2]_ that
-    promoted items are aligned with popular ones; the defence of [2]_ is another one, a penalty in
-    the clients' training.
+    This defence is our own. It uses the observation behind PipAttack [1]_ and PIECK [2]_ that
+    promoted items are aligned with popular ones. The defence proposed in [2]_ is different: a
+    penalty in the clients' training.
 
     Parameters
     ----------
@@ -46,11 +46,11 @@ class PopularityFilter(RowClipping):
 
     Notes
     -----
-    What it sees: many clients that push an item with few honest senders in the same direction, as
-    hard as clipping allows. What it does not see: rows that push no harder than the limit, and an
-    attacker that knows the limit stays below it; rows with another aim than the popular items, such
-    as noise; and attackers who are so few that chance explains them. Where all clients change all
-    rows, as in RFRec with Adam, popular items are told by the size of their rows alone.
+    It detects many clients that push an item with few honest senders in the same direction, as hard
+    as clipping allows. It does not detect rows that push no harder than the limit (an attacker that
+    knows the limit stays below it), rows that aim elsewhere than at the popular items, such as
+    noise, and attackers so few that their push could be chance. Where all clients change all rows,
+    as in RFRec with Adam, popular items are recognised by the size of their rows alone.
 
     A round that receives fewer than five uploads changes nothing.
 

@@ -17,7 +17,7 @@ class RowClipping(InBlocks):
     :class:`NormClipping` bounds a client's whole upload. An attacker may spend this allowance on
     the row of the one item that it promotes, where an honest client spreads it over all its
     items. Here no client moves an item further than an ordinary client that has the item, so
-    that fake users count as what they are: as many users who like it.
+    that each fake user counts as one user who likes the item, and no more.
 
     Works with every method and any kind of clients. Rows are clipped in fields with a row for each
     item; other fields, such as LocALS's d x d matrices, are clipped as wholes.
@@ -39,8 +39,8 @@ class RowClipping(InBlocks):
 
     Notes
     -----
-    What it cannot stop: attackers who are as many as the honest clients that have the item, or
-    more, since they send nothing that a user who likes the item could not send.
+    It cannot stop attackers who are at least as many as the honest clients that have the item,
+    because they send nothing that a user who likes the item could not send.
 
     Examples
     --------

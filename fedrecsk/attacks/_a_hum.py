@@ -42,9 +42,9 @@ class AHum(TargetedAdversary):
     -----
     *What it knows*: the broadcast and its own clients' data.
 
-    *What differs from the paper* [1]_: it draws users around zero. With scores that are inner
-    products the mean user then has no taste, and there is nothing to gain; hence the mean of its
-    own clients. The steps along gradients of its loss become the moves described above.
+    *What differs from the paper* [1]_: it draws users around zero. If scores are inner products,
+    these users agree on no direction in which to move the item; hence the mean of its own clients.
+    The steps along gradients of its loss become the moves described above.
 
     References
     ----------

@@ -21,7 +21,7 @@ class FedRecAttack(TargetedAdversary):
 
     Some rows of honest users are public: comments, ratings on a profile page. In each round the
     adversary fits a vector to each such user's rows, with the item vectors of the broadcast, and
-    raises the item until it is among the `n_best` that half of these users would be recommended.
+    raises the item until it is among the `n_best` items recommended to half of these users.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ class LeakReport:
     n_clients : int
         Number of clients attacked.
     n_rounds : int
-        Number of consecutive uploads read of each client.
+        Number of consecutive uploads of each client that were read.
     vectors : float
         Share of the clients whose private user vector was recovered, with an error of at most
         1 % of its length; binary codes exactly.
@@ -50,8 +50,8 @@ class LeakReport:
         Share of the clients whose vector's direction was recovered, with a cosine of at least
         0.99: enough to rank items for them.
     cosine : float
-        Median over the clients of the size of the cosine between their vector and the one
-        inferred; 0 for clients of which none was.
+        Median over the clients of the absolute cosine between their vector and the inferred one;
+        0 for clients for which no vector was inferred.
     interactions : float
         Of all pairs of client and item that were claimed or true, the share that were both. 1:
         the server knows exactly who has which item.
@@ -71,7 +71,7 @@ class LeakReport:
     differences : {"same round", "next round"} or None
         Which two sums the server subtracts.
     n_profiles : int
-        With a cohort, number of clients whose part the server has isolated from a sum.
+        With a cohort, the number of clients whose part of a sum the server has isolated.
     """
 
     method: str
@@ -143,15 +143,15 @@ def measure_leak(
         Largest number of clients to attack, to save time. None: all. With a cohort it is rounded
         up to whole cohorts. All uploads of these clients are kept in memory.
     cohort : int, "all" or None, default=None
-        Number of clients in a secure sum. The clients are cut at random into cohorts of at least
-        this size, the same in every round, and the server receives nothing but the exact sum of
-        each. None: single uploads or, with ``secure_aggregation``, "all".
+        Number of clients in a secure sum. The clients are divided at random into cohorts of at
+        least this size, the same in every round, and the server receives nothing but the exact sum
+        of each. None: single uploads or, with ``secure_aggregation``, "all".
     differences : {"same round", "next round"} or None, default=None
         Which two sums that differ by one client the server subtracts, for each client. "same
         round": two sums of one round, as a server gets if it claims that the client has dropped
-        out; the result is the client's upload. "next round": the sum of the last round but one
-        less that of the last one without the client, as a server gets if the client drops out or
-        is not chosen; what the others have changed in between hides part of it. Needs two
+        out; the result is the client's upload. "next round": the sum of the last round but one,
+        less the sum of the last round without the client, as a server gets if the client drops out
+        or is not chosen; what the others have changed in between hides part of it. Needs two
         rounds. With ``cohort=None`` the sums are over all clients.
 
     Returns
@@ -179,14 +179,15 @@ def measure_leak(
     - FedRec: rows of a user are multiples of (1, p_u). Virtual ratings are all equal or scores of
       some vector, and so linear in the items; real ones are not.
     - FedMF, CoLR, SCoLR: visited items move along p_u (along B p_u): positives in one direction,
-      sampled negatives, which are more, in the other. The server trains a vector on them as the
-      client does, and corrects it by what each upload shows of the real one (a Kalman filter).
+      sampled negatives, of which there are more, in the other. The server trains a vector on them
+      as the client does, and corrects it by what each upload shows of the real one (a Kalman
+      filter).
     - FedFast: the vector itself is uploaded, and separates positives from negatives.
     - RFRec, RFRecF: a client changes the vectors of the items that it has rated, and no others. A
-      copy of the client is replayed from guesses of its vector and ratings, until it
-      uploads the same in the first two uploads. Of a single one, Adam's step hides the gradient's
-      size in all but the last digits. Under noise, rows that stand out are taken, and only
-      signs and a grid of ratings are fitted.
+      copy of the client is replayed from guesses of its vector and ratings, until it uploads the
+      same in the first two uploads. In a single one, only the last digits of Adam's step show the
+      size of the gradient. Under noise, rows that stand out are taken, and only signs and a grid
+      of ratings are fitted.
     - FedEB: the client's equations have as many known numbers as unknown ones, and are solved
       for the unknown.
     - FCF: rows of items that the user does not have are (p . q) p; the others differ.

@@ -100,14 +100,14 @@ def measure_membership(
     X, y
         As in `fit`.
     level : {"user", "pair"}, default="user"
-        Whether users are in a model's data with all their rows or not at all, or each row of X
-        is for itself.
+        Whether each user is in a model's data with all rows or not at all ("user"), or each row of
+        X is in it or not independently ("pair").
     n_models : int, default=16
         Number of fits, an even number of at least 4. Each target is in half of the models, at
         random. Every model is attacked once, with all others as shadow models. The paper has 256;
-        few models understate the attack.
+        few models understate what an attacker can find out.
     random_state : int, RandomState instance or None, default=None
-        Of the halves, and of the models if they have a `random_state`, each with its own.
+        Seed of the random halves and, if the models have a `random_state`, of each model's own.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Min-Max: as far off as honest uploads are from each other (Shejwalkar and Houmansadr, 2021)."""
+"""Min-Max: no farther from honest uploads than these are apart (Shejwalkar, Houmansadr, 2021)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MinMax(Adversary):
-    """The mean plus the largest perturbation that is no farther off than honest uploads.
+    """Upload the mean plus the largest perturbation that stays within the honest uploads' spread.
 
     Each controlled client sends ``mean + gamma * perturbation``, with the largest gamma for which
     its greatest distance to an honest upload does not exceed the greatest distance between two
@@ -33,13 +33,14 @@ class MinMax(Adversary):
     Notes
     -----
     *What it knows*: its own clients' honest uploads, which stand for all honest ones. With one
-    client only, it sends what is honest.
+    client only, it sends the honest upload.
 
     *What differs from the paper* [1]_: gamma has a closed form instead of a search. It is found
     for each field, because fields have units of their own, and clipping bounds each of them; one
     gamma for all would be that of the field with the largest numbers. Mean and deviation are over
     the clients that send a row, and rows that a client does not send count as 0 in distances, so
-    gamma can differ between clients. Clients whose mean is too far off already send the mean.
+    gamma can differ between clients. Clients for which the mean itself is already too far off send
+    the mean.
 
     References
     ----------

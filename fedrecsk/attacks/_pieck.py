@@ -23,8 +23,8 @@ class PIECK(TargetedAdversary):
 
     At first the vectors of popular items move most, because many clients train them. The adversary
     adds up the lengths of every item's moves between the first broadcasts that it receives, and
-    takes the `n_popular` items with the largest totals. Until the second broadcast it sends nothing
-    learned. Then:
+    takes the `n_popular` items with the largest totals. Until the second broadcast its clients send
+    no changes. Then:
 
     - "ipe" (item popularity enhancement) moves the item to the weighted mean direction of the
       popular items' vectors, with `strength` times their mean length; the k-th item of n has the
@@ -40,9 +40,10 @@ class PIECK(TargetedAdversary):
     n_popular : int, default=10
         Number of popular items to find.
     n_moves : int, default=1
-        Number of moves between broadcasts that it adds up. It acts on what it has found so far.
+        Number of moves, from one broadcast to the next, that it adds up. Until it has seen all of
+        them it uses those that it has seen.
     variant : {"ipe", "uea"}, default="ipe"
-        What it does with them.
+        What it does with the popular items: see above.
 
     See Also
     --------
@@ -56,9 +57,10 @@ class PIECK(TargetedAdversary):
     items, or of a cross-entropy over them as users; here both become moves in units of item
     vectors. The item's own moves, which the attack causes, do not count.
 
-    *When it fails*: where moves do not tell how many clients have caused them. FedMF, CoLR and
-    FedRec divide an item's change by the clients that sent it, so that rare items move as far;
-    LightFR's codes only change signs; Adam makes all moves alike after the first one (RFRec, FCF).
+    *When it fails*: where the length of a move does not show how many clients have caused it.
+    FedMF, CoLR and FedRec divide an item's change by the clients that sent it, so that rare items
+    move as far; LightFR's codes only change signs; Adam makes all moves alike after the first one
+    (RFRec, FCF).
 
     References
     ----------

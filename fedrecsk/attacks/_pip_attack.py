@@ -51,8 +51,8 @@ class PipAttack(TargetedAdversary):
 
     Notes
     -----
-    *What it knows*: the broadcast, its own clients' data, and which items are popular, which is
-    public in most shops. The counts are taken from the data of all users before the attacks.
+    *What it knows*: the broadcast, its own clients' data, and which items are popular, which
+    most shops show publicly. The counts are taken from the data of all users before the attacks.
 
     *What differs from the paper* [1]_: it trains a classifier of popularity from the item vectors
     and follows its gradient; the mean of the popular vectors takes its place. It penalises the

@@ -1,4 +1,4 @@
-"""Promotion of an item by fabricated data and louder uploads."""
+"""Promotion of an item by fabricated data and scaled-up uploads."""
 
 from __future__ import annotations
 

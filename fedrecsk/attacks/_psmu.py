@@ -20,8 +20,8 @@ class PSMU(TargetedAdversary):
     """Promote an item to synthetic users, who like random items.
 
     The controlled users' rows are replaced by as many rows of random items, and the promoted item.
-    In each round the adversary fits vectors to them, finds the `n_best` items that they would be
-    recommended, and raises the item until it beats the last of these for half of them.
+    In each round the adversary fits vectors to them, finds the `n_best` items that would be
+    recommended to them, and raises the item until it beats the last of these for half of them.
 
     Parameters
     ----------
@@ -34,12 +34,12 @@ class PSMU(TargetedAdversary):
 
     Notes
     -----
-    *What it knows*: the broadcast, and nothing of any user.
+    *What it knows*: the broadcast, and nothing about any user.
 
-    *What differs from the paper* [1]_: all competing items lose against the last of them, so it
-    alone counts. The steps along gradients of its loss become a move in the direction in which
-    the synthetic users gain most, and their vectors are found by ridge regression. The promoted
-    item is not among the items that their vectors are fitted to.
+    *What differs from the paper* [1]_: only the last of the competing items counts, because an
+    item that beats it is on the list. The steps along gradients of its loss become a move in the
+    direction in which the synthetic users gain most, and their vectors are found by ridge
+    regression. The promoted item is not among the items that their vectors are fitted to.
 
     References
     ----------

@@ -70,8 +70,8 @@ def check_honest_holder(adversary, data, controlled, target):
         return
     raise ValueError(
         f"{type(adversary).__name__}(item={adversary.item!r}) is an item that no honest client "
-        "holds, so that without the attack nobody would learn anything of it, and no exposure "
-        "could be compared; name an item with rows of other users, or control other clients."
+        "holds, so that without the attack nobody would learn anything about it, and exposures "
+        "could not be compared; name an item with rows of other users, or control other clients."
     )
 
 

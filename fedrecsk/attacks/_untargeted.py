@@ -36,7 +36,7 @@ class FromMoments(Adversary):
 
 
 class ALIE(FromMoments):
-    """A Little Is Enough: the mean less a few standard deviations, which looks ordinary.
+    """A Little Is Enough: upload the mean less a few standard deviations, which looks honest.
 
     Every controlled client sends ``mean - z std``, number by number, over what the adversary's
     clients would honestly send. Many honest uploads lie farther from the mean, so that medians
@@ -110,7 +110,7 @@ def largest_z(n_clients: int, n_own: int) -> float:
 
 
 class Fang(FromMoments):
-    """The attack on trimmed means of Fang et al.: just beyond the honest values, on the wrong side.
+    """Fang et al.'s attack on trimmed means: numbers just beyond the honest ones, the wrong way.
 
     Where the adversary's clients would raise a number on average, its forged values lie between
     3 and 4 standard deviations below their mean, and above it otherwise, drawn uniformly by each
