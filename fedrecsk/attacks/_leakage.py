@@ -125,7 +125,8 @@ def measure_leak(
     """Measure what a server that knows the method can infer from uploads, or from their sums.
 
     A copy of the estimator is fitted for one or more rounds with all clients in every round, and
-    without dropout, compression and aggregator; each client has one user. The server knows its own
+    without dropout, compression and aggregator; each client has one user. An adversary stays, and
+    its clients' uploads are forged. The server knows its own
     messages and the method's hyperparameters, and inverts all uploads of a client together. With
     ``local_dp`` the uploads are noisy.
 

@@ -127,6 +127,9 @@ class TargetedAdversary(Adversary):
         return with_target(data, controlled, target)
 
     def _plan(self, view):
+        if not view.is_finite:
+            # The model has diverged.
+            return Plan(np.empty(0, dtype=np.int64), {})
         rows, moves = self._moves(view)
         return Plan(rows, view.method._upload_moving(view, rows, moves))
 

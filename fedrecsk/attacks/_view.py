@@ -109,6 +109,15 @@ class View:
         """
         return np.array(self.method._item_vectors(self.message), dtype=np.float64)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the item vectors and the adversary's honest uploads have finite numbers only."""
+        return bool(np.isfinite(self.item_vectors).all()) and all(
+            changes.finite(batch.sends).all()
+            for batch in self.batches
+            for changes in batch.changes.values()
+        )
+
     def mean(self, name: str) -> np.ndarray:
         """Mean over the adversary's honest uploads of one field, of the field's whole shape.
 

@@ -178,6 +178,7 @@ class RobustnessDisplay(CurvesDisplay):
         param_name: str = "federation__dropout",
         param_range: Iterable[Any] | Mapping[str, Any] = (0.0, 0.25, 0.5, 0.75),
         score: str = "ndcg@10",
+        worst: Literal["auto", "lowest", "highest"] = "auto",
         reference: float | Mapping[str, Any] | Sequence[Any] | None = None,
         ax: Axes | None = None,
         compare_params: Mapping[str, Any] | None = None,
@@ -199,6 +200,9 @@ class RobustnessDisplay(CurvesDisplay):
         score : str, default="ndcg@10"
             Column of the comparison to draw; the score is computed even if `scoring` does not have
             it.
+        worst : {"auto", "lowest", "highest"}, default="auto"
+            Which score of a list of values is the worst, as in :meth:`from_results`. Choose
+            "highest" for a scorer of your own that measures an attack's success.
         reference : float, dict of str to float or estimator, or list of estimators, default=None
             Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are
             cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
@@ -231,7 +235,7 @@ class RobustnessDisplay(CurvesDisplay):
         values = param_range.values() if isinstance(param_range, Mapping) else ()
         over = [VARIANT] if any(isinstance(value, list) for value in values) else []
         return cls.from_results(
-            rows, x=x, score=score, over=over, reference=reference, ax=ax, **kwargs
+            rows, x=x, score=score, over=over, worst=worst, reference=reference, ax=ax, **kwargs
         )
 
     def _draw(self, ax, kwargs):

@@ -453,3 +453,14 @@ def test_attacks_are_reproducible_and_go_on_after_a_pickle(attack):
     started = clone(model).set_params(n_rounds=2, warm_start=True).fit(X, Y)
     going_on = pickle.loads(pickle.dumps(started)).set_params(n_rounds=4).fit(X, Y)
     np.testing.assert_array_equal(going_on.item_factors_, attacked)
+
+
+@pytest.mark.parametrize("Attack", [PipAttack, PIECK, AHum])
+def test_an_attack_under_which_the_model_diverges_is_named(Attack):
+    X, _ = make_toy(n_users=30, n_items=20)
+    adversary = Attack(0.2, item=X[0, 1], strength=1e8)
+    model = GlobSGD(4, n_rounds=30, random_state=0, federation=Federation(adversary=adversary))
+    with pytest.raises(
+        ValueError, match=f"diverged.*cause is {Attack.__name__}.*lower its strength"
+    ):
+        model.fit(X)
