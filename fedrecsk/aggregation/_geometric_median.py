@@ -40,7 +40,7 @@ class GeometricMedian(InBlocks):
     Clients with one user each have few items in common, so that all of them are far from any mean,
     and attackers are not much farther. It then costs more and stops less than clipping by row: on
     MovieLens-100k LocALS falls from .367 to .355 in precision@10 (seed 0; ``python -m
-    benchmarks.defences cost``). It is better suited to silos.
+    benchmarks.robustness cost``). It is better suited to silos.
 
     A round that receives fewer than three uploads changes nothing.
 
