@@ -25,10 +25,13 @@ def code_of(adversary, item_ids):
     ValueError
         If it is not among the items.
     """
+    name = type(adversary).__name__
+    if adversary.item is None:
+        raise ValueError(f"{name} needs item=..., the id of the item to promote.")
     matches = _places(adversary.item, item_ids)
     if len(matches) == 0:
         raise ValueError(
-            f"{type(adversary).__name__}(item={adversary.item!r}) is not among the items of X; "
+            f"{name}(item={adversary.item!r}) is not among the items of X; "
             "name an item that occurs in X."
         )
     return int(matches[0])
