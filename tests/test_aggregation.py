@@ -342,7 +342,7 @@ def test_fl_trust_says_what_is_wrong_with_its_reference():
         fit(3, adversary=SignFlip(clients=[1, 3]))
     fit(3, adversary=SignFlip(clients=[1, 2]))
     X, _ = make_toy(n_users=20, density=0.3)
-    few = rf"by that of client {X[0, 0]}, but only \d+ % of the rows of X.*silos"
+    few = rf"with that of client {X[0, 0]}, but only \d+ % of the rows of X.*silos"
     with pytest.raises(ValueError, match=few):
         fit(X[0, 0], clients=None)
     with pytest.raises(ValueError, match="does not say whose they are"):
