@@ -10,6 +10,7 @@ ragged form: the rows of the client's own items, and one common change for all o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -535,6 +536,28 @@ class Batch:
         for name, center in self.centers.items():
             sums[name] = self.n_accepted * center.astype(np.float64)
         return sums
+
+
+class SingleUploads(Sequence):
+    """Uploads of single clients, each computed on access: a sequence of dict of {str: Update}.
+
+    Parameters
+    ----------
+    places : list of (Batch, int)
+        The clients, in this order: a batch, and the client's number in it.
+    """
+
+    def __init__(self, places: list[tuple[Batch, int]]) -> None:
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [batch.upload(client) for batch, client in self._places[number]]
+        batch, client = self._places[number]
+        return batch.upload(client)
 
 
 def all_finite(values: np.ndarray) -> bool:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from fedrecsk.uploads import Batch, Form, Listed, Update
+from fedrecsk.uploads import Batch, Form, Listed, SingleUploads, Update
 
 # Sums stay below this, so that they fit into 64 bits.
 LARGEST_SUM = 2.0**62
@@ -129,7 +129,7 @@ class Aggregator(BaseEstimator, ABC):
             One array per field, dtype float64 or, for fields of integers, int64. None: too few
             uploads.
         """
-        uploads = _Uploads(batches)
+        uploads = _single_uploads(batches)
         if len(uploads) == 0:
             return None
         forms = forms_of(batches)
@@ -137,25 +137,13 @@ class Aggregator(BaseEstimator, ABC):
         return None if sums is None else _checked(type(self).__name__, sums, forms)
 
 
-class _Uploads(Sequence):
-    """The accepted clients' uploads in the order of their codes, each computed on access."""
-
-    def __init__(self, batches):
-        self._batches = batches
-        where = {}
-        for batch, places in zip(batches, places_of(batches), strict=True):
-            for client in np.flatnonzero(batch.accepted):
-                where[places[client]] = batch, client
-        self._where = [where[place] for place in range(len(where))]
-
-    def __len__(self):
-        return len(self._where)
-
-    def __getitem__(self, number):
-        if isinstance(number, slice):
-            return [batch.upload(client) for batch, client in self._where[number]]
-        batch, client = self._where[number]
-        return batch.upload(client)
+def _single_uploads(batches):
+    """The accepted clients' uploads in the order of their codes."""
+    where = {}
+    for batch, places in zip(batches, places_of(batches), strict=True):
+        for client in np.flatnonzero(batch.accepted):
+            where[places[client]] = batch, client
+    return SingleUploads([where[place] for place in range(len(where))])
 
 
 def _checked(rule, sums, forms):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk.uploads import Ragged
+from fedrecsk.uploads import Ragged, SingleUploads
 
 if TYPE_CHECKING:
     from typing import Any
@@ -80,7 +80,7 @@ class View:
     @property
     def uploads(self) -> Sequence[dict[str, Update]]:
         """Honest uploads of the adversary's clients."""
-        return _Uploads(self.batches)
+        return SingleUploads([(b, client) for b in self.batches for client in _senders(b)])
 
     @property
     def n_own(self) -> int:
@@ -146,22 +146,6 @@ class View:
         counts = np.maximum(counts, 1).reshape(-1, *[1] * (len(form.shape) - 1))
         mean = sums / counts
         return mean, np.sqrt(np.maximum(squares / counts - mean**2, 0))
-
-
-class _Uploads(Sequence):
-    """The uploads of all clients that send, each computed on access."""
-
-    def __init__(self, batches):
-        self._where = [(batch, client) for batch in batches for client in _senders(batch)]
-
-    def __len__(self):
-        return len(self._where)
-
-    def __getitem__(self, number):
-        if isinstance(number, slice):
-            return [batch.upload(client) for batch, client in self._where[number]]
-        batch, client = self._where[number]
-        return batch.upload(client)
 
 
 def _share_sent(batch, name):
