@@ -7,7 +7,7 @@ import pytest
 
 from fedrecsk import BiasOnly, RFRec
 from fedrecsk.model_selection import Comparison, compare
-from fedrecsk.privacy.local_dp import PrivacyReport
+from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.simulation import Ledger
 
 VOID = {"br", "hr", "img"}

@@ -12,7 +12,7 @@ from sklearn.utils import Bunch
 
 from fedrecsk._sklearn import BaseComposition
 from fedrecsk.base import Recommender
-from fedrecsk.privacy.local_dp import PrivacyReport
+from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.simulation.ledger import Ledger
 
 if TYPE_CHECKING:

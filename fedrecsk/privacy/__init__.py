@@ -8,8 +8,9 @@ from fedrecsk.privacy._secure_sum import (
     secure_sum,
 )
 from fedrecsk.privacy.ckks import CKKS
-from fedrecsk.privacy.local_dp import LaplaceMechanism, PrivacyReport
+from fedrecsk.privacy.local_dp import LaplaceMechanism
 from fedrecsk.privacy.paillier import Paillier
+from fedrecsk.privacy.report import PrivacyReport
 
 __all__ = [
     "CKKS",

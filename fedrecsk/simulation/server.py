@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fedrecsk.privacy.local_dp import PrivacyReport
+    from fedrecsk.privacy.report import PrivacyReport
     from fedrecsk.simulation.clients import Registration
     from fedrecsk.simulation.contributions import Contribution
     from fedrecsk.simulation.federation import Federation

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk._checks import Diverged
-from fedrecsk.privacy.local_dp import PrivacyReport
+from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.simulation.messages import Total, Upload
 from fedrecsk.uploads import add_sums
 
