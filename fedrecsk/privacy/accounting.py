@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 
 from fedrecsk._extras import require
 from fedrecsk.privacy._grid import sensitivity
@@ -145,13 +146,14 @@ def _noise_for(events, epsilon, delta):
 
 def _corrected(events, factor, epsilon, delta):
     """The factor for the exact epsilon, from one that is a little too large."""
-    while True:
+
+    def excess(log_factor):
+        factor = np.exp(log_factor)
         scaled = [one._replace(noise_multiplier=factor * one.noise_multiplier) for one in events]
-        spent = epsilon_of(scaled, delta) / epsilon
-        if 1 - SHORT_OF <= spent <= 1:
-            return factor
-        # Epsilon falls about as fast as the noise grows; aim between the two limits.
-        factor *= spent * (1 + SHORT_OF / 2)
+        return np.log(epsilon_of(scaled, delta) / ((1 - SHORT_OF / 2) * epsilon))
+
+    high = np.log(factor)
+    return float(np.exp(brentq(excess, high - 1, high, xtol=TOLERANCE)))
 
 
 def _bracket(spends_too_much):
@@ -196,7 +198,8 @@ def _by_rdp(events, delta):
 def _dp_event(event):
     dp_accounting = require("dp_accounting", CALLER)
     if event.mechanism == "skellam":
-        return dp_accounting.ZCDpEvent(*_skellam_divergence(event))
+        xi, rho = _skellam_divergence(event)
+        return dp_accounting.ZCDpEvent(rho=rho, xi=xi)
     gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
     if event.probability == 1:
         return gaussian

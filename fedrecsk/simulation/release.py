@@ -299,12 +299,13 @@ class Releases:
             noise = 0.0 if np.isinf(spent) else float(np.sqrt(uses / spent)) if uses else 0.0
             events = [Event(kind, noise, uses, size=size if by_clients else 1)] if uses else []
         secret = self.federation.secure_aggregation is not None
+        epsilon = epsilon_of(events, mechanism.delta)
         return PrivacyReport(
             mechanism="distributed noise" if by_clients else "central noise",
-            epsilon_per_coordinate=float("nan"),
+            epsilon_per_coordinate=epsilon,
             n_uploads=int(self._uses.max(initial=0)),
             n_coordinates=n_coordinates,
-            epsilon=epsilon_of(events, mechanism.delta),
+            epsilon=epsilon,
             server_sees=server_sees,
             delta=mechanism.delta,
             neighbours="one client more or less",
