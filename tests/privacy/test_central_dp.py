@@ -207,7 +207,8 @@ def test_the_clip_follows_the_quantile(toy):
 
     class Watching(RFRec):
         def _client_update(self, block, state, message, turn, key):
-            clips.append(message["privacy_terms"].values[0])
+            if "privacy_terms" in message:
+                clips.append(message["privacy_terms"].values[0])
             return super()._client_update(block, state, message, turn, key)
 
     X, y = make_toy(200, N_ITEMS, seed=1)
