@@ -80,7 +80,7 @@ def epsilon_of(events: Sequence[Event], delta: float, *, accountant: str = "pld"
     >>> round(epsilon_of([Event("gaussian", 10.0, count=100)], delta=1e-5), 2)
     4.38
     >>> round(epsilon_of([Event("gaussian", 1.0, count=50, probability=0.6)], delta=1e-5), 1)
-    32.5
+    31.2
     """
     events = [event for event in events if event.count]
     if not events:
