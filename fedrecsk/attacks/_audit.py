@@ -240,7 +240,8 @@ def _projections(
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
         is_inside = np.arange(first, first + n) < n_canaries
         results.append(_attack(directions @ stacked.T, is_inside, plan, generator))
-    return tuple(np.split(np.concatenate(results), [n_canaries]))
+    everything = np.concatenate(results)
+    return everything[:n_canaries], everything[n_canaries:]
 
 
 def _attack(projected, is_inside, plan, generator):
