@@ -21,8 +21,9 @@ USER_SQUARE = 0.35
 EMPHASIS = 1.4
 # An item's rows are weighted by 1 / (N_i + half the mean)^power, for fewer rated items.
 POWER = 0.5
-# Factors: so many times the reliability of a round's step, at most `MOST`.
-PER_RELIABILITY, MOST = 12, 6
+# Factors: none below the least reliability of a round's step, else one for each step of it and one
+# more, at most `MOST`.
+LEAST, STEP, MOST = 0.1, 0.1, 6
 TINY = np.finfo(float).tiny
 
 
@@ -103,7 +104,7 @@ class Release(NamedTuple):
         ratio = VECTOR_VARIANCE * h**2 / np.maximum(noise, TINY)
         total = counts.sum()
         reliability = counts @ (ratio / (1 + ratio)) / total if total > 0 else 0.0
-        return min(MOST, int(PER_RELIABILITY * reliability))
+        return min(MOST, 1 + int(reliability / STEP)) if reliability >= LEAST else 0
 
 
 def gains(variance, curvature, noise):

@@ -379,13 +379,16 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
         prior = np.ones(items.shape[1])
         prior[0] = LAMBDA_0
         model = _kernels.privfedeb.Model(
-            items.astype(np.float64, copy=False), state["row_weights"], prior, ALPHA, EMPHASIS, FLOOR
+            items.astype(np.float64, copy=False),
+            state["row_weights"],
+            prior,
+            ALPHA,
+            EMPHASIS,
+            FLOOR,
         )
         layout = layout_of(block)
         work = _kernels.privfedeb.workspace(layout, items.shape[1])
-        return _kernels.privfedeb.update(
-            layout, state["ratings"], active, model, work, users, out
-        )
+        return _kernels.privfedeb.update(layout, state["ratings"], active, model, work, users, out)
 
     @staticmethod
     def _empty_uploads(block, turn, width):
@@ -442,5 +445,3 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_scale_)
-
-
