@@ -20,10 +20,10 @@ USER_SQUARE = 0.35
 # Factor of the gradient in vectors, whose numbers are smaller than those in biases.
 EMPHASIS = 1.4
 # An item's rows are weighted by 1 / (N_i + half the mean)^power, for fewer rated items.
-POWER = 0.5
-# Factors: none below the least reliability of a round's step, else one for each step of it and one
-# more, at most `MOST`.
-LEAST, STEP, MOST = 0.1, 0.1, 6
+POWER = 0.25
+# Factors: none if a round's step is less reliable than this, else one for each multiple of it and
+# one more, at most `MOST`.
+RELIABLE, MOST = 0.125, 6
 TINY = np.finfo(float).tiny
 
 
@@ -104,7 +104,7 @@ class Release(NamedTuple):
         ratio = VECTOR_VARIANCE * h**2 / np.maximum(noise, TINY)
         total = counts.sum()
         reliability = counts @ (ratio / (1 + ratio)) / total if total > 0 else 0.0
-        return min(MOST, 1 + int(reliability / STEP)) if reliability >= LEAST else 0
+        return min(MOST, 1 + int(reliability / RELIABLE)) if reliability >= RELIABLE else 0
 
 
 def gains(variance, curvature, noise):

@@ -44,8 +44,8 @@ NEW = 0.5
 # Rounds of all clients: with little noise or a smaller epsilon than `SMALL`; without noise.
 ROUNDS, FEW_ROUNDS, ROUNDS_WITHOUT_NOISE = 10, 3, 20
 SMALL, LOUD = 2.0, 6.0
-# Largest ratio of two weights of ratings of one user.
-HEAVIEST = 1e6
+# Bounds of a rating's weight, whose square must neither overflow nor vanish.
+LIGHTEST, HEAVIEST = 1e-6, 1e6
 
 
 @documented
@@ -105,8 +105,8 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
     Raises
     ------
     ValueError
-        By fit: if ratings lie outside `rating_scale`; if a user's weights differ by more than a
-        million times; with local differential privacy, which it does not support.
+        By fit: if ratings lie outside `rating_scale`; if weights are not between 1e-6 and 1e6;
+        with local differential privacy, which it does not support.
 
     See Also
     --------
@@ -139,8 +139,8 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
     *Step 2.* A line ``f_i = beta_0 + beta_1 log(N_i + mean(N) / 2)`` is fitted to B_i / N_i, and
     b_i is the posterior mean ``f_i + k (B_i - N_i f_i)`` with
     ``k = V N_i / (V N_i^2 + s^2 + w N_i / alpha)``. Its variance V is 1/4 at first and then
-    ``(1 - k N_i) V``. Row weights are ``a_i ~ (N_i + mean(N) / 2)^-1/2``: with them noise costs
-    least in the sum over all ratings, because seldom rated items need more of an upload.
+    ``(1 - k N_i) V``. Row weights ``a_i ~ (N_i + mean(N) / 2)^-1/4`` spend more of an upload on
+    seldom rated items.
 
     *Steps 4 and 5.* With ``x_i = (1, q_i)`` and X the rows of the user's items,
     ``S = (alpha X'X + Lambda)^-1``, ``(b_u, p_u) = alpha S X'(r - b)``,
@@ -438,6 +438,15 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
                 "not number by number. Use central_dp, or RFRec for local differential privacy."
             )
         super()._check_before_fit()
+
+    def _check_setting(self, federation, data, blocks):
+        super()._check_setting(federation, data, blocks)
+        wrong = data.weights[(data.weights < LIGHTEST) | (data.weights > HEAVIEST)]
+        if len(wrong):
+            raise ValueError(
+                f"A rating has sample_weight {wrong[0]:g}, but weights must be between "
+                f"{LIGHTEST:g} and {HEAVIEST:g}, or 0; divide sample_weight by its mean."
+            )
 
     def _least_bytes(self, data):
         users = 2 * np.dtype(self._dtype).itemsize * data.n_users * self._n_columns()

@@ -224,3 +224,12 @@ def test_local_noise_is_refused():
     federation = Federation(local_dp=LaplaceMechanism(0.2, 0.04))
     with pytest.raises(ValueError, match=r"PrivFedEB has no local_dp: .* Use central_dp, or RFRec"):
         make(federation=federation, items=[1, 2]).fit([[0, 1], [1, 2]], [1.0, 5.0])
+
+
+@pytest.mark.parametrize("weight", [1e-20, 1e9])
+def test_weights_out_of_all_proportion_are_named(weight, toy):
+    X, y = toy
+    weights = np.ones(len(y))
+    weights[3] = weight
+    with pytest.raises(ValueError, match=r"sample_weight 1e.\d+, but weights must be between"):
+        make().fit(X, y, sample_weight=weights)

@@ -69,7 +69,7 @@ class Server:
         residuals = sums[:, 1] / np.sqrt(0.99)
         self.w = squares / 0.1 / self.counts.sum()
         padded = self.counts + self.counts.mean() / 2
-        self.a = padded**-0.5
+        self.a = padded**-0.25
         self.a /= np.sqrt((self.counts * self.a**2).sum() / self.counts.sum())
         noise = s**2 + self.w * self.counts / ALPHA
         seen = self.counts > 0
