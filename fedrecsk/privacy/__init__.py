@@ -8,6 +8,7 @@ from fedrecsk.privacy._secure_sum import (
     secure_sum,
 )
 from fedrecsk.privacy.accounting import Event, epsilon_of
+from fedrecsk.privacy.budget import PrivacyBudget
 from fedrecsk.privacy.central_dp import CentralDP
 from fedrecsk.privacy.ckks import CKKS
 from fedrecsk.privacy.local_dp import LaplaceMechanism
@@ -22,6 +23,7 @@ __all__ = [
     "Keys",
     "LaplaceMechanism",
     "Paillier",
+    "PrivacyBudget",
     "PrivacyReport",
     "SecureAggregation",
     "SecureSum",

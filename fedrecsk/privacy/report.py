@@ -33,8 +33,8 @@ class PrivacyReport:
         the server on sums. ``"distributed noise"``: shares of it by the clients. ``"none"``: no
         formal guarantee.
     epsilon_per_coordinate : float
-        Epsilon of one coordinate of one upload, the number that papers quote for local noise. NaN
-        for central noise.
+        Epsilon of one coordinate of one upload, the number that papers quote for local noise. For
+        central noise the total, which bounds it.
     n_uploads : int
         Largest number of uploads of a client.
     n_coordinates : int
