@@ -37,28 +37,32 @@ GRID = {
     "VECTOR_VARIANCE": (0.01, 0.04),
     "USER_SQUARE": (0.25, 0.5),
     "EMPHASIS": (1.0, 2.0),
-    "POWER": (0.25, 0.75),
+    "POWER": (0.125, 0.5),
     "NEW": (0.3, 1.0),
     "FLOOR": (0.0625, 0.5),
     "LARGEST": (1.0, 1.5, 3.0),
     "SHRINKAGE": (1.0, 6.0),
     "ROUNDS": (7, 14),
     "FEW_ROUNDS": (2, 5),
-    "init_std": (0.025, 0.1),
+    "init_std": (0.0125, 0.05),
 }
 
 
 def ratings(options):
-    """Test RMSE by epsilon, with noise by the server and by the clients."""
+    """Test RMSE by epsilon; noise by the server and by the clients (--only server, clients)."""
     print("| data | model | noise by | epsilon | rounds | factors | RMSE | +- | seconds |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name in options.data:
         items, part = _parts(name, options)[:2]
-        for label, model in (("biases only", BiasOnly()), ("FedEB", FedEB(client_fraction=0.1))):
-            _report(name, label, "-", "inf", [_run(model, part, 0, options)])
-        model = PrivFedEB(items=items, rating_scale=(1, 5))
-        _report(name, "PrivFedEB", "-", "inf", [_run(model, part, 0, options)])
-        for noise in ("server", "clients"):
+        public = {
+            "biases only": BiasOnly(),
+            "FedEB": FedEB(client_fraction=0.1),
+            "PrivFedEB": PrivFedEB(items=items, rating_scale=(1, 5)),
+        }
+        for label, model in public.items():
+            if not options.only:
+                _report(name, label, "-", "inf", [_run(model, part, 0, options)])
+        for noise in options.only or ("server", "clients"):
             for epsilon in EPSILONS:
                 model = _private(items, epsilon, noise)
                 seeds = reported(options.seeds)

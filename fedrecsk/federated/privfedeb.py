@@ -72,16 +72,17 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
     ----------
     n_factors : int or "auto", default="auto"
         Length of p_u and q_i (d); 0 for biases only. "auto": the server chooses up to 6 from the
-        first noisy sums, which costs no further privacy. Clients send 6 in any case.
+        first noisy sums, which costs no further privacy; clients send 6 in any case. It is 0 where
+        ``n_rounds="auto"`` is 3, because factors need more rounds.
     n_rounds : int or "auto", default="auto"
         Number of rounds in total (T), with f the share of the clients that take part in one and
         do not drop out. "auto": ``10 f^-1/2`` under central differential privacy;
-        ``3 f^-1/2`` if its epsilon is below 2, or its noise multiplier above 6; without noise,
-        ``20 f^-1/2``.
+        ``3 f^-1/2`` if its epsilon is below 2 or, where only that is given, its noise multiplier
+        above 6; without noise, ``20 f^-1/2``.
     center : float in [0, 1], default=0.625
         Where on the rating scale most ratings are, from 0 (its low end) to 1; on a scale from 1 to
         5, 0.625 is 3.5 stars. It is a guess, because the mean of the data is private.
-    init_std : float, default=0.05
+    init_std : float, default=0.025
         Standard deviation of the initial item vectors.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, to which predictions are clipped. None: the range of y, which
@@ -194,7 +195,7 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
     _: KW_ONLY
     n_rounds: int | Literal["auto"] = "auto"
     center: float = 0.625
-    init_std: float = 0.05
+    init_std: float = 0.025
     rating_scale: tuple[float, float] | None = None
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
@@ -255,7 +256,7 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
         n_items, n_columns = len(release.counts), self._n_columns()
         n_factors = n_columns
         if self.n_factors == "auto":
-            n_factors = release.n_factors(self._arriving())
+            n_factors = min(n_columns, release.n_factors(self._arriving()))
         items = np.zeros((n_items, n_columns + 1))
         items[:, 0], variance = release.biases()
         start = key.generator("item factors").standard_normal((n_items, n_factors))
@@ -405,7 +406,19 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
 
     def _n_columns(self):
         """How many factors clients send."""
-        return MOST if self.n_factors == "auto" else self.n_factors
+        if self.n_factors != "auto":
+            return self.n_factors
+        # In a few rounds no factors are learned.
+        return 0 if self._is_loud() else MOST
+
+    def _is_loud(self):
+        """Whether so much noise is added that many rounds cost more than they bring."""
+        mechanism = self._setting().central_dp
+        if mechanism is None:
+            return False
+        if mechanism.epsilon is not None:
+            return mechanism.epsilon < SMALL
+        return mechanism.noise_multiplier > LOUD
 
     def _arriving(self):
         """Share of the clients whose uploads arrive in a round, as planned."""
@@ -414,12 +427,9 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
     def _rounds(self):
         if self.n_rounds != "auto":
             return self.n_rounds
-        n = ROUNDS_WITHOUT_NOISE
-        mechanism = self._setting().central_dp
-        if mechanism is not None:
-            few = mechanism.epsilon is not None and mechanism.epsilon < SMALL
-            few |= mechanism.noise_multiplier is not None and mechanism.noise_multiplier > LOUD
-            n = FEW_ROUNDS if few else ROUNDS
+        n = FEW_ROUNDS if self._is_loud() else ROUNDS
+        if self._setting().central_dp is None:
+            n = ROUNDS_WITHOUT_NOISE
         return round(n / np.sqrt(self._arriving()))
 
     def _sent_scale(self, server):
