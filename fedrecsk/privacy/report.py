@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from fedrecsk.privacy.local_dp import LaplaceMechanism
+    from fedrecsk.privacy.local_dp import LocalMechanism
 
 # In the order of how much they reveal.
 SERVER_SEES = ("encrypted sums", "sums", "single uploads")
@@ -53,7 +53,7 @@ class PrivacyReport:
     @classmethod
     def of(
         cls,
-        mechanism: LaplaceMechanism | None,
+        mechanism: LocalMechanism | None,
         n_uploads: ArrayLike,
         n_coordinates: ArrayLike,
         server_sees: str = "sums",
@@ -63,8 +63,9 @@ class PrivacyReport:
         if mechanism is None:
             unbounded = float("inf") if coordinates else 0.0
             return cls("none", unbounded, uploads, coordinates, unbounded, server_sees)
-        each = mechanism.epsilon
-        return cls("laplace", each, uploads, coordinates, each * coordinates, server_sees)
+        each = mechanism.epsilon_per_coordinate
+        total = mechanism.total_epsilon(uploads, coordinates)
+        return cls(mechanism.name, each, uploads, coordinates, total, server_sees)
 
     @classmethod
     def joined(cls, reports: Sequence[PrivacyReport]) -> PrivacyReport:

@@ -163,7 +163,7 @@ class Clients:
         if uploads is None or not self.separate or self.block.n_clients > 1:
             return self._summed(("setup", step), uploads, forms, turn)
         batch = self._batch(self._as_single(uploads, forms), forms, turn)
-        add_noise(batch, self.federation.local_dp, keys.private)
+        add_noise(batch, self.federation.local_dp, keys.private, each=True)
         return Contribution.of_batch(("setup", step), batch, hold=True)
 
     def announce(self, message: Message) -> None:
@@ -332,6 +332,12 @@ class Clients:
         if uploads is None:
             return None
         self._check_names(uploads, forms)
+        mechanism = self.federation.local_dp
+        if mechanism is not None and mechanism.protects_uploads and forms:
+            raise RuntimeError(
+                f"{type(self.method).__name__} sends {sorted(forms)} as sums over clients, but "
+                f"{type(mechanism).__name__} must clip each client's upload; use LaplaceMechanism."
+            )
         wire_dtype = self.federation.wire_dtype
         sizes = measured(uploads, forms, self.block.row_counts, wire_dtype)
         sums = {}

@@ -11,7 +11,7 @@ from fedrecsk._sklearn import Interval, InvalidParameterError, StrOptions
 from fedrecsk.aggregation import Aggregator
 from fedrecsk.attacks import Adversary
 from fedrecsk.compression import Compressor
-from fedrecsk.privacy import LaplaceMechanism, SecureAggregation
+from fedrecsk.privacy import LocalMechanism, SecureAggregation
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -45,8 +45,10 @@ class Federation(BaseEstimator):
         at random in each round. "rotating": in turn, from a shuffled list cut into
         ``round(1 / client_fraction)`` equal parts. "auto": the method's default, mostly "random".
         Some methods choose their cohorts themselves.
-    local_dp : LaplaceMechanism or None, default=None
-        Clipping and noise that every client applies to everything it uploads.
+    local_dp : LocalMechanism or None, default=None
+        Clipping and noise that every client applies to everything it uploads:
+        :class:`fedrecsk.privacy.GaussianMechanism`, :class:`fedrecsk.privacy.SphereMechanism` or
+        :class:`fedrecsk.privacy.LaplaceMechanism`.
     wire_dtype : {"float32", "float64"}, default="float32"
         Type of real numbers in messages, for counting bytes. It does not change what is
         computed.
@@ -82,7 +84,7 @@ class Federation(BaseEstimator):
         "dropout": [Interval(Real, 0, 1, closed="left")],
         "dropout_mode": [StrOptions({"upload", "stale", "offline"})],
         "sampling": [StrOptions({"auto", "random", "rotating"})],
-        "local_dp": [LaplaceMechanism, None],
+        "local_dp": [LocalMechanism, None],
         "wire_dtype": [StrOptions({"float32", "float64"})],
         "compression": [Compressor, None],
         "secure_aggregation": [SecureAggregation, None],
@@ -96,7 +98,7 @@ class Federation(BaseEstimator):
         dropout: float = 0.0,
         dropout_mode: Literal["upload", "stale", "offline"] = "upload",
         sampling: Literal["auto", "random", "rotating"] = "auto",
-        local_dp: LaplaceMechanism | None = None,
+        local_dp: LocalMechanism | None = None,
         compression: Compressor | None = None,
         secure_aggregation: SecureAggregation | None = None,
         aggregator: Aggregator | None = None,
@@ -153,7 +155,8 @@ class Federation(BaseEstimator):
 
     def _suspect(self):
         """A sentence about the part that may have made the clients diverge, or None."""
-        for part, names in ((self.adversary, ("strength", "scale")), (self.local_dp, ("scale",))):
+        of_noise = "scale", "noise_multiplier", "clip"
+        for part, names in ((self.adversary, ("strength", "scale")), (self.local_dp, of_noise)):
             if part is None or (part is self.adversary and not part.forges):
                 continue
             known = [name for name in names if name in part.get_params(deep=False)]
@@ -196,7 +199,14 @@ class Federation(BaseEstimator):
     def looks_at_uploads(self) -> bool:
         """Whether single uploads are examined before they are added up."""
         compresses = self.compression is not None and self.compression.up
-        return self.holds_uploads or compresses or (self.draws_each and self.local_dp is not None)
+        return self.holds_uploads or compresses or self._noises_uploads
+
+    @property
+    def _noises_uploads(self):
+        """Whether local noise is added to single uploads, or needs their norms."""
+        if self.local_dp is None:
+            return False
+        return self.draws_each or self.local_dp.protects_uploads
 
     @property
     def holds_uploads(self) -> bool:

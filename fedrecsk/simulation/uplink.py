@@ -192,7 +192,10 @@ def aligned_size(forms: dict[str, Form]) -> int:
 
 
 def _add_noise(totals, forms, mechanism, n_clients, key):
-    """Add the noise of `n_clients` clients, drawn for their sum."""
+    """Add the noise of `n_clients` clients, drawn for their sum.
+
+    Each client's numbers are on a grid, which is too fine to matter for the sum.
+    """
     for name, form in forms.items():
         mechanism._check_form(name, form)
         generator = key.generator(f"noise of {name}")

@@ -1,0 +1,260 @@
+"""Uploads that are clipped and protected as one vector, against loops."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.base import clone
+
+from fedrecsk import Federation, RFRec
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import SignFlip
+from fedrecsk.compression import Quantization
+from fedrecsk.privacy import CKKS, GaussianMechanism, LaplaceMechanism, SphereMechanism
+from fedrecsk.simulation import blocks
+from fedrecsk.uploads import Batch, Common, Form, Ragged
+from tests.conftest import make_toy
+
+N_CLIENTS, N_ITEMS, WIDTH = 4, 6, 2
+FORMS = {
+    "items": Form((N_ITEMS, WIDTH)),
+    "matrix": Form((3, 3)),
+    "weights": Form((N_ITEMS,), learned=False),
+}
+QUIET = GaussianMechanism(0.8, 1e-12)
+ALL = np.ones(N_CLIENTS, dtype=bool)
+
+
+def make_batch(forms=FORMS, **changed):
+    """Three fields: rows with a common change and a centre, a small matrix, and counts."""
+    rng = np.random.default_rng(0)
+    rows = [np.sort(rng.choice(N_ITEMS, n, replace=False)) for n in (2, 3, 0, 1)]
+    indptr, rows = np.concatenate([[0], np.cumsum([len(one) for one in rows])]), np.hstack(rows)
+    center = rng.standard_normal((N_ITEMS, WIDTH))
+    numbers = rng.standard_normal((len(rows), WIDTH))
+    common = Common(rng.standard_normal((N_ITEMS, WIDTH)))
+    fields = {
+        "items": Ragged(indptr, rows, numbers, origin=center, common=common, center=center),
+        # The third client has the data of nobody.
+        "matrix": Ragged.stacked(0.5 * rng.standard_normal((4, 3, 3)) * [[[1]], [[1]], [[0]], [[9]]]),
+        "weights": Ragged(indptr, rows, rng.random(len(rows))),
+    } | changed
+    fields = {name: Ragged(**{**vars(fields[name]), "form": form}) for name, form in forms.items()}
+    changes = {name: fields[name] for name in forms if forms[name].learned}
+    counts = {name: fields[name] for name in forms if not forms[name].learned}
+    return Batch(np.arange(4), ALL, ALL, ALL.copy(), forms, changes, counts, {"items": center})
+
+
+def naively_clipped(batch, clip):
+    """Each client's fields, with loops over all that it sends."""
+    clipped = []
+    for client in range(N_CLIENTS):
+        apart, square = {}, 0.0
+        for name in FORMS:
+            changes = (batch.changes | batch.counts)[name]
+            change = changes.whole(client)
+            base = changes.common.change if changes.common is not None else np.zeros(change.shape)
+            apart[name] = change - base
+            square += sum(number**2 for number in apart[name].ravel())
+        factor = min(1.0, clip / square**0.5) if square else 1.0
+        clipped.append(
+            {
+                name: factor * apart[name]
+                + ((batch.changes | batch.counts)[name].whole(client) - apart[name])
+                for name in FORMS
+            }
+        )
+    return clipped
+
+
+def protected(mechanism, batch, *, each, seed=0):
+    seeds = np.random.default_rng(seed).integers(2**63, size=N_CLIENTS, dtype=np.uint64)
+    mechanism._protect(batch, lambda purpose: seeds, each=each)
+    return batch.changes | batch.counts
+
+
+@pytest.mark.parametrize("clip", [0.8, 3.0, 1e6])
+@pytest.mark.parametrize("each", [True, False])
+def test_clipping_is_that_of_loops(clip, each):
+    expected = naively_clipped(make_batch(), clip)
+    batch = make_batch()
+    fields = protected(GaussianMechanism(clip, 1e-15), batch, each=each)
+    assert batch.lacks_noise == (not each)
+    for name in FORMS:
+        for client in range(N_CLIENTS):
+            whole = fields[name].whole(client)
+            np.testing.assert_allclose(whole, expected[client][name], rtol=1e-6, atol=1e-7)
+        weights = np.array([1.0, 0.0, 2.0, 1.0])
+        sums = np.zeros(FORMS[name].shape)
+        fields[name].add_to(sums, weights)
+        by_loop = sum(w * one[name] for w, one in zip(weights, expected, strict=True))
+        np.testing.assert_allclose(sums, by_loop, rtol=1e-6, atol=1e-6)
+
+
+def test_no_upload_is_longer_than_the_clip():
+    """Rounding must not make it longer, or the guarantee would not hold."""
+    rng = np.random.default_rng(1)
+    forms = {"matrix": Form((300, 9))}
+    for clip in (0.1, 1 / 3, 7.7):
+        values = {"matrix": Ragged.stacked(rng.standard_normal((N_CLIENTS, 300, 9)))}
+        batch = make_batch(forms, **values)
+        batch.centers.clear()
+        fields = protected(GaussianMechanism(clip, 1e-12), batch, each=True)
+        norms = [np.linalg.norm(fields["matrix"].whole(client)) for client in range(N_CLIENTS)]
+        # The noise is 1e-12 clip, on each of 2,700 numbers.
+        assert max(norms) <= clip
+        assert min(norms) > 0.999 * clip
+
+
+@pytest.mark.parametrize("mechanism", [GaussianMechanism(1.0, 3.0), SphereMechanism(1.0, 1.0)])
+def test_each_client_and_field_has_noise_of_its_own(mechanism):
+    form = Form((40, 40))
+    changed = {name: Ragged.stacked(np.zeros((N_CLIENTS, 40, 40))) for name in "xyz"}
+    batch = make_batch(dict.fromkeys("xyz", form), **changed)
+    fields = protected(mechanism, batch, each=True)
+    noise = np.stack([fields[name].whole(c).ravel() for name in "xyz" for c in range(N_CLIENTS)])
+    # Uploads of zeros: an answer on the sphere turns around some axis, which one number shows.
+    spread = mechanism.noise_std(3 * 1600)
+    assert stats.kstest(noise.ravel()[1:], stats.norm(scale=spread).cdf).pvalue > 1e-3
+    assert np.abs(np.corrcoef(noise) - np.eye(len(noise))).max() < 0.12
+    again = protected(mechanism, make_batch(dict.fromkeys("xyz", form), **changed), each=True)
+    np.testing.assert_array_equal(again["y"].whole(2), fields["y"].whole(2))
+
+
+@pytest.mark.parametrize("mechanism", [QUIET, SphereMechanism(1.0, 1.0)], ids=str)
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (Form((N_ITEMS, WIDTH), rows="held"), "rows='held'"),
+        (Form((N_ITEMS, WIDTH), rows="chosen"), "rows='chosen'"),
+        (Form((N_ITEMS, WIDTH), dtype="int16"), "dtype='int16'"),
+    ],
+)
+def test_what_would_not_be_protected_is_refused(mechanism, form, message):
+    batch = make_batch(FORMS | {"items": form})
+    with pytest.raises(RuntimeError, match=f"'items' would be sent without noise: .*{message}"):
+        protected(mechanism, batch, each=True)
+
+
+def test_columns_of_a_clients_own_are_refused():
+    items = make_batch().changes["items"]
+    columns = np.ones((N_CLIENTS, WIDTH), dtype=bool)
+    batch = make_batch(items=Ragged(**{**vars(items), "columns": columns}))
+    with pytest.raises(RuntimeError, match="'items' has columns of each client's own"):
+        protected(QUIET, batch, each=True)
+
+
+@pytest.mark.parametrize("mechanism", [QUIET, SphereMechanism(1.0, 1.0)], ids=str)
+def test_what_is_not_finite_stays_visible(mechanism):
+    values = np.ones((N_CLIENTS, 3, 3))
+    values[1, 0, 0] = np.inf
+    batch = make_batch(matrix=Ragged.stacked(values))
+    fields = protected(mechanism, batch, each=True)
+    assert fields["matrix"].finite(ALL).tolist() == [True, False, True, True]
+
+
+# ------------------------------------------------------------------------------- whole fits
+
+MECHANISMS = [
+    GaussianMechanism(1.0, 0.5),
+    SphereMechanism(1.0, 4.0),
+    LaplaceMechanism(0.2, 0.1),
+]
+by_name = pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.name)
+
+
+def make(mechanism, **setting):
+    X, _ = make_toy()
+    return RFRec(
+        3,
+        n_rounds=4,
+        rating_scale=(1, 5),
+        items=np.unique(X[:, 1]),
+        federation=Federation(local_dp=mechanism, **setting),
+        random_state=0,
+    )
+
+
+@by_name
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"dropout": 0.3, "dropout_mode": "stale"},
+        {"aggregator": NormClipping(0.5)},
+        {"adversary": SignFlip(0.2)},
+        {"compression": Quantization("int8")},
+    ],
+    ids=lambda setting: "-".join(setting) or "plain",
+)
+def test_rfrec_fits_with_each_mechanism_whatever_the_blocks(mechanism, setting, monkeypatch):
+    X, y = make_toy()
+    model = make(mechanism, **setting)
+    monkeypatch.setattr(Federation, "draws_each", True)
+    first = clone(model).fit(X, y)
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    second = clone(model).fit(X, y)
+    np.testing.assert_allclose(first.item_factors_, second.item_factors_, atol=1e-4)
+    assert np.isfinite(first.predict(X)).all()
+
+
+@by_name
+def test_the_report_has_the_mechanisms_total(mechanism):
+    X, y = make_toy()
+    report = make(mechanism).fit(X, y).privacy_
+    n_coordinates = 4 * 9 * 4
+    assert (report.n_uploads, report.n_coordinates) == (4, n_coordinates)
+    assert report.mechanism == mechanism.name
+    assert report.epsilon == mechanism.total_epsilon(4, n_coordinates)
+    assert report.delta == mechanism.delta
+    assert np.isnan(report.epsilon_per_coordinate) == mechanism.protects_uploads
+
+
+def test_without_noise_the_sum_is_that_of_single_uploads(monkeypatch):
+    """The quick path, which clips by weights, and each client's own upload."""
+    X, y = make_toy()
+    quick = make(GaussianMechanism(0.5, 1e-9)).fit(X, y)
+    monkeypatch.setattr(Federation, "draws_each", True)
+    slow = make(GaussianMechanism(0.5, 1e-9)).fit(X, y)
+    np.testing.assert_allclose(quick.item_factors_, slow.item_factors_, atol=1e-5)
+    loose = make(GaussianMechanism(1e6, 1e-15)).fit(X, y)
+    assert np.abs(loose.item_factors_ - slow.item_factors_).max() > 1e-3
+    # With a clip that nobody reaches, it is the fit without it, but for the set-up.
+    rough = make(LaplaceMechanism(1e6, 1e-12)).fit(X, y)
+    np.testing.assert_allclose(loose.item_factors_, rough.item_factors_, atol=1e-4)
+
+
+@pytest.mark.parametrize("mechanism", [GaussianMechanism(1.0, 4.0), LaplaceMechanism(1.0, 2.0)])
+def test_noise_of_the_sum_is_distributed_as_that_of_single_uploads(mechanism, monkeypatch):
+    X, y = make_toy(n_users=30, n_items=200, density=0.05)
+    public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
+    model = RFRec(19, n_rounds=1, federation=Federation(local_dp=mechanism), **public)
+    quick = model.set_params(random_state=0).fit(X, y).item_factors_
+    monkeypatch.setattr(Federation, "draws_each", True)
+    slow = clone(model).set_params(random_state=1).fit(X, y).item_factors_
+    assert quick.size > 3000
+    assert stats.ks_2samp(quick.ravel(), slow.ravel()).pvalue > 1e-3
+    expected = mechanism.noise_std(quick.size) / np.sqrt(30)
+    assert quick.std() == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS[:2], ids=lambda one: one.name)
+def test_noisy_uploads_can_be_encrypted(mechanism):
+    pytest.importorskip("tenseal", reason="needs fedrecsk[privacy]")
+    X, y = make_toy()
+    secure = make(mechanism, secure_aggregation=CKKS(audit=1)).fit(X, y)
+    assert secure.privacy_.server_sees == "encrypted sums"
+
+
+def test_a_sum_of_several_clients_set_up_is_refused():
+    class Counting(RFRec):
+        def _setup_forms(self, n_items, step):
+            return {"n_ratings": Form((n_items,), learned=False)}
+
+        @property
+        def _n_setups(self):
+            return 1
+
+    X, y = make_toy()
+    model = Counting(**make(MECHANISMS[0]).get_params(deep=False))
+    with pytest.raises(RuntimeError, match=r"sends \['n_ratings'\] as sums over clients"):
+        model.fit(X, y)
