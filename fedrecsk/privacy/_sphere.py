@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
-from scipy.special import betainc, betaincc, betainccinv, betaln
+from scipy.special import betaincc, betainccinv, betaln
 
 from fedrecsk._sklearn import Interval
 from fedrecsk.privacy._composition import pure_epsilon
@@ -228,6 +228,7 @@ class SphereMechanism(LocalMechanism):
         if len(upload) == 1:
             # A circle, of which one coordinate is sent.
             return self._drawn(np.append(upload, 0.0), length, generator)[:1]
+        assert self.clip is not None
         cap = best_cap(len(upload), float(self.epsilon))
         kept = (1 + min(1.0, length / self.clip)) / 2
         if length > 0:

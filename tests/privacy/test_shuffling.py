@@ -1,4 +1,4 @@
-"""The closed form for shuffled uploads, against the exact divergence of the theorem's worst case."""
+"""The closed form for shuffled uploads, against the divergence of the theorem's worst case."""
 
 import math
 

@@ -31,11 +31,11 @@ def make_batch(forms=FORMS, **changed):
     indptr, rows = np.concatenate([[0], np.cumsum([len(one) for one in rows])]), np.hstack(rows)
     center = rng.standard_normal((N_ITEMS, WIDTH))
     numbers = rng.standard_normal((len(rows), WIDTH))
-    common = Common(rng.standard_normal((N_ITEMS, WIDTH)))
+    common, sizes = Common(rng.standard_normal((N_ITEMS, WIDTH))), np.array([0.5, 0.5, 0, 5])
     fields = {
         "items": Ragged(indptr, rows, numbers, origin=center, common=common, center=center),
-        # The third client has the data of nobody.
-        "matrix": Ragged.stacked(0.5 * rng.standard_normal((4, 3, 3)) * [[[1]], [[1]], [[0]], [[9]]]),
+        # The third client's upload is zero, and the last one's is large.
+        "matrix": Ragged.stacked(sizes[:, None, None] * rng.standard_normal((4, 3, 3))),
         "weights": Ragged(indptr, rows, rng.random(len(rows))),
     } | changed
     fields = {name: Ragged(**{**vars(fields[name]), "form": form}) for name, form in forms.items()}
