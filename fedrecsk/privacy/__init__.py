@@ -11,6 +11,8 @@ from fedrecsk.privacy._secure_sum import (
 )
 from fedrecsk.privacy._shuffling import shuffled_epsilon
 from fedrecsk.privacy._sphere import SphereMechanism
+from fedrecsk.privacy.accounting import Event, epsilon_of
+from fedrecsk.privacy.central_dp import CentralDP
 from fedrecsk.privacy.ckks import CKKS
 from fedrecsk.privacy.local_dp import LocalMechanism
 from fedrecsk.privacy.paillier import Paillier
@@ -18,7 +20,9 @@ from fedrecsk.privacy.report import PrivacyReport
 
 __all__ = [
     "CKKS",
+    "CentralDP",
     "Ciphertext",
+    "Event",
     "GaussianMechanism",
     "Keys",
     "LaplaceMechanism",
@@ -28,6 +32,7 @@ __all__ = [
     "SecureAggregation",
     "SecureSum",
     "SphereMechanism",
+    "epsilon_of",
     "secure_sum",
     "shuffled_epsilon",
 ]

@@ -245,16 +245,33 @@ def test_noisy_uploads_can_be_encrypted(mechanism):
     assert secure.privacy_.server_sees == "encrypted sums"
 
 
-def test_a_sum_of_several_clients_set_up_is_refused():
-    class Counting(RFRec):
-        def _setup_forms(self, n_items, step):
-            return {"n_ratings": Form((n_items,), learned=False)}
+class Counting(RFRec):
+    """Its clients count their ratings of each item before the first round."""
 
-        @property
-        def _n_setups(self):
-            return 1
+    def _setup_forms(self, n_items, step):
+        return {"n_ratings": Form((n_items,), learned=False)}
 
+    @property
+    def _n_setups(self):
+        return 1
+
+
+@pytest.mark.parametrize("draws_each", [False, True])
+def test_answers_to_the_set_up_are_clipped_and_charged(draws_each, monkeypatch):
     X, y = make_toy()
-    model = Counting(**make(MECHANISMS[0]).get_params(deep=False))
-    with pytest.raises(RuntimeError, match=r"sends \['n_ratings'\] as sums over clients"):
-        model.fit(X, y)
+    monkeypatch.setattr(Federation, "draws_each", draws_each)
+    found = []
+    monkeypatch.setattr(
+        Counting,
+        "_setup_aggregate",
+        lambda self, server, upload, *_: found.append(upload) or server,
+    )
+    mechanism = GaussianMechanism(0.1, 1e-9)
+    model = Counting(**make(mechanism).get_params(deep=False)).fit(X, y)
+    counts = np.stack(
+        [np.bincount(X[X[:, 0] == u, 1], minlength=X[:, 1].max() + 1) for u in set(X[:, 0])]
+    )
+    counts = counts[:, np.unique(X[:, 1])]
+    expected = (0.1 * counts / np.linalg.norm(counts, axis=1, keepdims=True)).sum(axis=0)
+    np.testing.assert_allclose(found[0]["n_ratings"].sum, expected, rtol=1e-5)
+    assert model.privacy_.n_uploads == 5
