@@ -5,8 +5,8 @@ RMSE of RFRec on MovieLens-100k, one user per client, for each local mechanism a
 each user's own training ratings), and biases and RFRec without privacy.
 
 The settings of RFRec come from `SETTINGS`, chosen for each mechanism and epsilon by the RMSE on
-validation rows, none of which is tested; this choice is not charged to epsilon. RFRec has one factor
-and a bias per item: more numbers would mean more noise.
+validation rows, none of which is tested; this choice is not charged to epsilon. RFRec has one
+factor and a bias per item: more numbers would mean more noise.
 
 Splits are 80/20 at random, as in ``benchmarks.rfrec``.
 
@@ -100,10 +100,8 @@ def main(arguments=None):
     parts = [split(X, y, seed) for seed in seeds]
     own = np.mean([own_means(*part) for part in parts])
     biases = np.mean([errors(BiasOnly(), *part)[1] for part in parts])
-    models = [RFRec(random_state=seed) for seed in seeds]
-    plain = np.mean(
-        [errors(*one)[1] for one in zip(models, *zip(*parts, strict=True), strict=True)]
-    )
+    runs = zip(seeds, parts, strict=True)
+    plain = np.mean([errors(RFRec(random_state=seed), *part)[1] for seed, part in runs])
     print(f"nothing is sent, each user's mean: RMSE {own:.3f}")
     print(f"without privacy: biases {biases:.3f}, RFRec {plain:.3f}\n")
     print("| mechanism | total epsilon | setting | RMSE | seconds a fit |\n|---|---|---|---|---|")

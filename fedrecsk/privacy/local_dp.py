@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
@@ -44,7 +45,8 @@ class LocalMechanism(BaseEstimator, ABC):
     @property
     def epsilon_per_coordinate(self) -> float:
         """Epsilon of one number of one upload; NaN if uploads are protected as a whole."""
-        return float("nan")
+        # This object, so that equal reports compare equal.
+        return math.nan
 
     @abstractmethod
     def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:
