@@ -152,6 +152,92 @@ def test_what_is_not_finite_stays_visible(mechanism):
     assert fields["matrix"].finite(ALL).tolist() == [True, False, True, True]
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "message"),
+    [
+        (GaussianMechanism(1.0), "a clip but no noise_multiplier"),
+        (GaussianMechanism(noise_multiplier=1.0), "'clip' parameter of GaussianMechanism"),
+        (GaussianMechanism(0, 1.0), "'clip' parameter of GaussianMechanism"),
+        (GaussianMechanism(1.0, 1.0, delta=0), "'delta' parameter of GaussianMechanism"),
+        (SphereMechanism(epsilon=1.0), "'clip' parameter of SphereMechanism"),
+        (SphereMechanism(1.0), "'epsilon' parameter of SphereMechanism"),
+        (SphereMechanism(1.0, 501), "'epsilon' parameter of SphereMechanism"),
+    ],
+    ids=str,
+)
+def test_bad_parameters_are_named(mechanism, message):
+    with pytest.raises(ValueError, match=message):
+        Federation(local_dp=mechanism)._validate_params()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "cure"),
+    [(GaussianMechanism(1.0, 5.0), "noise_multiplier"), (SphereMechanism(1.0, 0.1), "clip")],
+)
+def test_an_error_about_divergence_names_what_to_lower(mechanism, cure):
+    assert f"lower its {cure}." in Federation(local_dp=mechanism)._suspect()
+
+
+# ----------------------------------------------------------------------------------- audits
+
+N_AUDITED = 3000
+
+
+def projections(mechanism, sign, seed):
+    """What the best attacker looks at: answers to an upload, or its opposite, along it."""
+    upload = sign * np.full((N_AUDITED, 2, 1), 9.0)
+    if mechanism.number_clip is not None:
+        upload = np.clip(upload, -mechanism.number_clip, mechanism.number_clip)
+    form = Form((2, 1), clip=mechanism.number_clip)
+    masks = np.ones((3, N_AUDITED), dtype=bool)
+    changes = {"x": Ragged(**{**vars(Ragged.stacked(upload)), "form": form})}
+    batch = Batch(np.arange(N_AUDITED), *masks, {"x": form}, changes, {})
+    seeds = np.random.default_rng(seed).integers(2**63, size=N_AUDITED, dtype=np.uint64)
+    mechanism._protect(batch, lambda purpose: seeds, each=True)
+    return np.array([batch.changes["x"].whole(client).sum() for client in range(N_AUDITED)])
+
+
+def proven_epsilon(positives, negatives, delta):
+    """Lower bound on epsilon at 99.9 % confidence, of the best of some thresholds.
+
+    The thresholds are chosen on one half and used on the other.
+    """
+    n = N_AUDITED // 2
+
+    def bound(first, second, threshold):
+        hits, alarms = int((first > threshold).sum()), int((second > threshold).sum())
+        low = stats.beta.ppf(5e-4, hits, n - hits + 1) if hits else 0.0
+        high = stats.beta.ppf(1 - 5e-4, alarms + 1, n - alarms) if alarms < n else 1.0
+        return np.log(max(low - delta, 1e-12) / high)
+
+    thresholds = np.quantile(np.concatenate([positives, negatives]), np.linspace(0.02, 0.98, 49))
+    best = max(thresholds, key=lambda t: bound(positives[:n], negatives[:n], t))
+    return bound(positives[n:], negatives[n:], best)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        GaussianMechanism(1.0, 2.0),
+        SphereMechanism(1.0, 1.0),
+        LaplaceMechanism(1.0, 2.0),
+    ],
+    ids=str,
+)
+def test_an_audit_proves_less_than_is_promised_and_not_much_less(mechanism):
+    promised = mechanism.total_epsilon(1, 2)
+    proven = proven_epsilon(projections(mechanism, 1, 0), projections(mechanism, -1, 1), 1e-5)
+    assert 0.15 * promised < proven < promised
+    # With noise that is too small for the promise, the audit shows it.
+    louder = clone(mechanism)
+    if mechanism.name == "sphere":
+        louder.set_params(epsilon=6.0)
+    else:
+        name = "scale" if mechanism.name == "laplace" else "noise_multiplier"
+        louder.set_params(**{name: 0.2})
+    assert proven_epsilon(projections(louder, 1, 2), projections(louder, -1, 3), 1e-5) > promised
+
+
 # ------------------------------------------------------------------------------- whole fits
 
 MECHANISMS = [
