@@ -12,6 +12,7 @@ from fedrecsk.privacy._secure_sum import (
 from fedrecsk.privacy._shuffling import shuffled_epsilon
 from fedrecsk.privacy._sphere import SphereMechanism
 from fedrecsk.privacy.accounting import Event, epsilon_of
+from fedrecsk.privacy.budget import PrivacyBudget
 from fedrecsk.privacy.central_dp import CentralDP
 from fedrecsk.privacy.ckks import CKKS
 from fedrecsk.privacy.local_dp import LocalMechanism
@@ -28,6 +29,7 @@ __all__ = [
     "LaplaceMechanism",
     "LocalMechanism",
     "Paillier",
+    "PrivacyBudget",
     "PrivacyReport",
     "SecureAggregation",
     "SecureSum",

@@ -23,7 +23,7 @@ from fedrecsk.privacy.local_dp import LARGEST, LocalMechanism
 from fedrecsk.uploads import Update
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Any, Self
 
     from numpy.typing import NDArray
 
@@ -119,7 +119,8 @@ class GaussianMechanism(LocalMechanism):
             # A ratio, because values of delta are small.
             return gaussian_delta(np.exp(log_mu), epsilon) / delta - 1
 
-        mu = float(np.exp(brentq(excess, np.log(1e-9 * epsilon), np.log(10 + 10 * epsilon))))
+        root: Any = brentq(excess, np.log(1e-9 * epsilon), np.log(10 + 10 * epsilon))
+        mu = float(np.exp(root))
         multiplier = 2 * float(np.sqrt(n_uploads)) / mu * (1 + 1e-9)
         return cls(clip, multiplier, delta=delta)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
@@ -44,9 +43,8 @@ class LocalMechanism(BaseEstimator, ABC):
 
     @property
     def epsilon_per_coordinate(self) -> float:
-        """Epsilon of one number of one upload; NaN if uploads are protected as a whole."""
-        # This object, so that equal reports compare equal.
-        return math.nan
+        """Epsilon of one number of one upload, or of the upload, if it is protected as a whole."""
+        return self.total_epsilon(1, 1)
 
     @abstractmethod
     def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:

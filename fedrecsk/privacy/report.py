@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # In the order of how much they reveal.
 SERVER_SEES = ("encrypted sums", "sums", "single uploads")
 CENTRAL = ("central noise", "distributed noise")
+# Mechanisms without an epsilon for each number.
+WHOLE_UPLOADS = (*CENTRAL, "gaussian", "sphere")
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class PrivacyReport:
         ``"central noise"``: noise by the server on sums. ``"distributed noise"``: shares of it by
         the clients. ``"none"``: no formal guarantee.
     epsilon_per_coordinate : float
-        Epsilon of one coordinate of one upload, the number that papers quote for Laplace noise. NaN
-        if whole uploads are protected.
+        Epsilon of one coordinate of one upload, the number that papers quote for Laplace noise. If
+        whole uploads are protected, that of one upload, and for central noise the total; both are
+        bounds.
     n_uploads : int
         Largest number of uploads of a client.
     n_coordinates : int
@@ -148,7 +151,7 @@ class PrivacyReport:
             ["Who must be trusted", self.trust],
             ["What the server sees", self.server_sees],
         ]
-        if not np.isnan(self.epsilon_per_coordinate):
+        if self.mechanism not in WHOLE_UPLOADS:
             each = _epsilon(self.epsilon_per_coordinate)
             rows.append(["ε of one coordinate of one upload", each])
         rows += [

@@ -250,7 +250,7 @@ class Clients:
         steps, total = self._trained(round)
         self._training = None
         key = self.keys.at(round)
-        contributions = [self._contribution(round, *one, key) for one in steps]
+        contributions = [self._contribution(round, one, key) for one in steps]
         self._reply = round, [one for one in contributions if one is not None], total
         return self._reply[1:]
 
@@ -338,7 +338,8 @@ class Clients:
     def _hands_over_single(self):
         return self._separates and self.method._single_uploads
 
-    def _contribution(self, round, uploads, turn, message, key):
+    def _contribution(self, round, taken, key):
+        uploads, turn, message = taken
         if uploads is None:
             return None
         forms, step = self.method._upload_forms(self.block.n_items), ("round", round)
@@ -353,6 +354,7 @@ class Clients:
     def _clipped(self, step, batch, message, key):
         """The Contribution of a batch under central privacy, by the terms of the message."""
         mechanism, (bound, variance) = self.federation.central_dp, message[TERMS].values
+        assert mechanism is not None
         # Poisoned clients add no noise, and if only the sum matters, its noise is drawn at once.
         each = self._draws_each and self.forge is None
         n_unclipped = clip(batch, mechanism, key, float(bound), float(variance) if each else 0.0)

@@ -148,7 +148,7 @@ class Federation(BaseEstimator):
         if self.secure_aggregation is not None:
             self._check_secure_sums()
         if self.central_dp is not None:
-            self._check_central_dp()
+            self._check_central_dp(self.central_dp)
         for part in self._parts:
             if part is not None:
                 part._validate_params()
@@ -196,7 +196,7 @@ class Federation(BaseEstimator):
                 "secure_aggregation. CoLR is a method with small uploads that can be added."
             )
 
-    def _check_central_dp(self):
+    def _check_central_dp(self, mechanism):
         if self.local_dp is not None:
             raise ValueError(
                 "Federation has both central_dp and local_dp, which would add noise twice; set one "
@@ -214,12 +214,12 @@ class Federation(BaseEstimator):
                 f"central_dp needs each client's upload at full precision, to bound its norm, but "
                 f"{type(self.compression).__name__} compresses uploads; set compression=None."
             )
-        if self.secure_aggregation is not None and self.central_dp.noise == "server":
+        if self.secure_aggregation is not None and mechanism.noise == "server":
             raise ValueError(
                 "With secure_aggregation the server sees no sum to which it could add noise; set "
                 'CentralDP(noise="clients"), by which clients add it in shares.'
             )
-        if self.dropout > 0 and self.dropout_mode == "stale" and self.central_dp.quantile:
+        if self.dropout > 0 and self.dropout_mode == "stale" and mechanism.quantile:
             raise ValueError(
                 "CentralDP with a quantile announces a new clip in each round, which clients that "
                 'are offline do not receive; set dropout_mode="upload" or "offline", or '

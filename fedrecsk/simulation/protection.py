@@ -112,7 +112,7 @@ def clip(batch: Batch, mechanism: CentralDP, key: Key, bound: float, variance: f
     n_unclipped : int
         Number of accepted clients whose upload was short enough.
     """
-    weights = mechanism.field_weights or {}
+    weights: dict[str, float] = mechanism.field_weights or {}
     n_unclipped = _clipped.clip_uploads(batch, bound, weights)
     if mechanism.noise == "clients":
         _clipped.rounded(batch, bound, weights, variance, key)

@@ -292,7 +292,7 @@ def test_the_report_has_the_mechanisms_total(mechanism):
     assert report.mechanism == mechanism.name
     assert report.epsilon == mechanism.total_epsilon(4, n_coordinates)
     assert report.delta == mechanism.delta
-    assert np.isnan(report.epsilon_per_coordinate) == mechanism.protects_uploads
+    assert report.epsilon_per_coordinate == mechanism.total_epsilon(1, 1)
 
 
 def test_without_noise_the_sum_is_that_of_single_uploads(monkeypatch):
