@@ -115,7 +115,7 @@ class SphereMechanism(LocalMechanism):
     which hides the last digits of floating-point arithmetic. Unlike for added noise, this is no
     proof: a number so close to the middle between two multiples that the errors of the
     computation decide may still reveal something. This has a probability of about 1e-12 per
-    number.
+    number. Probabilities themselves are multiples of 1e-16.
 
     References
     ----------

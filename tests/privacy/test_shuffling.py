@@ -26,10 +26,11 @@ def delta_of_clones(epsilon0, n, epsilon):
     return total
 
 
-@pytest.mark.parametrize(("epsilon0", "n"), [(0.2, 600), (1.0, 1200), (2.0, 2500)])
+@pytest.mark.parametrize(("epsilon0", "n"), [(0.2, 284), (1.0, 632), (2.0, 1716)])
 def test_the_closed_form_is_a_bound(epsilon0, n):
     delta = 1e-6
     epsilon = shuffled_epsilon(epsilon0, n, delta)
+    # So few clients that the theorem only just holds.
     assert delta_of_clones(epsilon0, n, epsilon) <= delta
     # But not one that anything would meet.
     assert delta_of_clones(epsilon0, n, epsilon / 8) > delta

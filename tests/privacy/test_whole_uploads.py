@@ -6,7 +6,6 @@ from scipy import stats
 from sklearn.base import clone
 
 from fedrecsk import Federation, RFRec
-from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Quantization
 from fedrecsk.privacy import CKKS, GaussianMechanism, LaplaceMechanism, SphereMechanism
@@ -178,9 +177,15 @@ def test_an_error_about_divergence_names_what_to_lower(mechanism, cure):
     assert f"lower its {cure}." in Federation(local_dp=mechanism)._suspect()
 
 
+def test_a_delta_that_would_allow_to_publish_somebodys_data_is_warned_of():
+    X, y = make_toy()
+    with pytest.warns(UserWarning, match=r"GaussianMechanism\(delta=0.5\) is above one divided by"):
+        make(GaussianMechanism(1.0, 1.0, delta=0.5)).fit(X, y)
+
+
 # ----------------------------------------------------------------------------------- audits
 
-N_AUDITED = 3000
+N_AUDITED = 2000
 
 
 def projections(mechanism, sign, seed):
@@ -260,13 +265,12 @@ def make(mechanism, **setting):
     )
 
 
-@by_name
+@pytest.mark.parametrize("mechanism", MECHANISMS[:2], ids=lambda one: one.name)
 @pytest.mark.parametrize(
     "setting",
     [
         {},
         {"dropout": 0.3, "dropout_mode": "stale"},
-        {"aggregator": NormClipping(0.5)},
         {"adversary": SignFlip(0.2)},
         {"compression": Quantization("int8")},
     ],
