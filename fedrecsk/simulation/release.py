@@ -175,6 +175,11 @@ class Releases:
         warn_of_delta(mechanism, n_clients)
 
     @property
+    def expected(self) -> int:
+        """Number of clients that are expected to send in a round."""
+        return self._round.n_clients
+
+    @property
     def always(self) -> bool:
         """Whether noise is published even if no client has sent anything, which is secret."""
         return self.plan.probability < 1
