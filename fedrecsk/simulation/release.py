@@ -206,7 +206,7 @@ class Releases:
     def variance_of_share(self, key: Key) -> float:
         """Variance of each client's share of the noise, in squared steps of the grid."""
         one = self.exchange(key)
-        return _grid.share_variance(one.noise_multiplier, self.size(key), one.n_shares)
+        return _grid.share_variance(one.noise_multiplier, max(self.sizes.values()), one.n_shares)
 
     def size(self, key: Key) -> int:
         """How many numbers an upload has."""
