@@ -24,7 +24,7 @@ CENTRAL = ("central noise", "distributed noise")
 WHOLE_UPLOADS = (*CENTRAL, "gaussian", "sphere")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrivacyReport:
     """The privacy guarantee of a fit for the data of its clients.
 
@@ -137,6 +137,14 @@ class PrivacyReport:
     def is_central(self) -> bool:
         """Whether the noise is on sums, by the server or in shares by the clients."""
         return self.mechanism in CENTRAL
+
+    def __repr__(self) -> str:
+        delta = f", delta {self.delta:g}" if self.delta else ""
+        return (
+            f"PrivacyReport(mechanism={self.mechanism!r}, epsilon {_epsilon(self.epsilon)}{delta} "
+            f"in {self.n_uploads:,} uploads; to be trusted: {self.trust}; "
+            f"server_sees={self.server_sees!r})"
+        )
 
     def _repr_html_(self) -> str:
         rows = [
