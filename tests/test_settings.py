@@ -30,7 +30,12 @@ from fedrecsk.attacks import (
     SignFlip,
 )
 from fedrecsk.compression import Compressor, LowRank, Quantization, TopK
-from fedrecsk.privacy import CentralDP, LaplaceMechanism
+from fedrecsk.privacy import (
+    CentralDP,
+    GaussianMechanism,
+    LaplaceMechanism,
+    SphereMechanism,
+)
 from fedrecsk.simulation import blocks
 from tests.conftest import make_toy
 from tests.test_contract import FEDERATED
@@ -156,6 +161,14 @@ SETTINGS = {
     "local noise, clipping": (
         {"local_dp": LaplaceMechanism(0.5, 0.1), "aggregator": NormClipping()},
         {"local_dp": LaplaceMechanism(0.5, 0.1), "aggregator": SlowClipping()},
+    ),
+    "Gaussian noise, clipping": (
+        {"local_dp": GaussianMechanism(0.5, 0.1), "aggregator": NormClipping()},
+        {"local_dp": GaussianMechanism(0.5, 0.1), "aggregator": SlowClipping()},
+    ),
+    "sphere, clipping": (
+        {"local_dp": SphereMechanism(0.5, 20.0), "aggregator": NormClipping()},
+        {"local_dp": SphereMechanism(0.5, 20.0), "aggregator": SlowClipping()},
     ),
 }
 OF_SILOS = {

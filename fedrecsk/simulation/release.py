@@ -15,7 +15,7 @@ from fedrecsk.simulation import participation
 from fedrecsk.simulation.messages import Dense, Message, Total, Upload
 
 if TYPE_CHECKING:
-    from fedrecsk.privacy import CentralDP
+    from fedrecsk.privacy import CentralDP, LocalMechanism
     from fedrecsk.simulation.contributions import Contribution
     from fedrecsk.simulation.federation import Federation
     from fedrecsk.simulation.keys import Key
@@ -172,7 +172,12 @@ class Releases:
         self._uses = np.zeros(n_clients, dtype=np.int64)
         self._n_setups = 0
         self._n_rounds = 0
-        _warn_of_delta(mechanism.delta, n_clients)
+        warn_of_delta(mechanism, n_clients)
+
+    @property
+    def expected(self) -> int:
+        """Number of clients that are expected to send in a round."""
+        return self._round.n_clients
 
     @property
     def always(self) -> bool:
@@ -406,11 +411,13 @@ def _sampling(federation, plan):
     return "cohorts take turns"
 
 
-def _warn_of_delta(delta, n_clients):
+def warn_of_delta(mechanism: CentralDP | LocalMechanism, n_clients: int) -> None:
+    """Warn of a delta that would allow to publish somebody's data."""
+    delta = mechanism.delta
     if delta * n_clients > 1:
         warn(
-            f"CentralDP(delta={delta:g}) is above one divided by the number of clients, "
-            f"{n_clients}: publishing one client's data outright would pass. Set delta below "
-            f"{1 / n_clients:.1g}.",
+            f"{type(mechanism).__name__}(delta={delta:g}) is above one divided by the number of "
+            f"clients, {n_clients}: publishing one client's data outright would pass. Set delta "
+            f"below {1 / n_clients:.1g}.",
             UserWarning,
         )
