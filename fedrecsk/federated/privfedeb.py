@@ -418,7 +418,7 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
             return False
         if mechanism.epsilon is not None:
             return mechanism.epsilon < SMALL
-        return mechanism.noise_multiplier > LOUD
+        return (mechanism.noise_multiplier or 0.0) > LOUD
 
     def _arriving(self):
         """Share of the clients whose uploads arrive in a round, as planned."""
