@@ -21,8 +21,8 @@ USER_SQUARE = 0.35
 EMPHASIS = 1.4
 # An item's rows are weighted by 1 / (N_i + half the mean)^power, for fewer rated items.
 POWER = 0.25
-# Factors: none if a step of all clients is less reliable than this, else one for each multiple of it and
-# one more, at most `MOST`.
+# Factors: none if a step of all clients is less reliable than this, else one for each multiple of
+# it and one more, at most `MOST`.
 RELIABLE, MOST = 0.125, 6
 TINY = np.finfo(float).tiny
 
