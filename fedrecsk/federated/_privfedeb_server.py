@@ -21,8 +21,8 @@ USER_SQUARE = 0.35
 EMPHASIS = 1.4
 # An item's rows are weighted by 1 / (N_i + half the mean)^power, for fewer rated items.
 POWER = 0.25
-# Factors: none if a round's step is less reliable than this, else one for each multiple of it and
-# one more, at most `MOST`.
+# Factors: none if a step of all clients is less reliable than this, else one for each multiple of
+# it and one more, at most `MOST`.
 RELIABLE, MOST = 0.125, 6
 TINY = np.finfo(float).tiny
 
@@ -101,7 +101,8 @@ class Release(NamedTuple):
         curvature = share * counts * a
         noise = self.noise(curvature, a, self.noise_std)
         h = USER_SQUARE * EMPHASIS * curvature
-        ratio = VECTOR_VARIANCE * h**2 / np.maximum(noise, TINY)
+        # Of all rounds in which every client takes part once.
+        ratio = VECTOR_VARIANCE * h**2 / np.maximum(noise, TINY) / share
         total = counts.sum()
         reliability = counts @ (ratio / (1 + ratio)) / total if total > 0 else 0.0
         return min(MOST, 1 + int(reliability / RELIABLE)) if reliability >= RELIABLE else 0

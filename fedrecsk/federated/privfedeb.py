@@ -137,8 +137,8 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
     server how much one rating counts (w): the noise in the ratings themselves has
     variance ``w N_i / alpha``, and s^2 more if noise of standard deviation s is added.
 
-    *Step 2.* A line ``f_i = beta_0 + beta_1 log(N_i + mean(N) / 2)`` is fitted to B_i / N_i, and
-    b_i is the posterior mean ``f_i + k (B_i - N_i f_i)`` with
+    *Step 2.* A line ``g_i = beta_0 + beta_1 log(N_i + mean(N) / 2)`` is fitted to B_i / N_i, and
+    b_i is the posterior mean ``g_i + k (B_i - N_i g_i)`` with
     ``k = V N_i / (V N_i^2 + s^2 + w N_i / alpha)``. Its variance V is 1/4 at first and then
     ``(1 - k N_i) V``. Row weights ``a_i ~ (N_i + mean(N) / 2)^-1/4`` spend more of an upload on
     seldom rated items.
@@ -418,7 +418,7 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
             return False
         if mechanism.epsilon is not None:
             return mechanism.epsilon < SMALL
-        return mechanism.noise_multiplier > LOUD
+        return (mechanism.noise_multiplier or 0.0) > LOUD
 
     def _arriving(self):
         """Share of the clients whose uploads arrive in a round, as planned."""
@@ -438,6 +438,11 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
 
     def _item_vectors(self, message):
         return message["items"].values
+
+    def _upload_moving(self, view, rows, moves):
+        # Clients do not know the curvature; it is about the sum of such uploads as theirs.
+        size = np.abs(view.mean("items")).max() * view.n_senders / view.n_own
+        return {"items": size * moves}
 
     # ---------------------------------------------------------------- checks, predictions
 

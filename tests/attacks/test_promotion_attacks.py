@@ -23,6 +23,7 @@ from fedrecsk import (
     LightFR,
     LocALS,
     LocSGD,
+    PrivFedEB,
     RFRec,
     RFRecF,
     SCoLR,
@@ -253,6 +254,7 @@ def test_the_server_moves_the_item_as_far_as_wanted(name):
         FCF(4, upload="own", **PART),
         ExplicitFCF(4, **PART),
         FedEB(4, **PART),
+        PrivFedEB(4, **PART),
     ],
     ids=repr,
 )
