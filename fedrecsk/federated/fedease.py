@@ -21,8 +21,17 @@ from fedrecsk._item_weights import (
 )
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.federated._gram import FederatedGram
+from fedrecsk.federated._noisy_gram import cleaned, items_above_noise
 from fedrecsk.simulation.messages import Dense, Derived, Message, Rows, Uploads
 from fedrecsk.uploads import Form
+
+
+def without_noise(matrix: np.ndarray, noise_std: float) -> np.ndarray:
+    """X'X of the items that are above the noise, without most of it; zeros elsewhere."""
+    items = items_above_noise(matrix, noise_std)
+    result = np.zeros_like(matrix)
+    result[np.ix_(items, items)] = cleaned(matrix[np.ix_(items, items)], noise_std)
+    return result
 
 
 @documented
@@ -149,7 +158,9 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     def _setup_update(self, block, message, step, key):
         return Uploads(held_items=np.bincount(block.row_items, minlength=block.n_items))
 
-    def _solve(self, gram, n_items):
+    def _solve(self, gram, n_items, noise_std):
+        if noise_std > 0:
+            gram = lower_part(without_noise(whole(gram, n_items), noise_std))
         inverse = regularized_inverse(gram, n_items, self.reg)
         if self._sends_rows:
             return {"item_weights": weights_of(inverse).astype(self._dtype)}
@@ -182,15 +193,17 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     @property
     def _sends_rows(self):
         if self.download == "auto":
-            return self._setting().secure_aggregation is None
+            return not self._hides_items
         return self.download == "own"
 
     def _check_before_fit(self):
         super()._check_before_fit()
-        if self._setting().secure_aggregation is not None and self._sends_rows:
+        if self._hides_items and self._sends_rows:
+            secure = self._setting().secure_aggregation is not None
+            by = "secure_aggregation" if secure else "central_dp"
             raise ValueError(
-                'download="own" reports to the server which items a client holds, which '
-                'secure_aggregation must hide; set download="all" or "auto".'
+                f'download="own" reports to the server which items a client holds, which {by} must '
+                'hide; set download="all" or "auto".'
             )
 
     def _validation_losses(self, held_out):
