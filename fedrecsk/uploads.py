@@ -531,7 +531,8 @@ class Batch:
         sums = {}
         accepted = self.accepted.astype(np.float64)
         for name, counts in self.counts.items():
-            sums[name] = np.zeros(counts.shape, dtype=self.forms[name].sum_dtype)
+            dtype = np.int64 if counts.is_integer else np.float64
+            sums[name] = np.zeros(counts.shape, dtype=dtype)
             counts.add_to(sums[name], accepted.astype(sums[name].dtype))
         for name, center in self.centers.items():
             sums[name] = self.n_accepted * center.astype(np.float64)

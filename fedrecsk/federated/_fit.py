@@ -117,7 +117,7 @@ class Run:
         blocks = _blocks.cut(training, groups, share=method.client_fraction)
         method._check_setting(federation, training, blocks)
         rating_range = float(data.values.min()), float(data.values.max())
-        server = Server(method, federation, key, data.item_ids.values, rating_range)
+        server = Server(method, federation, key, data.item_ids.values, rating_range, secret=key)
         clients = _clients(server, blocks, data.client_ids, histories, held_out, intrusion)
         block_of_client = np.empty(data.n_clients, dtype=np.int64)
         for b, block in enumerate(blocks):

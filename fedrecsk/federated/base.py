@@ -15,7 +15,7 @@ from sklearn.base import clone
 from fedrecsk._sklearn import Interval, get_threadpool_controller
 from fedrecsk._threads import N_JOBS
 from fedrecsk.base import Recommender
-from fedrecsk.federated import _fit
+from fedrecsk.federated import _fit, _private
 from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation.clients import personalized
 from fedrecsk.simulation.federation import Federation
@@ -326,6 +326,8 @@ class FederatedRecommender(Recommender):
                 f"{type(self).__name__} treats clients individually, so its server must see single "
                 "uploads, which secure_aggregation hides; set secure_aggregation=None."
             )
+        if federation.central_dp is not None:
+            _private.check(self, federation.central_dp)
         if federation.local_dp is None:
             return
         if self.early_stopping:

@@ -258,7 +258,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _setup_forms(self, n_items, step):
         forms = {}
-        if self._local_dp is not None:
+        if self._private_by is not None:
             return forms
         if self.biases:
             forms["ratings"] = Form((2,), learned=False)
@@ -390,6 +390,12 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     @property
     def _local_dp(self):
         return self._setting().local_dp
+
+    @property
+    def _private_by(self):
+        """The federation's part that makes uploads private, if there is one."""
+        parts = {"local_dp": self._local_dp, "central_dp": self._setting().central_dp}
+        return next((name for name, part in parts.items() if part is not None), None)
 
     @property
     def _clip(self):
@@ -618,16 +624,17 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _check_before_fit(self):
         super()._check_before_fit()
-        if self._local_dp is None:
+        part = self._private_by
+        if part is None:
             return
         if self.aggregation == "holders":
             raise ValueError(
-                "aggregation='holders' needs the number of holders of each item, which local_dp "
-                'does not protect; set aggregation="all" with local_dp.'
+                f"aggregation='holders' needs the number of holders of each item, which {part} "
+                f'does not protect; set aggregation="all" with {part}.'
             )
         if self.rating_scale is None:
             raise ValueError(
-                "With local_dp the rating scale must be public instead of derived from the data; "
+                f"With {part} the rating scale must be public instead of derived from the data; "
                 "set rating_scale=(low, high), for example (1, 5)."
             )
 

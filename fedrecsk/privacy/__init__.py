@@ -7,6 +7,8 @@ from fedrecsk.privacy._secure_sum import (
     SecureSum,
     secure_sum,
 )
+from fedrecsk.privacy.accounting import Event, epsilon_of
+from fedrecsk.privacy.central_dp import CentralDP
 from fedrecsk.privacy.ckks import CKKS
 from fedrecsk.privacy.local_dp import LaplaceMechanism
 from fedrecsk.privacy.paillier import Paillier
@@ -14,12 +16,15 @@ from fedrecsk.privacy.report import PrivacyReport
 
 __all__ = [
     "CKKS",
+    "CentralDP",
     "Ciphertext",
+    "Event",
     "Keys",
     "LaplaceMechanism",
     "Paillier",
     "PrivacyReport",
     "SecureAggregation",
     "SecureSum",
+    "epsilon_of",
     "secure_sum",
 ]

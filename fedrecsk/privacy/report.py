@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk import _html
+from fedrecsk.privacy.accounting import Event, epsilon_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 # In the order of how much they reveal.
 SERVER_SEES = ("encrypted sums", "sums", "single uploads")
+CENTRAL = ("central noise", "distributed noise")
 
 
 @dataclass(frozen=True)
@@ -27,20 +29,34 @@ class PrivacyReport:
     Attributes
     ----------
     mechanism : str
-        ``"laplace"``, or ``"none"``: no formal guarantee.
+        ``"laplace"``: noise by every client on each of its uploads. ``"central noise"``: noise by
+        the server on sums. ``"distributed noise"``: shares of it by the clients. ``"none"``: no
+        formal guarantee.
     epsilon_per_coordinate : float
-        Epsilon of one coordinate of one upload, the number that papers quote.
+        Epsilon of one coordinate of one upload, the number that papers quote for local noise. NaN
+        for central noise.
     n_uploads : int
         Largest number of uploads of a client.
     n_coordinates : int
         Largest number of coordinates that a client sent, over all uploads.
     epsilon : float
-        Total epsilon of that client by basic composition, over all its coordinates and uploads.
-        Pure differential privacy (delta = 0).
+        Total epsilon of the client that lost most, over all its uploads. Local noise: by basic
+        composition over all coordinates. Central noise: by the privacy loss distribution; shares by
+        clients: by Renyi differential privacy.
     server_sees : {"sums", "encrypted sums", "single uploads"}
         What the protocol shows to the server. "sums": the server only needs sums, which arrive in
         plaintext. "encrypted sums": `secure_aggregation` encrypts them. "single uploads": the
         method, a robust aggregator or compression needs every client's upload.
+    delta : float
+        Probability, roughly, with which the guarantee may fail. 0: pure differential privacy.
+    neighbours : str
+        Which change of the data is hidden.
+    sampling : str
+        What the guarantee assumes about who takes part in a round.
+    trust : str
+        Who must be trusted because it sees uploads without enough noise.
+    events : tuple of Event
+        The noisy sums that the epsilon of central noise comes from, by which fits compose.
     """
 
     mechanism: str
@@ -49,6 +65,11 @@ class PrivacyReport:
     n_coordinates: int
     epsilon: float
     server_sees: str = "sums"
+    delta: float = 0.0
+    neighbours: str = "any other data of one client"
+    sampling: str = "every client may be in every round"
+    trust: str = "nobody"
+    events: tuple[Event, ...] = ()
 
     @classmethod
     def of(
@@ -62,13 +83,17 @@ class PrivacyReport:
         uploads, coordinates = int(np.max(n_uploads)), int(np.max(n_coordinates))
         if mechanism is None:
             unbounded = float("inf") if coordinates else 0.0
-            return cls("none", unbounded, uploads, coordinates, unbounded, server_sees)
+            trust = "everyone who sees uploads or models"
+            return cls("none", unbounded, uploads, coordinates, unbounded, server_sees, trust=trust)
         each = mechanism.epsilon
         return cls("laplace", each, uploads, coordinates, each * coordinates, server_sees)
 
     @classmethod
     def joined(cls, reports: Sequence[PrivacyReport]) -> PrivacyReport:
-        """Combine the reports of several fits to the same data, by basic composition.
+        """Combine the reports of several fits to the same clients.
+
+        Fits with central noise compose by the privacy loss distribution, at the largest delta of
+        any. Other fits compose by adding up their epsilons and deltas.
 
         Parameters
         ----------
@@ -78,30 +103,65 @@ class PrivacyReport:
         -------
         report : PrivacyReport
         """
-        everywhere = all(one.mechanism == "laplace" for one in reports)
+        central = [one for one in reports if one.is_central]
+        others = [one for one in reports if not one.is_central]
+        events = tuple(event for one in central for event in one.events)
+        delta = max((one.delta for one in central), default=0.0)
+        epsilon = epsilon_of(events, delta) if events else 0.0
         return cls(
-            "laplace" if everywhere else "none",
+            _common((one.mechanism for one in reports), ", "),
             max(one.epsilon_per_coordinate for one in reports),
             sum(one.n_uploads for one in reports),
             sum(one.n_coordinates for one in reports),
-            sum(one.epsilon for one in reports),
+            epsilon + sum(one.epsilon for one in others),
             # The fit in which the server sees the most.
             max((one.server_sees for one in reports), key=SERVER_SEES.index),
+            delta=delta + sum(one.delta for one in others),
+            neighbours=_common((one.neighbours for one in reports), "; "),
+            sampling=_common((one.sampling for one in reports), "; "),
+            trust=_common((one.trust for one in reports), "; "),
+            events=events,
         )
+
+    @property
+    def is_central(self) -> bool:
+        """Whether the noise is on sums, by the server or in shares by the clients."""
+        return self.mechanism in CENTRAL
 
     def _repr_html_(self) -> str:
         rows = [
-            ["Mechanism on each upload", self.mechanism],
-            ["What the server sees", self.server_sees],
+            ["Mechanism", self.mechanism],
             ["Total ε of the client that lost most", _epsilon(self.epsilon)],
-            ["ε of one coordinate of one upload", _epsilon(self.epsilon_per_coordinate)],
+        ]
+        if self.delta:
+            rows.append(["δ", f"{self.delta:.3g}"])
+        rows += [
+            ["What is hidden", self.neighbours],
+            ["Who takes part", self.sampling],
+            ["Who must be trusted", self.trust],
+            ["What the server sees", self.server_sees],
+        ]
+        if not self.is_central:
+            each = _epsilon(self.epsilon_per_coordinate)
+            rows.append(["ε of one coordinate of one upload", each])
+        rows += [
             ["Most uploads of one client", f"{self.n_uploads:,}"],
             ["Most coordinates of one client", f"{self.n_coordinates:,}"],
         ]
         notes = []
         if np.isinf(self.epsilon):
-            notes.append("ε = ∞: no formal guarantee. Set local_dp for differential privacy.")
+            notes.append(
+                "ε = ∞: no formal guarantee. Set central_dp or local_dp for differential privacy."
+            )
         return _html.table("Privacy", [], rows, notes=notes)
+
+
+def _common(words, separator):
+    """The one thing that all say, or all things that some say."""
+    different = list(dict.fromkeys(words))
+    if len(different) == 1:
+        return different[0]
+    return "none" if "none" in different else separator.join(different)
 
 
 def _epsilon(value):

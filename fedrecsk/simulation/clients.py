@@ -11,9 +11,10 @@ import numpy as np
 from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation.contributions import Contribution, measured
 from fedrecsk.simulation.keys import setup_round
-from fedrecsk.simulation.messages import Message, Summed
+from fedrecsk.simulation.messages import Message, Summed, Uploads
 from fedrecsk.simulation.participation import Participation, Turn
-from fedrecsk.simulation.protection import add_noise, protect
+from fedrecsk.simulation.protection import add_noise, clip, protect
+from fedrecsk.simulation.release import TERMS
 from fedrecsk.simulation.stopping import HeldOut
 from fedrecsk.uploads import Batch, Form, Ragged
 
@@ -140,8 +141,8 @@ class Clients:
     def register(self) -> Registration:
         """Return the clients' Registration."""
         n_held = self.block.row_counts
-        if self.federation.local_dp is not None:
-            # Under local noise it is not sent, because it depends on the data.
+        if self.federation.local_dp is not None or self.federation.central_dp is not None:
+            # Under differential privacy it is not sent, because it depends on the data.
             n_held = np.zeros_like(n_held)
         return Registration(self.client_ids, np.diff(self.block.client_indptr), n_held)
 
@@ -158,13 +159,31 @@ class Clients:
         everyone = Participation.full(self.block.n_clients)
         turn = Turn(everyone.active, everyone.delivers, False)
         keys = self.keys.at(setup_round(step))
-        uploads = self.method._setup_update(self.block, message, step, keys)
         forms = self.method._setup_forms(self.block.n_items, step)
+        if self.federation.central_dp is not None:
+            return self._clipped_setup(step, message, forms, turn)
+        uploads = self.method._setup_update(self.block, message, step, keys)
         if uploads is None or not self.separate or self.block.n_clients > 1:
             return self._summed(("setup", step), uploads, forms, turn)
         batch = self._batch(self._as_single(uploads, forms), forms, turn)
         add_noise(batch, self.federation.local_dp, keys.private)
         return Contribution.of_batch(("setup", step), batch, hold=True)
+
+    def _clipped_setup(self, step, message, forms, turn):
+        """Answers to a set-up message under central privacy: each client's own, clipped."""
+        keys, method = self.keys.at(setup_round(step)), self.method
+        uploads = method._setup_update(self.block, message, step, keys)
+        if uploads is None:
+            return None
+        if not all(isinstance(field, Ragged) for field in uploads.values()):
+            numbers = np.arange(self.block.n_clients)
+            parts = [self.block.part(numbers == number) for number in numbers]
+            uploads = _stacked(
+                [method._setup_update(part, message, step, keys) for part in parts], forms
+            )
+        self._check_names(uploads, forms)
+        batch = self._batch(uploads, forms, turn)
+        return self._clipped(("setup", step), batch, message, keys.private)
 
     def announce(self, message: Message) -> None:
         """Store the server's announcement after the set-up."""
@@ -227,7 +246,7 @@ class Clients:
         steps, total = self._trained(round)
         self._training = None
         key = self.keys.at(round)
-        contributions = [self._contribution(round, uploads, turn, key) for uploads, turn in steps]
+        contributions = [self._contribution(round, *one, key) for one in steps]
         self._reply = round, [one for one in contributions if one is not None], total
         return self._reply[1:]
 
@@ -238,10 +257,10 @@ class Clients:
         """
         forms = self.method._upload_forms(self.block.n_items)
         steps, _ = self._trained(round)
-        return [self._single(one, turn, forms) for one, turn in steps if one is not None]
+        return [self._single(one, turn, forms) for one, turn, _ in steps if one is not None]
 
     def _trained(self, round):
-        """The local updates of a round, taken once: pairs of uploads and Turn, and the loss."""
+        """The local updates of a round, taken once: uploads, Turn and message, and the loss."""
         if self._training is not None and self._training[0] == round:
             return self._training[1:]
         self.follow(round)
@@ -251,9 +270,10 @@ class Clients:
         steps, total = [], np.zeros(2)
         for last in np.unique(self._last[ready]).tolist():
             turn = Turn(ready & (self._last == last), part.delivers, self._hands_over_single)
-            uploads, loss = self._step(self._messages[last], turn, key)
+            message = self._messages[last]
+            uploads, loss = self._step(message, turn, key)
             total += (0.0, 0.0) if loss is None else loss
-            steps.append((uploads, turn))
+            steps.append((uploads, turn, message))
         self._forget_messages()
         self._training = round, steps, total
         return self._training[1:]
@@ -306,10 +326,15 @@ class Clients:
         return self.separate or self.federation.draws_each or self.federation.holds_uploads
 
     @property
+    def _holds(self):
+        """Whether single uploads are handed over instead of their sum."""
+        return self.separate or self.federation.holds_uploads
+
+    @property
     def _hands_over_single(self):
         return self._separates and self.method._single_uploads
 
-    def _contribution(self, round, uploads, turn, key):
+    def _contribution(self, round, uploads, turn, message, key):
         if uploads is None:
             return None
         forms, step = self.method._upload_forms(self.block.n_items), ("round", round)
@@ -317,8 +342,23 @@ class Clients:
             return self._summed(step, uploads, forms, _senders(uploads, turn))
         batch = self._single(uploads, turn, forms)
         protect(batch, self.federation, key.private, self.forge, each=self._draws_each)
-        hold = self.separate or self.federation.holds_uploads
-        return Contribution.of_batch(step, batch, hold=hold)
+        if self.federation.central_dp is not None:
+            return self._clipped(step, batch, message, key.private)
+        return Contribution.of_batch(step, batch, hold=self._holds)
+
+    def _clipped(self, step, batch, message, key):
+        """The Contribution of a batch under central privacy, by the terms of the message."""
+        mechanism, (bound, variance) = self.federation.central_dp, message[TERMS].values
+        # Poisoned clients add no noise, and if only the sum matters, its noise is drawn at once.
+        each = self._draws_each and self.forge is None
+        n_unclipped = clip(batch, mechanism, key, float(bound), float(variance) if each else 0.0)
+        one = Contribution.of_batch(step, batch, hold=self._holds)
+        one.n_unclipped = n_unclipped
+        if self.forge is None and mechanism.noise == "clients":
+            one.n_shares = one.n_without_share = batch.n_accepted
+            if each:
+                one.n_without_share = 0
+        return one
 
     def _single(self, uploads, turn, forms):
         """A Batch of the uploads, client by client."""
@@ -576,6 +616,15 @@ def personalized(method: Any, block: Block, message: Message, key: Key) -> dict[
     everyone = np.ones(block.n_clients, dtype=bool)
     turn = Turn(everyone, everyone, False)
     return method._personalize(block, None, message, turn, key)
+
+
+def _stacked(answers, forms):
+    """The sums of several one-client blocks as the single uploads of one block."""
+    fields = {}
+    for name, form in forms.items():
+        values = np.stack([np.asarray(answer[name]) for answer in answers])
+        fields[name] = Ragged.stacked(values.reshape(len(answers), *form.shape))
+    return Uploads(**fields)
 
 
 def _senders(uploads, turn):

@@ -43,6 +43,11 @@ class Contribution:
         What is still missing from the sums because it is drawn once for all blocks.
     n_without_noise : int
         Number of clients whose local noise is still missing from the sums.
+    n_shares, n_without_share : int
+        Number of accepted clients that add a share of the noise, under central privacy by clients;
+        and of those among them whose share is still missing from the sums.
+    n_unclipped : int
+        Number of accepted clients whose upload was not longer than the clip, under central privacy.
     """
 
     phase: str
@@ -56,6 +61,9 @@ class Contribution:
     batch: Batch | None = None
     deferred: list[tuple[str, Any]] = field(default_factory=list)
     n_without_noise: int = 0
+    n_shares: int = 0
+    n_without_share: int = 0
+    n_unclipped: int = 0
 
     @classmethod
     def of_sums(

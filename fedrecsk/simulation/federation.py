@@ -11,13 +11,14 @@ from fedrecsk._sklearn import Interval, InvalidParameterError, StrOptions
 from fedrecsk.aggregation import Aggregator
 from fedrecsk.attacks import Adversary
 from fedrecsk.compression import Compressor
-from fedrecsk.privacy import LaplaceMechanism, SecureAggregation
+from fedrecsk.privacy import CentralDP, LaplaceMechanism, SecureAggregation
 
 if TYPE_CHECKING:
     from typing import Any, Self
 
 # What errors suggest to pass for each part.
 _EXAMPLES = {
+    "central_dp": "CentralDP(epsilon=10) from fedrecsk.privacy",
     "local_dp": "LaplaceMechanism(clip=0.2, scale=0.04) from fedrecsk.privacy",
     "compression": 'Quantization("int8"), TopK() or LowRank() from fedrecsk.compression',
     "secure_aggregation": "CKKS() or Paillier() from fedrecsk.privacy",
@@ -40,11 +41,16 @@ class Federation(BaseEstimator):
         What dropping out means. "upload": the client receives the broadcast and updates, but its
         upload is lost. "stale": it has no connection, and updates from the last broadcast that it
         received (RFRec, section 3.3). "offline": it does nothing in that round.
-    sampling : {"auto", "random", "rotating"}, default="auto"
+    sampling : {"auto", "random", "rotating", "poisson"}, default="auto"
         How the cohort of a round, a share ``client_fraction`` of the clients, is chosen. "random":
         at random in each round. "rotating": in turn, from a shuffled list cut into
-        ``round(1 / client_fraction)`` equal parts. "auto": the method's default, mostly "random".
+        ``round(1 / client_fraction)`` equal parts. "poisson": every client joins with probability
+        ``client_fraction``, so that cohorts differ in size; the best choice with `central_dp`.
+        "auto": the method's default, mostly "random".
         Some methods choose their cohorts themselves.
+    central_dp : CentralDP or None, default=None
+        User-level differential privacy: every client's whole upload is clipped, and the sum of all
+        uploads receives noise, see :class:`fedrecsk.privacy.CentralDP`.
     local_dp : LaplaceMechanism or None, default=None
         Clipping and noise that every client applies to everything it uploads.
     wire_dtype : {"float32", "float64"}, default="float32"
@@ -81,7 +87,8 @@ class Federation(BaseEstimator):
     _parameter_constraints: ClassVar[dict] = {
         "dropout": [Interval(Real, 0, 1, closed="left")],
         "dropout_mode": [StrOptions({"upload", "stale", "offline"})],
-        "sampling": [StrOptions({"auto", "random", "rotating"})],
+        "sampling": [StrOptions({"auto", "random", "rotating", "poisson"})],
+        "central_dp": [CentralDP, None],
         "local_dp": [LaplaceMechanism, None],
         "wire_dtype": [StrOptions({"float32", "float64"})],
         "compression": [Compressor, None],
@@ -95,7 +102,8 @@ class Federation(BaseEstimator):
         *,
         dropout: float = 0.0,
         dropout_mode: Literal["upload", "stale", "offline"] = "upload",
-        sampling: Literal["auto", "random", "rotating"] = "auto",
+        sampling: Literal["auto", "random", "rotating", "poisson"] = "auto",
+        central_dp: CentralDP | None = None,
         local_dp: LaplaceMechanism | None = None,
         compression: Compressor | None = None,
         secure_aggregation: SecureAggregation | None = None,
@@ -106,6 +114,7 @@ class Federation(BaseEstimator):
         self.dropout = dropout
         self.dropout_mode: Literal["upload", "stale", "offline"] = dropout_mode
         self.sampling = sampling
+        self.central_dp = central_dp
         self.local_dp = local_dp
         self.compression = compression
         self.secure_aggregation = secure_aggregation
@@ -136,6 +145,8 @@ class Federation(BaseEstimator):
         super()._validate_params()
         if self.secure_aggregation is not None:
             self._check_secure_sums()
+        if self.central_dp is not None:
+            self._check_central_dp()
         for part in self._parts:
             if part is not None:
                 part._validate_params()
@@ -182,9 +193,40 @@ class Federation(BaseEstimator):
                 "secure_aggregation. CoLR is a method with small uploads that can be added."
             )
 
+    def _check_central_dp(self):
+        if self.local_dp is not None:
+            raise ValueError(
+                "Federation has both central_dp and local_dp, which would add noise twice; set one "
+                "of them to None: local_dp if the server is trusted, central_dp if it is not."
+            )
+        if self.aggregator is not None:
+            raise ValueError(
+                "central_dp adds noise to a sum of clipped uploads, but "
+                f"{type(self.aggregator).__name__} combines them in another way, to which that "
+                "noise does not fit; set aggregator=None. Clipping alone bounds what one client "
+                "can do."
+            )
+        if self.compression is not None and self.compression.up:
+            raise ValueError(
+                f"central_dp needs each client's upload at full precision, to bound its norm, but "
+                f"{type(self.compression).__name__} compresses uploads; set compression=None."
+            )
+        if self.secure_aggregation is not None and self.central_dp.noise == "server":
+            raise ValueError(
+                "With secure_aggregation the server sees no sum to which it could add noise; set "
+                'CentralDP(noise="clients"), by which clients add it in shares.'
+            )
+        if self.dropout > 0 and self.dropout_mode == "stale" and self.central_dp.quantile:
+            raise ValueError(
+                "CentralDP with a quantile announces a new clip in each round, which clients that "
+                'are offline do not receive; set dropout_mode="upload" or "offline", or '
+                "quantile=None."
+            )
+
     @property
     def _parts(self):
         return (
+            self.central_dp,
             self.local_dp,
             self.compression,
             self.secure_aggregation,
@@ -196,7 +238,8 @@ class Federation(BaseEstimator):
     def looks_at_uploads(self) -> bool:
         """Whether single uploads are examined before they are added up."""
         compresses = self.compression is not None and self.compression.up
-        return self.holds_uploads or compresses or (self.draws_each and self.local_dp is not None)
+        noisy = self.central_dp is not None or (self.draws_each and self.local_dp is not None)
+        return self.holds_uploads or compresses or noisy
 
     @property
     def holds_uploads(self) -> bool:

@@ -210,11 +210,14 @@ class Total:
     ----------
     sum : ndarray, dtype float64, or int64 if the clients sent integers
     n_clients : int
-        Number of clients in the sum.
+        Number of clients in the sum; under central privacy, the expected number.
+    noise_std : float, default=0.0
+        Standard deviation of the noise on each number, under central privacy.
     """
 
     sum: np.ndarray
     n_clients: int
+    noise_std: float = 0.0
 
     @property
     def mean(self) -> np.ndarray:
@@ -228,7 +231,7 @@ class Upload(dict):
     Parameters
     ----------
     n_clients : int
-        Number of clients whose uploads were accepted.
+        Number of clients whose uploads were accepted; under central privacy, the expected number.
     batches : list of Batch
         Single uploads, for methods with ``_server_sees = "clients"``.
     **totals : Total

@@ -91,6 +91,8 @@ def draw(
     elif is_rotating(federation, prefers_rotation):
         cohorts = rotation(n_clients, client_fraction, key)
         cohort = cohorts == key.round % (cohorts.max() + 1)
+    elif federation.sampling == "poisson":
+        cohort = key.uniform("cohort", np.arange(n_clients)) < client_fraction
     else:
         size = cohort_size(n_clients, client_fraction)
         cohort = _smallest(key.hashed("cohort", np.arange(n_clients)), size)

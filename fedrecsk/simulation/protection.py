@@ -1,4 +1,4 @@
-"""Stages of an upload on the client: attack or local noise, then compression."""
+"""Stages of an upload on the client: attack or local noise, then compression or clipping."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrecsk.privacy import _clipped
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from fedrecsk.privacy import CentralDP
     from fedrecsk.privacy.local_dp import LaplaceMechanism
     from fedrecsk.simulation.federation import Federation
     from fedrecsk.simulation.keys import Key
@@ -81,3 +84,29 @@ def _finite(batch):
     for changes in batch.changes.values():
         accepted &= changes.finite(accepted)
     return accepted
+
+
+def clip(batch: Batch, mechanism: CentralDP, key: Key, bound: float, variance: float) -> int:
+    """Clip the uploads of a batch, in place; under noise by clients, round them to the grid, too.
+
+    Parameters
+    ----------
+    batch : Batch
+    mechanism : CentralDP
+    key : Key
+        The clients' private key of the round.
+    bound : float
+        Largest norm of an upload.
+    variance : float
+        Of the share of the noise that each client adds, in squared steps of the grid. 0: none.
+
+    Returns
+    -------
+    n_unclipped : int
+        Number of accepted clients whose upload was short enough.
+    """
+    weights = mechanism.field_weights or {}
+    n_unclipped = _clipped.clip_uploads(batch, bound, weights)
+    if mechanism.noise == "clients":
+        _clipped.rounded(batch, bound, weights, variance, key)
+    return n_unclipped

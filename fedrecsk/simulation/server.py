@@ -19,6 +19,7 @@ from fedrecsk.simulation.ledger import Ledger
 from fedrecsk.simulation.messages import Message, Rows
 from fedrecsk.simulation.parcel import Parcel, held_items, unpacked
 from fedrecsk.simulation.participation import Participation
+from fedrecsk.simulation.release import Releases
 from fedrecsk.simulation.stopping import EarlyStopping
 from fedrecsk.simulation.uplink import Uplink
 from fedrecsk.simulation.validation import validated
@@ -90,6 +91,9 @@ class Server:
         The catalogue, which is sent to all clients.
     rating_range : tuple of float or None
         Lowest and highest rating. None: the method's `rating_scale`, if it has one.
+    secret : Key or None
+        Of the server's own draws, the noise of central privacy. None: drawn by the operating
+        system.
     """
 
     def __init__(
@@ -99,7 +103,9 @@ class Server:
         key: Key,
         item_ids: np.ndarray,
         rating_range: tuple[float, float] | None = None,
+        secret: Key | None = None,
     ) -> None:
+        self.secret: Key = Key(secrets.randbits(63)) if secret is None else secret
         self.method = method
         self.federation = federation
         self.key = key
@@ -174,8 +180,18 @@ class Server:
         self.channel: SecureChannel | None = None if scheme is None else SecureChannel(scheme)
         self.ledger: Ledger = Ledger(self.client_ids)
         self.downlink: Downlink = Downlink(self.federation, self.ledger, self.n_held, self.channel)
+        self.releases: Releases | None = None
+        if self.federation.central_dp is not None:
+            self.releases = Releases(
+                self.method, self.federation, self.n_clients, self.key, self.secret
+            )
         self.uplink: Uplink = Uplink(
-            self.federation, self.ledger, self.downlink, self.channel, self.n_clients
+            self.federation,
+            self.ledger,
+            self.downlink,
+            self.channel,
+            self.n_clients,
+            self.releases,
         )
         self.ledger.open("catalogue")
         self.downlink.count(catalogue_nbytes(self.item_ids))
@@ -214,6 +230,8 @@ class Server:
         """Message to every client in a set-up exchange."""
         self.ledger.open("setup", step)
         message = self.method._setup_message(self.state, step)
+        if self.releases is not None:
+            message = (message or Message()) | self.releases.terms(self.key.at(setup_round(step)))
         self.downlink.announce(message)
         return message
 
@@ -267,6 +285,10 @@ class Server:
                 f"{type(self.method).__name__} broadcasts nothing in round {self.round}; a method "
                 "whose clients continue with an earlier message must set _may_be_silent = True."
             )
+        if self._message and self.releases is not None:
+            terms = self.releases.terms(key)
+            self.downlink.add(terms, receives)
+            self._message = self._message | terms
         if self._message:
             self._has_received |= receives
             self._last_message = self._message
@@ -329,7 +351,8 @@ class Server:
         self.ledger.count(participants=updating.sum(), dropped=turn.dropped.sum())
         forms = self.method._upload_forms(len(self.item_ids))
         sent = self.ledger.entries[-1]["bytes_up"]
-        upload = self.uplink.collect(contributions, forms, key, learned=True)
+        centers = self._centers() if self.releases is not None else None
+        upload = self.uplink.collect(contributions, forms, key, learned=True, centers=centers)
         if upload is None and self.ledger.entries[-1]["bytes_up"] > sent:
             arrived = self.ledger.entries[-1]["messages_up"] > 0
             self.n_undecided_rounds += arrived

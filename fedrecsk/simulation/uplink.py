@@ -9,6 +9,7 @@ import numpy as np
 from fedrecsk._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.simulation.messages import Total, Upload
+from fedrecsk.simulation.release import Counts
 from fedrecsk.uploads import add_sums
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fedrecsk.simulation.federation import Federation
     from fedrecsk.simulation.keys import Key
     from fedrecsk.simulation.ledger import Ledger
+    from fedrecsk.simulation.release import Releases
     from fedrecsk.uploads import Form
 
 
@@ -34,6 +36,8 @@ class Uplink:
         Sends encrypted sums to the clients.
     channel : SecureChannel or None
     n_clients : int
+    releases : Releases or None
+        Adds central noise.
     """
 
     def __init__(
@@ -43,8 +47,10 @@ class Uplink:
         downlink: Downlink,
         channel: SecureChannel | None,
         n_clients: int,
+        releases: Releases | None = None,
     ) -> None:
         self.federation = federation
+        self.releases = releases
         self.ledger = ledger
         self.downlink = downlink
         self.channel = channel
@@ -61,6 +67,7 @@ class Uplink:
         key: Key,
         *,
         learned: bool = False,
+        centers: dict[str, np.ndarray] | None = None,
     ) -> Upload | None:
         """Combine the contributions to one step.
 
@@ -72,6 +79,8 @@ class Uplink:
         key : Key
         learned : bool
             Whether they are uploads of a round.
+        centers : dict of {str: ndarray} or None
+            What a client without any change sends, unless that is zero; for central privacy only.
 
         Returns
         -------
@@ -85,12 +94,14 @@ class Uplink:
         """
         totals, deferred, batches = {}, {}, []
         n_arrived, n_accepted, n_without_noise = 0, 0, 0
-        sent = False
+        senders, counts, sent = [], Counts(), False
         for contribution in contributions:
             sent = True
             self._measure(contribution, forms, learned)
             n_arrived += int(contribution.arrives.sum())
             n_accepted += int(contribution.accepted.sum())
+            counts = counts.plus(contribution)
+            senders.append(contribution.clients[contribution.sends])
             if contribution.batch is not None:
                 batches.append(contribution.batch)
                 continue
@@ -107,7 +118,8 @@ class Uplink:
                     f"The clients diverged: all {n_arrived} uploads of {when} held NaN or infinite "
                     "values."
                 )
-            return None
+            if self.releases is None or not (sent or self.releases.always):
+                return None
         if batches:
             changes = self._combined(batches)
             if changes is None:
@@ -125,6 +137,9 @@ class Uplink:
             _add_noise(totals, forms, mechanism, n_without_noise, key)
         if sent and self.channel is not None:
             self.downlink.owe(self.channel.nbytes(aligned_size(forms)))
+        if self.releases is not None:
+            self.releases.charge(senders, key, counts)
+            return self.releases.publish(totals, forms, key, counts, centers or {})
         totals = {name: Total(totals[name], n_accepted) for name in forms}
         return Upload(n_accepted, batches, **totals)
 
@@ -176,6 +191,8 @@ class Uplink:
 
     def privacy_report(self, server_sees: str) -> PrivacyReport:
         """Report the privacy loss of all uploads so far, given what the server sees of them."""
+        if self.releases is not None:
+            return self.releases.report(int(self._coordinates.max(initial=0)), server_sees)
         mechanism = self.federation.local_dp
         return PrivacyReport.of(mechanism, self._uploads, self._coordinates, server_sees)
 

@@ -1,0 +1,89 @@
+"""What a method must fulfil to be fitted under central differential privacy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedrecsk.privacy import CentralDP
+
+
+def check(method: Any, mechanism: CentralDP) -> None:
+    """Raise if central privacy would not protect all that a method sends.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+    mechanism : CentralDP
+
+    Raises
+    ------
+    ValueError
+    """
+    name = type(method).__name__
+    if method._treats_clients_apart:
+        raise ValueError(
+            f"{name} treats clients individually, so there is no sum to which central_dp could add "
+            "noise; set central_dp=None, or use a method whose server needs sums only."
+        )
+    if method.early_stopping:
+        raise ValueError(
+            "early_stopping uses validation errors, on which central_dp adds no noise; set "
+            "early_stopping=False with central_dp."
+        )
+    if method.items is None:
+        raise ValueError(
+            "With central_dp the catalogue must be public, because one derived from the data "
+            "reveals who is in them; set items= to the ids of all items on offer."
+        )
+    if "rating_scale" in method.get_params(deep=False) and method.rating_scale is None:
+        raise ValueError(
+            "With central_dp the rating scale must be public instead of derived from the data; "
+            "set rating_scale=(low, high)."
+        )
+    if method.warm_start and mechanism.epsilon is not None:
+        raise ValueError(
+            f"CentralDP(epsilon={mechanism.epsilon:g}) is spent by the planned rounds, and "
+            "warm_start would add more; set noise_multiplier instead of epsilon, so that "
+            "privacy_ adds up what each fit spends."
+        )
+    forms = _forms(method)
+    _check_forms(method, forms)
+    _check_weights(name, mechanism, forms)
+
+
+def _forms(method):
+    """All fields that clients send, in the set-up and in the rounds."""
+    n_items = len(method.items)
+    forms = dict(method._upload_forms(n_items))
+    for step in range(method._n_setups):
+        forms |= method._setup_forms(n_items, step)
+    return forms
+
+
+def _check_forms(method, forms):
+    name = type(method).__name__
+    for field, form in forms.items():
+        if form.bits or (form.is_integer and form.learned):
+            raise ValueError(
+                f"{name} sends codes or exact integers ({field}), which noise would destroy; set "
+                "central_dp=None, or use a method that sends real numbers."
+            )
+        if form.rows != "all":
+            options = method._parameter_constraints.get("upload", [])
+            choices = {choice for one in options for choice in getattr(one, "options", ())}
+            cure = next((f'set upload="{c}"' for c in ("all", "dense") if c in choices), None)
+            raise ValueError(
+                f"{name} sends only some rows of {field}, and which ones reveals the items that a "
+                "client holds; with central_dp clients must send whole matrices: "
+                f"{cure or 'use a method that does, such as RFRec'}."
+            )
+
+
+def _check_weights(name, mechanism, forms):
+    unknown = sorted(set(mechanism.field_weights or {}) - set(forms))
+    if unknown:
+        raise ValueError(
+            f"CentralDP(field_weights=...) names {unknown[0]!r}, but {name} sends "
+            f"{', '.join(sorted(forms))}; use these names."
+        )

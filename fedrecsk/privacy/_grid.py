@@ -1,0 +1,82 @@
+"""Numbers on a grid: noise on them cannot be undone by looking at the last bits of a float.
+
+Noise drawn in floating point leaves gaps between the numbers that a noisy value can take, and the
+gaps depend on the value (Mironov, CCS 2012). Both ways of adding central noise therefore round to
+a grid first, and the rest is exact: sums of integers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.stats import binom
+
+# Grid steps within the clip when clients round their uploads.
+STEPS = 2**18
+# Grid steps within one standard deviation of the noise when the server rounds the sum.
+STEPS_OF_NOISE = 2**24
+# Fewer shares of noise than planned arrive with at most this probability per exchange.
+RARELY = 1e-3
+
+
+def sensitivity(size: int) -> float:
+    """Largest L2 norm of a clipped upload of `size` numbers, rounded by its client, in steps."""
+    return STEPS + np.sqrt(size) / 2
+
+
+def noisy_sum(
+    sums: np.ndarray,
+    clip: float,
+    noise_multiplier: float,
+    size: int,
+    generator: np.random.Generator,
+) -> tuple[np.ndarray, float]:
+    """A sum of uploads with Gaussian noise, both rounded to a grid before they are added.
+
+    Parameters
+    ----------
+    sums : ndarray
+        One field of the sum, dtype float64.
+    clip : float
+        Largest L2 norm of a client's upload (C).
+    noise_multiplier : float
+        Standard deviation of the noise, divided by what one client can change (z).
+    size : int
+        Numbers in all fields together.
+    generator : numpy.random.Generator
+
+    Returns
+    -------
+    noisy : ndarray, dtype float64
+    std : float
+        Standard deviation of the noise.
+    """
+    if noise_multiplier == 0:
+        return sums.astype(np.float64), 0.0
+    # A power of two, so that rounding to the grid is exact.
+    step = 2.0 ** np.ceil(np.log2(noise_multiplier * clip / STEPS_OF_NOISE))
+    # Rounding the sum moves every number by half a step at most, with and without a client.
+    std = noise_multiplier * (clip + np.sqrt(size) * step)
+    noise = generator.normal(0.0, std / step, sums.shape)
+    return step * (np.rint(sums / step) + np.rint(noise)), std
+
+
+def share_variance(noise_multiplier: float, size: int, n_shares: int) -> float:
+    """Variance of the noise that each of `n_shares` clients adds, in squared steps."""
+    return (noise_multiplier * sensitivity(size)) ** 2 / n_shares
+
+
+def skellam(variance: float, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+    """Draw Skellam noise, the difference of two Poisson draws; sums of it are Skellam again."""
+    noise = generator.poisson(variance / 2, shape)
+    noise -= generator.poisson(variance / 2, shape)
+    return noise
+
+
+def planned_shares(n_clients: int, probability: float) -> int:
+    """Shares that hide a client, if each sends with this probability; in all but a few exchanges.
+
+    Its own share is not among them, because the client knows it.
+    """
+    if probability < 1:
+        n_clients = int(binom.ppf(RARELY, n_clients, probability))
+    return max(1, n_clients - 1)

@@ -1,0 +1,167 @@
+"""User-level differential privacy: clipped uploads, and noise on their sums."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import ClassVar, Literal
+
+from sklearn.base import BaseEstimator
+
+from fedrecsk._extras import require
+from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk.privacy.accounting import CALLER
+
+
+class CentralDP(BaseEstimator):
+    """Clip every client's whole upload, and add Gaussian noise to the sum of all uploads.
+
+    What the server publishes, the models of all rounds, is then (epsilon, delta)-differentially
+    private for whole clients: hardly anything in it would be different without all the data of any
+    one client (McMahan, Ramage, Talwar and Zhang, ICLR 2018, algorithm 1). A client with one user
+    is that user. It works with every method whose server needs only sums.
+
+    Give either `noise_multiplier`, or `epsilon`, for which the noise is found that spends it over
+    the planned rounds and cohorts.
+
+    Parameters
+    ----------
+    clip : float, default=1.0
+        Largest L2 norm of a client's upload, over all fields together (C). Longer uploads are
+        scaled down.
+    noise_multiplier : float or None, default=None
+        Standard deviation of the noise on each number of the sum, divided by `clip` (z).
+    epsilon : float or None, default=None
+        Total epsilon of a fit. With `noise_multiplier`, a limit: a fit that would spend more is
+        refused before it starts.
+    delta : float, default=1e-5
+        Probability, roughly, with which the guarantee may fail. It should be well below one
+        divided by the number of clients.
+    setup_clip : float or None, default=None
+        `clip` of the exchanges before the first round, which some methods have. None: `clip`.
+    setup_share : float in (0, 1), default=None
+        Share of the budget that these exchanges spend, where the budget of an exchange is 1 / z^2.
+        None: the same noise multiplier as in the rounds.
+    field_weights : dict of {str: float} or None, default=None
+        Factors by which fields of the upload are multiplied before they are clipped and receive
+        noise, and divided by afterwards. A large one means less noise on that field, and that it
+        takes up more of the norm. Fields that are not named have 1.
+    quantile : float in (0, 1) or None, default=None
+        Adapt the clip of the rounds so that this share of the clients has shorter uploads (Andrew,
+        Thakkar, McMahan and Ramaswamy, NeurIPS 2021). `clip` is then where it starts. Counting
+        these clients takes a small part of the budget. 0.5 is a good choice.
+    noise : {"server", "clients"}, default="server"
+        Who adds the noise. "server": the server, which clients must trust with their uploads.
+        "clients": every client adds a share of it, integers, so that the sum has the noise. With
+        `secure_aggregation` the server then never sees anything without noise, and need not be
+        trusted (Agarwal, Kairouz and Liu, NeurIPS 2021).
+
+    Raises
+    ------
+    ImportError
+        By fit: if dp-accounting is missing, which the extra ``privacy`` installs.
+    ValueError
+        By fit: if a parameter is invalid, if both or neither of `epsilon` and `noise_multiplier`
+        leave the noise open, or if `noise_multiplier` would spend more than `epsilon`.
+
+    Notes
+    -----
+    *What is protected.* Models, and everything computed from them. Not protected are users' own
+    attributes, which are private to their clients, and `loss_curve_`, which only the simulator
+    knows. Two data sets are neighbours if one has another client's data in addition; how many
+    clients there are is taken to be public.
+
+    *Cohorts.* With ``Federation(sampling="poisson")`` nobody knows who takes part in a round but
+    the server and the client, and the guarantee is better (Abadi et al., CCS 2016). Cohorts that
+    take turns cost one use per pass. Cohorts of a fixed size at random are counted by how often
+    the most frequent client took part. With ``noise="clients"`` sampling does not help,
+    because the server knows the cohort.
+
+    *Lost uploads* do not change the server's noise. Shares of the noise are lost with them: they
+    are made larger by what is planned for, and `privacy_` counts those that arrived, without the
+    client's own.
+
+    *Floating point.* Sums and noise are rounded to a grid before they are added, so that the last
+    bits of the result say nothing (Mironov, CCS 2012). Clients' shares are integers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedrecsk import Federation, RFRec
+    >>> from fedrecsk.datasets import make_ratings
+    >>> from fedrecsk.privacy import CentralDP
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> private = Federation(central_dp=CentralDP(clip=0.5, epsilon=10, delta=1e-3))
+    >>> public = {"items": np.arange(40), "rating_scale": (1, 5), "aggregation": "all"}
+    >>> model = RFRec(n_rounds=5, federation=private, random_state=0, **public).fit(X, y)
+    >>> round(model.privacy_.epsilon, 6)
+    10.0
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        "clip": [Interval(Real, 0, None, closed="neither")],
+        "noise_multiplier": [Interval(Real, 0, None, closed="left"), None],
+        "epsilon": [Interval(Real, 0, None, closed="neither"), None],
+        "delta": [Interval(Real, 0, 1, closed="neither")],
+        "setup_clip": [Interval(Real, 0, None, closed="neither"), None],
+        "setup_share": [Interval(Real, 0, 1, closed="neither"), None],
+        "field_weights": [dict, None],
+        "quantile": [Interval(Real, 0, 1, closed="neither"), None],
+        "noise": [StrOptions({"server", "clients"})],
+    }
+
+    def __init__(
+        self,
+        clip: float = 1.0,
+        noise_multiplier: float | None = None,
+        *,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        setup_clip: float | None = None,
+        setup_share: float | None = None,
+        field_weights: dict[str, float] | None = None,
+        quantile: float | None = None,
+        noise: Literal["server", "clients"] = "server",
+    ) -> None:
+        self.clip = clip
+        self.noise_multiplier = noise_multiplier
+        self.epsilon = epsilon
+        self.delta = delta
+        self.setup_clip = setup_clip
+        self.setup_share = setup_share
+        self.field_weights = field_weights
+        self.quantile = quantile
+        self.noise: Literal["server", "clients"] = noise
+
+    def _validate_params(self):
+        if self.clip is None or self.clip == 0:
+            raise ValueError(
+                f"CentralDP(clip={self.clip}): noise hides what a client sends only if that is "
+                "bounded; set clip to the largest L2 norm of an upload, such as 1.0."
+            )
+        super()._validate_params()
+        if self.noise_multiplier is None and self.epsilon is None:
+            raise ValueError(
+                "CentralDP has neither epsilon nor noise_multiplier, so there would be no noise; "
+                "set epsilon, such as 10, or noise_multiplier."
+            )
+        if self.noise_multiplier == 0 and (self.epsilon is not None or self.noise == "clients"):
+            raise ValueError(
+                "CentralDP(noise_multiplier=0) adds no noise, and has no epsilon; leave "
+                'noise_multiplier out, or use it without epsilon and with noise="server".'
+            )
+        if self.quantile is not None and self.noise == "clients":
+            raise ValueError(
+                'CentralDP with noise="clients" cannot adapt the clip, because the grid of the '
+                'noise depends on it; set quantile=None, or noise="server".'
+            )
+        for name, weight in (self.field_weights or {}).items():
+            if not isinstance(weight, Real) or not 0 < weight < float("inf"):
+                raise ValueError(
+                    f"CentralDP(field_weights={{{name!r}: {weight!r}}}): a weight must be a "
+                    "positive number; leave the field out for 1."
+                )
+        require("dp_accounting", CALLER)
+
+    @property
+    def _bound_of_setup(self):
+        return self.clip if self.setup_clip is None else self.setup_clip

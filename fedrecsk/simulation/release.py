@@ -1,0 +1,392 @@
+"""Central differential privacy on the server: the plan, the noise on sums, and the account."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedrecsk._warnings import warn
+from fedrecsk.privacy import _grid
+from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
+from fedrecsk.privacy.report import PrivacyReport
+from fedrecsk.simulation import participation
+from fedrecsk.simulation.messages import Dense, Message, Total, Upload
+
+if TYPE_CHECKING:
+    from fedrecsk.simulation.contributions import Contribution
+    from fedrecsk.simulation.federation import Federation
+    from fedrecsk.simulation.keys import Key
+    from fedrecsk.uploads import Form
+
+# The field of every message that tells clients the clip, and the variance of their shares.
+TERMS = "privacy_terms"
+# Of the adaptive clip (Andrew et al. 2021, section 3): its learning rate, and the share of the
+# cohort that is the standard deviation of the noise on the count of short uploads.
+ADAPTS_BY, NOISE_ON_COUNT = 0.2, 0.05
+
+
+class Exchange(NamedTuple):
+    """What one kind of exchange with the clients releases.
+
+    Attributes
+    ----------
+    clip : float
+        Largest L2 norm of an upload.
+    noise_multiplier : float
+    n_clients : int
+        Clients that are expected to send: a public number, by which the server divides.
+    n_shares : int
+        Clients whose shares of the noise make up the whole, if clients add it.
+    """
+
+    clip: float
+    noise_multiplier: float
+    n_clients: int
+    n_shares: int
+
+
+class Counts(NamedTuple):
+    """What the server must know about the clients of an exchange to add noise.
+
+    Attributes
+    ----------
+    n_shares : int
+        Clients that add a share of the noise and whose upload is in the sum.
+    n_unclipped : int
+        Clients whose upload was not longer than the clip.
+    n_without_share : int
+        Clients among `n_shares` whose share is still missing.
+    """
+
+    n_shares: int = 0
+    n_unclipped: int = 0
+    n_without_share: int = 0
+
+    def plus(self, contribution: Contribution) -> Counts:
+        """The counts with those of another contribution."""
+        return Counts(*(n + getattr(contribution, name) for name, n in self._asdict().items()))
+
+
+class Plan(NamedTuple):
+    """How often a client will take part, as far as is known before the first round.
+
+    Attributes
+    ----------
+    n_clients : int
+    n_setups : int
+        Exchanges before the rounds, with all clients.
+    n_rounds : int
+    uses : float
+        Rounds that the most frequent client takes part in, or, if it joins in secret, that any
+        client can expect to.
+    probability : float
+        Probability of joining a round in secret; 1 where this does not count.
+    cohort : float
+        Expected number of clients in a cohort.
+    """
+
+    n_clients: int
+    n_setups: int
+    n_rounds: int
+    uses: float
+    probability: float
+    cohort: float
+
+    @classmethod
+    def of(cls, method: Any, federation: Federation, n_clients: int, key: Key) -> Plan:
+        """The plan of a fit."""
+        fraction, n_rounds = method.client_fraction, method._rounds()
+        cohort, probability, uses = fraction * n_clients, 1.0, n_rounds
+        if fraction < 1:
+            rotates = participation.is_rotating(federation, method._prefers_rotation)
+            if rotates:
+                n_cohorts = participation.n_rotating(n_clients, fraction)
+                cohort, uses = n_clients / n_cohorts, -(-n_rounds // n_cohorts)
+            elif federation.sampling == "poisson" and federation.central_dp.noise == "server":
+                probability, uses = fraction, fraction * n_rounds
+            else:
+                counts = np.zeros(n_clients, dtype=np.int64)
+                for number in range(n_rounds):
+                    drawn = participation.draw(n_clients, fraction, federation, key.at(number))
+                    counts += drawn.active
+                uses = int(counts.max())
+        return cls(n_clients, method._n_setups, n_rounds, uses, probability, cohort)
+
+
+class Releases:
+    """The sums that a server releases under central differential privacy.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+    federation : Federation
+    n_clients : int
+    shared : Key
+        By which cohorts are drawn.
+    secret : Key
+        Of the server's noise, which no client may know.
+
+    Raises
+    ------
+    ValueError
+        If the noise multiplier spends more than the epsilon.
+    """
+
+    def __init__(
+        self, method: Any, federation: Federation, n_clients: int, shared: Key, secret: Key
+    ) -> None:
+        self.federation = federation
+        self.secret = secret
+        self.plan: Plan = Plan.of(method, federation, n_clients, shared)
+        self.sizes: dict[str, int] = _sizes(method, len(method.items))
+        mechanism = federation.central_dp
+        setup_noise, noise = _noise_multipliers(mechanism, self.plan, self.sizes)
+        arrive = 1 - federation.dropout
+        cohort = self.plan.cohort
+        self._setup: Exchange = Exchange(
+            mechanism._bound_of_setup, setup_noise, n_clients, n_clients
+        )
+        self._round: Exchange = Exchange(
+            mechanism.clip,
+            noise,
+            max(1, round(arrive * cohort)),
+            _planned_shares(federation, self.plan, method.client_fraction),
+        )
+        # Of the noise on the count of short uploads, for the adaptive clip.
+        self._count_std: float = NOISE_ON_COUNT * cohort
+        if mechanism.quantile is not None and noise >= 2 * self._count_std:
+            raise ValueError(
+                f"CentralDP(quantile={mechanism.quantile}) counts the short uploads of a cohort, "
+                f"and {cohort:.0f} clients are too few to hide one of them; set quantile=None or "
+                "raise client_fraction."
+            )
+        # For each client, what it has spent, as the sum of 1 / z^2, and in how many exchanges.
+        self._spent = np.zeros(n_clients)
+        self._uses = np.zeros(n_clients, dtype=np.int64)
+        self._n_setups = 0
+        self._n_rounds = 0
+        _warn_of_delta(mechanism.delta, n_clients)
+
+    @property
+    def always(self) -> bool:
+        """Whether noise is published even if no client has sent anything, which is secret."""
+        return self.plan.probability < 1
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the clip changes from round to round."""
+        return self.federation.central_dp.quantile is not None
+
+    def exchange(self, key: Key) -> Exchange:
+        """The Exchange of a key's round."""
+        return self._setup if key.round < 0 else self._round
+
+    def terms(self, key: Key) -> Message:
+        """What the server tells clients with the message of an exchange.
+
+        The clip, and the variance of each client's share of the noise, in squared steps of the
+        grid; 0 if the server adds the noise.
+        """
+        by_clients = self.federation.central_dp.noise == "clients"
+        variance = self.variance_of_share(key) if by_clients else 0.0
+        return Message(**{TERMS: Dense(np.array([self.exchange(key).clip, variance]))})
+
+    def variance_of_share(self, key: Key) -> float:
+        """Variance of each client's share of the noise, in squared steps of the grid."""
+        one = self.exchange(key)
+        return _grid.share_variance(one.noise_multiplier, self.size(key), one.n_shares)
+
+    def size(self, key: Key) -> int:
+        """How many numbers an upload has."""
+        return self.sizes["setup" if key.round < 0 else "round"]
+
+    def publish(
+        self,
+        totals: dict[str, np.ndarray],
+        forms: dict[str, Form],
+        key: Key,
+        counts: Counts,
+        centers: dict[str, np.ndarray],
+    ) -> Upload:
+        """Add what noise is missing to the sums of clipped uploads.
+
+        Parameters
+        ----------
+        totals : dict of {str: ndarray}
+        forms : dict of {str: Form}
+        key : Key
+            The shared key of the exchange.
+        counts : Counts
+        centers : dict of {str: ndarray}
+            What a client without any change sends, which is public; 0 for other fields.
+
+        Returns
+        -------
+        upload : Upload
+            Noisy sums, and the expected number of clients.
+        """
+        n_clients, noisy = self.exchange(key).n_clients, {}
+        for name, form in forms.items():
+            sums = totals.get(name)
+            sums = np.zeros(form.shape) if sums is None else sums.astype(np.float64)
+            sums, std = self._noisy(name, sums, key, counts)
+            if name in centers:
+                sums = sums + n_clients * centers[name]
+            noisy[name] = Total(sums, n_clients, std)
+        if self.adapts and key.round >= 0:
+            self._adapt(counts.n_unclipped, key)
+        return Upload(n_clients, **noisy)
+
+    def _noisy(self, name, sums, key, counts):
+        """One field's sum with its noise, and the noise's standard deviation."""
+        generator = self.secret.at(key.round).generator(f"noise on the sum of {name}")
+        mechanism, one, size = self.federation.central_dp, self.exchange(key), self.size(key)
+        weight = (mechanism.field_weights or {}).get(name, 1.0)
+        if mechanism.noise == "server":
+            noise = self._noise_on_uploads(one.noise_multiplier, key)
+            return _grid.noisy_sum(sums, one.clip / weight, noise, size, generator)
+        variance, step = self.variance_of_share(key), one.clip / _grid.STEPS / weight
+        if counts.n_without_share:
+            missing = counts.n_without_share * variance
+            sums = sums + step * _grid.skellam(missing, sums.shape, generator)
+        return sums, step * np.sqrt(counts.n_shares * variance)
+
+    def _noise_on_uploads(self, noise_multiplier, key):
+        """The noise multiplier of the uploads, if the count of short ones spends some of it."""
+        if not self.adapts or key.round < 0 or noise_multiplier == 0:
+            return noise_multiplier
+        return (noise_multiplier**-2 - (2 * self._count_std) ** -2) ** -0.5
+
+    def _adapt(self, n_unclipped, key):
+        generator = self.secret.at(key.round).generator("noise on the count of short uploads")
+        share = (n_unclipped + self._count_std * generator.normal()) / self._round.n_clients
+        change = np.clip(share, 0, 1) - self.federation.central_dp.quantile
+        clip = self._round.clip * np.exp(-ADAPTS_BY * change)
+        self._round = self._round._replace(clip=float(clip))
+
+    def charge(self, senders: list[np.ndarray], key: Key, counts: Counts) -> None:
+        """Charge the clients (codes) that have sent something in an exchange."""
+        one = self.exchange(key)
+        noise = one.noise_multiplier
+        if self.federation.central_dp.noise == "clients":
+            # A client knows its own share.
+            noise *= np.sqrt(max(0, counts.n_shares - 1) / one.n_shares)
+        if key.round < 0:
+            self._n_setups += 1
+        else:
+            self._n_rounds += 1
+        for codes in senders:
+            with np.errstate(divide="ignore"):
+                self._spent[codes] += np.float64(1) / noise**2
+            self._uses[codes] += 1
+
+    def report(self, n_coordinates: int, server_sees: str) -> PrivacyReport:
+        """Report what the releases so far guarantee."""
+        mechanism = self.federation.central_dp
+        by_clients = mechanism.noise == "clients"
+        kind = "skellam" if by_clients else "gaussian"
+        worst, size = int(np.argmax(self._spent)), max(self.sizes.values())
+        uses = int(self._uses[worst])
+        if self.plan.probability < 1:
+            setup = Event(kind, self._setup.noise_multiplier, self._n_setups)
+            rounds = Event(
+                kind, self._round.noise_multiplier, self._n_rounds, self.plan.probability
+            )
+            events = [event for event in (setup, rounds) if event.count]
+        else:
+            spent = self._spent[worst]
+            noise = 0.0 if np.isinf(spent) else float(np.sqrt(uses / spent)) if uses else 0.0
+            events = [Event(kind, noise, uses, size=size if by_clients else 1)] if uses else []
+        secret = self.federation.secure_aggregation is not None
+        return PrivacyReport(
+            mechanism="distributed noise" if by_clients else "central noise",
+            epsilon_per_coordinate=float("nan"),
+            n_uploads=int(self._uses.max(initial=0)),
+            n_coordinates=n_coordinates,
+            epsilon=epsilon_of(events, mechanism.delta),
+            server_sees=server_sees,
+            delta=mechanism.delta,
+            neighbours="one client more or less",
+            sampling=_sampling(self.federation, self.plan),
+            trust="nobody who adds up uploads" if by_clients and secret else "the server",
+            events=tuple(events),
+        )
+
+
+def _sizes(method, n_items):
+    steps = [method._setup_forms(n_items, step) for step in range(method._n_setups)]
+    setups = [_size(forms) for forms in steps]
+    return {"setup": max(setups, default=1), "round": _size(method._upload_forms(n_items))}
+
+
+def _size(forms):
+    return sum(int(np.prod(form.shape, dtype=np.int64)) for form in forms.values())
+
+
+def _planned_shares(federation, plan, client_fraction):
+    arrive = 1 - federation.dropout
+    if federation.sampling == "poisson" and client_fraction < 1:
+        return _grid.planned_shares(plan.n_clients, arrive * client_fraction)
+    return _grid.planned_shares(int(plan.cohort), arrive)
+
+
+def _noise_multipliers(mechanism, plan, sizes):
+    """Noise multipliers of set-up exchanges and of rounds."""
+    events, factor = _planned_events(mechanism, plan, sizes)
+    if mechanism.noise_multiplier is None:
+        noise = noise_for(events, mechanism.epsilon, mechanism.delta)
+    else:
+        noise = mechanism.noise_multiplier
+        _check_limit(mechanism, events, plan)
+    return factor * noise, noise
+
+
+def _planned_events(mechanism, plan, sizes):
+    """Events with noise multiplier 1 in the rounds, and the factor of set-up exchanges to it."""
+    by_clients = mechanism.noise == "clients"
+    kind = "skellam" if by_clients else "gaussian"
+    factor, share = 1.0, mechanism.setup_share
+    if plan.n_setups and share is not None:
+        factor = np.sqrt(plan.n_setups * (1 - share) / (share * plan.uses))
+    count = plan.n_rounds if plan.probability < 1 else int(plan.uses)
+    size = max(sizes.values()) if by_clients else 1
+    events = [Event(kind, factor, plan.n_setups, size=size)] if plan.n_setups else []
+    events.append(Event(kind, 1.0, count, plan.probability, size))
+    return tuple(events), float(factor)
+
+
+def _check_limit(mechanism, events, plan):
+    if mechanism.epsilon is None:
+        return
+    noise = mechanism.noise_multiplier
+    scaled = [one._replace(noise_multiplier=noise * one.noise_multiplier) for one in events]
+    spent = epsilon_of(scaled, mechanism.delta)
+    if spent <= mechanism.epsilon:
+        return
+    enough = noise_for(events, mechanism.epsilon, mechanism.delta)
+    raise ValueError(
+        f"CentralDP(noise_multiplier={noise:g}) spends epsilon {spent:.4g} in {plan.n_rounds} "
+        f"rounds, more than the limit epsilon={mechanism.epsilon:g}; set noise_multiplier to "
+        f"{enough:.4g} or leave it out, lower n_rounds, or raise the limit."
+    )
+
+
+def _sampling(federation, plan):
+    if plan.probability < 1:
+        return f"each client joins a round with probability {plan.probability:g}, in secret"
+    if plan.uses >= plan.n_rounds:
+        return "every client may be in every round"
+    if federation.sampling == "random":
+        return "cohorts at random, which count as known"
+    return "cohorts take turns"
+
+
+def _warn_of_delta(delta, n_clients):
+    if delta * n_clients > 1:
+        warn(
+            f"CentralDP(delta={delta:g}) is above one divided by the number of clients, "
+            f"{n_clients}: publishing one client's data outright would pass. Set delta below "
+            f"{1 / n_clients:.1g}.",
+            UserWarning,
+        )
