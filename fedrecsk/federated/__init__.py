@@ -14,6 +14,7 @@ from fedrecsk.federated.globsgd import GlobSGD
 from fedrecsk.federated.lightfr import LightFR
 from fedrecsk.federated.locals import LocALS
 from fedrecsk.federated.locsgd import LocSGD
+from fedrecsk.federated.privrec import PrivRec
 from fedrecsk.federated.rfrec import RFRec
 from fedrecsk.federated.rfrecf import RFRecF
 from fedrecsk.federated.scolr import SCoLR
@@ -32,6 +33,7 @@ __all__ = [
     "LightFR",
     "LocALS",
     "LocSGD",
+    "PrivRec",
     "RFRec",
     "RFRecF",
     "SCoLR",

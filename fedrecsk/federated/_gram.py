@@ -132,11 +132,10 @@ class FederatedGram(RankingMixin, FederatedRecommender):
                 "set compression=None."
             )
         super()._check_before_fit()
-        if self._hides_items and self._sends_pairs:
-            by = "central_dp" if federation.secure_aggregation is None else "secure_aggregation"
+        if federation.secure_aggregation is not None and self._sends_pairs:
             raise ValueError(
-                f"With {by} {name} must send whole matrices, because the server must not learn "
-                'which pairs of items a client has; set upload="dense" or "auto".'
+                f"With secure_aggregation {name} must send whole matrices, because pairs of only "
+                'some items cannot be added encrypted; set upload="dense" or "auto".'
             )
 
     def _check_setting(self, federation, data, blocks):

@@ -197,7 +197,6 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
         return self.download == "own"
 
     def _check_before_fit(self):
-        super()._check_before_fit()
         if self._hides_items and self._sends_rows:
             secure = self._setting().secure_aggregation is not None
             by = "secure_aggregation" if secure else "central_dp"
@@ -205,6 +204,7 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
                 f'download="own" reports to the server which items a client holds, which {by} must '
                 'hide; set download="all" or "auto".'
             )
+        super()._check_before_fit()
 
     def _validation_losses(self, held_out):
         """The objective, without its penalty, on rows that the client does not train on."""
