@@ -46,18 +46,20 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     Parameters
     ----------
     reg : float, default=1000.0
-        Weight of the penalty on B (lambda).
+        Weight of the penalty on B (lambda), on the scale of the sum of uploads. Under central
+        privacy uploads are scaled down to the norm `clip`, and 20 times `clip` is a better choice.
     n_rounds : int, default=1
         Number of rounds in total. One is enough if all clients take part in it
         (``client_fraction=1``).
     upload : {"auto", "pairs", "dense"}, default="auto"
         What a client sends: its own pairs of items with their indices, or all
-        n_items (n_items + 1) / 2 pairs. "auto": "dense" with secure aggregation, which needs it,
-        and otherwise "pairs", which is smaller for every client with under 7 in 10 of the items.
+        n_items (n_items + 1) / 2 pairs. "auto": "dense" with secure aggregation or central
+        privacy, which need it, and otherwise "pairs", which is smaller for every client with under
+        7 in 10 of the items.
     download : {"auto", "own", "all"}, default="auto"
         What a client receives in the end: the rows of B of its own items, or one triangle of
-        (X'X + reg I)^-1, from which B follows. "auto": "all" with secure aggregation, and
-        otherwise "own", for which the client reports beforehand which items it holds.
+        (X'X + reg I)^-1, from which B follows. "auto": "all" with secure aggregation or central
+        privacy, and otherwise "own", for which the client reports beforehand which items it holds.
     {shared parameters}
 
     Attributes
@@ -114,6 +116,12 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     *What it reveals.* A plaintext upload of a client with one user shows exactly what it likes: the
     pairs of an item with itself. The server uses the sum only; secure aggregation hides the rest,
     but in a sum over few clients pairs of rare items can still identify a client.
+
+    *Central privacy.* With ``central_dp`` each client's x x' is scaled down to the norm `clip`,
+    and every entry of G has noise of the same deviation s. Before step 4 the server leaves out
+    items whose own count is below 3 s, which score 0. Of the others it keeps those eigenpairs of G
+    that noise alone would not have, as in :class:`FedSpectral`, and then restores the diagonal,
+    the items' counts, where it is larger. One round with all clients needs the least noise.
 
     *Attacks and aggregators* see uploads of very different sizes: the norm of one grows with the
     square root of the number of pairs, and faster with sample weights.

@@ -51,8 +51,9 @@ class FedMF(ReptileItems):
         over the round's clients, weighted by their number of ratings; clients that did not visit
         an item slow its change down. "reptile": the plain mean over the round's clients, whose
         number is public, so that clients send their changes only; see :class:`PrivRec`.
-    server_learning_rate : float, default=1.0
-        Length of the server's step, as a multiple of that mean; only with "reptile".
+    server_learning_rate : float or "auto", default="auto"
+        Length of the server's step, as a multiple of that mean; only with "reptile". "auto": 1 for
+        each 185 items, at least 1 and at most 20.
     init_std : float, default=0.03
         Standard deviation of the initial vectors.
     shrinkage : float, default=0.5

@@ -35,9 +35,10 @@ class PrivRec(FedMF):
         `weight_decay`, `init_std`, `shrinkage` and `averaging`.
     aggregation : {"reptile", "visits", "data_size"}, default="reptile"
         As in :class:`FedMF`. With another than "reptile" this is FedMF with other defaults.
-    server_learning_rate : float, default=20.0
-        Length of the server's step, as a multiple of the mean change. Few of a round's clients
-        visit a given item, so that the mean of all is small.
+    server_learning_rate : float or "auto", default="auto"
+        Length of the server's step, as a multiple of the mean change (eta_s). The more items, the
+        fewer clients visit a given one, and the smaller is the mean of all. "auto": 1 for each 185
+        items, at least 1 and at most 20.
     client_fraction : float, default=0.6
         Share of the clients in a round, the paper's. Its epsilon is for cohorts that are drawn by
         chance, ``federation=Federation(sampling="poisson")``.
@@ -116,5 +117,4 @@ class PrivRec(FedMF):
     _: KW_ONLY
     n_rounds: int = 50
     aggregation: Literal["visits", "data_size", "reptile"] = "reptile"
-    server_learning_rate: float = 20.0
     client_fraction: float = 0.6
