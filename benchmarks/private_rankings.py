@@ -36,7 +36,7 @@ PRIVATE = {
     "FedEASE": (FedEASE(reg=20.0), {}),
     "FedEASE, as it is": (FedEASE(), {}),
     "FCF": (FCF(n_rounds=20), {}),
-    "LocALS": (LocALS(n_rounds=3, upload="all"), {}),
+    "LocALS": (LocALS(n_rounds=4, upload="all"), {"clip": 0.1}),
 }
 CHOICES = {
     "FedSpectral": [
@@ -49,7 +49,7 @@ CHOICES = {
     ],
     "FedEASE": [{"reg": reg} for reg in (10.0, 20.0, 40.0, 80.0, 1000.0)],
     "FCF": [{}, {"clip": 0.1}, {"clip": 10.0}, {"n_rounds": 10}, {"n_factors": 10}],
-    "LocALS": [{}, {"clip": 0.1}, {"clip": 10.0}, {"n_rounds": 1}, {"n_factors": 8}],
+    "LocALS": [{}, {"clip": 0.03}, {"clip": 1.0}, {"n_rounds": 8}, {"n_factors": 10}],
 }
 # Of the paper: a cohort of 60 % by chance, 50 rounds, a clip of 50, as much noise.
 PAPER = {"fraction": 0.6, "rounds": 50, "noise": 1.0, "delta": 1e-5}
@@ -161,20 +161,20 @@ def epsilons():
     def by(accountant, event):
         return spent(accountant, event).get_epsilon(PAPER["delta"])
 
-    # Mironov, CSF 2017, proposition 3, on whole orders, as in 2021.
     orders = np.arange(2, 64)
+    # Mironov, CSF 2017, proposition 3.
     renyi = np.asarray(spent(RdpAccountant(orders), by_chance)._rdp)
     of_2017 = np.min(renyi + np.log(1 / PAPER["delta"]) / (orders - 1))
-    chance, all_of_them = ("by chance", "one client more"), ("all clients", "one client more")
+    chance, everyone = ("by chance", "one client more"), ("all clients", "one client more")
     return {
-        (*chance, "RDP, whole orders, conversion of 2017"): float(of_2017),
-        (*chance, "RDP"): by(RdpAccountant(), by_chance),
+        (*chance, "RDP of whole orders, conversion of 2017"): float(of_2017),
+        (*chance, "RDP of whole orders"): by(RdpAccountant(orders), by_chance),
         (*chance, "PLD"): by(PLDAccountant(one_more), by_chance),
-        ("of fixed size", "one client replaced", "RDP"): by(
-            RdpAccountant(neighboring_relation=replaced), fixed
+        ("of fixed size", "one client replaced", "RDP of whole orders"): by(
+            RdpAccountant(orders, replaced), fixed
         ),
-        (*all_of_them, "RDP"): by(RdpAccountant(), noise),
-        (*all_of_them, "PLD"): by(PLDAccountant(one_more), noise),
+        (*everyone, "RDP"): by(RdpAccountant(), noise),
+        (*everyone, "PLD"): by(PLDAccountant(one_more), noise),
     }
 
 

@@ -133,6 +133,7 @@ METHOD_PAGES = {
     "fcf": ("FCF", "ExplicitFCF"),
     "fedeb": ("FedEB",),
     "fedfast": ("FedFast",),
+    "privrec": ("PrivRec",),
     "fedrec": ("FedRec",),
     "lightfr": ("LightFR",),
     "colr": ("FedMF", "CoLR", "SCoLR"),
