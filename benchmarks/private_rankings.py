@@ -194,7 +194,9 @@ def main(argv=None):
     parser = command_line("private_rankings", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data-home")
-    parser.add_argument("--epsilons", nargs="+", type=float, default=[10.0, 3.0, 1.0])
+    parser.add_argument(
+        "--epsilons", nargs="+", type=float, default=[10.0, 3.0, 1.0], help="epsilons to compare"
+    )
     parser.add_argument("--only", nargs="+", default=[], choices=PRIVATE)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args(argv)

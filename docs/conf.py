@@ -132,6 +132,7 @@ METHOD_PAGES = {
     "fedals": ("LocALS", "LocSGD", "GlobSGD"),
     "fcf": ("FCF", "ExplicitFCF"),
     "fedeb": ("FedEB",),
+    "privfedeb": ("PrivFedEB",),
     "fedfast": ("FedFast",),
     "privrec": ("PrivRec",),
     "fedrec": ("FedRec",),

@@ -477,6 +477,8 @@ class Batch:
         What is added to a field once for each accepted client.
     sizes : Sizes
         Sizes of the uploads.
+    lacks_noise : bool
+        Whether the clients' local noise is to be drawn for the sum of all uploads.
     """
 
     clients: np.ndarray
@@ -488,6 +490,7 @@ class Batch:
     counts: dict[str, Changes]
     centers: dict[str, np.ndarray] = field(default_factory=dict)
     sizes: Sizes | None = None
+    lacks_noise: bool = False
 
     @property
     def n_accepted(self) -> int:

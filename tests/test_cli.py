@@ -58,6 +58,13 @@ def test_the_main_job_runs_offline(capsys):
     assert len({len(line) for line in table}) == 1, "columns are aligned"
 
 
+def test_central_privacy(ratings, capsys):
+    main(["--data", ratings, "--rounds", "2", "--epsilon", "8"])
+    out = capsys.readouterr().out
+    assert "PrivFedEB      federated" in out
+    assert "Epsilon is 8 for all the data of one client, with delta 1e-05, over 3 uploads." in out
+
+
 def test_local_privacy_and_a_file(ratings, capsys):
     main(["--data", ratings, "--rounds", "5", "--scale", "0.04"])
     out = capsys.readouterr().out
@@ -109,7 +116,7 @@ def test_help_shows_groups_and_examples(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     out = capsys.readouterr().out
-    for words in ("data:", "method:", "local differential privacy:", "examples:", "--list  "):
+    for words in ("data:", "method:", "differential privacy:", "examples:", "--list  "):
         assert words in out
 
 
@@ -154,7 +161,12 @@ def test_the_console_script_is_there():
         (["--scale", "nan"], "--scale nan must be positive and finite"),
         (["--scale", "inf"], "--scale inf must be positive and finite"),
         (["--clip", "-1", "--scale", "1"], "--clip -1 must be positive"),
-        (["--clip", "1"], "give --scale too"),
+        (["--clip", "1"], "give --epsilon or --scale too"),
+        (["--scale", "1", "--epsilon", "1"], "take one of them"),
+        (["--epsilon", "-1"], "--epsilon -1 must be positive"),
+        (["--epsilon", "1", "--method", "SVDpp"], "SVDpp is centralised"),
+        (["--epsilon", "1", "--method", "FedEB"], "take PrivFedEB"),
+        (["--epsilon", "1", "--method", "LocALS"], 'set upload="all"'),
         (["--scale", "1", "--method", "FedEB"], "FedEB has no local differential privacy"),
         (["--scale", "1", "--method", "SVDpp"], "SVDpp is centralised"),
         (["--scale", "1", "--method", "LocALS", "--data", "{ratings}"], "LocALS has no local_dp"),

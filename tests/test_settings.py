@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
-from fedrecsk import Federation
+from fedrecsk import FedEASE, Federation, FedSpectral
 from fedrecsk.aggregation import (
     Aggregator,
     CoordinateMedian,
@@ -30,7 +30,12 @@ from fedrecsk.attacks import (
     SignFlip,
 )
 from fedrecsk.compression import Compressor, LowRank, Quantization, TopK
-from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.privacy import (
+    CentralDP,
+    GaussianMechanism,
+    LaplaceMechanism,
+    SphereMechanism,
+)
 from fedrecsk.simulation import blocks
 from tests.conftest import make_toy
 from tests.test_contract import FEDERATED
@@ -144,9 +149,26 @@ SETTINGS = {
             "adversary": SlowSignFlip(0.2),
         },
     ),
+    "noise on sums": ({"central_dp": CentralDP(0.5, 0.1)},) * 2,
+    "noise on sums, adaptive clip, sign flip": (
+        {"central_dp": CentralDP(0.5, 0.1, quantile=0.5), "adversary": SignFlip(0.2)},
+        {"central_dp": CentralDP(0.5, 0.1, quantile=0.5), "adversary": SlowSignFlip(0.2)},
+    ),
+    "shares of noise": (
+        {"central_dp": CentralDP(0.5, 0.1, noise="clients"), "dropout": 0.3},
+        {"central_dp": CentralDP(0.5, 0.1, noise="clients"), "dropout": 0.3},
+    ),
     "local noise, clipping": (
         {"local_dp": LaplaceMechanism(0.5, 0.1), "aggregator": NormClipping()},
         {"local_dp": LaplaceMechanism(0.5, 0.1), "aggregator": SlowClipping()},
+    ),
+    "Gaussian noise, clipping": (
+        {"local_dp": GaussianMechanism(0.5, 0.1), "aggregator": NormClipping()},
+        {"local_dp": GaussianMechanism(0.5, 0.1), "aggregator": SlowClipping()},
+    ),
+    "sphere, clipping": (
+        {"local_dp": SphereMechanism(0.5, 20.0), "aggregator": NormClipping()},
+        {"local_dp": SphereMechanism(0.5, 20.0), "aggregator": SlowClipping()},
     ),
 }
 OF_SILOS = {
@@ -161,7 +183,11 @@ OF_SILOS = {
 
 # Why a method may refuse a setting; the reference must refuse it too.
 REFUSALS = (
+    "treats clients individually",
+    "sends codes or exact integers",
+    "sends only some rows",
     "has no local_dp",
+    "has no central_dp",
     "but LightFR sends codes and integers",
     "has nothing to compress",
     "has no rows of items",
@@ -199,10 +225,13 @@ def make(Estimator, setting):
     }
     if "n_bits" in known:
         del small["reg_user"], small["rating_scale"]
-    if setting.get("local_dp") is not None:
+    if setting.get("local_dp", setting.get("central_dp")) is not None:
         small["items"] = 1000 + 3 * np.arange(9)
         if "coupling" in known:
             small["aggregation"] = "all"
+        if setting.get("central_dp") is not None:
+            small["rating_scale"] = (1, 5)
+            small["upload"] = "dense" if Estimator in (FedEASE, FedSpectral) else "all"
     estimator.set_params(**{k: v for k, v in small.items() if k in known})
     return estimator.set_params(federation=Federation(**setting))
 

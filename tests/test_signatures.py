@@ -373,6 +373,10 @@ SIGNATURES = {
         },
     ),
     "Popularity": ({}, {"items": None}),
+    "PrivFedEB": (
+        {"n_factors": "auto"},
+        SHARED | {"n_rounds": "auto", "center": 0.625, "init_std": 0.025, "rating_scale": None},
+    ),
     "RFRec": (
         {"n_factors": 19},
         SHARED

@@ -27,6 +27,9 @@ _MOVIELENS = ("100k", "1m", "10m", "20m", "25m", "32m", "latest-small")
 _OTHERS = {"filmtrust": fetch_filmtrust, "kuairec": fetch_kuairec, "lastfm": fetch_lastfm}
 PUBLISHED = (*_MOVIELENS, *_OTHERS)
 
+# Generated ratings for models with noise on the sums.
+MANY = {"n_users": 2_000, "n_items": 1_682, "n_ratings": 212_000}
+
 
 class Rows(NamedTuple):
     """A table of interactions, its ratings, and where both came from."""
@@ -43,6 +46,7 @@ def load(
     *,
     ratings: bool,
     columns: dict[str, str | int] | None = None,
+    many: bool = False,
 ) -> Rows:
     """Generate, fetch or read the rows.
 
@@ -58,6 +62,8 @@ def load(
         Whether a method of ratings is to learn from them.
     columns : dict or None
         Which column of a file is what, as for `load_ratings`.
+    many : bool
+        Whether generated ratings are of more users, among whom noise averages out.
 
     Raises
     ------
@@ -67,7 +73,8 @@ def load(
     if columns is not None and data in {"generated", *PUBLISHED}:
         raise ValueError("--columns is for a file of yours")
     if data == "generated" and ratings:
-        return Rows(*make_ratings(random_state=seed), data)
+        size = MANY if many else {}
+        return Rows(*make_ratings(**size, random_state=seed), data)
     if data == "generated":
         return Rows(make_interactions(random_state=seed), None, data)
     name = data.removeprefix("ml-")

@@ -13,7 +13,7 @@ from fedrecsk import BiasOnly, FedEB, Federation, ImplicitALS, Popularity, RFRec
 from fedrecsk._cli import _data, _methods, _output
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
-from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.privacy import CentralDP, LaplaceMechanism
 
 _FEWEST_ROWS = 10
 _K = 10
@@ -65,6 +65,7 @@ def _rows(options: argparse.Namespace, ratings: bool) -> _data.Rows:
             options.seed,
             ratings=ratings,
             columns=options.columns,
+            many=options.epsilon is not None,
         )
         rows = rows if ratings else _data.positives(rows, options.threshold)
     except (OSError, ValueError) as error:
@@ -94,19 +95,33 @@ def _model(options: argparse.Namespace, rows: _data.Rows) -> Any:
     model = _with_defaults(options.method, options)
     if options.method is FedEB:
         model.set_params(client_fraction=0.1)
+    federation = _federation(options)
+    if federation is not None:
+        model.set_params(federation=federation, **_public(model, rows))
+    return model.set_params(**options.parameters)
+
+
+def _federation(options: argparse.Namespace) -> Federation | None:
+    """The federation with the noise that was asked for."""
+    if options.epsilon is not None:
+        clip = 1.0 if options.clip is None else options.clip
+        return Federation(central_dp=CentralDP(clip=clip, epsilon=options.epsilon))
     if options.scale is not None:
         clip = 5 * options.scale if options.clip is None else options.clip
-        known = model.get_params(deep=False)
-        mechanism = LaplaceMechanism(clip=clip, scale=options.scale)
-        # The catalogue and the scale of a public data set are public.
-        model.set_params(
-            federation=Federation(local_dp=mechanism), items=np.unique(rows.X[:, 1]).tolist()
-        )
-        if "aggregation" in known and "rating_scale" in known and rows.y is not None:
-            model.set_params(
-                aggregation="all", rating_scale=(float(rows.y.min()), float(rows.y.max()))
-            )
-    return model.set_params(**options.parameters)
+        return Federation(local_dp=LaplaceMechanism(clip=clip, scale=options.scale))
+    return None
+
+
+def _public(model: Any, rows: _data.Rows) -> dict[str, Any]:
+    """Parameters that make public what noise does not protect."""
+    known = model.get_params(deep=False)
+    # The catalogue and the scale of a public data set are public.
+    public: dict[str, Any] = {"items": np.unique(rows.X[:, 1]).tolist()}
+    if "rating_scale" in known and rows.y is not None:
+        public["rating_scale"] = (float(rows.y.min()), float(rows.y.max()))
+        if known.get("aggregation") == "holders":
+            public["aggregation"] = "all"
+    return public
 
 
 def _with_defaults(method: type, options: argparse.Namespace) -> Any:

@@ -66,6 +66,13 @@ def print_privacy(report: Any) -> None:
     if report.mechanism == "none":
         print(f"{sees}. Without noise, epsilon is infinite.")
         return
+    if report.is_central:
+        print(
+            f"{sees}, and adds noise before it publishes the model. Epsilon is "
+            f"{_plain(report.epsilon)} for all the data of one client, with delta "
+            f"{report.delta:g}, over {report.n_uploads:,} uploads."
+        )
+        return
     print(
         f"{sees}, with {report.mechanism.title()} noise. Epsilon is "
         f"{_plain(report.epsilon_per_coordinate)} for one coordinate of one upload, and "

@@ -23,6 +23,7 @@ examples:
   %(prog)s --data 100k                        MovieLens-100k, downloaded once
   %(prog)s --data ratings.csv --method RFRec  a file of your own
   %(prog)s --method LocALS                    a ranking method, compared with popularity
+  %(prog)s --epsilon 10                       differential privacy for whole users
   %(prog)s --scale 0.04                       local differential privacy
   %(prog)s --set n_factors=40                 any parameter of the method
   %(prog)s --list                             all methods
@@ -41,21 +42,25 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(arguments)
     options.error = parser.error
-    if options.clip is not None and options.scale is None:
-        parser.error("--clip without --scale would add no noise; give --scale too")
+    if options.scale is not None and options.epsilon is not None:
+        parser.error(
+            "--scale and --epsilon: take one of them, noise by each client or noise on the sums"
+        )
+    if options.clip is not None and options.scale is None and options.epsilon is None:
+        parser.error("--clip alone would add no noise; give --epsilon or --scale too")
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds {options.rounds}: at least 1 round is needed")
     if options.n_jobs == 0:
         parser.error("--n-jobs 0: give a number of threads, or -1 for all cores")
     if not 0 <= options.seed <= _LARGEST_SEED:
         parser.error(f"--seed {options.seed}: give a number from 0 to {_LARGEST_SEED}")
-    for name in ("clip", "scale"):
+    for name in ("clip", "scale", "epsilon"):
         number = getattr(options, name)
         if number is not None and not (number > 0 and math.isfinite(number)):
             parser.error(f"--{name} {number:g} must be positive and finite")
     if options.threshold is not None and not math.isfinite(options.threshold):
         parser.error(f"--threshold {options.threshold:g} must be finite")
-    name = options.method or ("FedEB" if options.scale is None else "RFRec")
+    name = options.method or _default(options)
     try:
         options.method = _methods.find(name)
     except ValueError as error:
@@ -63,6 +68,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options.parameters = _parameters(parser, options)
     _check_method(parser, options)
     return options
+
+
+def _default(options: argparse.Namespace) -> str:
+    """The method if none is named."""
+    if options.epsilon is not None:
+        return "PrivFedEB"
+    return "FedEB" if options.scale is None else "RFRec"
 
 
 def program() -> str:
@@ -88,8 +100,12 @@ def _check_method(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     name = options.method.__name__
     if options.scale is not None and name == "FedEB":
         parser.error("--method FedEB has no local differential privacy; take RFRec or RFRecF")
-    if options.scale is not None and not _methods.is_federated(options.method):
-        parser.error(f"--method {name} is centralised, so --scale has no clients to add noise")
+    if options.epsilon is not None and name == "FedEB":
+        parser.error("--method FedEB has no central differential privacy; take PrivFedEB")
+    if not _methods.is_federated(options.method):
+        for option in ("scale", "epsilon"):
+            if getattr(options, option) is not None:
+                parser.error(f"--method {name} is centralised, so --{option} has no clients")
     if options.threshold is not None and _methods.predicts_ratings(options.method):
         parser.error(f"--method {name} predicts ratings; --threshold is for ranking methods")
 
@@ -162,8 +178,8 @@ def _parser() -> argparse.ArgumentParser:
     method.add_argument(
         "--method",
         metavar="NAME",
-        help="any of --list (default: FedEB with a tenth of the clients per round; RFRec with "
-        "--scale)",
+        help="any of --list (default: FedEB with a tenth of the clients per round; PrivFedEB with "
+        "--epsilon; RFRec with --scale)",
     )
     method.add_argument(
         "--rounds", type=int, metavar="N", help="rounds or epochs (default: the method's)"
@@ -176,10 +192,23 @@ def _parser() -> argparse.ArgumentParser:
         help="a parameter of the method; may be repeated",
     )
 
-    privacy = parser.add_argument_group("local differential privacy")
-    privacy.add_argument("--scale", type=float, help="scale of the Laplace noise (default: none)")
+    privacy = parser.add_argument_group("differential privacy")
     privacy.add_argument(
-        "--clip", type=float, help="bound on each coordinate (default: 5 times the scale)"
+        "--epsilon",
+        type=float,
+        help="noise on the sums of uploads, for whole users at this total epsilon, with delta "
+        "1e-5 (default: none); generated data then have more users",
+    )
+    privacy.add_argument(
+        "--scale",
+        type=float,
+        help="Laplace noise of this scale by each client, on all that it sends (default: none)",
+    )
+    privacy.add_argument(
+        "--clip",
+        type=float,
+        help="bound on an upload's norm with --epsilon (default: 1), on each coordinate with "
+        "--scale (default: 5 times the scale)",
     )
 
     run = parser.add_argument_group("run")

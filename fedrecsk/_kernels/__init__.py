@@ -20,6 +20,7 @@ _SUBMODULES = (
     "ids",
     "lightfr",
     "low_rank",
+    "privfedeb",
     "ragged",
     "ranking",
     "rfrec",

@@ -2,6 +2,7 @@
 
 from fedrecsk.attacks._a_hum import AHum
 from fedrecsk.attacks._adversary import Adversary
+from fedrecsk.attacks._audit import PrivacyAudit, audit_privacy
 from fedrecsk.attacks._fed_rec_attack import FedRecAttack
 from fedrecsk.attacks._label_flip import LabelFlip
 from fedrecsk.attacks._leakage import LeakReport, measure_leak
@@ -29,12 +30,14 @@ __all__ = [
     "MembershipReport",
     "MinMax",
     "PipAttack",
+    "PrivacyAudit",
     "Promotion",
     "RandomDirection",
     "RandomUpload",
     "SignFlip",
     "TargetedAdversary",
     "View",
+    "audit_privacy",
     "measure_leak",
     "measure_membership",
 ]

@@ -65,7 +65,8 @@ def _rated(model, exchanges, n_items):
             common = model._follow(common, one.message, keys)
         first = one.key.round + 1
         excess.append(_uploaded(one) - common["shared"])
-    return standing_out(np.mean(excess, axis=0), np.sqrt(2 / len(excess)) * noise.scale)
+    spread = noise.noise_std(common["shared"].size) / np.sqrt(len(excess))
+    return standing_out(np.mean(excess, axis=0), spread)
 
 
 def _moves(model, exchanges, items):

@@ -14,6 +14,7 @@ from fedrecsk.federated.globsgd import GlobSGD
 from fedrecsk.federated.lightfr import LightFR
 from fedrecsk.federated.locals import LocALS
 from fedrecsk.federated.locsgd import LocSGD
+from fedrecsk.federated.privfedeb import PrivFedEB
 from fedrecsk.federated.privrec import PrivRec
 from fedrecsk.federated.rfrec import RFRec
 from fedrecsk.federated.rfrecf import RFRecF
@@ -33,6 +34,7 @@ __all__ = [
     "LightFR",
     "LocALS",
     "LocSGD",
+    "PrivFedEB",
     "PrivRec",
     "RFRec",
     "RFRecF",

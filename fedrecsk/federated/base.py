@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from sklearn.base import clone
+from sklearn.utils import check_random_state
 
 from fedrecsk._sklearn import Interval, get_threadpool_controller
 from fedrecsk._threads import N_JOBS
@@ -21,9 +22,13 @@ from fedrecsk.simulation.clients import personalized
 from fedrecsk.simulation.federation import Federation
 from fedrecsk.simulation.keys import Key, Keys
 from fedrecsk.simulation.messages import Message
+from fedrecsk.simulation.release import Releases
+from fedrecsk.simulation.server import server_sees
 
 if TYPE_CHECKING:
     from typing import Any, Self
+
+    from fedrecsk.privacy import PrivacyReport
 
 
 @dataclass(eq=False, repr=False)
@@ -340,6 +345,36 @@ class FederatedRecommender(Recommender):
                 "With local_dp the catalogue must be public, because one derived from the data "
                 "reveals who is in them; set items= to the ids of all items on offer."
             )
+
+    def planned_privacy(self, n_clients: int) -> PrivacyReport:
+        """Report what a fit with central privacy will guarantee, before it has begun.
+
+        Parameters
+        ----------
+        n_clients : int
+            Number of clients.
+
+        Returns
+        -------
+        report : PrivacyReport
+            ``privacy_`` of the fit, if all clients take part as planned.
+
+        Raises
+        ------
+        ValueError
+            If the federation has no `central_dp`, or if the method does not suit it.
+        """
+        federation = self._setting()
+        if federation.central_dp is None:
+            raise ValueError(
+                f"{type(self).__name__} has no central_dp, so there is nothing to plan; set "
+                "federation=Federation(central_dp=CentralDP(epsilon=10))."
+            )
+        self._validate_params()
+        self._check_before_fit()
+        seed = check_random_state(self.random_state).randint(2**31 - 1)
+        releases = Releases(self, federation, n_clients, Key(int(seed)), Key(int(seed)))
+        return releases.planned(server_sees(self, federation))
 
     def _fit(self, data, report):
         return _fit.fit(self, data, report)

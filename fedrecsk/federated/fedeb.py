@@ -125,8 +125,8 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     ------
     ValueError
         By fit: if ratings lie outside `rating_scale`; if weights are too large for float32; with
-        local differential privacy, which it does not support; with secure sums and
-        ``upload="own"``.
+        local or central differential privacy, which it does not support (for the latter there is
+        :class:`PrivFedEB`); with secure sums and ``upload="own"``.
 
     Notes
     -----
@@ -535,6 +535,11 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
                 f"{type(self).__name__} has no local_dp: which rows a client sends reveals the "
                 "items it has rated, and noise cannot hide that. Use RFRec for local "
                 "differential privacy."
+            )
+        if self._setting().central_dp is not None:
+            raise ValueError(
+                f"{type(self).__name__} has no central_dp: its sketch and its learned scales do "
+                "not survive the noise. Use PrivFedEB, which is made for it."
             )
         super()._check_before_fit()
         if self._setting().secure_aggregation is not None and self.upload == "own":

@@ -328,8 +328,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         return super()._least_bytes(data) + (own if everybody else 0)
 
     def _upload_forms(self, n_items):
-        clip = None if self._local_dp is None else self._clip
-        return {"item_vectors": Form((n_items, self._width), clip=clip)}
+        return {"item_vectors": Form((n_items, self._width), clip=self._clip)}
 
     def _client_update(self, block, state, message, turn, key):
         broadcast = message["item_vectors"].values
@@ -399,7 +398,8 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     @property
     def _clip(self):
-        return None if self._local_dp is None else float(self._local_dp.clip)
+        bound = None if self._local_dp is None else self._local_dp.number_clip
+        return None if bound is None else float(bound)
 
     def _level(self, mean):
         """Score of the mean rating, which is scaled to [0, 1]."""

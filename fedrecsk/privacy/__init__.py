@@ -1,5 +1,7 @@
 """Mechanisms that protect uploads, and the accounting of what they guarantee."""
 
+from fedrecsk.privacy._gaussian import GaussianMechanism
+from fedrecsk.privacy._laplace import LaplaceMechanism
 from fedrecsk.privacy._secure_sum import (
     Ciphertext,
     Keys,
@@ -7,10 +9,13 @@ from fedrecsk.privacy._secure_sum import (
     SecureSum,
     secure_sum,
 )
+from fedrecsk.privacy._shuffling import shuffled_epsilon
+from fedrecsk.privacy._sphere import SphereMechanism
 from fedrecsk.privacy.accounting import Event, epsilon_of
+from fedrecsk.privacy.budget import PrivacyBudget
 from fedrecsk.privacy.central_dp import CentralDP
 from fedrecsk.privacy.ckks import CKKS
-from fedrecsk.privacy.local_dp import LaplaceMechanism
+from fedrecsk.privacy.local_dp import LocalMechanism
 from fedrecsk.privacy.paillier import Paillier
 from fedrecsk.privacy.report import PrivacyReport
 
@@ -19,12 +24,17 @@ __all__ = [
     "CentralDP",
     "Ciphertext",
     "Event",
+    "GaussianMechanism",
     "Keys",
     "LaplaceMechanism",
+    "LocalMechanism",
     "Paillier",
+    "PrivacyBudget",
     "PrivacyReport",
     "SecureAggregation",
     "SecureSum",
+    "SphereMechanism",
     "epsilon_of",
     "secure_sum",
+    "shuffled_epsilon",
 ]

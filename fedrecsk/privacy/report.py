@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from fedrecsk.privacy.local_dp import LaplaceMechanism
+    from fedrecsk.privacy.local_dp import LocalMechanism
 
 # In the order of how much they reveal.
 SERVER_SEES = ("encrypted sums", "sums", "single uploads")
 CENTRAL = ("central noise", "distributed noise")
+# Mechanisms without an epsilon for each number.
+WHOLE_UPLOADS = (*CENTRAL, "gaussian", "sphere")
 
 
 @dataclass(frozen=True)
@@ -29,20 +31,21 @@ class PrivacyReport:
     Attributes
     ----------
     mechanism : str
-        ``"laplace"``: noise by every client on each of its uploads. ``"central noise"``: noise by
-        the server on sums. ``"distributed noise"``: shares of it by the clients. ``"none"``: no
-        formal guarantee.
+        ``"laplace"``, ``"gaussian"``, ``"sphere"``: every client protects each of its uploads.
+        ``"central noise"``: noise by the server on sums. ``"distributed noise"``: shares of it by
+        the clients. ``"none"``: no formal guarantee.
     epsilon_per_coordinate : float
-        Epsilon of one coordinate of one upload, the number that papers quote for local noise. NaN
-        for central noise.
+        Epsilon of one coordinate of one upload, the number that papers quote for Laplace noise. If
+        whole uploads are protected, that of one upload, and for central noise the total; both are
+        bounds.
     n_uploads : int
         Largest number of uploads of a client.
     n_coordinates : int
         Largest number of coordinates that a client sent, over all uploads.
     epsilon : float
-        Total epsilon of the client that lost most, over all its uploads. Local noise: by basic
-        composition over all coordinates. Central noise: by the privacy loss distribution; shares by
-        clients: by Renyi differential privacy.
+        Total epsilon of the client that lost most, over all its uploads. Local noise: as
+        `total_epsilon` of the mechanism says. Central noise: by the privacy loss distribution;
+        shares by clients: by Renyi differential privacy.
     server_sees : {"sums", "encrypted sums", "single uploads"}
         What the protocol shows to the server. "sums": the server only needs sums, which arrive in
         plaintext. "encrypted sums": `secure_aggregation` encrypts them. "single uploads": the
@@ -74,7 +77,7 @@ class PrivacyReport:
     @classmethod
     def of(
         cls,
-        mechanism: LaplaceMechanism | None,
+        mechanism: LocalMechanism | None,
         n_uploads: ArrayLike,
         n_coordinates: ArrayLike,
         server_sees: str = "sums",
@@ -85,8 +88,15 @@ class PrivacyReport:
             unbounded = float("inf") if coordinates else 0.0
             trust = "everyone who sees uploads or models"
             return cls("none", unbounded, uploads, coordinates, unbounded, server_sees, trust=trust)
-        each = mechanism.epsilon
-        return cls("laplace", each, uploads, coordinates, each * coordinates, server_sees)
+        return cls(
+            mechanism.name,
+            mechanism.epsilon_per_coordinate,
+            uploads,
+            coordinates,
+            mechanism.total_epsilon(uploads, coordinates),
+            server_sees,
+            delta=mechanism.delta,
+        )
 
     @classmethod
     def joined(cls, reports: Sequence[PrivacyReport]) -> PrivacyReport:
@@ -141,7 +151,7 @@ class PrivacyReport:
             ["Who must be trusted", self.trust],
             ["What the server sees", self.server_sees],
         ]
-        if not self.is_central:
+        if self.mechanism not in WHOLE_UPLOADS:
             each = _epsilon(self.epsilon_per_coordinate)
             rows.append(["ε of one coordinate of one upload", each])
         rows += [

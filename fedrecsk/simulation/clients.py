@@ -160,17 +160,18 @@ class Clients:
         turn = Turn(everyone.active, everyone.delivers, False)
         keys = self.keys.at(setup_round(step))
         forms = self.method._setup_forms(self.block.n_items, step)
-        if self.federation.central_dp is not None:
+        central, local = self.federation.central_dp, self.federation.local_dp
+        if central is not None or (local is not None and local.protects_uploads):
             return self._clipped_setup(step, message, forms, turn)
         uploads = self.method._setup_update(self.block, message, step, keys)
         if uploads is None or not self.separate or self.block.n_clients > 1:
             return self._summed(("setup", step), uploads, forms, turn)
         batch = self._batch(self._as_single(uploads, forms), forms, turn)
-        add_noise(batch, self.federation.local_dp, keys.private)
+        add_noise(batch, local, keys.private, each=True)
         return Contribution.of_batch(("setup", step), batch, hold=True)
 
     def _clipped_setup(self, step, message, forms, turn):
-        """Answers to a set-up message under central privacy: each client's own, clipped."""
+        """Answers to a set-up message, if each client's own must be clipped."""
         keys, method = self.keys.at(setup_round(step)), self.method
         uploads = method._setup_update(self.block, message, step, keys)
         if uploads is None:
@@ -183,7 +184,10 @@ class Clients:
             )
         self._check_names(uploads, forms)
         batch = self._batch(uploads, forms, turn)
-        return self._clipped(("setup", step), batch, message, keys.private)
+        if self.federation.central_dp is not None:
+            return self._clipped(("setup", step), batch, message, keys.private)
+        add_noise(batch, self.federation.local_dp, keys.private, each=self._draws_each)
+        return Contribution.of_batch(("setup", step), batch, hold=self.separate)
 
     def announce(self, message: Message) -> None:
         """Store the server's announcement after the set-up."""
@@ -246,7 +250,7 @@ class Clients:
         steps, total = self._trained(round)
         self._training = None
         key = self.keys.at(round)
-        contributions = [self._contribution(round, *one, key) for one in steps]
+        contributions = [self._contribution(round, one, key) for one in steps]
         self._reply = round, [one for one in contributions if one is not None], total
         return self._reply[1:]
 
@@ -334,7 +338,8 @@ class Clients:
     def _hands_over_single(self):
         return self._separates and self.method._single_uploads
 
-    def _contribution(self, round, uploads, turn, message, key):
+    def _contribution(self, round, taken, key):
+        uploads, turn, message = taken
         if uploads is None:
             return None
         forms, step = self.method._upload_forms(self.block.n_items), ("round", round)
@@ -349,6 +354,7 @@ class Clients:
     def _clipped(self, step, batch, message, key):
         """The Contribution of a batch under central privacy, by the terms of the message."""
         mechanism, (bound, variance) = self.federation.central_dp, message[TERMS].values
+        assert mechanism is not None
         # Poisoned clients add no noise, and if only the sum matters, its noise is drawn at once.
         each = self._draws_each and self.forge is None
         n_unclipped = clip(batch, mechanism, key, float(bound), float(variance) if each else 0.0)

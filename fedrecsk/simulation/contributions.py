@@ -101,6 +101,7 @@ class Contribution:
             contribution.batch = batch
         else:
             contribution.sums, contribution.deferred = added_up(batch)
+            contribution.n_without_noise = batch.n_accepted if batch.lacks_noise else 0
         return contribution
 
 

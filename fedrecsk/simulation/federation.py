@@ -11,7 +11,7 @@ from fedrecsk._sklearn import Interval, InvalidParameterError, StrOptions
 from fedrecsk.aggregation import Aggregator
 from fedrecsk.attacks import Adversary
 from fedrecsk.compression import Compressor
-from fedrecsk.privacy import CentralDP, LaplaceMechanism, SecureAggregation
+from fedrecsk.privacy import CentralDP, LocalMechanism, SecureAggregation
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -51,8 +51,10 @@ class Federation(BaseEstimator):
     central_dp : CentralDP or None, default=None
         User-level differential privacy: every client's whole upload is clipped, and the sum of all
         uploads receives noise, see :class:`fedrecsk.privacy.CentralDP`.
-    local_dp : LaplaceMechanism or None, default=None
-        Clipping and noise that every client applies to everything it uploads.
+    local_dp : LocalMechanism or None, default=None
+        Clipping and noise that every client applies to everything it uploads:
+        :class:`fedrecsk.privacy.GaussianMechanism`, :class:`fedrecsk.privacy.SphereMechanism` or
+        :class:`fedrecsk.privacy.LaplaceMechanism`.
     wire_dtype : {"float32", "float64"}, default="float32"
         Type of real numbers in messages, for counting bytes. It does not change what is
         computed.
@@ -89,7 +91,7 @@ class Federation(BaseEstimator):
         "dropout_mode": [StrOptions({"upload", "stale", "offline"})],
         "sampling": [StrOptions({"auto", "random", "rotating", "poisson"})],
         "central_dp": [CentralDP, None],
-        "local_dp": [LaplaceMechanism, None],
+        "local_dp": [LocalMechanism, None],
         "wire_dtype": [StrOptions({"float32", "float64"})],
         "compression": [Compressor, None],
         "secure_aggregation": [SecureAggregation, None],
@@ -104,7 +106,7 @@ class Federation(BaseEstimator):
         dropout_mode: Literal["upload", "stale", "offline"] = "upload",
         sampling: Literal["auto", "random", "rotating", "poisson"] = "auto",
         central_dp: CentralDP | None = None,
-        local_dp: LaplaceMechanism | None = None,
+        local_dp: LocalMechanism | None = None,
         compression: Compressor | None = None,
         secure_aggregation: SecureAggregation | None = None,
         aggregator: Aggregator | None = None,
@@ -146,7 +148,7 @@ class Federation(BaseEstimator):
         if self.secure_aggregation is not None:
             self._check_secure_sums()
         if self.central_dp is not None:
-            self._check_central_dp()
+            self._check_central_dp(self.central_dp)
         for part in self._parts:
             if part is not None:
                 part._validate_params()
@@ -164,7 +166,8 @@ class Federation(BaseEstimator):
 
     def _suspect(self):
         """A sentence about the part that may have made the clients diverge, or None."""
-        for part, names in ((self.adversary, ("strength", "scale")), (self.local_dp, ("scale",))):
+        of_noise = "scale", "noise_multiplier", "clip"
+        for part, names in ((self.adversary, ("strength", "scale")), (self.local_dp, of_noise)):
             if part is None or (part is self.adversary and not part.forges):
                 continue
             known = [name for name in names if name in part.get_params(deep=False)]
@@ -193,7 +196,7 @@ class Federation(BaseEstimator):
                 "secure_aggregation. CoLR is a method with small uploads that can be added."
             )
 
-    def _check_central_dp(self):
+    def _check_central_dp(self, mechanism):
         if self.local_dp is not None:
             raise ValueError(
                 "Federation has both central_dp and local_dp, which would add noise twice; set one "
@@ -211,12 +214,12 @@ class Federation(BaseEstimator):
                 f"central_dp needs each client's upload at full precision, to bound its norm, but "
                 f"{type(self.compression).__name__} compresses uploads; set compression=None."
             )
-        if self.secure_aggregation is not None and self.central_dp.noise == "server":
+        if self.secure_aggregation is not None and mechanism.noise == "server":
             raise ValueError(
                 "With secure_aggregation the server sees no sum to which it could add noise; set "
                 'CentralDP(noise="clients"), by which clients add it in shares.'
             )
-        if self.dropout > 0 and self.dropout_mode == "stale" and self.central_dp.quantile:
+        if self.dropout > 0 and self.dropout_mode == "stale" and mechanism.quantile:
             raise ValueError(
                 "CentralDP with a quantile announces a new clip in each round, which clients that "
                 'are offline do not receive; set dropout_mode="upload" or "offline", or '
@@ -238,8 +241,15 @@ class Federation(BaseEstimator):
     def looks_at_uploads(self) -> bool:
         """Whether single uploads are examined before they are added up."""
         compresses = self.compression is not None and self.compression.up
-        noisy = self.central_dp is not None or (self.draws_each and self.local_dp is not None)
+        noisy = self.central_dp is not None or self._noises_uploads
         return self.holds_uploads or compresses or noisy
+
+    @property
+    def _noises_uploads(self):
+        """Whether local noise is added to single uploads, or needs their norms."""
+        if self.local_dp is None:
+            return False
+        return self.draws_each or self.local_dp.protects_uploads
 
     @property
     def holds_uploads(self) -> bool:

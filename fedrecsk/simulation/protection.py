@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fedrecsk.privacy import CentralDP
-    from fedrecsk.privacy.local_dp import LaplaceMechanism
+    from fedrecsk.privacy.local_dp import LocalMechanism
     from fedrecsk.simulation.federation import Federation
     from fedrecsk.simulation.keys import Key
     from fedrecsk.uploads import Batch
@@ -47,20 +47,27 @@ def protect(
         batch.changes = forge(batch, key.hashed("forged", batch.clients), not (compresses or each))
         batch.accepted = _finite(batch)
     else:
-        add_noise(batch, federation.local_dp, key)
+        add_noise(batch, federation.local_dp, key, each=each or compresses)
     if compresses:
         _compress(batch, honest, federation, key, each)
         batch.accepted = _finite(batch)
 
 
-def add_noise(batch: Batch, mechanism: LaplaceMechanism | None, key: Key) -> None:
-    """Add each client's own noise to all its fields, in place; None: no noise."""
-    if mechanism is None:
-        return
-    for fields in (batch.changes, batch.counts):
-        for name, changes in fields.items():
-            seeds = key.hashed(f"noise of {name}", batch.clients)
-            fields[name] = mechanism._noised(changes, batch.forms[name], seeds, name)
+def add_noise(batch: Batch, mechanism: LocalMechanism | None, key: Key, *, each: bool) -> None:
+    """Protect the uploads of a batch by local noise, in place; None: no noise.
+
+    Parameters
+    ----------
+    batch : Batch
+    mechanism : LocalMechanism or None
+    key : Key
+        The clients' private key of the round.
+    each : bool
+        Whether every client must draw its own noise. Otherwise the noise may be left to the sum of
+        all uploads, see `Batch.lacks_noise`.
+    """
+    if mechanism is not None:
+        mechanism._protect(batch, lambda purpose: key.hashed(purpose, batch.clients), each=each)
 
 
 def _compress(batch, honest, federation, key, each):
@@ -105,7 +112,7 @@ def clip(batch: Batch, mechanism: CentralDP, key: Key, bound: float, variance: f
     n_unclipped : int
         Number of accepted clients whose upload was short enough.
     """
-    weights = mechanism.field_weights or {}
+    weights: dict[str, float] = mechanism.field_weights or {}
     n_unclipped = _clipped.clip_uploads(batch, bound, weights)
     if mechanism.noise == "clients":
         _clipped.rounded(batch, bound, weights, variance, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedrecsk.simulation import participation
 from fedrecsk.simulation.messages import Dense, Message, Total, Upload
 
 if TYPE_CHECKING:
+    from fedrecsk.privacy import CentralDP, LocalMechanism
     from fedrecsk.simulation.contributions import Contribution
     from fedrecsk.simulation.federation import Federation
     from fedrecsk.simulation.keys import Key
@@ -97,13 +99,15 @@ class Plan(NamedTuple):
     def of(cls, method: Any, federation: Federation, n_clients: int, key: Key) -> Plan:
         """The plan of a fit."""
         fraction, n_rounds = method.client_fraction, method._rounds()
+        mechanism = federation.central_dp
+        by_server = mechanism is not None and mechanism.noise == "server"
         cohort, probability, uses = fraction * n_clients, 1.0, n_rounds
         if fraction < 1:
             rotates = participation.is_rotating(federation, method._prefers_rotation)
             if rotates:
                 n_cohorts = participation.n_rotating(n_clients, fraction)
                 cohort, uses = n_clients / n_cohorts, -(-n_rounds // n_cohorts)
-            elif federation.sampling == "poisson" and federation.central_dp.noise == "server":
+            elif federation.sampling == "poisson" and by_server:
                 probability, uses = fraction, fraction * n_rounds
             else:
                 counts = np.zeros(n_clients, dtype=np.int64)
@@ -140,7 +144,9 @@ class Releases:
         self.secret = secret
         self.plan: Plan = Plan.of(method, federation, n_clients, shared)
         self.sizes: dict[str, int] = _sizes(method, len(method.items))
-        mechanism = federation.central_dp
+        assert federation.central_dp is not None
+        self.mechanism: CentralDP = federation.central_dp
+        mechanism = self.mechanism
         setup_noise, noise = _noise_multipliers(mechanism, self.plan, self.sizes)
         arrive = 1 - federation.dropout
         cohort = self.plan.cohort
@@ -166,7 +172,12 @@ class Releases:
         self._uses = np.zeros(n_clients, dtype=np.int64)
         self._n_setups = 0
         self._n_rounds = 0
-        _warn_of_delta(mechanism.delta, n_clients)
+        warn_of_delta(mechanism, n_clients)
+
+    @property
+    def expected(self) -> int:
+        """Number of clients that are expected to send in a round."""
+        return self._round.n_clients
 
     @property
     def always(self) -> bool:
@@ -176,7 +187,7 @@ class Releases:
     @property
     def adapts(self) -> bool:
         """Whether the clip changes from round to round."""
-        return self.federation.central_dp.quantile is not None
+        return self.mechanism.quantile is not None
 
     def exchange(self, key: Key) -> Exchange:
         """The Exchange of a key's round."""
@@ -188,7 +199,7 @@ class Releases:
         The clip, and the variance of each client's share of the noise, in squared steps of the
         grid; 0 if the server adds the noise.
         """
-        by_clients = self.federation.central_dp.noise == "clients"
+        by_clients = self.mechanism.noise == "clients"
         variance = self.variance_of_share(key) if by_clients else 0.0
         return Message(**{TERMS: Dense(np.array([self.exchange(key).clip, variance]))})
 
@@ -241,7 +252,7 @@ class Releases:
     def _noisy(self, name, sums, key, counts):
         """One field's sum with its noise, and the noise's standard deviation."""
         generator = self.secret.at(key.round).generator(f"noise on the sum of {name}")
-        mechanism, one, size = self.federation.central_dp, self.exchange(key), self.size(key)
+        mechanism, one, size = self.mechanism, self.exchange(key), self.size(key)
         weight = (mechanism.field_weights or {}).get(name, 1.0)
         if mechanism.noise == "server":
             noise = self._noise_on_uploads(one.noise_multiplier, key)
@@ -261,7 +272,7 @@ class Releases:
     def _adapt(self, n_unclipped, key):
         generator = self.secret.at(key.round).generator("noise on the count of short uploads")
         share = (n_unclipped + self._count_std * generator.normal()) / self._round.n_clients
-        change = np.clip(share, 0, 1) - self.federation.central_dp.quantile
+        change = np.clip(share, 0, 1) - self.mechanism.quantile
         clip = self._round.clip * np.exp(-ADAPTS_BY * change)
         self._round = self._round._replace(clip=float(clip))
 
@@ -269,7 +280,7 @@ class Releases:
         """Charge the clients (codes) that have sent something in an exchange."""
         one = self.exchange(key)
         noise = one.noise_multiplier
-        if self.federation.central_dp.noise == "clients":
+        if self.mechanism.noise == "clients":
             # A client knows its own share.
             noise *= np.sqrt(max(0, counts.n_shares - 1) / one.n_shares)
         if key.round < 0:
@@ -281,10 +292,22 @@ class Releases:
                 self._spent[codes] += np.float64(1) / noise**2
             self._uses[codes] += 1
 
+    def planned(self, server_sees: str) -> PrivacyReport:
+        """Report what the planned rounds will guarantee."""
+        noise = self._setup.noise_multiplier, self._round.noise_multiplier
+        events, _ = _planned_events(self.mechanism, self.plan, self.sizes)
+        events = [
+            one._replace(noise_multiplier=z)
+            for one, z in zip(events, noise[-len(events) :], strict=True)
+        ]
+        n_coordinates = self.plan.n_setups * self.sizes["setup"]
+        n_coordinates += math.ceil(self.plan.uses) * self.sizes["round"]
+        n_uploads = self.plan.n_setups + math.ceil(self.plan.uses)
+        return self._report(events, n_uploads, n_coordinates, server_sees)
+
     def report(self, n_coordinates: int, server_sees: str) -> PrivacyReport:
         """Report what the releases so far guarantee."""
-        mechanism = self.federation.central_dp
-        by_clients = mechanism.noise == "clients"
+        by_clients = self.mechanism.noise == "clients"
         kind = "skellam" if by_clients else "gaussian"
         worst, size = int(np.argmax(self._spent)), max(self.sizes.values())
         uses = int(self._uses[worst])
@@ -298,18 +321,24 @@ class Releases:
             spent = self._spent[worst]
             noise = 0.0 if np.isinf(spent) else float(np.sqrt(uses / spent)) if uses else 0.0
             events = [Event(kind, noise, uses, size=size if by_clients else 1)] if uses else []
-        secret = self.federation.secure_aggregation is not None
+        return self._report(events, int(self._uses.max(initial=0)), n_coordinates, server_sees)
+
+    def _report(self, events, n_uploads, n_coordinates, server_sees):
+        mechanism = self.mechanism
+        by_clients = mechanism.noise == "clients"
+        encrypted = self.federation.secure_aggregation is not None
+        epsilon = epsilon_of(events, mechanism.delta)
         return PrivacyReport(
             mechanism="distributed noise" if by_clients else "central noise",
-            epsilon_per_coordinate=float("nan"),
-            n_uploads=int(self._uses.max(initial=0)),
+            epsilon_per_coordinate=epsilon,
+            n_uploads=n_uploads,
             n_coordinates=n_coordinates,
-            epsilon=epsilon_of(events, mechanism.delta),
+            epsilon=epsilon,
             server_sees=server_sees,
             delta=mechanism.delta,
             neighbours="one client more or less",
             sampling=_sampling(self.federation, self.plan),
-            trust="nobody who adds up uploads" if by_clients and secret else "the server",
+            trust="nobody who adds up uploads" if by_clients and encrypted else "the server",
             events=tuple(events),
         )
 
@@ -382,11 +411,13 @@ def _sampling(federation, plan):
     return "cohorts take turns"
 
 
-def _warn_of_delta(delta, n_clients):
+def warn_of_delta(mechanism: CentralDP | LocalMechanism, n_clients: int) -> None:
+    """Warn of a delta that would allow to publish somebody's data."""
+    delta = mechanism.delta
     if delta * n_clients > 1:
         warn(
-            f"CentralDP(delta={delta:g}) is above one divided by the number of clients, "
-            f"{n_clients}: publishing one client's data outright would pass. Set delta below "
-            f"{1 / n_clients:.1g}.",
+            f"{type(mechanism).__name__}(delta={delta:g}) is above one divided by the number of "
+            f"clients, {n_clients}: publishing one client's data outright would pass. Set delta "
+            f"below {1 / n_clients:.1g}.",
             UserWarning,
         )

@@ -571,15 +571,17 @@ class Server:
 
     def privacy_report(self) -> PrivacyReport:
         """Report the privacy loss of all uploads so far."""
-        federation = self.federation
-        compresses = federation.compression is not None and federation.compression.up
-        if federation.secure_aggregation is not None:
-            sees = "encrypted sums"
-        elif federation.aggregator is not None or compresses or self.method._treats_clients_apart:
-            sees = "single uploads"
-        else:
-            sees = "sums"
-        return self.uplink.privacy_report(sees)
+        return self.uplink.privacy_report(server_sees(self.method, self.federation))
+
+
+def server_sees(method: Any, federation: Federation) -> str:
+    """What the protocol shows to the server, as in :class:`PrivacyReport`."""
+    compresses = federation.compression is not None and federation.compression.up
+    if federation.secure_aggregation is not None:
+        return "encrypted sums"
+    if federation.aggregator is not None or compresses or method._treats_clients_apart:
+        return "single uploads"
+    return "sums"
 
 
 def _senders(one):

@@ -9,7 +9,7 @@ import numpy as np
 from fedrecsk._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.simulation.messages import Total, Upload
-from fedrecsk.simulation.release import Counts
+from fedrecsk.simulation.release import Counts, warn_of_delta
 from fedrecsk.uploads import add_sums
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class Uplink:
         self.ledger = ledger
         self.downlink = downlink
         self.channel = channel
+        if federation.local_dp is not None:
+            warn_of_delta(federation.local_dp, n_clients)
         aggregator = federation.aggregator
         # What the aggregator remembers over the rounds.
         self._memory = {} if aggregator is None else aggregator._start(ledger.client_ids)
@@ -209,7 +211,10 @@ def aligned_size(forms: dict[str, Form]) -> int:
 
 
 def _add_noise(totals, forms, mechanism, n_clients, key):
-    """Add the noise of `n_clients` clients, drawn for their sum."""
+    """Add the noise of `n_clients` clients, drawn for their sum.
+
+    Each client's numbers are on a grid, which is too fine to matter for the sum.
+    """
     for name, form in forms.items():
         mechanism._check_form(name, form)
         generator = key.generator(f"noise of {name}")

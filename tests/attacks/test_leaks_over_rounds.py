@@ -7,7 +7,7 @@ from fedrecsk import CoLR, Federation, FedMF, RFRec, RFRecF, SCoLR
 from fedrecsk.attacks import measure_leak
 from fedrecsk.attacks._guesses import Exchange
 from fedrecsk.attacks._replay_rfrec import Move, Replay
-from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism
 from fedrecsk.simulation import Dense, Message
 from fedrecsk.simulation.keys import Key
 from fedrecsk.uploads import Update
@@ -80,18 +80,25 @@ def test_the_replay_computes_what_a_client_uploads():
         np.testing.assert_allclose(mine, theirs[items], atol=1e-5)
 
 
-def test_noise_hides_ratings_from_one_upload_and_less_from_ten(rated):
+@pytest.mark.parametrize(
+    ("weak", "strong"),
+    [
+        (LaplaceMechanism(clip=0.5, scale=0.02), LaplaceMechanism(clip=0.5, scale=2.0)),
+        (GaussianMechanism(50.0, 0.0004), GaussianMechanism(1.0, 2.0)),
+    ],
+    ids=["laplace", "gaussian"],
+)
+def test_noise_hides_ratings_from_one_upload_and_less_from_ten(rated, weak, strong):
     X, y = rated
     model = RFRec(5, rating_scale=(1, 5), items=np.unique(X[:, 1]), random_state=0)
-    found = {}
-    for scale in (0.02, 2.0):
-        noise = Federation(local_dp=LaplaceMechanism(clip=0.5, scale=scale))
-        noisy = model.set_params(federation=noise)
-        found[scale] = [measure_leak(noisy, X, y, n_rounds=n, max_clients=10) for n in (1, 10)]
-    weak, strong = found[0.02], found[2.0]
-    assert weak[0].interactions > 0.8
-    assert weak[1].values > weak[1].chance["values"]
-    for report in strong:
+    found = []
+    for mechanism in (weak, strong):
+        noisy = model.set_params(federation=Federation(local_dp=mechanism))
+        found.append([measure_leak(noisy, X, y, n_rounds=n, max_clients=10) for n in (1, 10)])
+    (one, ten), hidden = found
+    assert one.interactions > 0.8
+    assert ten.values > ten.chance["values"]
+    for report in hidden:
         assert report.values < report.chance["values"] + 0.05
         assert report.vectors == report.directions == 0.0
 

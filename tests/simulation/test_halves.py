@@ -22,7 +22,7 @@ from fedrecsk import (
 from fedrecsk.aggregation import NormClipping, TrimmedMean
 from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanism
 from fedrecsk.simulation import blocks
 from fedrecsk.simulation.server import catalogue_nbytes
 from tests.conftest import make_toy
@@ -215,10 +215,18 @@ def test_early_stopping_deployed_is_early_stopping_simulated(
 
 
 @pytest.mark.parametrize("Estimator", [RFRec, RFRecF])
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_a_deployed_client_adds_its_own_noise(Estimator, dropout, monkeypatch):
+@pytest.mark.parametrize(
+    ("mechanism", "dropout"),
+    [
+        (LaplaceMechanism(clip=0.2, scale=0.1), 0.0),
+        (LaplaceMechanism(clip=0.2, scale=0.1), 0.4),
+        (GaussianMechanism(clip=0.5, noise_multiplier=0.5), 0.4),
+        (SphereMechanism(clip=0.5, epsilon=10.0), 0.4),
+    ],
+)
+def test_a_deployed_client_adds_its_own_noise(Estimator, mechanism, dropout, monkeypatch):
     """Nothing leaves it that is not noised already; the server adds none."""
-    federation = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.1), dropout=dropout)
+    federation = Federation(local_dp=mechanism, dropout=dropout)
     X, y = make_toy()
     estimator = make(
         Estimator,
@@ -232,7 +240,7 @@ def test_a_deployed_client_adds_its_own_noise(Estimator, dropout, monkeypatch):
     simulated = clone(estimator).fit(X, y)
     assert_same(deployed, simulated, 1e-6)
     assert_same_history(deployment, simulated, 1e-6)
-    monkeypatch.setattr(LaplaceMechanism, "_noised", lambda self, changes, *_: changes)
+    monkeypatch.setattr(type(mechanism), "_protect", lambda *_, **__: None)
     with_none, _ = deploy(estimator, X, y, separate=True)
     assert np.abs(with_none["item_factors_"] - deployed["item_factors_"]).max() > 1e-3
 

@@ -1,0 +1,307 @@
+"""Random directions on a sphere instead of noise: PrivUnit, for whole uploads."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from numbers import Real
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import betaincc, betainccinv, betaln
+
+from fedrecsk._sklearn import Interval
+from fedrecsk.privacy._composition import pure_epsilon
+from fedrecsk.privacy._rounding import rounded, step_of
+from fedrecsk.privacy._whole_uploads import Clipped, norms, own_parts, replace_fields
+from fedrecsk.privacy.local_dp import LARGEST, LocalMechanism
+from fedrecsk.uploads import Update
+
+if TYPE_CHECKING:
+    from typing import Self
+
+# Up to here the probability of the cap is a normal float64.
+MOST = 500.0
+# Steps of the grid in the typical size of a number, as a power of two: coarser than for noise that
+# is added, so that the rounding of the computation hardly ever changes the result.
+BITS = 10
+
+
+class Cap(NamedTuple):
+    """The cap of the sphere around an upload's direction, and how likely an answer is in it.
+
+    Attributes
+    ----------
+    height : float
+        The cap has the directions whose cosine with the upload's is at least this (gamma).
+    share : float
+        Share of the sphere that the cap has (q).
+    chance : float
+        Probability with which the answer is in the cap (p).
+    mean : float
+        Expected cosine of the answer with the upload's direction (m).
+    """
+
+    height: float
+    share: float
+    chance: float
+    mean: float
+
+
+@lru_cache(maxsize=64)
+def best_cap(dimension: int, epsilon: float) -> Cap:
+    """The cap with the largest expected cosine that is `epsilon`-differentially private.
+
+    Answers in the cap have the density p / q relative to a uniform direction, all others
+    (1 - p) / (1 - q). Their ratio is exp(epsilon).
+    """
+
+    def negative_mean(height):
+        return -np.log(_cap(dimension, epsilon, height).mean)
+
+    # A higher cap than this has a share below exp(-epsilon) / 10, and is chosen too seldom.
+    highest = float(np.sqrt(-np.expm1(-2 * (epsilon + 4) / max(dimension - 1, 1))))
+    found = minimize_scalar(
+        negative_mean, bounds=(0.0, highest), method="bounded", options={"xatol": 1e-6 * highest}
+    )
+    heights = (0.0, float(found.x))
+    return max((_cap(dimension, epsilon, height) for height in heights), key=lambda cap: cap.mean)
+
+
+def _cap(dimension, epsilon, height):
+    half = (dimension - 1) / 2
+    share = float(betaincc(0.5, half, height**2) / 2)
+    gain = np.expm1(epsilon)
+    # Mean of the cosine over the cap, times the cap's share; minus as much over the rest.
+    moment = np.exp(half * np.log1p(-(height**2)) - betaln(0.5, half)) / (2 * half)
+    chance = (gain + 1) * share / (1 + gain * share)
+    return Cap(height, share, float(chance), float(moment * gain / (1 + gain * share)))
+
+
+class SphereMechanism(LocalMechanism):
+    """Send a random direction that tends to be that of the client's upload: PrivUnit.
+
+    An upload, all its fields together, is a vector of d numbers, which is scaled down to a
+    Euclidean norm of at most `clip`. The client sends a vector of a fixed length whose direction
+    is random, but in a cap of the sphere around the upload's direction with a raised probability.
+    The vector's expectation is the clipped upload. One upload is `epsilon`-differentially private
+    as a whole, for any change of the client's data and without a delta.
+
+    Parameters
+    ----------
+    clip : float in (0, 1e30]
+        Largest norm of an upload, in the units of the uploaded parameters.
+    epsilon : float in (0, 500]
+        Epsilon of one whole upload.
+    delta : float in [0, 1), default=0.0
+        Probability, roughly, with which the total epsilon of several uploads may be exceeded. 0:
+        pure differential privacy, where the total is `epsilon` times the number of uploads. With
+        1e-5, say, it is smaller if there are many uploads of a small epsilon.
+
+    Notes
+    -----
+    The mechanism is PrivUnit of [1]_ with the cap that makes the answer's error least ([2]_
+    shows that this is the best among all unbiased mechanisms). With a cap of half the sphere it is
+    that of [3]_. An upload shorter than `clip` is first turned around with probability
+    ``1/2 - norm / (2 clip)``, as in [3]_, which keeps its length on average.
+
+    Every client's random direction is drawn even in a simulation, because the sum of such
+    directions is not one draw. So a round takes time for each client and number.
+
+    The total epsilon is the exact composition of mechanisms of which nothing is known but
+    `epsilon` (Kairouz, Oh and Viswanath, ICML 2015), the value of privacy loss distributions.
+
+    Answers are rounded to multiples of a power of two, about a thousandth of the size of a number,
+    which hides the last digits of floating-point arithmetic. Unlike for added noise, this is no
+    proof: a number so close to the middle between two multiples that the errors of the
+    computation decide may still reveal something. This has a probability of about 1e-12 per
+    number. Probabilities themselves are multiples of 1e-16.
+
+    References
+    ----------
+    .. [1] A. Bhowmick, J. Duchi, J. Freudiger, G. Kapoor and R. Rogers, "Protection against
+       reconstruction and its applications in private federated learning", 2018, section 4.1.
+    .. [2] H. Asi, V. Feldman and K. Talwar, "Optimal algorithms for mean estimation under local
+       differential privacy", ICML 2022.
+    .. [3] J. Duchi, M. Jordan and M. Wainwright, "Minimax optimal procedures for locally private
+       estimation", JASA 2018, section 4.2.3.
+
+    Examples
+    --------
+    >>> from fedrecsk.privacy import SphereMechanism
+    >>> mechanism = SphereMechanism(clip=1.0, epsilon=4.0)
+    >>> mechanism.total_epsilon(n_uploads=10)
+    40.0
+    >>> round(mechanism.noise_std(n_coordinates=1000), 3)  # of each number
+    0.659
+    """
+
+    name = "sphere"
+    protects_uploads = True
+    _parameter_constraints: ClassVar[dict] = {
+        "clip": [Interval(Real, 0, LARGEST, closed="right")],
+        "epsilon": [Interval(Real, 0, MOST, closed="right")],
+        "delta": [Interval(Real, 0, 1, closed="left")],
+    }
+
+    def __init__(
+        self, clip: float | None = None, epsilon: float | None = None, *, delta: float = 0.0
+    ):
+        self.clip = clip
+        self.epsilon = epsilon
+        self.delta = delta
+
+    @classmethod
+    def for_epsilon(
+        cls, epsilon: float, n_uploads: int, *, clip: float = 1.0, delta: float = 0.0
+    ) -> Self:
+        """Find the epsilon of one upload with which `n_uploads` of them cost `epsilon` in total.
+
+        Parameters
+        ----------
+        epsilon : float
+            Positive.
+        n_uploads : int
+            Number of uploads of a client: the rounds, if all clients take part in each.
+        clip : float, default=1.0
+        delta : float in [0, 1), default=0.0
+
+        Returns
+        -------
+        SphereMechanism
+
+        Raises
+        ------
+        ValueError
+            If `epsilon` is not positive, `n_uploads` is not at least 1, or the epsilon of one
+            upload would be above 500.
+        """
+        if not epsilon > 0 or n_uploads < 1:
+            raise ValueError(
+                f"epsilon={epsilon} must be positive, and n_uploads={n_uploads} at least 1."
+            )
+        each = epsilon / n_uploads
+        if delta > 0 and n_uploads > 1:
+
+            def excess(one):
+                return pure_epsilon(one, n_uploads, delta) - epsilon
+
+            # The composition is never above the sum.
+            each = float(brentq(excess, each, _above(excess, each), rtol=1e-9)) * (1 - 1e-8)
+        mechanism = cls(clip, each, delta=delta)
+        mechanism._validate_params()
+        return mechanism
+
+    def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:
+        """Total epsilon of a client, at this mechanism's `delta`.
+
+        Parameters
+        ----------
+        n_uploads : int
+            How often it uploads.
+        n_coordinates : int or None, default=None
+            Not used: an upload is protected as a whole.
+
+        Returns
+        -------
+        epsilon : float
+        """
+        self._validate_params()
+        assert self.epsilon is not None
+        return float(pure_epsilon(self.epsilon, int(n_uploads), self.delta))
+
+    def noise_std(self, n_coordinates: int) -> float:
+        """Standard deviation of the noise in each number of a clipped upload, on average."""
+        self._validate_params()
+        assert self.clip is not None
+        dimension = max(2, n_coordinates)
+        length = self.clip / best_cap(dimension, float(self.epsilon)).mean
+        return float(np.sqrt((length**2 - self.clip**2) / dimension))
+
+    def _protect(self, batch, seeds, *, each):
+        parts = own_parts(batch, self)
+        answers = _Answers(self, parts, norms(parts, batch.accepted), seeds("sphere"))
+        replace_fields(batch, {name: _Part(name, answers) for name in parts})
+
+    def _drawn(self, upload, length, generator):
+        """A client's answer to its upload, a vector of this norm, which is not clipped yet."""
+        if len(upload) == 1:
+            # A circle, of which one coordinate is sent.
+            return self._drawn(np.append(upload, 0.0), length, generator)[:1]
+        assert self.clip is not None
+        cap = best_cap(len(upload), float(self.epsilon))
+        kept = (1 + min(1.0, length / self.clip)) / 2
+        if length > 0:
+            direction = upload / length
+        else:
+            direction = np.zeros(len(upload))
+            direction[0] = 1.0
+        if generator.random() >= kept:
+            direction = -direction
+        cosine = _cosine(cap, len(upload), generator)
+        across = generator.standard_normal(len(upload))
+        across -= (across @ direction) * direction
+        across *= np.sqrt(1 - cosine**2) / np.linalg.norm(across)
+        across += cosine * direction
+        across *= self.clip / cap.mean
+        return rounded(across, step_of(self.clip / cap.mean / np.sqrt(len(upload)), BITS))
+
+
+def _above(excess, start):
+    """A number at which a rising function is positive, at most at MOST."""
+    while excess(start) <= 0:
+        if start > MOST:
+            break
+        start *= 2
+    return start
+
+
+def _cosine(cap, dimension, generator):
+    """A random cosine with the upload's direction, in the cap or outside it."""
+    half = (dimension - 1) / 2
+    within = generator.random() < cap.chance
+    # Share of the sphere with a larger cosine; never 0.
+    above = 1 - generator.random()
+    above = cap.share * above if within else cap.share + (1 - cap.share) * above
+    size = np.sqrt(betainccinv(0.5, half, 2 * min(above, 1 - above)))
+    return size if above <= 0.5 else -size
+
+
+class _Answers:
+    """Every client's random answer, all fields together, drawn when it is used."""
+
+    def __init__(self, mechanism, parts, lengths, seeds):
+        self.mechanism = mechanism
+        self.parts = parts
+        self.lengths = lengths
+        self.seeds = seeds
+        self._last = None, None
+
+    def of(self, client):
+        """The answer of one client, cut into fields."""
+        if self._last[0] != client:
+            wholes = [np.ravel(one.apart.whole(client)) for one in self.parts.values()]
+            generator = np.random.default_rng(int(self.seeds[client]))
+            answer = self.mechanism._drawn(
+                np.concatenate(wholes), float(self.lengths[client]), generator
+            )
+            ends = np.cumsum([len(one) for one in wholes])[:-1]
+            self._last = client, dict(zip(self.parts, np.split(answer, ends), strict=True))
+        return self._last[1]
+
+
+class _Part(Clipped):
+    """One field of a block's random answers."""
+
+    def __init__(self, name, answers):
+        super().__init__(answers.parts[name], np.ones(len(answers.seeds)))
+        self.name = name
+        self.answers = answers
+
+    def update(self, client):
+        answer = self.answers.of(client)[self.name].reshape(self.shape)
+        return Update(slice(None), self.shifted(answer))
+
+    def add_to(self, sums, weights):
+        for client in np.flatnonzero(weights):
+            sums += weights[client] * self.update(client).change

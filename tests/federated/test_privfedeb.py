@@ -1,0 +1,235 @@
+"""PrivFedEB: the algorithm against loops, the norm of uploads, and steps on noisy sums."""
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+
+from fedrecsk import BiasOnly, Federation, PrivFedEB
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.datasets import make_ratings
+from fedrecsk.federated import _privfedeb_server as server
+from fedrecsk.interactions import encode
+from fedrecsk.privacy import CentralDP, LaplaceMechanism
+from fedrecsk.simulation import blocks, participation
+from fedrecsk.simulation.keys import Key, setup_round
+from fedrecsk.simulation.messages import Dense
+from tests.conftest import make_toy, rmse, split
+from tests.reference import privfedeb as reference
+
+# Nothing is that long; but single uploads are looked at.
+IDLE = NormClipping(1e9)
+
+
+def make(**parameters):
+    return PrivFedEB(
+        **{"n_factors": 2, "n_rounds": 6, "init_std": 0.3, "random_state": 0} | parameters
+    )
+
+
+def dense(data, low, high, center=0.625):
+    """Ratings from the center, in quarters of the scale, and weights, as matrices."""
+    ratings, weights = np.zeros((2, data.n_users, data.n_items))
+    middle = low + center * (high - low)
+    ratings[data.users, data.items] = (data.values - middle) / ((high - low) / 4)
+    weights[data.users, data.items] = data.weights
+    return ratings, weights
+
+
+def assert_equals_reference(model, X, y, **fit_params):
+    model.fit(X, y, **fit_params)
+    data = encode(X, y, **fit_params)
+    low, high = model.rating_scale_
+    ratings, weights = dense(data, low, high, model.center)
+    clients = [range(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
+    key = Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
+    at_setup = key.at(setup_round(0)).generator("item factors")
+    start = model.init_std * at_setup.standard_normal((data.n_items, model.n_factors))
+    setting = model.federation or Federation()
+    turns = [
+        participation.draw(
+            data.n_clients, model.client_fraction, setting, key.at(t), prefers_rotation=True
+        )[:3]
+        for t in range(model.n_rounds_)
+    ]
+    final, unit = reference.run(ratings, weights, clients, start, turns), (high - low) / 4
+    np.testing.assert_allclose(model.item_bias_, unit * final.average[:, 0], atol=1e-9)
+    np.testing.assert_allclose(model.item_factors_, unit * final.average[:, 1:], atol=1e-9)
+    users = [
+        reference.posterior(final.average, *row)[1] for row in zip(ratings, weights, strict=True)
+    ]
+    np.testing.assert_allclose(model.user_bias_, unit * np.array(users)[:, 0], atol=1e-9)
+    np.testing.assert_allclose(model.user_factors_, np.array(users)[:, 1:], atol=1e-9)
+    assert np.abs(final.average[:, 1:] - start).max(initial=1) > 1e-3
+
+
+@pytest.fixture
+def float64(monkeypatch):
+    monkeypatch.setattr(PrivFedEB, "_dtype", np.float64)
+
+
+SETTINGS = [
+    {},
+    {"n_factors": 0},
+    {"rating_scale": (0, 10), "center": 0.4},
+    {"federation": Federation(dropout=0.4)},
+    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
+    {"client_fraction": 0.4, "federation": Federation(sampling="random", dropout=0.2)},
+    {"client_fraction": 0.4, "federation": Federation(aggregator=IDLE, dropout=0.3)},
+]
+
+
+@pytest.mark.filterwarnings("ignore:In . of 6 rounds every upload was lost")
+@pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_equals_the_naive_reference(setting, ratings_per_block, toy, float64, monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+    X, y = toy
+    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
+    assert_equals_reference(make(**setting), X, y)
+    assert_equals_reference(make(**setting), X, y, clients=X[:, 0] % 4, sample_weight=weight)
+
+
+# --------------------------------------------------------------------- the norm of uploads
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_upload_is_longer_than_one(seed):
+    """Of users, silos and any weights, at any items that a server may send."""
+    rng = np.random.default_rng(seed)
+    X, y = make_toy(15, 11, density=rng.uniform(0.1, 0.9), seed=seed)
+    weight = rng.choice([1.0, 10 ** rng.uniform(-5, 5)], len(y))
+    groups = X[:, 0] % rng.integers(2, 20)
+    dp = Federation(central_dp=CentralDP(noise_multiplier=1.0))
+    method = make(federation=dp, rating_scale=(1, 5), n_factors=3)
+    data = encode(X, y, clients=groups, sample_weight=weight)
+    (block,) = blocks.cut(data)
+    scale = method._setup_message({"rating_scale": (1.0, 5.0)}, 0)
+    answer = method._setup_update(block, scale, 0, None)
+    first, squares = answer["first"], answer["squares"]
+    for c in range(block.n_clients):
+        own = first.values[first.indptr[c] : first.indptr[c + 1]]
+        assert np.hypot(np.linalg.norm(own), squares.values[c]) <= 1 + 1e-12
+        assert squares.values[c] > 0
+    items = rng.normal(0, 10 ** rng.uniform(-3, 3), (data.n_items, 4))
+    a = 10 ** rng.uniform(-2, 2, data.n_items)
+    message = scale | {
+        "row_weights": Dense(a),
+        "items": Dense(items),
+    }
+    everybody = np.ones(block.n_clients, dtype=bool)
+    turn = participation.Turn(everybody, everybody, separate=True)
+    state = method._init_clients(block, message, None)
+    _, answer, _ = method._client_update(block, state, message, turn, None)
+    rows = answer["items"]
+    norms = [
+        np.linalg.norm(rows.values[slice(*rows.indptr[c : c + 2])]) for c in range(block.n_clients)
+    ]
+    assert max(norms) <= 1 + 1e-12
+    assert min(norms) > 0
+
+
+# ------------------------------------------------------------------------ the noisy server
+
+
+@pytest.mark.parametrize("noise_std", [0.1, 3.0])
+def test_a_step_is_the_posterior_mean(noise_std):
+    """Of a bias, given a noisy sum, by numerical integration of Bayes' rule."""
+    mean, variance, h, total = 0.2, 0.25, 4.0, 1.5
+    release = server.Release(np.array([h]), np.zeros(1), 0.0, 0.07)
+    noise = release.noise(np.array([h]), np.ones(1), noise_std)
+    assert noise == pytest.approx(noise_std**2 + 0.07 * h / 1.3)
+
+    def density(x):
+        away, rest = x - mean, total - h * (x - mean)
+        return np.exp(-(away**2) / variance / 2 - rest**2 / noise[0] / 2)
+
+    mass = quad(density, -9, 9, limit=200)[0]
+    first = quad(lambda x: x * density(x), -9, 9, limit=200)[0]
+    (gain,) = server.gains(np.array([variance]), np.array([h]), noise)
+    assert mean + gain * total == pytest.approx(first / mass, abs=1e-8)
+    second = quad(lambda x: (x - first / mass) ** 2 * density(x), -9, 9, limit=200)[0]
+    assert variance * (1 - gain * h) == pytest.approx(second / mass, abs=1e-8)
+
+
+def test_of_an_item_that_nobody_rated_only_its_popularity_counts():
+    """Popular items are better here, so it is worse than the others."""
+    counts = np.array([0.0, 2, 4, 8, 16, 32])
+    slope = 0.3 * np.log(counts + counts.mean() / 2)
+    release = server.Release(counts, counts * slope, 1e-6, 1e-12)
+    biases, variance = release.biases()
+    np.testing.assert_allclose(biases, slope, atol=1e-4)
+    assert variance[0] == server.BIAS_VARIANCE
+    assert variance[-1] < 1e-6
+
+
+def test_row_weights_favour_seldom_rated_items_and_keep_the_mean():
+    release = server.Release(np.array([0.0, 1, 10, 100]), np.zeros(4), 1.0, 0.1)
+    a = release.row_weights()
+    assert (np.diff(a) < 0).all()
+    assert release.counts @ a**2 == pytest.approx(release.counts.sum())
+    nothing = server.Release.of(np.full((4, 2), -1.0), 1.0, -1.0)
+    np.testing.assert_array_equal(nothing.row_weights(), np.ones(4))
+    np.testing.assert_array_equal(nothing.biases()[0], np.zeros(4))
+    assert nothing.n_factors(1.0) == 0
+
+
+@pytest.fixture(scope="module")
+def many():
+    """A split of ratings by 3,000 users, and the catalogue."""
+    X, y = make_ratings(3000, 60, 60_000, random_state=0)
+    return *split(X[:, :2], y, 0), np.arange(60)
+
+
+def test_more_noise_means_fewer_factors_and_rounds_and_larger_errors(many):
+    X, y, X_test, y_test, items = many
+    errors, widths, n_rounds = [], [], []
+    for epsilon in (None, 10, 1, 0.05):
+        dp = None if epsilon is None else CentralDP(epsilon=epsilon)
+        federation = Federation(central_dp=dp)
+        model = PrivFedEB(items=items, rating_scale=(1, 5), federation=federation, random_state=0)
+        model.fit(X, y)
+        errors.append(rmse(model, X_test, y_test))
+        widths.append(model.item_factors_.shape[1])
+        n_rounds.append(model.n_rounds_)
+        assert model.privacy_.epsilon == pytest.approx(epsilon or np.inf)
+    assert errors == sorted(errors)
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] == server.MOST
+    assert widths[-1] == 0
+    assert n_rounds == [20, 10, 3, 3]
+    biases = rmse(BiasOnly().fit(X, y), X_test, y_test)
+    assert errors[1] < biases
+    # What hides everything leaves the users' own means.
+    assert errors[-1] < 1.02 * rmse(_means_of_users(X, y, items), X_test, y_test)
+
+
+def _means_of_users(X, y, items):
+    """Of the same model, without items."""
+    model = PrivFedEB(0, items=items, rating_scale=(1, 5), n_rounds=1, random_state=0).fit(X, y)
+    model.item_bias_ = np.zeros_like(model.item_bias_)
+    return model
+
+
+def test_noise_by_the_clients_is_as_good(many):
+    X, y, X_test, y_test, items = many
+    errors = []
+    for noise in ("server", "clients"):
+        federation = Federation(central_dp=CentralDP(epsilon=3, noise=noise))
+        model = PrivFedEB(items=items, rating_scale=(1, 5), federation=federation, random_state=0)
+        errors.append(rmse(model.fit(X, y), X_test, y_test))
+    assert errors[1] == pytest.approx(errors[0], rel=0.01)
+
+
+def test_local_noise_is_refused():
+    federation = Federation(local_dp=LaplaceMechanism(0.2, 0.04))
+    with pytest.raises(ValueError, match=r"PrivFedEB has no local_dp: .* Use central_dp, or RFRec"):
+        make(federation=federation, items=[1, 2]).fit([[0, 1], [1, 2]], [1.0, 5.0])
+
+
+@pytest.mark.parametrize("weight", [1e-20, 1e9])
+def test_weights_out_of_all_proportion_are_named(weight, toy):
+    X, y = toy
+    weights = np.ones(len(y))
+    weights[3] = weight
+    with pytest.raises(ValueError, match=r"sample_weight 1e.\d+, but weights must be between"):
+        make().fit(X, y, sample_weight=weights)

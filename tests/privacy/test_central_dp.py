@@ -1,0 +1,374 @@
+"""Clipped uploads and noise on their sums, against loops over clients."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from scipy.stats import kstest
+
+from fedrecsk import FCF, FedEASE, FedEB, Federation, FedFast, FedMF, LightFR, LocALS, RFRec
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import SignFlip
+from fedrecsk.compression import TopK
+from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier, PrivacyReport
+from fedrecsk.privacy._clipped import clip_uploads, rounded
+from fedrecsk.privacy._grid import STEPS, noisy_sum, skellam
+from fedrecsk.simulation.keys import Key
+from fedrecsk.uploads import Batch, Common, Form, Listed, Ragged, Update
+from tests.conftest import make_toy
+
+N_ITEMS, N_CLIENTS = 9, 20
+PUBLIC = {"items": np.arange(N_ITEMS) * 3 + 1000, "rating_scale": (1, 5), "aggregation": "all"}
+
+
+@pytest.fixture
+def toy():
+    return make_toy(N_CLIENTS, N_ITEMS, seed=1)
+
+
+def private(**parameters):
+    federation = {n: parameters.pop(n) for n in list(parameters) if n in Federation().get_params()}
+    return Federation(central_dp=CentralDP(**parameters), **federation)
+
+
+def make(federation, **parameters):
+    known = {"n_factors": 3, "n_rounds": 3, "random_state": 0} | PUBLIC | parameters
+    return RFRec(federation=federation, **known)
+
+
+def quiet(model, *data, **more):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "CentralDP.delta=")
+        return model.fit(*data, **more)
+
+
+# ------------------------------------------------------------------------------ clipping
+
+
+def make_batch():
+    """Fields of all kinds: own rows around an origin, a common change, integers, or a list."""
+    generator = np.random.default_rng(0)
+    n, indptr = 4, np.array([0, 2, 2, 5, 6])
+    rows = np.array([1, 3, 0, 2, 4, 4])
+    origin = generator.normal(size=(5, 2))
+    forms = {
+        "vectors": Form((5, 2)),
+        "listed": Form((3,)),
+        "counts": Form((5,), dtype="uint8", learned=False),
+    }
+    vectors = Ragged(
+        indptr,
+        rows,
+        generator.normal(size=(6, 2)),
+        origin=origin,
+        common=Common(generator.normal(size=(5, 2))),
+        center=origin,
+        form=forms["vectors"],
+    )
+    listed = Listed(
+        [Update(slice(None), generator.normal(size=3)) for _ in range(n)], forms["listed"]
+    )
+    counts = Ragged(indptr, rows, np.ones(6, dtype=np.uint8), form=forms["counts"])
+    mask = np.ones(n, dtype=bool)
+    accepted = np.array([True, True, False, True])
+    return Batch(
+        np.arange(n),
+        mask,
+        mask,
+        accepted,
+        forms,
+        {"vectors": vectors, "listed": listed},
+        {"counts": counts},
+        {"vectors": origin},
+    )
+
+
+def naive_sums(batch, clip, weights):
+    sums = {name: np.zeros(form.shape) for name, form in batch.forms.items()}
+    n_short = 0
+    for client in np.flatnonzero(batch.accepted):
+        upload = {n: (batch.changes | batch.counts)[n].whole(client) for n in batch.forms}
+        weighted = [weights.get(name, 1) * np.ravel(values) for name, values in upload.items()]
+        norm = np.linalg.norm(np.concatenate(weighted))
+        n_short += norm <= clip
+        for name, values in upload.items():
+            sums[name] += values * min(1, clip / norm)
+    return sums, n_short
+
+
+@pytest.mark.parametrize("weights", [{}, {"vectors": 3.0, "counts": 0.1}])
+@pytest.mark.parametrize("clip", [0.5, 4.0, 100.0])
+def test_uploads_are_clipped_over_all_fields(weights, clip):
+    expected, n_short = naive_sums(make_batch(), clip, weights)
+    batch = make_batch()
+    assert clip_uploads(batch, clip, weights) == n_short
+    sums = {name: batch.sum_of_changes(name) for name in batch.changes} | batch.sum_of_rest()
+    for name, values in expected.items():
+        np.testing.assert_allclose(sums[name], values, rtol=1e-12)
+        one = sum((batch.changes | batch.counts)[name].whole(c) for c in (0, 1, 3))
+        np.testing.assert_allclose(one, values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("with_common", [True, False])
+def test_rounded_uploads_lie_on_the_grid_and_add_up_alike(with_common):
+    batch, clip = make_batch(), 2.0
+    if not with_common:
+        vectors = batch.changes["vectors"]
+        batch.changes["vectors"] = Ragged(
+            vectors.indptr, vectors.rows, vectors.values, origin=vectors.origin, form=vectors.form
+        )
+    clip_uploads(batch, clip, {})
+    whole = {n: [c.whole(k) for k in range(4)] for n, c in (batch.changes | batch.counts).items()}
+    rounded(batch, clip, {}, 0.0, Key(0, 3))
+    for name, changes in (batch.changes | batch.counts).items():
+        steps = np.array([changes.whole(k) for k in range(4)]) * STEPS / clip
+        np.testing.assert_array_equal(steps, np.rint(np.array(whole[name]) * STEPS / clip))
+        sums = np.zeros(changes.shape)
+        changes.add_to(sums, batch.accepted.astype(float))
+        np.testing.assert_allclose(sums * STEPS / clip, steps[batch.accepted].sum(axis=0))
+
+
+# --------------------------------------------------------------------------------- noise
+
+
+def test_noise_on_the_sum_is_gaussian_and_on_a_grid():
+    sums, generator = np.full(40_000, 0.1), np.random.default_rng(0)
+    noisy, std = noisy_sum(sums, 2.0, 1.5, sums.size, generator)
+    assert std == pytest.approx(3.0, rel=1e-3)
+    assert kstest((noisy - 0.1) / std, "norm").pvalue > 0.01
+    step = 2.0 ** np.ceil(np.log2(3.0 / 2**24))
+    assert (noisy % step == 0).all()
+    assert (noisy_sum(sums, 2.0, 0.0, sums.size, generator)[0] == sums).all()
+
+
+def test_shares_add_up_to_the_noise():
+    generator = np.random.default_rng(0)
+    shares = sum(skellam(30.0, (20_000,), generator) for _ in range(10))
+    at_once = skellam(300.0, (20_000,), generator)
+    for noise in (shares, at_once):
+        assert abs(noise.mean()) < 0.6
+        assert noise.var() == pytest.approx(300, rel=0.05)
+
+
+def test_the_model_of_a_fit_is_as_noisy_as_announced(toy):
+    # One round of gradient descent from the same start: the difference is the noise.
+    fits = [
+        quiet(make(private(clip=0.1, noise_multiplier=z), n_rounds=1, n_factors=20), *toy)
+        for z in (0.0, 5.0)
+    ]
+    clear, noisy = (model.item_factors_.ravel() for model in fits)
+    exact = quiet(
+        make(private(clip=0.1, noise_multiplier=5.0, noise="clients"), n_rounds=1, n_factors=20),
+        *toy,
+    )
+    std = 0.1 * 5 / N_CLIENTS
+    assert np.std(noisy - clear) == pytest.approx(std, rel=0.2)
+    assert np.std(exact.item_factors_.ravel() - clear) == pytest.approx(std, rel=0.2)
+
+
+def test_a_long_upload_counts_no_more_than_a_short_one(toy):
+    X, y = toy
+    free = quiet(make(None, n_rounds=1), X, y)
+    bound = 1e-3
+    clipped = quiet(make(private(clip=bound, noise_multiplier=0.0), n_rounds=1), X, y)
+    start = quiet(make(private(clip=1e-12, noise_multiplier=0.0), n_rounds=1), X, y)
+    moved = clipped.item_factors_ - start.item_factors_
+    assert 0 < np.linalg.norm(moved) <= bound * (1 + 1e-4)
+    assert np.linalg.norm(free.item_factors_ - start.item_factors_) > 10 * bound
+
+
+def test_the_server_does_not_divide_by_a_secret_number():
+    # All uploads but one are lost; the sum is still divided by the expected number of clients.
+    seen = {}
+
+    class Watching(RFRec):
+        def _aggregate(self, server, message, upload, key):
+            seen[key.round] = upload
+            return super()._aggregate(server, message, upload, key)
+
+    model = Watching(3, n_rounds=2, random_state=0, **PUBLIC)
+    model.set_params(federation=private(noise_multiplier=1.0, dropout=0.5), client_fraction=0.5)
+    quiet(model, *make_toy(N_CLIENTS, N_ITEMS, seed=1))
+    assert {upload.n_clients for upload in seen.values()} == {5}
+    assert all(upload["item_vectors"].noise_std > 0 for upload in seen.values())
+    assert all(upload["item_vectors"].n_clients == 5 for upload in seen.values())
+
+
+def test_noise_is_added_when_all_uploads_are_lost(toy):
+    federation = private(noise_multiplier=1.0, dropout=0.999)
+    model = quiet(make(federation, n_rounds=1), *toy)
+    other = quiet(make(private(noise_multiplier=2.0, dropout=0.999), n_rounds=1), *toy)
+    assert not np.array_equal(model.item_factors_, other.item_factors_)
+
+
+@pytest.mark.parametrize("quantile", [0.2, 0.8])
+def test_the_clip_follows_the_quantile(quantile):
+    federation = private(clip=10.0, noise_multiplier=0.1, quantile=quantile)
+    model = make(federation, n_rounds=60, learning_rate=0.01)
+    data = model._prepared(*make_toy(200, N_ITEMS, seed=1))
+    shares = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "CentralDP.delta=")
+        for _, _, seen in model._watch(data, 60):
+            weights = [batch.changes["item_vectors"].weights for batch in seen.batches]
+            shares.append(np.mean(np.concatenate(weights) == 1))
+    assert shares[0] == 1
+    assert np.mean(shares[-10:]) == pytest.approx(quantile, abs=0.1)
+
+
+# ------------------------------------------------------------------------------- account
+
+
+def test_what_is_planned_is_what_is_spent(toy):
+    model = quiet(make(private(epsilon=3.0, delta=1e-3), n_rounds=4), *toy)
+    report = model.privacy_
+    assert report.epsilon == pytest.approx(3.0, rel=1e-6)
+    assert (report.mechanism, report.delta, report.trust) == ("central noise", 1e-3, "the server")
+    assert report.n_uploads == 4
+    assert report.events[0].count == 4
+    assert pickle.loads(pickle.dumps(model)).privacy_ == report
+
+
+@pytest.mark.parametrize(
+    ("sampling", "uses"), [("rotating", 2), ("random", None), ("poisson", None)]
+)
+def test_cohorts_count_as_often_as_they_are_used(toy, sampling, uses):
+    federation = private(epsilon=3.0, delta=1e-3, sampling=sampling)
+    model = quiet(make(federation, n_rounds=6, client_fraction=0.3), *toy)
+    report = model.privacy_
+    assert 0.99 * 3 < report.epsilon <= 3 * (1 + 1e-9)
+    if uses is not None:
+        assert report.n_uploads == uses == report.events[0].count
+    if sampling == "poisson":
+        assert report.events[0].probability == 0.3
+        assert report.events[0].count == 6
+        # Knowing the cohort, the same noise would be worth less.
+        assert report.events[0].noise_multiplier < _noise_of(toy, "random")
+
+
+def _noise_of(toy, sampling):
+    federation = private(epsilon=3.0, delta=1e-3, sampling=sampling)
+    model = quiet(make(federation, n_rounds=6, client_fraction=0.3), *toy)
+    return model.privacy_.events[0].noise_multiplier
+
+
+def test_lost_shares_are_counted(toy):
+    spent = {}
+    for dropout in (0.0, 0.4):
+        federation = private(epsilon=3.0, delta=1e-3, noise="clients", dropout=dropout)
+        spent[dropout] = quiet(make(federation, n_rounds=4), *toy).privacy_
+    assert spent[0.0].epsilon == pytest.approx(3, rel=1e-3)
+    # More shares arrive than the plan relies on.
+    assert spent[0.4].epsilon <= 3
+    noise = [spent[d].events[0].noise_multiplier for d in (0.0, 0.4)]
+    assert noise[1] > noise[0]
+
+
+def test_poisoned_clients_add_no_shares(toy):
+    federation = private(noise_multiplier=2.0, delta=1e-3, noise="clients")
+    honest = quiet(make(federation), *toy).privacy_
+    federation = private(noise_multiplier=2.0, delta=1e-3, noise="clients", adversary=SignFlip(0.3))
+    attacked = quiet(make(federation), *toy).privacy_
+    assert attacked.epsilon > honest.epsilon
+
+
+def test_fits_compose(toy):
+    one = quiet(make(private(noise_multiplier=4.0, delta=1e-3), n_rounds=4), *toy).privacy_
+    both = PrivacyReport.joined([one, one])
+    eight = quiet(make(private(noise_multiplier=4.0, delta=1e-3), n_rounds=8), *toy).privacy_
+    assert one.epsilon < both.epsilon < 2 * one.epsilon
+    assert both.epsilon == pytest.approx(eight.epsilon)
+
+
+def test_warm_starts_add_up(toy):
+    federation = private(noise_multiplier=4.0, delta=1e-3)
+    model = quiet(make(federation, n_rounds=2, warm_start=True), *toy)
+    first = model.privacy_.epsilon
+    quiet(model.set_params(n_rounds=5), *toy)
+    whole = quiet(make(federation, n_rounds=5), *toy)
+    assert first < model.privacy_.epsilon == pytest.approx(whole.privacy_.epsilon)
+    np.testing.assert_array_equal(model.item_factors_, whole.item_factors_)
+
+
+@pytest.mark.parametrize("scheme", [CKKS(), Paillier(key_bits=512, allow_weak=True)])
+def test_shares_under_encryption_leave_nobody_to_trust(toy, scheme):
+    federation = private(
+        noise_multiplier=2.0, delta=1e-3, noise="clients", secure_aggregation=scheme
+    )
+    model = quiet(make(federation, n_rounds=1), *toy)
+    assert model.privacy_.trust == "nobody who adds up uploads"
+    assert model.privacy_.server_sees == "encrypted sums"
+    plain = private(noise_multiplier=2.0, delta=1e-3, noise="clients")
+    assert quiet(make(plain, n_rounds=1), *toy).privacy_.trust == "the server"
+
+
+# ----------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"clip": 0, "epsilon": 1}, "set clip to the largest"),
+        ({"clip": None, "noise_multiplier": 1}, "set clip to the largest"),
+        ({"clip": -1.0, "epsilon": 1}, "'clip' parameter of CentralDP"),
+        ({}, "neither epsilon nor noise_multiplier"),
+        ({"epsilon": -1}, "'epsilon' parameter of CentralDP"),
+        ({"noise_multiplier": 0.0, "epsilon": 1}, "adds no noise"),
+        ({"noise_multiplier": 0.0, "noise": "clients"}, "adds no noise"),
+        ({"epsilon": 1, "quantile": 0.5, "noise": "clients"}, "cannot adapt the clip"),
+        ({"epsilon": 1, "quantile": 0.5}, "too few to hide"),
+        ({"epsilon": 1, "field_weights": {"item_vectors": 0}}, "must be a positive number"),
+        ({"epsilon": 1, "field_weights": {"vectors": 1.0}}, "use these names"),
+        ({"epsilon": 1, "noise_multiplier": 0.5}, "spends epsilon .* set noise_multiplier to"),
+        ({"epsilon": 1, "local_dp": LaplaceMechanism(1, 1)}, "both central_dp and local_dp"),
+        ({"epsilon": 1, "aggregator": NormClipping()}, "set aggregator=None"),
+        ({"epsilon": 1, "compression": TopK(0.3)}, "set compression=None"),
+        ({"epsilon": 1, "secure_aggregation": CKKS()}, "by which clients add it"),
+        (
+            {"epsilon": 1, "quantile": 0.5, "dropout": 0.1, "dropout_mode": "stale"},
+            "announces a new clip",
+        ),
+    ],
+)
+def test_bad_settings(toy, parameters, message):
+    with pytest.raises(ValueError, match=message):
+        quiet(make(private(**parameters)), *toy)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "message"),
+    [
+        (RFRec(**PUBLIC | {"items": None}), "the catalogue must be public"),
+        (RFRec(**PUBLIC | {"rating_scale": None}), "the rating scale must be public"),
+        (RFRec(**PUBLIC | {"aggregation": "holders"}), 'set aggregation="all"'),
+        (RFRec(**PUBLIC, early_stopping=True), "set early_stopping=False"),
+        (RFRec(**PUBLIC, warm_start=True), "set noise_multiplier instead"),
+        (FedFast(items=PUBLIC["items"]), "treats clients individually"),
+        (LightFR(items=PUBLIC["items"], rating_scale=(1, 5)), "sends codes"),
+        (FCF(items=PUBLIC["items"], upload="own"), 'set upload="all"'),
+        (LocALS(items=PUBLIC["items"]), 'set upload="all"'),
+        (FedEASE(items=PUBLIC["items"]), 'set upload="dense"'),
+        (FedEB(items=PUBLIC["items"], rating_scale=(1, 5)), "Use PrivFedEB"),
+    ],
+)
+def test_what_noise_would_not_protect_is_refused(toy, estimator, message):
+    with pytest.raises(ValueError, match=message):
+        quiet(estimator.set_params(federation=private(epsilon=5.0)), *toy)
+
+
+def test_a_large_delta_warns(toy):
+    with pytest.warns(UserWarning, match="above one divided by the number of clients, 20"):
+        make(private(epsilon=5.0, delta=0.1)).fit(*toy)
+
+
+def test_sums_of_counts_are_noisy_too(toy):
+    X, _ = toy
+    model = FedMF(
+        4,
+        n_rounds=2,
+        items=PUBLIC["items"],
+        random_state=0,
+        federation=private(noise_multiplier=50.0),
+    )
+    assert np.isfinite(quiet(model, X).item_factors_).all()

@@ -1,0 +1,117 @@
+"""The total epsilon of many uploads, against enumeration and dp-accounting."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanism
+from fedrecsk.privacy._composition import (
+    gaussian_delta,
+    gaussian_epsilon,
+    laplace_epsilon,
+    pure_epsilon,
+)
+
+DELTA = 1e-5
+
+
+def test_gaussian_delta_is_the_area_between_the_densities():
+    x = np.linspace(-12, 14, 400_001)
+    for mu, epsilon in [(0.5, 0.1), (1.0, 1.0), (2.0, 3.0)]:
+        excess = stats.norm.pdf(x, mu) - math.exp(epsilon) * stats.norm.pdf(x)
+        area = np.maximum(excess, 0).sum() * (x[1] - x[0])
+        assert gaussian_delta(mu, epsilon) == pytest.approx(area, rel=1e-5)
+
+
+@pytest.mark.parametrize("mu", [1e-2, 0.1, 1, 5, 100])
+def test_gaussian_epsilon_is_that_of_dp_accounting(mu):
+    dp_accounting = pytest.importorskip("dp_accounting", reason="needs fedrecsk[privacy]")
+    expected = dp_accounting.get_epsilon_gaussian(1 / mu, DELTA)
+    assert gaussian_epsilon(mu, DELTA) == pytest.approx(expected, rel=1e-7)
+
+
+def naive_pure_delta(each, n, epsilon):
+    """Randomised response, all its answers one by one."""
+    right = math.exp(each) / (1 + math.exp(each))
+    total = 0.0
+    for answers in itertools.product([True, False], repeat=n):
+        p = math.prod(right if answer else 1 - right for answer in answers)
+        q = math.prod(1 - right if answer else right for answer in answers)
+        total += max(0.0, p - math.exp(epsilon) * q)
+    return total
+
+
+@pytest.mark.parametrize(("each", "n"), [(0.3, 9), (1.0, 6), (0.1, 1)])
+def test_pure_epsilon_is_that_of_randomised_response(each, n):
+    epsilon = pure_epsilon(each, n, 1e-3)
+    assert naive_pure_delta(each, n, epsilon) == pytest.approx(1e-3, rel=1e-4)
+    assert epsilon <= n * each
+    assert pure_epsilon(each, n, 0.0) == n * each
+
+
+def composed(distribution, n):
+    return distribution.self_compose(n).get_epsilon_for_delta(DELTA)
+
+
+@pytest.mark.parametrize(("each", "n"), [(0.1, 100), (1.0, 50)])
+def test_pure_epsilon_is_that_of_privacy_loss_distributions(each, n):
+    pld = pytest.importorskip("dp_accounting.pld", reason="needs fedrecsk[privacy]")
+    one = pld.common.DifferentialPrivacyParameters(each, 0)
+    exact = composed(pld.privacy_loss_distribution.from_privacy_parameters(one), n)
+    assert pure_epsilon(each, n, DELTA) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize(("each", "n"), [(0.1, 100), (1.0, 100), (0.1, 1000), (10.0, 100)])
+def test_laplace_epsilon_is_a_close_bound(each, n):
+    pld = pytest.importorskip("dp_accounting.pld", reason="needs fedrecsk[privacy]")
+    one = pld.privacy_loss_distribution.from_laplace_mechanism(
+        1 / each, value_discretization_interval=each / 1000
+    )
+    exact = composed(one, n)
+    assert exact <= laplace_epsilon(each, n, DELTA) <= 1.04 * exact
+    assert laplace_epsilon(each, n, DELTA) < n * each
+
+
+def test_one_laplace_number_costs_no_less_than_its_area():
+    """Its delta is 1 - exp((epsilon - each) / 2)."""
+    exact = 2.0 + 2 * math.log1p(-0.1)
+    assert exact <= laplace_epsilon(2.0, 1, 0.1) <= 2.0
+
+
+def test_millions_of_numbers_take_no_time():
+    total = laplace_epsilon(1e-4, 3_364_000, DELTA)
+    assert total < 0.01 * 336.4
+    # Large epsilons add up almost as in basic composition.
+    assert 0.88 < laplace_epsilon(10.0, 3_364_000, DELTA) / 33_640_000 < 1
+
+
+@pytest.mark.parametrize("n_uploads", [1, 7, 100])
+@pytest.mark.parametrize("epsilon", [0.5, 10.0, 200.0])
+def test_mechanisms_are_found_for_an_epsilon(epsilon, n_uploads):
+    for found in (
+        GaussianMechanism.for_epsilon(epsilon, n_uploads, clip=3.0),
+        SphereMechanism.for_epsilon(epsilon, n_uploads, clip=3.0, delta=DELTA),
+        SphereMechanism.for_epsilon(epsilon, n_uploads, clip=3.0),
+    ):
+        assert found.clip == 3.0
+        assert found.total_epsilon(n_uploads) == pytest.approx(epsilon, rel=1e-4)
+        assert found.total_epsilon(n_uploads) <= epsilon * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("Mechanism", [GaussianMechanism, SphereMechanism])
+@pytest.mark.parametrize(("epsilon", "n_uploads"), [(0, 3), (-1, 3), (float("nan"), 3), (1, 0)])
+def test_what_no_mechanism_has_is_refused(Mechanism, epsilon, n_uploads):
+    with pytest.raises(ValueError, match="must be positive, and n_uploads="):
+        Mechanism.for_epsilon(epsilon, n_uploads)
+
+
+def test_laplace_noise_composes_over_numbers_by_delta():
+    pure = LaplaceMechanism(clip=0.5, scale=10.0)
+    loose = LaplaceMechanism(clip=0.5, scale=10.0, delta=DELTA)
+    assert pure.total_epsilon(1, 1000) == pytest.approx(100)
+    assert loose.total_epsilon(1, 1000) == laplace_epsilon(0.1, 1000, DELTA)
+    with pytest.raises(ValueError, match="total_epsilon needs n_coordinates"):
+        pure.total_epsilon(1)

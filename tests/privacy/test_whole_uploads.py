@@ -1,0 +1,367 @@
+"""Uploads that are clipped and protected as one vector, against loops."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.base import clone
+
+from fedrecsk import Federation, RFRec
+from fedrecsk.attacks import SignFlip
+from fedrecsk.compression import Quantization
+from fedrecsk.privacy import CKKS, GaussianMechanism, LaplaceMechanism, SphereMechanism
+from fedrecsk.simulation import blocks
+from fedrecsk.uploads import Batch, Common, Form, Ragged
+from tests.conftest import make_toy
+
+N_CLIENTS, N_ITEMS, WIDTH = 4, 6, 2
+FORMS = {
+    "items": Form((N_ITEMS, WIDTH)),
+    "matrix": Form((3, 3)),
+    "weights": Form((N_ITEMS,), learned=False),
+}
+QUIET = GaussianMechanism(0.8, 1e-12)
+ALL = np.ones(N_CLIENTS, dtype=bool)
+
+
+def make_batch(forms=FORMS, **changed):
+    """Three fields: rows with a common change and a centre, a small matrix, and counts."""
+    rng = np.random.default_rng(0)
+    rows = [np.sort(rng.choice(N_ITEMS, n, replace=False)) for n in (2, 3, 0, 1)]
+    indptr, rows = np.concatenate([[0], np.cumsum([len(one) for one in rows])]), np.hstack(rows)
+    center = rng.standard_normal((N_ITEMS, WIDTH))
+    numbers = rng.standard_normal((len(rows), WIDTH))
+    common, sizes = Common(rng.standard_normal((N_ITEMS, WIDTH))), np.array([0.5, 0.5, 0, 5])
+    fields = {
+        "items": Ragged(indptr, rows, numbers, origin=center, common=common, center=center),
+        # The third client's upload is zero, and the last one's is large.
+        "matrix": Ragged.stacked(sizes[:, None, None] * rng.standard_normal((4, 3, 3))),
+        "weights": Ragged(indptr, rows, rng.random(len(rows))),
+    } | changed
+    fields = {name: Ragged(**{**vars(fields[name]), "form": form}) for name, form in forms.items()}
+    changes = {name: fields[name] for name in forms if forms[name].learned}
+    counts = {name: fields[name] for name in forms if not forms[name].learned}
+    return Batch(np.arange(4), ALL, ALL, ALL.copy(), forms, changes, counts, {"items": center})
+
+
+def naively_clipped(batch, clip):
+    """Each client's fields, with loops over all that it sends."""
+    clipped = []
+    for client in range(N_CLIENTS):
+        apart, square = {}, 0.0
+        for name in FORMS:
+            changes = (batch.changes | batch.counts)[name]
+            change = changes.whole(client)
+            base = changes.common.change if changes.common is not None else np.zeros(change.shape)
+            apart[name] = change - base
+            square += sum(number**2 for number in apart[name].ravel())
+        factor = min(1.0, clip / square**0.5) if square else 1.0
+        clipped.append(
+            {
+                name: factor * apart[name]
+                + ((batch.changes | batch.counts)[name].whole(client) - apart[name])
+                for name in FORMS
+            }
+        )
+    return clipped
+
+
+def protected(mechanism, batch, *, each, seed=0):
+    seeds = np.random.default_rng(seed).integers(2**63, size=N_CLIENTS, dtype=np.uint64)
+    mechanism._protect(batch, lambda purpose: seeds, each=each)
+    return batch.changes | batch.counts
+
+
+@pytest.mark.parametrize("clip", [0.8, 3.0, 1e6])
+@pytest.mark.parametrize("each", [True, False])
+def test_clipping_is_that_of_loops(clip, each):
+    expected = naively_clipped(make_batch(), clip)
+    batch = make_batch()
+    fields = protected(GaussianMechanism(clip, 1e-15), batch, each=each)
+    assert batch.lacks_noise == (not each)
+    for name in FORMS:
+        for client in range(N_CLIENTS):
+            whole = fields[name].whole(client)
+            np.testing.assert_allclose(whole, expected[client][name], rtol=1e-6, atol=1e-7)
+        weights = np.array([1.0, 0.0, 2.0, 1.0])
+        sums = np.zeros(FORMS[name].shape)
+        fields[name].add_to(sums, weights)
+        by_loop = sum(w * one[name] for w, one in zip(weights, expected, strict=True))
+        np.testing.assert_allclose(sums, by_loop, rtol=1e-6, atol=1e-6)
+
+
+def test_no_upload_is_longer_than_the_clip():
+    """Rounding must not make it longer, or the guarantee would not hold."""
+    rng = np.random.default_rng(1)
+    forms = {"matrix": Form((300, 9))}
+    for clip in (0.1, 1 / 3, 7.7):
+        values = {"matrix": Ragged.stacked(rng.standard_normal((N_CLIENTS, 300, 9)))}
+        batch = make_batch(forms, **values)
+        batch.centers.clear()
+        fields = protected(GaussianMechanism(clip, 1e-12), batch, each=True)
+        norms = [np.linalg.norm(fields["matrix"].whole(client)) for client in range(N_CLIENTS)]
+        # The noise is 1e-12 clip, on each of 2,700 numbers.
+        assert max(norms) <= clip
+        assert min(norms) > 0.999 * clip
+
+
+@pytest.mark.parametrize("mechanism", [GaussianMechanism(1.0, 3.0), SphereMechanism(1.0, 1.0)])
+def test_each_client_and_field_has_noise_of_its_own(mechanism):
+    form = Form((40, 40))
+    changed = {name: Ragged.stacked(np.zeros((N_CLIENTS, 40, 40))) for name in "xyz"}
+    batch = make_batch(dict.fromkeys("xyz", form), **changed)
+    fields = protected(mechanism, batch, each=True)
+    noise = np.stack([fields[name].whole(c).ravel() for name in "xyz" for c in range(N_CLIENTS)])
+    # Uploads of zeros: an answer on the sphere turns around some axis, which one number shows.
+    spread = mechanism.noise_std(3 * 1600)
+    assert stats.kstest(noise.ravel()[1:], stats.norm(scale=spread).cdf).pvalue > 1e-3
+    assert np.abs(np.corrcoef(noise) - np.eye(len(noise))).max() < 0.12
+    again = protected(mechanism, make_batch(dict.fromkeys("xyz", form), **changed), each=True)
+    np.testing.assert_array_equal(again["y"].whole(2), fields["y"].whole(2))
+
+
+@pytest.mark.parametrize("mechanism", [QUIET, SphereMechanism(1.0, 1.0)], ids=str)
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (Form((N_ITEMS, WIDTH), rows="held"), "rows='held'"),
+        (Form((N_ITEMS, WIDTH), rows="chosen"), "rows='chosen'"),
+        (Form((N_ITEMS, WIDTH), dtype="int16"), "dtype='int16'"),
+    ],
+)
+def test_what_would_not_be_protected_is_refused(mechanism, form, message):
+    batch = make_batch(FORMS | {"items": form})
+    with pytest.raises(RuntimeError, match=f"'items' would be sent without noise: .*{message}"):
+        protected(mechanism, batch, each=True)
+
+
+def test_columns_of_a_clients_own_are_refused():
+    items = make_batch().changes["items"]
+    columns = np.ones((N_CLIENTS, WIDTH), dtype=bool)
+    batch = make_batch(items=Ragged(**{**vars(items), "columns": columns}))
+    with pytest.raises(RuntimeError, match="'items' has columns of each client's own"):
+        protected(QUIET, batch, each=True)
+
+
+@pytest.mark.parametrize("mechanism", [QUIET, SphereMechanism(1.0, 1.0)], ids=str)
+def test_what_is_not_finite_stays_visible(mechanism):
+    values = np.ones((N_CLIENTS, 3, 3))
+    values[1, 0, 0] = np.inf
+    batch = make_batch(matrix=Ragged.stacked(values))
+    fields = protected(mechanism, batch, each=True)
+    assert fields["matrix"].finite(ALL).tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "message"),
+    [
+        (GaussianMechanism(1.0), "a clip but no noise_multiplier"),
+        (GaussianMechanism(noise_multiplier=1.0), "'clip' parameter of GaussianMechanism"),
+        (GaussianMechanism(0, 1.0), "'clip' parameter of GaussianMechanism"),
+        (GaussianMechanism(1.0, 1.0, delta=0), "'delta' parameter of GaussianMechanism"),
+        (SphereMechanism(epsilon=1.0), "'clip' parameter of SphereMechanism"),
+        (SphereMechanism(1.0), "'epsilon' parameter of SphereMechanism"),
+        (SphereMechanism(1.0, 501), "'epsilon' parameter of SphereMechanism"),
+    ],
+    ids=str,
+)
+def test_bad_parameters_are_named(mechanism, message):
+    with pytest.raises(ValueError, match=message):
+        Federation(local_dp=mechanism)._validate_params()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "cure"),
+    [(GaussianMechanism(1.0, 5.0), "noise_multiplier"), (SphereMechanism(1.0, 0.1), "clip")],
+)
+def test_an_error_about_divergence_names_what_to_lower(mechanism, cure):
+    assert f"lower its {cure}." in Federation(local_dp=mechanism)._suspect()
+
+
+def test_a_delta_that_would_allow_to_publish_somebodys_data_is_warned_of():
+    X, y = make_toy()
+    with pytest.warns(UserWarning, match=r"GaussianMechanism\(delta=0.5\) is above one divided by"):
+        make(GaussianMechanism(1.0, 1.0, delta=0.5)).fit(X, y)
+
+
+# ----------------------------------------------------------------------------------- audits
+
+N_AUDITED = 2000
+
+
+def projections(mechanism, sign, seed):
+    """What the best attacker looks at: answers to an upload, or its opposite, along it."""
+    upload = sign * np.full((N_AUDITED, 2, 1), 9.0)
+    if mechanism.number_clip is not None:
+        upload = np.clip(upload, -mechanism.number_clip, mechanism.number_clip)
+    form = Form((2, 1), clip=mechanism.number_clip)
+    masks = np.ones((3, N_AUDITED), dtype=bool)
+    changes = {"x": Ragged(**{**vars(Ragged.stacked(upload)), "form": form})}
+    batch = Batch(np.arange(N_AUDITED), *masks, {"x": form}, changes, {})
+    seeds = np.random.default_rng(seed).integers(2**63, size=N_AUDITED, dtype=np.uint64)
+    mechanism._protect(batch, lambda purpose: seeds, each=True)
+    return np.array([batch.changes["x"].whole(client).sum() for client in range(N_AUDITED)])
+
+
+def proven_epsilon(positives, negatives, delta):
+    """Lower bound on epsilon at 99.9 % confidence, of the best of some thresholds.
+
+    The thresholds are chosen on one half and used on the other.
+    """
+    n = N_AUDITED // 2
+
+    def bound(first, second, threshold):
+        hits, alarms = int((first > threshold).sum()), int((second > threshold).sum())
+        low = stats.beta.ppf(5e-4, hits, n - hits + 1) if hits else 0.0
+        high = stats.beta.ppf(1 - 5e-4, alarms + 1, n - alarms) if alarms < n else 1.0
+        return np.log(max(low - delta, 1e-12) / high)
+
+    thresholds = np.quantile(np.concatenate([positives, negatives]), np.linspace(0.02, 0.98, 49))
+    best = max(thresholds, key=lambda t: bound(positives[:n], negatives[:n], t))
+    return bound(positives[n:], negatives[n:], best)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        GaussianMechanism(1.0, 2.0),
+        SphereMechanism(1.0, 1.0),
+        LaplaceMechanism(1.0, 2.0),
+    ],
+    ids=str,
+)
+def test_an_audit_proves_less_than_is_promised_and_not_much_less(mechanism):
+    promised = mechanism.total_epsilon(1, 2)
+    proven = proven_epsilon(projections(mechanism, 1, 0), projections(mechanism, -1, 1), 1e-5)
+    assert 0.15 * promised < proven < promised
+    # With noise that is too small for the promise, the audit shows it.
+    louder = clone(mechanism)
+    if mechanism.name == "sphere":
+        louder.set_params(epsilon=6.0)
+    else:
+        name = "scale" if mechanism.name == "laplace" else "noise_multiplier"
+        louder.set_params(**{name: 0.2})
+    assert proven_epsilon(projections(louder, 1, 2), projections(louder, -1, 3), 1e-5) > promised
+
+
+# ------------------------------------------------------------------------------- whole fits
+
+MECHANISMS = [
+    GaussianMechanism(1.0, 0.5),
+    SphereMechanism(1.0, 4.0),
+    LaplaceMechanism(0.2, 0.1),
+]
+by_name = pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.name)
+
+
+def make(mechanism, **setting):
+    X, _ = make_toy()
+    return RFRec(
+        3,
+        n_rounds=4,
+        rating_scale=(1, 5),
+        items=np.unique(X[:, 1]),
+        federation=Federation(local_dp=mechanism, **setting),
+        random_state=0,
+    )
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS[:2], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"dropout": 0.3, "dropout_mode": "stale"},
+        {"adversary": SignFlip(0.2)},
+        {"compression": Quantization("int8")},
+    ],
+    ids=lambda setting: "-".join(setting) or "plain",
+)
+def test_rfrec_fits_with_each_mechanism_whatever_the_blocks(mechanism, setting, monkeypatch):
+    X, y = make_toy()
+    model = make(mechanism, **setting)
+    monkeypatch.setattr(Federation, "draws_each", True)
+    first = clone(model).fit(X, y)
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    second = clone(model).fit(X, y)
+    np.testing.assert_allclose(first.item_factors_, second.item_factors_, atol=1e-4)
+    assert np.isfinite(first.predict(X)).all()
+
+
+@by_name
+def test_the_report_has_the_mechanisms_total(mechanism):
+    X, y = make_toy()
+    report = make(mechanism).fit(X, y).privacy_
+    n_coordinates = 4 * 9 * 4
+    assert (report.n_uploads, report.n_coordinates) == (4, n_coordinates)
+    assert report.mechanism == mechanism.name
+    assert report.epsilon == mechanism.total_epsilon(4, n_coordinates)
+    assert report.delta == mechanism.delta
+    assert report.epsilon_per_coordinate == mechanism.total_epsilon(1, 1)
+
+
+def test_without_noise_the_sum_is_that_of_single_uploads(monkeypatch):
+    """The quick path, which clips by weights, and each client's own upload."""
+    X, y = make_toy()
+    quick = make(GaussianMechanism(0.5, 1e-9)).fit(X, y)
+    monkeypatch.setattr(Federation, "draws_each", True)
+    slow = make(GaussianMechanism(0.5, 1e-9)).fit(X, y)
+    np.testing.assert_allclose(quick.item_factors_, slow.item_factors_, atol=1e-5)
+    loose = make(GaussianMechanism(1e6, 1e-15)).fit(X, y)
+    assert np.abs(loose.item_factors_ - slow.item_factors_).max() > 1e-3
+    # With a clip that nobody reaches, it is the fit without it, but for the set-up.
+    rough = make(LaplaceMechanism(1e6, 1e-12)).fit(X, y)
+    np.testing.assert_allclose(loose.item_factors_, rough.item_factors_, atol=1e-4)
+
+
+@pytest.mark.parametrize("mechanism", [GaussianMechanism(1.0, 4.0), LaplaceMechanism(1.0, 2.0)])
+def test_noise_of_the_sum_is_distributed_as_that_of_single_uploads(mechanism, monkeypatch):
+    X, y = make_toy(n_users=30, n_items=200, density=0.05)
+    public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
+    model = RFRec(19, n_rounds=1, federation=Federation(local_dp=mechanism), **public)
+    quick = model.set_params(random_state=0).fit(X, y).item_factors_
+    monkeypatch.setattr(Federation, "draws_each", True)
+    slow = clone(model).set_params(random_state=1).fit(X, y).item_factors_
+    assert quick.size > 3000
+    assert stats.ks_2samp(quick.ravel(), slow.ravel()).pvalue > 1e-3
+    expected = mechanism.noise_std(quick.size) / np.sqrt(30)
+    assert quick.std() == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS[:2], ids=lambda one: one.name)
+def test_noisy_uploads_can_be_encrypted(mechanism):
+    pytest.importorskip("tenseal", reason="needs fedrecsk[privacy]")
+    X, y = make_toy()
+    secure = make(mechanism, secure_aggregation=CKKS(audit=1)).fit(X, y)
+    assert secure.privacy_.server_sees == "encrypted sums"
+
+
+class Counting(RFRec):
+    """Its clients count their ratings of each item before the first round."""
+
+    def _setup_forms(self, n_items, step):
+        return {"n_ratings": Form((n_items,), learned=False)}
+
+    @property
+    def _n_setups(self):
+        return 1
+
+
+@pytest.mark.parametrize("draws_each", [False, True])
+def test_answers_to_the_set_up_are_clipped_and_charged(draws_each, monkeypatch):
+    X, y = make_toy()
+    monkeypatch.setattr(Federation, "draws_each", draws_each)
+    found = []
+    monkeypatch.setattr(
+        Counting,
+        "_setup_aggregate",
+        lambda self, server, upload, *_: found.append(upload) or server,
+    )
+    mechanism = GaussianMechanism(0.1, 1e-9)
+    model = Counting(**make(mechanism).get_params(deep=False)).fit(X, y)
+    counts = np.stack(
+        [np.bincount(X[X[:, 0] == u, 1], minlength=X[:, 1].max() + 1) for u in set(X[:, 0])]
+    )
+    counts = counts[:, np.unique(X[:, 1])]
+    expected = (0.1 * counts / np.linalg.norm(counts, axis=1, keepdims=True)).sum(axis=0)
+    np.testing.assert_allclose(found[0]["n_ratings"].sum, expected, rtol=1e-5)
+    assert model.privacy_.n_uploads == 5
