@@ -134,6 +134,7 @@ METHOD_PAGES = {
     "fedeb": ("FedEB",),
     "privfedeb": ("PrivFedEB",),
     "fedfast": ("FedFast",),
+    "privrec": ("PrivRec",),
     "fedrec": ("FedRec",),
     "lightfr": ("LightFR",),
     "colr": ("FedMF", "CoLR", "SCoLR"),

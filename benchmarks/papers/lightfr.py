@@ -24,6 +24,7 @@ from fedrecsk import (
     ImplicitBPR,
     LightFR,
     Popularity,
+    PrivRec,
     SVDpp,
 )
 
@@ -57,6 +58,7 @@ MODELS = {
     "FCF": FCF(32, **ROUNDS),
     "FedMF": FEDMF,
     "FedRec": FedRec(32, **ROUNDS),
+    "PrivRec": PrivRec(32, **ROUNDS),
     "LightFR": LightFR(),
 }
 OURS = {
@@ -172,7 +174,13 @@ def _why(label):
 
 
 def _one_out():
-    models = MODELS | {"PMF": PMF(), "SVD++": SVDpp(), "FCF": FCF(), "FedRec": FedRec()}
+    models = MODELS | {
+        "PMF": PMF(),
+        "SVD++": SVDpp(),
+        "FCF": FCF(),
+        "FedRec": FedRec(),
+        "PrivRec": PrivRec(),
+    }
     rows = [_ranked(label, models.get(label), papers[0]) for label, papers in TABLE_4.items()]
     ours = OURS | {
         "FedMF of CoLR (positives, sampled negatives)": FedMF(**FEDERATION),
@@ -210,6 +218,7 @@ def _on_devices():
         "FCF": (FCF(32), 32 * 8, n_rated),
         "FedMF, its sums not encrypted": (ExplicitFCF(32), 32 * 128, n_rated),
         "FedRec": (FedRec(32), 32 * 8, n_rated * 4),
+        "PrivRec": (PrivRec(32), 32 * 8, n_rated),
         "LightFR": (LightFR(), 64, n_rated),
         "LightFR, one bit, gradients": (SAMPLED, 64, n_rated),
     }
@@ -229,7 +238,7 @@ def _on_devices():
     ]
     absent = [
         Row(label, None, untold(*metrics), "Ciao's shape", on_a_device, NOT_HERE)
-        for label in ("MetaMF", "PrivRec")
+        for label in ("MetaMF",)
     ]
     return rows + absent
 

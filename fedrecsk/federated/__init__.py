@@ -15,6 +15,7 @@ from fedrecsk.federated.lightfr import LightFR
 from fedrecsk.federated.locals import LocALS
 from fedrecsk.federated.locsgd import LocSGD
 from fedrecsk.federated.privfedeb import PrivFedEB
+from fedrecsk.federated.privrec import PrivRec
 from fedrecsk.federated.rfrec import RFRec
 from fedrecsk.federated.rfrecf import RFRecF
 from fedrecsk.federated.scolr import SCoLR
@@ -34,6 +35,7 @@ __all__ = [
     "LocALS",
     "LocSGD",
     "PrivFedEB",
+    "PrivRec",
     "RFRec",
     "RFRecF",
     "SCoLR",

@@ -47,7 +47,8 @@ class FederatedGram(RankingMixin, FederatedRecommender):
 
     def _init_server(self, catalogue, key):
         n_items = catalogue.n_items
-        return {"n_items": n_items, "gram": np.zeros(n_pairs(n_items)), "solved": {}}
+        gram = np.zeros(n_pairs(n_items))
+        return {"n_items": n_items, "gram": gram, "noise_variance": 0.0, "solved": {}}
 
     def _broadcast(self, server, key):
         # Clients need no part of the model to answer; one byte requests their upload.
@@ -79,21 +80,33 @@ class FederatedGram(RankingMixin, FederatedRecommender):
     def _aggregate(self, server, message, upload, key):
         if upload is None:
             return server
-        return server | {"gram": server["gram"] + upload["gram"].sum, "solved": {}}
+        gram, variance = upload["gram"], server["noise_variance"]
+        return server | {
+            "gram": server["gram"] + gram.sum,
+            "noise_variance": variance + gram.noise_std**2,
+            "solved": {},
+        }
 
     # ----------------------------------------------------------------------- what it needs
 
     def _solved(self, server):
         """The result of `_solve` for the sum, computed once."""
         if not server["solved"]:
-            server["solved"].update(self._solve(server["gram"], server["n_items"]))
+            noise_std = float(np.sqrt(server["noise_variance"]))
+            server["solved"].update(self._solve(server["gram"], server["n_items"], noise_std))
         return server["solved"]
 
     @property
     def _sends_pairs(self):
         if self.upload == "auto":
-            return self._setting().secure_aggregation is None
+            return not self._hides_items
         return self.upload == "pairs"
+
+    @property
+    def _hides_items(self):
+        """Whether the server must not learn which items a client holds."""
+        federation = self._setting()
+        return federation.secure_aggregation is not None or federation.central_dp is not None
 
     def _private_vectors(self, state):
         return state["history"].toarray()
@@ -109,8 +122,9 @@ class FederatedGram(RankingMixin, FederatedRecommender):
         if federation.local_dp is not None:
             raise ValueError(
                 f"{name} has no local_dp: noise on every pair of items would drown the few that a "
-                "client has, and the pairs that it sends reveal which items it holds. Use RFRec "
-                "for local differential privacy."
+                "client has, and the pairs that it sends reveal which items it holds. Use "
+                "central_dp, whose noise is added to the sum, or RFRec for local differential "
+                "privacy."
             )
         if federation.compression is not None:
             raise ValueError(

@@ -21,8 +21,17 @@ from fedrecsk._item_weights import (
 )
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.federated._gram import FederatedGram
+from fedrecsk.federated._noisy_gram import cleaned, items_above_noise
 from fedrecsk.simulation.messages import Dense, Derived, Message, Rows, Uploads
 from fedrecsk.uploads import Form
+
+
+def without_noise(matrix: np.ndarray, noise_std: float) -> np.ndarray:
+    """X'X of the items that are above the noise, without most of it; zeros elsewhere."""
+    items = items_above_noise(matrix, noise_std)
+    result = np.zeros_like(matrix)
+    result[np.ix_(items, items)] = cleaned(matrix[np.ix_(items, items)], noise_std)
+    return result
 
 
 @documented
@@ -37,18 +46,20 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     Parameters
     ----------
     reg : float, default=1000.0
-        Weight of the penalty on B (lambda).
+        Weight of the penalty on B (lambda), on the scale of the sum of uploads. Under central
+        privacy uploads are scaled down to the norm `clip`, and 20 times `clip` is a better choice.
     n_rounds : int, default=1
         Number of rounds in total. One is enough if all clients take part in it
         (``client_fraction=1``).
     upload : {"auto", "pairs", "dense"}, default="auto"
         What a client sends: its own pairs of items with their indices, or all
-        n_items (n_items + 1) / 2 pairs. "auto": "dense" with secure aggregation, which needs it,
-        and otherwise "pairs", which is smaller for every client with under 7 in 10 of the items.
+        n_items (n_items + 1) / 2 pairs. "auto": "dense" with secure aggregation or central
+        privacy, which need it, and otherwise "pairs", which is smaller for every client with under
+        7 in 10 of the items.
     download : {"auto", "own", "all"}, default="auto"
         What a client receives in the end: the rows of B of its own items, or one triangle of
-        (X'X + reg I)^-1, from which B follows. "auto": "all" with secure aggregation, and
-        otherwise "own", for which the client reports beforehand which items it holds.
+        (X'X + reg I)^-1, from which B follows. "auto": "all" with secure aggregation or central
+        privacy, and otherwise "own", for which the client reports beforehand which items it holds.
     {shared parameters}
 
     Attributes
@@ -106,6 +117,12 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     pairs of an item with itself. The server uses the sum only; secure aggregation hides the rest,
     but in a sum over few clients pairs of rare items can still identify a client.
 
+    *Central privacy.* With ``central_dp`` each client's x x' is scaled down to the norm `clip`,
+    and every entry of G has noise of the same deviation s. Before step 4 the server leaves out
+    items whose own count is below 3 s, which score 0. Of the others it keeps those eigenpairs of G
+    that noise alone would not have, as in :class:`FedSpectral`, and then restores the diagonal,
+    the items' counts, where it is larger. One round with all clients needs the least noise.
+
     *Attacks and aggregators* see uploads of very different sizes: the norm of one grows with the
     square root of the number of pairs, and faster with sample weights.
 
@@ -149,7 +166,9 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     def _setup_update(self, block, message, step, key):
         return Uploads(held_items=np.bincount(block.row_items, minlength=block.n_items))
 
-    def _solve(self, gram, n_items):
+    def _solve(self, gram, n_items, noise_std):
+        if noise_std > 0:
+            gram = lower_part(without_noise(whole(gram, n_items), noise_std))
         inverse = regularized_inverse(gram, n_items, self.reg)
         if self._sends_rows:
             return {"item_weights": weights_of(inverse).astype(self._dtype)}
@@ -182,16 +201,18 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     @property
     def _sends_rows(self):
         if self.download == "auto":
-            return self._setting().secure_aggregation is None
+            return not self._hides_items
         return self.download == "own"
 
     def _check_before_fit(self):
-        super()._check_before_fit()
-        if self._setting().secure_aggregation is not None and self._sends_rows:
+        if self._hides_items and self._sends_rows:
+            secure = self._setting().secure_aggregation is not None
+            by = "secure_aggregation" if secure else "central_dp"
             raise ValueError(
-                'download="own" reports to the server which items a client holds, which '
-                'secure_aggregation must hide; set download="all" or "auto".'
+                f'download="own" reports to the server which items a client holds, which {by} must '
+                'hide; set download="all" or "auto".'
             )
+        super()._check_before_fit()
 
     def _validation_losses(self, held_out):
         """The objective, without its penalty, on rows that the client does not train on."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedrecsk._docs import documented
-from fedrecsk.federated._steady_items import SteadyItems
+from fedrecsk.federated._reptile import ReptileItems
 
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedMF(SteadyItems):
+class FedMF(ReptileItems):
     """Federated matrix factorisation: averaging of an item matrix, user vectors kept private.
 
     Each round a few clients receive the item matrix Q, train it and their own users' vectors p_u
@@ -45,11 +45,15 @@ class FedMF(SteadyItems):
         Step of SGD (eta).
     weight_decay : float, default=2e-3
         Weight of ``|p_u|^2 + |q_i|^2`` in the loss of each example.
-    aggregation : {"visits", "data_size"}, default="visits"
+    aggregation : {"visits", "data_size", "reptile"}, default="visits"
         What the server divides an item's summed updates by. "visits": by the number of
         clients that visited the item, as positive or as sampled negative. "data_size": the mean
         over the round's clients, weighted by their number of ratings; clients that did not visit
-        an item slow its change down.
+        an item slow its change down. "reptile": the plain mean over the round's clients, whose
+        number is public, so that clients send their changes only; see :class:`PrivRec`.
+    server_learning_rate : float or "auto", default="auto"
+        Length of the server's step, as a multiple of that mean; only with "reptile". "auto": 1 for
+        each 185 items, at least 1 and at most 20.
     init_std : float, default=0.03
         Standard deviation of the initial vectors.
     shrinkage : float, default=0.5
@@ -81,6 +85,7 @@ class FedMF(SteadyItems):
     --------
     CoLR : The same with updates of low rank.
     SCoLR : The same with a rank for each client.
+    PrivRec : The same with another mean, for differential privacy.
 
     Notes
     -----
@@ -100,9 +105,9 @@ class FedMF(SteadyItems):
 
     *What is sent.* Each round down: Q, ``4 m d`` bytes per client for m items. Up: the change of
     Q, ``4 m d`` bytes, and for each item whether the client visited it, m bytes, so that counts
-    can be added up; with "data_size" the client's number of ratings in their place. With
-    ``loss="squared"`` also once: up, the client's sum of ratings and their number; down, the
-    mean. At the end, down: the final Q.
+    can be added up; with "data_size" the client's number of ratings in their place, and
+    with "reptile" nothing. With ``loss="squared"`` also once: up, the client's sum of ratings and
+    their number; down, the mean. At the end, down: the final Q.
 
     *What it reveals.* In plaintext the rows that are not zero are the visited items, a fifth of
     them positives, and the size of a row reveals which. Only sums over clients are used.

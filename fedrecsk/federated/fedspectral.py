@@ -13,6 +13,7 @@ from fedrecsk._docs import documented
 from fedrecsk._item_weights import whole
 from fedrecsk._sklearn import Interval
 from fedrecsk.federated._gram import FederatedGram
+from fedrecsk.federated._noisy_gram import items_above_noise, signal
 from fedrecsk.federated._wmf_users import WMFUsers
 from fedrecsk.simulation.messages import Dense, Message
 
@@ -86,6 +87,15 @@ class FedSpectral(WMFUsers, FederatedGram):
     With the power 1/4, popular items have less weight than in a singular value decomposition of X
     and more than in a normalised Laplacian.
 
+    *Central privacy.* With ``central_dp`` each client's x x' is scaled down to the norm `clip`, and
+    every entry of G has noise of the same deviation s. Step 4 is then another one: items whose own
+    count is below 3 s are left out, and get vectors of zeros; D is 1, so that the noise is equal in
+    all directions; of the eigenvalues e of the n other items only those above ``b = 2 s sqrt(n)``
+    count, the largest that noise alone would have, as ``sqrt(e^2 - b^2)`` [2]_. There may be fewer
+    than `n_factors`. Users are still solved from their own data without noise, which stay with
+    them. One round with all clients needs the least noise. If all clients have far longer uploads
+    than `clip`, as with ``clip=1``, they count the same, whatever their number of ratings.
+
     *Weights.* w is the sample weight; the entry of X is w where y > 0, and 0 elsewhere. The size of
     a positive y does not matter.
 
@@ -97,6 +107,8 @@ class FedSpectral(WMFUsers, FederatedGram):
     ----------
     .. [1] Y. Hu, Y. Koren, C. Volinsky, "Collaborative filtering for implicit feedback
        datasets", ICDM 2008, equation 4 (step 6). Steps 4 and 5 are our own.
+    .. [2] M. Gavish and D. L. Donoho, "Optimal Shrinkage of Singular Values", IEEE Transactions
+       on Information Theory 63(4), 2017.
 
     Examples
     --------
@@ -124,9 +136,13 @@ class FedSpectral(WMFUsers, FederatedGram):
         state = FederatedGram._init_clients(self, block, message, key)
         return state | super()._init_clients(block, message, key)
 
-    def _solve(self, gram, n_items):
+    def _solve(self, gram, n_items, noise_std):
+        matrix, n_factors = whole(gram, n_items), min(self.n_factors, n_items)
+        if noise_std > 0:
+            leading = factors_from_noise(matrix, n_factors, noise_std)
+        else:
+            leading = spectral_factors(matrix, n_factors)
         factors = np.zeros((n_items, self.n_factors))
-        leading = spectral_factors(whole(gram, n_items), min(self.n_factors, n_items))
         factors[:, : leading.shape[1]] = leading
         return {"item_factors": factors.astype(self._dtype)}
 
@@ -143,9 +159,22 @@ def spectral_factors(gram: np.ndarray, n_factors: int) -> np.ndarray:
         gram / scale[:, None] / scale, subset_by_index=[size - n_factors, size - 1]
     )
     strengths[strengths < RESOLUTION * strengths[-1]] = 0
-    factors = (scale[:, None] * vectors * np.sqrt(strengths))[:, ::-1]
+    return _scaled((scale[:, None] * vectors * np.sqrt(strengths))[:, ::-1])
+
+
+def factors_from_noise(matrix: np.ndarray, n_factors: int, noise_std: float) -> np.ndarray:
+    """Q = V e^1/2 of the eigenpairs of G that are above its noise, at most `n_factors`, scaled."""
+    items = items_above_noise(matrix, noise_std)
+    strengths, vectors = signal(matrix[np.ix_(items, items)], noise_std)
+    factors = np.zeros((len(matrix), min(n_factors, len(strengths))))
+    factors[items] = (vectors * np.sqrt(strengths))[:, :n_factors]
+    return _scaled(factors)
+
+
+def _scaled(factors):
+    if not factors.any():
+        return factors
     # Eigenvectors have no sign of their own: the largest entry is positive.
     largest = np.abs(factors).argmax(axis=0)
-    factors *= np.where(factors[largest, np.arange(n_factors)] < 0, -1, 1)
-    mean_square = np.sum(factors**2) / n_factors
-    return factors * np.sqrt(MEAN_SQUARE / mean_square) if mean_square > 0 else factors
+    factors *= np.where(factors[largest, np.arange(factors.shape[1])] < 0, -1, 1)
+    return factors * np.sqrt(MEAN_SQUARE * factors.shape[1] / np.sum(factors**2))

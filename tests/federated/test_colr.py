@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 from sklearn.base import clone
 
-from fedrecsk import CoLR, Federation, FedMF, Popularity, SCoLR
+from fedrecsk import CoLR, Federation, FedMF, Popularity, PrivRec, SCoLR
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.compression import TopK
 from fedrecsk.federated._fedmf import EPOCHS_OF_THE_NEW, AveragedItems
@@ -38,7 +38,7 @@ def make(Estimator, **parameters):
         "client_fraction": 1.0,
         "random_state": 0,
     }
-    if Estimator is not FedMF:
+    if not issubclass(Estimator, FedMF):
         defaults["rank"] = 3
     return Estimator(**defaults | parameters)
 
@@ -70,7 +70,7 @@ def rows_of_basis(model, key, n_clients):
 
 def basis_of(model, key):
     """B, as the server draws it."""
-    if type(model) is FedMF:
+    if isinstance(model, FedMF):
         return np.eye(model.n_factors)
     server = {"item_factors": np.zeros((1, model.n_factors))}
     return model._broadcast(server, key)["basis"].values
@@ -115,6 +115,7 @@ COMBINATIONS = [
     (FedMF, {"aggregation": "data_size", "local_epochs": 1}),
     (FedMF, {"loss": "squared", "learning_rate": 0.1}),
     (FedMF, {"n_negatives": 0}),
+    (PrivRec, {"server_learning_rate": 3.0}),
     (CoLR, {}),
     (CoLR, {"rank": 5, "aggregation": "data_size"}),
     (CoLR, {"rank_exponent": 0.5}),

@@ -3,14 +3,18 @@
 import numpy as np
 import pytest
 
-from fedrecsk import EASE, FedEASE, Federation, FedSpectral, _memory
+from fedrecsk import EASE, FedEASE, Federation, FedSpectral, Popularity, _memory
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import Promotion, SignFlip, measure_leak
 from fedrecsk.compression import Quantization
+from fedrecsk.datasets import make_interactions
 from fedrecsk.federated._gram import FederatedGram
+from fedrecsk.federated._noisy_gram import items_above_noise, signal
 from fedrecsk.federated._wmf_users import WMFUsers
 from fedrecsk.interactions import encode
-from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
+from fedrecsk.metrics import evaluate_ranking
+from fedrecsk.model_selection import UserHoldout
+from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
 from fedrecsk.simulation import blocks, participation
 from fedrecsk.simulation.keys import Key
 from tests.conftest import make_toy
@@ -28,7 +32,7 @@ def float64(monkeypatch):
 
 
 def make(Estimator, **parameters):
-    own = {"reg": 3.0} if Estimator is FedEASE else SPECTRAL
+    own = {"reg": 3.0} if issubclass(Estimator, FedEASE) else SPECTRAL
     return Estimator(**own | {"random_state": 0} | parameters)
 
 
@@ -213,3 +217,115 @@ def test_the_model_that_clients_measure_is_counted(model):
     # The second round's message is a byte that asks, and comes with the model.
     assert down["round", 0] == 30
     assert down["round", 1] == down["final", 2] + 30
+
+
+# ------------------------------------------------------------------------- central privacy
+
+
+class Watched:
+    """Keeps the sum that the server solves, and the deviation of its noise."""
+
+    def _solve(self, gram, n_items, noise_std):
+        type(self).seen = gram.copy(), noise_std
+        return super()._solve(gram, n_items, noise_std)
+
+
+def watched(Estimator):
+    return type(Estimator.__name__, (Watched, Estimator), {})
+
+
+def private(Estimator, setting, **dp):
+    federation = Federation(central_dp=CentralDP(**dp), **setting.pop("federation", {}))
+    return make(Estimator, items=1000 + 3 * np.arange(9), federation=federation, **setting)
+
+
+PRIVATE = [
+    {},
+    {"client_fraction": 0.5, "n_rounds": 2},
+    {"federation": {"dropout": 0.4}, "n_rounds": 2},
+]
+
+
+@every_method
+@pytest.mark.parametrize("setting", PRIVATE, ids=str)
+@pytest.mark.parametrize("n_silos", [None, 8])
+def test_noisy_sums_are_solved_for_what_is_visible(Estimator, setting, n_silos, monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: 40)
+    X, y = make_toy(30, 9, seed=2)
+    silos = None if n_silos is None else X[:, 0] // 7 % n_silos
+    model = private(watched(Estimator), dict(setting), clip=1.5, noise_multiplier=0.1)
+    model.fit(X, y - 2, clients=silos)
+    data, (triangle, std) = encode(X, y - 2, clients=silos), type(model).seen
+    # Clients send once, so that a second round has noise only if it reaches others.
+    n_noisy = 2 if model.client_fraction < 1 else 1
+    assert std == pytest.approx(0.15 * np.sqrt(n_noisy))
+    rows, seen = reference.rows_of(data), np.zeros((9, 9))
+    seen[np.tril_indices(9)] = triangle
+    seen += np.tril(seen, -1).T
+    users = np.split(np.arange(data.n_users), data.client_indptr[1:-1])
+    if not setting:
+        exact = reference.clipped_gram(rows, users, 1.5)
+        noise = (seen - exact)[np.tril_indices(9)]
+        assert np.abs(noise).max() < 4.5 * std
+        assert noise.std() == pytest.approx(std, rel=0.5)
+    if Estimator is FedEASE:
+        expected = rows @ reference.noisy_ease(seen, std, model.reg)
+    else:
+        expected = reference.noisy_spectral_scores(
+            seen, std, rows, model.n_factors, model.alpha, model.reg_user
+        )
+    scores = model._score_all(np.arange(data.n_users))
+    np.testing.assert_allclose(scores, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_noise_alone_is_not_taken_for_a_signal():
+    """Its eigenvalues are within the bound, and the items' counts are within it too."""
+    rng = np.random.default_rng(0)
+    for n in (50, 200):
+        noise = np.tril(2.0 * rng.standard_normal((n, n)))
+        noise += np.tril(noise, -1).T
+        assert len(signal(noise, 2.0)[0]) <= 1
+        assert len(items_above_noise(noise + 9 * np.eye(n), 2.0)) > 0.8 * n
+        planted = np.ones(n) / np.sqrt(n)
+        strengths, vectors = signal(noise + 400 * np.outer(planted, planted), 2.0)
+        assert strengths[0] == pytest.approx(400, rel=0.05)
+        assert abs(vectors[:, 0] @ planted) > 0.98
+
+
+@pytest.mark.parametrize(
+    "model",
+    [FedSpectral(16, alpha=1.0, reg_user=100.0), FedEASE(reg=20.0)],
+    ids=["spectral", "ease"],
+)
+def test_private_lists_are_better_than_popular_ones(model):
+    X = make_interactions(n_users=3000, n_items=200, n_interactions=90_000, random_state=0)
+    train, test = UserHoldout(test_size=0.2, random_state=0).train_test_split(X)
+    dp = CentralDP(epsilon=10)
+    model = model.set_params(
+        items=np.unique(X[:, 1]), federation=Federation(central_dp=dp), random_state=0
+    )
+    ours, popular = (
+        evaluate_ranking(one.fit(train), test, metrics="precision", k=10)["precision@10"]
+        for one in (model, Popularity())
+    )
+    assert model.privacy_.epsilon == pytest.approx(10, abs=1e-3)
+    assert ours > 1.2 * popular
+
+
+@every_method
+def test_noise_above_every_count_gives_equal_scores_and_a_warning(Estimator):
+    X, y = make_toy(30, 9, seed=2)
+    model = private(Estimator, {}, clip=1, noise_multiplier=1000)
+    with pytest.warns(UserWarning, match="larger than the count of every item"):
+        model.fit(X, y)
+    assert not model.predict(X).any()
+
+
+@every_method
+def test_pairs_of_own_items_are_refused_under_central_privacy(Estimator):
+    X, y = make_toy(30, 9, seed=2)
+    with pytest.raises(ValueError, match='must send whole matrices: set upload="dense"'):
+        private(Estimator, {"upload": "pairs"}, noise_multiplier=1).fit(X, y)
+    if Estimator is FedEASE:
+        with pytest.raises(ValueError, match='central_dp must hide; set download="all" or "auto"'):
+            private(Estimator, {"download": "own"}, noise_multiplier=1).fit(X, y)

@@ -126,7 +126,7 @@ def run(model, clients, items, turns, draws):
         exponent = getattr(model, "rank_exponent", 1.0)
         rate_item = model.learning_rate * (len(basis) / model.n_factors) ** exponent
         total = np.zeros((len(items), len(basis)))
-        n_visits, data_size = np.zeros_like(total), 0.0
+        n_visits, data_size, n_senders = np.zeros_like(total), 0.0, 0
         for c, client in enumerate(clients):
             if receives[c]:
                 received[c] = items, basis
@@ -140,12 +140,17 @@ def run(model, clients, items, turns, draws):
             scale = client.data_size if model.aggregation == "data_size" else 1.0
             total[:, mine] += scale * A
             data_size += client.data_size
+            n_senders += 1
             trained = np.zeros(len(basis), dtype=bool)
             trained[mine if model.aggregation == "entries" else slice(None)] = True
             n_visits += np.outer(visited, trained)
         if not data_size:
             continue
-        by = data_size if model.aggregation == "data_size" else np.maximum(n_visits, 1)
+        by = np.maximum(n_visits, 1)
+        if model.aggregation == "data_size":
+            by = data_size
+        if model.aggregation == "reptile":
+            by = n_senders / model.server_learning_rate
         items = items + (total / by) @ basis
         n += 1
         average = average + 10 / (n + 9) * (items - average)

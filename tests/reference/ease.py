@@ -59,3 +59,50 @@ def spectral_scores(G, X, n_factors, alpha, reg):
         target = np.where(x > 0, 1 + alpha * x, 0.0)
         scores[user] = S @ np.linalg.solve(reg * eye + (eye + alpha * np.diag(x)) @ S, target)
     return scores
+
+
+# ----------------------------------------------------------------------- with noise on the sum
+
+
+def clipped_gram(X, clients, clip):
+    """The sum of the clients' X'X, each scaled down so that its pairs have at most this norm."""
+    total = np.zeros((X.shape[1], X.shape[1]))
+    for users in clients:
+        own = gram(X, users)
+        norm = np.sqrt(sum(own[i, j] ** 2 for i in range(len(own)) for j in range(i + 1)))
+        total += own * min(1.0, clip / norm)
+    return total
+
+
+def without_noise(G, noise_std):
+    """What is visible of G, as a list of e v v', and the items that it is of."""
+    kept = [i for i in range(len(G)) if G[i, i] > 3 * noise_std]
+    bound = 2 * noise_std * np.sqrt(len(kept))
+    found = []
+    values, vectors = np.linalg.eigh(G[np.ix_(kept, kept)])
+    for k in range(len(kept)):
+        if values[k] > bound:
+            whole = np.zeros(len(G))
+            whole[kept] = vectors[:, k]
+            found.append(np.sqrt(values[k] ** 2 - bound**2) * np.outer(whole, whole))
+    return found[::-1], kept
+
+
+def noisy_ease(G, noise_std, reg):
+    """EASE of what is visible, and of the counts on the diagonal."""
+    found, kept = without_noise(G, noise_std)
+    visible = sum(found)
+    for i in kept:
+        visible[i, i] = max(visible[i, i], G[i, i])
+    return ease(visible, reg)
+
+
+def noisy_spectral_scores(G, noise_std, X, n_factors, alpha, reg):
+    """Scores from S = Q Q', the sum of the largest of what is visible, scaled."""
+    found = without_noise(G, noise_std)[0][:n_factors]
+    S = sum(found) * 100 * len(found) / np.trace(sum(found))
+    eye, scores = np.eye(len(G)), np.zeros(X.shape)
+    for user, x in enumerate(X):
+        target = np.where(x > 0, 1 + alpha * x, 0.0)
+        scores[user] = S @ np.linalg.solve(reg * eye + (eye + alpha * np.diag(x)) @ S, target)
+    return scores

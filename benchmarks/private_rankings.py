@@ -1,0 +1,207 @@
+"""Rankings under central privacy: ``python -m benchmarks.private_rankings COMMAND``.
+
+All ratings are positives. Each client has one user and is protected as a whole: whether it takes
+part changes what the server publishes by (epsilon, delta) at most, with delta 1e-5. Seeds are those
+of the models and of the noise.
+
+`precision`: precision@10 over the full catalogue, each user's rows split 80/20 at random (seed 1);
+popularity is not private. `choices`: the same for other settings, on a fifth of the training rows
+(seed 2000). `privrec`: a user's last row among 99 given items that it has not rated; HR@10 and
+NDCG@10. `settings`: server steps of PrivRec, on a random training row of each user. `epsilon`:
+PrivRec's epsilon by sampling and by accountant.
+
+Data: MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. `privrec` and `settings` also need
+the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from sklearn.base import clone
+
+from benchmarks import fedals
+from benchmarks._command_line import command_line
+from benchmarks._seeds import choosing, reported
+from benchmarks.lightfr import drawn_negatives, hits, last_but_one, leave_one_out
+from fedrecsk import FCF, FedEASE, Federation, FedSpectral, LocALS, Popularity, PrivRec
+from fedrecsk.datasets import fetch_movielens
+from fedrecsk.privacy import CentralDP
+
+# Settings that `choices` prefers: of a method, and of its clipping.
+PRIVATE = {
+    "FedSpectral": (FedSpectral(alpha=1.0, reg_user=100.0), {}),
+    "FedSpectral, as it is": (FedSpectral(), {}),
+    "FedEASE": (FedEASE(reg=20.0), {}),
+    "FedEASE, as it is": (FedEASE(), {}),
+    "FCF": (FCF(n_rounds=20), {}),
+    "LocALS": (LocALS(n_rounds=4, upload="all"), {"clip": 0.1}),
+}
+CHOICES = {
+    "FedSpectral": [
+        {},
+        {"alpha": 4.0, "reg_user": 30.0},
+        {"alpha": 4.0},
+        {"reg_user": 30.0},
+        {"reg_user": 200.0},
+        {"n_factors": 32},
+    ],
+    "FedEASE": [{"reg": reg} for reg in (10.0, 20.0, 40.0, 80.0, 1000.0)],
+    "FCF": [{}, {"clip": 0.1}, {"clip": 10.0}, {"n_rounds": 10}, {"n_factors": 10}],
+    "LocALS": [{}, {"clip": 0.03}, {"clip": 1.0}, {"n_rounds": 8}, {"n_factors": 10}],
+}
+# Of the paper: a cohort of 60 % by chance, 50 rounds, a clip of 50, as much noise.
+PAPER = {"fraction": 0.6, "rounds": 50, "noise": 1.0, "delta": 1e-5}
+
+
+def precision(options):
+    """Precision@10 on test rows at several epsilons."""
+    train, test = fedals.split(_rows(options), 1)
+    chance = fedals.precision(Popularity().fit(train), train, test)
+    print("| epsilon | model | precision@10 | +- | of popularity's | CPU s |")
+    print("|---|---|---|---|---|---|")
+    print(f"| not private | popularity | {chance:.4f} | | 1 | |", flush=True)
+    for epsilon in options.epsilons:
+        for label, (model, dp) in PRIVATE.items():
+            if options.only and label not in options.only:
+                continue
+            runs, start = [], time.process_time()
+            for seed in reported(options.seeds):
+                one = _private(model, train, epsilon, seed, **dp)
+                runs.append(fedals.precision(one, train, test))
+            mean, seconds = np.mean(runs), (time.process_time() - start) / len(runs)
+            print(
+                f"| {epsilon:g} | {label} | {mean:.4f} | {np.std(runs):.4f} | {mean / chance:.2f} "
+                f"| {seconds:.0f} |",
+                flush=True,
+            )
+
+
+def choices(options):
+    """Neighbours of the settings, on validation rows cut from the training rows."""
+    train, _ = fedals.split(_rows(options), 1)
+    inner, validation = fedals.split(train, choosing(1)[0])
+    print("| epsilon | model | precision@10 on validation rows |\n|---|---|---|", flush=True)
+    for epsilon in options.epsilons:
+        for label, grid in CHOICES.items():
+            if options.only and label not in options.only:
+                continue
+            model, dp = PRIVATE[label]
+            for changed in grid:
+                own = {k: v for k, v in changed.items() if k != "clip"}
+                more = {k: v for k, v in changed.items() if k == "clip"}
+                one = clone(model).set_params(**own)
+                one = _private(one, inner, epsilon, choosing(1)[0], **dp | more)
+                value = fedals.precision(one, inner, validation)
+                print(f"| {epsilon:g} | {label} {changed or ''} | {value:.4f} |", flush=True)
+
+
+def privrec(options):
+    """PrivRec without noise, and with the paper's noise."""
+    X, _, test, negatives = leave_one_out(options)
+    print("| clip | epsilon | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|---|", flush=True)
+    print(
+        "| popularity | | {:.4f} | {:.4f} | |".format(*hits(Popularity().fit(X), test, negatives))
+    )
+    for clip in (None, 2.0, 50.0):
+        scores, start = [], time.process_time()
+        for seed in reported(options.seeds):
+            model = PrivRec(random_state=seed, items=np.unique(X[:, 1]))
+            if clip is not None:
+                dp = CentralDP(clip=clip, noise_multiplier=PAPER["noise"], delta=PAPER["delta"])
+                model.set_params(federation=Federation(central_dp=dp, sampling="poisson"))
+            model.fit(X)
+            scores.append(hits(model, test, negatives))
+        hr, ndcg = np.mean(scores, axis=0)
+        epsilon = model.privacy_.epsilon
+        seconds = (time.process_time() - start) / len(scores)
+        print(f"| {clip} | {epsilon:.1f} | {hr:.4f} | {ndcg:.4f} | {seconds:.0f} |", flush=True)
+
+
+def settings(options):
+    """Step sizes of PrivRec's server, on validation rows, without noise."""
+    X, _, test, _ = leave_one_out(options)
+    inner, _, validation = last_but_one(X, X[:, 0])
+    negatives = drawn_negatives(np.concatenate([X, test]), validation, seed=1)
+    print("| server_learning_rate | HR@10 | NDCG@10 |\n|---|---|---|", flush=True)
+    for rate in (1.0, 5.0, 20.0):
+        model = PrivRec(server_learning_rate=rate, random_state=choosing(1)[0]).fit(inner)
+        hr, ndcg = hits(model, validation, negatives)
+        print(f"| {rate:g} | {hr:.4f} | {ndcg:.4f} |", flush=True)
+
+
+def epsilon(options):
+    """The epsilon of the paper's setting, 35.6, by sampling and accountant."""
+    print("| cohorts | neighbours | accountant | epsilon |\n|---|---|---|---|")
+    for labels, value in epsilons().items():
+        print(f"| {' | '.join(labels)} | {value:.2f} |", flush=True)
+
+
+def epsilons():
+    """Epsilon by cohorts, neighbouring relation and accountant, as dp-accounting computes it."""
+    from dp_accounting import (
+        GaussianDpEvent,
+        NeighboringRelation,
+        PoissonSampledDpEvent,
+        SampledWithoutReplacementDpEvent,
+        SelfComposedDpEvent,
+    )
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    noise, share, n_clients = GaussianDpEvent(PAPER["noise"]), PAPER["fraction"], 6_040
+    by_chance = PoissonSampledDpEvent(share, noise)
+    fixed = SampledWithoutReplacementDpEvent(n_clients, int(share * n_clients), noise)
+    one_more, replaced = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
+
+    def spent(accountant, event):
+        return accountant.compose(SelfComposedDpEvent(event, PAPER["rounds"]))
+
+    def by(accountant, event):
+        return spent(accountant, event).get_epsilon(PAPER["delta"])
+
+    orders = np.arange(2, 64)
+    # Mironov, CSF 2017, proposition 3.
+    renyi = np.asarray(spent(RdpAccountant(orders), by_chance)._rdp)
+    of_2017 = np.min(renyi + np.log(1 / PAPER["delta"]) / (orders - 1))
+    chance, everyone = ("by chance", "one client more"), ("all clients", "one client more")
+    return {
+        (*chance, "RDP of whole orders, conversion of 2017"): float(of_2017),
+        (*chance, "RDP of whole orders"): by(RdpAccountant(orders), by_chance),
+        (*chance, "PLD"): by(PLDAccountant(one_more), by_chance),
+        ("of fixed size", "one client replaced", "RDP of whole orders"): by(
+            RdpAccountant(orders, replaced), fixed
+        ),
+        (*everyone, "RDP"): by(RdpAccountant(), noise),
+        (*everyone, "PLD"): by(PLDAccountant(one_more), noise),
+    }
+
+
+def _rows(options):
+    return fetch_movielens("1m", data_home=options.data_home, return_X_y=True)[0][:, :2]
+
+
+def _private(model, X, epsilon, seed, **dp):
+    private = Federation(central_dp=CentralDP(epsilon=epsilon, **dp))
+    items = np.unique(X[:, 1])
+    return clone(model).set_params(items=items, random_state=seed, federation=private).fit(X)
+
+
+def main(argv=None):
+    """Run one of the benchmarks."""
+    commands = {f.__name__: f for f in (precision, choices, privrec, settings, epsilon)}
+    parser = command_line("private_rankings", __doc__)
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("--data-home")
+    parser.add_argument(
+        "--epsilons", nargs="+", type=float, default=[10.0, 3.0, 1.0], help="epsilons to compare"
+    )
+    parser.add_argument("--only", nargs="+", default=[], choices=PRIVATE)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args(argv)
+    commands[options.command](options)
+
+
+if __name__ == "__main__":
+    main()
