@@ -398,7 +398,7 @@ SMALL = {
 @pytest.mark.parametrize("data", SMALL)
 def test_little_data(data, options):
     X, y = map(np.array, SMALL[data])
-    model = make(**options | {"n_rounds": 200, "client_fraction": 0.01}).fit(X, y)
+    model = make(**options | {"n_rounds": 90, "client_fraction": 0.01}).fit(X, y)
     mean = model.predict(X)
     assert np.isfinite(mean).all()
     if options.get("posterior") != "map":
