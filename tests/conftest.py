@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from fedrecsk.datasets import fetch_movielens
+from fedrecsk.simulation import blocks
 
 # Background jobs of a shell ignore Ctrl-C, and so would processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,6 +62,20 @@ def make_toy(n_users=12, n_items=9, density=0.6, seed=0):
     order = rng.permutation(len(users))
     X = np.stack([100 + 7 * users, 1000 + 3 * items], axis=1)[order]
     return X, rng.integers(1, 6, len(X)).astype(float)
+
+
+# Ratings in a block of clients: all in one, in several, and each client in one of its own.
+BLOCK_SIZES = (10**6, 12, 1)
+
+
+def fits_in_blocks(model, X, y=None, *, block_sizes=BLOCK_SIZES, **fit_params):
+    """Fit `model` with blocks of each size in turn, so that all can be compared with one result."""
+    for size in block_sizes:
+        # pytest shows this if a test fails.
+        print(f"{size} ratings in a block")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(blocks, "block_size", lambda data, size=size: size)
+            yield model.fit(X, y, **fit_params)
 
 
 def rmse(model, X, y):

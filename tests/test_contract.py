@@ -35,7 +35,7 @@ every_federated = pytest.mark.parametrize("Estimator", FEDERATED)
 def make(Estimator, **parameters):
     """A quick and seeded instance."""
     estimator = Estimator()
-    defaults = {"n_rounds": 6, "random_state": 0}
+    defaults = {"n_rounds": 6, "n_burn_in": 2, "n_samples": 4, "random_state": 0}
     known = estimator.get_params()
     return estimator.set_params(**{k: v for k, v in defaults.items() if k in known} | parameters)
 
@@ -61,7 +61,7 @@ def assert_same_fit(one, other):
 
 # scikit-learn's checks take random numbers for ids.
 @pytest.mark.filterwarnings("ignore:.* ids .* have fractions:UserWarning")
-@parametrize_with_checks([Estimator() for Estimator in ESTIMATORS])
+@parametrize_with_checks([make(Estimator) for Estimator in ESTIMATORS])
 def test_scikit_learn_compatible(estimator, check):
     check(estimator)
 

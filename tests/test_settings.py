@@ -214,7 +214,7 @@ def make(Estimator, setting):
     small = {
         "n_factors": 4,
         "n_bits": 8,
-        "n_rounds": 5,
+        "n_rounds": 4,
         "rank": 2,
         "reg_user": 0.5,
         "client_fraction": 0.7,
@@ -237,7 +237,7 @@ def make(Estimator, setting):
 
 
 def fitted(Estimator, setting, clients=None):
-    X, y = make_toy(20, 9, seed=1)
+    X, y = make_toy(16, 9, seed=1)
     model = make(Estimator, setting)
     silos = None if clients is None else X[:, 0] // 7 % clients
     with warnings.catch_warnings():

@@ -14,7 +14,7 @@ from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.simulation import blocks, participation
 from fedrecsk.simulation.clients import HeldOut
 from fedrecsk.simulation.keys import Key, Keys
-from tests.conftest import make_toy
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.reference import colr as reference
 
 METHODS = [FedMF, CoLR, SCoLR]
@@ -89,8 +89,7 @@ def clients_of(model, data):
     return [reference.Client(model, targets[s], weights[s], users[s]) for s in spans]
 
 
-def assert_equals_reference(model, X, y=None, **fit_params):
-    model.fit(X, y, **fit_params)
+def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit_params):
     data = encode(X, y, **fit_params)
     clients, n = clients_of(model, data), data.n_clients
     key, federation = key_of(model), model.federation or Federation()
@@ -102,12 +101,13 @@ def assert_equals_reference(model, X, y=None, **fit_params):
     ]
     start = first_items(model, data.n_items)
     items = reference.run(model, clients, start, turns, draws)
-    np.testing.assert_allclose(model.item_factors_, items, atol=1e-9)
     seed = Key(0).hashed("personal")
     n_epochs = {False: EPOCHS_OF_THE_NEW, True: model.local_epochs}
     users = np.concatenate([c.personal_vectors(items, n_epochs, seed) for c in clients])
-    np.testing.assert_allclose(model.user_factors_, users, atol=1e-9)
-    assert np.abs(items - start).max() > 1e-3
+    for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
+        np.testing.assert_allclose(fitted.item_factors_, items, atol=1e-9)
+        np.testing.assert_allclose(fitted.user_factors_, users, atol=1e-9)
+        assert np.abs(items - start).max() > 1e-3
 
 
 COMBINATIONS = [
@@ -128,24 +128,20 @@ COMBINATIONS = [
 every_combination = pytest.mark.parametrize(
     ("Estimator", "parameters"), COMBINATIONS, ids=[f"{E.__name__}-{p}" for E, p in COMBINATIONS]
 )
-SIZES = pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
 
 
-@SIZES
 @every_combination
 @pytest.mark.parametrize("holders", ["users", "groups", "both"])
-def test_equals_the_naive_reference(
-    Estimator, parameters, holders, ratings_per_block, toy, monkeypatch
-):
-    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+def test_equals_the_naive_reference(Estimator, parameters, holders, toy):
     X, y = toy
     users, groups = X[:, 0], X[:, 0] % 4
     both = np.where(users < 140, groups, users)
     clients = {"users": None, "groups": groups, "both": both}[holders]
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
     model = make(Estimator, **parameters)
-    assert_equals_reference(clone(model), X, y, clients=clients)
-    assert_equals_reference(clone(model), X, y - 2, clients=clients, sample_weight=weight)
+    setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
+    assert_equals_reference(clone(model), X, y, **setting)
+    assert_equals_reference(clone(model), X, y - 2, sample_weight=weight, **setting)
 
 
 # Uploads are handed over one by one, and none is so long that it is shortened.

@@ -8,8 +8,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
 from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism, Paillier
-from fedrecsk.simulation import blocks
-from tests.conftest import make_toy, rmse, split
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.test_fcf import turns_of
 from tests.federated.test_wmf import key_of
 from tests.reference import fcf as reference
@@ -33,8 +32,7 @@ def first_items(model, n_items):
     return items
 
 
-def assert_equals_reference(model, X, y, **fit_params):
-    model.fit(X, y, **fit_params)
+def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_params):
     data = encode(X, y, **fit_params)
     w, ratings = np.zeros((2, data.n_users, data.n_items))
     level = np.average(data.values, weights=data.weights) if model.biases else 0.0
@@ -49,21 +47,22 @@ def assert_equals_reference(model, X, y, **fit_params):
     items = reference.run(model, clients, start, penalties, turns_of(model, data.n_clients))
     everybody = reference.RatingClient(model, w, ratings)
     users = np.array([everybody.user(*one, items) for one in zip(w, ratings, strict=True)])
-    first = int(model.biases)
-    np.testing.assert_allclose(model.item_factors_, items[:, first:], atol=1e-9)
-    np.testing.assert_allclose(model.user_factors_, users[:, first:], atol=1e-9)
-    if model.biases:
-        np.testing.assert_allclose(model.item_bias_, items[:, 0], atol=1e-9)
-        np.testing.assert_allclose(model.user_bias_, users[:, 0], atol=1e-9)
-    assert model.global_bias_ == pytest.approx(level)
-    assert np.abs(items - start).max() > 1e-3
     expected = [
         level + everybody.score(users[u], items[i])
         for u, i in zip(data.users, data.items, strict=True)
     ]
     pairs = np.column_stack([data.user_ids.values[data.users], data.item_ids.values[data.items]])
     low, high = data.values.min(), data.values.max()
-    np.testing.assert_allclose(model.predict(pairs), np.clip(expected, low, high), atol=1e-9)
+    first = int(model.biases)
+    for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
+        np.testing.assert_allclose(fitted.item_factors_, items[:, first:], atol=1e-9)
+        np.testing.assert_allclose(fitted.user_factors_, users[:, first:], atol=1e-9)
+        if model.biases:
+            np.testing.assert_allclose(fitted.item_bias_, items[:, 0], atol=1e-9)
+            np.testing.assert_allclose(fitted.user_bias_, users[:, 0], atol=1e-9)
+        assert fitted.global_bias_ == pytest.approx(level)
+        assert np.abs(items - start).max() > 1e-3
+        np.testing.assert_allclose(fitted.predict(pairs), np.clip(expected, low, high), atol=1e-9)
 
 
 every_upload = pytest.mark.parametrize("upload", ["all", "own"])
@@ -79,15 +78,14 @@ every_parameters = pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 
 @every_upload
 @every_parameters
-@pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
-def test_equals_the_naive_reference(upload, parameters, ratings_per_block, toy, monkeypatch):
-    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+def test_equals_the_naive_reference(upload, parameters, toy):
     X, y = toy
     weight = np.random.default_rng(3).random(len(y)) + 0.5
     for clients in (None, X[:, 0] % 4, np.where(X[:, 0] < 140, X[:, 0] % 4, X[:, 0])):
         model = make(upload=upload, **parameters)
-        assert_equals_reference(model, X, y, clients=clients)
-        assert_equals_reference(model, X, y, clients=clients, sample_weight=weight)
+        setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
+        assert_equals_reference(model, X, y, **setting)
+        assert_equals_reference(model, X, y, sample_weight=weight, **setting)
 
 
 # Nothing is that long; but single uploads are looked at.

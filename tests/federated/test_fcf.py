@@ -10,8 +10,8 @@ from fedrecsk.attacks import measure_leak
 from fedrecsk.federated._implicit import ImplicitMF
 from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism, Paillier
-from fedrecsk.simulation import blocks, participation
-from tests.conftest import make_toy
+from fedrecsk.simulation import participation
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.test_wmf import dense, first_items, key_of
 from tests.reference import fcf as reference
 from tests.reference.wmf import user_solve
@@ -43,8 +43,7 @@ def turns_of(model, n_clients):
     ]
 
 
-def assert_equals_reference(model, X, y=None, **fit_params):
-    model.fit(X, y, **fit_params)
+def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit_params):
     data = encode(X, y, **fit_params)
     c, r, _ = dense(data, model.alpha)
     spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
@@ -52,10 +51,11 @@ def assert_equals_reference(model, X, y=None, **fit_params):
     start = first_items(model, data.n_items)
     turns = turns_of(model, data.n_clients)
     items = reference.run(model, clients, start, model.reg_item, turns)
-    np.testing.assert_allclose(model.item_factors_, items, atol=1e-9)
     users = [user_solve(c[u], r[u], items, model.reg_user) for u in range(len(c))]
-    np.testing.assert_allclose(model.user_factors_, users, atol=1e-9)
-    assert np.abs(items - start).max() > 1e-3
+    for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
+        np.testing.assert_allclose(fitted.item_factors_, items, atol=1e-9)
+        np.testing.assert_allclose(fitted.user_factors_, users, atol=1e-9)
+        assert np.abs(items - start).max() > 1e-3
 
 
 every_upload = pytest.mark.parametrize("upload", ["all", "own"])
@@ -69,16 +69,14 @@ PARAMETERS = [
 
 @every_upload
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
-@pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
-def test_equals_the_naive_reference(upload, parameters, ratings_per_block, toy, monkeypatch):
-    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+def test_equals_the_naive_reference(upload, parameters, toy):
     X, y = toy
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
     for clients in (None, X[:, 0] % 4, np.where(X[:, 0] < 140, X[:, 0] % 4, X[:, 0])):
-        assert_equals_reference(make(upload=upload, **parameters), X, clients=clients)
-        assert_equals_reference(
-            make(upload=upload, **parameters), X, y - 2, clients=clients, sample_weight=weight
-        )
+        setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
+        model = make(upload=upload, **parameters)
+        assert_equals_reference(model, X, **setting)
+        assert_equals_reference(model, X, y - 2, sample_weight=weight, **setting)
 
 
 # Nothing is that long; but single uploads are looked at.

@@ -13,9 +13,9 @@ from fedrecsk.compression import TopK
 from fedrecsk.federated._fedmf import EPOCHS_OF_THE_NEW
 from fedrecsk.interactions import catalogue_ids, encode
 from fedrecsk.privacy import CKKS, LaplaceMechanism
-from fedrecsk.simulation import blocks, participation
+from fedrecsk.simulation import participation
 from fedrecsk.simulation.keys import Key
-from tests.conftest import make_toy
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.test_colr import clients_of, first_items, key_of
 from tests.reference import fedfast as reference
 
@@ -65,8 +65,7 @@ def turn_of(model, n, key):
     return chosen
 
 
-def assert_equals_reference(model, X, y=None, **fit_params):
-    model.fit(X, y, **fit_params)
+def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit_params):
     data, key = encode(X, y, **fit_params), key_of(model)
     clients, n = clients_of(model, data), data.n_clients
     for client in clients:
@@ -77,10 +76,11 @@ def assert_equals_reference(model, X, y=None, **fit_params):
     items, vectors = reference.run(
         model, clients, *start, rounds, lambda t: int(key.at(t).hashed("clusters") >> np.uint64(32))
     )
-    np.testing.assert_allclose(model.item_factors_, items, atol=1e-9)
     users = reference.final_users(model, clients, items, vectors, Key(0).hashed("personal"))
-    np.testing.assert_allclose(model.user_factors_, users, atol=1e-9)
-    assert np.abs(items - start[0]).max() > 1e-3
+    for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
+        np.testing.assert_allclose(fitted.item_factors_, items, atol=1e-9)
+        np.testing.assert_allclose(fitted.user_factors_, users, atol=1e-9)
+        assert np.abs(items - start[0]).max() > 1e-3
 
 
 PARAMETERS = [
@@ -96,18 +96,17 @@ PARAMETERS = [
 every_parameters = pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 
 
-@pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
 @pytest.mark.parametrize("holders", ["users", "groups", "both"])
 @every_parameters
-def test_equals_the_naive_reference(parameters, holders, ratings_per_block, toy, monkeypatch):
-    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+def test_equals_the_naive_reference(parameters, holders, toy):
     X, y = toy
     users, groups = X[:, 0], X[:, 0] % 4
     both = np.where(users < 140, groups, users)
     clients = {"users": None, "groups": groups, "both": both}[holders]
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    assert_equals_reference(make(**parameters), X, y, clients=clients)
-    assert_equals_reference(make(**parameters), X, y - 2, clients=clients, sample_weight=weight)
+    setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
+    assert_equals_reference(make(**parameters), X, y, **setting)
+    assert_equals_reference(make(**parameters), X, y - 2, sample_weight=weight, **setting)
 
 
 @pytest.mark.parametrize("mode", ["upload", "stale", "offline"])

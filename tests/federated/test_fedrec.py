@@ -5,9 +5,9 @@ from fedrecsk import BiasOnly, Federation, FedRec
 from fedrecsk.attacks import measure_leak
 from fedrecsk.interactions import encode
 from fedrecsk.privacy import CKKS, LaplaceMechanism
-from fedrecsk.simulation import blocks, participation
+from fedrecsk.simulation import participation
 from fedrecsk.simulation.keys import Key
-from tests.conftest import make_toy, rmse, split
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.reference import fedrec as reference
 
 
@@ -66,18 +66,18 @@ def reference_fit(model, X, y, clients=None, sample_weight=None):
     return everyone, items
 
 
-def assert_equals_reference(model, X, y, **fit_params):
-    model.fit(X, y, **fit_params)
+def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_params):
     everyone, items = reference_fit(model, X, y, **fit_params)
     users = np.concatenate([c.users for c in everyone])
     trained = np.concatenate([np.full(len(c.users), c.has_trained) for c in everyone])
     first = int(model.biases)
     assert trained.any()
-    np.testing.assert_allclose(model.item_factors_, items[:, first:], atol=1e-9)
-    np.testing.assert_allclose(model.user_factors_[trained], users[trained, first:], atol=1e-9)
-    if model.biases:
-        np.testing.assert_allclose(model.item_bias_, items[:, 0], atol=1e-9)
-        np.testing.assert_allclose(model.user_bias_[trained], users[trained, 0], atol=1e-9)
+    for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
+        np.testing.assert_allclose(fitted.item_factors_, items[:, first:], atol=1e-9)
+        np.testing.assert_allclose(fitted.user_factors_[trained], users[trained, first:], atol=1e-9)
+        if model.biases:
+            np.testing.assert_allclose(fitted.item_bias_, items[:, 0], atol=1e-9)
+            np.testing.assert_allclose(fitted.user_bias_[trained], users[trained, 0], atol=1e-9)
 
 
 def make(**parameters):
@@ -95,19 +95,17 @@ METHODS = [
     {"n_virtual": 0, "rating_scale": (0, 6)},
     {"upload": "all", "virtual_items": "redrawn"},
 ]
-SIZES = pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
 
 
-@SIZES
 @pytest.mark.parametrize("parameters", METHODS, ids=str)
 @pytest.mark.parametrize("n_clients", [None, 4], ids=["users", "silos"])
-def test_equals_the_naive_reference(parameters, n_clients, ratings_per_block, toy, monkeypatch):
-    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+def test_equals_the_naive_reference(parameters, n_clients, toy):
     X, y = toy
     clients = None if n_clients is None else X[:, 0] % n_clients
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    assert_equals_reference(make(**parameters), X, y, clients=clients)
-    assert_equals_reference(make(**parameters), X, y, clients=clients, sample_weight=weight)
+    setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
+    assert_equals_reference(make(**parameters), X, y, **setting)
+    assert_equals_reference(make(**parameters), X, y, sample_weight=weight, **setting)
 
 
 SETTINGS = [

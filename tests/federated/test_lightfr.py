@@ -20,7 +20,7 @@ from fedrecsk.simulation import blocks, participation
 from fedrecsk.simulation.keys import Key, Keys
 from fedrecsk.simulation.messages import Message
 from fedrecsk.simulation.participation import Turn
-from tests.conftest import make_toy
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.reference import lightfr as reference
 
 
@@ -74,8 +74,7 @@ def vectors(planes, n_bits):
     return sum(2**p * signs[:, p] for p in range(signs.shape[1]))
 
 
-def assert_equals_reference(model, X, y=None, **fit_params):
-    model.fit(X, y, **fit_params)
+def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit_params):
     data = encode(X, y, **fit_params)
     values, weights = np.zeros((2, data.n_users, data.n_items))
     values[data.users, data.items] = data.values
@@ -88,9 +87,11 @@ def assert_equals_reference(model, X, y=None, **fit_params):
     for t in range(model.n_rounds):
         turn = participation.draw(data.n_clients, model.client_fraction, setting, key.at(t))
         naive.round(turn, key.at(t))
-    np.testing.assert_array_equal(model.item_factors_, naive.items)
-    np.testing.assert_array_equal(model.user_factors_, naive.final_users(key.at(model.n_rounds)))
-    assert (model.item_factors_ != items).any() == model.train_items
+    final_users = naive.final_users(key.at(model.n_rounds))
+    for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
+        np.testing.assert_array_equal(fitted.item_factors_, naive.items)
+        np.testing.assert_array_equal(fitted.user_factors_, final_users)
+        assert (fitted.item_factors_ != items).any() == model.train_items
 
 
 METHODS = {
@@ -123,22 +124,20 @@ METHODS = {
     "items stay": {"train_items": False},
 }
 every_method = pytest.mark.parametrize("parameters", METHODS.values(), ids=METHODS)
-SIZES = pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
 
 
-@SIZES
 @every_method
 @pytest.mark.parametrize("holders", ["users", "groups", "both"])
-def test_equals_the_naive_reference(parameters, holders, ratings_per_block, monkeypatch):
-    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+def test_equals_the_naive_reference(parameters, holders):
     X, y = make_toy(9, 7)
     groups = X[:, 0] % 4
     both = np.where(X[:, 0] < 140, groups, X[:, 0])
     clients = {"users": None, "groups": groups, "both": both}[holders]
-    assert_equals_reference(make(**parameters), X, y, clients=clients)
+    setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
+    assert_equals_reference(make(**parameters), X, y, **setting)
     weight = np.random.default_rng(3).integers(1, 4, len(y)) / 3
     shifted = y - (0 if parameters.get("targets") == "ratings" else 2)
-    assert_equals_reference(make(**parameters), X, shifted, clients=clients, sample_weight=weight)
+    assert_equals_reference(make(**parameters), X, shifted, sample_weight=weight, **setting)
 
 
 SETTINGS = [

@@ -7,9 +7,9 @@ from fedrecsk import BiasOnly, Federation, RFRec, RFRecF
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.simulation import blocks, participation
+from fedrecsk.simulation import participation
 from fedrecsk.simulation.keys import Key
-from tests.conftest import make_toy, rmse, split
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.reference import rfrec as reference
 
 BOTH = pytest.mark.parametrize("Estimator", [RFRec, RFRecF])
@@ -67,16 +67,16 @@ def reference_fit(model, X, y, clients=None, sample_weight=None):
     return np.concatenate([c.users for c in everyone]), server.items, everyone
 
 
-def assert_equals_reference(model, X, y, **fit_params):
-    model.fit(X, y, **fit_params)
+def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_params):
     users, items, everyone = reference_fit(model, X, y, **fit_params)
     first = int(model.biases)
     started = np.concatenate([np.full(len(c.users), c.items is not None) for c in everyone])
-    np.testing.assert_allclose(model.item_factors_, items[:, first:], atol=1e-9)
-    np.testing.assert_allclose(model.user_factors_[started], users[started, first:], atol=1e-9)
-    if model.biases:
-        np.testing.assert_allclose(model.item_bias_, items[:, 0], atol=1e-9)
-        np.testing.assert_allclose(model.user_bias_[started], users[started, 0], atol=1e-9)
+    for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
+        np.testing.assert_allclose(fitted.item_factors_, items[:, first:], atol=1e-9)
+        np.testing.assert_allclose(fitted.user_factors_[started], users[started, first:], atol=1e-9)
+        if model.biases:
+            np.testing.assert_allclose(fitted.item_bias_, items[:, 0], atol=1e-9)
+            np.testing.assert_allclose(fitted.user_bias_[started], users[started, 0], atol=1e-9)
     return everyone
 
 
@@ -102,24 +102,18 @@ METHODS = [
     {"aggregation": "all", "reg_power": 1.0, "coupling": 0.7},
     {"biases": False, "rating_scale": (0, 6)},
 ]
-SIZES = pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
 
 
 @BOTH
-@SIZES
 @pytest.mark.parametrize("parameters", METHODS, ids=str)
 @pytest.mark.parametrize("n_clients", [None, 4], ids=["users", "groups"])
-def test_equals_the_naive_reference(
-    Estimator, parameters, n_clients, ratings_per_block, toy, monkeypatch
-):
-    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+def test_equals_the_naive_reference(Estimator, parameters, n_clients, toy):
     X, y = toy
     clients = None if n_clients is None else X[:, 0] % n_clients
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    assert_equals_reference(make(Estimator, **parameters), X, y, clients=clients)
-    assert_equals_reference(
-        make(Estimator, **parameters), X, y, clients=clients, sample_weight=weight
-    )
+    setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
+    assert_equals_reference(make(Estimator, **parameters), X, y, **setting)
+    assert_equals_reference(make(Estimator, **parameters), X, y, sample_weight=weight, **setting)
 
 
 SETTINGS = [
@@ -145,15 +139,13 @@ def test_equals_the_naive_reference_in_any_setting(Estimator, setting, aggregati
 
 
 @BOTH
-@SIZES
-def test_clipping_equals_the_naive_reference(Estimator, ratings_per_block, toy, monkeypatch):
-    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+def test_clipping_equals_the_naive_reference(Estimator, toy, monkeypatch):
     monkeypatch.setattr(
         LaplaceMechanism, "summed_noise", lambda self, n, shape, generator: np.zeros(shape)
     )
     setting = Federation(local_dp=LaplaceMechanism(clip=0.05, scale=1.0), dropout=0.2)
     model = make(Estimator, aggregation="all", rating_scale=(1, 5), federation=setting)
-    assert_equals_reference(model, *toy)
+    assert_equals_reference(model, *toy, block_sizes=BLOCK_SIZES)
 
 
 @BOTH

@@ -16,7 +16,7 @@ from fedrecsk.simulation.keys import Key, Keys
 from fedrecsk.simulation.messages import Message
 from fedrecsk.simulation.participation import Turn
 from fedrecsk.uploads import Update
-from tests.conftest import make_toy, split
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, split
 from tests.reference import wmf as reference
 
 METHODS = [LocALS, LocSGD, GlobSGD]
@@ -69,8 +69,7 @@ def first_items(model, n_items):
     return model.init_std * key_of(model).generator("item factors").standard_normal(shape)
 
 
-def assert_equals_reference(model, X, y=None, **fit_params):
-    model.fit(X, y, **fit_params)
+def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit_params):
     data = encode(X, y, **fit_params)
     c, r, rated = dense(data, model.alpha)
     spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
@@ -84,10 +83,11 @@ def assert_equals_reference(model, X, y=None, **fit_params):
     ]
     start = first_items(model, data.n_items)
     items = reference.run(model, clients, [rated[s] for s in spans], start, turns)
-    np.testing.assert_allclose(model.item_factors_, items, atol=1e-9)
     users = [reference.user_solve(c[u], r[u], items, model.reg_user) for u in range(len(c))]
-    np.testing.assert_allclose(model.user_factors_, users, atol=1e-9)
-    assert np.abs(items - start).max() > 1e-3
+    for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
+        np.testing.assert_allclose(fitted.item_factors_, items, atol=1e-9)
+        np.testing.assert_allclose(fitted.user_factors_, users, atol=1e-9)
+        assert np.abs(items - start).max() > 1e-3
 
 
 def parameters_of(Estimator):
@@ -105,25 +105,20 @@ COMBINATIONS = [
     for parameters in parameters_of(Estimator)
 ]
 every_combination = pytest.mark.parametrize(("Estimator", "parameters"), COMBINATIONS)
-SIZES = pytest.mark.parametrize("ratings_per_block", [10**6, 12, 1], ids=["one", "some", "single"])
 
 
-@SIZES
 @every_combination
 @pytest.mark.parametrize("holders", ["users", "groups", "both"])
-def test_equals_the_naive_reference(
-    Estimator, parameters, holders, ratings_per_block, toy, monkeypatch
-):
-    monkeypatch.setattr(blocks, "block_size", lambda data: ratings_per_block)
+def test_equals_the_naive_reference(Estimator, parameters, holders, toy):
     X, y = toy
     users, groups = X[:, 0], X[:, 0] % 4
     both = np.where(users < 140, groups, users)
     clients = {"users": None, "groups": groups, "both": both}[holders]
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    assert_equals_reference(make(Estimator, **parameters), X, clients=clients)
-    assert_equals_reference(
-        make(Estimator, **parameters), X, y - 2, clients=clients, sample_weight=weight
-    )
+    setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
+    model = make(Estimator, **parameters)
+    assert_equals_reference(model, X, **setting)
+    assert_equals_reference(model, X, y - 2, sample_weight=weight, **setting)
 
 
 # Nothing is that long; but single uploads are looked at.

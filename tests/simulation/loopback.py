@@ -35,15 +35,16 @@ from fedrecsk.simulation.stopping import hold_out
 def pack(arrays):
     """A dict of arrays as bytes; nothing but arrays of numbers and strings passes."""
     file = io.BytesIO()
-    assert not any(array.dtype.hasobject for array in arrays.values())
-    np.savez(file, **arrays)
+    for array in (np.array(list(arrays), dtype=str), *arrays.values()):
+        np.save(file, array, allow_pickle=False)
     return file.getvalue()
 
 
 def unpack(content):
     """The dict again."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        return dict(arrays)
+    file = io.BytesIO(content)
+    names = np.load(file, allow_pickle=False).tolist()
+    return {name: np.load(file, allow_pickle=False) for name in names}
 
 
 def pack_message(message, held, client):
