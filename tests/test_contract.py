@@ -61,9 +61,7 @@ def assert_same_fit(one, other):
 
 # scikit-learn's checks take random numbers for ids.
 @pytest.mark.filterwarnings("ignore:.* ids .* have fractions:UserWarning")
-@parametrize_with_checks(
-    [make(one, **{"client_fraction": 1.0} if one in FEDERATED else {}) for one in ESTIMATORS]
-)
+@parametrize_with_checks([make(Estimator) for Estimator in ESTIMATORS])
 def test_scikit_learn_compatible(estimator, check):
     check(estimator)
 
