@@ -5,6 +5,7 @@ import pickle
 from dataclasses import dataclass
 from threading import Thread
 
+import joblib
 import numpy as np
 import pytest
 from scipy import sparse
@@ -416,3 +417,14 @@ def test_a_user_folded_in_anew_keeps_what_it_has_when_a_housemate_is_asked_for()
     before = model.predict(rows)
     model.recommend(home[1:])
     np.testing.assert_array_equal(model.predict(rows), before)
+
+
+@every_federated
+def test_a_model_in_a_read_only_memory_map_serves_them(Estimator, tmp_path):
+    model = fit(Estimator)
+    joblib.dump(model, tmp_path / "model")
+    loaded = joblib.load(tmp_path / "model", mmap_mode="r")
+    users = EVERYBODY[:20]
+    for one in (model, loaded):
+        one.recommend(users, 2)
+    assert_same(model, loaded)

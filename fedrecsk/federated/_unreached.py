@@ -121,8 +121,10 @@ class Unreached:
         for name, rows in self.attributes.items():
             if sparse.issparse(rows):
                 self.attributes[name] = _placed(attributes[name][waits], users, rows)
-            else:
-                rows[users] = attributes[name][waits]
+                continue
+            rows = self.attributes[name] = _writeable(rows)
+            rows[users] = attributes[name][waits]
+        self._block_of_user = _writeable(self._block_of_user)
         self._block_of_user[users] = -1
 
     def __getstate__(self):
@@ -134,3 +136,8 @@ class Unreached:
                 kept = block.part(who)
             blocks.append(kept)
         return vars(self) | {"blocks": blocks, "_received": None}
+
+
+def _writeable(array):
+    """The array, or a copy if it is a memory map that was loaded read-only."""
+    return array if array.flags.writeable else array.copy()
