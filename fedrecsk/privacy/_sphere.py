@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
-from scipy.special import betaincc, betainccinv, betaln
+from scipy.special import betainc, betaincinv, betaln
 
 from fedrecsk._sklearn import Interval
 from fedrecsk.privacy._composition import pure_epsilon
@@ -70,7 +70,7 @@ def best_cap(dimension: int, epsilon: float) -> Cap:
 
 def _cap(dimension, epsilon, height):
     half = (dimension - 1) / 2
-    share = float(betaincc(0.5, half, height**2) / 2)
+    share = float(betainc(half, 0.5, 1 - height**2) / 2)
     gain = np.expm1(epsilon)
     # Mean of the cosine over the cap, times the cap's share; minus as much over the rest.
     moment = np.exp(half * np.log1p(-(height**2)) - betaln(0.5, half)) / (2 * half)
@@ -263,7 +263,7 @@ def _cosine(cap, dimension, generator):
     # Share of the sphere with a larger cosine; never 0.
     above = 1 - generator.random()
     above = cap.share * above if within else cap.share + (1 - cap.share) * above
-    size = np.sqrt(betainccinv(0.5, half, 2 * min(above, 1 - above)))
+    size = np.sqrt(1 - betaincinv(half, 0.5, 2 * min(above, 1 - above)))
     return size if above <= 0.5 else -size
 
 

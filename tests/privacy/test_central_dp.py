@@ -348,7 +348,7 @@ def test_bad_settings(toy, parameters, message):
         (LightFR(items=PUBLIC["items"], rating_scale=(1, 5)), "sends codes"),
         (FCF(items=PUBLIC["items"], upload="own"), 'set upload="all"'),
         (LocALS(items=PUBLIC["items"]), 'set upload="all"'),
-        (FedEASE(items=PUBLIC["items"]), 'set upload="dense"'),
+        (FedEASE(items=PUBLIC["items"], upload="pairs"), 'set upload="dense"'),
         (FedEB(items=PUBLIC["items"], rating_scale=(1, 5)), "Use PrivFedEB"),
     ],
 )
