@@ -210,7 +210,28 @@ def bare(estimator: Any) -> Any:
             "the data of all clients; set items= to the ids of all items on offer."
         )
     _check_parts(method._setting())
+    _check_central_dp(method)
     return method
+
+
+def _check_central_dp(method):
+    """Raise if a method needs more of central privacy than devices do."""
+    mechanism = method._setting().central_dp
+    if mechanism is None:
+        return
+    if mechanism.noise == "clients" or mechanism.quantile is not None:
+        what = "add shares of noise" if mechanism.noise == "clients" else "adapt the clip"
+        raise ValueError(
+            f"A Device does not {what} yet, which only the simulator does; use "
+            'CentralDP(noise="server", quantile=None), or call fit.'
+        )
+    forms = method._upload_forms(len(method.items))
+    whole = [name for name, form in forms.items() if form.is_integer]
+    if whole:
+        raise ValueError(
+            f"A Device cannot clip whole numbers yet, and {type(method).__name__} sends "
+            f"{whole[0]}; set central_dp=None, or call fit."
+        )
 
 
 def _check_parts(federation):

@@ -128,7 +128,7 @@ class Server:
         self._held = {}
 
     @classmethod
-    def of(cls, estimator: Any, key: Key | None = None) -> Self:
+    def of(cls, estimator: Any, key: Key | None = None, secret: Key | None = None) -> Self:
         """A server outside the simulator.
 
         Parameters
@@ -137,10 +137,13 @@ class Server:
             `items` must be the catalogue, and a rating method needs its `rating_scale`.
         key : Key or None
             The shared key. None: drawn by the operating system.
+        secret : Key or None
+            Of the server's own draws, as above.
         """
         method = bare(estimator)
         key = Key(secrets.randbits(63)) if key is None else key
-        return cls(method, method._setting(), key, catalogue_ids(method.items).values)
+        ids = catalogue_ids(method.items).values
+        return cls(method, method._setting(), key, ids, secret=secret)
 
     # --------------------------------------------------------------- before the rounds
 

@@ -5,11 +5,11 @@ import pickle
 import numpy as np
 import pytest
 
-from fedrecsk import Federation, FedMF, LightFR, LocALS, RFRec, RFRecF
+from fedrecsk import Federation, FedMF, LightFR, LocALS, PrivFedEB, RFRec, RFRecF
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Quantization, TopK
-from fedrecsk.privacy import CKKS, LaplaceMechanism
+from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism
 from fedrecsk.simulation import Dense, Device, Form, Message, Numbers, Parcel, Server
 from fedrecsk.simulation.keys import Key
 from tests.conftest import make_toy
@@ -29,7 +29,7 @@ def make(Estimator, **parameters):
 def deployed(method, X, y, seed):
     """Each silo's fitted model, and the server; everybody is pickled between the rounds."""
     key = Key(seed)
-    server = Server.of(method, key)
+    server = Server.of(method, key, secret=key)
     silos = np.unique(X[:, 0] % 4)
     devices = [
         Device(method, X[mine], y[mine], client_id=silo, private=key)
@@ -73,6 +73,39 @@ def test_devices_learn_what_the_simulator_says(Estimator):
         items, scores = model.recommend(model.user_ids_[:1], 2)
         assert items.shape == (1, 2)
         assert np.isfinite(scores).any()
+
+
+@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+@pytest.mark.parametrize("Estimator", [RFRec, PrivFedEB])
+def test_the_noise_of_a_deployed_server_is_that_of_the_simulator(Estimator):
+    X, y = make_toy()
+    federation = Federation(central_dp=CentralDP(clip=0.5, noise_multiplier=0.1))
+    method = make(Estimator, federation=federation, rating_scale=(1, 5))
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    models, server = deployed(method, X, y, seed)
+    simulated = method.set_params(random_state=0).fit(X, y, clients=X[:, 0] % 4)
+    assert simulated.privacy_ == server.privacy_report()
+    for model in models:
+        np.testing.assert_allclose(model.item_factors_, simulated.item_factors_, atol=1e-4)
+    # A server draws a secret of its own.
+    assert Server.of(method, Key(seed)).secret != Server.of(method, Key(seed)).secret
+
+
+@pytest.mark.parametrize(
+    ("Estimator", "parameters", "message"),
+    [
+        (RFRec, {"noise": "clients"}, "does not add shares of noise yet"),
+        (RFRec, {"quantile": 0.5}, "does not adapt the clip yet"),
+        (FedMF, {}, "cannot clip whole numbers yet"),
+    ],
+)
+def test_what_a_device_does_not_do_of_central_privacy(Estimator, parameters, message):
+    federation = Federation(central_dp=CentralDP(epsilon=3.0, **parameters))
+    method = make(Estimator, federation=federation)
+    with pytest.raises(ValueError, match=message):
+        Server.of(method)
+    with pytest.raises(ValueError, match=message):
+        Device(method, *make_toy(), client_id=1)
 
 
 def test_a_devices_model_folds_in_newcomers():
