@@ -13,13 +13,6 @@ from fedrecsk._kernels._tiles import TILE, multiply, multiply_turned
 from fedrecsk._kernels.fedeb import clear_rows, invert_positive
 
 
-class Ratings(NamedTuple):
-    """Ratings and their weights; both (n_ratings,)."""
-
-    values: np.ndarray
-    weights: np.ndarray
-
-
 class Model(NamedTuple):
     """What a client has received, and the constants of the model.
 

@@ -373,7 +373,7 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
         """Ratings from the center, in units; weights of a user's ratings, the largest one 1."""
         low, high, center = message["scale"].values
         values = (block.values - center) / self._unit(low, high)
-        return _kernels.privfedeb.Ratings(values, block.weights)
+        return _kernels.fedeb.Ratings(values, block.weights)
 
     def _infer(self, block, state, items, active, users, out):
         """Compute the users of the active clients, and what the senders among these send."""
