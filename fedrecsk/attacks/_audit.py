@@ -1,4 +1,4 @@
-"""Audit central privacy: what an attack proves about epsilon, beside what is promised."""
+"""Audit central privacy: what an attack says about epsilon, beside what is promised."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Canaries at a time, so that their directions need little memory.
 PIECE = 64
+# Least number of numbers in an upload.
+FEWEST_NUMBERS = 100
 # Share of the canaries by which the threshold is chosen, and the least number of them on either
 # side of it, because the best of many thresholds that few canaries decide is luck.
 CHOOSING, FEWEST = 0.5, 20
@@ -25,7 +27,7 @@ CHOOSING, FEWEST = 0.5, 20
 
 @dataclass(frozen=True, repr=False)
 class PrivacyAudit:
-    """An attack on central privacy: what it proves about epsilon, beside the promise.
+    """An attack on central privacy: what it says about epsilon, beside the promise.
 
     Attributes
     ----------
@@ -34,8 +36,8 @@ class PrivacyAudit:
     promised : float
         Epsilon of the fit (`privacy_`), an upper bound.
     lower_bound : float
-        Epsilon that the attack has proved to be the least, with the given confidence. A
-        lower bound above `promised` means that the noise is too small.
+        Estimate of epsilon from below, at the given confidence. If it is above `promised`, the
+        noise is too small.
     confidence : float
         Confidence of the lower bound.
     delta : float
@@ -89,12 +91,13 @@ def audit_privacy(
 
     The attacker sees all sums that the server publishes and knows the uploads of all clients but
     one, the canary, and how the canary's upload would look: a random direction, as long as the clip
-    allows. It subtracts what it knows and projects the rest onto that direction. This is the
-    strongest attacker that the promise covers, far beyond one who sees only the final model.
+    allows. It subtracts what it knows and projects the rest onto that direction. This attacker
+    knows far more than one who sees only the final model.
 
     It runs the protocol once, with its real clipping and noise. Every canary is attacked with the
-    same noise, which is possible because random directions are nearly orthogonal [1]_. The
-    threshold is chosen on half of the canaries, and the bound is proved on the others [2]_.
+    same noise, which is possible because random directions are nearly orthogonal [1]_; uploads
+    must have 100 numbers at least for that. The threshold is chosen on half of the canaries, and
+    the bound is computed from the others [2]_.
 
     Parameters
     ----------
@@ -117,7 +120,8 @@ def audit_privacy(
     Raises
     ------
     ValueError
-        If the estimator has no central privacy, or a parameter is out of range.
+        If the estimator has no central privacy, if its uploads have fewer than 100 numbers, or if
+        a parameter is out of range.
 
     Notes
     -----
@@ -161,6 +165,12 @@ def audit_privacy(
         )
     model._validate_params()
     data = model._prepared(X, y)
+    size = sum(np.prod(form.shape) for form in model._upload_forms(data.n_items).values())
+    if size < FEWEST_NUMBERS:
+        raise ValueError(
+            f"{type(model).__name__} uploads {size} numbers, among which random directions are not "
+            f"nearly orthogonal; an audit needs {FEWEST_NUMBERS}."
+        )
     noises, longest, report, plan = _noise_of(model, data)
     generator = np.random.default_rng(check_random_state(random_state).randint(2**31 - 1))
     inside, outside = _projections(noises, plan, n_canaries, generator)

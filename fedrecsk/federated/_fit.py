@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -117,7 +119,8 @@ class Run:
         blocks = _blocks.cut(training, groups, share=method.client_fraction)
         method._check_setting(federation, training, blocks)
         rating_range = float(data.values.min()), float(data.values.max())
-        server = Server(method, federation, key, data.item_ids.values, rating_range, secret=key)
+        secret = key if federation.central_dp is None else _secret(estimator, data, seed)
+        server = Server(method, federation, key, data.item_ids.values, rating_range, secret)
         clients = _clients(server, blocks, data.client_ids, histories, held_out, intrusion)
         block_of_client = np.empty(data.n_clients, dtype=np.int64)
         for b, block in enumerate(blocks):
@@ -356,6 +359,23 @@ def watch(estimator, data, n_rounds):
             yield run.server, run.clients, seen
 
 
+def _secret(estimator, data, seed):
+    """The key of a fit's noise, which fits of other data or with other parameters do not share.
+
+    Otherwise the noise of two fits with the same random_state could be subtracted.
+    """
+    if estimator.random_state is None:
+        return Key(secrets.randbits(63))
+    parameters = _parameters_of_a_run(estimator)
+    if estimator._setting().central_dp.epsilon is not None:
+        # The noise then depends on the planned rounds.
+        parameters["n_rounds"] = estimator._rounds()
+    parameters.pop("random_state", None)
+    identity = repr((int(seed), data.fingerprint(), sorted(parameters.items(), key=str)))
+    digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
+    return Key(int.from_bytes(digest) >> 1)
+
+
 def _updated(clients, round):
     """The clients' answers, without the copies that only a deployment needs."""
     answer = clients.update(round)
@@ -402,6 +422,8 @@ def _forger(federation, intrusion):
 def _clients(server, blocks, client_ids, histories, held_out, intrusion):
     """One Clients object for each block."""
     method, federation = server.method, server.federation
+    # Where no noise must be secret, all draws come from the one key.
+    private = server.key if server.secret is None else server.secret
     forger = _forger(federation, intrusion)
     groups, clients = {}, []
     for block in blocks:
@@ -418,7 +440,7 @@ def _clients(server, blocks, client_ids, histories, held_out, intrusion):
                 method,
                 block,
                 federation,
-                Keys(server.key, server.key),
+                Keys(server.key, private),
                 group=group,
                 held_out=rest,
                 forge=forge,

@@ -37,6 +37,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
     }
 
     _single_uploads = True
+    _max_uploads = 1
     # Every client is then reached once in a pass.
     _prefers_rotation = True
     _inversion = staticmethod(invert)

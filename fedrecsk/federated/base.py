@@ -95,6 +95,9 @@ class FederatedRecommender(Recommender):
     # Whether ``Federation(sampling="auto")`` means cohorts that take turns.
     _prefers_rotation = False
 
+    # Largest number of uploads of a client in all rounds together; None: one in each round.
+    _max_uploads = None
+
     # The parameter that says how many numbers of `_dtype` every user keeps; None if there is no
     # such parameter. By it, fits for which there is not enough memory are refused.
     _user_width = None
@@ -332,7 +335,7 @@ class FederatedRecommender(Recommender):
                 "uploads, which secure_aggregation hides; set secure_aggregation=None."
             )
         if federation.central_dp is not None:
-            _private.check(self, federation.central_dp)
+            _private.check(self, federation.central_dp, FederatedRecommender)
         if federation.local_dp is None:
             return
         if self.early_stopping:
@@ -357,7 +360,8 @@ class FederatedRecommender(Recommender):
         Returns
         -------
         report : PrivacyReport
-            ``privacy_`` of the fit, if all clients take part as planned.
+            ``privacy_`` of the fit, if all clients take part as planned. With cohorts of a fixed
+            size at random and ``random_state=None``, the fit's may differ.
 
         Raises
         ------
@@ -372,7 +376,7 @@ class FederatedRecommender(Recommender):
             )
         self._validate_params()
         self._check_before_fit()
-        seed = check_random_state(self.random_state).randint(2**31 - 1)
+        seed = check_random_state(copy.deepcopy(self.random_state)).randint(2**31 - 1)
         releases = Releases(self, federation, n_clients, Key(int(seed)), Key(int(seed)))
         return releases.planned(server_sees(self, federation))
 

@@ -20,6 +20,8 @@ HOPELESS = 100.0
 # Relative accuracy of the noise that is found for an epsilon by RDP, and how far below the epsilon
 # the noise may stay that is found by the privacy loss distribution.
 TOLERANCE, SHORT_OF = 1e-4, 2e-3
+# How far the search for the noise goes below the bound by RDP, as a logarithm.
+FARTHEST = 6
 # Step in which privacy losses are rounded up; epsilons are accurate to about a tenth of it.
 LOSS_STEP = 1e-3
 # Orders of the Renyi divergence: integers, for which all mechanisms have a bound.
@@ -150,10 +152,16 @@ def _corrected(events, factor, epsilon, delta):
     def excess(log_factor):
         factor = np.exp(log_factor)
         scaled = [one._replace(noise_multiplier=factor * one.noise_multiplier) for one in events]
-        return np.log(epsilon_of(scaled, delta) / ((1 - SHORT_OF / 2) * epsilon))
+        spent = max(epsilon_of(scaled, delta), np.finfo(float).tiny)
+        return np.log(spent / ((1 - SHORT_OF / 2) * epsilon))
 
-    high = np.log(factor)
-    return float(np.exp(root_scalar(excess, bracket=(high - 1, high), xtol=TOLERANCE).root))
+    low, high = np.log(factor) - 1, np.log(factor)
+    while excess(low) < 0 and low > high - FARTHEST:
+        low -= 1
+    if excess(high) >= 0 or excess(low) < 0:
+        # The bound by RDP is as good as it gets.
+        return float(factor)
+    return float(np.exp(root_scalar(excess, bracket=(low, high), xtol=TOLERANCE).root))
 
 
 def _bracket(spends_too_much):

@@ -18,7 +18,9 @@ class PrivacyBudget:
     """Add up what fits to the same clients cost in privacy, searches included.
 
     Every fit whose results are used costs privacy, also those of a search that only serve to
-    choose parameters.
+    choose parameters. Only the fits are counted. The scores of a search have no noise: do not
+    publish them, and search on data that you may look at, because the choice itself is not
+    covered.
 
     Parameters
     ----------

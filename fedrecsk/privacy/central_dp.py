@@ -11,6 +11,13 @@ from fedrecsk._extras import require
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.privacy.accounting import CALLER
 
+# Largest weight of a field.
+_HEAVIEST = 1e6
+# Largest noise multiplier of shares.
+_MOST_OF_SHARES = 1e3
+# Smallest noise multiplier above 0, and smallest epsilon that shares of the noise can promise.
+_LEAST_NOISE, _LEAST_EPSILON = 1e-6, 0.05
+
 
 class CentralDP(BaseEstimator):
     """Clip every client's whole upload, and add Gaussian noise to the sum of all uploads.
@@ -53,7 +60,8 @@ class CentralDP(BaseEstimator):
         Who adds the noise. "server": the server, which clients must trust with their uploads.
         "clients": every client adds a share of it, integers, so that the sum has the noise. With
         `secure_aggregation` the server then never sees anything without noise, and need not be
-        trusted (Agarwal, Kairouz and Liu, NeurIPS 2021).
+        trusted, provided that no client helps it: clients hold the key and know their own shares
+        (Agarwal, Kairouz and Liu, NeurIPS 2021).
 
     Raises
     ------
@@ -65,10 +73,14 @@ class CentralDP(BaseEstimator):
 
     Notes
     -----
-    *What is protected.* Models, and everything computed from them. Not protected are users' own
-    attributes, which are private to their clients, and `loss_curve_`, which only the simulator
-    knows. Two data sets are neighbours if one has another client's data in addition; how many
-    clients there are is taken to be public.
+    *What is protected.* What clients receive: the server's attributes, such as `item_factors_`.
+    The fitted object itself is not for publication. It also holds users' vectors and rated
+    items, and `history_`, `loss_curve_` and `communication_`, which have no noise; and under
+    warm_start the data. Two data sets are neighbours if one client's uploads are replaced by
+    nothing; the number of clients and their codes stay, and are public.
+
+    *Several fits* add up, see :class:`PrivacyBudget`. Fits with the same `random_state` draw
+    different noise, unless they are the same fit of the same data.
 
     *Cohorts.* With ``Federation(sampling="poisson")`` nobody knows who takes part in a round but
     the server and the client, and the guarantee is better (Abadi et al., CCS 2016). Cohorts that
@@ -76,9 +88,12 @@ class CentralDP(BaseEstimator):
     the most frequent client took part. With ``noise="clients"`` sampling does not help,
     because the server knows the cohort.
 
-    *Lost uploads* do not change the server's noise. Shares of the noise are lost with them: they
-    are made larger by what is planned for, and `privacy_` counts those that arrived, without the
-    client's own.
+    *Lost uploads* do not change the server's noise. If clients add the noise, a lost upload takes
+    its share with it. Shares are therefore planned for the number of clients that will nearly
+    always answer, and `privacy_` counts those that did, without the client's own.
+
+    *Diverged clients* are left out, and are seen to be; if all uploads of a round hold NaN, the fit
+    ends with an error. Neither is protected.
 
     *Floating point.* Sums and noise are rounded to a grid before they are added, so that the last
     bits of the result say nothing (Mironov, CCS 2012). Clients' shares are integers.
@@ -99,8 +114,8 @@ class CentralDP(BaseEstimator):
 
     _parameter_constraints: ClassVar[dict] = {
         "clip": [Interval(Real, 0, None, closed="neither")],
-        "noise_multiplier": [Interval(Real, 0, None, closed="left"), None],
-        "epsilon": [Interval(Real, 0, None, closed="neither"), None],
+        "noise_multiplier": [Interval(Real, 0, 1e6, closed="both"), None],
+        "epsilon": [Interval(Real, 0, 1e6, closed="right"), None],
         "delta": [Interval(Real, 0, 1, closed="neither")],
         "setup_clip": [Interval(Real, 0, None, closed="neither"), None],
         "setup_share": [Interval(Real, 0, 1, closed="neither"), None],
@@ -149,16 +164,32 @@ class CentralDP(BaseEstimator):
                 "CentralDP(noise_multiplier=0) adds no noise, and has no epsilon; leave "
                 'noise_multiplier out, or use it without epsilon and with noise="server".'
             )
+        if self.noise_multiplier and self.noise_multiplier < _LEAST_NOISE:
+            raise ValueError(
+                f"CentralDP(noise_multiplier={self.noise_multiplier:g}) is next to nothing; use 0 "
+                f"or at least {_LEAST_NOISE:g}."
+            )
+        if self.noise == "clients" and self.epsilon and self.epsilon < _LEAST_EPSILON:
+            raise ValueError(
+                f'CentralDP(epsilon={self.epsilon:g}, noise="clients") is less than can be '
+                f'accounted for; use at least {_LEAST_EPSILON}, or noise="server".'
+            )
+        if self.noise == "clients" and (self.noise_multiplier or 0) > _MOST_OF_SHARES:
+            raise ValueError(
+                f'CentralDP(noise_multiplier={self.noise_multiplier:g}, noise="clients") is more '
+                f"than integers hold; use at most {_MOST_OF_SHARES:g}."
+            )
         if self.quantile is not None and self.noise == "clients":
             raise ValueError(
                 'CentralDP with noise="clients" cannot adapt the clip, because the grid of the '
                 'noise depends on it; set quantile=None, or noise="server".'
             )
         for name, weight in (self.field_weights or {}).items():
-            if not isinstance(weight, Real) or not 0 < weight < float("inf"):
+            if not isinstance(weight, Real) or not 1 / _HEAVIEST <= weight <= _HEAVIEST:
                 raise ValueError(
                     f"CentralDP(field_weights={{{name!r}: {weight!r}}}): a weight must be a "
-                    "positive number; leave the field out for 1."
+                    f"positive number, from {1 / _HEAVIEST:g} to {_HEAVIEST:g}; leave the field "
+                    "out for 1."
                 )
         require("dp_accounting", CALLER)
 

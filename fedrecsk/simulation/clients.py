@@ -359,7 +359,7 @@ class Clients:
         each = self._draws_each and self.forge is None
         n_unclipped = clip(batch, mechanism, key, float(bound), float(variance) if each else 0.0)
         one = Contribution.of_batch(step, batch, hold=self._holds)
-        one.n_unclipped = n_unclipped
+        one.short_excess = n_unclipped - batch.n_accepted / 2
         if self.forge is None and mechanism.noise == "clients":
             one.n_shares = one.n_without_share = batch.n_accepted
             if each:

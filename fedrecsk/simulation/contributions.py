@@ -46,8 +46,9 @@ class Contribution:
     n_shares, n_without_share : int
         Number of accepted clients that add a share of the noise, under central privacy by clients;
         and of those among them whose share is still missing from the sums.
-    n_unclipped : int
-        Number of accepted clients whose upload was not longer than the clip, under central privacy.
+    short_excess : float
+        Under central privacy, the number of accepted clients whose upload was not longer than the
+        clip, less half of all accepted ones.
     """
 
     phase: str
@@ -63,7 +64,7 @@ class Contribution:
     n_without_noise: int = 0
     n_shares: int = 0
     n_without_share: int = 0
-    n_unclipped: int = 0
+    short_excess: float = 0.0
 
     @classmethod
     def of_sums(

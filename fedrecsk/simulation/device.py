@@ -225,7 +225,9 @@ def _check_central_dp(method):
             f"A Device does not {what} yet, which only the simulator does; use "
             'CentralDP(noise="server", quantile=None), or call fit.'
         )
-    forms = method._upload_forms(len(method.items))
+    forms = dict(method._upload_forms(len(method.items)))
+    for step in range(method._n_setups):
+        forms |= method._setup_forms(len(method.items), step)
     whole = [name for name, form in forms.items() if form.is_integer]
     if whole:
         raise ValueError(

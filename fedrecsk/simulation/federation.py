@@ -174,6 +174,8 @@ class Federation(BaseEstimator):
             lower = f"lower its {known[0]}" if known else "check what it uploads"
             aggregate = ", or set an aggregator such as NormClipping()" * (part is self.adversary)
             return f"The likely cause is {part}: {lower}{aggregate}."
+        if self.central_dp is not None:
+            return f"The likely cause is {self.central_dp}: raise its epsilon, or lower its clip."
         largest = None if self.compression is None else self.compression._largest_number
         if largest is None:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,13 +13,13 @@ from fedrecsk.privacy import _grid
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.simulation import participation
+from fedrecsk.simulation.keys import Key
 from fedrecsk.simulation.messages import Dense, Message, Total, Upload
 
 if TYPE_CHECKING:
     from fedrecsk.privacy import CentralDP, LocalMechanism
     from fedrecsk.simulation.contributions import Contribution
     from fedrecsk.simulation.federation import Federation
-    from fedrecsk.simulation.keys import Key
     from fedrecsk.uploads import Form
 
 # The field of every message that tells clients the clip, and the variance of their shares.
@@ -26,6 +27,10 @@ TERMS = "privacy_terms"
 # Of the adaptive clip (Andrew et al. 2021, section 3): its learning rate, and the share of the
 # cohort that is the standard deviation of the noise on the count of short uploads.
 ADAPTS_BY, NOISE_ON_COUNT = 0.2, 0.05
+# Least number of clients in a cohort that adds the noise itself.
+FEWEST_SHARES = 2
+# Grid steps of that noise in one client.
+COUNT_STEPS = 2**20
 
 
 class Exchange(NamedTuple):
@@ -55,14 +60,14 @@ class Counts(NamedTuple):
     ----------
     n_shares : int
         Clients that add a share of the noise and whose upload is in the sum.
-    n_unclipped : int
-        Clients whose upload was not longer than the clip.
+    short_excess : float
+        Clients whose upload was not longer than the clip, less half of all clients in the sum.
     n_without_share : int
         Clients among `n_shares` whose share is still missing.
     """
 
     n_shares: int = 0
-    n_unclipped: int = 0
+    short_excess: float = 0.0
     n_without_share: int = 0
 
     def plus(self, contribution: Contribution) -> Counts:
@@ -114,7 +119,10 @@ class Plan(NamedTuple):
                 for number in range(n_rounds):
                     drawn = participation.draw(n_clients, fraction, federation, key.at(number))
                     counts += drawn.active
-                uses = int(counts.max())
+                uses = max(1, int(counts.max()))
+        if method._max_uploads is not None:
+            # Clients that send so seldom need no secret cohorts.
+            uses, probability = min(math.ceil(uses), method._max_uploads), 1.0
         return cls(n_clients, method._n_setups, n_rounds, uses, probability, cohort)
 
 
@@ -128,8 +136,9 @@ class Releases:
     n_clients : int
     shared : Key
         By which cohorts are drawn.
-    secret : Key
-        Of the server's noise, which no client may know.
+    secret : Key or None
+        Of the server's noise, which no client may know. None: each draw comes afresh from the
+        operating system.
 
     Raises
     ------
@@ -138,7 +147,7 @@ class Releases:
     """
 
     def __init__(
-        self, method: Any, federation: Federation, n_clients: int, shared: Key, secret: Key
+        self, method: Any, federation: Federation, n_clients: int, shared: Key, secret: Key | None
     ) -> None:
         self.federation = federation
         self.secret = secret
@@ -150,9 +159,9 @@ class Releases:
         setup_noise, noise = _noise_multipliers(mechanism, self.plan, self.sizes)
         arrive = 1 - federation.dropout
         cohort = self.plan.cohort
-        self._setup: Exchange = Exchange(
-            mechanism._bound_of_setup, setup_noise, n_clients, n_clients
-        )
+        _check_cohorts(mechanism, self.plan)
+        shares = _grid.planned_shares(n_clients, 1.0)
+        self._setup: Exchange = Exchange(mechanism._bound_of_setup, setup_noise, n_clients, shares)
         self._round: Exchange = Exchange(
             mechanism.clip,
             noise,
@@ -183,6 +192,11 @@ class Releases:
     def always(self) -> bool:
         """Whether noise is published even if no client has sent anything, which is secret."""
         return self.plan.probability < 1
+
+    def secret_of(self, key: Key) -> Key:
+        """The key of what the server draws in an exchange."""
+        secret = Key(secrets.randbits(63)) if self.secret is None else self.secret
+        return secret.at(key.round)
 
     @property
     def adapts(self) -> bool:
@@ -246,12 +260,12 @@ class Releases:
                 sums = sums + n_clients * centers[name]
             noisy[name] = Total(sums, n_clients, std)
         if self.adapts and key.round >= 0:
-            self._adapt(counts.n_unclipped, key)
+            self._adapt(counts.short_excess, key)
         return Upload(n_clients, **noisy)
 
     def _noisy(self, name, sums, key, counts):
         """One field's sum with its noise, and the noise's standard deviation."""
-        generator = self.secret.at(key.round).generator(f"noise on the sum of {name}")
+        generator = self.secret_of(key).generator(f"noise on the sum of {name}")
         mechanism, one, size = self.mechanism, self.exchange(key), self.size(key)
         weight = (mechanism.field_weights or {}).get(name, 1.0)
         if mechanism.noise == "server":
@@ -261,7 +275,8 @@ class Releases:
         if counts.n_without_share:
             missing = counts.n_without_share * variance
             sums = sums + step * _grid.skellam(missing, sums.shape, generator)
-        return sums, step * np.sqrt(counts.n_shares * variance)
+        # Without the last digits of adding up multiples of the step.
+        return step * np.rint(sums / step), step * np.sqrt(counts.n_shares * variance)
 
     def _noise_on_uploads(self, noise_multiplier, key):
         """The noise multiplier of the uploads, if the count of short ones spends some of it."""
@@ -269,9 +284,11 @@ class Releases:
             return noise_multiplier
         return (noise_multiplier**-2 - (2 * self._count_std) ** -2) ** -0.5
 
-    def _adapt(self, n_unclipped, key):
-        generator = self.secret.at(key.round).generator("noise on the count of short uploads")
-        share = (n_unclipped + self._count_std * generator.normal()) / self._round.n_clients
+    def _adapt(self, excess, key):
+        generator = self.secret_of(key).generator("noise on the count of short uploads")
+        # Half a client more or less: what counts is short uploads less half of all.
+        noise = np.rint(COUNT_STEPS * self._count_std * generator.normal()) / COUNT_STEPS
+        share = 0.5 + (excess + noise) / self._round.n_clients
         change = np.clip(share, 0, 1) - self.mechanism.quantile
         clip = self._round.clip * np.exp(-ADAPTS_BY * change)
         self._round = self._round._replace(clip=float(clip))
@@ -340,6 +357,16 @@ class Releases:
             sampling=_sampling(self.federation, self.plan),
             trust="nobody who adds up uploads" if by_clients and encrypted else "the server",
             events=tuple(events),
+        )
+
+
+def _check_cohorts(mechanism, plan):
+    """Raise if a client would be hidden by nobody's share of the noise but its own."""
+    if mechanism.noise == "clients" and plan.cohort < FEWEST_SHARES:
+        raise ValueError(
+            f'CentralDP(noise="clients") needs {FEWEST_SHARES} clients in every cohort, because a '
+            "client knows its own share of the noise; raise client_fraction, or use "
+            'noise="server".'
         )
 
 

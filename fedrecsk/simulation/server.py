@@ -92,8 +92,8 @@ class Server:
     rating_range : tuple of float or None
         Lowest and highest rating. None: the method's `rating_scale`, if it has one.
     secret : Key or None
-        Of the server's own draws, the noise of central privacy. None: drawn by the operating
-        system.
+        Of the server's own draws under central privacy: noise, and secret cohorts. None: each
+        comes afresh from the operating system, so that no checkpoint holds it.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Server:
         rating_range: tuple[float, float] | None = None,
         secret: Key | None = None,
     ) -> None:
-        self.secret: Key = Key(secrets.randbits(63)) if secret is None else secret
+        self.secret = secret
         self.method = method
         self.federation = federation
         self.key = key
@@ -299,6 +299,9 @@ class Server:
 
     def _drawn(self, key):
         """Draw the participation of a round, unless the method chooses the cohort."""
+        if self.releases is not None and self.releases.always:
+            # Clients know the shared key.
+            key = self.releases.secret_of(key)
         fraction = self.method.client_fraction
         size = participation.cohort_size(self.n_clients, fraction)
         cohort = self.method._choose_cohort(self.state, self.n_clients, size, key)

@@ -9,6 +9,7 @@ from fedrecsk import Federation, FedMF, LightFR, LocALS, PrivFedEB, RFRec, RFRec
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Quantization, TopK
+from fedrecsk.federated._fit import Run
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism
 from fedrecsk.simulation import Dense, Device, Form, Message, Numbers, Parcel, Server
 from fedrecsk.simulation.keys import Key
@@ -26,13 +27,14 @@ def make(Estimator, **parameters):
     return estimator.set_params(items=CATALOGUE, **small | rates | parameters)
 
 
-def deployed(method, X, y, seed):
+def deployed(method, X, y, seed, secret=None):
     """Each silo's fitted model, and the server; everybody is pickled between the rounds."""
     key = Key(seed)
-    server = Server.of(method, key, secret=key)
+    secret = secret or key
+    server = Server.of(method, key, secret=secret)
     silos = np.unique(X[:, 0] % 4)
     devices = [
-        Device(method, X[mine], y[mine], client_id=silo, private=key)
+        Device(method, X[mine], y[mine], client_id=silo, private=secret)
         for silo in silos
         for mine in [X[:, 0] % 4 == silo]
     ]
@@ -82,13 +84,18 @@ def test_the_noise_of_a_deployed_server_is_that_of_the_simulator(Estimator):
     federation = Federation(central_dp=CentralDP(clip=0.5, noise_multiplier=0.1))
     method = make(Estimator, federation=federation, rating_scale=(1, 5))
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
-    models, server = deployed(method, X, y, seed)
-    simulated = method.set_params(random_state=0).fit(X, y, clients=X[:, 0] % 4)
+    method.set_params(random_state=0)
+    run = Run.new(method, method._prepared(X, y, clients=X[:, 0] % 4))
+    models, server = deployed(method, X, y, seed, run.server.secret)
+    simulated = method.fit(X, y, clients=X[:, 0] % 4)
     assert simulated.privacy_ == server.privacy_report()
     for model in models:
         np.testing.assert_allclose(model.item_factors_, simulated.item_factors_, atol=1e-4)
-    # A server draws a secret of its own.
-    assert Server.of(method, Key(seed)).secret != Server.of(method, Key(seed)).secret
+    # A deployed server draws each noise afresh, also after it was restored from a checkpoint.
+    server = Server.of(method, Key(seed))
+    server.register([Device(method, X, y, client_id=0).register()])
+    draws = {server.releases.secret_of(Key(1)) for _ in range(3)}
+    assert len(draws) == 3
 
 
 @pytest.mark.parametrize(
