@@ -62,7 +62,9 @@ def test_central_privacy(ratings, capsys):
     main(["--data", ratings, "--rounds", "2", "--epsilon", "8"])
     out = capsys.readouterr().out
     assert "PrivFedEB      federated" in out
-    assert "Epsilon is 8 for all the data of one client, with delta 1e-05, over 3 uploads." in out
+    assert (
+        "Epsilon is 8 for all the data of one client, with delta 1e-05, over 3 uploads, if" in out
+    )
 
 
 def test_local_privacy_and_a_file(ratings, capsys):

@@ -67,10 +67,12 @@ def print_privacy(report: Any) -> None:
         print(f"{sees}. Without noise, epsilon is infinite.")
         return
     if report.is_central:
+        uploads = f"{report.n_uploads:,} upload{'s' * (report.n_uploads != 1)}"
         print(
             f"{sees}, and adds noise before it publishes the model. Epsilon is "
             f"{_plain(report.epsilon)} for all the data of one client, with delta "
-            f"{report.delta:g}, over {report.n_uploads:,} uploads."
+            f"{report.delta:g}, over {uploads}, if the catalogue and the scale, here taken from "
+            "the data, are public."
         )
         return
     print(

@@ -422,8 +422,10 @@ def _forger(federation, intrusion):
 def _clients(server, blocks, client_ids, histories, held_out, intrusion):
     """One Clients object for each block."""
     method, federation = server.method, server.federation
-    # Where no noise must be secret, all draws come from the one key.
-    private = server.key if server.secret is None else server.secret
+    # Shares of the noise must differ between fits; all else comes from the one key.
+    mechanism = federation.central_dp
+    shares = mechanism is not None and mechanism.noise == "clients"
+    private = server.secret if shares else server.key
     forger = _forger(federation, intrusion)
     groups, clients = {}, []
     for block in blocks:

@@ -46,7 +46,7 @@ def check(method: Any, mechanism: CentralDP, base: type) -> None:
     if "rating_scale" in method.get_params(deep=False) and method.rating_scale is None:
         raise ValueError(
             "With central_dp the rating scale must be public instead of derived from the data; "
-            "set rating_scale=(low, high)."
+            "set rating_scale=(low, high), for example (1, 5)."
         )
     if method.warm_start and mechanism.epsilon is not None:
         raise ValueError(
@@ -81,8 +81,8 @@ def _check_forms(method, forms):
             choices = {choice for one in options for choice in getattr(one, "options", ())}
             cure = next((f'set upload="{c}"' for c in ("all", "dense") if c in choices), None)
             raise ValueError(
-                f"{name} sends only some rows of {field}, and which ones reveals the items that a "
-                "client holds; with central_dp clients must send whole matrices: "
+                f"{name} sends only some rows of its matrix {field!r}, and which ones reveals the "
+                "items that a client holds; with central_dp clients must send whole matrices: "
                 f"{cure or 'use a method that does, such as RFRec'}."
             )
 

@@ -11,6 +11,7 @@ import numpy as np
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk._warnings import warn
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._item_rows import OwnRows, layout_of
 from fedrecsk.federated._privfedeb_server import (
@@ -453,6 +454,13 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
                 "not number by number. Use central_dp, or RFRec for local differential privacy."
             )
         super()._check_before_fit()
+        mechanism = self._setting().central_dp
+        if mechanism is not None and max(mechanism.clip, mechanism._bound_of_setup) > 1:
+            warn(
+                f"No upload of {type(self).__name__} is longer than 1, so CentralDP("
+                f"clip={mechanism.clip:g}) only means more noise; set clip=1.0.",
+                UserWarning,
+            )
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)

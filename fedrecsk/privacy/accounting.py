@@ -158,10 +158,13 @@ def _corrected(events, factor, epsilon, delta):
     low, high = np.log(factor) - 1, np.log(factor)
     while excess(low) < 0 and low > high - FARTHEST:
         low -= 1
-    if excess(high) >= 0 or excess(low) < 0:
-        # The bound by RDP is as good as it gets.
-        return float(factor)
-    return float(np.exp(root_scalar(excess, bracket=(low, high), xtol=TOLERANCE).root))
+    if excess(high) < 0 <= excess(low):
+        found = float(np.exp(root_scalar(excess, bracket=(low, high), xtol=TOLERANCE).root))
+        scaled = [one._replace(noise_multiplier=found * one.noise_multiplier) for one in events]
+        if epsilon_of(scaled, delta) <= epsilon:
+            return found
+    # The bound by RDP is as good as it gets.
+    return float(factor)
 
 
 def _bracket(spends_too_much):

@@ -116,8 +116,14 @@ class PrivacyBudget:
         everything = [*self._reports, *planned]
         if self._exceeds(everything):
             total = PrivacyReport.joined(everything)
+            if total.delta > self.delta:
+                raise ValueError(
+                    f"The fits' delta {total.delta:g} is above the budget's {self.delta:g}; set "
+                    f"CentralDP(delta={self.delta:g})."
+                )
+            more = f"{n_fits} more fit{'s' * (n_fits != 1)}"
             raise ValueError(
-                f"{n_fits} more fits would spend epsilon {total.epsilon:.4g} in total (delta "
+                f"{more} would spend epsilon {total.epsilon:.4g} in total (delta "
                 f"{total.delta:g}), and the budget is {self.epsilon:g} (delta {self.delta:g}); add "
                 "noise, or fit less often."
             )
@@ -134,6 +140,7 @@ class PrivacyBudget:
         return (
             f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}): epsilon "
             f"{self.spent:.3g} spent by {n_fits} fit{'s' * (n_fits != 1)}"
+            f"{' (exceeded)' * self.is_exceeded}"
         )
 
     def _repr_html_(self) -> str:
@@ -161,5 +168,12 @@ def _reports(fitted):
     best = fitted.best_estimator_
     n_clients = len(best.communication_.client_ids)
     candidates = [clone(fitted.estimator).set_params(**p) for p in fitted.cv_results_["params"]]
-    planned = [one.planned_privacy(n_clients) for one in candidates]
+    planned = [_planned(one, n_clients) for one in candidates]
     return planned * fitted.n_splits_ + [best.privacy_]
+
+
+def _planned(candidate, n_clients):
+    """The report that a fit of a candidate would have."""
+    if candidate._setting().central_dp is None:
+        return PrivacyReport.of(None, [1], [1])
+    return candidate.planned_privacy(n_clients)

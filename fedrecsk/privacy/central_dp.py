@@ -25,7 +25,8 @@ class CentralDP(BaseEstimator):
     What the server publishes, the models of all rounds, is then (epsilon, delta)-differentially
     private for whole clients: hardly anything in it would be different without all the data of any
     one client (McMahan, Ramage, Talwar and Zhang, ICLR 2018, algorithm 1). A client with one user
-    is that user. It works with every method whose server needs only sums.
+    is that user. It works with most methods whose server needs only
+    sums of real numbers; the others say why not.
 
     Give either `noise_multiplier`, or `epsilon`, for which the noise is found that spends it over
     the planned rounds and cohorts.

@@ -129,7 +129,7 @@ class PrivacyReport:
             delta=delta + sum(one.delta for one in others),
             neighbours=_common((one.neighbours for one in reports), "; "),
             sampling=_common((one.sampling for one in reports), "; "),
-            trust=_common((one.trust for one in reports), "; "),
+            trust=_trusted([one.trust for one in reports]),
             events=events,
         )
 
@@ -172,6 +172,11 @@ class PrivacyReport:
                 "ε = ∞: no formal guarantee. Set central_dp or local_dp for differential privacy."
             )
         return _html.table("Privacy", [], rows, notes=notes)
+
+
+def _trusted(words):
+    """Who must be trusted in any of several fits."""
+    return _common([one for one in words if one != "nobody"] or words, "; ")
 
 
 def _common(words, separator):

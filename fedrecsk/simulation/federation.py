@@ -201,8 +201,8 @@ class Federation(BaseEstimator):
     def _check_central_dp(self, mechanism):
         if self.local_dp is not None:
             raise ValueError(
-                "Federation has both central_dp and local_dp, which would add noise twice; set one "
-                "of them to None: local_dp if the server is trusted, central_dp if it is not."
+                "Federation has both central_dp and local_dp, which would add noise twice. If "
+                "clients trust the server, set local_dp=None; otherwise set central_dp=None."
             )
         if self.aggregator is not None:
             raise ValueError(

@@ -355,7 +355,9 @@ class Releases:
             delta=mechanism.delta,
             neighbours="one client more or less",
             sampling=_sampling(self.federation, self.plan),
-            trust="nobody who adds up uploads" if by_clients and encrypted else "the server",
+            trust="nobody, if no client helps the server"
+            if by_clients and encrypted
+            else "the server",
             events=tuple(events),
         )
 

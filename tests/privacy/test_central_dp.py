@@ -297,7 +297,7 @@ def test_shares_under_encryption_leave_nobody_to_trust(toy, scheme):
         noise_multiplier=2.0, delta=1e-3, noise="clients", secure_aggregation=scheme
     )
     model = quiet(make(federation, n_rounds=1), *toy)
-    assert model.privacy_.trust == "nobody who adds up uploads"
+    assert model.privacy_.trust == "nobody, if no client helps the server"
     assert model.privacy_.server_sees == "encrypted sums"
     plain = private(noise_multiplier=2.0, delta=1e-3, noise="clients")
     assert quiet(make(plain, n_rounds=1), *toy).privacy_.trust == "the server"
@@ -320,6 +320,10 @@ def test_shares_under_encryption_leave_nobody_to_trust(toy, scheme):
         ({"epsilon": 1, "quantile": 0.5}, "too few to hide"),
         ({"epsilon": 1, "field_weights": {"item_vectors": 0}}, "must be a positive number"),
         ({"epsilon": 1, "field_weights": {"vectors": 1.0}}, "use these names"),
+        ({"noise_multiplier": 1e-9}, "next to nothing"),
+        ({"epsilon": 1e-3, "noise": "clients"}, "less than can be accounted for"),
+        ({"noise_multiplier": 1e5, "noise": "clients"}, "more than integers hold"),
+        ({"epsilon": 1, "field_weights": {"item_vectors": 1e-200}}, "from 1e-06 to 1e"),
         ({"epsilon": 1, "noise_multiplier": 0.5}, "spends epsilon .* set noise_multiplier to"),
         ({"epsilon": 1, "local_dp": LaplaceMechanism(1, 1)}, "both central_dp and local_dp"),
         ({"epsilon": 1, "aggregator": NormClipping()}, "set aggregator=None"),
@@ -357,6 +361,12 @@ def test_what_noise_would_not_protect_is_refused(toy, estimator, message):
         quiet(estimator.set_params(federation=private(epsilon=5.0)), *toy)
 
 
+def test_a_cohort_of_one_cannot_hide_behind_its_own_share(toy):
+    federation = private(epsilon=3.0, noise="clients", sampling="rotating")
+    with pytest.raises(ValueError, match="needs 2 clients in every cohort"):
+        quiet(make(federation, client_fraction=0.05), *toy)
+
+
 def test_a_large_delta_warns(toy):
     with pytest.warns(UserWarning, match="above one divided by the number of clients, 20"):
         make(private(epsilon=5.0, delta=0.1)).fit(*toy)
@@ -372,3 +382,60 @@ def test_sums_of_counts_are_noisy_too(toy):
         federation=private(noise_multiplier=50.0),
     )
     assert np.isfinite(quiet(model, X).item_factors_).all()
+
+
+@pytest.mark.parametrize("noise", ["server", "clients"])
+@pytest.mark.parametrize("change", ["epsilon", "data", "nothing"])
+def test_different_fits_have_different_noise(noise, change, toy, monkeypatch):
+    # Otherwise the noise of two fits could be subtracted.
+    X, y = toy
+    settings = {"noise": noise, "epsilon": 3.0, "secure_aggregation": None}
+    if noise == "clients":
+        # Every client draws its own share.
+        settings["secure_aggregation"] = CKKS(audit=1)
+    first = quiet(make(private(**settings), n_rounds=1, learning_rate=1e-9), X, y)
+    if change == "epsilon":
+        settings["epsilon"] = 3.1
+    if change == "data":
+        y = np.where(np.arange(len(y)) == 0, 6 - y, y)
+    other = quiet(make(private(**settings), n_rounds=1, learning_rate=1e-9), X, y)
+    start = quiet(make(private(epsilon=3.0, clip=1e-12), n_rounds=1), X, y).item_factors_
+    noises = [(one.item_factors_ - start).ravel() for one in (first, other)]
+    correlation = np.corrcoef(*noises)[0, 1]
+    assert correlation > 0.999 if change == "nothing" else abs(correlation) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("federation", "parameters", "epsilon"),
+    [
+        ({"sampling": "poisson"}, {"client_fraction": 0.3}, 500.0),
+        ({"sampling": "poisson"}, {"client_fraction": 0.3}, 0.01),
+        ({"sampling": "poisson"}, {"client_fraction": 1e-4}, 1.0),
+        (
+            {"sampling": "random", "dropout": 0.9, "dropout_mode": "offline"},
+            {"client_fraction": 0.05, "n_rounds": 1},
+            1.0,
+        ),
+        ({}, {}, 1e-3),
+        ({}, {}, 1e5),
+    ],
+)
+def test_extreme_settings_fit(federation, parameters, epsilon, toy):
+    model = make(private(epsilon=epsilon, delta=1e-3, **federation), **parameters)
+    report = quiet(model, *toy).privacy_
+    assert report.epsilon <= epsilon * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("n_clients", [2, 7, 60])
+def test_shares_keep_the_promise_without_the_clients_own(n_clients):
+    X, y = make_toy(n_clients, N_ITEMS, seed=1)
+    report = quiet(make(private(epsilon=3.0, delta=1e-3, noise="clients")), X, y).privacy_
+    assert 0.99 * 3 < report.epsilon <= 3 * (1 + 1e-6)
+
+
+def test_methods_that_send_once_pay_once(toy):
+    X, _ = toy
+    model = FedEASE(n_rounds=4, items=PUBLIC["items"], federation=private(epsilon=5.0))
+    report = quiet(model, X).privacy_
+    assert report.epsilon == pytest.approx(5)
+    assert report.events[0].count == 1

@@ -30,11 +30,10 @@ def make(Estimator, **parameters):
 def deployed(method, X, y, seed, secret=None):
     """Each silo's fitted model, and the server; everybody is pickled between the rounds."""
     key = Key(seed)
-    secret = secret or key
     server = Server.of(method, key, secret=secret)
     silos = np.unique(X[:, 0] % 4)
     devices = [
-        Device(method, X[mine], y[mine], client_id=silo, private=secret)
+        Device(method, X[mine], y[mine], client_id=silo, private=key)
         for silo in silos
         for mine in [X[:, 0] % 4 == silo]
     ]
