@@ -24,7 +24,7 @@ from fedrecsk import (
 from fedrecsk.ensemble import RankingEnsemble, RatingEnsemble, _search
 from fedrecsk.interactions import encode
 from fedrecsk.metrics import epsilon_scorer, evaluate_ranking
-from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.privacy import CentralDP, LaplaceMechanism
 from tests import test_contract as contract
 from tests.conftest import make_toy
 
@@ -356,3 +356,11 @@ def test_costs_of_a_mixed_ensemble(toy):
     X, y = toy
     model = RatingEnsemble([("a", RFRec(3, n_rounds=2)), ("b", BiasOnly())]).fit(X, y)
     assert epsilon_scorer(model, X, y) == -np.inf
+
+
+def test_weights_are_not_searched_over_private_parts():
+    federation = Federation(central_dp=CentralDP(epsilon=3.0))
+    part = FedSpectral(4, federation=federation)
+    model = RankingEnsemble([("a", part), ("b", EASE())], weights="search", items=range(40))
+    with pytest.raises(ValueError, match="'a's privacy does not cover that choice"):
+        model.fit([[1, 2], [2, 3]])

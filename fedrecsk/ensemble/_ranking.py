@@ -161,6 +161,14 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
     def _check_weights(self):
         if not self._searches:
             super()._check_weights()
+            return
+        for name, part in self.estimators:
+            federation = getattr(part, "federation", None)
+            if getattr(federation, "central_dp", None) or getattr(federation, "local_dp", None):
+                raise ValueError(
+                    f'weights="search" chooses weights by held-out rows, and {name!r}\'s privacy '
+                    "does not cover that choice; give the weights."
+                )
 
     # ----------------------------------------------------------------------------- scores
 
