@@ -362,5 +362,5 @@ def test_weights_are_not_searched_over_private_parts():
     federation = Federation(central_dp=CentralDP(epsilon=3.0))
     part = FedSpectral(4, federation=federation)
     model = RankingEnsemble([("a", part), ("b", EASE())], weights="search", items=range(40))
-    with pytest.raises(ValueError, match="'a's privacy does not cover that choice"):
+    with pytest.raises(ValueError, match="the privacy of 'a' does not cover that choice"):
         model.fit([[1, 2], [2, 3]])

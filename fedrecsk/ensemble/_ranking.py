@@ -166,8 +166,8 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
             federation = getattr(part, "federation", None)
             if getattr(federation, "central_dp", None) or getattr(federation, "local_dp", None):
                 raise ValueError(
-                    f'weights="search" chooses weights by held-out rows, and {name!r}\'s privacy '
-                    "does not cover that choice; give the weights."
+                    'weights="search" chooses weights by held-out rows, and the privacy of '
+                    f"{name!r} does not cover that choice; give the weights."
                 )
 
     # ----------------------------------------------------------------------------- scores
