@@ -7,34 +7,29 @@ from numbers import Integral, Real
 from typing import ClassVar, Literal
 
 import numpy as np
-from scipy.special import expit
 
 from fedrecsk import _kernels
 from fedrecsk._pieces import pieces
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_sampled import sampled
 from fedrecsk.attacks._unmixing import by_lines
-from fedrecsk.base import RankingMixin, linear_scores
-from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.base import linear_scores
+from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.simulation.keys import Key
 from fedrecsk.simulation.messages import Dense, Message, Uploads
 from fedrecsk.uploads import Form, Ragged
 
 # Epochs on the final items of a user whose client was in no round.
 EPOCHS_OF_THE_NEW = 20
-# Up to this many negatives are accepted for any catalogue, so that the default always works.
-FEW_NEGATIVES = 4
 
 
 @dataclass(eq=False, repr=False)
-class AveragedItems(RankingMixin, FederatedRecommender):
+class AveragedItems(LearnsFromFeedback):
     """Base class of FedMF and of those that upload less; it has no positional parameter."""
 
     _: KW_ONLY
     n_factors: int = 64
     n_rounds: int = 200
-    loss: Literal["bce", "squared"] = "bce"
-    n_negatives: int = 4
     local_epochs: int = 2
     batch_size: int = 64
     learning_rate: float = 0.5
@@ -43,10 +38,8 @@ class AveragedItems(RankingMixin, FederatedRecommender):
     init_std: float = 0.03
     client_fraction: float = 0.2
 
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
+    _parameter_constraints: ClassVar[dict] = LearnsFromFeedback._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "loss": [StrOptions({"bce", "squared"})],
-        "n_negatives": [Interval(Integral, 0, None, closed="left")],
         "local_epochs": [Interval(Integral, 1, None, closed="left")],
         "batch_size": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
@@ -67,26 +60,6 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         shape = (catalogue.n_items, self.n_factors)
         items = self.init_std * key.generator("item factors").standard_normal(shape)
         return {"item_factors": items.astype(self._dtype)}
-
-    @property
-    def _n_setups(self):
-        return int(self.loss == "squared")
-
-    def _setup_forms(self, n_items, step):
-        return {"ratings": Form((2,), learned=False)}
-
-    def _setup_update(self, block, message, step, key):
-        ratings = np.array([block.weights @ block.values, block.weights.sum()])
-        return Uploads(ratings=ratings)
-
-    def _setup_aggregate(self, server, upload, step, key):
-        total, weight = upload["ratings"].sum
-        return server | {"global_bias": total / weight}
-
-    def _announce(self, server):
-        if self.loss == "bce":
-            return Message()
-        return Message(global_bias=Dense(np.array([server["global_bias"]])))
 
     # ---------------------------------------------------------------------- each round
 
@@ -170,25 +143,6 @@ class AveragedItems(RankingMixin, FederatedRecommender):
         return {"user_factors_": state["users"]}
 
     # ------------------------------------------------------------------- on the clients
-
-    def _feedback(self, block, message):
-        """Target and weight of each rating; a client's weights are relative to their mean."""
-        if self.loss == "bce":
-            targets = block.values > 0
-        else:
-            targets = block.values - message["global_bias"].values[0]
-        n_ratings = np.diff(block.rating_indptr)
-        weights = block.weights / np.repeat(self._data_sizes(block) / n_ratings, n_ratings)
-        return _kernels.fedmf.Feedback(targets.astype(self._dtype), weights.astype(self._dtype))
-
-    @staticmethod
-    def _data_sizes(block):
-        """Each client's number of ratings, by weight."""
-        return np.add.reduceat(block.weights, block.rating_indptr[:-1])
-
-    @staticmethod
-    def _layout(block):
-        return _kernels.fedmf.Layout(block.client_indptr, block.indptr, block.items)
 
     def _config(self):
         return _kernels.fedmf.Config(
@@ -312,70 +266,5 @@ class AveragedItems(RankingMixin, FederatedRecommender):
 
     # --------------------------------------------------------------------- predictions
 
-    @property
-    def _sees_ratings(self):
-        return self.loss == "squared"
-
-    def _response(self, scores):
-        return expit(scores) if self.loss == "bce" else scores
-
-    # ------------------------------------------------------------ checks, early stopping
-
-    def _check_before_fit(self):
-        if self._setting().local_dp is not None:
-            raise ValueError(
-                f"{type(self).__name__} has no local_dp: the items that a client has visited would "
-                "be sent without noise. Use RFRec for local differential privacy."
-            )
-        super()._check_before_fit()
-
-    def _check_setting(self, federation, data, blocks):
-        if self.loss == "squared":
-            return
-        if not (data.values > 0).any():
-            raise ValueError(
-                "No row of X has y > 0, so there are no positives. Pass y=None to count every row, "
-                "or shift y so that positives are above 0."
-            )
-        most = data.n_items - np.diff(data.indptr).min()
-        if self.n_negatives > max(most, FEW_NEGATIVES):
-            raise ValueError(
-                f"n_negatives={self.n_negatives} is more than the {most} items that any user has "
-                "left unseen; lower n_negatives."
-            )
-
-    def _validation_losses(self, held_out):
-        """The clients' loss on held-out rows.
-
-        Cross-entropy has no meaning without negatives: each held-out row brings `n_negatives`
-        (at least one) items that its user has not rated, the same ones in every round.
-        """
-        if self.loss == "squared":
-            return super()._validation_losses(held_out)
-        positive = held_out.values > 0
-        rows, negatives = self._held_out_negatives(held_out, positive)
-        scores, others = (
-            linear_scores(*pairs, *self._linear_part())
-            for pairs in ((held_out.users, held_out.items), (held_out.users[rows], negatives))
-        )
-        losses = np.logaddexp(0, np.where(positive, -scores, scores))
-        losses += np.bincount(rows, np.logaddexp(0, others), minlength=len(losses))
-        n_negatives = np.bincount(rows, minlength=len(losses))
-        return held_out.weights * losses, held_out.weights * (1 + n_negatives)
-
-    def _held_out_negatives(self, held_out, positive):
-        """Held-out rows, repeated for each of their negatives, and the negatives.
-
-        Addressed by their rank within the user, so that a client alone draws the same ones; all
-        users draw alike.
-        """
-        indptr, items = self._seen
-        n_unseen, n = self.n_items_ - np.diff(indptr), max(1, self.n_negatives)
-        rows = np.repeat(np.flatnonzero(positive & (n_unseen[held_out.users] > 0)), n)
-        users = held_out.users[rows]
-        addresses = held_out.ranks[rows] * n + np.arange(len(rows)) % n
-        chance = Key(0).uniform("held-out negatives", addresses)
-        negatives = np.empty(len(rows), dtype=items.dtype)
-        ranks = (chance * n_unseen[users]).astype(np.int64)
-        _kernels.fedmf.unseen_items(ranks, users, indptr, items, negatives)
-        return rows, negatives
+    def _raw_scores(self, users, items):
+        return linear_scores(users, items, *self._linear_part())

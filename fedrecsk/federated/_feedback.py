@@ -1,0 +1,162 @@
+"""What a method needs that learns from ratings, or from positives and sampled negatives."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.special import expit
+
+from fedrecsk import _kernels
+from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk.base import RankingMixin
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.simulation.keys import Key
+from fedrecsk.simulation.messages import Dense, Message, Uploads
+from fedrecsk.uploads import Form
+
+# Up to this many negatives are accepted for any catalogue, so that the default always works.
+FEW_NEGATIVES = 4
+
+
+@dataclass(eq=False, repr=False)
+class LearnsFromFeedback(RankingMixin, FederatedRecommender):
+    """Base class of FedMF and its kin, and of the neural methods.
+
+    With ``loss="bce"`` rows with y > 0 are positives, and each brings `n_negatives` items that its
+    user has not rated. With ``loss="squared"`` y are ratings, minus their mean, which the server
+    adds up before the first round.
+    """
+
+    _: KW_ONLY
+    # "bce", "squared", or what a subclass accepts beside them.
+    loss: Any = "bce"
+    n_negatives: int = 4
+
+    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
+        "loss": [StrOptions({"bce", "squared"})],
+        "n_negatives": [Interval(Integral, 0, None, closed="left")],
+    }
+
+    @abstractmethod
+    def _raw_scores(self, users, items):
+        """Scores of pairs of codes (-1 for unknown) before `_response`; shape (n,)."""
+
+    # --------------------------------------------------------------- before the rounds
+
+    @property
+    def _n_setups(self):
+        return int(self.loss == "squared")
+
+    def _setup_forms(self, n_items, step):
+        return {"ratings": Form((2,), learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        ratings = np.array([block.weights @ block.values, block.weights.sum()])
+        return Uploads(ratings=ratings)
+
+    def _setup_aggregate(self, server, upload, step, key):
+        total, weight = upload["ratings"].sum
+        return server | {"global_bias": total / weight}
+
+    def _announce(self, server):
+        if self.loss != "squared":
+            return Message()
+        return Message(global_bias=Dense(np.array([server["global_bias"]])))
+
+    # ------------------------------------------------------------------- on the clients
+
+    def _feedback(self, block, message):
+        """Target and weight of each rating; a client's weights are relative to their mean."""
+        targets = self._targets(block, message)
+        n_ratings = np.diff(block.rating_indptr)
+        weights = block.weights / np.repeat(self._data_sizes(block) / n_ratings, n_ratings)
+        return _kernels.fedmf.Feedback(targets.astype(self._dtype), weights.astype(self._dtype))
+
+    def _targets(self, block, message):
+        """What the score of each rating's pair should be."""
+        if self.loss == "bce":
+            return block.values > 0
+        return block.values - message["global_bias"].values[0]
+
+    @staticmethod
+    def _data_sizes(block):
+        """Each client's number of ratings, by weight."""
+        return np.add.reduceat(block.weights, block.rating_indptr[:-1])
+
+    @staticmethod
+    def _layout(block):
+        return _kernels.fedmf.Layout(block.client_indptr, block.indptr, block.items)
+
+    # --------------------------------------------------------------------- predictions
+
+    @property
+    def _sees_ratings(self):
+        return self.loss == "squared"
+
+    def _response(self, scores):
+        return expit(scores) if self.loss == "bce" else scores
+
+    # ------------------------------------------------------------ checks, early stopping
+
+    def _check_before_fit(self):
+        if self._setting().local_dp is not None:
+            raise ValueError(
+                f"{type(self).__name__} has no local_dp: the items that a client has visited would "
+                "be sent without noise. Use RFRec for local differential privacy."
+            )
+        super()._check_before_fit()
+
+    def _check_setting(self, federation, data, blocks):
+        if self.loss == "squared":
+            return
+        if not (data.values > 0).any():
+            raise ValueError(
+                "No row of X has y > 0, so there are no positives. Pass y=None to count every row, "
+                "or shift y so that positives are above 0."
+            )
+        most = data.n_items - np.diff(data.indptr).min()
+        if self.n_negatives > max(most, FEW_NEGATIVES):
+            raise ValueError(
+                f"n_negatives={self.n_negatives} is more than the {most} items that any user has "
+                "left unseen; lower n_negatives."
+            )
+
+    def _validation_losses(self, held_out):
+        """The clients' loss on held-out rows.
+
+        Cross-entropy has no meaning without negatives: each held-out row brings `n_negatives`
+        (at least one) items that its user has not rated, the same ones in every round.
+        """
+        if self.loss == "squared":
+            return super()._validation_losses(held_out)
+        positive = held_out.values > 0
+        rows, negatives = self._held_out_negatives(held_out, positive)
+        scores, others = (
+            self._raw_scores(*pairs)
+            for pairs in ((held_out.users, held_out.items), (held_out.users[rows], negatives))
+        )
+        losses = np.logaddexp(0, np.where(positive, -scores, scores))
+        losses += np.bincount(rows, np.logaddexp(0, others), minlength=len(losses))
+        n_negatives = np.bincount(rows, minlength=len(losses))
+        return held_out.weights * losses, held_out.weights * (1 + n_negatives)
+
+    def _held_out_negatives(self, held_out, positive):
+        """Held-out rows, repeated for each of their negatives, and the negatives.
+
+        Addressed by their rank within the user, so that a client alone draws the same ones; all
+        users draw alike.
+        """
+        indptr, items = self._seen
+        n_unseen, n = self.n_items_ - np.diff(indptr), max(1, self.n_negatives)
+        rows = np.repeat(np.flatnonzero(positive & (n_unseen[held_out.users] > 0)), n)
+        users = held_out.users[rows]
+        addresses = held_out.ranks[rows] * n + np.arange(len(rows)) % n
+        chance = Key(0).uniform("held-out negatives", addresses)
+        negatives = np.empty(len(rows), dtype=items.dtype)
+        ranks = (chance * n_unseen[users]).astype(np.int64)
+        _kernels.fedmf.unseen_items(ranks, users, indptr, items, negatives)
+        return rows, negatives
