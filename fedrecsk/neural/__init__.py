@@ -1,0 +1,1 @@
+"""Neural methods; they need torch."""
