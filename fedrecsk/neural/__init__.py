@@ -1,1 +1,10 @@
-"""Neural methods; they need torch."""
+"""Neural methods, and torch modules of your own as federated recommenders; needs torch."""
+
+from fedrecsk._extras import require
+
+require("torch", "fedrecsk.neural")
+
+from fedrecsk.neural._net import Net  # noqa: E402
+from fedrecsk.neural.federated_module import FederatedModule  # noqa: E402
+
+__all__ = ["FederatedModule", "Net"]
