@@ -96,7 +96,7 @@ class Trained(NamedTuple):
 
     def finite(self) -> np.ndarray:
         """Whether all that a client has trained is finite, shape (n_clients,), dtype bool."""
-        fine = [torch.isfinite(value.flatten(1)).all(1) for value in self.after.values()]
+        fine = [torch.isfinite(value.reshape(len(value), -1)).all(1) for value in self.after.values()]
         return torch.stack(fine).all(0).cpu().numpy()
 
 
@@ -283,7 +283,8 @@ def _take_step(optimizer, losses):
     gradients = torch.autograd.grad(losses.sum(), own, allow_unused=True)
     pairs = zip(own, gradients, strict=True)
     with torch.no_grad():
-        optimizer.step([torch.zeros_like(p) if g is None else g for p, g in pairs])
+        # Fused kernels read the memory as it lies.
+        optimizer.step([torch.zeros_like(p) if g is None else g.contiguous() for p, g in pairs])
 
 
 def write_private(layout: Layout, block: Block, trained: Trained, users: np.ndarray) -> None:
@@ -293,12 +294,13 @@ def write_private(layout: Layout, block: Block, trained: Trained, users: np.ndar
     places = first[:, None] + np.arange((last - first).max(initial=0))
     is_user = places < last[:, None]
     for name, column in columns.items():
-        kind, values = layout.parts[name].kind, trained.after[name].flatten(1).cpu().numpy()
+        kind, values = layout.parts[name].kind, trained.after[name].cpu().numpy()
         if kind == "user":
             values = values.reshape(*places.shape, -1)
             users[places[is_user], column] = values[is_user]
         elif kind == "private":
-            users[places[is_user], column] = np.repeat(values, last - first, axis=0)
+            rows = values.reshape(len(values), -1)
+            users[places[is_user], column] = np.repeat(rows, last - first, axis=0)
         else:
             _write_rows(trained, values, users[:, column], first, last)
 
