@@ -96,7 +96,9 @@ class Trained(NamedTuple):
 
     def finite(self) -> np.ndarray:
         """Whether all that a client has trained is finite, shape (n_clients,), dtype bool."""
-        fine = [torch.isfinite(value.reshape(len(value), -1)).all(1) for value in self.after.values()]
+        fine = [
+            torch.isfinite(value.reshape(len(value), -1)).all(1) for value in self.after.values()
+        ]
         return torch.stack(fine).all(0).cpu().numpy()
 
 

@@ -186,24 +186,41 @@ class NeuralRecommender(LearnsFromFeedback):
             users, feedback = state["users"].copy(), state["feedback"]
             broken = ~np.isfinite(users).all(axis=1)
             users[broken] = first[broken]
-            trained = turn.active & ~block.clients_of(broken)
-            self._tune(block, feedback, message, users, trained, self.local_epochs)
-        alone, new = _by_user(block), block.users_of(turn.active) & broken
-        self._tune(alone, feedback, message, users, new, EPOCHS_OF_THE_NEW)
-        return {"users": users}
+        ended = {"users": users, **self._nothing_kept(block)}
+        trained = turn.active & ~block.clients_of(broken)
+        new = block.users_of(turn.active) & broken
+        groups = (
+            (block, trained, self.local_epochs),
+            (_by_user(block), new, EPOCHS_OF_THE_NEW),
+        )
+        for clients, who, n_epochs in groups:
+            for one in self._tuned(clients, feedback, message, users, who, n_epochs):
+                write_private(self._module_layout(), clients, one, users)
+                self._keep(clients, one, ended)
+        return ended
 
-    def _tune(self, block, feedback, message, users, clients, n_epochs):
-        """Train the private parameters of the clients of a mask, in place."""
-        layout, clients = self._module_layout(), np.flatnonzero(clients)
-        if not len(clients) or not users.shape[1]:
+    def _tuned(self, block, feedback, message, users, who, n_epochs):
+        """Train the clients of a mask on the final model; yields what some of them end with."""
+        if not who.any() or not users.shape[1]:
             return
-        plan = replace(self._plan(), n_epochs=n_epochs, frozen=("item", "shared"))
+        plan = self._plan(block.n_items)
+        plan = replace(plan, n_epochs=n_epochs, frozen=self._frozen_at_the_end)
         trainer = self._trainer(block, feedback, message, users, plan)
+        clients = np.flatnonzero(who)
         # A user's numbers must not depend on which others are computed, or when.
         seeds = np.full(len(clients), Key(0).hashed("personal"))
         with one_thread():
-            for trained in trainer.train(clients, seeds):
-                write_private(layout, block, trained, users)
+            yield from trainer.train(clients, seeds)
+
+    # Kinds of parameters that clients do not train at the end.
+    _frozen_at_the_end = "item", "shared"
+
+    def _nothing_kept(self, block):
+        """What clients keep beside their private parameters, while it is empty; a dict."""
+        return {}
+
+    def _keep(self, block, trained, ended):
+        """Add what some clients keep to it."""
 
     def _server_attributes(self, message):
         layout = self._module_layout()
@@ -227,12 +244,16 @@ class NeuralRecommender(LearnsFromFeedback):
     def _counts_visits(self, layout):
         return self.aggregation == "visits" and bool(layout.named("item"))
 
-    def _plan(self):
+    def _rates(self, n_items):
+        """Learning rates by patterns of names; the first that matches counts."""
         rates = self.learning_rate
+        return rates if isinstance(rates, dict) else {"*": rates}
+
+    def _plan(self, n_items):
         return Plan(
             optimizer=self.optimizer,
-            rates=rates if isinstance(rates, dict) else {"*": rates},
-            loss=LOSSES.get(self.loss, self.loss),
+            rates=self._rates(n_items),
+            loss=self._loss_function,
             n_negatives=self._n_negatives,
             n_epochs=self.local_epochs,
             batch_size=self.batch_size,
@@ -241,11 +262,15 @@ class NeuralRecommender(LearnsFromFeedback):
         )
 
     @property
+    def _loss_function(self):
+        return LOSSES.get(self.loss, self.loss)
+
+    @property
     def _n_negatives(self):
         return 0 if self.loss == "squared" else self.n_negatives
 
     def _trainer(self, block, feedback, message, users, plan=None):
-        layout, plan = self._module_layout(), plan or self._plan()
+        layout, plan = self._module_layout(), plan or self._plan(block.n_items)
         received = {}
         for name in layout.sent:
             part = layout.parts[name]
@@ -265,7 +290,7 @@ class NeuralRecommender(LearnsFromFeedback):
 
     def _check_before_fit(self):
         super()._check_before_fit()
-        layout, plan = self._module_layout(), self._plan()
+        layout = self._module_layout()
         if not layout.sent:
             raise ValueError(
                 "All parameters of the module are private, so clients would learn nothing from "
@@ -277,10 +302,10 @@ class NeuralRecommender(LearnsFromFeedback):
                 "The module has no parameter with a row per item, so all items would have the "
                 "same score; give it one, such as nn.Embedding(n_items, 8)."
             )
-        _check_rates(plan.rates, layout)
+        _check_rates(self._rates(1), layout)
         _check_device(self.device)
         _optimizers.check(self.optimizer)
-        _probe.check(self._make, layout, plan.loss)
+        _probe.check(self._make, layout, self._loss_function)
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)

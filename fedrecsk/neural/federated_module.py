@@ -115,7 +115,7 @@ class FederatedModule(NeuralRecommender):
     Examples
     --------
     >>> from torch import nn
-    >>> from fedrecsk.datasets import make_implicit
+    >>> from fedrecsk.datasets import make_ratings
     >>> from fedrecsk.neural import FederatedModule, Net
     >>> class Dot(nn.Module):
     ...     def __init__(self, n_users, n_items, width):
@@ -125,7 +125,7 @@ class FederatedModule(NeuralRecommender):
     ...
     ...     def forward(self, users, items):
     ...         return (self.user(users) * self.item(items)).sum(-1)
-    >>> X = make_implicit(n_users=50, n_items=30, random_state=0)
+    >>> X, _ = make_ratings(n_users=50, n_items=30, n_ratings=400, random_state=0)
     >>> model = FederatedModule(Net(Dot, width=4), learning_rate=0.05, n_rounds=5, random_state=0)
     >>> model.fit(X).recommend([X[0, 0]], n=3)[0].shape
     (1, 3)

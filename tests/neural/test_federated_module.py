@@ -9,9 +9,7 @@ from torch import nn
 
 from fedrecsk import Federation
 from fedrecsk.federated import _fit
-from fedrecsk.neural import FederatedModule, Net
-from fedrecsk.neural._losses import LOSSES
-from fedrecsk.neural.modules import GMF, NeuMF
+from fedrecsk.neural import FederatedModule
 from tests.conftest import fits_in_blocks
 from tests.reference import federated_module as reference
 
@@ -59,7 +57,9 @@ def two_rounds_by_a_loop(model, X, y, clients):
     first = method._init_clients(block, message, run.clients[0].keys)
     feedback, columns = first["feedback"], layout.columns(data.n_items)
     server = {
-        name: state[name].reshape(-1, *part.shape) if part.kind == "item" else state[name].reshape(part.shape)
+        name: state[name].reshape(-1, *part.shape)
+        if part.kind == "item"
+        else state[name].reshape(part.shape)
         for name, part in layout.parts.items()
         if name in layout.sent
     }
@@ -72,7 +72,7 @@ def two_rounds_by_a_loop(model, X, y, clients):
             shape = part.shape if part.kind == "private" else (-1, *part.shape)
             own[name] = rows.reshape(shape)
         own_users.append((rated_of(data, c, feedback.targets, feedback.weights), own))
-    plan = model._plan()
+    plan = model._plan(data.n_items)
     settings = {
         "n_negatives": plan.n_negatives,
         "n_epochs": plan.n_epochs,

@@ -83,7 +83,9 @@ def one_round(make, private, server, clients, n_items, loss, optimizers, setting
                 is_private = any(fnmatch.fnmatch(name, pattern) for pattern in private)
                 parameter.copy_(torch.as_tensor((own if is_private else server)[name]))
         made = optimizers(module)
-        visited = train(module, lambda _, made=made: made, users, n_items, loss, settings, Stream(seed))
+        visited = train(
+            module, lambda _, made=made: made, users, n_items, loss, settings, Stream(seed)
+        )
         n_visits[list(visited)] += 1
         for name, parameter in module.named_parameters():
             value = parameter.detach().numpy()
