@@ -56,13 +56,9 @@ def two_rounds_by_a_loop(model, X, y, clients):
     block = run.clients[0].block
     first = method._init_clients(block, message, run.clients[0].keys)
     feedback, columns = first["feedback"], layout.columns(data.n_items)
-    server = {
-        name: state[name].reshape(-1, *part.shape)
-        if part.kind == "item"
-        else state[name].reshape(part.shape)
-        for name, part in layout.parts.items()
-        if name in layout.sent
-    }
+    parts = {name: layout.parts[name] for name in layout.sent}
+    shapes = {n: (-1, *p.shape) if p.kind == "item" else p.shape for n, p in parts.items()}
+    server = {name: state[name].reshape(shape) for name, shape in shapes.items()}
     own_users = []
     for c in range(data.n_clients):
         span, own = slice(data.client_indptr[c], data.client_indptr[c + 1]), {}

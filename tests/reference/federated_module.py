@@ -47,11 +47,8 @@ def examples(users, n_items, n_negatives, stream):
     return found
 
 
-def train(module, moves, users, n_items, loss, settings, stream):
-    """Local epochs of one client, in place.
-
-    `moves` lists, for each step on a batch, a torch optimiser.
-    """
+def train(module, optimizers, users, n_items, loss, settings, stream):
+    """Local epochs of one client, in place; each batch is a step of each optimiser in turn."""
     own = examples(users, n_items, settings["n_negatives"], stream)
     order = list(range(len(own)))
     for _ in range(settings["n_epochs"]):
@@ -61,7 +58,7 @@ def train(module, moves, users, n_items, loss, settings, stream):
             u, i = (torch.tensor([example[k] for example in batch]) for k in range(2))
             dtype = next(module.parameters()).dtype
             y, w = (torch.tensor([example[k] for example in batch], dtype=dtype) for k in (2, 3))
-            for optimizer in moves(module):
+            for optimizer in optimizers:
                 module.zero_grad()
                 ((w * loss(module(u, i), y)).sum() / w.sum()).backward()
                 optimizer.step()
@@ -82,10 +79,8 @@ def one_round(make, private, server, clients, n_items, loss, optimizers, setting
             for name, parameter in module.named_parameters():
                 is_private = any(fnmatch.fnmatch(name, pattern) for pattern in private)
                 parameter.copy_(torch.as_tensor((own if is_private else server)[name]))
-        made = optimizers(module)
-        visited = train(
-            module, lambda _, made=made: made, users, n_items, loss, settings, Stream(seed)
-        )
+        own_optimizers = optimizers(module)
+        visited = train(module, own_optimizers, users, n_items, loss, settings, Stream(seed))
         n_visits[list(visited)] += 1
         for name, parameter in module.named_parameters():
             value = parameter.detach().numpy()
