@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-import fedrecsk
 from fedrecsk import FCF, ExplicitFCF, FedRec, ImplicitLMF, LightFR, Popularity
 from fedrecsk.datasets import make_interactions, make_ratings
+from tests.listed import THINGS
 
 FAST = {"n_rounds": 10, "n_epochs": 10, "n_iterations": 10, "n_samples": 10, "n_burn_in": 5}
 # Not the ensembles, which hand on what they are given.
-NAMES = [name for name in fedrecsk.__all__ if hasattr(getattr(fedrecsk, name), "_fit")]
-SINGLE = [name for name in NAMES if "estimators" not in getattr(fedrecsk, name)().get_params()]
+NAMES = [name for name, thing in THINGS.items() if hasattr(thing, "_fit")]
+SINGLE = [name for name in NAMES if "estimators" not in THINGS[name]().get_params()]
 
 every_estimator = pytest.mark.parametrize("name", SINGLE)
 
@@ -25,7 +25,7 @@ def ratings():
 
 def make(name, **parameters):
     """An estimator that is fitted quickly."""
-    model = getattr(fedrecsk, name)()
+    model = THINGS[name]()
     known = model.get_params(deep=False)
     few = {key: n for key, n in FAST.items() if isinstance(known.get(key), int)}
     seed = {"random_state": 0} if "random_state" in known else {}
@@ -68,7 +68,7 @@ def test_numbers_that_are_not_finite_are_named(name, number, ratings):
 def real_parameters():
     """(estimator, parameter) for each parameter that may be any positive real number."""
     for name in SINGLE:
-        model = getattr(fedrecsk, name)()
+        model = THINGS[name]()
         for parameter, value in model.get_params(deep=False).items():
             bounds = [c for c in model._parameter_constraints[parameter] if hasattr(c, "right")]
             if isinstance(value, float) and any(c.right is None for c in bounds):

@@ -7,15 +7,14 @@ import pytest
 from numpy.testing import assert_array_equal
 from sklearn.base import clone
 
-import fedrecsk
-from fedrecsk import FCF, BayesianSVDpp, Federation, RFRec, _memory
+from fedrecsk import FCF, BayesianSVDpp, BiasOnly, Federation, RFRec, _memory
 from fedrecsk._threads import n_threads
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.datasets import make_ratings
 from fedrecsk.model_selection import compare
+from tests.listed import THINGS
 
-ESTIMATORS = [getattr(fedrecsk, name) for name in fedrecsk.__all__]
-ESTIMATORS = [one for one in ESTIMATORS if hasattr(one, "fit")]
+ESTIMATORS = [one for one in THINGS.values() if hasattr(one, "fit")]
 SHORT = {"n_rounds": 1, "n_epochs": 1, "n_iterations": 1, "n_samples": 1, "n_burn_in": 1, "rank": 4}
 # What is said to be there when it is tested what does not fit: this machine may have more.
 GIBIBYTES = 16 * 2**30
@@ -167,7 +166,7 @@ def test_no_threads_at_all_are_refused(cls, small):
 
 def test_no_jobs_at_all_are_refused(small):
     with pytest.raises(ValueError, match=r"'n_jobs' parameter of .* Got 0 instead"):
-        compare([fedrecsk.BiasOnly()], *small, n_jobs=0)
+        compare([BiasOnly()], *small, n_jobs=0)
 
 
 @pytest.mark.parametrize("name", ["RFRec", "ImplicitALS", "BayesianSVDpp"])

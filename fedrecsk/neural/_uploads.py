@@ -40,7 +40,9 @@ class Sums:
         for name, total in self.sums.items():
             change = trained.after[name] - trained.before[name]
             if self.layout.parts[name].kind == "item":
-                total.index_add_(0, items, change[rows].reshape(len(items), -1).double())
+                total.index_add_(
+                    0, items, change[rows].reshape(len(items), total.shape[1]).double()
+                )
             else:
                 total += change[mask].double().sum(0).reshape(total.shape)
         self.n_visits += np.bincount(items.cpu(), minlength=len(self.n_visits))[:, None]
@@ -80,7 +82,7 @@ class Single:
         self._items.append(trained.items[is_row].cpu().numpy().astype(np.int32))
         for name, rows in self._rows.items():
             change = (trained.after[name] - trained.before[name])[is_row]
-            rows.append(change.reshape(len(change), -1).cpu().numpy())
+            rows.append(change.reshape(len(change), self.layout.parts[name].width).cpu().numpy())
         for name, wholes in self._wholes.items():
             change = (trained.after[name] - trained.before[name]).cpu().numpy()
             wholes[trained.clients] = change.reshape(-1, *wholes.shape[1:])

@@ -225,16 +225,22 @@ class NeuralRecommender(LearnsFromFeedback):
     def _server_attributes(self, message):
         layout = self._module_layout()
         parameters = {name: message[name].values for name in layout.sent}
+        n_items = _n_items(message, layout)
+        tables = [np.empty((n_items, 0), layout.dtype)]
+        tables += [parameters[name] for name in layout.named("item")]
         attributes = {
             "parameters_": parameters,
-            "newcomer_parameters_": self._newcomer(message, _n_items(message, layout)),
+            "item_factors_": np.concatenate(tables, axis=1),
+            "newcomer_factors_": self._newcomer(message, n_items),
+            # A fitted model scores by its own module, whatever parameters are set later.
+            "_method": self,
         }
         if self.loss == "squared":
             attributes["global_bias_"] = float(message["global_bias"].values[0])
         return attributes
 
     def _user_attributes(self, block, state):
-        return {"user_parameters_": state["users"]}
+        return {"user_factors_": state["users"]}
 
     # ------------------------------------------------------------------- on the clients
 
@@ -326,12 +332,13 @@ class NeuralRecommender(LearnsFromFeedback):
     # --------------------------------------------------------------------- predictions
 
     def _scorer(self):
+        made = blueprint(self._method)
         return Scorer(
-            blueprint(self).module,
-            self._module_layout(),
+            made.module,
+            made.layout,
             self.parameters_,
-            self.user_parameters_,
-            self.newcomer_parameters_,
+            self.user_factors_,
+            self.newcomer_factors_,
             self.n_items_,
         )
 
@@ -343,12 +350,6 @@ class NeuralRecommender(LearnsFromFeedback):
 
     def _score_all(self, users):
         return self._scorer().all(users) + getattr(self, "global_bias_", 0.0)
-
-    def _compared(self, name):
-        if name == "user_factors_":
-            return self.user_parameters_
-        tables = [self.parameters_[name] for name in self._module_layout().named("item")]
-        return np.concatenate([np.zeros((self.n_items_, 0), np.float32), *tables], axis=1)
 
 
 def _n_items(message, layout):

@@ -47,7 +47,7 @@ class FederatedModule(NeuralRecommender):
         How clients train. Every client starts anew in each round. A callable returns a torch
         optimiser for a list of parameter groups, for example
         ``functools.partial(torch.optim.SGD, momentum=0.9)``.
-    learning_rate : float or dict of str to float, default=0.001
+    learning_rate : float or dict of str to float, default=0.01
         Learning rate, or one for each pattern of names; the first that matches counts.
     local_epochs : int, default=1
         Number of passes of a client over its examples per round.
@@ -68,10 +68,12 @@ class FederatedModule(NeuralRecommender):
     parameters_ : dict of str to ndarray
         The parameters that the server knows, as matrices: of a table with a row per item, of shape
         (n_items, width).
-    user_parameters_ : ndarray of shape (n_users, n_private)
+    item_factors_ : ndarray of shape (n_items, width)
+        Those with a row per item, side by side.
+    user_factors_ : ndarray of shape (n_users, n_private)
         Each user's private parameters, one after the other in the module's order, after
         `local_epochs` more on the final model.
-    newcomer_parameters_ : ndarray of shape (n_private,)
+    newcomer_factors_ : ndarray of shape (n_private,)
         Those of an unknown user: where clients begin, and the mean of users' rows.
     global_bias_ : float
         Mean rating; only with ``loss="squared"``.
@@ -134,6 +136,7 @@ class FederatedModule(NeuralRecommender):
     module: Net | Callable[..., nn.Module] | None = None
     _: KW_ONLY
     private: Sequence[str] = ("user*",)
+    learning_rate: float | dict[str, float] = 0.01
 
     _parameter_constraints: ClassVar[dict] = NeuralRecommender._parameter_constraints | {
         "module": [Net, callable, None],

@@ -47,10 +47,12 @@ class FedNCF(NeuralRecommender):
     parameters_ : dict of str to ndarray
         What the server knows: "item.weight" of shape (n_items, n_factors + layers[0] // 2), and
         the weights and biases of "hidden" and "output".
-    user_parameters_ : ndarray of shape (n_users, n_private), dtype float32
+    item_factors_ : ndarray of shape (n_items, n_factors + layers[0] // 2), dtype float32
+        q_i, first that of generalised matrix factorisation: "item.weight" above.
+    user_factors_ : ndarray of shape (n_users, n_private), dtype float32
         p_u, first that of generalised matrix factorisation, after `local_epochs` more on the final
         model; private to the client.
-    newcomer_parameters_ : ndarray of shape (n_private,), dtype float32
+    newcomer_factors_ : ndarray of shape (n_private,), dtype float32
         Those of an unknown user.
     global_bias_ : float
         Mean rating; only with ``loss="squared"``.
@@ -89,7 +91,7 @@ class FedNCF(NeuralRecommender):
     >>> from fedrecsk.neural import FedNCF
     >>> X, _ = make_ratings(n_users=50, n_items=30, n_ratings=400, random_state=0)
     >>> model = FedNCF(n_factors=4, layers=(8, 4), n_rounds=3, random_state=0).fit(X)
-    >>> model.parameters_["item.weight"].shape, model.user_parameters_.shape
+    >>> model.parameters_["item.weight"].shape, model.user_factors_.shape
     ((30, 8), (50, 8))
     """
 

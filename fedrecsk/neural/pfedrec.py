@@ -61,11 +61,13 @@ class PFedRec(NeuralRecommender):
     ----------
     parameters_ : dict of str to ndarray
         "item.weight" of shape (n_items, n_factors): what the server knows.
-    user_parameters_ : ndarray of shape (n_users, n_factors + 1), dtype float32
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        q_i, the same.
+    user_factors_ : ndarray of shape (n_users, n_factors + 1), dtype float32
         w_u and b_u, after `local_epochs` more on the final items; private to the client.
     user_items_ : sparse array of shape (n_users, n_items * n_factors)
         With `personal_items`: the item vectors that each user has trained at the end.
-    newcomer_parameters_ : ndarray of shape (n_factors + 1,), dtype float32
+    newcomer_factors_ : ndarray of shape (n_factors + 1,), dtype float32
         w and b of an unknown user, where all clients begin.
     global_bias_ : float
         Mean rating; only with ``loss="squared"``.
@@ -107,7 +109,7 @@ class PFedRec(NeuralRecommender):
     >>> from fedrecsk.neural import PFedRec
     >>> X, _ = make_ratings(n_users=50, n_items=30, n_ratings=400, random_state=0)
     >>> model = PFedRec(n_factors=4, n_rounds=3, random_state=0).fit(X)
-    >>> model.parameters_["item.weight"].shape, model.user_parameters_.shape
+    >>> model.parameters_["item.weight"].shape, model.user_factors_.shape
     ((30, 4), (50, 5))
     """
 
@@ -205,5 +207,5 @@ class PFedRec(NeuralRecommender):
         span = slice(*self.user_items_.indptr[user : user + 2])
         vectors = self.user_items_.data[span].reshape(-1, self.n_factors).astype(np.float64)
         items = self.user_items_.indices[span][:: self.n_factors] // self.n_factors
-        own = self.user_parameters_[user]
+        own = self.user_factors_[user]
         return items, vectors @ own[:-1] + own[-1] + getattr(self, "global_bias_", 0.0)
