@@ -358,6 +358,10 @@ class Clients:
         # Poisoned clients add no noise, and if only the sum matters, its noise is drawn at once.
         each = self._draws_each and self.forge is None
         n_unclipped = clip(batch, mechanism, key, float(bound), float(variance) if each else 0.0)
+        if mechanism.quantile is not None and step[0] == "round":
+            # Whether the upload was short enough is one bit, which takes a byte.
+            batch.sizes.nbytes[:] += 1
+            batch.sizes.coordinates[:] += 1
         one = Contribution.of_batch(step, batch, hold=self._holds)
         one.short_excess = n_unclipped - batch.n_accepted / 2
         if self.forge is None and mechanism.noise == "clients":

@@ -318,7 +318,7 @@ class Releases:
             for one, z in zip(events, noise[-len(events) :], strict=True)
         ]
         n_coordinates = self.plan.n_setups * self.sizes["setup"]
-        n_coordinates += math.ceil(self.plan.uses) * self.sizes["round"]
+        n_coordinates += math.ceil(self.plan.uses) * (self.sizes["round"] + self.adapts)
         n_uploads = self.plan.n_setups + math.ceil(self.plan.uses)
         return self._report(events, n_uploads, n_coordinates, server_sees)
 

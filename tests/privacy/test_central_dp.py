@@ -217,6 +217,21 @@ def test_the_clip_follows_the_quantile(quantile):
     assert np.mean(shares[-10:]) == pytest.approx(quantile, abs=0.1)
 
 
+def test_the_bit_of_a_short_upload_is_counted(toy):
+    turns = {"sampling": "rotating"}
+    fits = [
+        quiet(make(private(noise_multiplier=0.5, quantile=q, **turns), client_fraction=0.5), *toy)
+        for q in (None, 0.5)
+    ]
+    # 3 rounds of 10 clients, who take part in 2 of them at most.
+    assert np.diff([one.communication_.bytes_up for one in fits]) == 30
+    assert np.diff([one.privacy_.n_coordinates for one in fits]) == 2
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "CentralDP.delta=")
+        planned = fits[1].planned_privacy(N_CLIENTS)
+    assert planned.n_coordinates == fits[1].privacy_.n_coordinates
+
+
 # ------------------------------------------------------------------------------- account
 
 
