@@ -18,7 +18,7 @@ from fedrecsk.simulation.messages import Dense, Message, Total, Upload
 
 if TYPE_CHECKING:
     from fedrecsk.privacy import CentralDP, LocalMechanism
-    from fedrecsk.simulation.contributions import Contribution
+    from fedrecsk.simulation.contributions import Counts
     from fedrecsk.simulation.federation import Federation
     from fedrecsk.uploads import Form
 
@@ -51,28 +51,6 @@ class Exchange(NamedTuple):
     noise_multiplier: float
     n_clients: int
     n_shares: int
-
-
-class Counts(NamedTuple):
-    """What the server must know about the clients of an exchange to add noise.
-
-    Attributes
-    ----------
-    n_shares : int
-        Clients that add a share of the noise and whose upload is in the sum.
-    short_excess : float
-        Clients whose upload was not longer than the clip, less half of all clients in the sum.
-    n_without_share : int
-        Clients among `n_shares` whose share is still missing.
-    """
-
-    n_shares: int = 0
-    short_excess: float = 0.0
-    n_without_share: int = 0
-
-    def plus(self, contribution: Contribution) -> Counts:
-        """The counts with those of another contribution."""
-        return Counts(*(n + getattr(contribution, name) for name, n in self._asdict().items()))
 
 
 class Plan(NamedTuple):

@@ -8,8 +8,9 @@ import numpy as np
 
 from fedrecsk._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
+from fedrecsk.simulation.contributions import Counts
 from fedrecsk.simulation.messages import Total, Upload
-from fedrecsk.simulation.release import Counts, warn_of_delta
+from fedrecsk.simulation.release import warn_of_delta
 from fedrecsk.uploads import add_sums
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Uplink:
             self._measure(contribution, forms, learned)
             n_arrived += int(contribution.arrives.sum())
             n_accepted += int(contribution.accepted.sum())
-            counts = counts.plus(contribution)
+            counts = counts.plus(contribution.counts)
             senders.append(contribution.clients[contribution.sends])
             if contribution.batch is not None:
                 batches.append(contribution.batch)
