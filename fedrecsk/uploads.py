@@ -9,6 +9,7 @@ ragged form: the rows of the client's own items, and one common change for all o
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -418,6 +419,21 @@ class Listed(Changes):
         if update is None:
             raise ValueError(f"Client {client} of this block sends nothing.")
         return update
+
+
+def client_generator(seed: int | np.uint64, name: str, *purpose: int) -> np.random.Generator:
+    """Generator of one client's random numbers for one field.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the client, the same for all fields.
+    name : str
+        Name of the field.
+    *purpose : int
+        Tells draws for the same field apart.
+    """
+    return np.random.default_rng([int(seed), zlib.crc32(name.encode()), *purpose])
 
 
 def as_integers(numbers: ArrayLike, form: Form) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -71,16 +70,14 @@ class Rounded(Changes):
     variance : float
         Of each client's share of the noise, in squared steps. 0: it is added to the sum later.
     seeds : ndarray of shape (n_clients,), dtype uint64
-    name : str
-        Of the field.
+        Each client's seed for this field.
     """
 
-    def __init__(self, clipped, step, variance, seeds, name):
+    def __init__(self, clipped, step, variance, seeds):
         self.clipped = clipped
         self.step = step
         self.variance = variance
         self.seeds = seeds
-        self.name = name
         self.shape = clipped.shape
         self.n_clients = clipped.n_clients
 
@@ -92,8 +89,8 @@ class Rounded(Changes):
         # Rows that the client has not changed are as noisy as the others.
         whole = np.zeros(self.shape)
         whole[rows] = change
-        seed = int(self.seeds[client]), zlib.crc32(self.name.encode())
-        whole += skellam(self.variance, self.shape, np.random.default_rng(seed))
+        generator = np.random.default_rng(int(self.seeds[client]))
+        whole += skellam(self.variance, self.shape, generator)
         return Update(slice(None), self.step * whole)
 
     def add_to(self, sums, weights):
@@ -118,4 +115,4 @@ def rounded(batch, clip, field_weights, variance, key):
         for name, changes in fields.items():
             step = clip / STEPS / field_weights.get(name, 1.0)
             seeds = key.hashed(f"share of the noise of {name}", batch.clients)
-            fields[name] = Rounded(changes, step, variance, seeds, name)
+            fields[name] = Rounded(changes, step, variance, seeds)

@@ -193,19 +193,6 @@ class SphereMechanism(LocalMechanism):
         return mechanism
 
     def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:
-        """Total epsilon of a client, at this mechanism's `delta`.
-
-        Parameters
-        ----------
-        n_uploads : int
-            How often it uploads.
-        n_coordinates : int or None, default=None
-            Not used: an upload is protected as a whole.
-
-        Returns
-        -------
-        epsilon : float
-        """
         self._validate_params()
         assert self.epsilon is not None
         return float(pure_epsilon(self.epsilon, int(n_uploads), self.delta))

@@ -16,6 +16,7 @@ from fedrecsk.uploads import add_sums
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism
     from fedrecsk.simulation.contributions import Contribution
     from fedrecsk.simulation.downlink import Downlink
     from fedrecsk.simulation.encryption import SecureChannel
@@ -211,7 +212,7 @@ def aligned_size(forms: dict[str, Form]) -> int:
     return sum(int(np.prod(form.shape, dtype=np.int64)) for form in forms.values())
 
 
-def _add_noise(totals, forms, mechanism, n_clients, key):
+def _add_noise(totals, forms, mechanism: GaussianMechanism | LaplaceMechanism, n_clients, key):
     """Add the noise of `n_clients` clients, drawn for their sum.
 
     Each client's numbers are on a grid, which is too fine to matter for the sum.
