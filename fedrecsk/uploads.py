@@ -421,6 +421,32 @@ class Listed(Changes):
         return update
 
 
+class Scaled(Changes):
+    """Changes times a weight for each client, as real numbers.
+
+    Parameters
+    ----------
+    honest : Changes
+    weights : ndarray of shape (n_clients,)
+    """
+
+    def __init__(self, honest: Changes, weights: np.ndarray) -> None:
+        self.honest = honest
+        self.weights = weights
+        self.shape: tuple[int, ...] = honest.shape
+        self.n_clients: int = honest.n_clients
+
+    def update(self, client: int) -> Update:
+        rows, change = self.honest.update(client)
+        return Update(rows, self.weights[client] * change)
+
+    def add_to(self, sums: np.ndarray, weights: np.ndarray) -> None:
+        self.honest.add_to(sums, weights * self.weights)
+
+    def finite(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return self.honest.finite(mask)
+
+
 def client_generator(seed: int | np.uint64, name: str, *purpose: int) -> np.random.Generator:
     """Generator of one client's random numbers for one field.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedrecsk.privacy._grid import STEPS, skellam
-from fedrecsk.uploads import Changes, Ragged, Update
+from fedrecsk.uploads import Changes, Ragged, Scaled, Update
 
 
 def clip_uploads(batch, clip, field_weights):
@@ -34,29 +34,9 @@ def clip_uploads(batch, clip, field_weights):
     weights = np.where(norms > clip, clip / np.maximum(norms, clip), 1.0)
     for fields in (batch.changes, batch.counts):
         for name, changes in fields.items():
-            fields[name] = Clipped(changes, weights)
+            fields[name] = Scaled(changes, weights)
     batch.centers = {}
     return int((batch.accepted & (norms <= clip)).sum())
-
-
-class Clipped(Changes):
-    """One field of a block's uploads, each times its client's weight; real numbers."""
-
-    def __init__(self, honest, weights):
-        self.honest = honest
-        self.weights = weights
-        self.shape = honest.shape
-        self.n_clients = honest.n_clients
-
-    def update(self, client):
-        rows, change = self.honest.update(client)
-        return Update(rows, self.weights[client] * change)
-
-    def add_to(self, sums, weights):
-        self.honest.add_to(sums, weights * self.weights)
-
-    def finite(self, mask):
-        return self.honest.finite(mask)
 
 
 class Rounded(Changes):
@@ -64,7 +44,7 @@ class Rounded(Changes):
 
     Parameters
     ----------
-    clipped : Clipped
+    clipped : Scaled
     step : float
         Of the grid.
     variance : float

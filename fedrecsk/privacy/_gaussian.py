@@ -186,7 +186,7 @@ class _Noised(Clipped):
 
     def update(self, client):
         step = step_of(self.std)
-        noised = self.factors[client] * self.own.apart.whole(client)
+        noised = self.weights[client] * self.honest.whole(client)
         towards_zero(noised, step)
         generator = client_generator(self.seeds[client], self.name)
         noise = generator.standard_normal(self.shape)

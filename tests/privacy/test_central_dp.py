@@ -137,7 +137,7 @@ def test_noise_on_the_sum_is_gaussian_and_on_a_grid():
     noisy, std = noisy_sum(sums, 2.0, 1.5, sums.size, generator)
     assert std == pytest.approx(3.0, rel=1e-3)
     assert kstest((noisy - 0.1) / std, "norm").pvalue > 0.01
-    step = 2.0 ** np.ceil(np.log2(3.0 / 2**24))
+    step = 2.0 ** np.floor(np.log2(3.0 / 2**24))
     assert (noisy % step == 0).all()
     assert (noisy_sum(sums, 2.0, 0.0, sums.size, generator)[0] == sums).all()
 
