@@ -74,11 +74,6 @@ def skellam(variance: float, shape: tuple[int, ...], generator: np.random.Genera
     return noise
 
 
-def planned_shares(n_clients: int, probability: float) -> int:
-    """Shares that hide a client, if each sends with this probability; in all but a few exchanges.
-
-    Its own share is not among them, because the client knows it.
-    """
-    if probability < 1:
-        n_clients = int(binom.ppf(RARELY, n_clients, probability))
-    return max(1, n_clients - 1)
+def nearly_always(n_clients: int, probability: float) -> int:
+    """How many clients send in all but a few exchanges, if each does with this probability."""
+    return n_clients if probability >= 1 else int(binom.ppf(RARELY, n_clients, probability))

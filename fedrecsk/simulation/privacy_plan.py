@@ -85,22 +85,27 @@ def _size(forms):
     return sum(int(np.prod(form.shape, dtype=np.int64)) for form in forms.values())
 
 
-def check_cohorts(mechanism: CentralDP, plan: Plan) -> None:
-    """Raise if a client would be hidden by nobody's share of the noise but its own."""
-    if mechanism.noise == "clients" and plan.cohort < FEWEST_SHARES:
-        raise ValueError(
-            f'CentralDP(noise="clients") needs {FEWEST_SHARES} clients in every cohort, because a '
-            "client knows its own share of the noise; raise client_fraction, or use "
-            'noise="server".'
-        )
+def answers_in_rounds(federation: Federation, plan: Plan, client_fraction: float) -> int:
+    """How many clients answer in a round, nearly always.
 
-
-def shares_in_rounds(federation: Federation, plan: Plan, client_fraction: float) -> int:
-    """Shares of the noise that hide a client in a round, if clients add it."""
+    Raises
+    ------
+    ValueError
+        If a client would be hidden by nobody's share of the noise but its own.
+    """
     arrive = 1 - federation.dropout
     if federation.sampling == "poisson" and client_fraction < 1:
-        return _grid.planned_shares(plan.n_clients, arrive * client_fraction)
-    return _grid.planned_shares(int(plan.cohort), arrive)
+        n_answers = _grid.nearly_always(plan.n_clients, arrive * client_fraction)
+    else:
+        n_answers = _grid.nearly_always(int(plan.cohort), arrive)
+    mechanism = federation.central_dp
+    if mechanism is not None and mechanism.noise == "clients" and n_answers < FEWEST_SHARES:
+        raise ValueError(
+            f'CentralDP(noise="clients") needs {FEWEST_SHARES} clients in every cohort that nearly '
+            "always answer, because a client knows its own share of the noise; raise "
+            'client_fraction, lower dropout, or use noise="server".'
+        )
+    return n_answers
 
 
 def noise_multipliers(

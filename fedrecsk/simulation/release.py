@@ -16,11 +16,10 @@ from fedrecsk.simulation.keys import Key
 from fedrecsk.simulation.messages import Dense, Message, Total, Upload
 from fedrecsk.simulation.privacy_plan import (
     Plan,
-    check_cohorts,
+    answers_in_rounds,
     noise_multipliers,
     planned_events,
     sampling_of,
-    shares_in_rounds,
     sizes_of_uploads,
 )
 
@@ -92,22 +91,25 @@ class Releases:
         setup_noise, noise = noise_multipliers(mechanism, self.plan, self.sizes)
         arrive = 1 - federation.dropout
         cohort = self.plan.cohort
-        check_cohorts(mechanism, self.plan)
-        shares = _grid.planned_shares(n_clients, 1.0)
-        self._setup: Exchange = Exchange(mechanism._bound_of_setup, setup_noise, n_clients, shares)
+        # A client's own share hides nothing from it.
+        n_others = answers_in_rounds(federation, self.plan, method.client_fraction) - 1
+        self._setup: Exchange = Exchange(
+            mechanism._bound_of_setup, setup_noise, n_clients, max(1, n_clients - 1)
+        )
         self._round: Exchange = Exchange(
             mechanism.clip,
             noise,
             max(1, round(arrive * cohort)),
-            shares_in_rounds(federation, self.plan, method.client_fraction),
+            max(1, n_others),
         )
         # Of the noise on the count of short uploads, for the adaptive clip.
         self._count_std: float = NOISE_ON_COUNT * cohort
         if mechanism.quantile is not None and noise >= 2 * self._count_std:
+            more = "raise client_fraction" if method.client_fraction < 1 else "find more clients"
             raise ValueError(
                 f"CentralDP(quantile={mechanism.quantile}) counts the short uploads of a cohort, "
-                f"and {cohort:.0f} clients are too few to hide one of them; set quantile=None or "
-                "raise client_fraction."
+                f"and a count over about {cohort:.3g} clients cannot hide one of them; set "
+                f"quantile=None, raise epsilon, or {more}."
             )
         # For each client, what it has spent, as the sum of 1 / z^2, and in how many exchanges.
         self._spent = np.zeros(n_clients)

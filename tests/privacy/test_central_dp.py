@@ -332,7 +332,7 @@ def test_shares_under_encryption_leave_nobody_to_trust(toy, scheme):
         ({"noise_multiplier": 0.0, "epsilon": 1}, "adds no noise"),
         ({"noise_multiplier": 0.0, "noise": "clients"}, "adds no noise"),
         ({"epsilon": 1, "quantile": 0.5, "noise": "clients"}, "cannot adapt the clip"),
-        ({"epsilon": 1, "quantile": 0.5}, "too few to hide"),
+        ({"epsilon": 1, "quantile": 0.5}, "cannot hide one of them; .* find more clients"),
         ({"epsilon": 1, "field_weights": {"item_vectors": 0}}, "must be a positive number"),
         ({"epsilon": 1, "field_weights": {"vectors": 1.0}}, "use these names"),
         ({"noise_multiplier": 1e-9}, "next to nothing"),
@@ -380,6 +380,29 @@ def test_a_cohort_of_one_cannot_hide_behind_its_own_share(toy):
     federation = private(epsilon=3.0, noise="clients", sampling="rotating")
     with pytest.raises(ValueError, match="needs 2 clients in every cohort"):
         quiet(make(federation, client_fraction=0.05), *toy)
+
+
+@pytest.mark.parametrize("mode", ["upload", "offline"])
+def test_a_cohort_whose_shares_rarely_arrive_is_refused(toy, mode):
+    federation = private(epsilon=3.0, noise="clients", dropout=0.99, dropout_mode=mode)
+    with pytest.raises(ValueError, match=r"nearly always answer, .* lower dropout"):
+        quiet(make(federation), *toy)
+
+
+def test_a_fit_that_spends_more_than_its_limit_warns(toy):
+    # The second cohort has few clients that have not sent before, and so few shares.
+    X, _ = toy
+    federation = private(epsilon=3.0, noise="clients", delta=1e-3, sampling="random")
+    model = FedEASE(
+        n_rounds=3,
+        client_fraction=0.7,
+        items=PUBLIC["items"],
+        federation=federation,
+        random_state=0,
+    )
+    with pytest.warns(UserWarning, match="spent epsilon .* more than CentralDP.epsilon=3"):
+        model.fit(X)
+    assert model.privacy_.epsilon > 3
 
 
 def test_a_large_delta_warns(toy):
