@@ -9,6 +9,7 @@ ragged form: the rows of the client's own items, and one common change for all o
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -418,6 +419,47 @@ class Listed(Changes):
         if update is None:
             raise ValueError(f"Client {client} of this block sends nothing.")
         return update
+
+
+class Scaled(Changes):
+    """Changes times a weight for each client, as real numbers.
+
+    Parameters
+    ----------
+    honest : Changes
+    weights : ndarray of shape (n_clients,)
+    """
+
+    def __init__(self, honest: Changes, weights: np.ndarray) -> None:
+        self.honest = honest
+        self.weights = weights
+        self.shape: tuple[int, ...] = honest.shape
+        self.n_clients: int = honest.n_clients
+
+    def update(self, client: int) -> Update:
+        rows, change = self.honest.update(client)
+        return Update(rows, self.weights[client] * change)
+
+    def add_to(self, sums: np.ndarray, weights: np.ndarray) -> None:
+        self.honest.add_to(sums, weights * self.weights)
+
+    def finite(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return self.honest.finite(mask)
+
+
+def client_generator(seed: int | np.uint64, name: str, *purpose: int) -> np.random.Generator:
+    """Generator of one client's random numbers for one field.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the client, the same for all fields.
+    name : str
+        Name of the field.
+    *purpose : int
+        Tells draws for the same field apart.
+    """
+    return np.random.default_rng([int(seed), zlib.crc32(name.encode()), *purpose])
 
 
 def as_integers(numbers: ArrayLike, form: Form) -> np.ndarray:

@@ -30,9 +30,8 @@ from fedrecsk.attacks import (
     RandomUpload,
     SignFlip,
 )
-from fedrecsk.attacks._drawn import _generator
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.uploads import Batch, Common, Form, Listed, Ragged, Update
+from fedrecsk.uploads import Batch, Common, Form, Listed, Ragged, Update, client_generator
 from tests.reference import aggregation as reference
 
 N_ITEMS, WIDTH = 7, 3
@@ -175,7 +174,7 @@ def one_by_one(adversary, batch, seeds):
     for client in np.flatnonzero(batch.sends):
         for name, changes in batch.changes.items():
             honest = changes.update(client)
-            generator = _generator(seeds[client], name)
+            generator = client_generator(seeds[client], name)
             change = adversary._forged(VIEW, {name: honest}, generator)[name].change
             if changes.columns is not None:
                 change = change * changes.columns[client]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from abc import abstractmethod
 from functools import cached_property
 
@@ -10,7 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from fedrecsk.attacks._one_by_one import columns_of, fitting
-from fedrecsk.uploads import Changes, Ragged, Update
+from fedrecsk.uploads import Changes, Ragged, Update, client_generator
 
 
 class _Drawn(Changes):
@@ -32,7 +31,7 @@ class _Drawn(Changes):
 
     def update(self, client):
         rows, shape = self._rows(client)
-        normal = _generator(self.seeds[client], self.name).standard_normal(shape)
+        normal = client_generator(self.seeds[client], self.name).standard_normal(shape)
         columns = columns_of(self.honest, client)
         if columns is not None:
             normal *= columns
@@ -74,7 +73,9 @@ class Noise(_Drawn):
             super().add_to(sums, weights)
             return
         matrix = sums.reshape(len(sums), -1)
-        normal = _generator(self.seeds[senders[0]], self.name, 1).standard_normal(matrix.shape)
+        normal = client_generator(self.seeds[senders[0]], self.name, 1).standard_normal(
+            matrix.shape
+        )
         normal *= self.strength * np.sqrt(self._variances(weights))
         matrix += normal
 
@@ -108,8 +109,3 @@ class Turned(_Drawn):
 
     def finite(self, mask):
         return np.isfinite(self.lengths) | ~mask
-
-
-def _generator(seed, name, *purpose):
-    """Generator of one client for one field."""
-    return np.random.default_rng([int(seed), zlib.crc32(name.encode()), *purpose])

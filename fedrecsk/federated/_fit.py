@@ -59,6 +59,7 @@ def _fit(estimator, data, report):
         attributes = Loop(run.at_its_end(), parallel).end()
     estimator._run = run if estimator.warm_start else None
     _warn_of_empty_rounds(run.server)
+    _warn_of_lost_shares(run.server, attributes["privacy_"].epsilon)
     return attributes
 
 
@@ -500,6 +501,19 @@ def _warn_that_nothing_was_measured():
         "Raise validation_fraction.",
         ConvergenceWarning,
     )
+
+
+def _warn_of_lost_shares(server, spent):
+    mechanism = server.federation.central_dp
+    limit = np.inf if mechanism is None or mechanism.epsilon is None else mechanism.epsilon
+    if spent > limit * (1 + 1e-6):
+        warn(
+            f"This fit has spent epsilon {spent:.4g}, more than CentralDP(epsilon={limit:g}), "
+            "because fewer clients than planned sent their share of the noise. Do not publish the "
+            "model as if it had kept the limit; let all clients take part, lower dropout, or use "
+            'noise="server".',
+            UserWarning,
+        )
 
 
 def _warn_of_empty_rounds(server):

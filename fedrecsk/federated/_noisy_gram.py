@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 from scipy.linalg import eigh
+from scipy.stats import norm
 
 from fedrecsk._warnings import warn
 
@@ -17,7 +18,9 @@ STANDARD_DEVIATIONS = 3.0
 
 
 def items_above_noise(matrix: np.ndarray, noise_std: float) -> np.ndarray:
-    """The items whose count, on the diagonal, is clearly above the noise; warns if there are none.
+    """The items whose count, on the diagonal, is clearly above the noise.
+
+    Warns if there are none, or no more than noise alone would lift.
 
     Parameters
     ----------
@@ -30,10 +33,17 @@ def items_above_noise(matrix: np.ndarray, noise_std: float) -> np.ndarray:
     ndarray of int, ascending
     """
     items = np.flatnonzero(np.diag(matrix) > STANDARD_DEVIATIONS * noise_std)
+    by_chance = len(matrix) * norm.sf(STANDARD_DEVIATIONS)
+    cure = "Allow a larger epsilon, or train on more clients."
     if not len(items):
         warn(
             "The noise of central_dp is larger than the count of every item, so all scores are 0. "
-            "Allow a larger epsilon, or train on more clients."
+            + cure
+        )
+    elif len(items) <= by_chance + STANDARD_DEVIATIONS * np.sqrt(by_chance):
+        warn(
+            f"Only {len(items)} of {len(matrix)} items have a count above the noise of "
+            f"central_dp, no more than noise alone may lift, so the scores say little. {cure}"
         )
     return items
 

@@ -222,11 +222,14 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
 
     def _setup_aggregate(self, server, upload, step, key):
         total, number = upload["ratings"].sum
-        n_ratings = upload["n_ratings"].sum
+        # Noise (central_dp) may turn a count negative, and take the mean out of the scale.
+        n_ratings = np.maximum(upload["n_ratings"].sum, 0)
+        low, high = server["rating_scale"]
+        level = np.clip(total / number, low, high) if number > 0 else (low + high) / 2
         penalties = self._penalties(n_ratings, self.reg_item)
         rated = (n_ratings > 0)[:, None]
         return server | {
-            "level": float(total / number) if self.biases else 0.0,
+            "level": float(level) if self.biases else 0.0,
             "penalties": penalties / server["n_clients"],
             "item_vectors": np.where(rated, server["item_vectors"], self._dtype(0)),
         }

@@ -455,12 +455,14 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
             )
         super()._check_before_fit()
         mechanism = self._setting().central_dp
-        if mechanism is not None and max(mechanism.clip, mechanism._bound_of_setup) > 1:
-            warn(
-                f"No upload of {type(self).__name__} is longer than 1, so CentralDP("
-                f"clip={mechanism.clip:g}) only means more noise; set clip=1.0.",
-                UserWarning,
-            )
+        for name in ("clip", "setup_clip"):
+            bound = getattr(mechanism, name, None)
+            if bound is not None and bound > 1:
+                warn(
+                    f"No upload of {type(self).__name__} is longer than 1, so CentralDP("
+                    f"{name}={bound:g}) only means more noise; set {name}=1.0.",
+                    UserWarning,
+                )
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)

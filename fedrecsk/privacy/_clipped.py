@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 
 import numpy as np
 
 from fedrecsk.privacy._grid import STEPS, skellam
-from fedrecsk.uploads import Changes, Ragged, Update
+from fedrecsk.uploads import Changes, Ragged, Scaled, Update
 
 
 def clip_uploads(batch, clip, field_weights):
@@ -35,29 +34,9 @@ def clip_uploads(batch, clip, field_weights):
     weights = np.where(norms > clip, clip / np.maximum(norms, clip), 1.0)
     for fields in (batch.changes, batch.counts):
         for name, changes in fields.items():
-            fields[name] = Clipped(changes, weights)
+            fields[name] = Scaled(changes, weights)
     batch.centers = {}
     return int((batch.accepted & (norms <= clip)).sum())
-
-
-class Clipped(Changes):
-    """One field of a block's uploads, each times its client's weight; real numbers."""
-
-    def __init__(self, honest, weights):
-        self.honest = honest
-        self.weights = weights
-        self.shape = honest.shape
-        self.n_clients = honest.n_clients
-
-    def update(self, client):
-        rows, change = self.honest.update(client)
-        return Update(rows, self.weights[client] * change)
-
-    def add_to(self, sums, weights):
-        self.honest.add_to(sums, weights * self.weights)
-
-    def finite(self, mask):
-        return self.honest.finite(mask)
 
 
 class Rounded(Changes):
@@ -65,22 +44,20 @@ class Rounded(Changes):
 
     Parameters
     ----------
-    clipped : Clipped
+    clipped : Scaled
     step : float
         Of the grid.
     variance : float
         Of each client's share of the noise, in squared steps. 0: it is added to the sum later.
     seeds : ndarray of shape (n_clients,), dtype uint64
-    name : str
-        Of the field.
+        Each client's seed for this field.
     """
 
-    def __init__(self, clipped, step, variance, seeds, name):
+    def __init__(self, clipped, step, variance, seeds):
         self.clipped = clipped
         self.step = step
         self.variance = variance
         self.seeds = seeds
-        self.name = name
         self.shape = clipped.shape
         self.n_clients = clipped.n_clients
 
@@ -92,8 +69,8 @@ class Rounded(Changes):
         # Rows that the client has not changed are as noisy as the others.
         whole = np.zeros(self.shape)
         whole[rows] = change
-        seed = int(self.seeds[client]), zlib.crc32(self.name.encode())
-        whole += skellam(self.variance, self.shape, np.random.default_rng(seed))
+        generator = np.random.default_rng(int(self.seeds[client]))
+        whole += skellam(self.variance, self.shape, generator)
         return Update(slice(None), self.step * whole)
 
     def add_to(self, sums, weights):
@@ -118,4 +95,4 @@ def rounded(batch, clip, field_weights, variance, key):
         for name, changes in fields.items():
             step = clip / STEPS / field_weights.get(name, 1.0)
             seeds = key.hashed(f"share of the noise of {name}", batch.clients)
-            fields[name] = Rounded(changes, step, variance, seeds, name)
+            fields[name] = Rounded(changes, step, variance, seeds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from numbers import Real
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,7 +19,7 @@ from fedrecsk.privacy._whole_uploads import (
     replace_fields,
 )
 from fedrecsk.privacy.local_dp import LARGEST, LocalMechanism
-from fedrecsk.uploads import Update
+from fedrecsk.uploads import Update, client_generator
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -146,19 +145,6 @@ class GaussianMechanism(LocalMechanism):
         return float(self.noise_multiplier * self.clip)
 
     def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:
-        """Total epsilon of a client, at this mechanism's `delta`.
-
-        Parameters
-        ----------
-        n_uploads : int
-            How often it uploads.
-        n_coordinates : int or None, default=None
-            Not used: an upload is protected as a whole.
-
-        Returns
-        -------
-        epsilon : float
-        """
         self._validate_params()
         assert self.noise_multiplier is not None
         if n_uploads == 0:
@@ -172,18 +158,7 @@ class GaussianMechanism(LocalMechanism):
     def summed_noise(
         self, n_clients: int, shape: tuple[int, ...], generator: np.random.Generator
     ) -> NDArray[np.float64]:
-        """Draw the sum of `n_clients` independent noises: one draw of a larger variance.
-
-        Parameters
-        ----------
-        n_clients : int
-        shape : tuple of int
-        generator : numpy.random.Generator
-
-        Returns
-        -------
-        noise : ndarray of `shape`, dtype float64
-        """
+        """Draw the sum of `n_clients` independent noises: one draw of a larger variance."""
         noise = generator.standard_normal(shape)
         noise *= np.sqrt(n_clients) * self.std
         return rounded(noise, step_of(self.std))
@@ -211,9 +186,9 @@ class _Noised(Clipped):
 
     def update(self, client):
         step = step_of(self.std)
-        noised = self.factors[client] * self.own.apart.whole(client)
+        noised = self.weights[client] * self.honest.whole(client)
         towards_zero(noised, step)
-        generator = np.random.default_rng([int(self.seeds[client]), zlib.crc32(self.name.encode())])
+        generator = client_generator(self.seeds[client], self.name)
         noise = generator.standard_normal(self.shape)
         noise *= self.std
         noised += rounded(noise, step)

@@ -10,10 +10,13 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import binom
 
+from fedrecsk.privacy._rounding import rounded, step_of
+
 # Grid steps within the clip when clients round their uploads.
 STEPS = 2**18
-# Grid steps within one standard deviation of the noise when the server rounds the sum.
-STEPS_OF_NOISE = 2**24
+# When the server rounds the sum, one standard deviation of the noise has at least 2 to the power of
+# this many grid steps.
+BITS_OF_NOISE = 24
 # Fewer shares of noise than planned arrive with at most this probability per exchange.
 RARELY = 1e-3
 
@@ -52,12 +55,11 @@ def noisy_sum(
     """
     if noise_multiplier == 0:
         return sums.astype(np.float64), 0.0
-    # A power of two, so that rounding to the grid is exact.
-    step = 2.0 ** np.ceil(np.log2(noise_multiplier * clip / STEPS_OF_NOISE))
+    step = step_of(noise_multiplier * clip, BITS_OF_NOISE)
     # Rounding the sum moves every number by half a step at most, with and without a client.
     std = noise_multiplier * (clip + np.sqrt(size) * step)
-    noise = generator.normal(0.0, std / step, sums.shape)
-    return step * (np.rint(sums / step) + np.rint(noise)), std
+    noise = rounded(generator.normal(0.0, std, sums.shape), step)
+    return rounded(sums.astype(np.float64), step) + noise, std
 
 
 def share_variance(noise_multiplier: float, size: int, n_shares: int) -> float:
@@ -72,11 +74,6 @@ def skellam(variance: float, shape: tuple[int, ...], generator: np.random.Genera
     return noise
 
 
-def planned_shares(n_clients: int, probability: float) -> int:
-    """Shares that hide a client, if each sends with this probability; in all but a few exchanges.
-
-    Its own share is not among them, because the client knows it.
-    """
-    if probability < 1:
-        n_clients = int(binom.ppf(RARELY, n_clients, probability))
-    return max(1, n_clients - 1)
+def nearly_always(n_clients: int, probability: float) -> int:
+    """How many clients send in all but a few exchanges, if each does with this probability."""
+    return n_clients if probability >= 1 else int(binom.ppf(RARELY, n_clients, probability))

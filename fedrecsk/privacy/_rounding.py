@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 # Steps of the grid in one unit of the noise, as a power of two. Fine enough not to matter for
-# accuracy, and coarse enough that many of the generator's numbers fall into each step.
+# accuracy, and coarse enough that each step holds many floating-point numbers.
 BITS = 20
 
 

@@ -114,8 +114,9 @@ class SphereMechanism(LocalMechanism):
     Answers are rounded to multiples of a power of two, about a thousandth of the size of a number,
     which hides the last digits of floating-point arithmetic. Unlike for added noise, this is no
     proof: a number so close to the middle between two multiples that the errors of the
-    computation decide may still reveal something. This has a probability of about 1e-12 per
-    number. Probabilities themselves are multiples of 1e-16.
+    computation decide may still reveal something. That should hardly ever happen, because these
+    errors are many orders of magnitude smaller than a multiple. Probabilities themselves are
+    multiples of 1e-16.
 
     References
     ----------
@@ -193,19 +194,6 @@ class SphereMechanism(LocalMechanism):
         return mechanism
 
     def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:
-        """Total epsilon of a client, at this mechanism's `delta`.
-
-        Parameters
-        ----------
-        n_uploads : int
-            How often it uploads.
-        n_coordinates : int or None, default=None
-            Not used: an upload is protected as a whole.
-
-        Returns
-        -------
-        epsilon : float
-        """
         self._validate_params()
         assert self.epsilon is not None
         return float(pure_epsilon(self.epsilon, int(n_uploads), self.delta))

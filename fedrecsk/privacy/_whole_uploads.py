@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedrecsk.uploads import Changes, Update
+from fedrecsk.uploads import Scaled, Update
 
 if TYPE_CHECKING:
     from fedrecsk.privacy.local_dp import LocalMechanism
-    from fedrecsk.uploads import Batch, Ragged
+    from fedrecsk.uploads import Batch, Changes, Ragged
 
 # Norms are computed in float64, whose rounding must not make a clipped upload too long.
 MARGIN = 1 - 2.0**-24
@@ -79,7 +79,7 @@ def replace_fields(batch: Batch, fields: dict[str, Changes]) -> None:
         place.update({name: fields[name] for name in place})
 
 
-class Clipped(Changes):
+class Clipped(Scaled):
     """One field of a block's uploads, clipped with all other fields.
 
     Parameters
@@ -89,21 +89,19 @@ class Clipped(Changes):
     """
 
     def __init__(self, own: Own, factors: np.ndarray) -> None:
+        super().__init__(own.apart, factors)
         self.own = own
-        self.factors = factors
-        self.shape = own.changes.shape
-        self.n_clients = own.changes.n_clients
 
     def update(self, client):
-        apart = self.factors[client] * self.own.apart.whole(client)
-        return Update(slice(None), self.shifted(apart))
+        rows, change = super().update(client)
+        return Update(rows, self.shifted(change))
 
     def shifted(self, apart):
         """With what a client without data would send."""
         return apart if self.own.common is None else apart + self.own.common
 
     def add_to(self, sums, weights):
-        self.own.apart.add_to(sums, np.where(weights == 0, 0.0, weights * self.factors))
+        super().add_to(sums, weights)
         if self.own.common is not None:
             sums += weights.sum() * self.own.common
 

@@ -91,7 +91,8 @@ class CentralDP(BaseEstimator):
 
     *Lost uploads* do not change the server's noise. If clients add the noise, a lost upload takes
     its share with it. Shares are therefore planned for the number of clients that will nearly
-    always answer, and `privacy_` counts those that did, without the client's own.
+    always answer, and `privacy_` counts those that did, without the client's own. If these were so
+    few that the fit has spent more than `epsilon`, it warns.
 
     *Diverged clients* are left out, and are seen to be; if all uploads of a round hold NaN, the fit
     ends with an error. Neither is protected.

@@ -67,23 +67,6 @@ class LocalMechanism(BaseEstimator, ABC):
     def noise_std(self, n_coordinates: int) -> float:
         """Standard deviation of the noise in each number of an upload of `n_coordinates`."""
 
-    def summed_noise(
-        self, n_clients: int, shape: tuple[int, ...], generator: np.random.Generator
-    ) -> NDArray[np.float64]:
-        """Draw the sum of `n_clients` independent noises, if it can be drawn at once.
-
-        Parameters
-        ----------
-        n_clients : int
-        shape : tuple of int
-        generator : numpy.random.Generator
-
-        Returns
-        -------
-        noise : ndarray of `shape`, dtype float64
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no noise that could be summed.")
-
     def _check_form(self, name: str, form: Form) -> None:
         """Raise if the mechanism would not protect a field of this form."""
         if form.rows != "all" or form.is_integer:
@@ -106,8 +89,9 @@ class LocalMechanism(BaseEstimator, ABC):
         seeds : callable
             Returns every client's seed for a purpose.
         each : bool
-            Whether every client must draw its own noise. Otherwise the mechanism may leave the
-            noise to `summed_noise`, and set ``batch.lacks_noise``.
+            Whether every client must draw its own noise. Otherwise a mechanism that can draw the
+            noise of many clients at once (`summed_noise`) may leave it out, and set
+            ``batch.lacks_noise``.
 
         Raises
         ------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedrecsk.simulation import blocks as _blocks
-from fedrecsk.simulation.contributions import Contribution, measured
+from fedrecsk.simulation.contributions import Contribution, Counts, measured
 from fedrecsk.simulation.keys import setup_round
 from fedrecsk.simulation.messages import Message, Summed, Uploads
 from fedrecsk.simulation.participation import Participation, Turn
@@ -378,12 +378,15 @@ class Clients:
         # Poisoned clients add no noise, and if only the sum matters, its noise is drawn at once.
         each = self._draws_each and self.forge is None
         n_unclipped = clip(batch, mechanism, key, float(bound), float(variance) if each else 0.0)
+        if mechanism.quantile is not None and step[0] == "round":
+            # Whether the upload was short enough is one bit, which takes a byte.
+            batch.sizes.nbytes[:] += 1
+            batch.sizes.coordinates[:] += 1
         one = Contribution.of_batch(step, batch, hold=self._holds)
-        one.short_excess = n_unclipped - batch.n_accepted / 2
-        if self.forge is None and mechanism.noise == "clients":
-            one.n_shares = one.n_without_share = batch.n_accepted
-            if each:
-                one.n_without_share = 0
+        adds = self.forge is None and mechanism.noise == "clients"
+        n_shares = batch.n_accepted if adds else 0
+        excess = n_unclipped - batch.n_accepted / 2
+        one.counts = Counts(n_shares, 0 if each else n_shares, excess)
         return one
 
     def _single(self, uploads, turn, forms):

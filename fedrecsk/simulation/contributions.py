@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,28 @@ if TYPE_CHECKING:
     from fedrecsk.simulation.messages import Uploads
     from fedrecsk.simulation.participation import Turn
     from fedrecsk.uploads import Form
+
+
+class Counts(NamedTuple):
+    """What the server must know about the clients of an exchange to add central noise.
+
+    Attributes
+    ----------
+    n_shares : int
+        Clients that add a share of the noise and whose upload is in the sum.
+    n_without_share : int
+        Clients among `n_shares` whose share is still missing from the sum.
+    short_excess : float
+        Clients whose upload was not longer than the clip, less half of all clients in the sum.
+    """
+
+    n_shares: int = 0
+    n_without_share: int = 0
+    short_excess: float = 0.0
+
+    def plus(self, other: Counts) -> Counts:
+        """The counts of both."""
+        return Counts(*(one + more for one, more in zip(self, other, strict=True)))
 
 
 @dataclass(eq=False)
@@ -43,12 +65,8 @@ class Contribution:
         What is still missing from the sums because it is drawn once for all blocks.
     n_without_noise : int
         Number of clients whose local noise is still missing from the sums.
-    n_shares, n_without_share : int
-        Number of accepted clients that add a share of the noise, under central privacy by clients;
-        and of those among them whose share is still missing from the sums.
-    short_excess : float
-        Under central privacy, the number of accepted clients whose upload was not longer than the
-        clip, less half of all accepted ones.
+    counts : Counts
+        Of the accepted clients, under central privacy.
     """
 
     phase: str
@@ -62,9 +80,7 @@ class Contribution:
     batch: Batch | None = None
     deferred: list[tuple[str, Any]] = field(default_factory=list)
     n_without_noise: int = 0
-    n_shares: int = 0
-    n_without_share: int = 0
-    short_excess: float = 0.0
+    counts: Counts = field(default_factory=Counts)
 
     @classmethod
     def of_sums(

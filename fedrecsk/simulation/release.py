@@ -1,4 +1,4 @@
-"""Central differential privacy on the server: the plan, the noise on sums, and the account."""
+"""Central differential privacy on the server: the noise on sums, and the account."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ import numpy as np
 
 from fedrecsk._warnings import warn
 from fedrecsk.privacy import _grid
-from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
+from fedrecsk.privacy.accounting import Event, epsilon_of
 from fedrecsk.privacy.report import PrivacyReport
-from fedrecsk.simulation import participation
 from fedrecsk.simulation.keys import Key
 from fedrecsk.simulation.messages import Dense, Message, Total, Upload
+from fedrecsk.simulation.privacy_plan import (
+    Plan,
+    answers_in_rounds,
+    noise_multipliers,
+    planned_events,
+    sampling_of,
+    sizes_of_uploads,
+)
 
 if TYPE_CHECKING:
     from fedrecsk.privacy import CentralDP, LocalMechanism
-    from fedrecsk.simulation.contributions import Contribution
+    from fedrecsk.simulation.contributions import Counts
     from fedrecsk.simulation.federation import Federation
     from fedrecsk.uploads import Form
 
@@ -27,9 +34,7 @@ TERMS = "privacy_terms"
 # Of the adaptive clip (Andrew et al. 2021, section 3): its learning rate, and the share of the
 # cohort that is the standard deviation of the noise on the count of short uploads.
 ADAPTS_BY, NOISE_ON_COUNT = 0.2, 0.05
-# Least number of clients in a cohort that adds the noise itself.
-FEWEST_SHARES = 2
-# Grid steps of that noise in one client.
+# Steps of the grid of that noise in one client.
 COUNT_STEPS = 2**20
 
 
@@ -51,79 +56,6 @@ class Exchange(NamedTuple):
     noise_multiplier: float
     n_clients: int
     n_shares: int
-
-
-class Counts(NamedTuple):
-    """What the server must know about the clients of an exchange to add noise.
-
-    Attributes
-    ----------
-    n_shares : int
-        Clients that add a share of the noise and whose upload is in the sum.
-    short_excess : float
-        Clients whose upload was not longer than the clip, less half of all clients in the sum.
-    n_without_share : int
-        Clients among `n_shares` whose share is still missing.
-    """
-
-    n_shares: int = 0
-    short_excess: float = 0.0
-    n_without_share: int = 0
-
-    def plus(self, contribution: Contribution) -> Counts:
-        """The counts with those of another contribution."""
-        return Counts(*(n + getattr(contribution, name) for name, n in self._asdict().items()))
-
-
-class Plan(NamedTuple):
-    """How often a client will take part, as far as is known before the first round.
-
-    Attributes
-    ----------
-    n_clients : int
-    n_setups : int
-        Exchanges before the rounds, with all clients.
-    n_rounds : int
-    uses : float
-        Rounds that the most frequent client takes part in, or, if it joins in secret, that any
-        client can expect to.
-    probability : float
-        Probability of joining a round in secret; 1 where this does not count.
-    cohort : float
-        Expected number of clients in a cohort.
-    """
-
-    n_clients: int
-    n_setups: int
-    n_rounds: int
-    uses: float
-    probability: float
-    cohort: float
-
-    @classmethod
-    def of(cls, method: Any, federation: Federation, n_clients: int, key: Key) -> Plan:
-        """The plan of a fit."""
-        fraction, n_rounds = method.client_fraction, method._rounds()
-        mechanism = federation.central_dp
-        by_server = mechanism is not None and mechanism.noise == "server"
-        cohort, probability, uses = fraction * n_clients, 1.0, n_rounds
-        if fraction < 1:
-            rotates = participation.is_rotating(federation, method._prefers_rotation)
-            if rotates:
-                n_cohorts = participation.n_rotating(n_clients, fraction)
-                cohort, uses = n_clients / n_cohorts, -(-n_rounds // n_cohorts)
-            elif federation.sampling == "poisson" and by_server:
-                probability, uses = fraction, fraction * n_rounds
-            else:
-                counts = np.zeros(n_clients, dtype=np.int64)
-                for number in range(n_rounds):
-                    drawn = participation.draw(n_clients, fraction, federation, key.at(number))
-                    counts += drawn.active
-                uses = max(1, int(counts.max()))
-        if method._max_uploads is not None:
-            # Clients that send so seldom need no secret cohorts.
-            uses, probability = min(math.ceil(uses), method._max_uploads), 1.0
-        return cls(n_clients, method._n_setups, n_rounds, uses, probability, cohort)
 
 
 class Releases:
@@ -152,29 +84,32 @@ class Releases:
         self.federation = federation
         self.secret = secret
         self.plan: Plan = Plan.of(method, federation, n_clients, shared)
-        self.sizes: dict[str, int] = _sizes(method, len(method.items))
+        self.sizes: dict[str, int] = sizes_of_uploads(method, len(method.items))
         assert federation.central_dp is not None
         self.mechanism: CentralDP = federation.central_dp
         mechanism = self.mechanism
-        setup_noise, noise = _noise_multipliers(mechanism, self.plan, self.sizes)
+        setup_noise, noise = noise_multipliers(mechanism, self.plan, self.sizes)
         arrive = 1 - federation.dropout
         cohort = self.plan.cohort
-        _check_cohorts(mechanism, self.plan)
-        shares = _grid.planned_shares(n_clients, 1.0)
-        self._setup: Exchange = Exchange(mechanism._bound_of_setup, setup_noise, n_clients, shares)
+        # A client's own share hides nothing from it.
+        n_others = answers_in_rounds(federation, self.plan, method.client_fraction) - 1
+        self._setup: Exchange = Exchange(
+            mechanism._bound_of_setup, setup_noise, n_clients, max(1, n_clients - 1)
+        )
         self._round: Exchange = Exchange(
             mechanism.clip,
             noise,
             max(1, round(arrive * cohort)),
-            _planned_shares(federation, self.plan, method.client_fraction),
+            max(1, n_others),
         )
         # Of the noise on the count of short uploads, for the adaptive clip.
         self._count_std: float = NOISE_ON_COUNT * cohort
         if mechanism.quantile is not None and noise >= 2 * self._count_std:
+            more = "raise client_fraction" if method.client_fraction < 1 else "find more clients"
             raise ValueError(
                 f"CentralDP(quantile={mechanism.quantile}) counts the short uploads of a cohort, "
-                f"and {cohort:.0f} clients are too few to hide one of them; set quantile=None or "
-                "raise client_fraction."
+                f"and a count over about {cohort:.3g} clients cannot hide one of them; set "
+                f"quantile=None, raise epsilon, or {more}."
             )
         # For each client, what it has spent, as the sum of 1 / z^2, and in how many exchanges.
         self._spent = np.zeros(n_clients)
@@ -312,13 +247,13 @@ class Releases:
     def planned(self, server_sees: str) -> PrivacyReport:
         """Report what the planned rounds will guarantee."""
         noise = self._setup.noise_multiplier, self._round.noise_multiplier
-        events, _ = _planned_events(self.mechanism, self.plan, self.sizes)
+        events, _ = planned_events(self.mechanism, self.plan, self.sizes)
         events = [
             one._replace(noise_multiplier=z)
             for one, z in zip(events, noise[-len(events) :], strict=True)
         ]
         n_coordinates = self.plan.n_setups * self.sizes["setup"]
-        n_coordinates += math.ceil(self.plan.uses) * self.sizes["round"]
+        n_coordinates += math.ceil(self.plan.uses) * (self.sizes["round"] + self.adapts)
         n_uploads = self.plan.n_setups + math.ceil(self.plan.uses)
         return self._report(events, n_uploads, n_coordinates, server_sees)
 
@@ -354,90 +289,12 @@ class Releases:
             server_sees=server_sees,
             delta=mechanism.delta,
             neighbours="one client more or less",
-            sampling=_sampling(self.federation, self.plan),
+            sampling=sampling_of(self.federation, self.plan),
             trust="nobody, if no client helps the server"
             if by_clients and encrypted
             else "the server",
             events=tuple(events),
         )
-
-
-def _check_cohorts(mechanism, plan):
-    """Raise if a client would be hidden by nobody's share of the noise but its own."""
-    if mechanism.noise == "clients" and plan.cohort < FEWEST_SHARES:
-        raise ValueError(
-            f'CentralDP(noise="clients") needs {FEWEST_SHARES} clients in every cohort, because a '
-            "client knows its own share of the noise; raise client_fraction, or use "
-            'noise="server".'
-        )
-
-
-def _sizes(method, n_items):
-    steps = [method._setup_forms(n_items, step) for step in range(method._n_setups)]
-    setups = [_size(forms) for forms in steps]
-    return {"setup": max(setups, default=1), "round": _size(method._upload_forms(n_items))}
-
-
-def _size(forms):
-    return sum(int(np.prod(form.shape, dtype=np.int64)) for form in forms.values())
-
-
-def _planned_shares(federation, plan, client_fraction):
-    arrive = 1 - federation.dropout
-    if federation.sampling == "poisson" and client_fraction < 1:
-        return _grid.planned_shares(plan.n_clients, arrive * client_fraction)
-    return _grid.planned_shares(int(plan.cohort), arrive)
-
-
-def _noise_multipliers(mechanism, plan, sizes):
-    """Noise multipliers of set-up exchanges and of rounds."""
-    events, factor = _planned_events(mechanism, plan, sizes)
-    if mechanism.noise_multiplier is None:
-        noise = noise_for(events, mechanism.epsilon, mechanism.delta)
-    else:
-        noise = mechanism.noise_multiplier
-        _check_limit(mechanism, events, plan)
-    return factor * noise, noise
-
-
-def _planned_events(mechanism, plan, sizes):
-    """Events with noise multiplier 1 in the rounds, and the factor of set-up exchanges to it."""
-    by_clients = mechanism.noise == "clients"
-    kind = "skellam" if by_clients else "gaussian"
-    factor, share = 1.0, mechanism.setup_share
-    if plan.n_setups and share is not None:
-        factor = np.sqrt(plan.n_setups * (1 - share) / (share * plan.uses))
-    count = plan.n_rounds if plan.probability < 1 else int(plan.uses)
-    size = max(sizes.values()) if by_clients else 1
-    events = [Event(kind, factor, plan.n_setups, size=size)] if plan.n_setups else []
-    events.append(Event(kind, 1.0, count, plan.probability, size))
-    return tuple(events), float(factor)
-
-
-def _check_limit(mechanism, events, plan):
-    if mechanism.epsilon is None:
-        return
-    noise = mechanism.noise_multiplier
-    scaled = [one._replace(noise_multiplier=noise * one.noise_multiplier) for one in events]
-    spent = epsilon_of(scaled, mechanism.delta)
-    if spent <= mechanism.epsilon:
-        return
-    enough = noise_for(events, mechanism.epsilon, mechanism.delta)
-    raise ValueError(
-        f"CentralDP(noise_multiplier={noise:g}) spends epsilon {spent:.4g} in {plan.n_rounds} "
-        f"rounds, more than the limit epsilon={mechanism.epsilon:g}; set noise_multiplier to "
-        f"{enough:.4g} or leave it out, lower n_rounds, or raise the limit."
-    )
-
-
-def _sampling(federation, plan):
-    if plan.probability < 1:
-        return f"each client joins a round with probability {plan.probability:g}, in secret"
-    if plan.uses >= plan.n_rounds:
-        return "every client may be in every round"
-    if federation.sampling == "random":
-        return "cohorts at random, which count as known"
-    return "cohorts take turns"
 
 
 def warn_of_delta(mechanism: CentralDP | LocalMechanism, n_clients: int) -> None:

@@ -8,13 +8,15 @@ import numpy as np
 
 from fedrecsk._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
+from fedrecsk.simulation.contributions import Counts
 from fedrecsk.simulation.messages import Total, Upload
-from fedrecsk.simulation.release import Counts, warn_of_delta
+from fedrecsk.simulation.release import warn_of_delta
 from fedrecsk.uploads import add_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism
     from fedrecsk.simulation.contributions import Contribution
     from fedrecsk.simulation.downlink import Downlink
     from fedrecsk.simulation.encryption import SecureChannel
@@ -102,7 +104,7 @@ class Uplink:
             self._measure(contribution, forms, learned)
             n_arrived += int(contribution.arrives.sum())
             n_accepted += int(contribution.accepted.sum())
-            counts = counts.plus(contribution)
+            counts = counts.plus(contribution.counts)
             senders.append(contribution.clients[contribution.sends])
             if contribution.batch is not None:
                 batches.append(contribution.batch)
@@ -210,7 +212,7 @@ def aligned_size(forms: dict[str, Form]) -> int:
     return sum(int(np.prod(form.shape, dtype=np.int64)) for form in forms.values())
 
 
-def _add_noise(totals, forms, mechanism, n_clients, key):
+def _add_noise(totals, forms, mechanism: GaussianMechanism | LaplaceMechanism, n_clients, key):
     """Add the noise of `n_clients` clients, drawn for their sum.
 
     Each client's numbers are on a grid, which is too fine to matter for the sum.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrecsk.simulation.contributions import Counts
 from fedrecsk.uploads import LARGEST_INTEGER, Batch, Listed, Ragged, Sizes, Update
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def validated(
         batch=None,
         deferred=[],
         n_without_noise=0,
+        counts=Counts(),
     )
 
 

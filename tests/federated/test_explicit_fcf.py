@@ -7,7 +7,7 @@ from fedrecsk import BiasOnly, ExplicitFCF, Federation
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
 from fedrecsk.interactions import encode
-from fedrecsk.privacy import LaplaceMechanism, Paillier
+from fedrecsk.privacy import CentralDP, LaplaceMechanism, Paillier
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.test_fcf import turns_of
 from tests.federated.test_wmf import key_of
@@ -63,6 +63,18 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
         assert fitted.global_bias_ == pytest.approx(level)
         assert np.abs(items - start).max() > 1e-3
         np.testing.assert_allclose(fitted.predict(pairs), np.clip(expected, low, high), atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_on_counts_makes_no_penalty_negative_and_keeps_the_mean_on_the_scale(seed):
+    federation = Federation(central_dp=CentralDP(noise_multiplier=100.0))
+    public = {"items": 1000 + 3 * np.arange(9), "rating_scale": (1, 5), "upload": "all"}
+    model = make(federation=federation, **public).set_params(random_state=seed)
+    model.fit(*make_toy())
+    assert 1 <= model.global_bias_ <= 5
+    assert np.isfinite(model.item_factors_).all()
 
 
 every_upload = pytest.mark.parametrize("upload", ["all", "own"])

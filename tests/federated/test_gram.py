@@ -321,6 +321,17 @@ def test_noise_above_every_count_gives_equal_scores_and_a_warning(Estimator):
     assert not model.predict(X).any()
 
 
+def test_no_more_items_than_noise_alone_lifts_give_a_warning(recwarn):
+    counts = np.random.default_rng(0).standard_normal(2000)
+    assert 0 < (counts > 3).sum() < 8
+    with pytest.warns(UserWarning, match="of 2000 items .* no more than noise alone may lift"):
+        items_above_noise(np.diag(counts), 1.0)
+    recwarn.clear()
+    counts[:20] = 10
+    assert len(items_above_noise(np.diag(counts), 1.0)) >= 20
+    assert not recwarn
+
+
 @every_method
 def test_pairs_of_own_items_are_refused_under_central_privacy(Estimator):
     X, y = make_toy(30, 9, seed=2)

@@ -233,3 +233,11 @@ def test_weights_out_of_all_proportion_are_named(weight, toy):
     weights[3] = weight
     with pytest.raises(ValueError, match=r"sample_weight 1e.\d+, but weights must be between"):
         make().fit(X, y, sample_weight=weights)
+
+
+@pytest.mark.parametrize("name", ["clip", "setup_clip"])
+def test_a_bound_above_every_upload_gives_a_warning(name):
+    private = Federation(central_dp=CentralDP(epsilon=5.0, delta=1e-3, **{name: 2.0}))
+    model = make(federation=private, items=1000 + 3 * np.arange(9), rating_scale=(1, 5))
+    with pytest.warns(UserWarning, match=rf"CentralDP\({name}=2\) only means more noise"):
+        model.fit(*make_toy())

@@ -137,7 +137,7 @@ def test_noise_on_the_sum_is_gaussian_and_on_a_grid():
     noisy, std = noisy_sum(sums, 2.0, 1.5, sums.size, generator)
     assert std == pytest.approx(3.0, rel=1e-3)
     assert kstest((noisy - 0.1) / std, "norm").pvalue > 0.01
-    step = 2.0 ** np.ceil(np.log2(3.0 / 2**24))
+    step = 2.0 ** np.floor(np.log2(3.0 / 2**24))
     assert (noisy % step == 0).all()
     assert (noisy_sum(sums, 2.0, 0.0, sums.size, generator)[0] == sums).all()
 
@@ -215,6 +215,21 @@ def test_the_clip_follows_the_quantile(quantile):
             shares.append(np.mean(np.concatenate(weights) == 1))
     assert shares[0] == 1
     assert np.mean(shares[-10:]) == pytest.approx(quantile, abs=0.1)
+
+
+def test_the_bit_of_a_short_upload_is_counted(toy):
+    turns = {"sampling": "rotating"}
+    fits = [
+        quiet(make(private(noise_multiplier=0.5, quantile=q, **turns), client_fraction=0.5), *toy)
+        for q in (None, 0.5)
+    ]
+    # 3 rounds of 10 clients, who take part in 2 of them at most.
+    assert np.diff([one.communication_.bytes_up for one in fits]) == 30
+    assert np.diff([one.privacy_.n_coordinates for one in fits]) == 2
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "CentralDP.delta=")
+        planned = fits[1].planned_privacy(N_CLIENTS)
+    assert planned.n_coordinates == fits[1].privacy_.n_coordinates
 
 
 # ------------------------------------------------------------------------------- account
@@ -317,7 +332,7 @@ def test_shares_under_encryption_leave_nobody_to_trust(toy, scheme):
         ({"noise_multiplier": 0.0, "epsilon": 1}, "adds no noise"),
         ({"noise_multiplier": 0.0, "noise": "clients"}, "adds no noise"),
         ({"epsilon": 1, "quantile": 0.5, "noise": "clients"}, "cannot adapt the clip"),
-        ({"epsilon": 1, "quantile": 0.5}, "too few to hide"),
+        ({"epsilon": 1, "quantile": 0.5}, "cannot hide one of them; .* find more clients"),
         ({"epsilon": 1, "field_weights": {"item_vectors": 0}}, "must be a positive number"),
         ({"epsilon": 1, "field_weights": {"vectors": 1.0}}, "use these names"),
         ({"noise_multiplier": 1e-9}, "next to nothing"),
@@ -365,6 +380,29 @@ def test_a_cohort_of_one_cannot_hide_behind_its_own_share(toy):
     federation = private(epsilon=3.0, noise="clients", sampling="rotating")
     with pytest.raises(ValueError, match="needs 2 clients in every cohort"):
         quiet(make(federation, client_fraction=0.05), *toy)
+
+
+@pytest.mark.parametrize("mode", ["upload", "offline"])
+def test_a_cohort_whose_shares_rarely_arrive_is_refused(toy, mode):
+    federation = private(epsilon=3.0, noise="clients", dropout=0.99, dropout_mode=mode)
+    with pytest.raises(ValueError, match=r"nearly always answer, .* lower dropout"):
+        quiet(make(federation), *toy)
+
+
+def test_a_fit_that_spends_more_than_its_limit_warns(toy):
+    # The second cohort has few clients that have not sent before, and so few shares.
+    X, _ = toy
+    federation = private(epsilon=3.0, noise="clients", delta=1e-3, sampling="random")
+    model = FedEASE(
+        n_rounds=3,
+        client_fraction=0.7,
+        items=PUBLIC["items"],
+        federation=federation,
+        random_state=0,
+    )
+    with pytest.warns(UserWarning, match="spent epsilon .* more than CentralDP.epsilon=3"):
+        model.fit(X)
+    assert model.privacy_.epsilon > 3
 
 
 def test_a_large_delta_warns(toy):
