@@ -47,13 +47,15 @@ class DCF(HammingSearch, RatingMixin, Recommender):
         Number of bits of a code (r). Codes are stored in words of 64 bits.
     n_iterations : int, default=15
         Largest number of iterations; they end when no bit changes.
-    balance_user, balance_item : float, default=2e-5, 1e-4
-        Weights of balance and decorrelation (alpha and beta), in units in which a rating's error
-        counts in bits. See Notes.
+    balance_user : float, default=2e-5
+        Weight of balance and decorrelation of the users' bits (alpha), in units in which a
+        rating's error counts in bits. See Notes.
+    balance_item : float, default=1e-4
+        Likewise of the items' bits (beta).
     init : {"relaxed", "random"}, default="relaxed"
         First codes. "relaxed": the signs of real-valued vectors, after 10 sweeps on the same
         objective with a penalty. "random": random signs.
-    reg : float, default=0.3
+    reg : float, default=0.1
         Weight of the penalty on the vectors of the relaxed start, per rating, where ratings are
         scaled to [-1, 1].
     n_sweeps : int or None, default=5
@@ -153,7 +155,7 @@ class DCF(HammingSearch, RatingMixin, Recommender):
     balance_user: float = 2e-5
     balance_item: float = 1e-4
     init: Literal["relaxed", "random"] = "relaxed"
-    reg: float = 0.3
+    reg: float = 0.1
     n_sweeps: int | None = 5
     rating_scale: tuple[float, float] | None = None
     random_state: int | RandomState | None = None

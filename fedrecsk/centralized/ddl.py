@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar
 
@@ -51,15 +51,17 @@ class DDL(DCF):
         Passes over the items with which the layers are pretrained as Boltzmann machines.
     learning_rate : float, default=1e-3
         Step of Adam in the network's training on the codes.
-    n_tuning_epochs : int, default=10
+    n_tuning_epochs : int, default=3
         Passes over the items with which the network is trained in each iteration.
     n_iterations : int, default=15
         Number of iterations. Without features they end when no bit changes.
-    balance_user, balance_item : float, default=2e-5, 1e-4
-        Weights of balance and decorrelation (alpha and beta), in the same units.
+    balance_user : float, default=2e-5
+        Weight of balance and decorrelation of the users' bits (alpha), in the same units.
+    balance_item : float, default=1e-4
+        Likewise of the items' bits (beta).
     init : {"relaxed", "random"}, default="relaxed"
         First codes, as in :class:`DCF`.
-    reg : float, default=0.3
+    reg : float, default=0.1
         Weight of the penalty on the vectors of the relaxed start, per rating, where ratings are
         scaled to [-1, 1].
     n_sweeps : int or None, default=5
@@ -150,12 +152,13 @@ class DDL(DCF):
     [['new']]
     """
 
+    _: KW_ONLY
     item_features: ArrayLike | None = None
     content_weight: float = 1e-3
     hidden_layers: Sequence[int] = (200,)
     n_pretraining_epochs: int = 10
     learning_rate: float = 1e-3
-    n_tuning_epochs: int = 10
+    n_tuning_epochs: int = 3
 
     _parameter_constraints: ClassVar[dict] = DCF._parameter_constraints | {
         "item_features": ["array-like", "sparse matrix", None],
