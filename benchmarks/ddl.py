@@ -30,10 +30,12 @@ from fedrecsk import DCF, DDL, PMF, BiasOnly, Popularity
 from fedrecsk.datasets import fetch_movielens
 
 N_AUDIENCE = 500
+# Of the original data sets: titles and genres.
+FILES = {"1m": "ml-1m/movies.dat", "100k": "ml-100k/u.item"}
 # Chosen on validation rows (choices): on which scale 1 and 0 are, and how features weigh.
-RANKING = {"rating_scale": (-0.5, 1.5)}
-RANDOM = {"init": "random"}
-CONTENT = {"content_weight": 100.0}
+RANKING = {"rating_scale": (-0.5, 1.5), "init": "random"}
+CONTENT = {"content_weight": 300.0}
+STARTS = ({"init": "relaxed"}, {"init": "random"})
 MODELS = {
     "DCF": DCF(),
     "DCF, 30 bits": DCF(30),
@@ -47,8 +49,9 @@ MODELS = {
 
 def genres(name, items, data_home=None):
     """A row of 0 and 1 for each item; None if the original's file is not there."""
-    home = Path(data_home or os.environ["FEDRECSK_DATA"])
-    file = home / {"1m": "ml-1m/movies.dat", "100k": "ml-100k/u.item"}[name]
+    if name not in FILES:
+        return None
+    file = Path(data_home or os.environ["FEDRECSK_DATA"]) / FILES[name]
     if not file.exists():
         return None
     lines = file.read_text(encoding="latin-1").splitlines()
@@ -197,19 +200,21 @@ def ranking_choices(options):
     everything, labels = with_negatives(inner, choosing(1)[0])
     features = contents("1m", inner, items, options)
     parts = ({}, inner, inner_y), (RANKING, everything, labels)
-    grid = [(settings | one, *rows, None) for settings, *rows in parts for one in ({}, RANDOM)]
+    grid = [(settings | one, *rows, None) for settings, *rows in parts for one in STARTS]
     grid += [
         (settings | {"content_weight": w}, *rows, kind)
         for settings, *rows in parts
         for kind in features
         for w in (100.0, 1000.0)
     ]
-    grid += [({"rating_scale": scale}, everything, labels, None) for scale in ((0, 1), (-1, 2))]
+    grid += [
+        (RANKING | {"rating_scale": scale}, everything, labels, None) for scale in ((0, 1), (-1, 2))
+    ]
     print("| rows | setting | HR@10 | NDCG@10 |\n|---|---|---|---|")
     for settings, rows, target, kind in grid:
-        model = DCF(items=items, **settings)
-        if kind is not None:
-            model = DDL(items=items, item_features=features[kind], **settings)
+        features_of = {} if kind is None else {"item_features": features[kind]}
+        Estimator = DCF if kind is None else DDL
+        model = Estimator(items=items, **features_of, **settings)
         scores = hits(_seeded(model, 2000).fit(rows, target), validation, negatives)
         what = "ratings" if target is inner_y else "positives and negatives"
         _row(what, f"{settings} {kind or ''}", [scores])
