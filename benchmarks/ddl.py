@@ -81,7 +81,7 @@ def contents(name, X, items, options):
 
 
 def with_negatives(X, seed):
-    """Positives as 1, and for each an item that its user has no row of as 0."""
+    """Positives as 1, and as 0 an item drawn for each, where its user has no row of it."""
     items, codes = np.unique(X[:, 1], return_inverse=True)
     owned = np.unique(X[:, 0].astype(np.int64) * len(items) + codes)
     users, drawn = (

@@ -127,9 +127,9 @@ class DDL(DCF):
           3  Adam on |d_i - f(c_i)|^2 over rated items                  DeepBeliefNet.tune
           4  d_i = sign f(c_i) for items without ratings                _learn_content
 
-    *Assumed*, because the paper's text is not freely available and its authors' code trains another
-    network: hidden layers are logistic, the last layer's units are moved from (0, 1) to (-1, 1),
-    and Adam trains all layers. An item whose features are all 0 is treated like any other.
+    *Assumed*, because the paper's text is not freely available and its authors' code pretrains an
+    auto-encoder: hidden layers are logistic, the last layer's units are moved from (0, 1) to
+    (-1, 1), and Adam trains all layers.
 
     References
     ----------
