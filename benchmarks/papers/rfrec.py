@@ -55,7 +55,7 @@ MODELS = {
     "biases alone": BiasOnly(),
 }
 
-# FedNCF's defaults are for positives; how it was chosen for ratings: benchmarks.fedncf.
+# FedNCF's defaults are for positives.
 OPTIONAL = {
     "SemiDFEGL": ("fedrecsk", "SemiDFEGL", {}),
     "FedNCF": ("fedrecsk.neural", "FedNCF", {"loss": "squared"}),

@@ -157,14 +157,13 @@ def relax(start, stop, side, others, linear, ridge, vectors, scratch):
         n = side.indptr[row + 1] - first
         weight = 0.0
         for q in range(n):
-            other = side.others[np.uint64(first + q)]
-            left[q] = side.pulls[np.uint64(first + q)]
-            weight += side.weights[np.uint64(first + q)]
+            place = np.uint64(first + q)
+            other, dot = side.others[place], 0.0
             for k in range(n_bits):
-                columns[k, q] = others[other, k]
-        for k in range(n_bits):
-            for q in range(n):
-                left[q] -= side.weights[np.uint64(first + q)] * columns[k, q] * vectors[row, k]
+                dot += others[other, k] * vectors[row, k]
+                columns[k, np.uint64(q)] = others[other, k]
+            left[q] = side.pulls[place] - side.weights[place] * dot
+            weight += side.weights[place]
         for k in range(n_bits):
             curvature, pull = ridge * weight, linear[row, k] - ridge * weight * vectors[row, k]
             for q in range(n):
