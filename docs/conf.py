@@ -138,6 +138,7 @@ METHOD_PAGES = {
     "fedrec": ("FedRec",),
     "lightfr": ("LightFR",),
     "colr": ("FedMF", "CoLR", "SCoLR"),
+    "ddl": ("DCF", "DDL"),
     "mf": ("PMF", "BiasedMF", "SVDpp", "BayesianSVDpp"),
 }
 # Their members are exported by the package itself, or are not for users.

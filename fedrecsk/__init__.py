@@ -2,6 +2,8 @@
 
 from fedrecsk._version import __version__
 from fedrecsk.centralized import (
+    DCF,
+    DDL,
     EASE,
     PMF,
     BayesianSVDpp,
@@ -36,6 +38,8 @@ from fedrecsk.federated import (
 from fedrecsk.simulation import Federation
 
 __all__ = [
+    "DCF",
+    "DDL",
     "EASE",
     "FCF",
     "PMF",

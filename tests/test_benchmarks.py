@@ -1,6 +1,7 @@
 """The machinery of benchmarks.reproduce, and each of its protocols, on data that take no time."""
 
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -10,16 +11,21 @@ import pytest
 reproduce = pytest.importorskip("benchmarks.reproduce", reason="run pytest from the repository")
 
 from benchmarks._results import Results  # noqa: E402
+from benchmarks.ddl import genres, with_negatives  # noqa: E402
 from benchmarks.papers import (  # noqa: E402
     _among,
     _codes,
+    _content,
     _data,
+    _optional,
     _protocols,
     _uploads,
 )
 from benchmarks.papers._rows import NotObtainableError  # noqa: E402
 from benchmarks.papers.rfrec import printed  # noqa: E402
 from fedrecsk import (  # noqa: E402
+    DCF,
+    DDL,
     PMF,
     BiasOnly,
     CoLR,
@@ -147,6 +153,8 @@ FEW = {"n_rounds": 3, "random_state": 0}
         (_protocols.messages_to_converge, ExplicitFCF(2, **FEW), "100k"),
         (_protocols.messages_to_converge, RFRecF(2, **FEW | {"n_rounds": 30}), "100k"),
         (_protocols.leave_one_out, _codes.QuantizedFactors(PMF(8, n_epochs=2)), "1m"),
+        (_protocols.leave_one_out, _content.Coded(DDL(8, n_iterations=1), "audience"), "1m"),
+        (_protocols.leave_one_out, _content.Coded(DCF(8), negatives=True), "1m"),
         (_protocols.leave_one_out_by_round, FedMF(4, **FEW), "1m"),
         (_protocols.last_tenth_by_time, Popularity(), "100k"),
         (_protocols.last_tenth_at_random, LightFR(**FEW), "1m"),
@@ -242,6 +250,41 @@ def test_components_count_what_holds_the_energy():
     assert _uploads.components(np.outer([1, 2, 3, 4], [5, 6, 7])) == [1, 1]
     # Energies of 90, 6 and 4 %.
     assert _uploads.components(np.diag(np.sqrt([90.0, 6, 4]))) == [2, 3]
+
+
+def test_genres_are_read_if_they_are_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRECSK_DATA", str(tmp_path))
+    X, y = make_ratings(20, 30, 200, random_state=0)
+    model = _content.Coded(DDL(8, n_iterations=1, hidden_layers=(2,)), "genres 1m")
+    with pytest.raises(NotObtainableError, match="no genres"):
+        model.fit(X, y)
+    (tmp_path / "ml-1m").mkdir()
+    lines = [f"{item}::Title: (199{item % 10})::Drama|Comedy\n" for item in np.unique(X[:, 1])]
+    (tmp_path / "ml-1m/movies.dat").write_text("1000::Caf\xe9::Noir\n" + "".join(lines), "latin-1")
+    features = model.fit(X, y).fitted_.item_features
+    assert features.shape == (len(np.unique(X[:, 1])), 3)
+    assert features.sum() == 2 * len(features)
+    (tmp_path / "ml-100k").mkdir()
+    (tmp_path / "ml-100k/u.item").write_text("7|A (1995)|1995||url|0|1|1\n8|B|||url|0|0|1\n")
+    assert genres("100k", [8, 7, 9]).tolist() == [[0, 1], [1, 1], [0, 0]]
+
+
+def test_negatives_are_pairs_without_a_row():
+    X = make_ratings(20, 30, 200, random_state=0)[0][:, :2]
+    rows, labels = with_negatives(X, 0)
+    np.testing.assert_array_equal(rows[labels == 1], X)
+    drawn = set(map(tuple, rows[labels == 0].tolist()))
+    assert 50 < len(drawn) == np.sum(labels == 0)
+    assert not drawn & set(map(tuple, X.tolist()))
+
+
+def test_methods_that_are_not_here_say_why(monkeypatch):
+    model, why = _optional.optional("fedrecsk", "BiasOnly", reg_user=3.0)
+    assert (model.reg_user, why) == (3.0, "")
+    assert _optional.optional("fedrecsk", "Nothing") == (None, "not in fedrecsk yet")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find)
+    assert _optional.optional("fedrecsk.neural", "NCF") == (None, _optional.NO_TORCH)
 
 
 def test_quantised_factors_are_signs_above_the_median():

@@ -30,6 +30,18 @@ SHARED = {
 }
 
 # Positional parameters in their order, and keyword-only ones in any.
+CODES = {
+    "n_iterations": 15,
+    "balance_user": 2e-5,
+    "balance_item": 1e-4,
+    "init": "relaxed",
+    "reg": 0.1,
+    "n_sweeps": 5,
+    "rating_scale": None,
+    "random_state": None,
+    "items": None,
+}
+
 SIGNATURES = {
     "BayesianSVDpp": (
         {"n_factors": 20},
@@ -92,6 +104,19 @@ SIGNATURES = {
             "averaging": True,
             "init_std": 0.03,
             "client_fraction": 0.2,
+        },
+    ),
+    "DCF": ({"n_bits": 64}, CODES),
+    "DDL": (
+        {"n_bits": 64},
+        CODES
+        | {
+            "item_features": None,
+            "content_weight": 1e-3,
+            "hidden_layers": (200,),
+            "n_pretraining_epochs": 10,
+            "learning_rate": 1e-3,
+            "n_tuning_epochs": 3,
         },
     ),
     "EASE": ({"reg": 1000.0}, {"items": None}),

@@ -64,6 +64,7 @@ def test_a_fit_takes_more_than_what_it_is_refused_for(cls, n_factors, small):
         ("LocALS", {"n_factors": 10**5}),
         ("CoLR", {"n_factors": 10**6}),
         ("LightFR", {"n_bits": 10**5}),
+        ("DCF", {"n_bits": 10**7}),
         ("SVDpp", {"n_factors": 10**7}),
         ("BiasedMF", {"n_factors": 10**7}),
         ("ImplicitALS", {"n_factors": 10**7}),

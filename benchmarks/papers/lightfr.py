@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from sklearn.base import clone
 
+from benchmarks.ddl import CONTENT
 from benchmarks.lightfr import LITERAL, SAMPLED
 from benchmarks.papers._among import METRICS, NEGATIVES
 from benchmarks.papers._codes import QuantizedFactors, hamming_or_float, on_a_device
+from benchmarks.papers._content import Coded
+from benchmarks.papers._optional import optional
 from benchmarks.papers._protocols import (
     last_tenth_at_random,
     last_tenth_by_time,
@@ -15,6 +18,8 @@ from benchmarks.papers._protocols import (
 from benchmarks.papers._rows import NOT_HERE, Row, Table, told, untold
 from benchmarks.papers.colr import FEDERATION
 from fedrecsk import (
+    DCF,
+    DDL,
     FCF,
     PMF,
     ExplicitFCF,
@@ -61,7 +66,17 @@ MODELS = {
     "PrivRec": PrivRec(32, **ROUNDS),
     "LightFR": LightFR(),
 }
+OPTIONAL = {
+    "NCF": ("fedrecsk.neural", "NCF", {}),
+    "MetaMF": ("fedrecsk.neural", "MetaMF", {}),
+}
 OURS = {
+    "DCF": Coded(DCF()),
+    "DCF, unrated items as 0": Coded(DCF(), negatives=True),
+    "DDL, the audience for content": Coded(DDL(**CONTENT), "audience"),
+    "DDL, the audience for content, unrated items as 0": Coded(
+        DDL(**CONTENT), "audience", negatives=True
+    ),
     "FedMF, without biases": ExplicitFCF(32, biases=False, **ROUNDS),
     "LightFR, sampled negatives": SAMPLED,
     "LightFR, the text's settings": LITERAL,
@@ -90,6 +105,10 @@ WHY = {
     "SVD++": STARS,
     "FedMF": STARS,
     "FedRec": STARS,
+    "DCF": STARS,
+    "DDL": STARS,
+    "DDL, the audience for content": STARS,
+    "MetaMF": STARS,
     "init: PMF's medians": STARS,
     "init: PMF's signs": STARS,
     "LightFR, the text's settings": "a lambda of .2 to 1 outweighs the data term of about 1/f",
@@ -135,16 +154,17 @@ def _by_time():
     small = _tenths("100k", last_tenth_by_time, NOT_TOLD)
     large = _tenths("1m", last_tenth_by_time, only=("LightFR",))
     others = [
-        Row(label, MODELS.get(label), _each(papers[k]), data, last_tenth_by_time)
-        for label, papers in TABLE_4.items()
+        Row(label, model, _each(TABLE_4[label][k]), data, last_tenth_by_time, why)
         for k, data in enumerate(OTHER_DATA, 1)
+        for label, (model, why) in _models(data).items()
     ]
     return small + large + others
 
 
 def _tenths(data, protocol, paper=None, only=()):
+    models = _models(data)
     rows = [
-        Row(label, MODELS.get(label), _each(paper or papers[0]), data, protocol, _why(label))
+        Row(label, models[label][0], _each(paper or papers[0]), data, protocol, _why(label, models))
         for label, papers in TABLE_4.items()
     ]
     rows += [Row(k, model, _each(NOT_TOLD), data, protocol, _why(k)) for k, model in OURS.items()]
@@ -167,21 +187,31 @@ def _each(paper):
     }
 
 
-def _why(label):
-    if label in TABLE_4 and label not in MODELS:
-        return NOT_HERE
+def _models(data, **changed):
+    """The table's estimators, and why there is none."""
+    models = {label: (model, "") for label, model in (MODELS | changed).items()}
+    models["DDL"] = Coded(DDL(**CONTENT), f"genres {data}"), ""
+    for label, (module, name, settings) in OPTIONAL.items():
+        models[label] = optional(module, name, **settings)
+    return {label: models[label] for label in TABLE_4}
+
+
+def _why(label, models=None):
+    if models is not None and models[label][0] is None:
+        return models[label][1]
     return WHY.get(label, "the paper does not say how many negatives")
 
 
 def _one_out():
-    models = MODELS | {
+    defaults = {
         "PMF": PMF(),
         "SVD++": SVDpp(),
         "FCF": FCF(),
         "FedRec": FedRec(),
         "PrivRec": PrivRec(),
     }
-    rows = [_ranked(label, models.get(label), papers[0]) for label, papers in TABLE_4.items()]
+    models = _models("1m", **defaults)
+    rows = [_ranked(label, models[label], papers[0]) for label, papers in TABLE_4.items()]
     ours = OURS | {
         "FedMF of CoLR (positives, sampled negatives)": FedMF(**FEDERATION),
         "implicit ALS, regularization .01": ImplicitALS(regularization=0.01, item_bias=False),
@@ -191,7 +221,8 @@ def _one_out():
 
 
 def _ranked(label, model, paper):
-    why = NOT_HERE if model is None else WHY.get(label, UNKNOWN_PROTOCOL)
+    model, why = model if isinstance(model, tuple) else (model, "")
+    why = why or WHY.get(label, UNKNOWN_PROTOCOL)
     return Row(label, model, told(RANKS, paper), "1m", leave_one_out, why)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sklearn.base import clone
 
+from benchmarks.papers._optional import optional
 from benchmarks.papers._protocols import MOST_MESSAGES, messages_to_converge, rating_errors
 from benchmarks.papers._rows import Row, Table, told, untold
 from fedrecsk import (
@@ -52,6 +53,12 @@ MODELS = {
     "RFRec": RFRec(),
     "RFRecF": RFRecF(),
     "biases alone": BiasOnly(),
+}
+
+# FedNCF's defaults are for positives.
+OPTIONAL = {
+    "SemiDFEGL": ("fedrecsk", "SemiDFEGL", {}),
+    "FedNCF": ("fedrecsk.neural", "FedNCF", {"loss": "squared"}),
 }
 
 # Table 3, on ML-1M: MAE and RMSE by share of dropped devices.
@@ -145,8 +152,13 @@ def tables():
 
 
 def _accuracy():
+    models = {label: (model, "") for label, model in MODELS.items()}
+    models |= {
+        label: optional(module, name, **settings)
+        for label, (module, name, settings) in OPTIONAL.items()
+    }
     return [
-        Row(label, MODELS.get(label), told(ERRORS, paper), data, rating_errors)
+        Row(label, models[label][0], told(ERRORS, paper), data, rating_errors, models[label][1])
         for label, papers in TABLE_2.items()
         for data, paper in zip(DATA, papers, strict=True)
     ]

@@ -10,6 +10,7 @@ from fedrecsk._interrupts import postponed
 
 _SUBMODULES = (
     "bayesian_svdpp",
+    "dcf",
     "fcf",
     "fedeb",
     "fedfast",

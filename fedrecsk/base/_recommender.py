@@ -197,10 +197,14 @@ class Recommender(
 
     def _prepared(self, X, y=None, clients=None, sample_weight=None):
         """Check everything before a fit, and encode the data."""
-        catalogue = None if self.items is None else catalogue_ids(self.items)
+        catalogue = self._catalogue()
         _checks.check_parameters(self)
         self._check_before_fit()
         return self._read(X, y, clients, sample_weight, item_ids=catalogue)
+
+    def _catalogue(self):
+        """The public catalogue (Ids); None for the items of X."""
+        return None if self.items is None else catalogue_ids(self.items)
 
     def _read(self, X, y=None, clients=None, sample_weight=None, *, reset=True, item_ids=None):
         """Check and encode the input of `fit` or `fold_in`.

@@ -3,6 +3,8 @@
 from fedrecsk.centralized.bayesian_svdpp import BayesianSVDpp
 from fedrecsk.centralized.bias_only import BiasOnly
 from fedrecsk.centralized.biased_mf import BiasedMF
+from fedrecsk.centralized.dcf import DCF
+from fedrecsk.centralized.ddl import DDL
 from fedrecsk.centralized.ease import EASE
 from fedrecsk.centralized.implicit import ImplicitALS, ImplicitBPR, ImplicitLMF
 from fedrecsk.centralized.pmf import PMF
@@ -10,6 +12,8 @@ from fedrecsk.centralized.popularity import Popularity
 from fedrecsk.centralized.svdpp import SVDpp
 
 __all__ = [
+    "DCF",
+    "DDL",
     "EASE",
     "PMF",
     "BayesianSVDpp",

@@ -1,6 +1,6 @@
 """The federated methods, one file each."""
 
-from fedrecsk.federated._codes import pack_codes, unpack_codes
+from fedrecsk._codes import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR
 from fedrecsk.federated.explicit_fcf import ExplicitFCF
 from fedrecsk.federated.fcf import FCF

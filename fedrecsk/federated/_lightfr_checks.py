@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedrecsk._checks import cure
-from fedrecsk.federated._fixed_point import FRACTION_BITS
-from fedrecsk.federated._rating_scale import check_ratings, check_scale
+from fedrecsk._fixed_point import FRACTION_BITS
+from fedrecsk._rating_scale import check_ratings, check_scale
 from fedrecsk.simulation.participation import cohort_size
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from fedrecsk._codes import random_codes
 from fedrecsk._sklearn import check_sample_weight
-from fedrecsk.federated._codes import random_codes
 from fedrecsk.federated._lightfr_checks import check_rows
 from fedrecsk.interactions import Ids, encode, id_columns
 from fedrecsk.simulation.blocks import Block

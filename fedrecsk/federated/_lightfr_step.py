@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedrecsk import _kernels
+from fedrecsk._codes import n_words, unpack_codes
 from fedrecsk._pieces import pieces
-from fedrecsk.federated._codes import n_words, unpack_codes
 
 # How often a number is processed: in the sweeps over users' bits, and to add them up.
 SWEEPS = 32

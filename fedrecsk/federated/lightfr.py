@@ -11,12 +11,13 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import _kernels
+from fedrecsk._codes import pack_codes, random_codes, unpack_codes
 from fedrecsk._docs import documented
+from fedrecsk._fixed_point import FRACTION_BITS, fixed
+from fedrecsk._hamming_search import HammingSearch
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_lightfr import lightfr as invert
-from fedrecsk.base import RankingMixin, _batches
-from fedrecsk.federated._codes import pack_codes, random_codes, unpack_codes
-from fedrecsk.federated._fixed_point import FRACTION_BITS, fixed
+from fedrecsk.base import RankingMixin
 from fedrecsk.federated._lightfr_checks import check_parameters, check_rows, check_setting
 from fedrecsk.federated._lightfr_items import ItemFoldIn
 from fedrecsk.federated._lightfr_step import Listing, by_curvature, by_sign
@@ -38,7 +39,7 @@ LEAST_USERS = 10
 
 @documented
 @dataclass(eq=False, repr=False)
-class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
+class LightFR(HammingSearch, ItemFoldIn, RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, fitted and searched in Hamming space.
 
     Every item has a code of `n_bits` signs. Codes are all that the server sends and the device
@@ -663,66 +664,9 @@ class LightFR(ItemFoldIn, RankingMixin, FederatedRecommender):
             "download_float32": self.n_items_ * self.n_bits_ * 4,
         }
 
-    def _response(self, scores):
-        low, high = self.rating_scale_
-        return low + (high - low) * scores
-
     @property
-    def _farthest(self):
-        """The largest distance between codes of the fitted lengths."""
-        return self.n_bits_ * (2 ** self.user_codes_.shape[1] - 1)
-
-    def _similarities(self, distances):
-        return np.where(distances < 0, 0.5, 1 - distances / self._farthest)
-
-    def _score_pairs(self, users, items):
-        distances = np.empty(len(users), dtype=np.int64)
-        for batch in _batches(len(users), 1):
-            _kernels.hamming.pairs(
-                users[batch], items[batch], self.user_codes_, self.item_codes_, distances[batch]
-            )
-        return self._response(self._similarities(distances))
-
-    def _score_all(self, users):
-        board = np.empty((len(users), self.n_items_))
-        near = np.empty(self.n_items_, dtype=np.int32)
-        _kernels.hamming.similarities(
-            users, self.user_codes_, _words(self.item_codes_), float(self._farthest), near, board
-        )
-        return board
-
-    def _best_items(self, users, n, eligible, barred):
-        codes = self.item_codes_ if eligible is None else self.item_codes_[eligible]
-        # The search finds the top of a list, for users that have codes.
-        if (users < 0).any() or 16 * n > len(codes):
-            return super()._best_items(users, n, eligible, barred)
-        rows, items = barred
-        if eligible is not None:
-            places = np.minimum(np.searchsorted(eligible, items), len(eligible) - 1)
-            inside = eligible[places] == items
-            rows, items = rows[inside], places[inside]
-        order = np.lexsort((items, rows))
-        indptr = np.searchsorted(rows[order], np.arange(len(users) + 1))
-        best = np.zeros((len(users), n), dtype=np.int64)
-        distances = np.full(best.shape, -1)
-        near = np.empty(_kernels.hamming.BLOCK, dtype=np.int32)
-        _kernels.hamming.nearest_of_users(
-            users,
-            self.user_codes_,
-            _words(codes),
-            indptr,
-            items[order].astype(np.int64),
-            near,
-            best,
-            distances,
-        )
-        best = best if eligible is None else eligible[best]
-        return best, np.where(distances < 0, -np.inf, 1 - distances / self._farthest)
-
-
-def _words(item_codes):
-    """Items' codes word by word."""
-    return np.ascontiguousarray(item_codes.T)
+    def _user_planes(self):
+        return self.user_codes_
 
 
 def _vectors(codes, n_bits):
