@@ -32,6 +32,7 @@ from fedrecsk.federated import (
     RFRec,
     RFRecF,
     SCoLR,
+    SemiDFEGL,
 )
 from fedrecsk.simulation import Federation
 
@@ -65,5 +66,6 @@ __all__ = [
     "RFRecF",
     "SCoLR",
     "SVDpp",
+    "SemiDFEGL",
     "__version__",
 ]

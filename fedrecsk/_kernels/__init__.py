@@ -26,6 +26,7 @@ _SUBMODULES = (
     "rfrec",
     "rounding",
     "scores",
+    "semidfegl",
     "sgd",
     "shared",
     "text",

@@ -1,0 +1,514 @@
+"""SemiDFEGL (Qu et al., 2023): ego graphs that share predicted items within groups of devices."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from fedrecsk import _kernels
+from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval
+from fedrecsk.base import RatingMixin
+from fedrecsk.federated._bias_column import BiasColumn
+from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
+from fedrecsk.federated._rating_scale import RatingScale, scale_of
+from fedrecsk.federated._semidfegl_groups import Groups, clustered
+from fedrecsk.federated._server_step import ServerStep
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.simulation.exchange import Letters
+from fedrecsk.simulation.messages import Dense, Message, PerClient, Rows, Uploads
+from fedrecsk.uploads import Form, Ragged
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
+    """TODO"""
+
+    n_factors: int = 20
+    _: KW_ONLY
+    n_layers: int = 3
+    n_groups: int = 10
+    n_common: int = 20
+    fuzziness: float = 1.2
+    cluster_every: int = 10
+    n_rounds: int = 150
+    reg_user: float = 1.3
+    reg_item: float = 1.3
+    reg_bias: float = 3.0
+    reg_power: float = 0.5
+    learning_rate: float = 0.02
+    user_learning_rate: float = 0.02
+    beta_1: float = 0.9
+    biases: bool = True
+    rating_scale: tuple[float, float] | None = None
+    init_std: float = 0.1
+
+    _parameter_constraints: ClassVar[dict] = (
+        FederatedRecommender._parameter_constraints
+        | ServerStep._step_constraints
+        | {
+            "n_factors": [Interval(Integral, 1, None, closed="left")],
+            "n_layers": [Interval(Integral, 2, 3, closed="both")],
+            "n_groups": [Interval(Integral, 1, None, closed="left")],
+            "n_common": [Interval(Integral, 1, None, closed="left")],
+            "fuzziness": [Interval(Real, 1, None, closed="neither")],
+            "cluster_every": [Interval(Integral, 1, None, closed="left")],
+            "reg_user": [Interval(Real, 0, None, closed="neither")],
+            "reg_item": [Interval(Real, 0, None, closed="left")],
+            "reg_bias": [Interval(Real, 0, None, closed="neither")],
+            "reg_power": [Interval(Real, 0, 1, closed="both")],
+            "user_learning_rate": [Interval(Real, 0, None, closed="neither")],
+            "biases": ["boolean"],
+            "rating_scale": [tuple, list, None],
+            "init_std": [Interval(Real, 0, None, closed="neither")],
+        }
+    )
+
+    _server_sees = "clients"
+    _single_uploads = True
+    _dtype = np.float32
+    _user_width = "n_factors"
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _init_server(self, catalogue, key):
+        shape = (catalogue.n_items, self._width)
+        vectors = self.init_std * key.generator("item vectors").standard_normal(shape)
+        if self.biases:
+            vectors[:, 0] = 0
+        n_clients = catalogue.n_clients
+        return {
+            "item_vectors": vectors.astype(self._dtype),
+            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
+            "embeddings": np.zeros((n_clients, self.n_factors), dtype=self._dtype),
+            "known": np.zeros(n_clients, dtype=bool),
+            "groups": Groups.none(n_clients),
+        }
+
+    _n_setups = 1
+
+    def _setup_forms(self, n_items, step):
+        return {
+            "ratings": Form((2,), learned=False),
+            "n_ratings": Form((n_items,), "held", learned=False),
+            # An int32 for each rated item: its index.
+            "held_items": Form((n_items,), "held", dtype="int32", learned=False),
+        }
+
+    def _setup_update(self, block, message, step, key):
+        return Uploads(
+            ratings=np.array([block.weights @ block.values, block.weights.sum()]),
+            n_ratings=np.bincount(block.items, block.weights, minlength=block.n_items),
+            held_items=np.bincount(block.row_items, minlength=block.n_items),
+        )
+
+    def _setup_aggregate(self, server, upload, step, key):
+        total, number = upload["ratings"].sum
+        n_ratings = upload["n_ratings"].sum
+        penalties = self._penalties(n_ratings, self.reg_item)
+        rated = (n_ratings > 0)[:, None]
+        return server | {
+            "level": float(total / number) if self.biases else 0.0,
+            "penalties": penalties / len(server["known"]),
+            "item_vectors": np.where(rated, server["item_vectors"], self._dtype(0)),
+        }
+
+    def _announce(self, server):
+        return Message(scale=Dense(np.array([*server["rating_scale"], server["level"]])))
+
+    # ---------------------------------------------------------------- each round, down
+
+    def _model(self, server):
+        groups = server["groups"]
+        common = np.zeros_like(server["embeddings"])
+        n_devices = np.zeros(len(common), dtype=np.int64)
+        grouped = groups.of_client >= 0
+        if grouped.any():
+            of_client = groups.of_client[grouped]
+            sums = self._factors(server["item_vectors"])[groups.items].sum(axis=1)
+            common[grouped] = (groups.scales[:, None] * sums)[of_client]
+            n_devices[grouped] = groups.n_devices[of_client]
+        return Message(
+            item_vectors=Rows(server["item_vectors"]),
+            common=PerClient(common),
+            group=Devices(groups.of_client, "int32", learned=False, n_devices=n_devices),
+        )
+
+    # -------------------------------------------------- each round, on and among devices
+
+    def _init_clients(self, block, message, key):
+        n = block.n_users
+        of_rating = np.repeat(np.arange(n), np.diff(block.indptr))
+        n_ratings = np.bincount(of_rating, block.weights, minlength=n)
+        vectors, numbers = np.zeros((4, n, self.n_factors)), np.zeros((4, n, self._width))
+        return {
+            "values": (block.values - message["scale"].values[2]).astype(self._dtype),
+            "weights": block.weights.astype(self._dtype),
+            "n_ratings": np.maximum(n_ratings, np.finfo(np.float64).tiny)[:, None],
+            "penalties": self._penalties(n_ratings, self.reg_user),
+            # (b_u, p_u), and Adam's moments and steps.
+            "users": numbers[0].astype(self._dtype),
+            "moments": Moments(numbers[1], numbers[2], np.zeros((n, 1))),
+            "graph": EgoGraphs(*np.zeros((3, n, 1)), *vectors[:3]),
+            "errors": np.zeros(len(block.items), self._dtype),
+            # Gradients by (b_u, z_u), and what the other devices add to them.
+            "gradients": numbers[3],
+            "pull": vectors[3],
+            # The last round with an exchange.
+            "met": np.full(block.n_clients, -1),
+        }
+
+    _n_exchanges = 2
+
+    def _exchange(self, block, state, message, turn, step, key):
+        groups = np.where(turn.active, message["group"].values, -1)
+        users, graph = block.users_of(turn.active), state["graph"]
+        if step == 0:
+            state["met"][turn.active] = key.round
+            self._connect(block, graph, message, groups, users)
+            sent = self._factors(state["users"]) + (self.n_layers == 3) * graph.first
+            letters = _by_client(block, graph.scale * sent) / _n_users(block)
+        else:
+            self._measure(block, state, message, users)
+            letters = _by_client(block, graph.scale * self._factors(state["gradients"]))
+        return state, Letters(groups, letters)
+
+    def _heard(self, block, state, means, turn, step):
+        users, graph = block.users_of(turn.active), state["graph"]
+        if step == 1:
+            means = self._share * means / _n_users(block)
+        means = np.repeat(means, np.diff(block.client_indptr), axis=0)[users]
+        if step == 0:
+            graph.peers[users] = means
+        else:
+            state["pull"][users] = graph.n_common[users] * means
+        return state
+
+    def _client_update(self, block, state, message, turn, key):
+        alone = turn.active & (state["met"] != key.round)
+        if alone.any():
+            # Devices that have no connection are left with their own ego graphs.
+            users, nowhere = block.users_of(alone), np.full(block.n_clients, -1)
+            self._connect(block, state["graph"], message, nowhere, users)
+            state["pull"][users] = 0
+            self._measure(block, state, message, users)
+        users, graph = block.users_of(turn.active), state["graph"]
+        left, gradient = self._left(state), self._factors(state["gradients"])
+        by_start = self._share * (1 + graph.own) * gradient + graph.scale * state["pull"]
+        by_first = by_start if self.n_layers == 3 else self._share * gradient
+        through = np.zeros((block.n_users, self._width), self._dtype)
+        self._factors(through)[:] = graph.scale * by_first
+        out = self._item_gradients(block, state, turn, left, through)
+        common = self._factors(_by_client(block, through))
+        embedding = self._factors(_by_client(block, left)) / _n_users(block)
+        sound = out.sound & np.isfinite(common).all(axis=1) & np.isfinite(embedding).all(axis=1)
+        loss = _loss(block, state, users)
+        self._step_users(state, by_start, users)
+        indptr, items, _ = OwnRows.of(block, turn.active)
+        uploads = Uploads(
+            sound=sound,
+            gradient=Ragged(indptr, items, out.rows),
+            common=Ragged.stacked(common),
+            embedding=Ragged.stacked(embedding),
+        )
+        return state, uploads, loss
+
+    def _upload_forms(self, n_items):
+        return {
+            "gradient": Form((n_items, self._width), "held"),
+            "common": Form((self.n_factors,)),
+            "embedding": Form((self.n_factors,)),
+        }
+
+    # ------------------------------------------------------------------ the ego graphs
+
+    @property
+    def _share(self):
+        """Weight of each layer in the embedding (alpha_l = 1 / (L + 1))."""
+        return 1 / (self.n_layers + 1)
+
+    def _connect(self, block, graph, message, groups, users):
+        """Users' neighbours in this round: own items and, in a group, its predicted items."""
+        of_user = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))[users]
+        n_own = np.diff(block.indptr)[users]
+        n_common = np.where(groups[of_user] >= 0, min(self.n_common, block.n_items), 0)
+        degree = np.maximum(n_own + n_common, 1)
+        graph.n_common[users, 0] = n_common
+        graph.own[users, 0] = n_own / degree
+        graph.scale[users, 0] = 1 / np.sqrt(degree)
+        common = message["common"].values[of_user]
+        graph.common[users] = np.where(n_common[:, None] > 0, common, 0)
+        graph.peers[users] = 0
+        graph.first[users] = self._first_layer(block, graph, message, users)[users]
+
+    def _first_layer(self, block, graph, message, users):
+        """Layer 1 of users: the scaled sum of their neighbours."""
+        items = message["item_vectors"].values.astype(self._dtype)
+        sums = np.zeros((block.n_users, self._width), self._dtype)
+        _kernels.semidfegl.neighbour_sums(block.indptr, block.items, users, items, sums)
+        return graph.scale * (self._factors(sums) + graph.common)
+
+    def _embeddings(self, users, graph, first):
+        """z_u: the mean of all layers."""
+        layers = (1 + graph.own) * self._factors(users)
+        layers = layers + (1 + (self.n_layers == 3) * graph.own) * first
+        return self._share * (layers + graph.n_common * graph.scale * graph.peers)
+
+    def _left(self, state):
+        """(1, z_u), the 1 with biases."""
+        graph = state["graph"]
+        left = np.ones((len(state["users"]), self._width), self._dtype)
+        self._factors(left)[:] = self._embeddings(state["users"], graph, graph.first)
+        return left
+
+    def _measure(self, block, state, message, users):
+        """The error of each rating, and the gradients by (b_u, z_u)."""
+        gradients = np.zeros((block.n_users, self._width), self._dtype)
+        by_bias = np.zeros(block.n_users, self._dtype)
+        _kernels.semidfegl.errors(
+            block.indptr,
+            self._ratings(block, state),
+            users,
+            message["item_vectors"].values.astype(self._dtype),
+            self._left(state),
+            self._bias(state["users"]),
+            state["errors"],
+            gradients,
+            by_bias,
+        )
+        if self.biases:
+            gradients[:, 0] = by_bias
+        state["gradients"][users] = gradients[users]
+
+    def _item_gradients(self, block, state, turn, left, through):
+        layout = layout_of(block)
+        out = empty_uploads(block, turn, self._width, self._dtype)
+        work = _kernels.wmf.workspace(layout, left)
+        _kernels.semidfegl.item_gradients(
+            layout, state["errors"], turn.active, left, through, work, out
+        )
+        return out
+
+    def _step_users(self, state, by_start, users):
+        """A step of Adam, or of gradient descent, by each user."""
+        gradient = state["gradients"] + state["penalties"] * state["users"]
+        self._factors(gradient)[:] += by_start - self._factors(state["gradients"])
+        gradient = gradient[users] / state["n_ratings"][users]
+        # A user whose numbers have overflowed stays where it is.
+        gradient = np.where(np.isfinite(gradient).all(axis=1, keepdims=True), gradient, 0)
+        if self.optimizer == "adam":
+            gradient = state["moments"].direction(self, gradient, users)
+        state["users"][users] -= self.user_learning_rate * gradient
+
+    # ----------------------------------------------------------------- each round, server
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is not None:
+            server = self._learned(server, upload)
+        if key.round % self.cluster_every == 0:
+            server = server | {
+                "groups": clustered(
+                    server["embeddings"],
+                    server["known"],
+                    self._factors(server["item_vectors"]),
+                    self.n_groups,
+                    self.n_common,
+                    self.fuzziness,
+                    key.generator("centres"),
+                )
+            }
+        return server
+
+    def _learned(self, server, upload):
+        """The items after a step, and the embeddings that have come."""
+        groups, items = server["groups"], server["item_vectors"]
+        embeddings, known = server["embeddings"].copy(), server["known"].copy()
+        by_group = np.zeros((len(groups.items), self.n_factors))
+        for code, one in upload.single():
+            embeddings[code], known[code] = one["embedding"].change, True
+            if groups.of_client[code] >= 0:
+                by_group[groups.of_client[code]] += one["common"].change
+        gradient = upload["gradient"].sum.astype(np.float64)
+        for members, row in zip(groups.items, groups.scales[:, None] * by_group, strict=True):
+            self._factors(gradient)[members] += row
+        gradient = gradient / upload.n_clients + server["penalties"] * items
+        server = server | {"embeddings": embeddings, "known": known}
+        return self._stepped(server, "item_vectors", gradient)
+
+    # ------------------------------------------------------------------------- the end
+
+    def _final_model(self, server):
+        # To recommend, a client needs the items that it has not rated.
+        return Message(item_vectors=Dense(server["item_vectors"]))
+
+    def _personalize(self, block, state, message, turn, key):
+        if state is None:
+            return self._newcomers(block, message, key)
+        everyone = np.ones(block.n_users, dtype=bool)
+        first = self._first_layer(block, state["graph"], message, everyone)
+        users = state["users"].copy()
+        self._factors(users)[:] = self._embeddings(users, state["graph"], first)
+        return {"users": users}
+
+    def _newcomers(self, block, message, key):
+        """Users on their own ego graphs, whose p_u and b_u are solved for exactly."""
+        state = self._init_clients(block, message, key)
+        graph, everyone = state["graph"], np.ones(block.n_users, dtype=bool)
+        nowhere = np.full(block.n_clients, -1)
+        nothing = message | {"common": Dense(np.zeros((block.n_clients, self.n_factors)))}
+        self._connect(block, graph, nothing, nowhere, everyone)
+        # z = slope p + offset.
+        slope, offset = self._share * (1 + graph.own), state["users"].copy()
+        self._factors(offset)[:] = self._embeddings(offset, graph, graph.first)
+        items = message["item_vectors"].values.astype(self._dtype)
+        of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        rest = state["values"] - np.einsum("kf,kf->k", offset[of_rating], items[block.items])
+        penalties = state["penalties"].copy()
+        self._factors(penalties)[:] /= slope**2
+        bias = np.zeros(len(items), self._dtype)
+        if self.biases:
+            bias, items[:, 0] = items[:, 0].copy(), 1
+        _kernels.fcf.fit_raters(
+            block.indptr,
+            _kernels.fcf.Ratings(block.items, rest.astype(self._dtype), state["weights"]),
+            _kernels.fcf.Model(bias, items, bool(self.biases)),
+            penalties.astype(self._dtype),
+            _kernels.wmf.workspace(layout_of(block), state["users"]),
+            state["users"],
+        )
+        return {"users": state["users"] + offset}
+
+    # ------------------------------------------------------------------- what it needs
+
+    def _factors(self, rows):
+        """Rows without the bias in front: a view."""
+        return rows[:, int(self.biases) :]
+
+    def _bias(self, users):
+        zero = np.zeros(len(users), self._dtype)
+        return np.ascontiguousarray(users[:, 0]) if self.biases else zero
+
+    def _penalties(self, n_ratings, reg):
+        """Of each number of vectors with so many ratings, shape (n, width)."""
+        penalties = np.repeat((reg * n_ratings**self.reg_power)[:, None], self._width, axis=1)
+        if self.biases:
+            penalties[:, 0] = self.reg_bias
+        return penalties
+
+    @staticmethod
+    def _ratings(block, state):
+        return _kernels.fcf.Ratings(block.items, state["values"], state["weights"])
+
+    def _private_vectors(self, state):
+        return self._left(state)
+
+    def _upload_moving(self, view, rows, moves):
+        return {"gradient": self._gradient_moving(view, "gradient", moves)}
+
+    # ---------------------------------------------------------------- checks, predictions
+
+    def _check_before_fit(self):
+        federation = self._setting()
+        if federation.local_dp is not None:
+            raise ValueError(
+                "SemiDFEGL has no local_dp: its set-up counts ratings in plaintext, and what "
+                "devices send to each other is neither clipped nor noised. Use RFRec for local "
+                "differential privacy."
+            )
+        if federation.aggregator is not None:
+            raise ValueError(
+                "SemiDFEGL's server takes gradients of predicted items and embeddings from single "
+                "uploads, so the aggregator would have no effect on them; set aggregator=None."
+            )
+        super()._check_before_fit()
+
+    def _response(self, scores):
+        return np.clip(scores, *self.rating_scale_)
+
+
+class EgoGraphs(NamedTuple):
+    """The users' surroundings in the last round that their client took part in.
+
+    Attributes
+    ----------
+    n_common : ndarray of shape (n_users, 1)
+        Number of predicted items that the user is connected to (k).
+    own : ndarray of shape (n_users, 1)
+        Share of own items among the user's neighbours.
+    scale : ndarray of shape (n_users, 1)
+        1 / sqrt(degree of the user).
+    common : ndarray of shape (n_users, d)
+        Sum of the predicted items, divided by the root of their degree.
+    peers : ndarray of shape (n_users, d)
+        Mean of what the devices of the group have sent.
+    first : ndarray of shape (n_users, d)
+        Layer 1.
+    """
+
+    n_common: np.ndarray
+    own: np.ndarray
+    scale: np.ndarray
+    common: np.ndarray
+    peers: np.ndarray
+    first: np.ndarray
+
+
+class Moments(NamedTuple):
+    """Adam's moments and number of steps, by user."""
+
+    mean: np.ndarray
+    square: np.ndarray
+    n_steps: np.ndarray
+
+    def direction(self, method, gradient, users):
+        """Update those of the users of a mask; returns their directions."""
+        self.n_steps[users] += 1
+        for moment, beta, power in (
+            (self.mean, method.beta_1, 1),
+            (self.square, method.beta_2, 2),
+        ):
+            moment[users] = beta * moment[users] + (1 - beta) * gradient**power
+        mean = self.mean[users] / (1 - method.beta_1 ** self.n_steps[users])
+        square = self.square[users] / (1 - method.beta_2 ** self.n_steps[users])
+        return mean / (np.sqrt(square) + method.epsilon)
+
+
+@dataclass(frozen=True, eq=False)
+class Devices(PerClient):
+    """The group of each client; what it receives are the ids of the devices in it.
+
+    Parameters
+    ----------
+    n_devices : ndarray of shape (n_clients,)
+        How many these are, for all clients of the fit.
+    """
+
+    _: KW_ONLY
+    n_devices: np.ndarray
+
+    def _n_values(self, n_held):
+        return self.n_devices
+
+
+def _by_client(block, rows):
+    """Sums of the users' rows over each client."""
+    if block.n_users == block.n_clients:
+        return rows
+    return np.add.reduceat(rows, block.client_indptr[:-1], axis=0)
+
+
+def _n_users(block):
+    """Number of users of each client, shape (n_clients, 1)."""
+    return np.diff(block.client_indptr)[:, None]
+
+
+def _loss(block, state, users):
+    """Sums of w (score - rating)^2 and of w over the users of a mask."""
+    taken = np.repeat(users, np.diff(block.indptr))
+    errors, weights = (state[name][taken].astype(np.float64) for name in ("errors", "weights"))
+    positive = weights > 0
+    return (errors[positive] ** 2 / weights[positive]).sum(), weights.sum()
