@@ -11,6 +11,7 @@ import numpy as np
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk._sklearn import Interval
+from fedrecsk.attacks._inversion_semidfegl import semidfegl as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
@@ -54,7 +55,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
             "n_factors": [Interval(Integral, 1, None, closed="left")],
             "n_layers": [Interval(Integral, 2, 3, closed="both")],
             "n_groups": [Interval(Integral, 1, None, closed="left")],
-            "n_common": [Interval(Integral, 1, None, closed="left")],
+            "n_common": [Interval(Integral, 0, None, closed="left")],
             "fuzziness": [Interval(Real, 1, None, closed="neither")],
             "cluster_every": [Interval(Integral, 1, None, closed="left")],
             "reg_user": [Interval(Real, 0, None, closed="neither")],
@@ -70,6 +71,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
 
     _server_sees = "clients"
     _single_uploads = True
+    _inversion = staticmethod(invert)
     _dtype = np.float32
     _user_width = "n_factors"
 
@@ -125,17 +127,17 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
     def _model(self, server):
         groups = server["groups"]
         common = np.zeros_like(server["embeddings"])
-        n_devices = np.zeros(len(common), dtype=np.int64)
+        n_others = np.zeros(len(common), dtype=np.int64)
         grouped = groups.of_client >= 0
         if grouped.any():
             of_client = groups.of_client[grouped]
             sums = self._factors(server["item_vectors"])[groups.items].sum(axis=1)
             common[grouped] = (groups.scales[:, None] * sums)[of_client]
-            n_devices[grouped] = groups.n_devices[of_client]
+            n_others[grouped] = groups.n_devices[of_client] - 1
         return Message(
             item_vectors=Rows(server["item_vectors"]),
             common=PerClient(common),
-            group=Devices(groups.of_client, "int32", learned=False, n_devices=n_devices),
+            group=Devices(groups.of_client, "int32", learned=False, n_others=n_others),
         )
 
     # -------------------------------------------------- each round, on and among devices
@@ -158,6 +160,8 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
             # Gradients by (b_u, z_u), and what the other devices add to them.
             "gradients": numbers[3],
             "pull": vectors[3],
+            # z_u of the last round.
+            "embeddings": np.zeros((n, self.n_factors)),
             # The last round with an exchange.
             "met": np.full(block.n_clients, -1),
         }
@@ -203,8 +207,9 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
         through = np.zeros((block.n_users, self._width), self._dtype)
         self._factors(through)[:] = graph.scale * by_first
         out = self._item_gradients(block, state, turn, left, through)
-        common = self._factors(_by_client(block, through))
+        common = self._factors(_by_client(block, (graph.n_common > 0) * through))
         embedding = self._factors(_by_client(block, left)) / _n_users(block)
+        state["embeddings"][users] = self._factors(left)[users]
         sound = out.sound & np.isfinite(common).all(axis=1) & np.isfinite(embedding).all(axis=1)
         loss = _loss(block, state, users)
         self._step_users(state, by_start, users)
@@ -309,7 +314,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
     def _aggregate(self, server, message, upload, key):
         if upload is not None:
             server = self._learned(server, upload)
-        if key.round % self.cluster_every == 0:
+        if self.n_common and key.round % self.cluster_every == 0:
             server = server | {
                 "groups": clustered(
                     server["embeddings"],
@@ -404,7 +409,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
         return _kernels.fcf.Ratings(block.items, state["values"], state["weights"])
 
     def _private_vectors(self, state):
-        return self._left(state)
+        return state["embeddings"]
 
     def _upload_moving(self, view, rows, moves):
         return {"gradient": self._gradient_moving(view, "gradient", moves)}
@@ -479,19 +484,19 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Devices(PerClient):
-    """The group of each client; what it receives are the ids of the devices in it.
+    """The group of each client; what it receives are the ids of the other devices in it.
 
     Parameters
     ----------
-    n_devices : ndarray of shape (n_clients,)
+    n_others : ndarray of shape (n_clients,)
         How many these are, for all clients of the fit.
     """
 
     _: KW_ONLY
-    n_devices: np.ndarray
+    n_others: np.ndarray
 
     def _n_values(self, n_held):
-        return self.n_devices
+        return self.n_others
 
 
 def _by_client(block, rows):
