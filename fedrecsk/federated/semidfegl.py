@@ -27,7 +27,175 @@ from fedrecsk.uploads import Form, Ragged
 @documented
 @dataclass(eq=False, repr=False)
 class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
-    """TODO"""
+    """Graph convolution on devices, which exchange embeddings and gradients within groups.
+
+    Each client knows its ego graph: its user and the items that the user has rated. It
+    embeds the user by LightGCN's propagation [2]_, and uploads the embedding. The server clusters
+    users and items, and predicts for each group of users the items closest to it. These common
+    items connect the ego graphs of the group into one graph, on which embeddings and gradients
+    travel directly from device to device [1]_. Together the clients minimise::
+
+        1/2 sum_r w (r - level - b_u - b_i - z_u . e_i)^2
+          + 1/2 sum_u [reg_user n_u^reg_power |p_u|^2 + reg_bias b_u^2]
+          + 1/2 sum_i [reg_item n_i^reg_power |e_i|^2 + reg_bias b_i^2]
+
+    where z_u is the mean of the user's layers, p_u is layer 0, and n_u and n_i count the ratings of
+    user u and item i (the sum of their weights).
+
+    Only the paper's abstract and the caption of its overview were at hand. Equations, group
+    exchange and defaults are ours as far as the Notes say so.
+
+    Parameters
+    ----------
+    n_factors : int, default=20
+        Length of embeddings (d).
+    n_layers : {2, 3}, default=3
+        Number of propagation steps (L). With fewer than 2, nothing reaches other devices; with
+        more than 3, devices would have to exchange embeddings twice.
+    n_groups : int, default=10
+        Number of clusters of users and items.
+    n_common : int, default=20
+        Number of items predicted for each group (k). 0: no groups; ego graphs stay isolated.
+    fuzziness : float, default=1.2
+        Exponent of the shares in fuzzy c-means, above 1. Towards 1, clusters are hard.
+    cluster_every : int, default=10
+        Number of rounds after which the server clusters again, for the first time after the first
+        round.
+    n_rounds : int, default=150
+        Number of rounds in total.
+    reg_user, reg_item : float, default=1.3
+        Weights of the penalties on p_u and e_i.
+    reg_bias : float, default=3.0
+        Weight of the penalty on every user's and item's bias, however many ratings it has.
+    reg_power : float, default=0.5
+        How fast the penalties on vectors grow with the number of ratings: 0, not at all; 1, in
+        proportion.
+    learning_rate : float, default=0.02
+        Size of the server's step on items.
+    user_learning_rate : float, default=0.02
+        Size of the clients' step on (b_u, p_u). The gradient is divided by n_u, which makes a
+        difference only with ``optimizer="gd"``.
+    optimizer : {"adam", "gd"}, default="adam"
+        Whether server and clients use Adam, with moments of their own, or plain gradient descent.
+    beta_1 : float in [0, 1), default=0.9
+        Decay of Adam's first moment.
+    beta_2 : float in [0, 1), default=0.99
+        Decay of Adam's second moment.
+    epsilon : float, default=1e-8
+        Adam's term against division by zero.
+    biases : bool, default=True
+        Whether to model a level (the mean rating) and biases of users and items. LightGCN does
+        not.
+    rating_scale : tuple (low, high) or None, default=None
+        The ends of the rating scale, assumed to be public; predictions are clipped to them. None:
+        the range of y.
+    init_std : float, default=0.1
+        Standard deviation of the initial item embeddings. Users begin at zero.
+    {shared parameters}
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        z_u with the final items, and what the group had sent in the client's last round.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        The server's e_i.
+    user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
+        b_u and b_i; absent without biases.
+    global_bias_ : float
+        The level; 0 without biases.
+    rating_scale_ : tuple of float
+        The ends of the rating scale.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        By fit: if ratings lie outside `rating_scale`; with `local_dp`, `central_dp`,
+        `secure_aggregation` or an aggregator; if the clients diverge.
+
+    See Also
+    --------
+    ExplicitFCF : Ratings without a graph, whose server needs only sums.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        set-up  clients send sums and counts of ratings, and their items  _setup_update
+        each round
+          1  server sends e_i of own items, and to each client its group  _model
+          2  clients embed their users up to layer 1                      _connect
+          3  ... and send them to the other devices of the group          _exchange, step 0
+          4  clients finish z_u, their errors and gradients               _heard, _measure
+          5  ... and send what the others' embeddings depend on           _exchange, step 1
+          6  clients step on (b_u, p_u); they upload z_u and gradients    _client_update
+          7  server takes a step on the items                             _learned
+          8  every cluster_every rounds: soft clusters, common items      clustered
+        end
+          9  server sends all items; clients propagate once more          _personalize
+
+    *Propagation.* In the graph of a group, user u is connected to its n_u own items, of which each
+    device has its own copy of degree 1, and to the group's k common items, whose degree is the
+    number N of its devices. With D_u = n_u + k, LightGCN's layers ``e^(l+1) = sum of neighbours'
+    e^(l) / sqrt(product of the degrees)`` become::
+
+        e_u^1     = (sum_own e_i + sum_common e_c / sqrt(N)) / sqrt(D_u)
+        e_u^(l+2) = n_u / D_u e_u^l + k / sqrt(D_u) mean_v (e_v^l / sqrt(D_v))
+        z_u       = mean of e_u^0 = p_u, e_u^1, ..., e_u^L
+
+    with the mean over the group's devices. So all that a device needs of the others is the mean of
+    ``(e_v^0 + [L = 3] e_v^1) / sqrt(D_v)``, which is one vector, and all that they need back is
+    the mean of their derivatives by z, each divided by sqrt(D_v). Gradients are exact: they
+    are those of the loss of all devices in the graph.
+
+    *What is assumed.* Ratings, squared errors, biases and the penalties; fuzzy c-means on
+    embeddings and items scaled to length 1; the `n_common` items of largest share as those
+    predicted, and a user in the cluster of its largest share; letters to every other device of
+    the group; Adam on both sides; layer 0 of items in scores (further layers are the same for
+    all own items of a user, and unrated items have none); an own item that is also a common one
+    is two nodes. A client of several users counts as
+    one device, which sends the mean over its users. In the first round, and without a
+    connection, ego graphs are isolated. If only a cohort takes part, it stands for its group.
+
+    *What is sent.* Once, up: the client's sum and number of ratings, its items and its number of
+    ratings of each; once, down: scale and level. Each round, down: (b_i, e_i) of own items, the sum
+    of the group's common items, and the ids of its other devices, if there are any. Up: the
+    gradients of own items and of the sum, and z_u. To every other device of the group: two
+    vectors of d numbers. At the end, down: all items.
+
+    *What it reveals.* To the server, everything: one upload gives z_u and the user's items
+    exactly, and the ratings up to a constant (:func:`fedrecsk.attacks.measure_leak`). To
+    each device of the group, vectors that add up a user's own items, and gradients. Therefore
+    secure sums are refused, and so are local differential privacy and aggregators, which would
+    not protect what devices send to each other.
+
+    *Simulation only.* A :class:`~fedrecsk.simulation.Device` refuses the method, because devices
+    cannot reach each other there. A deployment would need addresses, authenticated channels between
+    devices, and a rule for devices that answer late.
+
+    *New users*, and clients that took part in no round, have isolated ego graphs, for which (b_u,
+    p_u) is solved exactly.
+
+    References
+    ----------
+    .. [1] L. Qu, N. Tang, R. Zheng, Q. V. H. Nguyen, Z. Huang, Y. Shi and H. Yin,
+       "Semi-decentralized Federated Ego Graph Learning for Recommendation", WWW 2023
+       (arXiv:2302.10900), abstract and figure 2.
+    .. [2] X. He, K. Deng, X. Wang, Y. Li, Y. Zhang and M. Wang, "LightGCN: Simplifying and Powering
+       Graph Convolution Network for Recommendation", SIGIR 2020, equations 3 and 4.
+
+    Examples
+    --------
+    >>> from fedrecsk import SemiDFEGL
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> model = SemiDFEGL(n_factors=8, n_rounds=20, n_groups=1, random_state=0).fit(X, y)
+    >>> items, scores = model.recommend(X[:2, 0], n_recommendations=3)
+    >>> items.shape
+    (2, 3)
+    >>> model.communication_.bytes_device_to_device == 19 * 2 * 60 * 59 * 4 * 8
+    True
+    """
 
     n_factors: int = 20
     _: KW_ONLY
