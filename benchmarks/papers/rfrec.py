@@ -15,6 +15,7 @@ from fedrecsk import (
     FedRec,
     RFRec,
     RFRecF,
+    SemiDFEGL,
     SVDpp,
 )
 from fedrecsk.privacy import LaplaceMechanism
@@ -49,6 +50,7 @@ MODELS = {
     "FCF": ExplicitFCF(),
     "FedRec": FedRec(),
     "FedFast": FEDFAST,
+    "SemiDFEGL": SemiDFEGL(),
     "RFRec": RFRec(),
     "RFRecF": RFRecF(),
     "biases alone": BiasOnly(),
