@@ -451,7 +451,7 @@ SIGNATURES = {
         {"n_factors": 20},
         SHARED
         | {
-            "n_layers": 3,
+            "n_layers": 2,
             "n_groups": 10,
             "n_common": 20,
             "fuzziness": 1.2,

@@ -23,7 +23,7 @@ def semidfegl(model, message, upload, n_items):
         errors, scores = rows[:, 0], received[:, 0] + received[:, 1:] @ vector
     else:
         scores = received @ vector
-        errors = _errors(model, rows, received, vector, upload["common"].change)
+        errors = _errors(model, rows, received, vector, _common(upload))
     ratings = level + scores - errors
     # Of the shifts that make whole numbers on the scale, the smallest.
     shifted = ratings + SHIFTS[:, None]
@@ -32,11 +32,15 @@ def semidfegl(model, message, upload, n_items):
     return Guess(vector, items, ratings + best)
 
 
+def _common(upload):
+    return upload["common"].change if "common" in upload else None
+
+
 def _errors(model, rows, received, vector, common):
     """Errors along the embedding, without biases: less what all rows have in common."""
     square = max(vector @ vector, 1e-300)
     along = rows @ vector / square
-    if common.any():
+    if common is not None and common.any():
         return along - common @ vector / square
     # On its own, the device has sent it in no other field, but it is a sum of errors, too.
     share = (model.n_layers - 1) / (model.n_layers + 1) / np.sqrt(len(rows)) / square

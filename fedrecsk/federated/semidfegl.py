@@ -49,13 +49,14 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
     ----------
     n_factors : int, default=20
         Length of embeddings (d).
-    n_layers : {2, 3}, default=3
+    n_layers : {2, 3}, default=2
         Number of propagation steps (L). With fewer than 2, nothing reaches other devices; with
         more than 3, devices would have to exchange embeddings twice.
     n_groups : int, default=10
         Number of clusters of users and items.
     n_common : int, default=20
-        Number of items predicted for each group (k). 0: no groups; ego graphs stay isolated.
+        Number of items predicted for each group (k). 0: no groups; ego graphs stay isolated, and
+        nothing is sent from device to device.
     fuzziness : float, default=1.2
         Exponent of the shares in fuzzy c-means, above 1. Towards 1, clusters are hard.
     cluster_every : int, default=10
@@ -199,7 +200,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
 
     n_factors: int = 20
     _: KW_ONLY
-    n_layers: int = 3
+    n_layers: int = 2
     n_groups: int = 10
     n_common: int = 20
     fuzziness: float = 1.2
@@ -293,6 +294,9 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
     # ---------------------------------------------------------------- each round, down
 
     def _model(self, server):
+        items = Rows(server["item_vectors"])
+        if not self.n_common:
+            return Message(item_vectors=items)
         groups = server["groups"]
         common = np.zeros_like(server["embeddings"])
         n_others = np.zeros(len(common), dtype=np.int64)
@@ -303,7 +307,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
             common[grouped] = (groups.scales[:, None] * sums)[of_client]
             n_others[grouped] = groups.n_devices[of_client] - 1
         return Message(
-            item_vectors=Rows(server["item_vectors"]),
+            item_vectors=items,
             common=PerClient(common),
             group=Devices(groups.of_client, "int32", learned=False, n_others=n_others),
         )
@@ -334,7 +338,10 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
             "met": np.full(block.n_clients, -1),
         }
 
-    _n_exchanges = 2
+    @property
+    def _n_exchanges(self):
+        """None if ego graphs stay isolated."""
+        return 2 if self.n_common else 0
 
     def _exchange(self, block, state, message, turn, step, key):
         groups = np.where(turn.active, message["group"].values, -1)
@@ -385,17 +392,18 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
         uploads = Uploads(
             sound=sound,
             gradient=Ragged(indptr, items, out.rows),
-            common=Ragged.stacked(common),
             embedding=Ragged.stacked(embedding),
         )
+        if self.n_common:
+            uploads["common"] = Ragged.stacked(common)
         return state, uploads, loss
 
     def _upload_forms(self, n_items):
-        return {
+        forms = {
             "gradient": Form((n_items, self._width), "held"),
-            "common": Form((self.n_factors,)),
             "embedding": Form((self.n_factors,)),
         }
+        return forms | ({"common": Form((self.n_factors,))} if self.n_common else {})
 
     # ------------------------------------------------------------------ the ego graphs
 
@@ -413,8 +421,10 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
         graph.n_common[users, 0] = n_common
         graph.own[users, 0] = n_own / degree
         graph.scale[users, 0] = 1 / np.sqrt(degree)
-        common = message["common"].values[of_user]
-        graph.common[users] = np.where(n_common[:, None] > 0, common, 0)
+        graph.common[users] = 0
+        if (groups >= 0).any():
+            common = message["common"].values[of_user]
+            graph.common[users] = np.where(n_common[:, None] > 0, common, 0)
         graph.peers[users] = 0
         graph.first[users] = self._first_layer(block, graph, message, users)[users]
 
@@ -531,9 +541,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
         """Users on their own ego graphs, whose p_u and b_u are solved for exactly."""
         state = self._init_clients(block, message, key)
         graph, everyone = state["graph"], np.ones(block.n_users, dtype=bool)
-        nowhere = np.full(block.n_clients, -1)
-        nothing = message | {"common": Dense(np.zeros((block.n_clients, self.n_factors)))}
-        self._connect(block, graph, nothing, nowhere, everyone)
+        self._connect(block, graph, message, np.full(block.n_clients, -1), everyone)
         # z = slope p + offset.
         slope, offset = self._share * (1 + graph.own), state["users"].copy()
         self._factors(offset)[:] = self._embeddings(offset, graph, graph.first)
@@ -578,6 +586,11 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
 
     def _private_vectors(self, state):
         return state["embeddings"]
+
+    def _least_bytes(self, data):
+        # Users' moments, gradients and ego graphs.
+        vectors = 8 * data.n_users * self.n_factors if self.client_fraction == 1 else 0
+        return super()._least_bytes(data) + 8 * vectors
 
     def _upload_moving(self, view, rows, moves):
         return {"gradient": self._gradient_moving(view, "gradient", moves)}

@@ -79,10 +79,17 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
 
 PARAMETERS = [
     {},
-    {"n_layers": 2, "reg_item": 0.0, "reg_bias": 0.3},
+    {"n_layers": 3, "reg_item": 0.0, "reg_bias": 0.3},
     {"biases": False, "n_groups": 1, "n_common": 4, "reg_power": 0.0},
-    {"optimizer": "gd", "cluster_every": 2, "fuzziness": 2.0, "beta_1": 0.5},
+    {"n_layers": 3, "optimizer": "gd", "cluster_every": 2, "fuzziness": 2.0, "beta_1": 0.5},
 ]
+
+
+def test_ego_graphs_may_stay_isolated(tiny):
+    model = make(n_common=0, n_layers=3)
+    server = assert_equals_reference(model, *tiny, block_sizes=BLOCK_SIZES)
+    assert (server.groups < 0).all()
+    assert model.fit(*tiny).communication_.bytes_device_to_device == 0
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
@@ -238,7 +245,7 @@ def costs_of(display):
 
 def test_newcomers_stand_alone_and_are_solved_exactly(toy):
     X, y = toy
-    model = make(n_factors=3).fit(X, y)
+    model = make(n_factors=3, n_layers=3).fit(X, y)
     mine = X[:, 0] == X[0, 0]
     model.fold_in(np.column_stack([np.full(mine.sum(), 5), X[mine, 1]]), y[mine])
     new = np.flatnonzero(model.user_ids_ == 5)[0]
@@ -256,8 +263,8 @@ def test_newcomers_stand_alone_and_are_solved_exactly(toy):
 def test_the_server_reads_embeddings_items_and_ratings():
     X, y = make_toy(n_users=30, n_items=20, density=0.4)
     for biases in (True, False):
-        for n_rounds in (1, 3):
-            model = make(n_factors=4, n_groups=3, biases=biases, cluster_every=1)
+        for n_rounds, n_common in ((1, 2), (3, 2), (3, 0)):
+            model = make(n_factors=4, n_groups=3, n_common=n_common, biases=biases)
             report = measure_leak(model, X, y, n_rounds=n_rounds)
             assert report.vectors == report.interactions == 1.0
             assert report.values > 0.9

@@ -255,7 +255,7 @@ def run(model, devices, server, turns, key):
             answers = update_group(model, [devices[c] for c in clients], group >= 0)
             uploads |= {c: a for c, a in zip(clients, answers, strict=True) if delivers[c]}
         server.close(dict(sorted(uploads.items())))
-        if t % model.cluster_every == 0:
+        if model.n_common and t % model.cluster_every == 0:
             server.cluster(key.at(t).generator("centres"))
 
 
