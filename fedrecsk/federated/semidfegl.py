@@ -166,12 +166,12 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
 
     *What it reveals.* To the server, everything: one upload gives z_u and the user's items
     exactly, and the ratings up to a constant (:func:`fedrecsk.attacks.measure_leak`). To
-    each device of the group, vectors that add up a user's own items, and gradients. Therefore
-    secure sums are refused, and so are local differential privacy and aggregators, which would
-    not protect what devices send to each other.
+    each device of the group, p_u and a weighted sum of the user's own items, up to their length.
+    Therefore secure sums are refused, and so are local differential privacy and aggregators,
+    which would not protect what devices send to each other.
 
-    *Simulation only.* A :class:`~fedrecsk.simulation.Device` refuses the method, because devices
-    cannot reach each other there. A deployment would need addresses, authenticated channels between
+    *Simulation only.* A :class:`~fedrecsk.simulation.Device` refuses groups, because devices cannot
+    reach each other there. A deployment would need addresses, authenticated channels between
     devices, and a rule for devices that answer late.
 
     *New users*, and clients that took part in no round, have isolated ego graphs, for which (b_u,

@@ -22,6 +22,16 @@ class Letters(NamedTuple):
     groups : ndarray of shape (n_clients of the block,), dtype int
         The group of each client; -1 for clients that send nothing.
     values : ndarray of shape (n_clients of the block, width)
+
+    Examples
+    --------
+    Two clients of group 4, and one that sends nothing:
+
+    >>> import numpy as np
+    >>> from fedrecsk.simulation import Letters
+    >>> letters = Letters(np.array([4, 4, -1]), np.ones((3, 2)))
+    >>> letters.values.shape
+    (3, 2)
     """
 
     groups: NDArray[np.int64]
