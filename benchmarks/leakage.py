@@ -39,6 +39,7 @@ from fedrecsk import (
     RFRec,
     RFRecF,
     SCoLR,
+    SemiDFEGL,
 )
 from fedrecsk.attacks import measure_leak, measure_membership
 from fedrecsk.datasets import fetch_movielens
@@ -62,6 +63,7 @@ METHODS = {
     ),
     "LightFR, votes": LightFR(aggregation="parameter", user_bits=1),
     "FedFast": FedFast(),
+    "SemiDFEGL": SemiDFEGL(rating_scale=(1, 5)),
     "FedMF": FedMF(),
     "CoLR": CoLR(),
     "SCoLR": SCoLR(),

@@ -136,6 +136,7 @@ METHOD_PAGES = {
     "fedfast": ("FedFast",),
     "privrec": ("PrivRec",),
     "fedrec": ("FedRec",),
+    "semidfegl": ("SemiDFEGL",),
     "lightfr": ("LightFR",),
     "colr": ("FedMF", "CoLR", "SCoLR"),
     "ddl": ("DCF", "DDL"),

@@ -34,6 +34,7 @@ from fedrecsk.federated import (
     RFRec,
     RFRecF,
     SCoLR,
+    SemiDFEGL,
 )
 from fedrecsk.simulation import Federation
 
@@ -69,5 +70,6 @@ __all__ = [
     "RFRecF",
     "SCoLR",
     "SVDpp",
+    "SemiDFEGL",
     "__version__",
 ]

@@ -472,6 +472,31 @@ SIGNATURES = {
             "client_fraction": 0.2,
         },
     ),
+    "SemiDFEGL": (
+        {"n_factors": 20},
+        SHARED
+        | {
+            "n_layers": 2,
+            "n_groups": 10,
+            "n_common": 20,
+            "fuzziness": 1.2,
+            "cluster_every": 10,
+            "n_rounds": 150,
+            "reg_user": 1.3,
+            "reg_item": 1.3,
+            "reg_bias": 3.0,
+            "reg_power": 0.5,
+            "learning_rate": 0.02,
+            "user_learning_rate": 0.02,
+            "optimizer": "adam",
+            "beta_1": 0.9,
+            "beta_2": 0.99,
+            "epsilon": 1e-8,
+            "biases": True,
+            "rating_scale": None,
+            "init_std": 0.1,
+        },
+    ),
     "SVDpp": (
         {"n_factors": 20},
         {

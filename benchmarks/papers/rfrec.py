@@ -16,6 +16,7 @@ from fedrecsk import (
     FedRec,
     RFRec,
     RFRecF,
+    SemiDFEGL,
     SVDpp,
 )
 from fedrecsk.privacy import LaplaceMechanism
@@ -50,6 +51,7 @@ MODELS = {
     "FCF": ExplicitFCF(),
     "FedRec": FedRec(),
     "FedFast": FEDFAST,
+    "SemiDFEGL": SemiDFEGL(),
     "RFRec": RFRec(),
     "RFRecF": RFRecF(),
     "biases alone": BiasOnly(),

@@ -53,10 +53,12 @@ def print_communication(ledger: Any) -> None:
     n_clients = len(ledger.client_ids)
     n_rounds = sum(entry["phase"] == "round" for entry in ledger.entries)
     up, down = ledger.bytes_up, ledger.bytes_down
+    direct = ledger.bytes_device_to_device
+    also = f" {_readable(direct)} from device to device." if direct else ""
     print(
         f"Communication: {_readable(up)} up and {_readable(down)} down in {_counted(n_rounds)} "
         f"with {n_clients:,} clients; {_readable(up / n_clients)} up and "
-        f"{_readable(down / n_clients)} down per client."
+        f"{_readable(down / n_clients)} down per client.{also}"
     )
 
 

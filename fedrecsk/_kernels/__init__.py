@@ -28,6 +28,7 @@ _SUBMODULES = (
     "rounding",
     "schedule",
     "scores",
+    "semidfegl",
     "sgd",
     "shared",
     "text",

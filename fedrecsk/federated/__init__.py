@@ -19,6 +19,7 @@ from fedrecsk.federated.privrec import PrivRec
 from fedrecsk.federated.rfrec import RFRec
 from fedrecsk.federated.rfrecf import RFRecF
 from fedrecsk.federated.scolr import SCoLR
+from fedrecsk.federated.semidfegl import SemiDFEGL
 
 __all__ = [
     "FCF",
@@ -39,6 +40,7 @@ __all__ = [
     "RFRec",
     "RFRecF",
     "SCoLR",
+    "SemiDFEGL",
     "pack_codes",
     "unpack_codes",
 ]

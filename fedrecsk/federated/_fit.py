@@ -22,6 +22,7 @@ from fedrecsk.federated._unreached import Unreached
 from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation import participation
 from fedrecsk.simulation.clients import Clients, Group
+from fedrecsk.simulation.exchange import deliver
 from fedrecsk.simulation.keys import Key, Keys
 from fedrecsk.simulation.server import Server
 from fedrecsk.simulation.stopping import hold_out
@@ -200,6 +201,8 @@ class Loop:
             one.receive(round, received, turn)
             one.follow(round)
         busy = [one for one in clients if turn.active[one.block.clients].any()]
+        for step in range(server.method._n_exchanges):
+            self._exchange(busy, step)
         self._show_adversary(busy, received, turn)
         loss, batches = np.zeros(2), []
         answers = self.parallel(delayed(_updated)(one, round) for one in busy)
@@ -209,6 +212,21 @@ class Loop:
         if self.run.intrusion is not None:
             self.run.intrusion.look(None)
         return Seen(received, batches, upload)
+
+    def _exchange(self, clients, step):
+        """Let devices send something to the others of their groups, without the server."""
+        server = self.server
+        letters = list(self.parallel(delayed(one.exchange)(server.round, step) for one in clients))
+        means = deliver(
+            letters,
+            [one.block.clients for one in clients],
+            server.n_clients,
+            server.ledger,
+            server.federation.wire_dtype,
+        )
+        for one, received in zip(clients, means, strict=True):
+            if received is not None:
+                one.hear(step, received)
 
     def _show_adversary(self, busy, received, turn):
         """Show an adversary that forges uploads what its clients have received and computed."""

@@ -83,6 +83,10 @@ class FederatedRecommender(Recommender):
     # If not, blocks have one client each if single uploads are needed.
     _single_uploads = False
 
+    # How many times in each round devices send something to each other, before their update.
+    # `Device` refuses such methods.
+    _n_exchanges = 0
+
     # What the server needs of a round's uploads: "sums", or "clients" for methods that treat
     # clients individually. Their `_aggregate` gets the single uploads (``upload.single()``), and
     # their messages may have :class:`~fedrecsk.simulation.PerClient` fields. Secure sums are
@@ -199,6 +203,26 @@ class FederatedRecommender(Recommender):
     @abstractmethod
     def _upload_forms(self, n_items):
         """What a client sends in a round: a dict of Form, by the names of the fields."""
+
+    def _exchange(self, block, state, message, turn, step, key):
+        """Clients: what those in ``turn.active`` send to the other devices of their groups.
+
+        Called `_n_exchanges` times in a round, for the clients that have received its message.
+
+        Returns
+        -------
+        state : dict
+        letters : Letters
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs _exchange(...).")
+
+    def _heard(self, block, state, means, turn, step):
+        """Clients: their state, given the mean of the letters in each client's group.
+
+        `means` has a row for each client of the block: over its own letter and all that it
+        received; zero for clients in no group.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs _heard(...).")
 
     @abstractmethod
     def _client_update(self, block, state, message, turn, key):

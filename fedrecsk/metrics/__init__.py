@@ -7,6 +7,7 @@ as scorers ``"neg_mean_absolute_error"`` and ``"neg_root_mean_squared_error"``.
 
 from fedrecsk.metrics._costs import (
     best_within,
+    bytes_device_to_device_scorer,
     bytes_down_scorer,
     bytes_scorer,
     bytes_up_scorer,
@@ -32,6 +33,7 @@ from fedrecsk.metrics._top_k import top_k as top_k
 __all__ = [
     "average_precision_at_k",
     "best_within",
+    "bytes_device_to_device_scorer",
     "bytes_down_scorer",
     "bytes_scorer",
     "bytes_up_scorer",

@@ -142,8 +142,14 @@ def _bytes_down(model):
     return 0.0 if ledger is None else ledger.client_bytes_down.mean()
 
 
+def _bytes_device_to_device(model):
+    ledger = _ledger(model)
+    return 0.0 if ledger is None else ledger.client_bytes_device_to_device.mean()
+
+
 def _bytes(model):
-    return _bytes_up(model) + _bytes_down(model)
+    # What devices send to each other is received as well.
+    return _bytes_up(model) + _bytes_down(model) + 2 * _bytes_device_to_device(model)
 
 
 def _rounds(model):
@@ -210,8 +216,19 @@ Taken from `communication_`, including the final model, from which clients predi
 centralised model.
 """
 
+bytes_device_to_device_scorer: CostScorer = CostScorer(
+    "bytes_device_to_device_scorer", _bytes_device_to_device
+)
+"""Mean number of bytes that a client sent directly to other clients, as a negative number.
+
+Taken from `communication_`. 0 for methods whose clients talk to the server only.
+"""
+
 bytes_scorer: CostScorer = CostScorer("bytes_scorer", _bytes)
-"""Mean number of bytes that a client sent and received during fit, as a negative number."""
+"""Mean number of bytes that a client sent and received during fit, as a negative number.
+
+From and to the server and other clients.
+"""
 
 rounds_scorer: CostScorer = CostScorer("rounds_scorer", _rounds)
 """Number of communication rounds of the fit, as a negative number. 0 for a centralised model."""

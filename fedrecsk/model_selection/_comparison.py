@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrecsk.metrics import bytes_down_scorer, bytes_up_scorer, epsilon_scorer, rounds_scorer
+from fedrecsk.metrics import (
+    bytes_device_to_device_scorer,
+    bytes_down_scorer,
+    bytes_up_scorer,
+    epsilon_scorer,
+    rounds_scorer,
+)
 from fedrecsk.model_selection import _tables
 
 if TYPE_CHECKING:
@@ -18,6 +24,7 @@ TIMES = ("fit_seconds", "score_seconds")
 COSTS = {
     "mb_up": (bytes_up_scorer, 1e6),
     "mb_down": (bytes_down_scorer, 1e6),
+    "mb_device_to_device": (bytes_device_to_device_scorer, 1e6),
     "rounds": (rounds_scorer, 1),
     "epsilon": (epsilon_scorer, 1),
 }
@@ -31,9 +38,10 @@ class Comparison:
     per_fold : DataFrame or list of dict
         One row per estimator and fold: `estimator` and `fold`; one column per score;
         `fit_seconds` and `score_seconds`; for federated models `mb_up` and `mb_down` (megabytes,
-        1e6 bytes, that a client sent and received during fit, on average over clients), `rounds`
-        and `epsilon` (total privacy loss of the client that lost most, infinite without noise);
-        and `error`, which is empty if all went well. NaN means that a number does not apply, or
+        1e6 bytes, that a client sent and received during fit, on average over clients),
+        `mb_device_to_device` (sent directly to other clients; only if any were), `rounds` and
+        `epsilon` (total privacy loss of the client that lost most, infinite without noise); and
+        `error`, which is empty if all went well. NaN means that a number does not apply, or
         that its computation failed.
     summary : DataFrame or list of dict
         One row per estimator: `estimator`, `n_folds`, `n_failed` (folds with an error), and for
@@ -58,6 +66,7 @@ class Comparison:
         columns: Sequence[str],
         estimators: dict[str, list[Any]] | None = None,
     ) -> None:
+        rows, columns = _without_unused(rows, columns)
         self._rows = rows
         self._columns = columns
         self._summary = _summary(rows, columns)
@@ -186,6 +195,15 @@ def error_lines(errors):
         f"{name}, fold{'s' * (len(of) > 1)} {', '.join(of)}: {error}"
         for (name, error), of in folds.items()
     ]
+
+
+def _without_unused(rows, columns):
+    """Rows and columns without messages from device to device, if there are none."""
+    unused = "mb_device_to_device"
+    if any(row.get(unused, 0) > 0 for row in rows):
+        return rows, columns
+    rows = [{name: value for name, value in row.items() if name != unused} for row in rows]
+    return rows, [name for name in columns if name != unused]
 
 
 def _summary(rows, columns):

@@ -23,6 +23,7 @@ HEADINGS = {
     "fit_seconds": "Fit time (s)",
     "mb_up": "MB up",
     "mb_down": "MB down",
+    "mb_device_to_device": "MB device to device",
     "rounds": "Rounds",
     "epsilon": "ε",
 }

@@ -145,8 +145,9 @@ class CostDisplay:
             one standard deviation. Rows without the score, such as those of failed fits, are
             left out.
         score, cost : str, default="ndcg@10", "mb"
-            Columns of score and cost. If there is no column "mb", it is the sum of "mb_up" and
-            "mb_down".
+            Columns of score and cost. If there is no column "mb", it is the sum of "mb_up",
+            "mb_down" and, if there is one, twice "mb_device_to_device", which clients both send
+            and receive.
         by : str, default="estimator"
             Column of the methods' names.
         greater_is_better : bool, default=None
@@ -175,8 +176,10 @@ class CostDisplay:
         check_reference(reference)
         rows = as_rows(results)
         if cost == "mb" and "mb" not in rows[0]:
-            both = zip(rows, numbers(rows, "mb_up"), numbers(rows, "mb_down"), strict=True)
-            rows = [{**row, "mb": up + down} for row, up, down in both]
+            sums = np.add(numbers(rows, "mb_up"), numbers(rows, "mb_down"))
+            if "mb_device_to_device" in rows[0]:
+                sums = sums + 2 * np.array(numbers(rows, "mb_device_to_device"))
+            rows = [{**row, "mb": both} for row, both in zip(rows, sums.tolist(), strict=True)]
         methods = {}
         for name, value, paid in zip(
             column(rows, by), scores_of(rows, score), numbers(rows, cost), strict=True

@@ -25,6 +25,7 @@ LABELS = {
     "mb": "MB that a client sends and receives",
     "mb_up": "MB that a client sends",
     "mb_down": "MB that a client receives",
+    "mb_device_to_device": "MB that a client sends to other clients",
     "fit_seconds": "Fit time (s)",
     "score_seconds": "Score time (s)",
     "rounds": "Rounds",

@@ -2,6 +2,7 @@
 
 from fedrecsk.simulation.clients import Clients
 from fedrecsk.simulation.device import Device
+from fedrecsk.simulation.exchange import Letters
 from fedrecsk.simulation.federation import Federation
 from fedrecsk.simulation.ledger import Ledger
 from fedrecsk.simulation.messages import (
@@ -28,6 +29,7 @@ __all__ = [
     "Federation",
     "Form",
     "Ledger",
+    "Letters",
     "Message",
     "NetworkProfile",
     "Numbers",

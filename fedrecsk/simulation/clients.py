@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.simulation.blocks import Block
+    from fedrecsk.simulation.exchange import Letters
     from fedrecsk.simulation.federation import Federation
     from fedrecsk.simulation.keys import Key, Keys
 
@@ -145,6 +146,8 @@ class Clients:
         # Clients that have ever updated.
         self._has_updated = np.zeros(block.n_clients, dtype=bool)
         self._part = None
+        # The clients that took part in the last exchange among devices.
+        self._met = None
         self._reply = None
         # The local updates of a round, between `honest` and `update`.
         self._training = None
@@ -251,6 +254,31 @@ class Clients:
             message = self._messages[self._last[ready][0]]
             self.group.follow(message, self.keys.at(round))
 
+    def exchange(self, round: int, step: int) -> Letters | None:
+        """Return what these clients send directly to others in a round; None if nothing.
+
+        Parameters
+        ----------
+        round : int
+        step : int
+            Number of the exchange within the round.
+        """
+        part, key = self._part_in(round), self.keys.at(round)
+        turn = Turn(part.active & (self._last == round), part.delivers, self._hands_over_single)
+        if not turn.active.any():
+            return None
+        message = self._messages[round]
+        self._begin(message, key)
+        self.state, letters = self.method._exchange(
+            self.block, self.state, message, turn, step, key
+        )
+        self._met = turn
+        return letters
+
+    def hear(self, step: int, means: NDArray[np.float64]) -> None:
+        """Store the means over these clients' groups, after an `exchange` that sent something."""
+        self.state = self.method._heard(self.block, self.state, means, self._met, step)
+
     def update(self, round: int) -> tuple[list[Contribution], NDArray[np.float64]]:
         """Run one local update. Repeated calls for the same round return the same answer.
 
@@ -311,10 +339,14 @@ class Clients:
             )
         return self._part[1]
 
-    def _step(self, message, turn, key):
+    def _begin(self, message, key):
+        """Make the clients' private state before their first step."""
         if self.state is None:
             first = Message(**self._announcement, **message)
             self.state = self.method._init_clients(self.block, first, key)
+
+    def _step(self, message, turn, key):
+        self._begin(message, key)
         if self.method._shares_state:
             self.state["common"] = self.group.common
         try:

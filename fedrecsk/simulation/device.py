@@ -209,6 +209,11 @@ def bare(estimator: Any) -> Any:
             f"{type(method).__name__} needs the catalogue, because it does not see "
             "the data of all clients; set items= to the ids of all items on offer."
         )
+    if method._n_exchanges:
+        raise ValueError(
+            f"A Device does not talk to other devices yet, as {type(method).__name__} needs, which "
+            "only the simulator does; call fit."
+        )
     _check_parts(method._setting())
     _check_central_dp(method)
     return method

@@ -1,4 +1,4 @@
-"""The ledger: all messages and bytes between server and clients."""
+"""The ledger: all messages and bytes between server and clients, and among clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class Ledger:
         `messages_down`, `messages_up` (arrived and accepted), `dropped` (clients without a
         connection, or whose uploads were lost), `rejected` (uploads with NaN or infinite
         values, or malformed), `bytes_up` (sent, whether or not they arrived), `encrypted`
-        (uploads that were really encrypted).
+        (uploads that were really encrypted), `messages_device_to_device` and
+        `bytes_device_to_device` (sent from clients directly to other clients, and in no other
+        count; zero for most methods).
 
         Downloads are counted three ways: `bytes_down_whole`, the full model each time;
         `bytes_down_missed`, all updates that the client has missed; `bytes_down_latest`, the
@@ -56,7 +58,9 @@ class Ledger:
         item indices and everything before the rounds.
     client_ids : ndarray of shape (n_clients,)
     client_bytes_down, client_bytes_up : ndarray of shape (n_clients,), dtype int64
-        Bytes that each client received and sent.
+        Bytes that each client received from the server and sent to it.
+    client_bytes_device_to_device : ndarray of shape (n_clients,), dtype int64
+        Bytes that each client sent to other clients.
     """
 
     def __init__(self, client_ids: np.ndarray) -> None:
@@ -65,6 +69,7 @@ class Ledger:
         self.entries: list[dict[str, Any]] = []
         self.client_bytes_down: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
         self.client_bytes_up: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
+        self.client_bytes_device_to_device: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
 
     @classmethod
     def joined(cls, ledgers: Sequence[Ledger]) -> Self:
@@ -83,6 +88,7 @@ class Ledger:
             whole.entries += copy.deepcopy(ledger.entries)
             whole.client_bytes_down += ledger.client_bytes_down
             whole.client_bytes_up += ledger.client_bytes_up
+            whole.client_bytes_device_to_device += ledger.client_bytes_device_to_device
         return whole
 
     def open(self, phase: str, round: int = -1) -> None:
@@ -104,6 +110,8 @@ class Ledger:
                 "payload_down": 0,
                 "payload_up": 0,
                 "encrypted": 0,
+                "messages_device_to_device": 0,
+                "bytes_device_to_device": 0,
             }
         )
 
@@ -148,6 +156,13 @@ class Ledger:
         n_payload = 0 if payload is None else payload.sum()
         self.count(bytes_up=nbytes.sum(), payload_up=n_payload)
 
+    def between_devices(
+        self, clients: NDArray[np.int64], n_messages: np.ndarray, nbytes: np.ndarray
+    ) -> None:
+        """Count the messages and bytes that each of `clients` (codes) sent to other clients."""
+        self.client_bytes_device_to_device[clients] += nbytes
+        self.count(messages_device_to_device=n_messages.sum(), bytes_device_to_device=nbytes.sum())
+
     @property
     def bytes_down(self) -> int:
         """Total number of bytes from the server to clients."""
@@ -157,6 +172,11 @@ class Ledger:
     def bytes_up(self) -> int:
         """Total number of bytes from clients to the server."""
         return int(self.client_bytes_up.sum())
+
+    @property
+    def bytes_device_to_device(self) -> int:
+        """Total number of bytes from clients directly to other clients."""
+        return int(self.client_bytes_device_to_device.sum())
 
     def to_frame(self) -> DataFrame:
         """The entries as a pandas DataFrame, one row per phase.
@@ -175,29 +195,36 @@ class Ledger:
             and np.array_equal(self.client_ids, other.client_ids)
             and np.array_equal(self.client_bytes_down, other.client_bytes_down)
             and np.array_equal(self.client_bytes_up, other.client_bytes_up)
+            and np.array_equal(
+                self.client_bytes_device_to_device, other.client_bytes_device_to_device
+            )
         )
 
     __hash__: ClassVar[None] = None
 
     def __repr__(self) -> str:
         n_clients, n_rounds = len(self.client_ids), sum(e["phase"] == "round" for e in self.entries)
+        between = self.bytes_device_to_device
+        also = f"; {_readable(between)} from device to device" if between else ""
         return (
             f"Ledger({n_rounds} rounds, {n_clients} clients, {_readable(self.bytes_up)} up and "
             f"{_readable(self.bytes_down)} down; per client {_readable(self.bytes_up / n_clients)} "
-            f"up and {_readable(self.bytes_down / n_clients)} down)"
+            f"up and {_readable(self.bytes_down / n_clients)} down{also})"
         )
 
     def _repr_html_(self) -> str:
         n_clients = len(self.client_ids)
         head = ["", "Messages up", "Messages down", "Up", "Down", "Up per client"]
         head.append("Down per client")
+        between = self.bytes_device_to_device > 0
+        head += ["Device to device"] * between
         rows = []
         phases: list[str] = list(dict.fromkeys(entry["phase"] for entry in self.entries))
         for phase in phases:
             own = [entry for entry in self.entries if entry["phase"] == phase]
             name = PHASES.get(phase, phase) + (f" ({len(own)})" if len(own) > 1 else "")
-            rows.append([name, *_sums(own, n_clients)])
-        rows.append(["Total", *_sums(self.entries, n_clients)])
+            rows.append([name, *_sums(own, n_clients, between)])
+        rows.append(["Total", *_sums(self.entries, n_clients, between)])
         notes = []
         for name, what in (("dropped", "lost or not sent"), ("rejected", "rejected")):
             count = sum(entry[name] for entry in self.entries)
@@ -206,11 +233,11 @@ class Ledger:
         return _html.table(caption, head, rows, notes=notes, total=True)
 
 
-def _sums(entries, n_clients):
-    """Messages and bytes of some entries, up and down, as text."""
-    names = "messages_up", "messages_down", "bytes_up", "bytes_down"
-    n_up, n_down, up, down = (sum(entry[name] for entry in entries) for name in names)
-    sizes = up, down, up / max(n_clients, 1), down / max(n_clients, 1)
+def _sums(entries, n_clients, between):
+    """Messages and bytes of some entries, up and down, as text; with `between`, among devices."""
+    names = "messages_up", "messages_down", "bytes_up", "bytes_down", "bytes_device_to_device"
+    n_up, n_down, up, down, direct = (sum(entry[name] for entry in entries) for name in names)
+    sizes = [up, down, up / max(n_clients, 1), down / max(n_clients, 1)] + [direct] * between
     return [f"{n_up:,}", f"{n_down:,}", *map(_readable, sizes)]
 
 

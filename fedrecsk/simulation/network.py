@@ -136,7 +136,7 @@ def estimate_training_time(
         Seconds of work of the server in one round.
     down, up : str, default="bytes_down", "bytes_up"
         Columns of the ledger to use. A paper may count less than all bytes, such as
-        "payload_up".
+        "payload_up". By default, what devices send to each other counts both ways, too.
     rounds_only : bool, default=False
         Whether to leave out what happens before the first round and after the last one, as papers
         do.
@@ -217,4 +217,8 @@ def _bytes_of_one(entry, n_clients, down, up):
     # trained, those that received the model have sent the losses that ended the fit.
     trained = entry["participants"] or entry["messages_down"]
     senders = trained if entry["phase"] in ("round", "stop") else n_clients
-    return entry[down] / max(entry["messages_down"], 1), entry[up] / max(senders, 1)
+    received, sent = entry[down] / max(entry["messages_down"], 1), entry[up] / max(senders, 1)
+    if (down, up) == ("bytes_down", "bytes_up"):
+        direct = entry["bytes_device_to_device"] / max(senders, 1)
+        received, sent = received + direct, sent + direct
+    return received, sent

@@ -19,6 +19,7 @@ from fedrecsk import (
     RFRec,
     RFRecF,
     SCoLR,
+    SemiDFEGL,
 )
 from fedrecsk.federated._fedmf import AveragedItems
 from fedrecsk.federated._implicit import ImplicitMF
@@ -34,9 +35,10 @@ from tests.federated import (
     test_fedrec,
     test_lightfr,
     test_rfrec,
+    test_semidfegl,
     test_wmf,
 )
-from tests.reference import colr, fcf, fedeb, lightfr
+from tests.reference import colr, fcf, fedeb, lightfr, semidfegl
 from tests.reference.wmf import user_solve
 
 # A method's own file has what its clients begin with.
@@ -45,7 +47,16 @@ key_of = test_wmf.key_of
 
 @pytest.fixture(autouse=True)
 def float64(monkeypatch):
-    for cls in (AveragedItems, ExplicitFCF, FedEB, FedRec, FederatedWMF, ImplicitMF, RFRec):
+    for cls in (
+        AveragedItems,
+        ExplicitFCF,
+        FedEB,
+        FedRec,
+        FederatedWMF,
+        ImplicitMF,
+        RFRec,
+        SemiDFEGL,
+    ):
         monkeypatch.setattr(cls, "_dtype", np.float64)
 
 
@@ -122,6 +133,20 @@ def ratings_after_regression(model, data, whom, **_):
             yield w[u, i], (ratings[u, i] - one.score(user, items[i])) ** 2
 
 
+def ratings_after_propagation(model, data, whom, **_):
+    """SemiDFEGL's first round, on isolated ego graphs whose users begin at zero."""
+    level = np.average(data.values, weights=data.weights)
+    items = test_explicit_fcf.first_items(model, data.n_items)
+    for u in users_of(data, whom):
+        mine = np.flatnonzero(data.users == u)
+        own, start = data.items[mine], np.zeros(model.n_factors)
+        device = [(start, own)], items, np.zeros((0, model.n_factors))
+        ((z,),) = semidfegl.layers_of_group(model, [device], 1)
+        for k in mine:
+            item = items[data.items[k]]
+            yield data.weights[k], (data.values[k] - level - item[0] - z @ item[1:]) ** 2
+
+
 def examples(model, data, whom, **_):
     """FedMF's positives and negatives in two local epochs, each a single batch."""
     key, everyone = key_of(model).at(0), test_colr.clients_of(model, data)
@@ -182,6 +207,7 @@ METHODS = [
     (test_fedrec.make(user_steps=1), real_ratings),
     (FedEB(3, init_std=0.5), ratings_after_inference),
     (test_explicit_fcf.make(), ratings_after_regression),
+    (test_semidfegl.make(), ratings_after_propagation),
     (test_colr.make(FedMF), examples),
     (test_colr.make(FedMF, loss="squared", learning_rate=0.1), examples),
     (test_colr.make(CoLR), examples),

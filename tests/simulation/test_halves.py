@@ -43,6 +43,8 @@ SMALL = {
     "n_rounds": 4,
     "reg_user": 0.5,
     "n_negatives": 2,
+    # Devices that send to each other are simulated only.
+    "n_common": 0,
     "random_state": 0,
 }
 

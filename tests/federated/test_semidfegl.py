@@ -1,0 +1,292 @@
+"""SemiDFEGL: LightGCN on graphs of groups of devices, which exchange embeddings and gradients."""
+
+import numpy as np
+import pytest
+
+from fedrecsk import BiasOnly, ExplicitFCF, Federation, SemiDFEGL
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import measure_leak
+from fedrecsk.federated._semidfegl_groups import clustered, memberships
+from fedrecsk.interactions import encode
+from fedrecsk.metrics import bytes_device_to_device_scorer, bytes_scorer
+from fedrecsk.model_selection import compare
+from fedrecsk.plotting import CostDisplay
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.simulation import Device, estimate_training_time
+from fedrecsk.simulation.exchange import Letters, deliver
+from fedrecsk.simulation.ledger import Ledger
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
+from tests.federated.test_explicit_fcf import first_items
+from tests.federated.test_fcf import turns_of
+from tests.federated.test_wmf import key_of
+from tests.reference import semidfegl as reference
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    monkeypatch.setattr(SemiDFEGL, "_dtype", np.float64)
+
+
+@pytest.fixture
+def tiny():
+    return make_toy(n_users=7, n_items=6, density=0.5, seed=2)
+
+
+def make(**parameters):
+    defaults = {
+        "n_factors": 2,
+        "n_rounds": 3,
+        "n_groups": 2,
+        "n_common": 2,
+        "cluster_every": 1,
+        "init_std": 0.5,
+        "reg_user": 0.5,
+        "learning_rate": 0.1,
+        "user_learning_rate": 0.2,
+        "random_state": 0,
+    }
+    return SemiDFEGL(**defaults | parameters)
+
+
+def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_params):
+    data = encode(X, y, **fit_params)
+    w, ratings = np.zeros((2, data.n_users, data.n_items))
+    level = np.average(data.values, weights=data.weights) if model.biases else 0.0
+    w[data.users, data.items] = data.weights
+    ratings[data.users, data.items] = data.values - level
+    spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
+    devices = [reference.Device(model, w[s], ratings[s]) for s in spans]
+    start = first_items(model, data.n_items)
+    penalties = np.ones_like(start) * model.reg_item * w.sum(axis=0)[:, None] ** model.reg_power
+    if model.biases:
+        penalties[:, 0] = model.reg_bias
+    server = reference.Server(model, data.n_clients, start, penalties)
+    reference.run(model, devices, server, turns_of(model, data.n_clients), key_of(model))
+    first = int(model.biases)
+    for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
+        np.testing.assert_allclose(fitted.item_factors_, server.items[:, first:], atol=1e-9)
+        for span, device in zip(spans, devices, strict=True):
+            if device.heard is None:
+                continue
+            for u, code in enumerate(range(span.start, span.stop)):
+                z, bias = reference.final_user(model, device, u, server.items)
+                np.testing.assert_allclose(fitted.user_factors_[code], z, atol=1e-9)
+                if model.biases:
+                    assert fitted.user_bias_[code] == pytest.approx(bias, abs=1e-9)
+        assert np.abs(server.items - start).max() > 1e-3
+    return server
+
+
+PARAMETERS = [
+    {},
+    {"n_layers": 3, "reg_item": 0.0, "reg_bias": 0.3},
+    {"biases": False, "n_groups": 1, "n_common": 4, "reg_power": 0.0},
+    {"n_layers": 3, "optimizer": "gd", "cluster_every": 2, "fuzziness": 2.0, "beta_1": 0.5},
+]
+
+
+def test_ego_graphs_may_stay_isolated(tiny):
+    model = make(n_common=0, n_layers=3)
+    server = assert_equals_reference(model, *tiny, block_sizes=BLOCK_SIZES)
+    assert (server.groups < 0).all()
+    assert model.fit(*tiny).communication_.bytes_device_to_device == 0
+
+
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+def test_equals_the_naive_reference(parameters, tiny):
+    X, y = tiny
+    weight = np.random.default_rng(3).random(len(y)) + 0.5
+    server = assert_equals_reference(make(**parameters), X, y, block_sizes=BLOCK_SIZES)
+    assert (server.groups >= 0).all()
+    clients = np.where(X[:, 0] < 120, 0, X[:, 0])
+    assert_equals_reference(make(**parameters), X, y, clients=clients, sample_weight=weight)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"federation": Federation(dropout=0.4)},
+        {"federation": Federation(dropout=0.4, dropout_mode="stale")},
+        {"federation": Federation(dropout=0.4, dropout_mode="offline")},
+        {"client_fraction": 0.5},
+    ],
+    ids=str,
+)
+def test_equals_the_naive_reference_in_any_setting(setting, tiny):
+    assert_equals_reference(make(n_layers=3, n_rounds=5, **setting), *tiny, BLOCK_SIZES[1:2])
+
+
+def test_the_reference_propagates_as_lightgcn_does():
+    """With everybody there, layers are powers of D^-1/2 A D^-1/2 on one graph of all nodes."""
+    model, rng = make(n_factors=3, n_layers=3), np.random.default_rng(0)
+    own, n_common = [[0, 2], [1], [0, 1, 3]], 2
+    Q, common = rng.standard_normal((4, 3)), rng.standard_normal((n_common, 3))
+    p = rng.standard_normal((3, 3))
+    devices = [([(p[u], own[u])], Q, common) for u in range(3)]
+    z = np.stack([one[0] for one in reference.layers_of_group(model, devices, 3)])
+    pairs = [(u, i) for u in range(3) for i in own[u]]
+    start = np.concatenate([p, common, [Q[i] for _, i in pairs]])
+    A = np.zeros((len(start), len(start)))
+    A[:3, 3 : 3 + n_common] = 1
+    for leaf, (u, _) in enumerate(pairs):
+        A[u, 3 + n_common + leaf] = 1
+    A += A.T
+    A /= np.sqrt(np.outer(A.sum(axis=0), A.sum(axis=0)))
+    layers = [np.linalg.matrix_power(A, k) @ start for k in range(4)]
+    np.testing.assert_allclose(z, np.mean(layers, axis=0)[:3], atol=1e-12)
+
+
+def test_groups_are_soft_clusters_of_users_and_items():
+    rng = np.random.default_rng(1)
+    points = rng.standard_normal((30, 3))
+    for fuzziness in (1.2, 2.0):
+        expected = reference.fuzzy_c_means(list(points), list(points[:4]), fuzziness)
+        found = memberships(points, points[:4], fuzziness)
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+        assert found.sum(axis=1) == pytest.approx(1)
+    # Two directions of users, and of items; client 2 has sent nothing yet.
+    users = np.array([[1.0, 0], [2, 0.1], [5, 5], [0, 3], [-0.1, 1]])
+    items = np.array([[0, 0.5], [4.0, 0], [0.1, 9], [7, 0.2]])
+    known = np.array([True, True, False, True, True])
+    groups = clustered(users, known, items, 2, 2, 1.2, np.random.default_rng(0))
+    one, other = groups.of_client[0], groups.of_client[3]
+    assert groups.of_client.tolist() == [one, one, -1, other, other]
+    assert groups.n_devices.tolist() == [2, 2]
+    assert sorted(groups.items[one]) == [1, 3]
+    assert sorted(groups.items[other]) == [0, 2]
+    # Fewer directions than groups, and no user at all.
+    assert len(clustered(users[:1], known[:1], items, 9, 9, 1.2, rng).items) == 1
+    assert len(clustered(users, ~known & known, items, 2, 2, 1.2, rng).items) == 0
+
+
+def test_letters_reach_their_group_alone():
+    ledger = Ledger(np.arange(6))
+    ledger.open("round", 0)
+    nan = [np.nan, 0]
+    blocks = [
+        Letters(np.array([1, -1, 0]), np.array([[1.0, 2], [9, 9], [3, 4]])),
+        None,
+        Letters(np.array([1, 1]), np.array([[3.0, 6], nan])),
+    ]
+    clients = [np.array([0, 1, 2]), np.array([4]), np.array([3, 5])]
+    means = deliver(blocks, clients, 6, ledger, "float32")
+    # The letter that is not finite does no harm.
+    np.testing.assert_allclose(means[0], [[2, 4], [0, 0], [3, 4]])
+    assert means[1] is None
+    np.testing.assert_allclose(means[2], [[2, 4], [2, 4]])
+    assert ledger.client_bytes_device_to_device.tolist() == [16, 0, 0, 16, 0, 16]
+    assert ledger.entries[-1]["messages_device_to_device"] == 6
+    assert ledger.bytes_device_to_device == 48
+    assert deliver([None], [np.array([0])], 6, ledger, "float32") == [None]
+
+
+def test_the_ledger_counts_what_devices_send_to_each_other(toy):
+    X, y = toy
+    model = make(n_groups=1, n_factors=3).fit(X, y)
+    ledger, n, n_rows = model.communication_, 12, len(y)
+    _, setup, *rounds, final = ledger.entries
+    assert setup["bytes_up"] == 4 * (2 * n + 2 * n_rows)
+    assert {e["bytes_up"] for e in rounds} == {4 * (n_rows * 4 + n * 6)}
+    # Every client is alone in the first round. Then it knows the other clients of its group.
+    first, *others = rounds
+    assert first["bytes_down"] == 4 * (n_rows * 4 + n * 3)
+    assert {e["bytes_down"] for e in others} == {4 * (n_rows * 4 + n * 3 + n * (n - 1))}
+    assert first["bytes_device_to_device"] == first["messages_device_to_device"] == 0
+    assert {e["messages_device_to_device"] for e in others} == {2 * n * (n - 1)}
+    assert {e["bytes_device_to_device"] for e in others} == {2 * n * (n - 1) * 4 * 3}
+    assert ledger.bytes_device_to_device == 2 * 2 * n * (n - 1) * 12
+    assert "from device to device" in repr(ledger)
+    assert "Device to device" in ledger._repr_html_()
+    assert final["bytes_down"] == 4 * n * 9 * 4
+    assert bytes_device_to_device_scorer(model, X) == -ledger.bytes_device_to_device / n
+    both = ledger.bytes_up + ledger.bytes_down + 2 * ledger.bytes_device_to_device
+    assert bytes_scorer(model, X) == pytest.approx(-both / n)
+    slower = estimate_training_time(model).communication_seconds
+    plain = estimate_training_time(model, up="payload_up").communication_seconds
+    assert slower > plain
+    assert Ledger.joined([ledger, ledger]).bytes_device_to_device == (
+        2 * ledger.bytes_device_to_device
+    )
+    other = make(n_groups=2, n_factors=3).fit(X, y).communication_
+    assert other != ledger
+
+
+def test_other_methods_send_nothing_from_device_to_device(toy):
+    ledger = ExplicitFCF(2, n_rounds=2).fit(*toy).communication_
+    assert ledger.bytes_device_to_device == 0
+    assert {entry["messages_device_to_device"] for entry in ledger.entries} == {0}
+    assert "device" not in repr(ledger) + ledger._repr_html_()
+
+
+def test_comparisons_and_plots_show_it_only_where_there_is_any(toy):
+    models = {"graph": make(), "plain": ExplicitFCF(2, n_rounds=2), "biases": BiasOnly()}
+    result = compare(models, *toy, cv=2, scoring="rmse")
+    row = {one["estimator"]: one for one in as_rows(result.summary)}
+    assert row["graph"]["mean_mb_device_to_device"] > row["plain"]["mean_mb_device_to_device"] == 0
+    assert "MB device to device" in result.to_html()
+    costs = dict(zip(*costs_of(CostDisplay.from_results(result, score="rmse")), strict=True))
+    names = ["mean_mb_up", "mean_mb_down", "mean_mb_device_to_device"]
+    up, down, direct = (row["graph"][name] for name in names)
+    assert costs["graph"] == pytest.approx(up + down + 2 * direct)
+    del models["graph"]
+    assert (
+        "mean_mb_device_to_device"
+        not in as_rows(compare(models, *toy, cv=2, scoring="rmse").summary)[0]
+    )
+
+
+def as_rows(table):
+    return table if isinstance(table, list) else table.to_dict("records")
+
+
+def costs_of(display):
+    return display.names, display.costs
+
+
+def test_newcomers_stand_alone_and_are_solved_exactly(toy):
+    X, y = toy
+    model = make(n_factors=3, n_layers=3).fit(X, y)
+    mine = X[:, 0] == X[0, 0]
+    model.fold_in(np.column_stack([np.full(mine.sum(), 5), X[mine, 1]]), y[mine])
+    new = np.flatnonzero(model.user_ids_ == 5)[0]
+    z, b = model.user_factors_[new], model.user_bias_[new]
+    items = np.searchsorted(model.item_ids_, X[mine, 1])
+    E, n = model.item_factors_[items], mine.sum()
+    # z = (p + e + p + e) / 4, with e the sum of the items' embeddings over sqrt(n).
+    first = E.sum(axis=0) / np.sqrt(n)
+    p = 2 * z - first
+    errors = model.global_bias_ + b + model.item_bias_[items] + E @ z - y[mine]
+    np.testing.assert_allclose(E.T @ errors / 2 + 0.5 * np.sqrt(n) * p, 0, atol=1e-9)
+    assert errors.sum() + model.reg_bias * b == pytest.approx(0, abs=1e-9)
+
+
+def test_the_server_reads_embeddings_items_and_ratings():
+    X, y = make_toy(n_users=30, n_items=20, density=0.4)
+    for biases in (True, False):
+        for n_rounds, n_common in ((1, 2), (3, 2), (3, 0)):
+            model = make(n_factors=4, n_groups=3, n_common=n_common, biases=biases)
+            report = measure_leak(model, X, y, n_rounds=n_rounds)
+            assert report.vectors == report.interactions == 1.0
+            assert report.values > 0.9
+
+
+def test_what_does_not_go_together_is_refused(toy):
+    X, y = toy
+    for federation, message in (
+        (Federation(local_dp=LaplaceMechanism(1, 1)), "has no local_dp"),
+        (Federation(aggregator=NormClipping()), "the aggregator would have no effect"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(federation=federation).fit(X, y)
+    with pytest.raises(ValueError, match="outside rating_scale"):
+        make(rating_scale=(2, 5)).fit(X, y)
+    public = make(items=np.unique(X[:, 1]), rating_scale=(1, 5))
+    with pytest.raises(ValueError, match="does not talk to other devices yet"):
+        Device(public, X[:3], y[:3], client_id="a")
+
+
+def test_quality(ml100k, monkeypatch):
+    monkeypatch.setattr(SemiDFEGL, "_dtype", np.float32)
+    X_train, y_train, X_test, y_test = split(*ml100k, 1)
+    model = SemiDFEGL(n_rounds=40, random_state=1).fit(X_train, y_train)
+    assert rmse(model, X_test, y_test) < 0.93
