@@ -1,5 +1,6 @@
 """The contract of every estimator. A new one joins by being listed in ``fedrecsk.__all__``."""
 
+import importlib.util
 import pickle
 
 import numpy as np
@@ -25,6 +26,9 @@ from fedrecsk.simulation import blocks
 from tests.conftest import make_toy
 
 LISTED = [getattr(fedrecsk, name) for name in fedrecsk.__all__]
+if importlib.util.find_spec("torch"):
+    neural = importlib.import_module("fedrecsk.neural")
+    LISTED += [getattr(neural, name) for name in neural.__all__]
 ESTIMATORS = [e for e in LISTED if isinstance(e, type) and issubclass(e, Recommender)]
 FEDERATED = [e for e in ESTIMATORS if issubclass(e, FederatedRecommender)]
 
