@@ -57,12 +57,12 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         Length of a client's code, the user embedding (d_u).
     memory_size : int, default=128
         Length of the collaborative vector, the code times the collaborative memory (k).
-    hidden_size : int, default=512
+    hidden_size : int, default=128
         Hidden units of each of the three generators: of the scorer's two layers, and of T_u
         and B_u.
     n_rounds : int, default=1000
         Number of rounds in total.
-    learning_rate : float, default=1e-3
+    learning_rate : float, default=2e-3
         Step of the server's Adam. The authors' code has 1e-4, with a step for every 64 ratings.
     beta_1, beta_2 : float in [0, 1), default=0.9 and 0.999
         Decays of Adam's moments.
@@ -74,7 +74,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         Gradients of all weights together are shortened to this norm before Adam's step.
     init_common : float, default=1.0
         Standard deviation of a vector with which all codes begin; 0 in the authors' code.
-    init_std : float, default=0.1
+    init_std : float, default=0.03
         Standard deviation of each code around this vector; 1 in the authors' code.
     level : bool, default=True
         Whether scores are deviations from the mean rating. In the paper they are ratings.
@@ -178,25 +178,27 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     scorer_size: int = 8
     code_size: int = 32
     memory_size: int = 128
-    hidden_size: int = 512
+    hidden_size: int = 128
     n_rounds: int = 1000
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_norm: float | None = 5.0
     init_common: float = 1.0
-    init_std: float = 0.1
+    init_std: float = 0.03
     level: bool = True
     rating_scale: tuple[float, float] | None = None
     client_fraction: float = 0.01
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        **dict.fromkeys(
-            ("n_factors", "rank", "scorer_size", "code_size", "memory_size", "hidden_size"),
-            [Interval(Integral, 1, None, closed="left")],
-        ),
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "rank": [Interval(Integral, 1, None, closed="left")],
+        "scorer_size": [Interval(Integral, 1, None, closed="left")],
+        "code_size": [Interval(Integral, 1, None, closed="left")],
+        "memory_size": [Interval(Integral, 1, None, closed="left")],
+        "hidden_size": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "beta_1": [Interval(Real, 0, 1, closed="left")],
         "beta_2": [Interval(Real, 0, 1, closed="left")],
@@ -211,6 +213,10 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
 
     _server_sees = "clients"
     _single_uploads = True
+    # As in epochs, every client takes part once before any does twice.
+    _prefers_rotation = True
+    _has_item_vectors = False
+    _has_user_vectors = False
     _dtype = np.float32
 
     # --------------------------------------------------------------- before the rounds
@@ -370,8 +376,12 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
 
     def _server_attributes(self, message):
         low, high, level = map(float, message["scale"].values)
-        attributes = {"rating_scale_": (low, high), "global_bias_": level}
         made = message["table"].values
+        attributes = {
+            "rating_scale_": (low, high),
+            "global_bias_": level,
+            "_fitted_sizes": self._sizes(made.shape[1]),
+        }
         if isinstance(made, Made):
             attributes |= {"network_": made.weights, "mean_code_": _mean(made.codes)}
         return attributes
@@ -385,9 +395,8 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         made = {attribute: part for part, attribute in PARTS.items()}
         if name not in made or "network_" not in vars(self):
             return super().__getattr__(name)
-        sizes = self._sizes(self.n_items_)
         with one_thread():
-            return np.asarray(Made(made[name], self.network_, self.user_codes_, sizes))
+            return np.asarray(Made(made[name], self.network_, self.user_codes_, self._fitted_sizes))
 
     def _score_pairs(self, users, items):
         values = np.full(len(users), self.global_bias_)
@@ -407,7 +416,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
 
     def _scores_of(self, users, items):
         """Scores of all pairs of users (codes, -1 for unknown) and items."""
-        sizes = self._sizes(self.n_items_)
+        sizes = self._fitted_sizes
         with one_thread(), torch.no_grad():
             if "network_" in vars(self):
                 known = (users >= 0)[:, None]

@@ -96,7 +96,8 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES, **fit_params):
         {},
         {"level": False, "weight_decay": 1e-2, "max_norm": None, "init_common": 0.0},
         {"max_norm": 0.05, "beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3},
-        {"client_fraction": 0.4, "federation": Federation(dropout=0.3)},
+        {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
+        {"client_fraction": 0.4, "federation": Federation(sampling="random")},
     ],
     ids=str,
 )
