@@ -13,6 +13,7 @@ EXTRAS = {
     "pandas": "plot",
     "phe": "privacy",
     "tenseal": "privacy",
+    "torch": "torch",
 }
 
 

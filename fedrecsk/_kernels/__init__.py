@@ -25,6 +25,7 @@ _SUBMODULES = (
     "ranking",
     "rfrec",
     "rounding",
+    "schedule",
     "scores",
     "sgd",
     "shared",

@@ -1,5 +1,13 @@
-"""Neural methods; they need torch."""
+"""Neural methods, and torch modules of your own as federated recommenders; needs torch."""
 
-from fedrecsk.neural.metamf import MetaMF
+from fedrecsk._extras import require
 
-__all__ = ["MetaMF"]
+require("torch", "fedrecsk.neural")
+
+from fedrecsk.neural._net import Net  # noqa: E402
+from fedrecsk.neural.federated_module import FederatedModule  # noqa: E402
+from fedrecsk.neural.fedncf import FedNCF  # noqa: E402
+from fedrecsk.neural.metamf import MetaMF  # noqa: E402
+from fedrecsk.neural.pfedrec import PFedRec  # noqa: E402
+
+__all__ = ["FedNCF", "FederatedModule", "MetaMF", "Net", "PFedRec"]

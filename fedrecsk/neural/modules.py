@@ -149,6 +149,40 @@ class NeuMF(nn.Module):
         return self.output(torch.cat([product, hidden], dim=-1)).squeeze(-1)
 
 
+class ScoreFunction(nn.Module):
+    """A linear layer on items' vectors: the score w . q_i + b.
+
+    With private w and b it is the model of :class:`~fedrecsk.neural.PFedRec`.
+
+    Parameters
+    ----------
+    n_users, n_items : int
+    n_factors : int, default=32
+        Length of q_i and w.
+
+    References
+    ----------
+    .. [1] C. Zhang, G. Long, T. Zhou, P. Yan, Z. Zhang, C. Zhang, B. Yang, "Dual Personalization on
+       Federated Recommendation", IJCAI 2023.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedrecsk.neural.modules import ScoreFunction
+    >>> ScoreFunction(n_users=3, n_items=5)(torch.tensor([0, 2]), torch.tensor([4, 4])).shape
+    torch.Size([2])
+    """
+
+    def __init__(self, n_users: int, n_items: int, n_factors: int = 32) -> None:
+        super().__init__()
+        self.item = nn.Embedding(n_items, n_factors)
+        self.score = nn.Linear(n_factors, 1)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """Scores of pairs of codes, in the shape of `items`."""
+        return self.score(self.item(items)).squeeze(-1)
+
+
 def _table(n: int, width: int, std: float) -> nn.Embedding:
     table = nn.Embedding(n, width)
     nn.init.normal_(table.weight, std=std)

@@ -32,6 +32,22 @@ if TYPE_CHECKING:
 VALIDATION = {"validation_loss": Form((2,), learned=False)}
 
 
+class ClientFailed(ValueError):
+    """A client that cannot go on, whatever the server does.
+
+    Parameters
+    ----------
+    client : int
+        Its number in the block.
+    what : str
+        What went wrong, and the cure.
+    """
+
+    def __init__(self, client: int, what: str) -> None:
+        super().__init__(what)
+        self.client = client
+
+
 class Registration(NamedTuple):
     """What the server must know about clients before anything else.
 
@@ -301,9 +317,13 @@ class Clients:
             self.state = self.method._init_clients(self.block, first, key)
         if self.method._shares_state:
             self.state["common"] = self.group.common
-        self.state, uploads, loss = self.method._client_update(
-            self.block, self.state, message, turn, key
-        )
+        try:
+            self.state, uploads, loss = self.method._client_update(
+                self.block, self.state, message, turn, key
+            )
+        except ClientFailed as error:
+            client = self.client_ids[error.client]
+            raise ValueError(f"Client {client!s} in round {key.round}: {error}") from error
         return uploads, loss
 
     def _forget_messages(self):

@@ -1,0 +1,194 @@
+"""The parts of a module: private or sent, and with a row per user, per item, or neither."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedrecsk.neural._threads import seeded
+
+Kind = Literal["user", "private", "private item", "item", "shared"]
+Make = Callable[..., nn.Module]
+
+# Numbers of users and of items for which a module is built to find its tables.
+SMALL, LARGE = (2, 3), (5, 7)
+
+
+class Part(NamedTuple):
+    """One parameter of a module.
+
+    Attributes
+    ----------
+    kind : str
+        "user": private, a row per user. "private": private, as a whole. "private item": private,
+        a row per item. "item": sent, a row per item. "shared": sent as a whole.
+    shape : tuple of int
+        Shape of a row, or of a parameter without rows.
+    dtype : torch.dtype
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row, or in a parameter without rows."""
+        return prod(self.shape)
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        return torch.empty((), dtype=self.dtype).numpy().dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The parts of a module, by the names of its parameters.
+
+    Parameters
+    ----------
+    parts : dict of str to Part
+    """
+
+    parts: dict[str, Part]
+
+    @classmethod
+    def of(cls, make: Make, private: Sequence[str]) -> Layout:
+        """Read it off two small modules of different sizes.
+
+        Parameters
+        ----------
+        make : callable
+            Returns a module, given `n_users` and `n_items`.
+        private : sequence of str
+            Patterns of names.
+
+        Raises
+        ------
+        ValueError
+            If the module cannot be simulated; the message names the parameter or the layer.
+        """
+        with seeded(0):
+            small, large = (built(make, *sizes) for sizes in (SMALL, LARGE))
+        larger = dict(large.named_parameters())
+        parts = {}
+        for name, parameter in small.named_parameters():
+            if name not in larger:
+                raise ValueError(
+                    f"The module has the parameter {name} for {_sizes(SMALL)}, but not for "
+                    f"{_sizes(LARGE)}; build the same layers for all sizes."
+                )
+            is_private = any(fnmatch.fnmatchcase(name, pattern) for pattern in private)
+            parts[name] = _part(name, parameter, larger[name], is_private)
+        check_patterns("private", private, parts)
+        return cls(parts)
+
+    def named(self, *kinds: Kind) -> list[str]:
+        """Names of the parameters of these kinds, in the module's order."""
+        return [name for name, part in self.parts.items() if part.kind in kinds]
+
+    @property
+    def sent(self) -> list[str]:
+        """Names of the parameters that the server sends and clients update."""
+        return self.named("item", "shared")
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the module's numbers."""
+        return np.result_type(*(part.numpy_dtype for part in self.parts.values()))
+
+    def columns(self, n_items: int) -> dict[str, slice]:
+        """Place of each private parameter in a user's row of private numbers."""
+        columns, start = {}, 0
+        for name in self.named("user", "private", "private item"):
+            part = self.parts[name]
+            width = part.width * (n_items if part.kind == "private item" else 1)
+            columns[name] = slice(start, start + width)
+            start += width
+        return columns
+
+    def n_private(self, n_items: int) -> int:
+        """Numbers in a user's row."""
+        return max((place.stop for place in self.columns(n_items).values()), default=0)
+
+    def matrix_shape(self, name: str, n_items: int) -> tuple[int, int]:
+        """Shape as a matrix, in which a parameter is sent."""
+        part = self.parts[name]
+        if part.kind == "item":
+            return n_items, part.width
+        rows = part.shape[0] if len(part.shape) > 1 else 1
+        return rows, part.width // max(1, rows)
+
+
+def built(make: Make, n_users: int, n_items: int) -> nn.Module:
+    """Build a module; the caller has seeded torch's generator."""
+    try:
+        module = make(n_users=n_users, n_items=n_items)
+    except Exception as error:
+        raise ValueError(
+            f"The module could not be built with n_users={n_users} and n_items={n_items}: "
+            f"{type(error).__name__}: {error}. Its constructor must accept these two names, for "
+            "any sizes."
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must return a torch.nn.Module, got {type(module).__name__}.")
+    return module
+
+
+def matching(name: str, patterns: Iterable[str]) -> str | None:
+    """The first of the patterns that a name matches."""
+    return next((one for one in patterns if fnmatch.fnmatchcase(name, one)), None)
+
+
+def _part(name, small, large, is_private):
+    """The Part of a parameter, from how its shape depends on the numbers of users and items."""
+    if not small.requires_grad:
+        raise ValueError(f"{name} has requires_grad=False; all parameters are trained.")
+    if not small.dtype.is_floating_point:
+        raise ValueError(f"{name} has dtype {small.dtype}; parameters must be real numbers.")
+    rows = tuple(small.shape[:1]), tuple(large.shape[:1])
+    per_user, per_item = (rows == ((a,), (b,)) for a, b in zip(SMALL, LARGE, strict=True))
+    first = int(per_user or per_item)
+    rest = small.shape[first:], large.shape[first:]
+    if rest[0] != rest[1]:
+        raise ValueError(
+            f"The shape of {name} is {tuple(small.shape)} for {_sizes(SMALL)} and "
+            f"{tuple(large.shape)} for {_sizes(LARGE)}. Users or items may only be the first "
+            "dimension of a parameter, such as an Embedding's."
+        )
+    if per_user and not is_private:
+        raise ValueError(
+            f"{name} has a row per user, but matches no pattern in private; the server would see "
+            f'it. Add "{name}" to private.'
+        )
+    kind = (
+        "user"
+        if per_user
+        else ("private item" if is_private else "item")
+        if per_item
+        else "private"
+        if is_private
+        else "shared"
+    )
+    return Part(kind, tuple(rest[0]), small.dtype)
+
+
+def check_patterns(parameter: str, patterns: Iterable[str], parts: dict[str, Part]) -> None:
+    """Raise if one of the patterns of an estimator's parameter matches no name."""
+    for pattern in patterns:
+        if not fnmatch.filter(parts, pattern):
+            raise ValueError(
+                f"{parameter} has the pattern {pattern!r}, but no parameter of the module matches "
+                f"it; its parameters are {', '.join(parts)}."
+            )
+
+
+def _sizes(sizes):
+    return f"{sizes[0]} users and {sizes[1]} items"

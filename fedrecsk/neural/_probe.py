@@ -1,0 +1,121 @@
+"""Checks, before a fit, that a module can be simulated exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedrecsk.neural._layout import LARGE, Layout, Make, built
+from fedrecsk.neural._threads import one_thread, seeded
+
+USERS, ITEMS = torch.tensor([4, 1, 1, 0]), torch.tensor([6, 2, 5, 5])
+# Options of nn.Embedding that make a row depend on its number or on other rows.
+OPTIONS = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
+
+
+def check(make: Make, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Build a small module, score some pairs, and raise if clients could not be simulated by it.
+
+    Raises
+    ------
+    ValueError
+    """
+    with one_thread(), seeded(0):
+        module = built(make, *LARGE).train()
+        _check_layers(module)
+        scores = _scored(module)
+        if not torch.equal(scores, _scored(module)):
+            raise ValueError(
+                "The module gives other scores when called again, so it draws random numbers. "
+                "They would come from torch's global stream and could not be repeated; leave "
+                "dropout and noise out."
+            )
+        _check_rows(make, module, layout, scores)
+        _check_loss(loss, scores)
+
+
+def _check_layers(module):
+    for name, _ in module.named_buffers():
+        raise ValueError(
+            f"The module has the buffer {name}, such as batch normalisation has. It is neither "
+            "trained nor private, and clients would change it in the order in which they come; "
+            "use LayerNorm instead of BatchNorm, and no buffers."
+        )
+    for name, layer in module.named_modules():
+        kind = type(layer).__name__
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise ValueError(
+                f"{name} is a {kind}, whose random numbers come from torch's global stream and "
+                "could not be repeated; set p=0 or leave it out."
+            )
+        if isinstance(layer, nn.Embedding):
+            odd = [option for option in OPTIONS if getattr(layer, option) not in (None, False)]
+            if odd:
+                raise ValueError(
+                    f"{name} is an Embedding with {odd[0]}, by which its rows would not be "
+                    "trained by their gradients alone; leave it out."
+                )
+
+
+def _scored(module):
+    try:
+        with torch.no_grad():
+            scores = module(USERS, ITEMS)
+    except Exception as error:
+        raise ValueError(
+            f"The module could not score four pairs of users and items: {type(error).__name__}: "
+            f"{error}. It is called as module(users, items) with two tensors of codes."
+        ) from error
+    if not torch.is_tensor(scores) or scores.shape != USERS.shape:
+        got = tuple(scores.shape) if torch.is_tensor(scores) else type(scores).__name__
+        raise ValueError(
+            f"module(users, items) must return a score for each pair, in the shape of users: "
+            f"got {got} for {tuple(USERS.shape)}. Did you forget .squeeze(-1)?"
+        )
+    return scores
+
+
+def _check_rows(make, module, layout, scores):
+    """Raise if scores depend on users and items in another way than by rows of their tables."""
+    empty = built(make, 1, LARGE[1])
+    stacked = {}
+    for name, parameter in module.named_parameters():
+        rows = {"user": USERS, "item": ITEMS, "private item": ITEMS}.get(layout.parts[name].kind)
+        values = parameter.detach()
+        stacked[name] = values.expand(4, *values.shape) if rows is None else values[rows, None]
+    first = torch.zeros(4, 1, dtype=torch.int64)
+    try:
+        with torch.no_grad():
+            alone = vmap(lambda *given: functional_call(empty, *_called(given)))(
+                stacked, first, first
+            )
+    except Exception as error:
+        raise ValueError(
+            f"The module could not be vectorised over clients: {type(error).__name__}: {error}. "
+            "Its forward may use parameters and tensors of codes only, without branches on their "
+            "values and without other tensors."
+        ) from error
+    if not torch.allclose(alone.squeeze(-1), scores, rtol=1e-4, atol=1e-6):
+        raise ValueError(
+            "The module uses codes of users or items in another way than as rows of its tables. "
+            "Clients hold some rows only, so the same item has other codes there; let each "
+            "feature of an item be a parameter with a row per item."
+        )
+
+
+def _called(given):
+    parameters, users, items = given
+    return parameters, (users, items)
+
+
+def _check_loss(loss, scores):
+    losses = loss(scores, torch.ones_like(scores))
+    if not torch.is_tensor(losses) or losses.shape != scores.shape:
+        got = tuple(losses.shape) if torch.is_tensor(losses) else type(losses).__name__
+        raise ValueError(
+            f"loss(scores, targets) must return the loss of each example, in the shape of scores: "
+            f'got {got} for {tuple(scores.shape)}. Use reduction="none".'
+        )

@@ -1,0 +1,320 @@
+"""Local training of many clients side by side: each has its own copy of the parameters it trains.
+
+Clients are sorted by their number of steps and cut into chunks. In a chunk, a parameter is one
+tensor whose first axis is the client, and ``torch.func.vmap`` computes one step of all of them.
+Of tables with a row per item, a client has only the rows of the items in its examples; the others
+have no gradient and stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedrecsk import _kernels
+from fedrecsk.neural import _optimizers
+from fedrecsk.neural._layout import Kind, Layout, matching
+from fedrecsk.simulation.blocks import Block
+from fedrecsk.simulation.clients import ClientFailed
+
+# Rows of items that the clients of a chunk have together, padded: as many as fit into the cache
+# of a processor, and enough to keep a GPU busy.
+ROWS_ON_CPU, ROWS_ELSEWHERE = 2**15, 2**20
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How clients train.
+
+    Parameters
+    ----------
+    optimizer : str or callable
+        Its name, or its constructor.
+    rates : dict of str to float
+        Learning rates by patterns of names; the first that matches counts.
+    loss : callable
+        Losses of examples from their scores and targets.
+    n_negatives, n_epochs, batch_size : int
+    alternating : bool
+        Whether in each batch the private parameters move first, and then the others by their
+        gradients at the new place.
+    device : str
+    frozen : tuple of str
+        Kinds of parameters that do not move.
+    """
+
+    optimizer: str | _optimizers.Make
+    rates: dict[str, float]
+    loss: Loss
+    n_negatives: int
+    n_epochs: int
+    batch_size: int
+    alternating: bool
+    device: str
+    frozen: tuple[Kind, ...] = ()
+
+    def rate(self, name: str) -> float:
+        return self.rates[matching(name, self.rates)]
+
+    @property
+    def rows_per_chunk(self) -> int:
+        return ROWS_ON_CPU if torch.device(self.device).type == "cpu" else ROWS_ELSEWHERE
+
+
+class Trained(NamedTuple):
+    """What some clients end with.
+
+    Attributes
+    ----------
+    clients : ndarray of shape (n_clients,)
+        Their numbers in the block.
+    items : Tensor of shape (n_clients, most items)
+        The items of a client's rows.
+    is_row : Tensor of the same shape, dtype bool
+        Where a client has rows; it is padded elsewhere.
+    before, after : dict of str to Tensor
+        Parameters with the client as first axis. Of tables with a row per item, these rows only.
+    loss : ndarray of shape (2,)
+        Sums of the losses and of their weights.
+    """
+
+    clients: np.ndarray
+    items: Tensor
+    is_row: Tensor
+    before: Tensors
+    after: Tensors
+    loss: np.ndarray
+
+    def finite(self) -> np.ndarray:
+        """Whether all that a client has trained is finite, shape (n_clients,), dtype bool."""
+        fine = [
+            torch.isfinite(value.reshape(len(value), -1)).all(1) for value in self.after.values()
+        ]
+        return torch.stack(fine).all(0).cpu().numpy()
+
+
+@dataclass(eq=False)
+class Trainer:
+    """Trains clients of a block on what they have received.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        This thread's own; its parameters are replaced by those of clients.
+    layout : Layout
+    plan : Plan
+    block : Block
+    feedback : Feedback
+        Target and weight of each rating.
+    received : dict of str to Tensor
+        The sent parameters, on the plan's device.
+    users : ndarray of shape (n_users of the block, n_private)
+        The private parameters; all users of a client have the same numbers of a parameter that is
+        the client's.
+    """
+
+    module: nn.Module
+    layout: Layout
+    plan: Plan
+    block: Block
+    feedback: _kernels.fedmf.Feedback
+    received: Tensors
+    users: np.ndarray
+
+    def train(self, clients: np.ndarray, seeds: np.ndarray) -> Iterator[Trained]:
+        """Train these clients (numbers in the block), in chunks; reads `users` only."""
+        plan, n_items = self.plan, self.block.n_items
+        n_examples = np.diff(self.block.rating_indptr)[clients] * (1 + plan.n_negatives)
+        order = np.argsort(-n_examples, kind="stable")
+        start = 0
+        while start < len(order):
+            longest = int(n_examples[order[start]])
+            rows = max(1, min(n_items, longest), plan.batch_size)
+            stop = start + max(1, plan.rows_per_chunk // rows)
+            chosen = order[start:stop]
+            yield self._train_chunk(clients[chosen], seeds[chosen], n_examples[chosen])
+            start = stop
+
+    # ------------------------------------------------------------------------ one chunk
+
+    def _train_chunk(self, clients, seeds, n_examples):
+        clients, steps, visits = self._planned(clients, seeds, n_examples)
+        most = visits.n_items.max()
+        items = self._tensor(np.ascontiguousarray(visits.items[:, :most]))
+        is_row = self._tensor(np.arange(most) < visits.n_items[:, None])
+        before = self._parameters(clients, items)
+        after = {name: value.clone() for name, value in before.items()}
+        mass = steps.weight.sum(axis=-1, dtype=np.float64)
+        loss = self._descend(clients, [self._tensor(one) for one in steps], visits.n_steps, after)
+        return Trained(clients, items, is_row, before, after, np.array([loss, mass.sum()]))
+
+    def _planned(self, clients, seeds, n_examples):
+        """The steps of clients, those with most steps first."""
+        plan, n_items, dtype = self.plan, self.block.n_items, self.feedback.targets.dtype
+        layout = self.block.client_indptr, self.block.indptr, self.block.items
+        config = plan.n_negatives, plan.n_epochs, plan.batch_size
+        steps, visits = _kernels.schedule.empty(n_examples, n_items, *config[1:], dtype)
+        work = _kernels.schedule.room(int(n_examples.max()), n_items, dtype)
+        layout = _kernels.fedmf.Layout(*layout)
+        _kernels.schedule.plan(clients, layout, self.feedback, seeds, *config, steps, visits, work)
+        # A client whose users have rated everything has no negatives, and fewer steps than others.
+        order = np.argsort(-visits.n_steps, kind="stable")
+        if (np.diff(order) > 0).all():
+            return clients, steps, visits
+        visits = type(visits)(*(one[order] for one in visits))
+        return clients[order], type(steps)(*(one[:, order] for one in steps)), visits
+
+    def _tensor(self, array):
+        return torch.from_numpy(array).to(self.plan.device)
+
+    def _parameters(self, clients, items):
+        """All parameters of these clients, with the client as first axis."""
+        columns, parameters = self.layout.columns(self.block.n_items), {}
+        for name, part in self.layout.parts.items():
+            if part.kind == "item":
+                parameters[name] = self.received[name][items]
+            elif part.kind == "shared":
+                parameters[name] = self.received[name].expand(len(clients), *part.shape)
+            else:
+                own = self._own(part, self.users[:, columns[name]], clients, items)
+                parameters[name] = own.to(part.dtype)
+        return parameters
+
+    def _own(self, part, table, clients, items):
+        """A private parameter of these clients, from the users' numbers of it."""
+        first, last = self.block.client_indptr[clients], self.block.client_indptr[clients + 1]
+        if part.kind == "user":
+            # Clients with fewer users repeat their last one, of whom no example speaks.
+            places = first[:, None] + np.arange((last - first).max())
+            rows = table[np.minimum(places, last[:, None] - 1)]
+            return self._tensor(rows).reshape(*rows.shape[:2], *part.shape)
+        rows = self._tensor(table[first])
+        if part.kind == "private":
+            return rows.reshape(len(clients), *part.shape)
+        rows = rows.reshape(len(clients), self.block.n_items, *part.shape)
+        return rows[torch.arange(len(clients), device=rows.device)[:, None], items]
+
+    def _descend(self, clients, steps, n_steps, after):
+        """Take all steps, and write where each client ends into `after`; returns the loss."""
+        plan = self.plan
+        fixed = [n for n, part in self.layout.parts.items() if part.kind in plan.frozen]
+        frozen = {name: after[name] for name in fixed}
+        live = {n: p.clone().requires_grad_() for n, p in after.items() if n not in frozen}
+        optimizers = self._optimizers(live)
+        whose, what, target, weight = steps
+        mass = weight.sum(-1)
+        weight = weight / mass.clamp_min(torch.finfo(weight.dtype).tiny).unsqueeze(-1)
+        n, total = len(clients), 0.0
+        for step in range(int(n_steps.max(initial=0))):
+            going = int(np.searchsorted(-n_steps, -step))
+            if going < n:
+                _keep(after, live, slice(going, n))
+                n = going
+                if n <= 0.75 * len(mass[step, : _n_stacked(live)]):
+                    live, frozen = _first_clients(optimizers, live, frozen, n)
+            stacked = slice(0, _n_stacked(live))
+            pairs = whose[step, stacked], what[step, stacked]
+            for number, optimizer in enumerate(optimizers):
+                scores = vmap(self._score)(frozen | live, *pairs)
+                losses = plan.loss(scores, target[step, stacked])
+                losses = (weight[step, stacked] * losses).sum(-1)
+                if number == 0:
+                    self._check_losses(losses[:n], clients, live)
+                    total += float(losses[:n].detach().double() @ mass[step, :n].double())
+                _take_step(optimizer, losses)
+        _keep(after, live, slice(0, n))
+        return total
+
+    def _score(self, parameters, users, items):
+        return functional_call(self.module, parameters, (users, items))
+
+    def _optimizers(self, live):
+        """One for all that moves; if it alternates, one for the private parameters and then
+        one for the others."""
+        sides = [("user", "private", "private item"), ("item", "shared")]
+        sides = sides if self.plan.alternating else [sides[0] + sides[1]]
+        parts, plan = self.layout.parts, self.plan
+        names = [[name for name in live if parts[name].kind in side] for side in sides]
+        return [
+            _optimizers.descent(plan.optimizer, [live[n] for n in own], [plan.rate(n) for n in own])
+            for own in names
+            if own
+        ]
+
+    @staticmethod
+    def _check_losses(losses, clients, live):
+        """Raise if a client's loss is NaN although all its numbers are finite."""
+        for place in torch.isnan(losses).nonzero().flatten().tolist():
+            if all(bool(torch.isfinite(value[place]).all()) for value in live.values()):
+                raise ClientFailed(
+                    int(clients[place]),
+                    "the loss is NaN although all parameters are finite. Look for a division by "
+                    "zero or the logarithm of a negative number in the module or in loss.",
+                )
+
+
+def _n_stacked(live):
+    return len(next(iter(live.values())))
+
+
+def _keep(after, live, clients):
+    for name, value in live.items():
+        after[name][clients] = value.detach()[clients]
+
+
+def _first_clients(optimizers, live, frozen, n):
+    """Go on with the first n clients, in smaller tensors."""
+    fewer = {name: value.detach()[:n].clone().requires_grad_() for name, value in live.items()}
+    new_of = {id(value): fewer[name] for name, value in live.items()}
+    for optimizer in optimizers:
+        optimizer.keep_first([new_of[id(one)] for one in optimizer.parameters], n)
+    return fewer, {name: value[:n] for name, value in frozen.items()}
+
+
+def _take_step(optimizer, losses):
+    own = optimizer.parameters
+    gradients = torch.autograd.grad(losses.sum(), own, allow_unused=True)
+    pairs = zip(own, gradients, strict=True)
+    with torch.no_grad():
+        # Fused kernels read the memory as it lies.
+        optimizer.step([torch.zeros_like(p) if g is None else g.contiguous() for p, g in pairs])
+
+
+def write_private(layout: Layout, block: Block, trained: Trained, users: np.ndarray) -> None:
+    """Write these clients' private parameters into the matrix of all users' private numbers."""
+    columns = layout.columns(block.n_items)
+    first, last = block.client_indptr[trained.clients], block.client_indptr[trained.clients + 1]
+    places = first[:, None] + np.arange((last - first).max(initial=0))
+    is_user = places < last[:, None]
+    for name, column in columns.items():
+        kind, values = layout.parts[name].kind, trained.after[name].cpu().numpy()
+        if kind == "user":
+            values = values.reshape(*places.shape, -1)
+            users[places[is_user], column] = values[is_user]
+        elif kind == "private":
+            rows = values.reshape(len(values), -1)
+            users[places[is_user], column] = np.repeat(rows, last - first, axis=0)
+        else:
+            _write_rows(trained, values, users[:, column], first, last)
+
+
+def _write_rows(trained, values, tables, first, last):
+    """Write the rows of tables with a row per item, of which each client has its own."""
+    n_clients, most = trained.items.shape
+    values = values.reshape(n_clients, most, -1)
+    width = values.shape[-1]
+    items, is_row = trained.items.cpu().numpy(), trained.is_row.cpu().numpy()
+    for client in range(n_clients):
+        rows = items[client, is_row[client]]
+        coordinates = (rows[:, None] * width + np.arange(width)).ravel()
+        new = values[client, is_row[client]].ravel()
+        tables[first[client] : last[client], coordinates] = new

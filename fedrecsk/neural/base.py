@@ -1,0 +1,385 @@
+"""The base class of neural methods: a torch module whose clients are trained side by side."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedrecsk import _memory
+from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk.federated._feedback import LearnsFromFeedback
+from fedrecsk.neural import _optimizers, _probe
+from fedrecsk.neural._blueprint import blueprint
+from fedrecsk.neural._layout import built, check_patterns, matching
+from fedrecsk.neural._losses import LOSSES
+from fedrecsk.neural._scoring import Scorer
+from fedrecsk.neural._threads import one_thread, seeded
+from fedrecsk.neural._training import Plan, Trainer, write_private
+from fedrecsk.neural._uploads import VISITS, Single, Sums
+from fedrecsk.simulation.blocks import Block
+from fedrecsk.simulation.keys import Key
+from fedrecsk.simulation.messages import Dense, Message, Uploads
+from fedrecsk.uploads import Form
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Epochs on the final model of a user whose client was in no round.
+EPOCHS_OF_THE_NEW = 20
+# Rows of users' tables by which their first numbers are drawn.
+FIRST_USERS = 64
+
+
+@dataclass(eq=False, repr=False)
+class NeuralRecommender(LearnsFromFeedback):
+    """Base class of neural methods.
+
+    A method gives `_make`, which builds its module, and `_private`. Every parameter of the module
+    that matches a pattern of `_private` stays with its client. The others are averaged: in each
+    round clients receive them, train everything on their own data, and upload by how much these
+    parameters have changed.
+    """
+
+    _: KW_ONLY
+    n_rounds: int = 100
+    loss: Literal["bce", "squared"] | Callable[[Tensor, Tensor], Tensor] = "bce"
+    optimizer: Literal["adam", "sgd"] | Callable[..., torch.optim.Optimizer] = "adam"
+    learning_rate: float | dict[str, float] = 0.001
+    local_epochs: int = 1
+    batch_size: int = 256
+    aggregation: Literal["visits", "mean"] = "visits"
+    device: str = "cpu"
+
+    _parameter_constraints: ClassVar[dict] = LearnsFromFeedback._parameter_constraints | {
+        "loss": [StrOptions({"bce", "squared"}), callable],
+        "optimizer": [StrOptions({"adam", "sgd"}), callable],
+        "learning_rate": [Interval(Real, 0, None, closed="neither"), dict],
+        "local_epochs": [Interval(Integral, 1, None, closed="left")],
+        "batch_size": [Interval(Integral, 1, None, closed="left")],
+        "aggregation": [StrOptions({"visits", "mean"})],
+        "device": [str],
+    }
+
+    _single_uploads = True
+    # Whether in each batch the private parameters move first and then, by another gradient, the
+    # others; if not, all move at once.
+    _alternating = False
+
+    # ---------------------------------------------------------------- what a method gives
+
+    @abstractmethod
+    def _make(self, n_users: int, n_items: int) -> nn.Module:
+        """Build the module, whose ``module(users, items)`` gives the scores of pairs."""
+
+    @property
+    @abstractmethod
+    def _private(self) -> tuple[str, ...]:
+        """Patterns of the names of parameters that stay with their client."""
+
+    @abstractmethod
+    def _module_arguments(self) -> Sequence[Any]:
+        """All parameters on which the module depends."""
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _init_server(self, catalogue, key):
+        n_items, layout = catalogue.n_items, self._module_layout()
+        with seeded(int(key.hashed("module")) >> 1):
+            module = built(self._make, FIRST_USERS, n_items)
+        first = {name: value.detach().numpy() for name, value in module.named_parameters()}
+        server = {n: first[n].reshape(layout.matrix_shape(n, n_items)) for n in layout.sent}
+        for name in layout.named("private", "private item"):
+            server[name] = first[name].ravel()
+        for name in layout.named("user"):
+            server[name] = np.array([first[name].mean(), first[name].std()])
+        return server
+
+    def _announce(self, server):
+        """How clients begin: mean and deviation of users' rows, and the other private numbers."""
+        names = self._module_layout().named("user", "private", "private item")
+        first = {n: Dense(server[n], learned=False, compressible=False) for n in names}
+        return super()._announce(server) | first
+
+    # ---------------------------------------------------------------------- each round
+
+    def _model(self, server):
+        return Message(**{name: Dense(server[name]) for name in self._module_layout().sent})
+
+    def _init_clients(self, block, message, key):
+        layout, n_items = self._module_layout(), block.n_items
+        users = np.tile(self._newcomer(message, n_items), (block.n_users, 1))
+        for name in layout.named("user"):
+            column, deviation = layout.columns(n_items)[name], message[name].values[1]
+            width = layout.parts[name].width
+            addresses = block.users[:, None] * width + np.arange(width)
+            draws = key.private.at(-1).normal(f"users' {name}", addresses)
+            users[:, column] += deviation * draws
+        return {"feedback": self._feedback(block, message), "users": users}
+
+    def _newcomer(self, message, n_items):
+        """The private numbers of a user of whom nothing is known, shape (n_private,)."""
+        layout = self._module_layout()
+        newcomer = np.zeros(layout.n_private(n_items), dtype=layout.dtype)
+        for name, column in layout.columns(n_items).items():
+            # Of users' rows, the mean.
+            first = message[name].values
+            newcomer[column] = first[0] if layout.parts[name].kind == "user" else first
+        return newcomer
+
+    def _upload_forms(self, n_items):
+        layout = self._module_layout()
+        forms = {name: Form(layout.matrix_shape(name, n_items)) for name in layout.sent}
+        if self._counts_visits(layout):
+            forms[VISITS] = Form((n_items, 1), dtype="uint8", learned=False)
+        return forms
+
+    def _client_update(self, block, state, message, turn, key):
+        layout, users = self._module_layout(), state["users"]
+        trainer = self._trainer(block, state["feedback"], message, users)
+        clients, sound = np.flatnonzero(turn.active), np.ones(block.n_clients, dtype=bool)
+        seeds = key.private.hashed("visit", block.clients[clients])
+        if turn.separate:
+            uploads = Single(layout, block.n_items, block.n_clients)
+        else:
+            uploads = Sums(layout, block.n_items, self.device)
+        loss = np.zeros(2)
+        with one_thread():
+            for trained in trainer.train(clients, seeds):
+                sound[trained.clients] = trained.finite()
+                sends = turn.delivers & sound
+                uploads.add(trained, sends[trained.clients])
+                write_private(layout, block, trained, users)
+                loss += trained.loss
+            fields = uploads.fields()
+        if not self._counts_visits(layout):
+            fields.pop(VISITS)
+        return state, Uploads(sound=sound, **fields), loss
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        layout, moved = self._module_layout(), {}
+        for name in layout.sent:
+            change = upload[name].mean
+            if self._counts_visits(layout) and layout.parts[name].kind == "item":
+                change = upload[name].sum / np.maximum(upload[VISITS].sum, 1)
+            moved[name] = (server[name] + change).astype(server[name].dtype)
+        return server | moved
+
+    # ------------------------------------------------------------------------- the end
+
+    def _personalize(self, block, state, message, turn, key):
+        """Epochs of the private parameters on the final model; `local_epochs` of those who have
+        taken part, and more of the others, each user alone."""
+        first = np.tile(self._newcomer(message, block.n_items), (block.n_users, 1))
+        if state is None:
+            users, broken = first, np.ones(block.n_users, dtype=bool)
+            feedback = self._feedback(block, message)
+        else:
+            users, feedback = state["users"].copy(), state["feedback"]
+            broken = ~np.isfinite(users).all(axis=1)
+            users[broken] = first[broken]
+        ended = {"users": users, **self._nothing_kept(block)}
+        trained = turn.active & ~block.clients_of(broken)
+        new = block.users_of(turn.active) & broken
+        groups = (
+            (block, trained, self.local_epochs),
+            (_by_user(block), new, EPOCHS_OF_THE_NEW),
+        )
+        for clients, who, n_epochs in groups:
+            for one in self._tuned(clients, feedback, message, users, who, n_epochs):
+                write_private(self._module_layout(), clients, one, users)
+                self._keep(clients, one, ended)
+        return ended
+
+    def _tuned(self, block, feedback, message, users, who, n_epochs):
+        """Train the clients of a mask on the final model; yields what some of them end with."""
+        if not who.any() or not users.shape[1]:
+            return
+        plan = self._plan(block.n_items)
+        plan = replace(plan, n_epochs=n_epochs, frozen=self._frozen_at_the_end)
+        trainer = self._trainer(block, feedback, message, users, plan)
+        clients = np.flatnonzero(who)
+        # A user's numbers must not depend on which others are computed, or when.
+        seeds = np.full(len(clients), Key(0).hashed("personal"))
+        with one_thread():
+            yield from trainer.train(clients, seeds)
+
+    # Kinds of parameters that clients do not train at the end.
+    _frozen_at_the_end = "item", "shared"
+
+    def _nothing_kept(self, block):
+        """What clients keep beside their private parameters, while it is empty; a dict."""
+        return {}
+
+    def _keep(self, block, trained, ended):
+        """Add what some clients keep to it."""
+
+    def _server_attributes(self, message):
+        layout = self._module_layout()
+        parameters = {name: message[name].values for name in layout.sent}
+        attributes = {
+            "parameters_": parameters,
+            "newcomer_parameters_": self._newcomer(message, _n_items(message, layout)),
+        }
+        if self.loss == "squared":
+            attributes["global_bias_"] = float(message["global_bias"].values[0])
+        return attributes
+
+    def _user_attributes(self, block, state):
+        return {"user_parameters_": state["users"]}
+
+    # ------------------------------------------------------------------- on the clients
+
+    def _module_layout(self):
+        return blueprint(self).layout
+
+    def _counts_visits(self, layout):
+        return self.aggregation == "visits" and bool(layout.named("item"))
+
+    def _rates(self, n_items):
+        """Learning rates by patterns of names; the first that matches counts."""
+        rates = self.learning_rate
+        return rates if isinstance(rates, dict) else {"*": rates}
+
+    def _plan(self, n_items):
+        return Plan(
+            optimizer=self.optimizer,
+            rates=self._rates(n_items),
+            loss=self._loss_function,
+            n_negatives=self._n_negatives,
+            n_epochs=self.local_epochs,
+            batch_size=self.batch_size,
+            alternating=self._alternating,
+            device=self.device,
+        )
+
+    @property
+    def _loss_function(self):
+        return LOSSES.get(self.loss, self.loss)
+
+    @property
+    def _n_negatives(self):
+        return 0 if self.loss == "squared" else self.n_negatives
+
+    def _trainer(self, block, feedback, message, users, plan=None):
+        layout, plan = self._module_layout(), plan or self._plan(block.n_items)
+        received = {}
+        for name in layout.sent:
+            part = layout.parts[name]
+            values = np.ascontiguousarray(message[name].values, dtype=part.numpy_dtype)
+            shape = (-1, *part.shape) if part.kind == "item" else part.shape
+            received[name] = torch.from_numpy(values).reshape(shape).to(plan.device)
+        return Trainer(blueprint(self).module, layout, plan, block, feedback, received, users)
+
+    def _targets(self, block, message):
+        return block.values if callable(self.loss) else super()._targets(block, message)
+
+    @property
+    def _dtype(self):
+        return self._module_layout().dtype.type
+
+    # ---------------------------------------------------------------------------- checks
+
+    def _check_before_fit(self):
+        super()._check_before_fit()
+        layout = self._module_layout()
+        if not layout.sent:
+            raise ValueError(
+                "All parameters of the module are private, so clients would learn nothing from "
+                f"one another; private={self._private!r} must leave some of "
+                f"{', '.join(layout.parts)}."
+            )
+        if not layout.named("item", "private item"):
+            raise ValueError(
+                "The module has no parameter with a row per item, so all items would have the "
+                "same score; give it one, such as nn.Embedding(n_items, 8)."
+            )
+        _check_rates(self._rates(1), layout)
+        _check_device(self.device)
+        _optimizers.check(self.optimizer)
+        _probe.check(self._make, layout, self._loss_function)
+
+    def _check_setting(self, federation, data, blocks):
+        super()._check_setting(federation, data, blocks)
+        layout = self._module_layout()
+        tables = layout.named("private item")
+        numbers = data.n_users * data.n_items * sum(layout.parts[name].width for name in tables)
+        _memory.require(
+            2 * numbers * layout.dtype.itemsize,
+            f"Private tables with a row per item ({', '.join(tables)}) for {data.n_users} users",
+            "Share them among the clients, or use fewer users or items.",
+        )
+
+    def _least_bytes(self, data):
+        users = data.n_users * self._module_layout().n_private(data.n_items)
+        everybody = 2 * np.dtype(self._dtype).itemsize * users if self.client_fraction == 1 else 0
+        return super()._least_bytes(data) + everybody
+
+    # --------------------------------------------------------------------- predictions
+
+    def _scorer(self):
+        return Scorer(
+            blueprint(self).module,
+            self._module_layout(),
+            self.parameters_,
+            self.user_parameters_,
+            self.newcomer_parameters_,
+            self.n_items_,
+        )
+
+    def _raw_scores(self, users, items):
+        return self._scorer().pairs(users, items) + getattr(self, "global_bias_", 0.0)
+
+    def _score_pairs(self, users, items):
+        return self._response(self._raw_scores(users, items))
+
+    def _score_all(self, users):
+        return self._scorer().all(users) + getattr(self, "global_bias_", 0.0)
+
+    def _compared(self, name):
+        if name == "user_factors_":
+            return self.user_parameters_
+        tables = [self.parameters_[name] for name in self._module_layout().named("item")]
+        return np.concatenate([np.zeros((self.n_items_, 0), np.float32), *tables], axis=1)
+
+
+def _n_items(message, layout):
+    """Size of the catalogue, from the tables in a message."""
+    name = layout.named("item", "private item")[0]
+    values, part = message[name].values, layout.parts[name]
+    return len(values) if part.kind == "item" else values.size // part.width
+
+
+def _by_user(block: Block) -> Block:
+    """The block as if each user were a client of its own."""
+    return replace(block, clients=block.users, client_indptr=np.arange(block.n_users + 1))
+
+
+def _check_rates(rates, layout):
+    check_patterns("learning_rate", rates, layout.parts)
+    for pattern, rate in rates.items():
+        if not isinstance(rate, Real) or not rate > 0:
+            raise ValueError(f"learning_rate[{pattern!r}] is {rate!r}; it must be above 0.")
+    for name in layout.parts:
+        if matching(name, rates) is None:
+            raise ValueError(
+                f'learning_rate has no pattern that matches {name}; add "{name}", or "*" for the '
+                "rest."
+            )
+
+
+def _check_device(device):
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f'device={device!r} is not there: {str(error).splitlines()[0]} Use "cpu".'
+        ) from error

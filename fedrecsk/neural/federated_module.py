@@ -1,0 +1,155 @@
+"""FederatedModule: a torch module of your own as a federated recommender."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedrecsk._docs import documented
+from fedrecsk.neural._net import Net
+from fedrecsk.neural.base import NeuralRecommender
+from fedrecsk.neural.modules import GMF
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class FederatedModule(NeuralRecommender):
+    """Federated averaging of your own torch module.
+
+    Say which parameters are private. They stay with their clients; the others are trained by
+    federated averaging [1]_: in each round, clients receive them, train all parameters on their
+    own data, and upload by how much these have changed. Clients are trained side by side by
+    ``torch.func``, with the results of a loop over clients.
+
+    The feedback, the negatives and the losses are those of :class:`~fedrecsk.FedMF`.
+
+    Parameters
+    ----------
+    module : Net or callable, default=None
+        What builds the module, given `n_users` and `n_items`: its class, a function, or a
+        :class:`Net` with further arguments. ``module(users, items)`` must return the scores of
+        pairs of codes, in the shape of `users`. None: :class:`~fedrecsk.neural.modules.GMF`.
+    private : sequence of str, default=("user*",)
+        Patterns (as in :mod:`fnmatch`) of the names of private parameters. All parameters with a
+        row per user must be among them.
+    loss : {"bce", "squared"} or callable, default="bce"
+        Cross-entropy with sampled negatives; half the squared error of ratings, without negatives;
+        or a function of tensors of scores and targets that returns the loss of each example. Its
+        targets are y (1 without y), and 0 for negatives, of which each row with y > 0 brings
+        `n_negatives`.
+    n_negatives : int, default=4
+        Number of sampled negatives per positive.
+    optimizer : {"adam", "sgd"} or callable, default="adam"
+        How clients train. Every client starts anew in each round. A callable returns a torch
+        optimiser for a list of parameter groups, for example
+        ``functools.partial(torch.optim.SGD, momentum=0.9)``.
+    learning_rate : float or dict of str to float, default=0.001
+        Learning rate, or one for each pattern of names; the first that matches counts.
+    local_epochs : int, default=1
+        Number of passes of a client over its examples per round.
+    batch_size : int, default=256
+        Number of examples in a mini-batch; an epoch's last one may be smaller.
+    aggregation : {"visits", "mean"}, default="visits"
+        What the server divides the sum of the clients' changes by. "visits": a table with a row
+        per item is divided, row by row, by the number of clients with examples of the item, which
+        they upload too. "mean": everything is divided by the number of clients.
+    device : str, default="cpu"
+        Torch device on which clients are trained. Fits are repeatable on "cpu" only.
+    n_rounds : int, default=100
+        Number of rounds in total.
+    {shared parameters}
+
+    Attributes
+    ----------
+    parameters_ : dict of str to ndarray
+        The parameters that the server knows, as matrices: of a table with a row per item, of shape
+        (n_items, width).
+    user_parameters_ : ndarray of shape (n_users, n_private)
+        Each user's private parameters, one after the other in the module's order, after
+        `local_epochs` more on the final model.
+    newcomer_parameters_ : ndarray of shape (n_private,)
+        Those of an unknown user: where clients begin, and the mean of users' rows.
+    global_bias_ : float
+        Mean rating; only with ``loss="squared"``.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        If the module cannot be simulated exactly: it has buffers (batch normalisation), dropout, a
+        table with a row per user that is not private, or another use of codes than as rows of its
+        tables; if the optimizer mixes coordinates; if a pattern matches no parameter; if the
+        device is not there; or as :class:`~fedrecsk.FedMF` does. If a client's loss is NaN.
+    ImportError
+        If torch is not installed.
+
+    See Also
+    --------
+    FedNCF, PFedRec : Methods of papers on the same base class.
+
+    Notes
+    -----
+    *What is sent.* Each round a client receives all parameters that are not private, and uploads a
+    change of each, with zeros for items without examples, plus one byte per item with
+    ``aggregation="visits"``. Which rows have changed reveals the items of its examples, positives
+    and negatives, to a server that sees single uploads; see
+    ``Federation(secure_aggregation=...)``. Negatives are drawn anew in each round, so what
+    stays in several uploads are the positives.
+
+    *Exactness.* Clients with their own optimiser state are stacked in tensors; of a table with a
+    row per item, only the rows of a client's examples are. This gives the result of a loop over
+    clients with whole tables, up to rounding, because the other rows have no gradient.
+
+    *Users' rows* begin as normal numbers with the mean and the standard deviation of the table
+    that the module's constructor fills.
+
+    References
+    ----------
+    .. [1] B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas, "Communication-Efficient
+       Learning of Deep Networks from Decentralized Data", AISTATS 2017, algorithm 1.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from fedrecsk.datasets import make_ratings
+    >>> from fedrecsk.neural import FederatedModule, Net
+    >>> class Dot(nn.Module):
+    ...     def __init__(self, n_users, n_items, width):
+    ...         super().__init__()
+    ...         self.user = nn.Embedding(n_users, width)
+    ...         self.item = nn.Embedding(n_items, width)
+    ...
+    ...     def forward(self, users, items):
+    ...         return (self.user(users) * self.item(items)).sum(-1)
+    >>> X, _ = make_ratings(n_users=50, n_items=30, n_ratings=400, random_state=0)
+    >>> model = FederatedModule(Net(Dot, width=4), learning_rate=0.05, n_rounds=5, random_state=0)
+    >>> model.fit(X).recommend([X[0, 0]], n=3)[0].shape
+    (1, 3)
+    """
+
+    module: Net | Callable[..., nn.Module] | None = None
+    _: KW_ONLY
+    private: Sequence[str] = ("user*",)
+
+    _parameter_constraints: ClassVar[dict] = NeuralRecommender._parameter_constraints | {
+        "module": [Net, callable, None],
+        "private": ["array-like"],
+    }
+
+    def _make(self, n_users, n_items):
+        net = GMF if self.module is None else self.module
+        build = net.build if isinstance(net, Net) else net
+        return build(n_users=n_users, n_items=n_items)
+
+    def _module_arguments(self):
+        if not isinstance(self.module, Net):
+            return [self.module]
+        return [self.module.module, *self.module.arguments, *self.module.arguments.values()]
+
+    @property
+    def _private(self):
+        return tuple(self.private)
