@@ -73,7 +73,7 @@ def test_a_fit_takes_more_than_what_it_is_refused_for(cls, n_factors, small):
 )
 def test_what_does_not_fit_is_refused_before_work(name, sizes, like_movielens_100k, monkeypatch):
     monkeypatch.setattr(_memory, "available", lambda: GIBIBYTES)
-    model = getattr(fedrecsk, name)(**sizes, random_state=0)
+    model = THINGS[name](**sizes, random_state=0)
     monkeypatch.setattr(type(model), "_fit", None)
     size, value = next(iter(sizes.items()))
     with pytest.raises(ValueError, match=f"{name} with {size}={value}, for 943 .*Lower {size}"):
@@ -95,7 +95,7 @@ LEAST = {
 
 @pytest.mark.parametrize("name", LEAST)
 def test_what_a_fit_is_refused_for_is_counted_to_the_byte(name, small, monkeypatch):
-    model = getattr(fedrecsk, name)(8)
+    model = THINGS[name](8)
     data = model._prepared(*small)
     for missing in (0, 1):
         monkeypatch.setattr(_memory, "available", lambda missing=missing: LEAST[name] - missing)
@@ -172,7 +172,7 @@ def test_no_jobs_at_all_are_refused(small):
 
 @pytest.mark.parametrize("name", ["RFRec", "ImplicitALS", "BayesianSVDpp"])
 def test_more_jobs_than_processors(name, small):
-    cls = getattr(fedrecsk, name)
+    cls = THINGS[name]
     one, many = (short(cls, n_factors=4, n_jobs=n).fit(*small) for n in (None, 10**6))
     assert_array_equal(one.item_factors_, many.item_factors_)
 

@@ -7,6 +7,7 @@ require("torch", "fedrecsk.neural")
 from fedrecsk.neural._net import Net  # noqa: E402
 from fedrecsk.neural.federated_module import FederatedModule  # noqa: E402
 from fedrecsk.neural.fedncf import FedNCF  # noqa: E402
+from fedrecsk.neural.metamf import MetaMF  # noqa: E402
 from fedrecsk.neural.pfedrec import PFedRec  # noqa: E402
 
-__all__ = ["FedNCF", "FederatedModule", "Net", "PFedRec"]
+__all__ = ["FedNCF", "FederatedModule", "MetaMF", "Net", "PFedRec"]

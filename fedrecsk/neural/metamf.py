@@ -1,0 +1,513 @@
+"""MetaMF: a network on the server makes every client's model (Lin et al., SIGIR 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Integral, Real
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from fedrecsk._docs import documented
+from fedrecsk._sklearn import Interval
+from fedrecsk.base import RatingMixin
+from fedrecsk.federated._item_rows import OwnRows
+from fedrecsk.federated._rating_scale import RatingScale, scale_of
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.neural._metamf_message import Made, received
+from fedrecsk.neural._metamf_network import (
+    CLIENTS_AT_A_TIME,
+    Parts,
+    Sizes,
+    add_gradients,
+    first_weights,
+    n_numbers,
+    scores,
+)
+from fedrecsk.neural._threads import one_thread
+from fedrecsk.simulation.messages import Dense, Message, PerClient, Uploads
+from fedrecsk.uploads import Form, Ragged
+
+# What the server makes for a client, and the attributes in which a device keeps it.
+PARTS = {"table": "user_tables_", "basis": "user_bases_", "scorer": "user_scorers_"}
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
+    """Meta matrix factorization: the server makes an item table and a scorer for every client.
+
+    The server has a code for each client and a network that turns it into that client's own
+    model: item vectors ``E_u = T_u B_u`` of low rank, and a scorer with one hidden layer. A
+    client receives (T_u, B_u, scorer), and uploads the gradients of its squared errors in them.
+    The server propagates these back through the network to the client's code [1]_. Clients keep
+    no model of their own. The price is privacy: the server knows the codes and sees every
+    client's gradients, which name the items that it has rated.
+
+    Parameters
+    ----------
+    n_factors : int, default=32
+        Length of an item vector (d_i).
+    rank : int, default=8
+        Columns of T_u and rows of B_u (s).
+    scorer_size : int, default=8
+        Hidden units of the scorer.
+    code_size : int, default=32
+        Length of a client's code, the user embedding (d_u).
+    memory_size : int, default=128
+        Length of the collaborative vector, the code times the collaborative memory (k).
+    hidden_size : int, default=128
+        Hidden units of each of the three generators: of the scorer's two layers, and of T_u
+        and B_u.
+    n_rounds : int, default=1000
+        Number of rounds in total.
+    learning_rate : float, default=2e-3
+        Step of the server's Adam. The authors' code has 1e-4, with a step for every 64 ratings.
+    beta_1, beta_2 : float in [0, 1), default=0.9 and 0.999
+        Decays of Adam's moments.
+    epsilon : float, default=1e-8
+        Adam's term against division by zero.
+    weight_decay : float, default=0.0
+        Multiple of the weights that is added to their gradient; 1e-3 in the authors' code.
+    max_norm : float or None, default=5.0
+        Gradients of all weights together are shortened to this norm before Adam's step.
+    init_common : float, default=1.0
+        Standard deviation of a vector with which all codes begin; 0 in the authors' code.
+    init_std : float, default=0.03
+        Standard deviation of each code around this vector; 1 in the authors' code.
+    level : bool, default=True
+        Whether scores are deviations from the mean rating. In the paper they are ratings.
+    rating_scale : tuple (low, high) or None, default=None
+        The ends of the rating scale, assumed to be public; predictions are clipped
+        to them. None: the range of y.
+    {shared parameters}
+
+    Attributes
+    ----------
+    user_codes_ : ndarray of shape (n_users, code_size), dtype float32
+        The code of each user's client, which the server knows.
+    network_ : dict of {{str: ndarray}}
+        The server's weights: `memory`, and by layer a matrix and its bias. The layers are
+        `hidden_1`, `weight_1`, `bias_1` for the scorer's first layer, `hidden_2`, `weight_2`,
+        `bias_2` for its second, and `hidden_3`, `table`, `basis` for T_u and B_u.
+    mean_code_ : ndarray of shape (code_size,), dtype float32
+        Mean of all clients' codes, by which unknown users are scored.
+    global_bias_ : float
+        The level; 0 without it.
+    rating_scale_ : tuple of float
+        The ends of the rating scale.
+    user_tables_ : ndarray of shape (n_users, n_items, rank), dtype float32
+        T_u (computed on access, which for large data takes much memory).
+    user_bases_ : ndarray of shape (n_users, rank, n_factors), dtype float32
+        B_u (computed on access).
+    user_scorers_ : ndarray of shape (n_users, n_scorer), dtype float32
+        W_1 of shape (n_factors, scorer_size), b_1, w_2 and b_2, one after the other (computed on
+        access).
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        By fit: if ratings lie outside `rating_scale`; with `secure_aggregation`, an aggregator,
+        `local_dp` or `central_dp`; if the clients diverge.
+
+    See Also
+    --------
+    FedFast : Also lets the server know every user's vector.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        set-up  clients send sums and counts of ratings         _setup_update, _setup_aggregate
+        each round
+          1  server: collaborative vector c_u = code_u M         _metamf_network.small_parts
+          2  ... T_u, B_u and the scorer of each client          _metamf_network.parts
+          3  server sends them                                   _model
+          4  client: score_ui = scorer((T_u B_u)_i)              _metamf_network.scores
+          5  ... uploads gradients of rated rows, B_u, scorer    _client_update
+          6  server propagates them back to M, codes, weights    _metamf_network.add_gradients
+          7  ... and takes a step of Adam                        _aggregate
+        end
+          8  server sends every client its last model            _final_model
+
+    *The scorer* is ``w_2 . relu(W_1' e + b_1) + b_2``. Each of its two layers, and the pair
+    (T_u, B_u), comes from a generator of its own: one hidden layer of ReLUs on c_u, followed by a
+    linear layer for each matrix and bias.
+
+    *What is sent.* For m items, rank s and ``S = (d + 2) q + 1`` numbers of a scorer with q hidden
+    units: down, each round and at the end, ``4 (m s + s d + S)`` bytes. Up, for each rated item
+    its index and s numbers, ``(4 + 4 s)`` bytes; s d + S numbers, and the number of ratings. The
+    set-up sends the client's sum and number of ratings up, and the scale and the level down.
+
+    *What it reveals.* The server knows every client's model, which items it has rated (their rows
+    have gradients), and nearly its ratings: a row's gradient is the item's error times a vector
+    that the server can compute. Secure sums are refused, because the network needs single
+    gradients; so is local differential privacy.
+
+    *Gradients* are those of ``sum_r w (score - r)^2``; the server divides their sum by the cohort's
+    number of ratings (the sum of their weights).
+
+    *Clients of several users* have one code, so all their users get the same predictions. The
+    paper has one user per client.
+
+    *New users* have no code. They and unknown users are served by the mean code.
+
+    References
+    ----------
+    .. [1] Y. Lin, P. Ren, Z. Chen, Z. Ren, D. Yu, J. Ma, M. de Rijke and X. Cheng, "Meta Matrix
+       Factorization for Federated Rating Predictions", SIGIR 2020 (arXiv:1910.10086), section 3.
+
+    Examples
+    --------
+    >>> from fedrecsk.neural import MetaMF
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> model = MetaMF(hidden_size=32, n_rounds=20, client_fraction=0.5, random_state=0).fit(X, y)
+    >>> items, scores = model.recommend(X[:2, 0], n_recommendations=3)
+    >>> items.shape
+    (2, 3)
+    >>> model.privacy_.server_sees
+    'single uploads'
+    """
+
+    n_factors: int = 32
+    _: KW_ONLY
+    rank: int = 8
+    scorer_size: int = 8
+    code_size: int = 32
+    memory_size: int = 128
+    hidden_size: int = 128
+    n_rounds: int = 1000
+    learning_rate: float = 2e-3
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_norm: float | None = 5.0
+    init_common: float = 1.0
+    init_std: float = 0.03
+    level: bool = True
+    rating_scale: tuple[float, float] | None = None
+    client_fraction: float = 0.01
+
+    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "rank": [Interval(Integral, 1, None, closed="left")],
+        "scorer_size": [Interval(Integral, 1, None, closed="left")],
+        "code_size": [Interval(Integral, 1, None, closed="left")],
+        "memory_size": [Interval(Integral, 1, None, closed="left")],
+        "hidden_size": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "beta_1": [Interval(Real, 0, 1, closed="left")],
+        "beta_2": [Interval(Real, 0, 1, closed="left")],
+        "epsilon": [Interval(Real, 0, None, closed="neither")],
+        "weight_decay": [Interval(Real, 0, None, closed="left")],
+        "max_norm": [Interval(Real, 0, None, closed="neither"), None],
+        "init_common": [Interval(Real, 0, None, closed="left")],
+        "init_std": [Interval(Real, 0, None, closed="left")],
+        "level": ["boolean"],
+        "rating_scale": [tuple, list, None],
+    }
+
+    _server_sees = "clients"
+    _single_uploads = True
+    # As in epochs, every client takes part once before any does twice.
+    _prefers_rotation = True
+    _has_item_vectors = False
+    _has_user_vectors = False
+    _dtype = np.float32
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _init_server(self, catalogue, key):
+        sizes = self._sizes(catalogue.n_items)
+        draw = key.generator("codes").standard_normal
+        common = self.init_common * draw(self.code_size)
+        codes = common + self.init_std * draw((catalogue.n_clients, self.code_size))
+        weights = first_weights(sizes, key.generator("network"), self._dtype)
+        return {
+            "weights": weights | {"codes": codes.astype(self._dtype)},
+            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
+            "sizes": sizes,
+            "n_steps": 0,
+        }
+
+    _n_setups = 1
+
+    def _setup_forms(self, n_items, step):
+        return {"ratings": Form((2,), learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        return Uploads(ratings=np.array([block.weights @ block.values, block.weights.sum()]))
+
+    def _setup_aggregate(self, server, upload, step, key):
+        total, number = upload["ratings"].sum
+        return server | {"level": float(total / number) if self.level else 0.0}
+
+    def _announce(self, server):
+        return Message(scale=Dense(np.array([*server["rating_scale"], server["level"]])))
+
+    # -------------------------------------------------------------------- each round, down
+
+    def _model(self, server):
+        weights = dict(server["weights"])
+        codes = weights.pop("codes")
+        return Message(
+            **{name: PerClient(Made(name, weights, codes, server["sizes"])) for name in PARTS}
+        )
+
+    # ---------------------------------------------------------------- each round, clients
+
+    def _init_clients(self, block, message, key):
+        return {"level": message["scale"].values[2]}
+
+    def _upload_forms(self, n_items):
+        sizes = self._sizes(n_items)
+        return {
+            "table": Form((n_items, self.rank), rows="chosen"),
+            "basis": Form(sizes.basis),
+            "scorer": Form((sum(sizes.scorer),)),
+            "n_ratings": Form((1,), learned=False),
+        }
+
+    def _client_update(self, block, state, message, turn, key):
+        sizes, active = self._sizes(block.n_items), np.flatnonzero(turn.active)
+        own = OwnRows.of(block, turn.active)
+        table = np.zeros((len(own.items), self.rank), dtype=self._dtype)
+        basis = np.zeros((block.n_clients, *sizes.basis), dtype=self._dtype)
+        scorer = np.zeros((block.n_clients, sum(sizes.scorer)), dtype=self._dtype)
+        n_ratings, loss = np.zeros((block.n_clients, 1)), 0.0
+        with one_thread():
+            for who in _chunks(active):
+                part = block.part(np.isin(np.arange(block.n_clients), who))
+                rows = slice(own.indptr[who[0]], own.indptr[who[-1] + 1])
+                gradients, lost = _gradients(part, sizes, message, who, state["level"])
+                table[rows], basis[who], scorer[who] = gradients
+                n_ratings[who, 0] = _sums(part.rating_indptr, part.weights)
+                loss += lost
+        sound = np.isfinite(basis).all(axis=(1, 2)) & np.isfinite(scorer).all(axis=1)
+        uploads = Uploads(
+            sound=sound,
+            table=Ragged(own.indptr, own.items, table),
+            basis=Ragged.stacked(basis),
+            scorer=Ragged.stacked(scorer),
+            n_ratings=Ragged.stacked(n_ratings),
+        )
+        return state, uploads, (loss, n_ratings.sum())
+
+    # ----------------------------------------------------------------- each round, server
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        sizes, uploads = server["sizes"], list(upload.single())
+        with one_thread():
+            # Copies, because clients may still hold an earlier message.
+            weights = {
+                name: torch.from_numpy(one.copy()).requires_grad_()
+                for name, one in server["weights"].items()
+            }
+            for some in _chunks(np.arange(len(uploads))):
+                clients, gradients, items = self._stacked([uploads[n] for n in some])
+                add_gradients(weights, weights["codes"][clients], sizes, gradients, items)
+            for one in weights.values():
+                one.grad /= upload["n_ratings"].sum[0]
+            return server | self._stepped(server, weights)
+
+    def _stacked(self, uploads):
+        """Codes of some clients, their gradients, and the items whose rows these have."""
+        clients = torch.tensor([client for client, _ in uploads])
+        fields = [one for _, one in uploads]
+        rows = [one["table"].rows for one in fields]
+        items, columns = np.unique(np.concatenate(rows), return_inverse=True)
+        whose = np.repeat(np.arange(len(fields)), list(map(len, rows)))
+        table = np.zeros((len(fields), len(items), self.rank), dtype=self._dtype)
+        table[whose, columns] = np.concatenate([one["table"].change for one in fields])
+        basis, scorer = (
+            np.stack([one[name].change for one in fields]).astype(self._dtype)
+            for name in ("basis", "scorer")
+        )
+        return clients, Parts(*map(torch.from_numpy, (table, basis, scorer))), items
+
+    def _stepped(self, server, weights):
+        """The server's new weights, after a step of Adam on their gradients."""
+        moments = server.get("moments") or {
+            name: (np.zeros_like(one), np.zeros_like(one))
+            for name, one in server["weights"].items()
+        }
+        if self.max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(weights.values(), self.max_norm)
+        adam = torch.optim.Adam(
+            weights.values(),
+            lr=self.learning_rate,
+            betas=(self.beta_1, self.beta_2),
+            eps=self.epsilon,
+            weight_decay=self.weight_decay,
+            fused=True,
+        )
+        for name, one in weights.items():
+            # The moments, which only the server has, change in place.
+            mean, square = map(torch.from_numpy, moments[name])
+            step = torch.tensor(float(server["n_steps"]))
+            adam.state[one] = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
+        adam.step()
+        return {
+            "weights": {name: one.detach().numpy() for name, one in weights.items()},
+            "moments": moments,
+            "n_steps": server["n_steps"] + 1,
+        }
+
+    # ------------------------------------------------------------------------- the end
+
+    def _personalize(self, block, state, message, turn, key):
+        made = {name: message[name].values for name in PARTS}
+        if (block.clients < 0).all():
+            # The server has no code of new users. A device has no model but its own.
+            made = {name: _of_the_new(one, block.n_clients) for name, one in made.items()}
+        n_users = np.diff(block.client_indptr)
+        if isinstance(made["table"], Made):
+            return {"user_codes_": np.repeat(made["table"].codes, n_users, axis=0)}
+        return {PARTS[name]: np.repeat(one, n_users, axis=0) for name, one in made.items()}
+
+    def _as_newcomers(self, block):
+        return replace(block, clients=np.full_like(block.clients, -1))
+
+    def _server_attributes(self, message):
+        low, high, level = map(float, message["scale"].values)
+        made = message["table"].values
+        attributes = {
+            "rating_scale_": (low, high),
+            "global_bias_": level,
+            "_fitted_sizes": self._sizes(made.shape[1]),
+        }
+        if isinstance(made, Made):
+            attributes |= {"network_": made.weights, "mean_code_": _mean(made.codes)}
+        return attributes
+
+    def _user_attributes(self, block, state):
+        return state
+
+    # --------------------------------------------------------------------- predictions
+
+    def __getattr__(self, name: str) -> Any:
+        made = {attribute: part for part, attribute in PARTS.items()}
+        if name not in made or "network_" not in vars(self):
+            return super().__getattr__(name)
+        with one_thread():
+            return np.asarray(Made(made[name], self.network_, self.user_codes_, self._fitted_sizes))
+
+    def _score_pairs(self, users, items):
+        values = np.full(len(users), self.global_bias_)
+        distinct, whose = np.unique(users, return_inverse=True)
+        for some in _chunks(np.arange(len(distinct))):
+            pairs = np.flatnonzero((whose >= some[0]) & (whose <= some[-1]) & (items >= 0))
+            columns, places = np.unique(items[pairs], return_inverse=True)
+            found = self._scores_of(distinct[some], columns)
+            values[pairs] = found[whose[pairs] - some[0], places]
+        return self._response(values)
+
+    def _score_all(self, users):
+        values, items = np.empty((len(users), self.n_items_)), np.arange(self.n_items_)
+        for some in _chunks(np.arange(len(users))):
+            values[some] = self._scores_of(users[some], items)
+        return values
+
+    def _scores_of(self, users, items):
+        """Scores of all pairs of users (codes, -1 for unknown) and items."""
+        sizes = self._fitted_sizes
+        with one_thread(), torch.no_grad():
+            if "network_" in vars(self):
+                known = (users >= 0)[:, None]
+                codes = np.where(known, self.user_codes_[users], self.mean_code_)
+                parts = Made("table", self.network_, codes, sizes).parts(items)
+            else:
+                users = np.maximum(users, 0)
+                table, basis, scorer = (getattr(self, name)[users] for name in PARTS.values())
+                parts = Parts(*map(torch.from_numpy, (table[:, items], basis, scorer)))
+            return scores(parts, sizes).numpy().astype(np.float64) + self.global_bias_
+
+    def _response(self, scores):
+        return np.clip(scores, *self.rating_scale_)
+
+    # ------------------------------------------------------------------- what it needs
+
+    def _sizes(self, n_items):
+        return Sizes(
+            n_items,
+            self.rank,
+            self.n_factors,
+            self.scorer_size,
+            self.code_size,
+            self.memory_size,
+            self.hidden_size,
+        )
+
+    def _least_bytes(self, data):
+        # The weights, Adam's two moments, and the fitted model.
+        n = n_numbers(self._sizes(data.n_items), data.n_clients)
+        return 4 * n * np.dtype(self._dtype).itemsize
+
+    def _check_before_fit(self):
+        federation = self._setting()
+        if federation.aggregator is not None:
+            raise ValueError(
+                "MetaMF propagates single gradients through its network, so the aggregator would "
+                "have no effect; set aggregator=None."
+            )
+        if federation.local_dp is not None:
+            raise ValueError(
+                "MetaMF has no local_dp: clients upload the rows of their own items, and their "
+                "gradients are not clipped. Use RFRec for local differential privacy."
+            )
+        super()._check_before_fit()
+
+
+def _chunks(numbers):
+    """Cut an array of numbers, so that the tables of so many clients fit into memory."""
+    return [
+        numbers[start : start + CLIENTS_AT_A_TIME]
+        for start in range(0, len(numbers), CLIENTS_AT_A_TIME)
+    ]
+
+
+def _sums(indptr, numbers):
+    """Sums over ``numbers[indptr[c]:indptr[c + 1]]``; none of these is empty."""
+    return np.add.reduceat(numbers, indptr[:-1])
+
+
+def _gradients(part, sizes, message, who, level):
+    """Gradients of the squared errors of some clients, a block of their own, and the sum of these.
+
+    Those in the table are of each client's rows, one after the other.
+    """
+    items, columns = np.unique(part.row_items, return_inverse=True)
+    parts = received(message, who, items)
+    clients = np.repeat(np.arange(part.n_clients), part.row_counts)
+    # A client's ratings of one item have one score: sum w (score - dev)^2 needs only their sums.
+    deviations, n_rows = part.values - level, len(clients)
+    sums = [part.weights, part.weights * deviations]
+    number, total = (
+        np.bincount(part.rows, one, n_rows).astype(parts.table.numpy().dtype) for one in sums
+    )
+    for one in parts:
+        one.requires_grad_()
+    score = scores(parts, sizes)[clients, columns]
+    number, total = torch.from_numpy(number), torch.from_numpy(total)
+    errors = (score * (number * score - 2 * total)).sum()
+    table, basis, scorer = (one.numpy() for one in torch.autograd.grad(errors, parts))
+    loss = float(errors.detach()) + part.weights @ deviations**2
+    return (table[clients, columns], basis, scorer), loss
+
+
+def _mean(codes):
+    return codes.mean(axis=0, dtype=np.float64).astype(codes.dtype)
+
+
+def _of_the_new(made, n):
+    """What `n` clients without a code are served with."""
+    if isinstance(made, Made):
+        codes = np.tile(_mean(made.codes), (n, 1))
+        return Made(made.name, made.weights, codes, made.sizes)
+    return np.repeat(made[:1], n, axis=0)

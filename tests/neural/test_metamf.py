@@ -1,0 +1,311 @@
+"""MetaMF: every client's model comes from the server's network, and its gradients go back."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrecsk import Federation
+from fedrecsk.aggregation import NormClipping, TrimmedMean
+from fedrecsk.compression import Quantization
+from fedrecsk.datasets import make_ratings
+from fedrecsk.interactions import encode
+from fedrecsk.neural import MetaMF
+from fedrecsk.neural._metamf_message import Made
+from fedrecsk.neural._metamf_network import Sizes, first_weights, n_numbers
+from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
+from tests.federated.test_fcf import turns_of
+from tests.federated.test_wmf import key_of
+from tests.reference import metamf as reference
+from tests.simulation.loopback import Deployment
+
+
+@pytest.fixture
+def float64(monkeypatch):
+    monkeypatch.setattr(MetaMF, "_dtype", np.float64)
+
+
+def make(**parameters):
+    defaults = {
+        "n_factors": 4,
+        "rank": 2,
+        "scorer_size": 3,
+        "code_size": 3,
+        "memory_size": 5,
+        "hidden_size": 6,
+        "n_rounds": 4,
+        "learning_rate": 0.02,
+        "client_fraction": 1.0,
+        "random_state": 0,
+    }
+    return MetaMF(**defaults | parameters)
+
+
+def first_server(model, n_clients, n_items, dtype):
+    """The reference's server with the weights that MetaMF begins with."""
+    key = key_of(model)
+    draw = key.generator("codes").standard_normal
+    common = model.init_common * draw(model.code_size)
+    codes = common + model.init_std * draw((n_clients, model.code_size))
+    weights = first_weights(model._sizes(n_items), key.generator("network"), dtype)
+    server = reference.Server(model, n_clients, n_items).to(
+        torch.float64 if dtype is np.float64 else torch.float32
+    )
+    server.load(weights | {"codes": codes.astype(dtype)})
+    return server
+
+
+def expected_predictions(model, X, y, dtype=np.float64, **fit_params):
+    """What the reference predicts for every user and item, and its codes of the users."""
+    data = encode(X, y, **fit_params)
+    client_of = np.repeat(np.arange(data.n_clients), np.diff(data.client_indptr))
+    own = [[] for _ in range(data.n_clients)]
+    for u, *row in zip(data.users, data.items, data.values, data.weights, strict=True):
+        own[client_of[u]].append(row)
+    level = np.average(data.values, weights=data.weights) if model.level else 0.0
+    turns = turns_of(model, data.n_clients)
+    rounds = [np.flatnonzero(active & delivers) for _, active, delivers in turns]
+    with torch.random.fork_rng():
+        server = first_server(model, data.n_clients, data.n_items, dtype)
+    reference.run(model, server, own, level, rounds)
+    scale = data.values.min(), data.values.max()
+    each = [
+        reference.predictions(server, level, scale, c, data.n_items) for c in range(data.n_clients)
+    ]
+    return np.array(each)[client_of], server.codes.weight.detach().numpy()[client_of]
+
+
+def all_predictions(model):
+    pairs = [[user, item] for user in model.user_ids_ for item in model.item_ids_]
+    return model.predict(pairs).reshape(model.n_users_, model.n_items_)
+
+
+def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES, **fit_params):
+    expected, codes = expected_predictions(model, X, y, **fit_params)
+    for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
+        np.testing.assert_allclose(fitted.user_codes_, codes, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(all_predictions(fitted), expected, rtol=1e-9)
+
+
+# ------------------------------------------------------------------------ the algorithm
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"level": False, "weight_decay": 1e-2, "max_norm": None, "init_common": 0.0},
+        {"max_norm": 0.05, "beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3},
+        {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
+        {"client_fraction": 0.4, "federation": Federation(sampling="random")},
+    ],
+    ids=str,
+)
+def test_equals_the_naive_reference(parameters, toy, float64):
+    assert_equals_reference(make(**parameters), *toy)
+
+
+def test_equals_it_for_clients_of_several_users_and_weighted_rows(toy, float64):
+    X, y = toy
+    weight = np.random.default_rng(3).random(len(y)) + 0.5
+    for clients in (X[:, 0] % 4, np.where(X[:, 0] < 140, X[:, 0] % 4, X[:, 0])):
+        assert_equals_reference(
+            make(), X, y, block_sizes=BLOCK_SIZES[:2], clients=clients, sample_weight=weight
+        )
+
+
+def test_equals_it_in_float32(toy):
+    model = make(n_rounds=10)
+    expected, codes = expected_predictions(model, *toy, dtype=np.float32)
+    fitted = model.fit(*toy)
+    assert fitted.user_codes_.dtype == np.float32
+    np.testing.assert_allclose(fitted.user_codes_, codes, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(all_predictions(fitted), expected, rtol=1e-5)
+
+
+def test_the_number_of_clients_at_a_time_does_not_matter(toy, float64, monkeypatch):
+    expected = make().fit(*toy)
+    for module in ("metamf", "_metamf_message"):
+        monkeypatch.setattr(f"fedrecsk.neural.{module}.CLIENTS_AT_A_TIME", 5)
+    fitted = make().fit(*toy)
+    np.testing.assert_allclose(fitted.user_codes_, expected.user_codes_, rtol=1e-9)
+    np.testing.assert_allclose(all_predictions(fitted), all_predictions(expected), rtol=1e-9)
+    np.testing.assert_allclose(fitted.user_tables_, expected.user_tables_, rtol=1e-9, atol=1e-12)
+
+
+def test_the_loss_is_that_of_the_ratings_received(toy):
+    X, y = toy
+    model = make(n_rounds=1, init_std=0.0, init_common=0.0, level=True).fit(X, y)
+    # With codes of zero and biases of zero every score is the level.
+    assert model.loss_curve_[0] == pytest.approx(np.var(y), rel=1e-5)
+
+
+def test_it_learns_what_the_level_does_not_know():
+    X, y = make_ratings(n_users=80, n_items=50, n_ratings=2000, random_state=0)
+    X, y, X_test, y_test = split(X, y, seed=0)
+    model = MetaMF(
+        hidden_size=32, n_rounds=80, client_fraction=0.5, learning_rate=3e-3, random_state=0
+    )
+    assert rmse(model.fit(X, y), X_test, y_test) < 0.95 * np.std(y_test)
+
+
+# -------------------------------------------------------------- what is sent and computed
+
+
+def test_every_client_gets_its_own_model_and_sends_the_rows_that_it_has_rated(toy):
+    X, y = toy
+    model = make(n_rounds=3).fit(X, y)
+    table, rest = 9 * 2, 2 * 4 + (4 + 2) * 3 + 1
+    entries = [e for e in model.communication_.entries if e["phase"] in ("round", "final")]
+    assert [e["bytes_down"] for e in entries] == [12 * 4 * (table + rest)] * 4
+    up = len(y) * (4 + 4 * 2) + 12 * 4 * (rest + 1)
+    assert [e["bytes_up"] for e in entries] == [up] * 3 + [0]
+    assert model.privacy_.server_sees == "single uploads"
+
+
+def test_predictions_are_those_of_the_models_sent(toy):
+    X, y = toy
+    model = make().fit(X, y)
+    weight_1, bias_1, weight_2, bias_2 = np.split(model.user_scorers_, [12, 15, 18], axis=1)
+    for u in range(3):
+        items = model.user_tables_[u] @ model.user_bases_[u]
+        hidden = np.maximum(items @ weight_1[u].reshape(4, 3) + bias_1[u], 0)
+        expected = model.global_bias_ + hidden @ weight_2[u] + bias_2[u]
+        predicted = model.predict([[model.user_ids_[u], item] for item in model.item_ids_])
+        np.testing.assert_allclose(predicted, np.clip(expected, 1, 5), rtol=1e-5)
+
+
+def test_no_round_computes_whole_tables(monkeypatch):
+    X, y = make_toy(40, 15)
+
+    def refuse(*arguments, **named):
+        raise AssertionError("A table of all items was computed.")
+
+    monkeypatch.setattr(Made, "__array__", refuse)
+    model = make(n_rounds=2, client_fraction=0.3).fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_fits_leave_torch_as_it_was(toy):
+    before, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        make(n_rounds=2, n_jobs=2).fit(*toy).predict(toy[0])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_earlier_messages_and_models_do_not_change(toy):
+    X, y = toy
+    warm = make(warm_start=True).fit(X, y)
+    network = {name: one.copy() for name, one in warm.network_.items()}
+    message = warm._final_message["table"].values
+    before = np.asarray(message).copy()
+    warm_network = warm.network_
+    warm.set_params(n_rounds=7).fit(X, y)
+    np.testing.assert_array_equal(np.asarray(message), before)
+    for name, one in network.items():
+        np.testing.assert_array_equal(warm_network[name], one)
+    assert np.abs(warm.network_["table"] - network["table"]).max() > 0
+
+
+def test_devices_that_receive_arrays_have_the_models_of_the_simulation(toy, float64):
+    X, y = make_toy(8)
+    simulated = make(n_rounds=3).fit(X, y)
+    deployment = Deployment(make(n_rounds=3), X, y)
+    deployed = deployment.fit()
+    assert deployed.keys() >= {"user_tables_", "user_bases_", "user_scorers_"}
+    assert deployed.pop("network_").keys() == simulated.network_.keys()
+    for name, values in deployed.items():
+        np.testing.assert_allclose(values, getattr(simulated, name), rtol=1e-9, atol=1e-12)
+    ledger = deployment.server.ledger
+    assert ledger == simulated.communication_
+
+
+def test_compressed_uploads_are_understood(toy):
+    exact = make(n_rounds=3).fit(*toy)
+    coarse = make(n_rounds=3, federation=Federation(compression=Quantization("int8")))
+    coarse.fit(*toy)
+    assert coarse.communication_.bytes_up < exact.communication_.bytes_up
+    np.testing.assert_allclose(coarse.predict(toy[0]), exact.predict(toy[0]), atol=0.2)
+
+
+def test_one_upload_reveals_every_rating(toy, float64):
+    """The documentation says so: a row's gradient is the error times what the server knows."""
+    X, y = toy
+    data, model = encode(X, y), make()
+    (_, _, seen) = next(model._watch(data, 1))
+    parts = [np.asarray(seen.message[name].values) for name in ("table", "basis", "scorer")]
+    n_checked = 0
+    for client, upload in seen.upload.single():
+        table, basis, scorer = (one[client] for one in parts)
+        weight_1, bias_1, weight_2, bias_2 = np.split(scorer, [12, 15, 18])
+        raised = basis @ weight_1.reshape(4, 3)
+        rows, gradients = upload["table"]
+        hidden = table[rows] @ raised + bias_1
+        derivative = ((hidden > 0) * weight_2) @ raised.T
+        score = data.values.mean() + np.maximum(hidden, 0) @ weight_2 + bias_2
+        told = (derivative**2).sum(axis=1) > 0
+        errors = (gradients * derivative).sum(axis=1)[told] / (derivative**2).sum(axis=1)[told] / 2
+        own = data.users == client
+        np.testing.assert_array_equal(rows, data.items[own])
+        np.testing.assert_allclose(score[told] - errors, data.values[own][told], rtol=1e-6)
+        n_checked += told.sum()
+    assert n_checked > len(y) / 2
+
+
+# ------------------------------------------------------------------- users, bad settings
+
+
+def test_strangers_and_newcomers_are_served_by_the_mean_code(toy):
+    X, y = toy
+    model = make().fit(X, y)
+    items = model.item_ids_
+    expected = model.predict([[-1, item] for item in items])
+    model.fold_in([[-5, items[0]], [-5, items[1]]], [1.0, 5.0])
+    np.testing.assert_array_equal(model.user_codes_[-1], model.mean_code_)
+    assert model.predict([[-5, item] for item in items]) == pytest.approx(expected)
+    assert model.predict([[X[0, 0], 1], [-1, 1]]) == pytest.approx(model.global_bias_)
+
+
+def test_users_of_one_client_share_a_model(toy):
+    X, y = toy
+    model = make().fit(X, y, clients=np.zeros(len(y), dtype=int))
+    assert (all_predictions(model) == all_predictions(model)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("federation", "message"),
+    [
+        (Federation(aggregator=NormClipping(1.0)), "the aggregator would have no effect"),
+        (Federation(aggregator=TrimmedMean(0.1)), "the aggregator would have no effect"),
+        (Federation(secure_aggregation=CKKS()), "secure_aggregation hides"),
+        (Federation(central_dp=CentralDP(epsilon=1.0)), "individually"),
+        (Federation(local_dp=LaplaceMechanism(1.0, scale=1.0)), "MetaMF has no local_dp"),
+    ],
+    ids=lambda one: "",
+)
+def test_what_hides_single_gradients_is_refused(federation, message, toy):
+    X, y = toy
+    model = make(federation=federation, items=np.unique(X[:, 1]))
+    with pytest.raises(ValueError, match=message):
+        model.fit(X, y)
+
+
+def test_clients_that_diverge_are_named(toy):
+    with pytest.raises(ValueError, match="diverge"):
+        make(learning_rate=1e12, n_rounds=9).fit(*toy)
+
+
+def test_ratings_outside_the_scale_are_refused(toy):
+    with pytest.raises(ValueError, match="outside rating_scale"):
+        make(rating_scale=(2, 5)).fit(*toy)
+
+
+def test_the_network_has_as_many_numbers_as_it_says():
+    sizes = Sizes(7, 2, 4, 3, 3, 5, 6)
+    weights = first_weights(sizes, np.random.default_rng(0), np.float32)
+    assert n_numbers(sizes, 10) == sum(one.size for one in weights.values()) + 10 * 3
+    assert weights["hidden_1"].std() == pytest.approx(np.sqrt(2 / 11), rel=0.5)
