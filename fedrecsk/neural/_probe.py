@@ -52,7 +52,9 @@ def _check_layers(module):
                 "could not be repeated; set p=0 or leave it out."
             )
         if isinstance(layer, nn.Embedding):
-            odd = [option for option in OPTIONS if getattr(layer, option) not in (None, False)]
+            # 0 is a padding_idx.
+            given = {option: getattr(layer, option) for option in OPTIONS}
+            odd = [option for option, v in given.items() if v is not None and v is not False]
             if odd:
                 raise ValueError(
                     f"{name} is an Embedding with {odd[0]}, by which its rows would not be "

@@ -5,11 +5,15 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
 from torch import nn
 
 from fedrecsk import Federation
+from fedrecsk.aggregation import NormClipping
 from fedrecsk.federated import _fit
-from fedrecsk.neural import FederatedModule
+from fedrecsk.neural import FederatedModule, Net
+from fedrecsk.neural.modules import GMF, NeuMF
 from tests.conftest import fits_in_blocks
 from tests.reference import federated_module as reference
 
@@ -96,11 +100,14 @@ def two_rounds_by_a_loop(model, X, y, clients):
     return server
 
 
-@pytest.mark.parametrize("aggregation", ["visits", "mean"])
-@pytest.mark.parametrize("silos", [False, True])
 @pytest.mark.parametrize(
-    ("loss", "optimizer"),
-    [("bce", "adam"), ("squared", "sgd"), ("bce", partial(torch.optim.RMSprop, momentum=0.5))],
+    ("loss", "optimizer", "silos", "aggregation"),
+    [
+        ("bce", "adam", False, "visits"),
+        ("squared", "sgd", True, "mean"),
+        ("bce", partial(torch.optim.RMSprop, momentum=0.5), True, "visits"),
+    ],
+    ids=["adam", "sgd in silos", "an optimiser of torch in silos"],
 )
 def test_equals_a_loop_over_clients(toy, loss, optimizer, silos, aggregation):
     X, y = toy
@@ -124,3 +131,167 @@ def test_equals_a_loop_over_clients(toy, loss, optimizer, silos, aggregation):
         for name, values in expected.items():
             got = fitted.parameters_[name].reshape(values.shape)
             np.testing.assert_allclose(got, values, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_single_uploads_add_up_to_the_sums(toy):
+    settings = {"private": PRIVATE, "n_rounds": 3, "random_state": 0, "learning_rate": 0.05}
+    summed = FederatedModule(Everything, **settings).fit(*toy)
+    single = FederatedModule(
+        Everything, **settings, federation=Federation(aggregator=NormClipping(1e9))
+    )
+    single.fit(*toy)
+    for name, values in summed.parameters_.items():
+        np.testing.assert_allclose(single.parameters_[name], values, rtol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("module", [Net(NeuMF, layers=(8, 4)), Net(GMF, n_factors=3)])
+def test_chunks_and_threads_of_torch_do_not_matter(toy, module, monkeypatch):
+    n_threads, state = torch.get_num_threads(), torch.random.get_rng_state()
+    expected = FederatedModule(module, n_rounds=3, random_state=0).fit(*toy)
+    assert torch.get_num_threads() == n_threads
+    assert torch.equal(torch.random.get_rng_state(), state)
+    monkeypatch.setattr("fedrecsk.neural._training.ROWS_ON_CPU", 1)
+    torch.set_num_threads(n_threads + 1)
+    torch.manual_seed(5)
+    try:
+        model = FederatedModule(module, n_rounds=3, random_state=0).fit(*toy)
+    finally:
+        torch.set_num_threads(n_threads)
+    np.testing.assert_allclose(model.predict(toy[0]), expected.predict(toy[0]), rtol=1e-5)
+
+
+def test_scores_are_the_modules(toy):
+    X, y = toy
+    model = FederatedModule(Everything, private=PRIVATE, n_rounds=2, random_state=0).fit(X, y)
+    layout = model._module_layout()
+    module = Everything(model.n_users_, model.n_items_)
+    columns = layout.columns(model.n_items_)
+    for user in range(model.n_users_):
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if name in columns:
+                    own = model.user_factors_[user, columns[name]]
+                    place = parameter[user] if layout.parts[name].kind == "user" else parameter
+                    place.copy_(torch.as_tensor(own).reshape(place.shape))
+                else:
+                    parameter.copy_(
+                        torch.as_tensor(model.parameters_[name]).reshape(parameter.shape)
+                    )
+            items = torch.arange(model.n_items_)
+            scores = module(torch.full_like(items, user), items).numpy()
+        codes = np.full(model.n_items_, user)
+        np.testing.assert_allclose(model._score_all(np.array([user]))[0], scores, rtol=1e-9)
+        np.testing.assert_allclose(model._raw_scores(codes, items.numpy()), scores, rtol=1e-9)
+
+
+def test_modules_are_searched_like_other_parameters(toy):
+    model = FederatedModule(Net(GMF, n_factors=2), n_rounds=1, random_state=0)
+    search = GridSearchCV(model, {"module__n_factors": [2, 3]}, cv=2).fit(*toy)
+    assert search.best_estimator_.item_factors_.shape[1] in (2, 3)
+    copy = clone(model).set_params(module__n_factors=5)
+    assert model.module.arguments == {"n_factors": 2}
+    assert copy.fit(*toy).item_factors_.shape[1] == 5
+
+
+def test_a_loss_of_ones_own_sees_ratings(toy):
+    X, y = toy
+    seen = []
+
+    def absolute(scores, targets):
+        seen.append(set(targets.unique().tolist()))
+        return (scores - targets).abs()
+
+    FederatedModule(loss=absolute, n_negatives=0, n_rounds=1).fit(X, y)
+    assert set().union(*seen[1:]) <= {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
+    assert 5.0 in set().union(*seen[1:])
+
+
+# ----------------------------------------------------------------------------- refusals
+
+
+class Changed(nn.Module):
+    """A module that can be changed in one place."""
+
+    def __init__(self, n_users, n_items, change=None):
+        super().__init__()
+        self.user, self.item = nn.Embedding(n_users, 2), nn.Embedding(n_items, 2)
+        self.n_items, self.extra = n_items, None
+        if change is not None:
+            change(self)
+
+    def forward(self, users, items):
+        scores = (self.user(users) * self.item(items)).sum(-1)
+        return scores if self.extra is None else self.extra(self, scores, users, items)
+
+
+def changed(**attributes):
+    def change(module):
+        for name, value in attributes.items():
+            setattr(module, name, value(module) if name != "extra" else value)
+
+    return Net(Changed, change=change)
+
+
+def branch(module, scores, users, items):
+    return scores + 1 if scores.sum() > 0 else scores
+
+
+@pytest.mark.parametrize(
+    ("module", "match"),
+    [
+        (lambda n_users: nn.Linear(1, 1), "could not be built with n_users=2 and n_items=3"),
+        (changed(norm=lambda m: nn.BatchNorm1d(2)), "buffer norm.running_mean"),
+        (changed(drop=lambda m: nn.Dropout(0.5)), "drop is a Dropout"),
+        (changed(extra=lambda m, s, u, i: nn.functional.dropout(s)), "draws random numbers"),
+        (changed(extra=lambda m, s, u, i: s[..., None]), "in the shape of users"),
+        (changed(extra=lambda m, s, u, i: None / s), "could not score four pairs"),
+        (changed(extra=branch), "could not be vectorised"),
+        (changed(extra=lambda m, s, u, i: s + i), "in another way than as rows"),
+        (changed(dense=lambda m: nn.Linear(m.n_items, 2)), "The shape of dense.weight"),
+        (changed(padded=lambda m: nn.Embedding(4, 2, padding_idx=0)), "Embedding with padding_idx"),
+        (changed(fixed=lambda m: nn.Parameter(torch.ones(1), False)), "fixed has requires_grad"),
+    ],
+)
+def test_modules_that_cannot_be_simulated_are_refused(toy, module, match):
+    with pytest.raises(ValueError, match=match):
+        FederatedModule(module).fit(*toy)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "match"),
+    [
+        ({"private": ()}, 'user.weight has a row per user, .* Add "user.weight" to private'),
+        ({"private": ("user*", "usr")}, "pattern 'usr', but no parameter .* user.weight, item"),
+        ({"private": ("*",)}, "All parameters of the module are private"),
+        ({"learning_rate": {"user*": 0.1}}, "no pattern that matches item.weight"),
+        ({"learning_rate": {"*": -1.0}}, "must be above 0"),
+        ({"learning_rate": {"x": 1.0, "*": 1.0}}, "learning_rate has the pattern 'x'"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS could not train"),
+        ({"optimizer": partial(torch.optim.AdamW)}, "AdamW moves numbers whose gradient is zero"),
+        ({"optimizer": torch.optim.Adafactor}, "Adafactor mixes coordinates"),
+        ({"device": "cuda:77"}, "device='cuda:77' is not there"),
+        ({"device": "abacus"}, "device='abacus' is not there"),
+        ({"loss": lambda scores, targets: (scores - targets).mean()}, 'Use reduction="none"'),
+    ],
+)
+def test_wrong_parameters_are_refused(toy, parameters, match):
+    with pytest.raises(ValueError, match=match):
+        FederatedModule(**parameters).fit(*toy)
+
+
+def test_a_nan_names_round_and_client(toy):
+    X, y = toy
+
+    def root(scores, targets):
+        return torch.where(targets > 4, (targets - 6).sqrt(), scores)
+
+    y = np.where(X[:, 0] == X[3, 0], 5.0, 1.0)
+    with pytest.raises(ValueError, match=f"Client {X[3, 0]} in round 0: the loss is NaN"):
+        FederatedModule(loss=root).fit(X, y)
+
+
+def test_private_tables_of_items_must_fit_into_memory(toy, monkeypatch):
+    monkeypatch.setattr("fedrecsk._memory.available", lambda: 1500)
+    model = FederatedModule(Everything, private=PRIVATE, client_fraction=0.1)
+    with pytest.raises(ValueError, match=r"row per item \(own_item_bias\) for 12 users"):
+        model.fit(*toy)
