@@ -20,6 +20,7 @@ _SUBMODULES = (
     "ids",
     "lightfr",
     "low_rank",
+    "ncf",
     "privfedeb",
     "ragged",
     "ranking",
