@@ -1,6 +1,7 @@
 """The contract of every estimator. A new one joins by being listed in ``fedrecsk.__all__``."""
 
 import pickle
+from importlib.util import find_spec
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,10 @@ from fedrecsk.simulation import blocks
 from tests.conftest import make_toy
 
 LISTED = [getattr(fedrecsk, name) for name in fedrecsk.__all__]
+if find_spec("torch"):
+    from fedrecsk import neural
+
+    LISTED += [getattr(neural, name) for name in neural.__all__]
 ESTIMATORS = [e for e in LISTED if isinstance(e, type) and issubclass(e, Recommender)]
 FEDERATED = [e for e in ESTIMATORS if issubclass(e, FederatedRecommender)]
 
