@@ -95,9 +95,9 @@ class NCF(RankingMixin, Epochs):
 
     Attributes
     ----------
-    user_embeddings_ : ndarray of shape (n_users, width), dtype float32
+    user_factors_ : ndarray of shape (n_users, width), dtype float32
         A row (p_u, p'_u) for each user.
-    item_embeddings_ : ndarray of shape (n_items, width), dtype float32
+    item_factors_ : ndarray of shape (n_items, width), dtype float32
         A row (q_i, q'_i) for each item.
     weights_ : dict of str to ndarray
         Weights and biases of the layers, under the names of :mod:`fedrecsk.neural.modules`.
@@ -328,8 +328,8 @@ class NCF(RankingMixin, Epochs):
                 "_scale": rows.scale,
             }
         return fitted | {
-            "user_embeddings_": users[rows.rank_of_user],
-            "item_embeddings_": items,
+            "user_factors_": users[rows.rank_of_user],
+            "item_factors_": items,
             "weights_": network.views(state["weights"][0, 0].copy()),
             "_network": network,
             "_means": means,
@@ -354,8 +354,8 @@ class NCF(RankingMixin, Epochs):
     def _scores(self, users, items):
         """Scores of each user (n,) with its items (n, n_each), codes, -1 for unknown."""
         scores, room = np.empty(items.shape), Room(DTYPE)
-        P = _with(self._means[0], self.user_embeddings_)
-        Q = _with(self._means[1], self.item_embeddings_)
+        P = _with(self._means[0], self.user_factors_)
+        Q = _with(self._means[1], self.item_factors_)
         n_users = max(1, SCORED_AT_ONCE // max(1, items.shape[1]))
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             for start in range(0, len(users), n_users):
@@ -395,7 +395,7 @@ class NCF(RankingMixin, Epochs):
                 module = modules.MLP(**sizes, layers=layers)
             else:
                 module = modules.NeuMF(**sizes, n_factors=d, layers=layers)
-        tables = {"user.weight": self.user_embeddings_, "item.weight": self.item_embeddings_}
+        tables = {"user.weight": self.user_factors_, "item.weight": self.item_factors_}
         state = {n: torch.from_numpy(a.copy()) for n, a in (tables | self.weights_).items()}
         module.load_state_dict(state)
         return module
@@ -408,7 +408,7 @@ class NCF(RankingMixin, Epochs):
             found = [
                 self._newcomer(data.items[own], data.values[own], data.weights[own]) for own in rows
             ]
-        return {"user_embeddings_": np.array(found, DTYPE)}
+        return {"user_factors_": np.array(found, DTYPE)}
 
     def _newcomer(self, items, values, weights):
         """The vectors of a user with these rows."""
@@ -428,7 +428,7 @@ class NCF(RankingMixin, Epochs):
         weights = np.concatenate([weight.ravel() for weight in self.weights_.values()])
         state = {
             "users": np.zeros((3, 1, self._network.user_width), DTYPE),
-            "items": self.item_embeddings_[None],
+            "items": self.item_factors_[None],
             "weights": weights[None, None],
         }
         state["users"][0] = self._means[0]
