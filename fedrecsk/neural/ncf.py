@@ -65,7 +65,7 @@ class NCF(RankingMixin, Epochs):
     n_negatives : int, default=4
         Number of sampled negatives per positive, redrawn in each epoch, uniformly and with
         replacement, from the items without a training row of the user.
-    n_epochs : int, default=15
+    n_epochs : int, default=12
         Number of passes over the rows, in total if `warm_start` continues a fit.
     learning_rate : float, default=0.003
         Step size of Adam in the first epoch.
@@ -180,7 +180,7 @@ class NCF(RankingMixin, Epochs):
     layers: Sequence[int] = (64, 32, 16, 8)
     loss: Literal["bce", "squared"] = "bce"
     n_negatives: int = 4
-    n_epochs: int = 15
+    n_epochs: int = 12
     learning_rate: float = 0.003
     learning_rate_decay: float = 0.8
     batch_size: int = 512
@@ -278,9 +278,11 @@ class NCF(RankingMixin, Epochs):
         order = key.generator("order of rows").permutation(len(arranged.users))
         rate, n_batches = self._rate(run), -(-len(order) // self.batch_size)
         loss = 0.0
-        for k in range(n_batches):
-            batch = order[k * self.batch_size : (k + 1) * self.batch_size]
-            loss += trainer.step(batch, rate, run.n_epochs * n_batches + k + 1, key)
+        # What diverges is found, and named, after the epoch.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for k in range(n_batches):
+                batch = order[k * self.batch_size : (k + 1) * self.batch_size]
+                loss += trainer.step(batch, rate, run.n_epochs * n_batches + k + 1, key)
         return loss / arranged.total
 
     # -------------------------------------------------------------------- early stopping
