@@ -1,4 +1,4 @@
-"""Measure NCF: ``python -m benchmarks.ncf quality|choices|rmse|speed|newcomers``.
+"""Measure NCF: ``python -m benchmarks.ncf COMMAND``.
 
 All ratings are positives, except in `rmse`. The last row of each user is ranked among 99 items that
 its user has not rated; HR@10 and NDCG@10 are means over users, ties in expectation.
@@ -20,7 +20,7 @@ from sklearn.base import clone
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks._command_line import command_line
-from benchmarks._seeds import choosing, reported
+from benchmarks._seeds import choosing, reported, untested
 from benchmarks.centralized import load, rmse
 from benchmarks.centralized import split as rating_split
 from benchmarks.lightfr import drawn_negatives, hits, last_but_one, leave_one_out
@@ -55,6 +55,14 @@ RATINGS = {
     "GMF": NCF("gmf", loss="squared"),
     "MLP": NCF("mlp", loss="squared"),
 }
+RATING_CHOICES = [
+    {},
+    {"reg": 3e-3},
+    {"reg": 1e-2},
+    {"reg": 3e-2},
+    {"reg": 1e-2, "n_factors": 16},
+    {"reg": 1e-2, "batch_size": 128},
+]
 
 
 def latest(options):
@@ -120,6 +128,21 @@ def rmse_command(options):
                 for seed in reported(options.seeds)
             ]
             print(f"| {label} | {np.mean(errors):.4f} ± {np.std(errors):.4f} |", flush=True)
+
+
+def rating_choices(options):
+    """RMSE of neighbours of the settings for ratings, on rows that `rmse` tests nowhere."""
+    seed = choosing(1)[0]
+    for name in options.data:
+        X, y = load(name, options)
+        tests = [rating_split(X, y, one)[2] for one in reported(options.seeds)]
+        kept = untested(X, tests)
+        part = rating_split(X[kept], y[kept], seed)
+        print(f"\n| {name}, validation rows | RMSE |\n|---|---|", flush=True)
+        for label, model in chosen(RATINGS, options):
+            for changed in RATING_CHOICES:
+                error = rmse(seeded(model, seed).set_params(**changed), *part)
+                print(f"| {label} {changed or 'as it is'} | {error:.4f} |", flush=True)
 
 
 def speed(options):
@@ -201,13 +224,13 @@ def seeded(model, seed):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, choices, speed, newcomers)}
+    commands = {f.__name__: f for f in (quality, choices, rating_choices, speed, newcomers)}
     commands["rmse"] = rmse_command
     parser = command_line("ncf", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
     parser.add_argument("--data-home")
-    parser.add_argument("--only", nargs="+", default=[], choices=MODELS)
+    parser.add_argument("--only", nargs="+", default=[], choices=[*MODELS, *RATINGS])
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args(argv)
     commands[options.command](options)
