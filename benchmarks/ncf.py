@@ -50,18 +50,19 @@ CHOICES = {
     "GMF, n_factors=64": [{}, {"reg": 1e-3}, {"reg": 1e-2}, {"n_factors": 16, "reg": 1e-3}],
     "MLP": [{}, {"reg": 1e-3}, {"layers": (128, 64, 32, 16)}],
 }
+SMALL = {"loss": "squared", "layers": (16, 8), "reg": 0.1, "init_std": 0.01}
 RATINGS = {
-    "NeuMF": NCF(loss="squared"),
-    "GMF": NCF("gmf", loss="squared"),
-    "MLP": NCF("mlp", loss="squared"),
+    "NeuMF": NCF(**SMALL),
+    "GMF": NCF("gmf", 16, **SMALL),
+    "MLP": NCF("mlp", **SMALL),
 }
 RATING_CHOICES = [
     {},
-    {"reg": 3e-3},
-    {"reg": 1e-2},
-    {"reg": 3e-2},
-    {"reg": 1e-2, "n_factors": 16},
-    {"reg": 1e-2, "batch_size": 128},
+    {"reg": 0.03},
+    {"reg": 0.3},
+    {"layers": (64, 32, 16, 8)},
+    {"init_std": 0.1},
+    {"learning_rate": 1e-3},
 ]
 
 
