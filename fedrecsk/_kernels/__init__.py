@@ -21,6 +21,7 @@ _SUBMODULES = (
     "ids",
     "lightfr",
     "low_rank",
+    "ncf",
     "privfedeb",
     "ragged",
     "ranking",

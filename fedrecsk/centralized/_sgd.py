@@ -1,4 +1,4 @@
-"""Stochastic gradient descent for rating factorisations: epochs, early stopping, warm starts."""
+"""Stochastic gradient descent: epochs, early stopping, warm starts; rating factorisations."""
 
 from __future__ import annotations
 
@@ -27,23 +27,13 @@ PIECE = 2**22
 
 
 @dataclass(eq=False, repr=False)
-class GradientDescent(RatingMixin, Recommender):
-    """Base class of rating factorisations fitted by stochastic gradient descent.
+class Epochs(Recommender):
+    """Base class of models fitted by passes over the rows in an order of their own."""
 
-    Inside, ratings are centred and divided by their standard deviation, so that the
-    hyperparameters mean the same on every scale. Fitted attributes are in rating units again:
-    names that end in ``bias_`` are multiplied by the deviation, those that end in
-    ``factors_`` by its root.
-    """
-
-    n_factors: int = 20
     _: KW_ONLY
     n_epochs: int = 60
     learning_rate: float = 0.02
     learning_rate_decay: float = 0.96
-    reg: float = 0.05
-    shrinkage: float = 3.0
-    init_std: float = 0.03
     early_stopping: bool = False
     validation_fraction: float = 0.1
     n_iter_no_change: int = 10
@@ -52,13 +42,9 @@ class GradientDescent(RatingMixin, Recommender):
     random_state: int | RandomState | None = None
 
     _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
         "n_epochs": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "learning_rate_decay": [Interval(Real, 0, 1, closed="right")],
-        "reg": [Interval(Real, 0, None, closed="left")],
-        "shrinkage": [Interval(Real, 0, None, closed="left")],
-        "init_std": [Interval(Real, 0, None, closed="left")],
         "early_stopping": ["boolean"],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
         "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
@@ -72,6 +58,119 @@ class GradientDescent(RatingMixin, Recommender):
     @abstractmethod
     def _start(self, rows, key):
         """The parameters before the first epoch: a dict of arrays of DTYPE."""
+
+    @abstractmethod
+    def _arranged(self, rows, key):
+        """What `_pass` passes over, made once in a fit."""
+
+    @abstractmethod
+    def _pass(self, rows, arranged, run):
+        """One pass over the rows, changing `run.state`; the mean loss."""
+
+    def _validation_rows(self, rows, held_out, key):
+        """What `_validation_loss` needs of training and held-out rows."""
+        return held_out
+
+    @abstractmethod
+    def _validation_loss(self, rows, held_out):
+        """Mean loss of the fitted model on what `_validation_rows` has returned."""
+
+    @abstractmethod
+    def _fitted(self, rows, state):
+        """Fitted attributes; new arrays, with users in the order of their codes."""
+
+    # ------------------------------------------------------------------------ the machinery
+
+    def _n_tasks(self):
+        return self.n_epochs
+
+    def _fit(self, data, report):
+        run = resumed(self, data, "n_epochs") or Run.new(self, data)
+        # Epochs update in place: a fit that fails half-way must not be continued.
+        self._run = None
+        rows, held_out = Rows.of(data), None
+        if self.early_stopping:
+            rows, held_out = hold_out(rows, self.validation_fraction, run.key)
+            held_out = self._validation_rows(rows, held_out, run.key)
+        arranged = self._arranged(rows, run.key)
+        if run.state is None:
+            run.state = self._start(rows, run.key)
+            if self.early_stopping:
+                self._validate(run, rows, held_out)
+        while run.n_epochs < self.n_epochs and not run.stopped:
+            close = report.step("epoch")
+            run.loss_curve.append(float(self._pass(rows, arranged, run)))
+            self._check_finite(run, data)
+            if self.early_stopping:
+                self._validate(run, rows, held_out)
+            if close(lambda: self._finished(run, rows)):
+                break
+        attributes = self._finished(run, rows)
+        self._run = run if self.warm_start else None
+        return attributes
+
+    def _rate(self, run):
+        """The learning rate of the epoch that begins."""
+        return DTYPE(self.learning_rate * self.learning_rate_decay**run.n_epochs)
+
+    def _check_finite(self, run, data):
+        arrays = run.state.values()
+        if not all(np.isfinite(array).all() for array in (run.loss_curve[-1], *arrays)):
+            raise ValueError(
+                f"{type(self).__name__} diverged: its parameters are infinite or NaN after epoch "
+                f"{run.n_epochs}. {cure(self, data)}"
+            )
+
+    def _validate(self, run, rows, held_out):
+        """Measure the model of the moment on the held-out rows; remember it if it is the best."""
+        model = copy.copy(self)
+        vars(model).update(self._fitted(rows, run.state))
+        model.n_users_, model.n_items_ = rows.n_users, rows.n_items
+        loss = model._validation_loss(rows, held_out)
+        run.validation_curve.append(loss)
+        if loss < run.best_loss:
+            run.best = copy.deepcopy(run.state)
+            run.best_loss, run.best_epoch = loss, run.n_epochs
+        if loss < run.target - self.tol:
+            run.target, run.n_without_progress = loss, 0
+        else:
+            run.n_without_progress += 1
+        run.stopped = run.n_without_progress >= self.n_iter_no_change
+
+    def _finished(self, run, rows):
+        """Fitted attributes as if the epochs ended here; copies."""
+        attributes = self._fitted(rows, run.state if run.best is None else run.best)
+        attributes |= {"n_epochs_": run.n_epochs, "loss_curve_": list(run.loss_curve)}
+        if self.early_stopping:
+            attributes["best_epoch_"] = run.best_epoch
+            attributes["validation_curve_"] = list(run.validation_curve)
+        return attributes
+
+
+@dataclass(eq=False, repr=False)
+class GradientDescent(RatingMixin, Epochs):
+    """Base class of rating factorisations fitted by stochastic gradient descent.
+
+    Inside, ratings are centred and divided by their standard deviation, so that the
+    hyperparameters mean the same on every scale. Fitted attributes are in rating units again:
+    names that end in ``bias_`` are multiplied by the deviation, those that end in
+    ``factors_`` by its root.
+    """
+
+    n_factors: int = 20
+    _: KW_ONLY
+    reg: float = 0.05
+    shrinkage: float = 3.0
+    init_std: float = 0.03
+
+    _parameter_constraints: ClassVar[dict] = Epochs._parameter_constraints | {
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "reg": [Interval(Real, 0, None, closed="left")],
+        "shrinkage": [Interval(Real, 0, None, closed="left")],
+        "init_std": [Interval(Real, 0, None, closed="left")],
+    }
+
+    # ------------------------------------------------------------------------- the method
 
     @abstractmethod
     def _arranged(self, rows, key):
@@ -100,72 +199,17 @@ class GradientDescent(RatingMixin, Recommender):
 
     # ------------------------------------------------------------------------ the machinery
 
-    def _n_tasks(self):
-        return self.n_epochs
-
-    def _fit(self, data, report):
-        run = resumed(self, data, "n_epochs") or Run.new(self, data)
-        # Epochs update in place: a fit that fails half-way must not be continued.
-        self._run = None
-        rows, held_out = Rows.of(data), None
-        if self.early_stopping:
-            rows, held_out = hold_out(rows, self.validation_fraction, run.key)
-        arranged = self._arranged(rows, run.key)
-        if run.state is None:
-            run.state = self._start(rows, run.key)
-            if self.early_stopping:
-                self._validate(run, rows, held_out)
-        while run.n_epochs < self.n_epochs and not run.stopped:
-            close = report.step("epoch")
-            rate = DTYPE(self.learning_rate * self.learning_rate_decay**run.n_epochs)
-            loss = self._epoch(arranged, run.state, rate) * rows.scale**2 / len(rows.values)
-            run.loss_curve.append(float(loss))
-            self._check_finite(run, data)
-            if self.early_stopping:
-                self._validate(run, rows, held_out)
-            if close(lambda: self._finished(run, rows)):
-                break
-        attributes = self._finished(run, rows)
-        self._run = run if self.warm_start else None
-        return attributes
+    def _pass(self, rows, arranged, run):
+        loss = self._epoch(arranged, run.state, self._rate(run))
+        return loss * rows.scale**2 / len(rows.values)
 
     def _least_bytes(self, data):
         return 4 * self.n_factors * (data.n_users + data.n_items)
 
-    def _check_finite(self, run, data):
-        arrays = run.state.values()
-        if not all(np.isfinite(array).all() for array in (run.loss_curve[-1], *arrays)):
-            raise ValueError(
-                f"{type(self).__name__} diverged: its parameters are infinite or NaN after epoch "
-                f"{run.n_epochs}. {cure(self, data)}"
-            )
-
-    def _validate(self, run, rows, held_out):
-        """Measure the model of the moment on the held-out rows; remember it if it is the best."""
-        model = copy.copy(self)
-        vars(model).update(self._fitted(rows, run.state))
-        model.n_users_, model.n_items_ = rows.n_users, rows.n_items
+    def _validation_loss(self, rows, held_out):
         users = np.argsort(rows.rank_of_user)[held_out.users]
-        predicted = model._score_pairs(users, held_out.items)
-        loss = float(np.average((held_out.values - predicted) ** 2, weights=held_out.weights))
-        run.validation_curve.append(loss)
-        if loss < run.best_loss:
-            run.best = copy.deepcopy(run.state)
-            run.best_loss, run.best_epoch = loss, run.n_epochs
-        if loss < run.target - self.tol:
-            run.target, run.n_without_progress = loss, 0
-        else:
-            run.n_without_progress += 1
-        run.stopped = run.n_without_progress >= self.n_iter_no_change
-
-    def _finished(self, run, rows):
-        """Fitted attributes as if the epochs ended here; copies."""
-        attributes = self._fitted(rows, run.state if run.best is None else run.best)
-        attributes |= {"n_epochs_": run.n_epochs, "loss_curve_": list(run.loss_curve)}
-        if self.early_stopping:
-            attributes["best_epoch_"] = run.best_epoch
-            attributes["validation_curve_"] = list(run.validation_curve)
-        return attributes
+        predicted = self._score_pairs(users, held_out.items)
+        return float(np.average((held_out.values - predicted) ** 2, weights=held_out.weights))
 
     def _fitted(self, rows, state):
         center, scale = self._center(rows), rows.scale

@@ -8,6 +8,7 @@ from fedrecsk.neural._net import Net  # noqa: E402
 from fedrecsk.neural.federated_module import FederatedModule  # noqa: E402
 from fedrecsk.neural.fedncf import FedNCF  # noqa: E402
 from fedrecsk.neural.metamf import MetaMF  # noqa: E402
+from fedrecsk.neural.ncf import NCF  # noqa: E402
 from fedrecsk.neural.pfedrec import PFedRec  # noqa: E402
 
-__all__ = ["FedNCF", "FederatedModule", "MetaMF", "Net", "PFedRec"]
+__all__ = ["NCF", "FedNCF", "FederatedModule", "MetaMF", "Net", "PFedRec"]

@@ -1,0 +1,241 @@
+"""Measure NCF: ``python -m benchmarks.ncf COMMAND``.
+
+All ratings are positives, except in `rmse`. The last row of each user is ranked among 99 items that
+its user has not rated; HR@10 and NDCG@10 are means over users, ties in expectation.
+MovieLens-1M has the test rows and negatives of the files below; in MovieLens-100k the last row is
+the latest, and negatives are drawn by a seed. `choices` ranks one random training row of each
+user and never reads a test row. RMSE is that of random 80/20 splits.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. MovieLens-1M
+also needs the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from benchmarks._command_line import command_line
+from benchmarks._seeds import choosing, reported, untested
+from benchmarks.centralized import load, rmse
+from benchmarks.centralized import split as rating_split
+from benchmarks.lightfr import drawn_negatives, hits, last_but_one, leave_one_out
+from fedrecsk import BiasOnly, Popularity
+from fedrecsk.datasets import fetch_movielens
+from fedrecsk.neural import NCF
+
+MODELS = {
+    "NeuMF": NCF(),
+    "NeuMF, n_factors=16": NCF(n_factors=16),
+    "GMF, n_factors=64": NCF("gmf", 64, reg=3e-3),
+    "MLP": NCF("mlp"),
+}
+CHOICES = {
+    "NeuMF": [
+        {},
+        {"reg": 0.0},
+        {"reg": 1e-3},
+        {"learning_rate": 1e-3},
+        {"learning_rate": 1e-2},
+        {"init_std": 0.01},
+        {"batch_size": 256},
+        {"n_epochs": 24, "learning_rate_decay": 0.9},
+        {"n_factors": 64, "reg": 3e-3},
+    ],
+    "NeuMF, n_factors=16": [{}, {"reg": 1e-3}, {"reg": 3e-3}],
+    "GMF, n_factors=64": [{}, {"reg": 1e-3}, {"reg": 1e-2}, {"n_factors": 16, "reg": 1e-3}],
+    "MLP": [{}, {"reg": 1e-3}, {"layers": (128, 64, 32, 16)}],
+}
+SMALL = {"loss": "squared", "layers": (16, 8), "reg": 0.1, "init_std": 0.01}
+RATINGS = {
+    "NeuMF": NCF(**SMALL),
+    "GMF": NCF("gmf", 16, **SMALL),
+    "MLP": NCF("mlp", **SMALL),
+}
+RATING_CHOICES = [
+    {},
+    {"reg": 0.03},
+    {"reg": 0.3},
+    {"layers": (64, 32, 16, 8)},
+    {"init_std": 0.1},
+    {"learning_rate": 1e-3},
+]
+
+
+def latest(options):
+    """ML-100k: training rows, the latest row of each user, and 99 negatives of each."""
+    X, _ = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    X = X[:, :3].astype(np.int64)
+    X = X[np.lexsort((X[:, 1], X[:, 2], X[:, 0]))]
+    last = np.append(X[1:, 0] != X[:-1, 0], True)
+    return X[~last, :2], X[last, :2], drawn_negatives(X, X[last])
+
+
+def split(name, options):
+    """Training rows, test rows and their negatives."""
+    if name == "100k":
+        return latest(options)
+    X, _, test, negatives = leave_one_out(options)
+    return X, test, negatives
+
+
+def quality(options):
+    """HR@10 and NDCG@10 on test rows: mean and standard deviation over seeds of the fit."""
+    for name in options.data:
+        X, test, negatives = split(name, options)
+        print(f"\n| {name} | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|", flush=True)
+        popular = hits(Popularity().fit(X), test, negatives)
+        print(f"| popularity | {popular[0]:.4f} | {popular[1]:.4f} | |", flush=True)
+        for label, model in chosen(MODELS, options):
+            scores, start = [], time.process_time()
+            for seed in reported(options.seeds):
+                scores.append(hits(seeded(model, seed).fit(X), test, negatives))
+            taken = (time.process_time() - start) / options.seeds
+            (hr, ndcg), spread = np.mean(scores, axis=0), np.std(scores, axis=0)
+            print(
+                f"| {label} | {hr:.4f} ± {spread[0]:.4f} | {ndcg:.4f} ± {spread[1]:.4f} "
+                f"| {taken:.0f} |",
+                flush=True,
+            )
+
+
+def choices(options):
+    """Neighbours of the defaults, on a row of each user cut from the training rows."""
+    for name in options.data:
+        X, _, _ = split(name, options)
+        seed = choosing(1)[0]
+        inner, _, validation = last_but_one(X, X[:, 0], seed)
+        negatives = drawn_negatives(X, validation, seed)
+        print(f"\n| {name}, validation rows | HR@10 | NDCG@10 |\n|---|---|---|", flush=True)
+        for label, model in chosen(MODELS, options):
+            for changed in CHOICES[label]:
+                one = seeded(model, seed).set_params(**changed).fit(inner)
+                hr, ndcg = hits(one, validation, negatives)
+                print(f"| {label} {changed or 'as it is'} | {hr:.4f} | {ndcg:.4f} |", flush=True)
+
+
+def rmse_command(options):
+    """RMSE on random fifths of the ratings: mean and standard deviation over splits."""
+    for name in options.data:
+        X, y = load(name, options)
+        print(f"\n| {name} | RMSE |\n|---|---|", flush=True)
+        for label, model in [("biases alone", BiasOnly()), *chosen(RATINGS, options)]:
+            errors = [
+                rmse(seeded(model, seed), *rating_split(X, y, seed))
+                for seed in reported(options.seeds)
+            ]
+            print(f"| {label} | {np.mean(errors):.4f} ± {np.std(errors):.4f} |", flush=True)
+
+
+def rating_choices(options):
+    """RMSE of neighbours of the settings for ratings, on rows that `rmse` tests nowhere."""
+    seed = choosing(1)[0]
+    for name in options.data:
+        X, y = load(name, options)
+        tests = [rating_split(X, y, one)[2] for one in reported(options.seeds)]
+        kept = untested(X, tests)
+        part = rating_split(X[kept], y[kept], seed)
+        print(f"\n| {name}, validation rows | RMSE |\n|---|---|", flush=True)
+        for label, model in chosen(RATINGS, options):
+            for changed in RATING_CHOICES:
+                error = rmse(seeded(model, seed).set_params(**changed), *part)
+                print(f"| {label} {changed or 'as it is'} | {error:.4f} |", flush=True)
+
+
+def speed(options):
+    """CPU seconds of an epoch, beside the plain loop in torch with the same batches."""
+    for name in options.data:
+        X, _, _ = split(name, options)
+        print(f"\n| {name} | CPU s per epoch | plain torch |\n|---|---|---|", flush=True)
+        for label, model in chosen(MODELS, options):
+            clone(model).set_params(n_epochs=1).fit(X[:2000])
+            taken = []
+            for n_epochs in (1, 3):
+                start = time.process_time()
+                seeded(model, 0).set_params(n_epochs=n_epochs).fit(X)
+                taken.append(time.process_time() - start)
+            epoch, plain = (taken[1] - taken[0]) / 2, plain_epoch(model, X)
+            print(f"| {label} | {epoch:.1f} | {plain:.1f} |", flush=True)
+
+
+def plain_epoch(model, X, n_batches=100):
+    """CPU seconds of an epoch of the module in torch, from its first batches; no drawing."""
+    n_users, n_items = (len(np.unique(column)) for column in X.T)
+    module = model.fit(X[:2000]).to_module()
+    d, layers = model._network
+    sizes = {"n_users": n_users, "n_items": n_items}
+    sizes |= {"n_factors": d} if d else {}
+    module = type(module)(**sizes, **({"layers": layers} if layers else {}))
+    optimizer = torch.optim.Adam(module.parameters(), fused=True)
+    rng, n = np.random.default_rng(0), model.batch_size * (1 + model.n_negatives)
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    start = time.process_time()
+    for _ in range(n_batches):
+        users, items = rng.integers(n_users, size=n), rng.integers(n_items, size=n)
+        targets = torch.arange(n) % (1 + model.n_negatives) == 0
+        scores = module(torch.from_numpy(users), torch.from_numpy(items))
+        optimizer.zero_grad()
+        binary_cross_entropy_with_logits(scores, targets.float()).backward()
+        optimizer.step()
+    taken = time.process_time() - start
+    torch.set_num_threads(n_threads)
+    return taken / n_batches * len(X) / model.batch_size
+
+
+def newcomers(options):
+    """HR@10 of a fifth of the users, folded in after a fit to the others or in the fit."""
+    for name in options.data:
+        X, _, _ = split(name, options)
+        seed = choosing(1)[0]
+        inner, _, validation = last_but_one(X, X[:, 0], seed)
+        negatives = drawn_negatives(X, validation, seed)
+        users = np.random.default_rng(seed).permutation(np.unique(X[:, 0]))
+        new = users[: len(users) // 5]
+        rows, test = np.isin(inner[:, 0], new), np.isin(validation[:, 0], new)
+        print(f"\n| {name}, new users | folded in | in the fit | popularity | ms a user |")
+        print("|---|---|---|---|---|", flush=True)
+        popular = Popularity().fit(inner)
+        for label, model in chosen(MODELS, options):
+            late, full = seeded(model, 0).fit(inner[~rows]), seeded(model, 0).fit(inner)
+            start = time.process_time()
+            late.fold_in(inner[rows])
+            each = 1000 * (time.process_time() - start) / len(new)
+            scores = " | ".join(
+                f"{hits(one, validation[test], negatives[test])[0]:.4f}"
+                for one in (late, full, popular)
+            )
+            print(f"| {label} | {scores} | {each:.0f} |", flush=True)
+
+
+def chosen(models, options):
+    """The models that --only names, or all."""
+    return [(k, model) for k, model in models.items() if not options.only or k in options.only]
+
+
+def seeded(model, seed):
+    """A copy of the model with this seed, if it has one."""
+    known = "random_state" in model.get_params()
+    return clone(model).set_params(**({"random_state": seed} if known else {}))
+
+
+def main(argv=None):
+    """Run one of the benchmarks."""
+    commands = {f.__name__: f for f in (quality, choices, rating_choices, speed, newcomers)}
+    commands["rmse"] = rmse_command
+    parser = command_line("ncf", __doc__)
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
+    parser.add_argument("--data-home")
+    parser.add_argument("--only", nargs="+", default=[], choices=[*MODELS, *RATINGS])
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args(argv)
+    commands[options.command](options)
+
+
+if __name__ == "__main__":
+    main()

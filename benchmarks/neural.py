@@ -1,0 +1,260 @@
+"""Measure FedNCF and PFedRec: ``python -m benchmarks.neural COMMAND``.
+
+All ratings are positives, except in `ratings`. The last row of each user is ranked among 99 items
+that its user has not rated. MovieLens-1M has the test rows and negatives of the files below; in
+MovieLens-100k the last row is the latest, and negatives are drawn by a seed. RMSE is that of
+random 80/20 splits. `choices` and `rating-choices` read no test row.
+
+Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. MovieLens-1M
+also needs the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
+"""
+
+from __future__ import annotations
+
+import copy
+import resource
+import time
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks._command_line import command_line
+from benchmarks._seeds import choosing, reported, untested
+from benchmarks.centralized import load, rmse
+from benchmarks.centralized import split as rating_split
+from benchmarks.lightfr import drawn_negatives, hits, last_but_one
+from benchmarks.ncf import split
+from fedrecsk import Popularity
+from fedrecsk.federated._fit import Loop
+from fedrecsk.neural import FedNCF, PFedRec
+
+MODELS = {"FedNCF": FedNCF(), "PFedRec": PFedRec()}
+CHOICES = {
+    "FedNCF": [{}, {"learning_rate": 0.003}, {"learning_rate": 0.01}, {"learning_rate": 0.03}],
+    "PFedRec": [{}, {"n_rounds": 50}, {"item_learning_rate": 5e3}, {"aggregation": "visits"}],
+}
+RATINGS = {"FedNCF": FedNCF(loss="squared", n_rounds=200)}
+RATING_CHOICES = [{}, {"learning_rate": 0.003}, {"learning_rate": 0.01}, {"n_factors": 4}]
+
+
+class Timed:
+    """Notes the CPU seconds of each round, and ends a fit before its last step."""
+
+    class Ended(Exception):
+        """Enough rounds."""
+
+    def __init__(self):
+        self.seconds = []
+
+    def fit(self, model, X):
+        """Fit; returns the CPU seconds of each round."""
+        one_round, end = Loop.round, Loop.end
+        watch = self
+
+        def timed(loop):
+            start = time.process_time()
+            seen = one_round(loop)
+            watch.seconds.append(time.process_time() - start)
+            return seen
+
+        def ended(loop):
+            raise watch.Ended
+
+        Loop.round, Loop.end = timed, ended
+        try:
+            model.fit(X)
+        except watch.Ended:
+            pass
+        finally:
+            Loop.round, Loop.end = one_round, end
+        return watch.seconds
+
+
+def speed(options):
+    """CPU seconds of a round, beside the plain loop over clients with torch.optim."""
+    for name in options.data:
+        X, _, _ = split(name, options)
+        n_clients = len(np.unique(X[:, 0]))
+        print(
+            f"\n| {name} | clients | CPU s a round | a plain loop | times |\n|---|---|---|---|---|"
+        )
+        for label, model in chosen(options):
+            plain = plain_seconds(label, model, X) * n_clients
+            for share in (60 / n_clients, 1.0):
+                one = clone(model).set_params(n_rounds=4, client_fraction=share, random_state=0)
+                taken = min(Timed().fit(one, X)[1:])
+                loop = plain * share
+                row = f"| {label} | {share * n_clients:.0f} | {taken:.2f} | {loop:.1f} "
+                print(row + f"| {loop / taken:.0f} |", flush=True)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"\npeak memory {peak:.2f} GiB", flush=True)
+
+
+def plain_seconds(label, model, X, n_sampled=60):
+    """CPU seconds per client of the authors' way: a copy of the module, a DataLoader, torch.optim.
+
+    On random clients, with one thread.
+    """
+    rng, n_threads = np.random.default_rng(0), torch.get_num_threads()
+    torch.set_num_threads(1)
+    items = np.unique(X[:, 1], return_inverse=True)[1]
+    n_items, users = items.max() + 1, np.unique(X[:, 0])
+    server, seconds = model._make(1, n_items), []
+    for user in rng.choice(users, n_sampled, replace=False):
+        own = items[X[:, 0] == user]
+        start = time.process_time()
+        module = copy.deepcopy(server)
+        unseen = np.setdiff1d(np.arange(n_items), own)
+        drawn = rng.choice(unseen, model.n_negatives * len(own))
+        targets = torch.cat([torch.ones(len(own)), torch.zeros(len(drawn))])
+        examples = TensorDataset(torch.from_numpy(np.concatenate([own, drawn])), targets)
+        batches = DataLoader(examples, model.batch_size, shuffle=True)
+        for _ in range(model.local_epochs):
+            for batch, target in batches:
+                for optimizer in _optimizers(label, model, module, n_items):
+                    optimizer.zero_grad()
+                    scores = module(torch.zeros_like(batch), batch)
+                    model._loss_function(scores, target).mean().backward()
+                    optimizer.step()
+        seconds.append(time.process_time() - start)
+    torch.set_num_threads(n_threads)
+    return float(np.mean(seconds))
+
+
+def _optimizers(label, model, module, n_items):
+    """Those of a client, made once."""
+    if not hasattr(module, "optimizers"):
+        if label == "FedNCF":
+            made = [torch.optim.Adam(module.parameters(), lr=model.learning_rate)]
+        else:
+            rates = model._rates(n_items)
+            score = torch.optim.SGD(module.score.parameters(), lr=rates["score*"])
+            made = [score, torch.optim.SGD(module.item.parameters(), lr=rates["item*"])]
+        module.optimizers = made
+    return module.optimizers
+
+
+def quality(options):
+    """HR@10 and NDCG@10 on test rows: mean and standard deviation over seeds of the fit."""
+    for name in options.data:
+        X, test, negatives = split(name, options)
+        print(f"\n| {name} | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|", flush=True)
+        popular = hits(Popularity().fit(X), test, negatives)
+        print(f"| popularity | {popular[0]:.4f} | {popular[1]:.4f} | |", flush=True)
+        for label, model in chosen(options):
+            start, scores = time.process_time(), []
+            for seed in reported(options.seeds):
+                scores.append(hits(seeded(model, seed, options).fit(X), test, negatives))
+            _row(label, scores, start)
+
+
+def leak(options):
+    """PFedRec as published: no test item is a negative of training, and items are personal."""
+    for name in options.data:
+        X, test, negatives = split(name, options)
+        known = np.isin(test[:, 1], X[:, 1])
+        leaking = np.concatenate([X, test[known]])
+        is_training = np.arange(len(leaking)) < len(X)
+        weights = np.where(is_training, 1.0, 1e-12)
+        print(f"\n| {name}, PFedRec | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|", flush=True)
+        for personal in (False, True):
+            for leaks in (False, True):
+                start, scores = time.process_time(), []
+                for seed in reported(options.seeds):
+                    model = seeded(MODELS["PFedRec"], seed, options)
+                    model.set_params(personal_items=personal)
+                    if leaks:
+                        model.fit(leaking, is_training, sample_weight=weights)
+                    else:
+                        model.fit(X)
+                    scores.append(hits(model, test, negatives))
+                items = "items of the users' own" if personal else "the server's items"
+                _row(f"{items}, {'with the leak' if leaks else 'honest'}", scores, start)
+
+
+def choices(options):
+    """Neighbours of the defaults, on a row of each user cut from the training rows."""
+    for name in options.data:
+        X, _, _ = split(name, options)
+        seed = choosing(1)[0]
+        inner, _, validation = last_but_one(X, X[:, 0], seed)
+        negatives = drawn_negatives(X, validation, seed)
+        print(f"\n| {name}, validation rows | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|")
+        for label, model in chosen(options):
+            for changed in CHOICES[label]:
+                start = time.process_time()
+                one = seeded(model, seed, options).set_params(**changed).fit(inner)
+                _row(f"{label} {changed or 'as it is'}", [hits(one, validation, negatives)], start)
+
+
+def ratings(options):
+    """RMSE on random fifths of the ratings: mean and standard deviation over splits."""
+    for name in options.data:
+        X, y = load(name, options)
+        print(f"\n| {name} | RMSE |\n|---|---|", flush=True)
+        for label, model in RATINGS.items():
+            errors = [
+                rmse(seeded(model, seed, options), *rating_split(X, y, seed))
+                for seed in reported(options.seeds)
+            ]
+            print(f"| {label} | {np.mean(errors):.4f} ± {np.std(errors):.4f} |", flush=True)
+
+
+def rating_choices(options):
+    """RMSE of neighbours of the settings for ratings, on rows that `ratings` tests nowhere."""
+    seed = choosing(1)[0]
+    for name in options.data:
+        X, y = load(name, options)
+        tests = [rating_split(X, y, one)[2] for one in reported(options.seeds)]
+        kept = untested(X, tests)
+        part = rating_split(X[kept], y[kept], seed)
+        print(f"\n| {name}, validation rows | RMSE |\n|---|---|", flush=True)
+        for label, model in RATINGS.items():
+            for changed in RATING_CHOICES:
+                error = rmse(seeded(model, seed, options).set_params(**changed), *part)
+                print(f"| {label} {changed or 'as it is'} | {error:.4f} |", flush=True)
+
+
+def chosen(options):
+    """The models to run."""
+    return [(label, model) for label, model in MODELS.items() if label in options.only]
+
+
+def seeded(model, seed, options):
+    """A copy with this seed, and as many rounds as the command line says."""
+    model = clone(model).set_params(random_state=seed, n_jobs=options.n_jobs)
+    return model if options.rounds is None else model.set_params(n_rounds=options.rounds)
+
+
+def _row(label, scores, start):
+    taken = (time.process_time() - start) / len(scores)
+    (hr, ndcg), spread = np.mean(scores, axis=0), np.std(scores, axis=0)
+    print(
+        f"| {label} | {hr:.4f} ± {spread[0]:.4f} | {ndcg:.4f} ± {spread[1]:.4f} | {taken:.0f} |",
+        flush=True,
+    )
+
+
+COMMANDS = {
+    "speed": speed,
+    "quality": quality,
+    "leak": leak,
+    "choices": choices,
+    "ratings": ratings,
+    "rating-choices": rating_choices,
+}
+
+
+if __name__ == "__main__":
+    parser = command_line("neural", __doc__)
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
+    parser.add_argument("--only", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--n-jobs", type=int, default=1)
+    parser.add_argument("--data-home")
+    options = parser.parse_args()
+    COMMANDS[options.command](options)

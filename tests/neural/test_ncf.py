@@ -1,0 +1,317 @@
+"""NCF: gradients and steps against torch, negatives, ratings, early stopping, warm starts."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fedrecsk.datasets import make_ratings  # noqa: E402
+from fedrecsk.interactions import encode  # noqa: E402
+from fedrecsk.neural import NCF, modules  # noqa: E402
+from fedrecsk.neural import _trainer as trainers  # noqa: E402
+from fedrecsk.neural import ncf as ncf_file  # noqa: E402
+from fedrecsk.neural._network import Network, Room  # noqa: E402
+from fedrecsk.simulation.keys import Key  # noqa: E402
+from tests.conftest import make_toy  # noqa: E402
+from tests.reference import ncf as reference  # noqa: E402
+
+ARCHITECTURES = ["neumf", "gmf", "mlp"]
+NETWORKS = [
+    (modules.NeuMF(6, 5, 3, (7, 5, 4)), Network(3, (7, 5, 4))),
+    (modules.NeuMF(6, 5), Network(8, (64, 32, 16, 8))),
+    (modules.GMF(6, 5, 3), Network(3, ())),
+    (modules.MLP(6, 5, (4, 3)), Network(0, (4, 3))),
+]
+
+
+def recorded(model, X, y=None, sample_weight=None):
+    """Fit a model; the first parameters, the batches, and the learning rates of its fit."""
+    start, batches, rates = {}, [], []
+
+    class Recorder(trainers.Trainer):
+        def step(self, rows, rate, n_steps, key):
+            if not batches:
+                start.update({"user.weight": self.users.copy(), "item.weight": self.items.copy()})
+                start.update({name: weight.copy() for name, weight in self.weights.items()})
+            batches.append((self.examples.users[rows], *self.examples.draw(rows, key)))
+            rates.append(rate)
+            return super().step(rows, rate, n_steps, key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ncf_file, "Trainer", Recorder)
+        model.fit(X, y, sample_weight=sample_weight)
+    return start, batches, rates
+
+
+# ------------------------------------------------------------------------- against torch
+
+
+@pytest.mark.parametrize(("module", "network"), NETWORKS, ids=str)
+def test_scores_and_gradients_are_torchs(module, network):
+    rng = np.random.default_rng(0)
+    module = module.double()
+    for parameter in module.parameters():
+        parameter.data = torch.from_numpy(rng.normal(size=parameter.shape))
+    arrays = {name: one.detach().numpy() for name, one in module.named_parameters()}
+    weights = network.views(np.empty(network.n_weights))
+    assert {n: a.shape for n, a in weights.items()} == {
+        n: a.shape for n, a in arrays.items() if not n.startswith(("user", "item"))
+    }
+    for name, weight in weights.items():
+        weight[:] = arrays[name]
+    users, items = rng.integers(6, size=4), rng.integers(5, size=(4, 3))
+    slopes = rng.normal(size=items.shape)
+    room, gradients = Room(np.float64), network.views(np.full(network.n_weights, np.nan))
+    P, Q = arrays["user.weight"][users], arrays["item.weight"][items]
+    scores, outputs = network.forward(weights, P, Q, room)
+    dP, dQ = network.backward(weights, P, Q, outputs, slopes, gradients, room)
+    expected = module(torch.from_numpy(users)[:, None].expand(4, 3), torch.from_numpy(items))
+    (expected * torch.from_numpy(slopes)).sum().backward()
+    np.testing.assert_allclose(scores, expected.detach().numpy(), rtol=1e-9)
+    found = gradients | {"user.weight": np.zeros((6, P.shape[1]))}
+    found |= {"item.weight": np.zeros((5, Q.shape[2]))}
+    np.add.at(found["user.weight"], users, dP)
+    np.add.at(found["item.weight"], items, dQ)
+    for name, parameter in module.named_parameters():
+        theirs = parameter.grad.numpy()
+        np.testing.assert_allclose(found[name], theirs, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("loss", ["bce", "squared"])
+def test_a_fit_is_the_plain_loop_in_torch(architecture, loss, monkeypatch):
+    X, y = make_toy(30, 20, density=0.4)
+    for place in ("fedrecsk.neural.ncf.DTYPE", "fedrecsk.centralized._sgd.DTYPE"):
+        monkeypatch.setattr(place, np.float64)
+    weight = np.random.default_rng(1).uniform(0.5, 2, len(X))
+    settings = {"layers": (8, 6, 4), "n_epochs": 4, "batch_size": 50, "learning_rate": 0.02}
+    model = NCF(architecture, 5, loss=loss, reg=0.01, random_state=0, **settings)
+    start, batches, rates = recorded(model, X, y, weight)
+    module = model.to_module().double()
+    module.load_state_dict({name: torch.from_numpy(one) for name, one in start.items()})
+    losses = reference.train(module, batches, rates, 0.01, loss == "squared")
+    assert len(set(rates)) == 4
+    n = len(batches) // 4
+    weights = sum(batch[3].sum() for batch in batches[:n])
+    assert model.loss_curve_[0] == pytest.approx(sum(losses[:n]) / weights, rel=1e-9)
+    expected = {name: one.detach().numpy() for name, one in module.named_parameters()}
+    found = model.weights_ | {"user.weight": model.user_factors_}
+    found |= {"item.weight": model.item_factors_}
+    for name, one in found.items():
+        np.testing.assert_allclose(one, expected[name], rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+def test_a_fit_in_single_precision_is_near_torchs():
+    X, _ = make_toy(30, 20, density=0.4)
+    model = NCF(n_epochs=2, batch_size=50, random_state=0)
+    start, batches, rates = recorded(model, X)
+    module = model.to_module()
+    module.load_state_dict({name: torch.from_numpy(one) for name, one in start.items()})
+    reference.train(module, batches, rates, model.reg)
+    scores = module(torch.arange(30)[:, None].expand(30, 20), torch.arange(20).expand(30, 20))
+    np.testing.assert_allclose(
+        model._score_all(np.arange(30)), scores.detach().numpy(), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_module_gives_the_predictions(architecture, toy):
+    X, y = toy
+    model = NCF(architecture, layers=(6, 5), n_epochs=2, random_state=0).fit(X, y)
+    before = torch.random.get_rng_state()
+    module = model.to_module()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    users = np.searchsorted(model.user_ids_, X[:, 0])
+    items = np.searchsorted(model.item_ids_, X[:, 1])
+    assert np.array_equal(model.user_ids_, np.unique(X[:, 0]))
+    scores = module(torch.from_numpy(users), torch.from_numpy(items)).sigmoid()
+    np.testing.assert_allclose(model.predict(X), scores.detach().numpy(), atol=1e-6)
+    with torch.no_grad():
+        module.item.weight.fill_(7)
+    assert not (model.item_factors_ == 7).any()
+
+
+# --------------------------------------------------------------------------- the examples
+
+
+def test_negatives_are_items_without_a_row_and_all_of_them():
+    X, y = make_toy(12, 9, density=0.5)
+    model = NCF(n_epochs=40, random_state=0)
+    _, batches, _ = recorded(model, X, y - 2)
+    users, items, targets, weights = (
+        np.concatenate([batch[k] for batch in batches]) for k in range(4)
+    )
+    data = encode(X, y - 2)
+    seen = {(u, i) for u, i in zip(data.users, data.items, strict=True)}
+    positive = targets[:, 0] > 0
+    assert 0 < positive.sum() < len(positive)
+    assert (targets[:, 1:] == 0).all()
+    assert (weights[~positive, 1:] == 0).all()
+    assert (weights[positive] == 1).all()
+    drawn = [
+        (u, i) for u, its in zip(users[positive], items[positive, 1:], strict=True) for i in its
+    ]
+    likers = set(users[positive])
+    unseen = {(u, i) for u in likers for i in range(9)} - seen
+    assert set(drawn) == unseen
+    # Uniform: each of a user's items about as often.
+    u = users[positive][0]
+    counts = np.array([drawn.count((u, i)) for i in range(9) if (u, i) in unseen])
+    assert abs(counts - counts.mean()).max() < 5 * np.sqrt(counts.mean())
+
+
+def test_a_user_who_has_rated_everything_has_no_negatives():
+    X = [[u, i] for u in range(4) for i in range(5)]
+    model = NCF(n_epochs=1, random_state=0)
+    _, batches, _ = recorded(model, X)
+    assert all((weights[:, 1:] == 0).all() for *_, weights in batches)
+    assert model.loss_curve_[0] == pytest.approx(np.log(2), abs=0.1)
+
+
+# --------------------------------------------------------------------------------- fits
+
+
+def test_torchs_random_numbers_and_threads_are_left_alone(toy):
+    X, _ = toy
+    torch.manual_seed(3)
+    before, n_threads = torch.random.get_rng_state(), torch.get_num_threads()
+    one = NCF(random_state=0, n_epochs=2).fit(X)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.get_num_threads() == n_threads
+    torch.manual_seed(4)
+    other = NCF(random_state=0, n_epochs=2).fit(X)
+    np.testing.assert_array_equal(one.user_factors_, other.user_factors_)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_it_ranks_better_than_by_chance(architecture):
+    X, _ = make_ratings(n_users=150, n_items=60, n_ratings=3000, random_state=0)
+    test = np.arange(len(X)) % 5 == 0
+    options = {"learning_rate": 0.01, "random_state": 0, "layers": (16, 8)}
+    model = NCF(architecture, **options).fit(X[~test])
+    start = NCF(architecture, **options | {"learning_rate": 1e-9}).fit(X[~test])
+    assert model.score(X[test]) > 1.5 * start.score(X[test])
+    assert model.loss_curve_[-1] < model.loss_curve_[0]
+
+
+def test_ratings_are_estimated_and_clipped():
+    X, y = make_ratings(n_users=150, n_items=60, n_ratings=4000, random_state=0)
+    test = np.arange(len(X)) % 5 == 0
+    model = NCF(loss="squared", learning_rate=0.01, reg=0.01, random_state=0)
+    model.fit(X[~test], y[~test])
+    predicted = model.predict(X[test])
+    assert np.mean((predicted - y[test]) ** 2) < 0.9 * y[test].var()
+    assert model.global_bias_ == pytest.approx(y[~test].mean())
+    assert model.rating_range_ == (1, 5)
+    extreme = NCF(loss="squared", learning_rate=0.5, random_state=0).fit(X[~test], y[~test])
+    assert 1 <= extreme.predict(X).min() <= extreme.predict(X).max() <= 5
+
+
+def test_a_larger_scale_of_ratings_is_the_same_model(toy):
+    X, y = toy
+    one = NCF(loss="squared", random_state=0).fit(X, y)
+    other = NCF(loss="squared", random_state=0).fit(X, 10 * y + 3)
+    np.testing.assert_allclose(other.predict(X), 10 * one.predict(X) + 3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["bce", "squared"])
+def test_early_stopping_keeps_the_best_epoch(loss):
+    X, y = make_ratings(n_users=60, n_items=40, n_ratings=1200, random_state=0)
+    options = {"loss": loss, "learning_rate": 0.02, "learning_rate_decay": 1.0, "reg": 0.0}
+    options |= {"early_stopping": True, "validation_fraction": 0.2, "random_state": 0}
+    model = NCF(n_epochs=100, n_iter_no_change=3, **options).fit(X, y)
+    curve = model.validation_curve_
+    assert 0 < model.best_epoch_ < model.n_epochs_ < 100
+    assert model.best_epoch_ == np.argmin(curve)
+    until = NCF(n_epochs=model.best_epoch_, **options).fit(X, y)
+    np.testing.assert_array_equal(until.predict(X), model.predict(X))
+    if loss == "bce":
+        assert curve[0] == pytest.approx(np.log(2), abs=0.1)
+
+
+def test_a_warm_start_goes_on_where_it_ended(toy):
+    X, y = toy
+    options = {"batch_size": 16, "random_state": 0}
+    warm = NCF(n_epochs=2, warm_start=True, **options).fit(X, y)
+    warm = pickle.loads(pickle.dumps(warm)).set_params(n_epochs=5).fit(X, y)
+    cold = NCF(n_epochs=5, **options).fit(X, y)
+    np.testing.assert_array_equal(warm.user_factors_, cold.user_factors_)
+    np.testing.assert_array_equal(warm.predict(X), cold.predict(X))
+    assert warm.loss_curve_ == cold.loss_curve_
+
+
+def test_a_new_user_gets_what_neighbours_like_whoever_else_is_new():
+    rng = np.random.default_rng(0)
+    # Two groups, each with items of its own.
+    X = [[u, i] for u in range(60) for i in rng.choice(20, 8, replace=False) + 20 * (u % 2)]
+    options = {"batch_size": 32, "n_epochs": 30, "learning_rate_decay": 1.0}
+    model = NCF("gmf", random_state=0, **options).fit(X)
+    new = [[100, 1], [100, 2], [100, 3], [101, 21], [101, 22], [101, 23]]
+    found, scores = model.recommend([100, 101], 5, interactions=new)
+    assert (found[0] < 20).all()
+    assert (found[1] >= 20).all()
+    alone = model.recommend([101], 5, interactions=new[3:])
+    np.testing.assert_array_equal(alone[0], found[1:])
+    np.testing.assert_array_equal(alone[1], scores[1:])
+
+
+def test_an_unknown_user_is_the_mean_user(toy):
+    X, y = toy
+    model = NCF(random_state=0).fit(X, y)
+    before = model.predict([[-1, X[0, 1]], [-1, -1], [X[0, 0], -1]])
+    weights, room = model.weights_, Room(np.float32)
+    P = model.user_factors_.mean(axis=0)[None]
+    Q = model.item_factors_[np.searchsorted(model.item_ids_, X[:1, 1])][None]
+    score = model._network.forward(weights, P, Q, room)[0][0, 0]
+    assert before[0] == pytest.approx(1 / (1 + np.exp(-score)))
+    model.fold_in([[7, X[0, 1]]])
+    np.testing.assert_array_equal(model.predict([[-1, X[0, 1]], [-1, -1], [X[0, 0], -1]]), before)
+
+
+# ----------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("layers", [(64,), (), (8, 0), (8, 2.5), (1, 4), ("a", "b")])
+def test_bad_layers_are_named(toy, layers):
+    with pytest.raises(ValueError, match=r"layers=.* must be whole numbers"):
+        NCF(layers=layers).fit(*toy)
+
+
+def test_data_without_positives_are_refused(toy):
+    X, y = toy
+    with pytest.raises(ValueError, match="No row of X has y > 0"):
+        NCF().fit(X, -y)
+
+
+def test_divergence_is_named(toy):
+    with pytest.raises(ValueError, match=r"NCF diverged: .*learning_rate"):
+        NCF(learning_rate=1e15, loss="squared").fit(*toy)
+
+
+def test_too_large_models_are_refused_before_any_work(toy):
+    with pytest.raises(ValueError, match=r"n_factors=1000000000000, .*GiB"):
+        NCF(n_factors=10**12).fit(*toy)
+
+
+def test_a_row_s_negatives_do_not_depend_on_its_batch(toy, monkeypatch):
+    X, y = toy
+    model, rows = NCF(random_state=0), None
+
+    class Stop(Exception):
+        pass
+
+    def keep(self, rows_, arranged, run):
+        nonlocal rows
+        rows = arranged
+        raise Stop
+
+    monkeypatch.setattr(NCF, "_pass", keep)
+    with pytest.raises(Stop):
+        model.fit(X, y)
+    key, order = Key(5), np.arange(len(X))[::-1]
+    together = rows.draw(order, key)[0]
+    alone = [rows.draw(np.array([k]), key)[0][0] for k in order]
+    np.testing.assert_array_equal(together, alone)
+    assert (rows.draw(order, key.at(1))[0] != together).any()
