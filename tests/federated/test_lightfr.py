@@ -7,12 +7,12 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import Federation, Popularity
+from fedrecsk._codes import n_words, random_codes
 from fedrecsk.aggregation import Aggregator, NormClipping, TrimmedMean, plain_sum
 from fedrecsk.attacks import RandomUpload, SignFlip
 from fedrecsk.base import Recommender
 from fedrecsk.compression import TopK
 from fedrecsk.federated import LightFR, pack_codes, unpack_codes
-from fedrecsk._codes import n_words, random_codes
 from fedrecsk.interactions import encode
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
