@@ -64,8 +64,10 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         Number of rounds in total.
     learning_rate : float, default=2e-3
         Step of the server's Adam. The authors' code has 1e-4, with a step for every 64 ratings.
-    beta_1, beta_2 : float in [0, 1), default=0.9 and 0.999
-        Decays of Adam's moments.
+    beta_1 : float in [0, 1), default=0.9
+        Decay of Adam's first moment.
+    beta_2 : float in [0, 1), default=0.999
+        Decay of Adam's second moment.
     epsilon : float, default=1e-8
         Adam's term against division by zero.
     weight_decay : float, default=0.0
