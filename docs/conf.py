@@ -140,6 +140,9 @@ METHOD_PAGES = {
     "lightfr": ("LightFR",),
     "colr": ("FedMF", "CoLR", "SCoLR"),
     "ddl": ("DCF", "DDL"),
+    "neural": ("FederatedModule", "FedNCF", "PFedRec"),
+    "ncf": ("NCF",),
+    "metamf": ("MetaMF",),
     "mf": ("PMF", "BiasedMF", "SVDpp", "BayesianSVDpp"),
 }
 # Their members are exported by the package itself, or are not for users.
@@ -249,7 +252,8 @@ def escape_types(app, what, name, thing, options, lines):
 def lead_to_method(app, what, name, thing, options, lines):
     """Put a link to the page of a method behind the first sentence of its class."""
     for page, classes in METHOD_PAGES.items():
-        if what == "class" and name in {f"fedrecsk.{one}" for one in classes}:
+        own = {f"fedrecsk.{one}" for one in classes} | {f"fedrecsk.neural.{one}" for one in classes}
+        if what == "class" and name in own:
             text = f"Equations, what is sent, what to expect: :doc:`/methods/{page}`."
             first = next(number for number, line in enumerate(lines) if line)
             lines[lines.index("", first) : lines.index("", first)] = ["", text]
