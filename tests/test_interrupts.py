@@ -94,17 +94,23 @@ def run(calls):
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("names", "n_jobs"),
-    [
-        (["RFRec", "LocALS", "FedMF", "LightFR", "FedEB"], 1),
-        (["SVDpp", "BiasedMF", "BayesianSVDpp", "ImplicitALS"], 1),
-        (["RFRec", "LocALS", "FedMF", "BayesianSVDpp"], 2),
-    ],
-)
-def test_an_interrupt_ends_a_fit_and_leaves_nothing_behind(names, n_jobs):
-    lines = run([f"trial({name!r}, {n_jobs}, (0.01, 0.08))" for name in names])
-    assert lines == [f"{name} {n_jobs}" for name in names]
+FITS = [
+    *[(n, 1) for n in ("RFRec", "LocALS", "FedMF", "LightFR", "FedEB")],
+    *[(n, 1) for n in ("SVDpp", "BiasedMF", "BayesianSVDpp", "ImplicitALS")],
+    *[(n, 2) for n in ("RFRec", "LocALS", "FedMF", "BayesianSVDpp")],
+]
+SEARCHES = ["RFRec", "SVDpp"]
+
+
+@pytest.fixture(scope="module")
+def printed():
+    """What one process prints in which all is interrupted, one after the other."""
+    trials = [f"trial({name!r}, {n_jobs}, (0.01, 0.08))" for name, n_jobs in FITS]
+    return run(trials + [f"search({name!r})" for name in SEARCHES])
+
+
+def test_an_interrupt_ends_a_fit_and_leaves_nothing_behind(printed):
+    assert printed[: len(FITS)] == [f"{name} {n_jobs}" for name, n_jobs in FITS]
 
 
 def test_an_interrupt_waits_while_kernels_are_imported():
@@ -131,6 +137,5 @@ print(numba.core is not None, _kernels.scores.pairs is not None)
     assert printed.splitlines() == ["interrupted", "True True"]
 
 
-def test_searches_do_not_swallow_it():
-    names = ["RFRec", "SVDpp"]
-    assert run([f"search({name!r})" for name in names]) == [f"{name} searched" for name in names]
+def test_searches_do_not_swallow_it(printed):
+    assert printed[len(FITS) :] == [f"{name} searched" for name in SEARCHES]

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from scipy import stats
+from sklearn.base import clone
 
 from fedrecsk import SVDpp
 from fedrecsk.centralized import BayesianSVDpp, _gibbs, bayesian_svdpp
@@ -386,9 +387,15 @@ def test_the_variance_of_what_is_unknown(toy):
 # ----------------------------------------------------------------------------- real data
 
 
-def test_better_than_gradient_descent_and_sure_as_it_should_be_on_movielens_100k(ml100k):
-    train_X, train_y, test_X, test_y = split(*ml100k, seed=0)
-    model = BayesianSVDpp(random_state=0).fit(train_X, train_y)
+@pytest.fixture(scope="module")
+def on_movielens(ml100k):
+    """The four parts of a random split, and a model."""
+    parts = split(*ml100k, seed=0)
+    return *parts, BayesianSVDpp(n_samples=20, random_state=0).fit(*parts[:2])
+
+
+def test_better_than_gradient_descent_and_sure_as_it_should_be_on_movielens_100k(on_movielens):
+    train_X, train_y, test_X, test_y, model = on_movielens
     mean, std = model.predict(test_X, return_std=True)
     error = np.abs(mean - test_y)
     assert np.sqrt(np.mean(error**2)) <= 0.883
@@ -398,15 +405,11 @@ def test_better_than_gradient_descent_and_sure_as_it_should_be_on_movielens_100k
         assert inside == pytest.approx(share, abs=0.05 if share == 0.5 else 0.02)
 
 
-def test_newcomers_are_served_nearly_as_well_as_users_of_the_fit(ml100k):
-    X, y = ml100k
-    newcomers = np.isin(X[:, 0], np.unique(X[:, 0])[::8])
-    train_X, train_y, test_X, test_y = split(X, y, seed=0)
-    new = np.isin(train_X[:, 0], X[newcomers, 0])
-    of_new = np.isin(test_X[:, 0], X[newcomers, 0])
-    settings = {"n_samples": 20, "random_state": 0}
-    whole = BayesianSVDpp(**settings).fit(train_X, train_y)
-    folded = BayesianSVDpp(**settings).fit(train_X[~new], train_y[~new])
+def test_newcomers_are_served_nearly_as_well_as_users_of_the_fit(on_movielens):
+    train_X, train_y, test_X, test_y, whole = on_movielens
+    newcomers = np.unique(np.r_[train_X[:, 0], test_X[:, 0]])[::8]
+    new, of_new = (np.isin(X[:, 0], newcomers) for X in (train_X, test_X))
+    folded = clone(whole).fit(train_X[~new], train_y[~new])
     folded.fold_in(train_X[new], train_y[new])
     errors = [rmse(model, test_X[of_new], test_y[of_new]) for model in (whole, folded)]
     assert errors[1] < errors[0] + 0.015
