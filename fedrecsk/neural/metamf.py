@@ -61,7 +61,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         Hidden units of each of the three generators: of the scorer's two layers, and of T_u
         and B_u.
     n_rounds : int, default=500
-        Number of rounds in total.
+        Number of rounds in total. With 1 % of the clients in each, more still help.
     learning_rate : float, default=2e-3
         Step of the server's Adam. The authors' code has 1e-4, with a step for every 64 ratings.
     beta_1, beta_2 : float in [0, 1), default=0.9 and 0.999
