@@ -67,7 +67,7 @@ def quality(options):
 
 def choices(options):
     """RMSE on validation rows after some numbers of rounds, for neighbours of the defaults."""
-    rounds = options.rounds or [125, 250, 500, 750]
+    rounds = options.rounds or [125, 250, 500, 750, 1000]
     print("| data | setting | " + " | ".join(f"round {n}" for n in rounds) + " |")
     print("|---|---|" + "---|" * len(rounds))
     for name in options.data:

@@ -60,8 +60,8 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     hidden_size : int, default=128
         Hidden units of each of the three generators: of the scorer's two layers, and of T_u
         and B_u.
-    n_rounds : int, default=500
-        Number of rounds in total. With 1 % of the clients in each, more still help.
+    n_rounds : int, default=750
+        Number of rounds in total.
     learning_rate : float, default=2e-3
         Step of the server's Adam. The authors' code has 1e-4, with a step for every 64 ratings.
     beta_1, beta_2 : float in [0, 1), default=0.9 and 0.999
@@ -179,7 +179,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     code_size: int = 32
     memory_size: int = 128
     hidden_size: int = 128
-    n_rounds: int = 500
+    n_rounds: int = 750
     learning_rate: float = 2e-3
     beta_1: float = 0.9
     beta_2: float = 0.999
