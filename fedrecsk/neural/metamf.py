@@ -60,7 +60,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     hidden_size : int, default=128
         Hidden units of each of the three generators: of the scorer's two layers, and of T_u
         and B_u.
-    n_rounds : int, default=1000
+    n_rounds : int, default=750
         Number of rounds in total.
     learning_rate : float, default=2e-3
         Step of the server's Adam. The authors' code has 1e-4, with a step for every 64 ratings.
@@ -181,7 +181,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     code_size: int = 32
     memory_size: int = 128
     hidden_size: int = 128
-    n_rounds: int = 1000
+    n_rounds: int = 750
     learning_rate: float = 2e-3
     beta_1: float = 0.9
     beta_2: float = 0.999
@@ -215,8 +215,6 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
 
     _server_sees = "clients"
     _single_uploads = True
-    # As in epochs, every client takes part once before any does twice.
-    _prefers_rotation = True
     _has_item_vectors = False
     _has_user_vectors = False
     _dtype = np.float32
