@@ -30,8 +30,8 @@ from fedrecsk.neural import NCF
 
 MODELS = {
     "NeuMF": NCF(),
-    "NeuMF, n_factors=16": NCF(n_factors=16),
-    "GMF, n_factors=64": NCF("gmf", 64, reg=3e-3),
+    "NeuMF, n_factors=16": NCF(n_factors=16, batch_size=512),
+    "GMF, n_factors=64": NCF("gmf", 64, reg=3e-3, batch_size=512),
     "MLP": NCF("mlp"),
 }
 CHOICES = {
@@ -42,7 +42,8 @@ CHOICES = {
         {"learning_rate": 1e-3},
         {"learning_rate": 1e-2},
         {"init_std": 0.01},
-        {"batch_size": 256},
+        {"batch_size": 128},
+        {"batch_size": 512},
         {"n_epochs": 24, "learning_rate_decay": 0.9},
         {"n_factors": 64, "reg": 3e-3},
     ],
@@ -50,7 +51,13 @@ CHOICES = {
     "GMF, n_factors=64": [{}, {"reg": 1e-3}, {"reg": 1e-2}, {"n_factors": 16, "reg": 1e-3}],
     "MLP": [{}, {"reg": 1e-3}, {"layers": (128, 64, 32, 16)}],
 }
-SMALL = {"loss": "squared", "layers": (16, 8), "reg": 0.1, "init_std": 0.01}
+SMALL = {
+    "loss": "squared",
+    "layers": (16, 8),
+    "reg": 0.1,
+    "init_std": 0.01,
+    "batch_size": 512,
+}
 RATINGS = {
     "NeuMF": NCF(**SMALL),
     "GMF": NCF("gmf", 16, **SMALL),

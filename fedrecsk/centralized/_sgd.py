@@ -19,6 +19,8 @@ from fedrecsk.centralized._warm_start import parameters_of_a_run, resumed
 from fedrecsk.simulation.keys import Key
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.random import RandomState
 
 DTYPE = np.float32
@@ -76,7 +78,7 @@ class Epochs(Recommender):
         """Mean loss of the fitted model on what `_validation_rows` has returned."""
 
     @abstractmethod
-    def _fitted(self, rows, state):
+    def _fitted(self, rows, state) -> dict[str, Any]:
         """Fitted attributes; new arrays, with users in the order of their codes."""
 
     # ------------------------------------------------------------------------ the machinery

@@ -71,7 +71,7 @@ class NCF(RankingMixin, Epochs):
         Step size of Adam in the first epoch.
     learning_rate_decay : float, default=0.8
         Factor on the learning rate after each epoch.
-    batch_size : int, default=512
+    batch_size : int, default=256
         Number of rows of X in a batch. Their negatives come on top.
     reg : float, default=3e-4
         Weight of |p_u|^2 + |p'_u|^2 + |q_i|^2 + |q'_i|^2 in the loss of each example.
@@ -183,7 +183,7 @@ class NCF(RankingMixin, Epochs):
     n_epochs: int = 12
     learning_rate: float = 0.003
     learning_rate_decay: float = 0.8
-    batch_size: int = 512
+    batch_size: int = 256
     reg: float = 3e-4
     init_std: float = 0.1
 
