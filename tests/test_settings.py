@@ -218,7 +218,7 @@ def make(Estimator, setting):
     small = {
         "n_factors": 4,
         "n_bits": 8,
-        "n_rounds": 4,
+        "n_rounds": 3,
         "rank": 2,
         "reg_user": 0.5,
         "client_fraction": 0.7,
