@@ -17,9 +17,9 @@ from fedrecsk._sklearn import Interval, StrOptions, get_threadpool_controller
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.centralized._sgd import DTYPE, Epochs
 from fedrecsk.neural import modules
-from fedrecsk.neural._examples import Examples
-from fedrecsk.neural._network import Network, Room
-from fedrecsk.neural._trainer import Trainer
+from fedrecsk.neural._ncf_examples import Examples
+from fedrecsk.neural._ncf_network import Network, Room
+from fedrecsk.neural._ncf_trainer import Trainer
 from fedrecsk.simulation.keys import Key
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from fedrecsk.interactions import encode  # noqa: E402
 from fedrecsk.neural import NCF, modules  # noqa: E402
 from fedrecsk.neural import _trainer as trainers  # noqa: E402
 from fedrecsk.neural import ncf as ncf_file  # noqa: E402
-from fedrecsk.neural._network import Network, Room  # noqa: E402
+from fedrecsk.neural._ncf_network import Network, Room  # noqa: E402
 from fedrecsk.simulation.keys import Key  # noqa: E402
 from tests.conftest import make_toy  # noqa: E402
 from tests.reference import ncf as reference  # noqa: E402

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedrecsk import _kernels
-from fedrecsk.neural._examples import Examples
-from fedrecsk.neural._network import Network, Room
+from fedrecsk.neural._ncf_examples import Examples
+from fedrecsk.neural._ncf_network import Network, Room
 from fedrecsk.simulation.keys import Key
 
 # Of which one row holds all weights of the layers.
