@@ -106,7 +106,9 @@ class FedNCF(NeuralRecommender):
         "layers": ["array-like"],
     }
 
-    _private = ("user*",)
+    @property
+    def _private(self):
+        return ("user*",)
 
     def _make(self, n_users, n_items):
         return NeuMF(n_users, n_items, self.n_factors, tuple(self.layers))

@@ -132,7 +132,9 @@ class PFedRec(NeuralRecommender):
         "personal_items": ["boolean"],
     }
 
-    _private = ("score*",)
+    @property
+    def _private(self):
+        return ("score*",)
     _alternating = True
 
     def _make(self, n_users, n_items):

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from fedrecsk.datasets import make_ratings  # noqa: E402
 from fedrecsk.interactions import encode  # noqa: E402
 from fedrecsk.neural import NCF, modules  # noqa: E402
-from fedrecsk.neural import _trainer as trainers  # noqa: E402
+from fedrecsk.neural import _ncf_trainer as trainers  # noqa: E402
 from fedrecsk.neural import ncf as ncf_file  # noqa: E402
 from fedrecsk.neural._ncf_network import Network, Room  # noqa: E402
 from fedrecsk.simulation.keys import Key  # noqa: E402
