@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adam import adam
-from torch.optim.sgd import sgd
 
-Tensors = list[Tensor]
 Make = Callable[..., Optimizer]
+
+
+class Rows(NamedTuple):
+    """Gradient of a table of which few rows have one.
+
+    Attributes
+    ----------
+    places : Tensor of shape (n,)
+        Rows, in tables whose clients follow one another; repeated ones add up.
+    values : Tensor of shape (n, width)
+    """
+
+    places: Tensor
+    values: Tensor
 
 
 class Descent(ABC):
@@ -21,49 +33,74 @@ class Descent(ABC):
 
     Parameters
     ----------
-    parameters : list of Tensor
+    parameters : dict of str to Tensor
     rates : list of float
         Learning rate of each.
     """
 
-    def __init__(self, parameters: Tensors, rates: list[float]) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: dict[str, Tensor], rates: list[float]) -> None:
+        self.names = list(parameters)
+        self.parameters = list(parameters.values())
         self.rates = rates
+        # The gradients of tables, zero between two steps.
+        self._dense: dict[str, Tensor] = {}
 
-    @abstractmethod
-    def step(self, gradients: Tensors) -> None:
+    def step(self, gradients: list[Tensor | Rows]) -> None:
         """Move all parameters, in place."""
+        self._move([self._whole(*one) for one in zip(self.names, gradients, strict=True)])
+        for name, gradient in zip(self.names, gradients, strict=True):
+            if isinstance(gradient, Rows):
+                _flat(self._dense[name], gradient).index_fill_(0, gradient.places, 0)
 
     @abstractmethod
-    def keep_first(self, parameters: Tensors, n: int) -> None:
-        """Go on with the first `n` clients, in these tensors."""
+    def _move(self, gradients: list[Tensor]) -> None:
+        """Move all parameters by gradients of their own shapes."""
+
+    def keep_first(self, n: int) -> None:
+        """Go on with the first `n` clients; the others stay as they are."""
+        self.parameters = [one[:n] for one in self.parameters]
+        self._dense = {name: one[:n] for name, one in self._dense.items()}
+
+    def _whole(self, name, gradient):
+        """A gradient in the shape of its parameter."""
+        if not isinstance(gradient, Rows):
+            # Fused kernels read the memory as it lies.
+            return gradient.contiguous()
+        if name not in self._dense:
+            self._dense[name] = torch.zeros_like(self.parameters[self.names.index(name)])
+        whole = self._dense[name]
+        _flat(whole, gradient).index_add_(0, gradient.places, gradient.values)
+        return whole
 
 
 class Sgd(Descent):
     """Stochastic gradient descent, as ``torch.optim.SGD(..., lr=rate)``."""
 
     def step(self, gradients):
-        options = {"weight_decay": 0, "momentum": 0, "dampening": 0, "nesterov": False}
         for parameter, gradient, rate in zip(self.parameters, gradients, self.rates, strict=True):
-            sgd([parameter], [gradient], [None], lr=rate, maximize=False, **options)
+            if isinstance(gradient, Rows):
+                rows = _flat(parameter, gradient)
+                rows.index_add_(0, gradient.places, gradient.values, alpha=-rate)
+            else:
+                parameter.add_(gradient, alpha=-rate)
 
-    def keep_first(self, parameters, n):
-        self.parameters = parameters
+    def _move(self, gradients):
+        self.step(gradients)
 
 
 class Adam(Descent):
     """Adam, as ``torch.optim.Adam(..., lr=rate)``.
 
-    The functions of torch are used instead of its classes, because these import its compiler,
-    which takes longer than a small fit.
+    The function of torch is used instead of its class, because that imports torch's compiler, which
+    takes longer than a small fit.
     """
 
     def __init__(self, parameters, rates):
         super().__init__(parameters, rates)
-        self.means, self.squares = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
-        self.steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in parameters]
+        self.means, self.squares = ([torch.zeros_like(p) for p in self.parameters] for _ in "mv")
+        self.steps = [torch.zeros((), device=one.device) for one in self.parameters]
 
-    def step(self, gradients):
+    def _move(self, gradients):
         options = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0}
         state = self.parameters, gradients, self.means, self.squares, self.steps
         for parameter, gradient, mean, square, step, rate in zip(*state, self.rates, strict=True):
@@ -72,10 +109,9 @@ class Adam(Descent):
                 lr=rate, fused=True, amsgrad=False, maximize=False, **options,
             )  # fmt: skip
 
-    def keep_first(self, parameters, n):
-        self.parameters = parameters
-        self.means = [one[:n].clone() for one in self.means]
-        self.squares = [one[:n].clone() for one in self.squares]
+    def keep_first(self, n):
+        super().keep_first(n)
+        self.means, self.squares = ([one[:n] for one in m] for m in (self.means, self.squares))
 
 
 class Foreign(Descent):
@@ -87,32 +123,37 @@ class Foreign(Descent):
         Returns it for a list of parameter groups.
     """
 
-    def __init__(self, make: Make, parameters: Tensors, rates: list[float]) -> None:
+    def __init__(self, make: Make, parameters: dict[str, Tensor], rates: list[float]) -> None:
         super().__init__(parameters, rates)
-        groups = zip(parameters, rates, strict=True)
+        groups = zip(self.parameters, rates, strict=True)
         self.optimizer = make([{"params": [p], "lr": rate} for p, rate in groups])
 
-    def step(self, gradients):
+    def _move(self, gradients):
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self.optimizer.step()
 
-    def keep_first(self, parameters, n):
-        fresh = dict(zip(self.parameters, parameters, strict=True))
+    def keep_first(self, n):
+        old = self.parameters
+        super().keep_first(n)
+        fresh = dict(zip(old, self.parameters, strict=True))
         for group in self.optimizer.param_groups:
             group["params"] = [fresh[one] for one in group["params"]]
-        for old, new in fresh.items():
-            state = self.optimizer.state.pop(old, {})
-            self.optimizer.state[new] = {k: _first(v, old, n) for k, v in state.items()}
-        self.parameters = parameters
+        for before, after in fresh.items():
+            state = self.optimizer.state.pop(before, {})
+            self.optimizer.state[after] = {k: _first(v, before, n) for k, v in state.items()}
+
+
+def _flat(table: Tensor, gradient: Rows) -> Tensor:
+    """All clients' rows of a table, as a matrix that shares its memory."""
+    return table.view(-1, gradient.values.shape[1])
 
 
 def _first(value: Any, parameter: Tensor, n: int) -> Any:
-    stacked = torch.is_tensor(value) and value.shape == parameter.shape
-    return value[:n].clone() if stacked else value
+    return value[:n] if torch.is_tensor(value) and value.shape == parameter.shape else value
 
 
-def descent(optimizer: str | Make, parameters: Tensors, rates: list[float]) -> Descent:
+def descent(optimizer: str | Make, parameters: dict[str, Tensor], rates: list[float]) -> Descent:
     """The optimiser that is given by name or by its constructor."""
     if callable(optimizer):
         return Foreign(optimizer, parameters, rates)
@@ -162,8 +203,8 @@ def check(optimizer: str | Make) -> None:
 
 
 def _moved(optimizer, first, gradients):
-    parameter = first.clone().requires_grad_()
-    one = descent(optimizer, [parameter], [0.1])
+    parameter = first.clone()
+    one = descent(optimizer, {"": parameter}, [0.1])
     for gradient in gradients:
         one.step([gradient.clone()])
-    return parameter.detach()
+    return parameter

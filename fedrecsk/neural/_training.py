@@ -23,9 +23,9 @@ from fedrecsk.neural._layout import Kind, Layout, matching
 from fedrecsk.simulation.blocks import Block
 from fedrecsk.simulation.clients import ClientFailed
 
-# Rows of items that the clients of a chunk have together, padded: as many as fit into the cache
-# of a processor, and enough to keep a GPU busy.
-ROWS_ON_CPU, ROWS_ELSEWHERE = 2**15, 2**20
+# Rows of items that the clients of a chunk have together, padded: enough that calling torch takes
+# less time than computing.
+ROWS_ON_CPU, ROWS_ELSEWHERE = 2**17, 2**20
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Tensors = dict[str, Tensor]
@@ -77,29 +77,33 @@ class Trained(NamedTuple):
     ----------
     clients : ndarray of shape (n_clients,)
         Their numbers in the block.
-    items : Tensor of shape (n_clients, most items)
-        The items of a client's rows.
-    is_row : Tensor of the same shape, dtype bool
-        Where a client has rows; it is padded elsewhere.
-    before, after : dict of str to Tensor
+    items : ndarray of shape (n_clients, most items)
+        The items of a client's rows, padded.
+    n_items : ndarray of shape (n_clients,)
+        How many rows it has.
+    after : dict of str to ndarray
         Parameters with the client as first axis. Of tables with a row per item, these rows only.
     loss : ndarray of shape (2,)
         Sums of the losses and of their weights.
     """
 
     clients: np.ndarray
-    items: Tensor
-    is_row: Tensor
-    before: Tensors
-    after: Tensors
+    items: np.ndarray
+    n_items: np.ndarray
+    after: dict[str, np.ndarray]
     loss: np.ndarray
+
+    @property
+    def is_row(self) -> np.ndarray:
+        """Where `items` is not padded, shape (n_clients, most items), dtype bool."""
+        return np.arange(self.items.shape[1]) < self.n_items[:, None]
 
     def finite(self) -> np.ndarray:
         """Whether all that a client has trained is finite, shape (n_clients,), dtype bool."""
-        fine = [
-            torch.isfinite(value.reshape(len(value), -1)).all(1) for value in self.after.values()
-        ]
-        return torch.stack(fine).all(0).cpu().numpy()
+        sound = np.ones(len(self.clients), dtype=bool)
+        for value in self.after.values():
+            _kernels.neural.find_broken(value.reshape(len(value), -1), sound)
+        return sound
 
 
 @dataclass(eq=False)
@@ -148,24 +152,22 @@ class Trainer:
 
     def _train_chunk(self, clients, seeds, n_examples):
         clients, steps, visits = self._planned(clients, seeds, n_examples)
-        most = visits.n_items.max()
-        items = self._tensor(np.ascontiguousarray(visits.items[:, :most]))
-        is_row = self._tensor(np.arange(most) < visits.n_items[:, None])
-        before = self._parameters(clients, items)
-        after = {name: value.clone() for name, value in before.items()}
+        items = np.ascontiguousarray(visits.items[:, : visits.n_items.max()])
+        after = self._parameters(clients, self._tensor(items))
         mass = steps.weight.sum(axis=-1, dtype=np.float64)
         loss = self._descend(clients, [self._tensor(one) for one in steps], visits.n_steps, after)
-        return Trained(clients, items, is_row, before, after, np.array([loss, mass.sum()]))
+        after = {name: value.numpy(force=True) for name, value in after.items()}
+        return Trained(clients, items, visits.n_items, after, np.array([loss, mass.sum()]))
 
     def _planned(self, clients, seeds, n_examples):
         """The steps of clients, those with most steps first."""
         plan, n_items, dtype = self.plan, self.block.n_items, self.feedback.targets.dtype
         layout = self.block.client_indptr, self.block.indptr, self.block.items
         config = plan.n_negatives, plan.n_epochs, plan.batch_size
-        steps, visits = _kernels.schedule.empty(n_examples, n_items, *config[1:], dtype)
-        work = _kernels.schedule.room(int(n_examples.max()), n_items, dtype)
+        steps, visits = _kernels.neural.empty(n_examples, n_items, *config[1:], dtype)
+        work = _kernels.neural.room(int(n_examples.max()), n_items, dtype)
         layout = _kernels.fedmf.Layout(*layout)
-        _kernels.schedule.plan(clients, layout, self.feedback, seeds, *config, steps, visits, work)
+        _kernels.neural.plan(clients, layout, self.feedback, seeds, *config, steps, visits, work)
         # A client whose users have rated everything has no negatives, and fewer steps than others.
         order = np.argsort(-visits.n_steps, kind="stable")
         if (np.diff(order) > 0).all():
@@ -183,7 +185,7 @@ class Trainer:
             if part.kind == "item":
                 parameters[name] = self.received[name][items]
             elif part.kind == "shared":
-                parameters[name] = self.received[name].expand(len(clients), *part.shape)
+                parameters[name] = self.received[name].repeat(len(clients), *[1] * len(part.shape))
             else:
                 own = self._own(part, self.users[:, columns[name]], clients, items)
                 parameters[name] = own.to(part.dtype)
@@ -204,89 +206,95 @@ class Trainer:
         return rows[torch.arange(len(clients), device=rows.device)[:, None], items]
 
     def _descend(self, clients, steps, n_steps, after):
-        """Take all steps, and write where each client ends into `after`; returns the loss."""
-        plan = self.plan
-        fixed = [n for n, part in self.layout.parts.items() if part.kind in plan.frozen]
-        frozen = {name: after[name] for name in fixed}
-        live = {n: p.clone().requires_grad_() for n, p in after.items() if n not in frozen}
-        optimizers = self._optimizers(live)
+        """Take all steps on the parameters `after`, in place; returns the loss."""
         whose, what, target, weight = steps
         mass = weight.sum(-1)
         weight = weight / mass.clamp_min(torch.finfo(weight.dtype).tiny).unsqueeze(-1)
-        n, total = len(clients), 0.0
+        # Batches are full, up to the last one of an epoch.
+        widths = ((weight > 0).any(dim=1) * torch.arange(1, weight.shape[-1] + 1)).amax(dim=-1)
+        optimizers, n, total = self._optimizers(after), len(clients), 0.0
         for step in range(int(n_steps.max(initial=0))):
             going = int(np.searchsorted(-n_steps, -step))
             if going < n:
-                _keep(after, live, slice(going, n))
                 n = going
-                if n <= 0.75 * len(mass[step, : _n_stacked(live)]):
-                    live, frozen = _first_clients(optimizers, live, frozen, n)
-            stacked = slice(0, _n_stacked(live))
-            pairs = whose[step, stacked], what[step, stacked]
+                for optimizer in optimizers:
+                    optimizer.keep_first(n)
+            batch = slice(0, n), slice(0, int(widths[step]))
             for number, optimizer in enumerate(optimizers):
-                scores = vmap(self._score)(frozen | live, *pairs)
-                losses = plan.loss(scores, target[step, stacked])
-                losses = (weight[step, stacked] * losses).sum(-1)
+                places = self._places(what[step][batch], after)
+                leaves = self._leaves(after, places, optimizer.names, n)
+                scores = self._scores(leaves, whose[step][batch])
+                losses = (weight[step][batch] * self.plan.loss(scores, target[step][batch])).sum(-1)
                 if number == 0:
-                    self._check_losses(losses[:n], clients, live)
-                    total += float(losses[:n].detach().double() @ mass[step, :n].double())
-                _take_step(optimizer, losses)
-        _keep(after, live, slice(0, n))
+                    self._check_losses(losses, clients, after)
+                    total += float(losses.detach().double() @ mass[step, :n].double())
+                self._take_step(optimizer, losses, leaves, places)
         return total
 
-    def _score(self, parameters, users, items):
-        return functional_call(self.module, parameters, (users, items))
+    def _places(self, what, after):
+        """Rows of the batches' examples in tables whose clients follow one another."""
+        tables = (after[name] for name in self.layout.named("item", "private item"))
+        first = torch.arange(len(what), device=what.device) * next(tables).shape[1]
+        return (what + first[:, None]).reshape(-1)
 
-    def _optimizers(self, live):
+    def _is_table(self, name):
+        return self.layout.parts[name].kind in ("item", "private item")
+
+    def _leaves(self, after, places, moving, n):
+        """What a step reads: of tables with a row per item, a row for each example."""
+        leaves = {}
+        for name, value in after.items():
+            value = value[:n]
+            if self._is_table(name):
+                shape = value.shape[2:]
+                rows = value.reshape(-1, *shape).index_select(0, places)
+                value = rows.reshape(n, -1, *shape)
+            leaves[name] = value.detach().requires_grad_(name in moving)
+        return leaves
+
+    def _scores(self, leaves, users):
+        items = torch.arange(users.shape[1], device=users.device).expand_as(users)
+        return vmap(lambda *given: functional_call(self.module, given[0], given[1:]))(
+            leaves, users, items
+        )
+
+    def _take_step(self, optimizer, losses, leaves, places):
+        own = [leaves[name] for name in optimizer.names]
+        gradients = torch.autograd.grad(losses.sum(), own, allow_unused=True)
+        found = []
+        for name, leaf, gradient in zip(optimizer.names, own, gradients, strict=True):
+            gradient = torch.zeros_like(leaf) if gradient is None else gradient
+            if self._is_table(name):
+                gradient = _optimizers.Rows(places, gradient.reshape(len(places), -1))
+            found.append(gradient)
+        optimizer.step(found)
+
+    def _optimizers(self, after):
         """One for all that moves; if it alternates, one for the private parameters and then
         one for the others."""
-        sides = [("user", "private", "private item"), ("item", "shared")]
-        sides = sides if self.plan.alternating else [sides[0] + sides[1]]
         parts, plan = self.layout.parts, self.plan
-        names = [[name for name in live if parts[name].kind in side] for side in sides]
-        return [
-            _optimizers.descent(plan.optimizer, [live[n] for n in own], [plan.rate(n) for n in own])
-            for own in names
-            if own
-        ]
+        sides = [("user", "private", "private item"), ("item", "shared")]
+        sides = sides if plan.alternating else [sides[0] + sides[1]]
+        made = []
+        for side in sides:
+            kinds = set(side) - set(plan.frozen)
+            names = [name for name, part in parts.items() if part.kind in kinds]
+            if names:
+                moving = {name: after[name] for name in names}
+                rates = [plan.rate(name) for name in names]
+                made.append(_optimizers.descent(plan.optimizer, moving, rates))
+        return made
 
     @staticmethod
-    def _check_losses(losses, clients, live):
+    def _check_losses(losses, clients, after):
         """Raise if a client's loss is NaN although all its numbers are finite."""
         for place in torch.isnan(losses).nonzero().flatten().tolist():
-            if all(bool(torch.isfinite(value[place]).all()) for value in live.values()):
+            if all(bool(torch.isfinite(value[place]).all()) for value in after.values()):
                 raise ClientFailed(
                     int(clients[place]),
                     "the loss is NaN although all parameters are finite. Look for a division by "
                     "zero or the logarithm of a negative number in the module or in loss.",
                 )
-
-
-def _n_stacked(live):
-    return len(next(iter(live.values())))
-
-
-def _keep(after, live, clients):
-    for name, value in live.items():
-        after[name][clients] = value.detach()[clients]
-
-
-def _first_clients(optimizers, live, frozen, n):
-    """Go on with the first n clients, in smaller tensors."""
-    fewer = {name: value.detach()[:n].clone().requires_grad_() for name, value in live.items()}
-    new_of = {id(value): fewer[name] for name, value in live.items()}
-    for optimizer in optimizers:
-        optimizer.keep_first([new_of[id(one)] for one in optimizer.parameters], n)
-    return fewer, {name: value[:n] for name, value in frozen.items()}
-
-
-def _take_step(optimizer, losses):
-    own = optimizer.parameters
-    gradients = torch.autograd.grad(losses.sum(), own, allow_unused=True)
-    pairs = zip(own, gradients, strict=True)
-    with torch.no_grad():
-        # Fused kernels read the memory as it lies.
-        optimizer.step([torch.zeros_like(p) if g is None else g.contiguous() for p, g in pairs])
 
 
 def write_private(layout: Layout, block: Block, trained: Trained, users: np.ndarray) -> None:
@@ -296,7 +304,7 @@ def write_private(layout: Layout, block: Block, trained: Trained, users: np.ndar
     places = first[:, None] + np.arange((last - first).max(initial=0))
     is_user = places < last[:, None]
     for name, column in columns.items():
-        kind, values = layout.parts[name].kind, trained.after[name].cpu().numpy()
+        kind, values = layout.parts[name].kind, trained.after[name]
         if kind == "user":
             values = values.reshape(*places.shape, -1)
             users[places[is_user], column] = values[is_user]
@@ -312,7 +320,7 @@ def _write_rows(trained, values, tables, first, last):
     n_clients, most = trained.items.shape
     values = values.reshape(n_clients, most, -1)
     width = values.shape[-1]
-    items, is_row = trained.items.cpu().numpy(), trained.is_row.cpu().numpy()
+    items, is_row = trained.items, trained.is_row
     for client in range(n_clients):
         rows = items[client, is_row[client]]
         coordinates = (rows[:, None] * width + np.arange(width)).ravel()

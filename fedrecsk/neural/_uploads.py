@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
+from fedrecsk import _kernels
 from fedrecsk.neural._layout import Layout
 from fedrecsk.neural._training import Trained
 from fedrecsk.uploads import Ragged
 
 VISITS = "n_visits"
+Matrices = dict[str, np.ndarray]
 
 
 class Sums:
@@ -18,40 +19,34 @@ class Sums:
     Parameters
     ----------
     layout : Layout
+    received : dict of str to ndarray
+        What clients have received, as matrices.
     n_items : int
-    device : str
     """
 
-    def __init__(self, layout: Layout, n_items: int, device: str) -> None:
+    def __init__(self, layout: Layout, received: Matrices, n_items: int) -> None:
         self.layout = layout
+        self.received = received
         self.n_visits = np.zeros((n_items, 1), dtype=np.int64)
-        self.sums = {
-            name: torch.zeros(
-                layout.matrix_shape(name, n_items), dtype=torch.float64, device=device
-            )
-            for name in layout.sent
-        }
+        self.sums = {name: np.zeros(value.shape) for name, value in received.items()}
 
     def add(self, trained: Trained, sends: np.ndarray) -> None:
         """Add the clients of a mask."""
-        mask = torch.from_numpy(sends).to(trained.items.device)
-        rows = trained.is_row & mask[:, None]
-        items = trained.items[rows]
         for name, total in self.sums.items():
-            change = trained.after[name] - trained.before[name]
+            after, before = trained.after[name], self.received[name]
             if self.layout.parts[name].kind == "item":
-                total.index_add_(
-                    0, items, change[rows].reshape(len(items), total.shape[1]).double()
-                )
+                after = after.reshape(*trained.items.shape, -1)
+                rows = sends, trained.items, trained.n_items
+                _kernels.neural.add_changes(*rows, after, before, total)
             else:
-                total += change[mask].double().sum(0).reshape(total.shape)
-        self.n_visits += np.bincount(items.cpu(), minlength=len(self.n_visits))[:, None]
+                change = after.reshape(-1, *before.shape)[sends] - before
+                total += change.sum(axis=0, dtype=np.float64)
+        items = trained.items[trained.is_row & sends[:, None]]
+        self.n_visits += np.bincount(items, minlength=len(self.n_visits))[:, None]
 
-    def fields(self) -> dict[str, np.ndarray]:
+    def fields(self) -> Matrices:
         """The sums by the names of the parameters, and how many clients visited each item."""
-        return {name: total.cpu().numpy() for name, total in self.sums.items()} | {
-            VISITS: self.n_visits
-        }
+        return self.sums | {VISITS: self.n_visits}
 
 
 class Single:
@@ -60,32 +55,33 @@ class Single:
     Parameters
     ----------
     layout : Layout
-    n_items, n_clients : int
+    received : dict of str to ndarray
+        What clients have received, as matrices.
+    n_clients : int
         Of the block.
     """
 
-    def __init__(self, layout: Layout, n_items: int, n_clients: int) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, received: Matrices, n_clients: int) -> None:
+        self.received = received
         self.n_clients = n_clients
-        self._n_items = n_items
         self._clients, self._items = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-        self._rows = {name: [] for name in layout.named("item")}
+        self._rows = {n: [np.empty((0, received[n].shape[1]))] for n in layout.named("item")}
         self._wholes = {
-            name: np.zeros((n_clients, *layout.matrix_shape(name, n_items)))
-            for name in layout.named("shared")
+            name: np.zeros((n_clients, *received[name].shape)) for name in layout.named("shared")
         }
 
     def add(self, trained: Trained, sends: np.ndarray) -> None:
         """Keep the changes of all clients of a chunk; whoever reads them knows who sends."""
         is_row = trained.is_row
-        self._clients.append(np.repeat(trained.clients, is_row.sum(1).cpu().numpy()))
-        self._items.append(trained.items[is_row].cpu().numpy().astype(np.int32))
+        items = trained.items[is_row]
+        self._clients.append(np.repeat(trained.clients, trained.n_items))
+        self._items.append(items.astype(np.int32))
         for name, rows in self._rows.items():
-            change = (trained.after[name] - trained.before[name])[is_row]
-            rows.append(change.reshape(len(change), self.layout.parts[name].width).cpu().numpy())
+            after = trained.after[name][is_row].reshape(len(items), rows[0].shape[1])
+            rows.append(after - self.received[name][items])
         for name, wholes in self._wholes.items():
-            change = (trained.after[name] - trained.before[name]).cpu().numpy()
-            wholes[trained.clients] = change.reshape(-1, *wholes.shape[1:])
+            after = trained.after[name].reshape(-1, *wholes.shape[1:])
+            wholes[trained.clients] = after - self.received[name]
 
     def fields(self) -> dict[str, Ragged]:
         """The changes by the names of the parameters, and a one for each visited item."""
@@ -96,6 +92,5 @@ class Single:
         indptr, items = np.concatenate([[0], np.cumsum(counts)]), items[order]
         fields = {name: Ragged.stacked(whole) for name, whole in self._wholes.items()}
         for name, rows in self._rows.items():
-            empty = np.empty((0, self.layout.parts[name].width))
-            fields[name] = Ragged(indptr, items, np.concatenate([empty, *rows])[order])
+            fields[name] = Ragged(indptr, items, np.concatenate(rows)[order])
         return fields | {VISITS: Ragged(indptr, items, np.ones((len(items), 1), np.uint8))}

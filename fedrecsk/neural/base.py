@@ -145,10 +145,11 @@ class NeuralRecommender(LearnsFromFeedback):
         trainer = self._trainer(block, state["feedback"], message, users)
         clients, sound = np.flatnonzero(turn.active), np.ones(block.n_clients, dtype=bool)
         seeds = key.private.hashed("visit", block.clients[clients])
+        received = self._received(message)
         if turn.separate:
-            uploads = Single(layout, block.n_items, block.n_clients)
+            uploads = Single(layout, received, block.n_clients)
         else:
-            uploads = Sums(layout, block.n_items, self.device)
+            uploads = Sums(layout, received, block.n_items)
         loss = np.zeros(2)
         with one_thread():
             for trained in trainer.train(clients, seeds):
@@ -278,12 +279,19 @@ class NeuralRecommender(LearnsFromFeedback):
     def _trainer(self, block, feedback, message, users, plan=None):
         layout, plan = self._module_layout(), plan or self._plan(block.n_items)
         received = {}
-        for name in layout.sent:
+        for name, values in self._received(message).items():
             part = layout.parts[name]
-            values = np.ascontiguousarray(message[name].values, dtype=part.numpy_dtype)
             shape = (-1, *part.shape) if part.kind == "item" else part.shape
             received[name] = torch.from_numpy(values).reshape(shape).to(plan.device)
         return Trainer(blueprint(self).module, layout, plan, block, feedback, received, users)
+
+    def _received(self, message):
+        """What the server has sent, as matrices of the module's type."""
+        parts = self._module_layout().parts
+        return {
+            name: np.ascontiguousarray(message[name].values, dtype=parts[name].numpy_dtype)
+            for name in self._module_layout().sent
+        }
 
     def _targets(self, block, message):
         return block.values if callable(self.loss) else super()._targets(block, message)

@@ -135,6 +135,7 @@ class PFedRec(NeuralRecommender):
     @property
     def _private(self):
         return ("score*",)
+
     _alternating = True
 
     def _make(self, n_users, n_items):
@@ -161,9 +162,9 @@ class PFedRec(NeuralRecommender):
         """Add a triple: the user, the item and the vector of each row that a client has trained."""
         if not self.personal_items:
             return
-        clients, places = trained.is_row.numpy(force=True).nonzero()
-        items = trained.items.numpy(force=True)[clients, places]
-        vectors = trained.after["item.weight"].numpy(force=True)[clients, places]
+        clients, places = trained.is_row.nonzero()
+        items = trained.items[clients, places]
+        vectors = trained.after["item.weight"][clients, places]
         first, last = block.client_indptr[trained.clients], block.client_indptr[trained.clients + 1]
         for number in range((last - first).max(initial=0)):
             users = (first + number)[clients]
