@@ -415,18 +415,23 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         return values
 
     def _scores_of(self, users, items):
-        """Scores of all pairs of users (codes, -1 for unknown) and items."""
+        """Scores of all pairs of users (codes, -1 for unknown) and items.
+
+        In double precision, so that they do not depend on which others are asked for.
+        """
         sizes = self._fitted_sizes
         with one_thread(), torch.no_grad():
             if "network_" in vars(self):
                 known = (users >= 0)[:, None]
                 codes = np.where(known, self.user_codes_[users], self.mean_code_)
-                parts = Made("table", self.network_, codes, sizes).parts(items)
+                weights = {name: value.astype(np.float64) for name, value in self.network_.items()}
+                parts = Made("table", weights, codes.astype(np.float64), sizes).parts(items)
             else:
                 users = np.maximum(users, 0)
                 table, basis, scorer = (getattr(self, name)[users] for name in PARTS.values())
-                parts = Parts(*map(torch.from_numpy, (table[:, items], basis, scorer)))
-            return scores(parts, sizes).numpy().astype(np.float64) + self.global_bias_
+                own = (one.astype(np.float64) for one in (table[:, items], basis, scorer))
+                parts = Parts(*map(torch.from_numpy, own))
+            return scores(parts, sizes).numpy() + self.global_bias_
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_scale_)
