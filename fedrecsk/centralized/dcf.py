@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -24,6 +24,8 @@ from fedrecsk.centralized._sgd import Rows, narrowed
 from fedrecsk.simulation.keys import Key
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from numpy.random import RandomState
     from numpy.typing import NDArray
 
@@ -348,15 +350,15 @@ class Problem(NamedTuple):
     per_error: float
 
     @property
-    def n_users(self):
+    def n_users(self) -> int:
         return len(self.users.indptr) - 1
 
     @property
-    def n_items(self):
+    def n_items(self) -> int:
         return len(self.items.indptr) - 1
 
     @classmethod
-    def of(cls, rows, scale, n_bits):
+    def of(cls, rows: Rows, scale: tuple[float, float], n_bits: int) -> Self:
         """The problem of `rows` (Rows)."""
         Side = _kernels.dcf.Side
         low, high = scale
@@ -382,12 +384,13 @@ class Problem(NamedTuple):
 class State:
     """Codes of the moment, packed, and the losses of the iterations so far."""
 
-    def __init__(self, users, items):
-        self.users, self.items = users, items
-        self.loss_curve = []
+    def __init__(self, users: np.ndarray, items: np.ndarray) -> None:
+        self.users: np.ndarray = users
+        self.items: np.ndarray = items
+        self.loss_curve: list[float] = []
 
 
-def delegate(B, generator):
+def delegate(B: np.ndarray, generator: np.random.Generator) -> NDArray[np.float64]:
     """The matrix nearest to B whose columns have mean 0, norm sqrt(n), and are orthogonal.
 
     Directions that the centred columns of B do not span are filled with random ones, as far as
@@ -420,7 +423,13 @@ def delegate(B, generator):
     return np.sqrt(n) * left @ right.T
 
 
-def descend(side, others, linear, n_sweeps, codes):
+def descend(
+    side: Any,
+    others: np.ndarray,
+    linear: np.ndarray,
+    n_sweeps: int | None,
+    codes: np.ndarray,
+) -> tuple[float, int]:
     """Kernel `descend` on all rows; squared errors and the number of bits that changed."""
     exact = side._replace(weights=fixed(side.weights), pulls=fixed(side.pulls))
     n_bits, most = linear.shape[1], int(np.diff(side.indptr).max(initial=1))
@@ -437,7 +446,9 @@ def descend(side, others, linear, n_sweeps, codes):
     return float(loss[0]), int(loss[1])
 
 
-def relax(side, others, linear, ridge, vectors):
+def relax(
+    side: Any, others: np.ndarray, linear: np.ndarray, ridge: float, vectors: np.ndarray
+) -> None:
     """Kernel `relax` on all rows."""
     most = int(np.diff(side.indptr).max(initial=1))
     scratch = _kernels.dcf.Scratch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from scipy.special import expit
@@ -17,6 +17,9 @@ from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.keys import Key
 from fedrecsk.simulation.messages import Dense, Message, Uploads
 from fedrecsk.uploads import Form
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # Up to this many negatives are accepted for any catalogue, so that the default always works.
 FEW_NEGATIVES = 4
@@ -42,7 +45,7 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
     }
 
     @abstractmethod
-    def _raw_scores(self, users, items):
+    def _raw_scores(self, users: np.ndarray, items: np.ndarray) -> NDArray[np.float64]:
         """Scores of pairs of codes (-1 for unknown) before `_response`; shape (n,)."""
 
     # --------------------------------------------------------------- before the rounds
@@ -97,6 +100,11 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
     def _sees_ratings(self):
         return self.loss == "squared"
 
+    @property
+    def _needs_positives(self):
+        """Whether there must be rows with y > 0."""
+        return self.loss != "squared"
+
     def _response(self, scores):
         return expit(scores) if self.loss == "bce" else scores
 
@@ -111,7 +119,7 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
         super()._check_before_fit()
 
     def _check_setting(self, federation, data, blocks):
-        if self.loss == "squared":
+        if not self._needs_positives:
             return
         if not (data.values > 0).any():
             raise ValueError(
@@ -135,10 +143,8 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
             return super()._validation_losses(held_out)
         positive = held_out.values > 0
         rows, negatives = self._held_out_negatives(held_out, positive)
-        scores, others = (
-            self._raw_scores(*pairs)
-            for pairs in ((held_out.users, held_out.items), (held_out.users[rows], negatives))
-        )
+        scores = self._raw_scores(held_out.users, held_out.items)
+        others = self._raw_scores(held_out.users[rows], negatives)
         losses = np.logaddexp(0, np.where(positive, -scores, scores))
         losses += np.bincount(rows, np.logaddexp(0, others), minlength=len(losses))
         n_negatives = np.bincount(rows, minlength=len(losses))

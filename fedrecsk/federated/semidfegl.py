@@ -650,7 +650,7 @@ class Moments(NamedTuple):
     square: np.ndarray
     n_steps: np.ndarray
 
-    def direction(self, method, gradient, users):
+    def direction(self, method: SemiDFEGL, gradient: np.ndarray, users: np.ndarray) -> np.ndarray:
         """Update those of the users of a mask; returns their directions."""
         self.n_steps[users] += 1
         for moment, beta, power in (

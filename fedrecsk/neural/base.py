@@ -270,7 +270,7 @@ class NeuralRecommender(LearnsFromFeedback):
 
     @property
     def _loss_function(self):
-        return LOSSES.get(self.loss, self.loss)
+        return self.loss if callable(self.loss) else LOSSES[self.loss]
 
     @property
     def _n_negatives(self):
@@ -331,6 +331,31 @@ class NeuralRecommender(LearnsFromFeedback):
             f"Private tables with a row per item ({', '.join(tables)}) for {data.n_users} users",
             "Share them among the clients, or use fewer users or items.",
         )
+
+    @property
+    def _needs_positives(self):
+        return self.loss == "bce" or self._n_negatives > 0
+
+    @property
+    def _sees_ratings(self):
+        return self.loss != "bce"
+
+    def _validation_losses(self, held_out):
+        if not callable(self.loss):
+            return super()._validation_losses(held_out)
+        losses = self._losses_of(held_out.users, held_out.items, held_out.values)
+        counts = np.ones(len(losses))
+        if self.n_negatives > 0:
+            rows, negatives = self._held_out_negatives(held_out, held_out.values > 0)
+            others = self._losses_of(held_out.users[rows], negatives, np.zeros(len(rows)))
+            losses += np.bincount(rows, others, minlength=len(losses))
+            counts += np.bincount(rows, minlength=len(losses))
+        return held_out.weights * losses, held_out.weights * counts
+
+    def _losses_of(self, users, items, targets):
+        """The losses of pairs under a fitted model."""
+        scores = torch.from_numpy(self._raw_scores(users, items))
+        return self._loss_function(scores, torch.from_numpy(targets)).numpy().copy()
 
     def _least_bytes(self, data):
         users = data.n_users * self._module_layout().n_private(data.n_items)

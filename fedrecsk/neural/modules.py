@@ -40,9 +40,9 @@ class GMF(nn.Module):
 
     def __init__(self, n_users: int, n_items: int, n_factors: int = 8, std: float = 0.01) -> None:
         super().__init__()
-        self.user = _table(n_users, n_factors, std)
-        self.item = _table(n_items, n_factors, std)
-        self.output = nn.Linear(n_factors, 1)
+        self.user: nn.Embedding = _table(n_users, n_factors, std)
+        self.item: nn.Embedding = _table(n_items, n_factors, std)
+        self.output: nn.Linear = nn.Linear(n_factors, 1)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         """Scores of pairs of codes, in the shape of `users`."""
@@ -82,10 +82,10 @@ class MLP(nn.Module):
         std: float = 0.01,
     ) -> None:
         super().__init__()
-        self.user = _table(n_users, layers[0] - layers[0] // 2, std)
-        self.item = _table(n_items, layers[0] // 2, std)
-        self.hidden = _hidden(layers)
-        self.output = nn.Linear(layers[-1], 1)
+        self.user: nn.Embedding = _table(n_users, layers[0] - layers[0] // 2, std)
+        self.item: nn.Embedding = _table(n_items, layers[0] // 2, std)
+        self.hidden: nn.Sequential = _hidden(layers)
+        self.output: nn.Linear = nn.Linear(layers[-1], 1)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         """Scores of pairs of codes, in the shape of `users`."""
@@ -135,11 +135,11 @@ class NeuMF(nn.Module):
         std: float = 0.01,
     ) -> None:
         super().__init__()
-        self.n_factors = n_factors
-        self.user = _table(n_users, n_factors + layers[0] - layers[0] // 2, std)
-        self.item = _table(n_items, n_factors + layers[0] // 2, std)
-        self.hidden = _hidden(layers)
-        self.output = nn.Linear(n_factors + layers[-1], 1)
+        self.n_factors: int = n_factors
+        self.user: nn.Embedding = _table(n_users, n_factors + layers[0] - layers[0] // 2, std)
+        self.item: nn.Embedding = _table(n_items, n_factors + layers[0] // 2, std)
+        self.hidden: nn.Sequential = _hidden(layers)
+        self.output: nn.Linear = nn.Linear(n_factors + layers[-1], 1)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         """Scores of pairs of codes, in the shape of `users`."""
@@ -175,8 +175,8 @@ class ScoreFunction(nn.Module):
 
     def __init__(self, n_users: int, n_items: int, n_factors: int = 32) -> None:
         super().__init__()
-        self.item = nn.Embedding(n_items, n_factors)
-        self.score = nn.Linear(n_factors, 1)
+        self.item: nn.Embedding = nn.Embedding(n_items, n_factors)
+        self.score: nn.Linear = nn.Linear(n_factors, 1)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         """Scores of pairs of codes, in the shape of `items`."""

@@ -206,6 +206,18 @@ def test_a_loss_of_ones_own_sees_ratings(toy):
     assert 5.0 in set().union(*seen[1:])
 
 
+@pytest.mark.parametrize("n_negatives", [0, 2])
+def test_early_stopping_measures_a_loss_of_ones_own(toy, n_negatives):
+    def squared(scores, targets):
+        return (scores - targets) ** 2
+
+    settings = {"early_stopping": True, "n_rounds": 4, "random_state": 0}
+    model = FederatedModule(loss=squared, n_negatives=n_negatives, **settings).fit(*toy)
+    losses = [row["validation_loss"] for row in model.history_]
+    # Ratings are 3 on average, and scores begin near 0.
+    assert 9 / (1 + n_negatives) < losses[0] < 14 / (1 + n_negatives)
+
+
 # ----------------------------------------------------------------------------- refusals
 
 
