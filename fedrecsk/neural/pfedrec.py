@@ -135,6 +135,7 @@ class PFedRec(NeuralRecommender):
     @property
     def _private(self):
         return ("score*",)
+
     _alternating = True
 
     def _make(self, n_users, n_items):
