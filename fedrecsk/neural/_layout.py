@@ -87,6 +87,8 @@ class Layout:
                 )
             is_private = any(fnmatch.fnmatchcase(name, pattern) for pattern in private)
             parts[name] = _part(name, parameter, larger[name], is_private)
+        if not parts:
+            raise ValueError("The module has no parameters, so there is nothing to train.")
         check_patterns("private", private, parts)
         return cls(parts)
 
@@ -151,8 +153,11 @@ def _part(name, small, large, is_private):
     """The Part of a parameter, from how its shape depends on the numbers of users and items."""
     if not small.requires_grad:
         raise ValueError(f"{name} has requires_grad=False; all parameters are trained.")
-    if not small.dtype.is_floating_point:
-        raise ValueError(f"{name} has dtype {small.dtype}; parameters must be real numbers.")
+    if small.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"{name} has dtype {small.dtype}; parameters must be float32 or float64. Convert them "
+            "in the module's constructor, for example by self.float()."
+        )
     rows = tuple(small.shape[:1]), tuple(large.shape[:1])
     per_user, per_item = (rows == ((a,), (b,)) for a, b in zip(SMALL, LARGE, strict=True))
     first = int(per_user or per_item)

@@ -27,6 +27,11 @@ def check(make: Make, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) 
         module = built(make, *LARGE).train()
         _check_layers(module)
         scores = _scored(module)
+        if not torch.isfinite(scores).all():
+            raise ValueError(
+                "The module gives scores that are not finite although it is new. Look at its first "
+                "numbers, and for a division by zero or the logarithm of a negative number."
+            )
         if not torch.equal(scores, _scored(module)):
             raise ValueError(
                 "The module gives other scores when called again, so it draws random numbers. "
@@ -77,6 +82,10 @@ def _scored(module):
             f"module(users, items) must return a score for each pair, in the shape of users: "
             f"got {got} for {tuple(USERS.shape)}. Did you forget .squeeze(-1)?"
         )
+    if scores.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"module(users, items) must return scores in float32 or float64, got {scores.dtype}."
+        )
     return scores
 
 
@@ -114,7 +123,14 @@ def _called(given):
 
 
 def _check_loss(loss, scores):
-    losses = loss(scores, torch.ones_like(scores))
+    try:
+        losses = loss(scores, torch.ones_like(scores))
+    except Exception as error:
+        raise ValueError(
+            f"loss could not be computed: {type(error).__name__}: {error}. It is called as "
+            "loss(scores, targets) with two tensors of one shape; of a class such as nn.MSELoss, "
+            'give an object: nn.MSELoss(reduction="none").'
+        ) from error
     if not torch.is_tensor(losses) or losses.shape != scores.shape:
         got = tuple(losses.shape) if torch.is_tensor(losses) else type(losses).__name__
         raise ValueError(

@@ -412,8 +412,8 @@ def _check_rates(rates, layout):
 
 def _check_device(device):
     try:
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
-            f'device={device!r} is not there: {str(error).splitlines()[0]} Use "cpu".'
+            f'device={device!r} is not there: {str(error).splitlines()[0].rstrip(".")}. Use "cpu".'
         ) from error

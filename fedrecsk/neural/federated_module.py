@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+from torch import nn
 
 from fedrecsk._docs import documented
 from fedrecsk.neural._net import Net
 from fedrecsk.neural.base import NeuralRecommender
 from fedrecsk.neural.modules import GMF
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @documented
@@ -142,6 +141,16 @@ class FederatedModule(NeuralRecommender):
         "module": [Net, callable, None],
         "private": ["array-like"],
     }
+
+    def _check_before_fit(self):
+        made = self.module.module if isinstance(self.module, Net) else self.module
+        if isinstance(made, nn.Module):
+            kind = type(made).__name__
+            raise TypeError(
+                f"module is an object of {kind}, already built; give its class, {kind}, or "
+                f"Net({kind}, ...) with the arguments of its constructor."
+            )
+        super()._check_before_fit()
 
     def _make(self, n_users, n_items):
         net = GMF if self.module is None else self.module

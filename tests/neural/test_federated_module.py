@@ -262,6 +262,10 @@ def branch(module, scores, users, items):
         (changed(dense=lambda m: nn.Linear(m.n_items, 2)), "The shape of dense.weight"),
         (changed(padded=lambda m: nn.Embedding(4, 2, padding_idx=0)), "Embedding with padding_idx"),
         (changed(fixed=lambda m: nn.Parameter(torch.ones(1), False)), "fixed has requires_grad"),
+        (changed(half=lambda m: nn.Linear(1, 1).half()), "half.weight has dtype torch.float16"),
+        (changed(extra=lambda m, s, u, i: s / 0 * 0), "scores that are not finite"),
+        (changed(extra=lambda m, s, u, i: s.long()), "float32 or float64, got torch.int64"),
+        (lambda n_users, n_items: nn.Identity(), "The module has no parameters"),
     ],
 )
 def test_modules_that_cannot_be_simulated_are_refused(toy, module, match):
@@ -283,12 +287,20 @@ def test_modules_that_cannot_be_simulated_are_refused(toy, module, match):
         ({"optimizer": torch.optim.Adafactor}, "Adafactor mixes coordinates"),
         ({"device": "cuda:77"}, "device='cuda:77' is not there"),
         ({"device": "abacus"}, "device='abacus' is not there"),
+        ({"device": "meta"}, "device='meta' is not there"),
+        ({"loss": nn.MSELoss}, "loss could not be computed: .*give an object"),
         ({"loss": lambda scores, targets: (scores - targets).mean()}, 'Use reduction="none"'),
     ],
 )
 def test_wrong_parameters_are_refused(toy, parameters, match):
     with pytest.raises(ValueError, match=match):
         FederatedModule(**parameters).fit(*toy)
+
+
+@pytest.mark.parametrize("wrap", [lambda module: module, Net])
+def test_a_module_that_is_already_built_is_refused(toy, wrap):
+    with pytest.raises(TypeError, match="object of GMF, already built; give its class, GMF"):
+        FederatedModule(wrap(GMF(3, 5))).fit(*toy)
 
 
 def test_a_nan_names_round_and_client(toy):
