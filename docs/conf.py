@@ -118,6 +118,8 @@ FOR_AUTHORS = {
     "fedrecsk.federated": ["pack_codes", "unpack_codes"],
     "fedrecsk.federated.base": ["FederatedRecommender"],
     "fedrecsk.interactions": ["catalogue_ids", "encode"],
+    "fedrecsk.neural.base": ["NeuralRecommender"],
+    "fedrecsk.neural.modules": ["GMF", "MLP", "NeuMF", "ScoreFunction"],
     "fedrecsk.simulation.blocks": ["Block", "of_clients"],
     "fedrecsk.simulation.clients": ["Registration"],
     "fedrecsk.simulation.contributions": ["Contribution"],

@@ -292,8 +292,9 @@ class Trainer:
             if all(bool(torch.isfinite(value[place]).all()) for value in after.values()):
                 raise ClientFailed(
                     int(clients[place]),
-                    "the loss is NaN although all parameters are finite. Look for a division by "
-                    "zero or the logarithm of a negative number in the module or in loss.",
+                    "the loss is NaN although all parameters are finite. Lower learning_rate, if "
+                    "scores have exploded; otherwise look for a division by zero or the logarithm "
+                    "of a negative number in the module or in loss.",
                 )
 
 
