@@ -211,7 +211,8 @@ class Trainer:
         mass = weight.sum(-1)
         weight = weight / mass.clamp_min(torch.finfo(weight.dtype).tiny).unsqueeze(-1)
         # Batches are full, up to the last one of an epoch.
-        widths = ((weight > 0).any(dim=1) * torch.arange(1, weight.shape[-1] + 1)).amax(dim=-1)
+        places = torch.arange(1, weight.shape[-1] + 1, device=weight.device)
+        widths = ((weight > 0).any(dim=1) * places).amax(dim=-1).tolist()
         optimizers, n, total = self._optimizers(after), len(clients), 0.0
         for step in range(int(n_steps.max(initial=0))):
             going = int(np.searchsorted(-n_steps, -step))
@@ -219,7 +220,7 @@ class Trainer:
                 n = going
                 for optimizer in optimizers:
                     optimizer.keep_first(n)
-            batch = slice(0, n), slice(0, int(widths[step]))
+            batch = slice(0, n), slice(0, widths[step])
             for number, optimizer in enumerate(optimizers):
                 places = self._places(what[step][batch], after)
                 leaves = self._leaves(after, places, optimizer.names, n)
