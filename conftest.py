@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 HAS_TORCH = find_spec("torch") is not None
-collect_ignore = [] if HAS_TORCH else ["fedrecsk/neural", "tests/neural"]
+collect_ignore = [] if HAS_TORCH else ["fedrecsk/neural", "tests/neural", "tests/reference/neural"]
 
 
 def pytest_report_header():

@@ -247,7 +247,8 @@ COMMANDS = {
 }
 
 
-if __name__ == "__main__":
+def main(argv=None):
+    """Run one of the benchmarks."""
     parser = command_line("neural", __doc__)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
@@ -256,5 +257,9 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--n-jobs", type=int, default=1)
     parser.add_argument("--data-home")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     COMMANDS[options.command](options)
+
+
+if __name__ == "__main__":
+    main()

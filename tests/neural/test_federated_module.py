@@ -15,7 +15,7 @@ from fedrecsk.federated import _fit
 from fedrecsk.neural import FederatedModule, Net
 from fedrecsk.neural.modules import GMF, NeuMF
 from tests.conftest import fits_in_blocks
-from tests.reference import federated_module as reference
+from tests.reference.neural import federated_module as reference
 
 
 class Everything(nn.Module):

@@ -16,7 +16,7 @@ from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.test_fcf import turns_of
 from tests.federated.test_wmf import key_of
-from tests.reference import metamf as reference
+from tests.reference.neural import metamf as reference
 from tests.simulation.loopback import Deployment
 
 

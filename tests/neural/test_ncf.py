@@ -15,7 +15,7 @@ from fedrecsk.neural import ncf as ncf_file  # noqa: E402
 from fedrecsk.neural._ncf_network import Network, Room  # noqa: E402
 from fedrecsk.simulation.keys import Key  # noqa: E402
 from tests.conftest import make_toy  # noqa: E402
-from tests.reference import ncf as reference  # noqa: E402
+from tests.reference.neural import ncf as reference  # noqa: E402
 
 ARCHITECTURES = ["neumf", "gmf", "mlp"]
 NETWORKS = [

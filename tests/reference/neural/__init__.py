@@ -1,0 +1,1 @@
+"""References of neural methods, which need torch."""
