@@ -1,6 +1,6 @@
 """Scores and gradients of GMF, MLP and NeuMF, derived by hand.
 
-Equal to those of :mod:`fedrecsk.neural.modules` in torch, for half the CPU time: all examples of a
+Equal to those of ``fedrecsk.neural.modules`` in torch, for half the CPU time: all examples of a
 row of X have one user, so the user's half of the first layer is computed once for all of them, and
 memory is used again from batch to batch.
 """

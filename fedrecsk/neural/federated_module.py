@@ -33,7 +33,7 @@ class FederatedModule(NeuralRecommender):
         :class:`Net` with further arguments. ``module(users, items)`` must return the scores of
         pairs of codes, in the shape of `users`. None: :class:`~fedrecsk.neural.modules.GMF`.
     private : sequence of str, default=("user*",)
-        Patterns (as in :mod:`fnmatch`) of the names of private parameters. All parameters with a
+        Patterns (as in ``fnmatch``) of the names of private parameters. All parameters with a
         row per user must be among them.
     loss : {"bce", "squared"} or callable, default="bce"
         Cross-entropy with sampled negatives; half the squared error of ratings, without negatives;

@@ -116,7 +116,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
 
     See Also
     --------
-    FedFast : Also lets the server know every user's vector.
+    fedrecsk.FedFast : Also lets the server know every user's vector.
 
     Notes
     -----

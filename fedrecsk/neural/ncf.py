@@ -100,7 +100,7 @@ class NCF(RankingMixin, Epochs):
     item_factors_ : ndarray of shape (n_items, width), dtype float32
         A row (q_i, q'_i) for each item.
     weights_ : dict of str to ndarray
-        Weights and biases of the layers, under the names of :mod:`fedrecsk.neural.modules`.
+        Weights and biases of the layers, under the names of ``fedrecsk.neural.modules``.
     global_bias_ : float
         Weighted mean of the ratings; only with ``loss="squared"``.
     rating_range_ : tuple of float
@@ -371,7 +371,7 @@ class NCF(RankingMixin, Epochs):
 
         Returns
         -------
-        module : GMF, MLP or NeuMF of :mod:`fedrecsk.neural.modules`
+        module : GMF, MLP or NeuMF of ``fedrecsk.neural.modules``
             ``module(users, items)`` gives the scores, before the sigmoid, of positions in
             `user_ids_` and `item_ids_`.
 

@@ -83,7 +83,7 @@ class PFedRec(NeuralRecommender):
     See Also
     --------
     FedNCF : Keeps user vectors private and shares the layers.
-    FedMF : The same scores with b_u = 0; users' vectors begin at random.
+    fedrecsk.FedMF : The same scores with b_u = 0; users' vectors begin at random.
 
     Notes
     -----
