@@ -534,7 +534,7 @@ SIGNATURES = {
             "layers": (64, 32, 16, 8),
             "loss": "bce",
             "n_negatives": 4,
-            "batch_size": 512,
+            "batch_size": 256,
             "reg": 0.0003,
             "init_std": 0.1,
         },
@@ -593,7 +593,7 @@ SIGNATURES = {
         {"n_factors": 32},
         {
             "items": None,
-            "n_rounds": 1000,
+            "n_rounds": 750,
             "client_fraction": 0.01,
             "early_stopping": False,
             "validation_fraction": 0.1,

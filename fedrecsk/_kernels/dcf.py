@@ -127,9 +127,11 @@ def descend(start, stop, side, others, linear, codes, n_sweeps, scratch, loss):
             if changed == 0 or sweep == n_sweeps:
                 break
         close_row(row, codes, signs)
+        total = 0.0
         for q in range(n):
             rest = float(scratch.left[q])
-            loss[0] += rest * rest / max(side.weights[np.uint64(first + q)], 1)
+            total += rest * rest / max(side.weights[np.uint64(first + q)], 1)
+        loss[0] += total
 
 
 @kernel
@@ -157,13 +159,15 @@ def relax(start, stop, side, others, linear, ridge, vectors, scratch):
         n = side.indptr[row + 1] - first
         weight = 0.0
         for q in range(n):
+            weight += side.weights[np.uint64(first + q)]
+        for q in range(n):
             place = np.uint64(first + q)
             other, dot = side.others[place], 0.0
             for k in range(n_bits):
-                dot += others[other, k] * vectors[row, k]
                 columns[k, np.uint64(q)] = others[other, k]
+            for k in range(n_bits):
+                dot += others[other, k] * vectors[row, k]
             left[q] = side.pulls[place] - side.weights[place] * dot
-            weight += side.weights[place]
         for k in range(n_bits):
             curvature, pull = ridge * weight, linear[row, k] - ridge * weight * vectors[row, k]
             for q in range(n):

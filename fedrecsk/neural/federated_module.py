@@ -128,7 +128,7 @@ class FederatedModule(NeuralRecommender):
     ...         return (self.user(users) * self.item(items)).sum(-1)
     >>> X, _ = make_ratings(n_users=50, n_items=30, n_ratings=400, random_state=0)
     >>> model = FederatedModule(Net(Dot, width=4), learning_rate=0.05, n_rounds=5, random_state=0)
-    >>> model.fit(X).recommend([X[0, 0]], n=3)[0].shape
+    >>> model.fit(X).recommend([X[0, 0]], 3)[0].shape
     (1, 3)
     """
 
