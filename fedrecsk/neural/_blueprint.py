@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 # Building a module takes milliseconds, and the hooks of a round need it many times.
 _KEPT: deque[Blueprint] = deque(maxlen=16)
-_LOCK = threading.Lock()
 
 
 class Blueprint:
@@ -49,8 +48,7 @@ def blueprint(estimator: NeuralRecommender) -> Blueprint:
         if _is_same(kept.origin, origin):
             return kept
     made = Blueprint(estimator)
-    with _LOCK:
-        _KEPT.append(made)
+    _KEPT.append(made)
     return made
 
 

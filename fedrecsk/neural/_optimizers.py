@@ -42,11 +42,37 @@ class Descent(ABC):
         self.names = list(parameters)
         self.parameters = list(parameters.values())
         self.rates = rates
+
+    @abstractmethod
+    def step(self, gradients: list[Tensor | Rows]) -> None:
+        """Move all parameters, in place."""
+
+    def keep_first(self, n: int) -> None:
+        """Go on with the first `n` clients; the others stay as they are."""
+        self.parameters = [one[:n] for one in self.parameters]
+
+
+class Sgd(Descent):
+    """Stochastic gradient descent, as ``torch.optim.SGD(..., lr=rate)``."""
+
+    def step(self, gradients):
+        for parameter, gradient, rate in zip(self.parameters, gradients, self.rates, strict=True):
+            if isinstance(gradient, Rows):
+                rows = _flat(parameter, gradient)
+                rows.index_add_(0, gradient.places, gradient.values, alpha=-rate)
+            else:
+                parameter.add_(gradient, alpha=-rate)
+
+
+class WholeTables(Descent):
+    """An optimiser that needs the gradient of every row, also where it is zero."""
+
+    def __init__(self, parameters, rates):
+        super().__init__(parameters, rates)
         # The gradients of tables, zero between two steps.
         self._dense: dict[str, Tensor] = {}
 
-    def step(self, gradients: list[Tensor | Rows]) -> None:
-        """Move all parameters, in place."""
+    def step(self, gradients):
         self._move([self._whole(*one) for one in zip(self.names, gradients, strict=True)])
         for name, gradient in zip(self.names, gradients, strict=True):
             if isinstance(gradient, Rows):
@@ -56,9 +82,8 @@ class Descent(ABC):
     def _move(self, gradients: list[Tensor]) -> None:
         """Move all parameters by gradients of their own shapes."""
 
-    def keep_first(self, n: int) -> None:
-        """Go on with the first `n` clients; the others stay as they are."""
-        self.parameters = [one[:n] for one in self.parameters]
+    def keep_first(self, n):
+        super().keep_first(n)
         self._dense = {name: one[:n] for name, one in self._dense.items()}
 
     def _whole(self, name, gradient):
@@ -73,22 +98,7 @@ class Descent(ABC):
         return whole
 
 
-class Sgd(Descent):
-    """Stochastic gradient descent, as ``torch.optim.SGD(..., lr=rate)``."""
-
-    def step(self, gradients):
-        for parameter, gradient, rate in zip(self.parameters, gradients, self.rates, strict=True):
-            if isinstance(gradient, Rows):
-                rows = _flat(parameter, gradient)
-                rows.index_add_(0, gradient.places, gradient.values, alpha=-rate)
-            else:
-                parameter.add_(gradient, alpha=-rate)
-
-    def _move(self, gradients):
-        self.step(gradients)
-
-
-class Adam(Descent):
+class Adam(WholeTables):
     """Adam, as ``torch.optim.Adam(..., lr=rate)``.
 
     The function of torch is used instead of its class, because that imports torch's compiler, which
@@ -114,7 +124,7 @@ class Adam(Descent):
         self.means, self.squares = ([one[:n] for one in m] for m in (self.means, self.squares))
 
 
-class Foreign(Descent):
+class Foreign(WholeTables):
     """An optimiser of torch, or one with the same interface.
 
     Parameters

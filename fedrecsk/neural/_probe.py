@@ -100,9 +100,8 @@ def _check_rows(make, module, layout, scores):
     first = torch.zeros(4, 1, dtype=torch.int64)
     try:
         with torch.no_grad():
-            alone = vmap(lambda *given: functional_call(empty, *_called(given)))(
-                stacked, first, first
-            )
+            score = vmap(lambda own, *pairs: functional_call(empty, own, pairs))
+            alone = score(stacked, first, first)
     except Exception as error:
         raise ValueError(
             f"The module could not be vectorised over clients: {type(error).__name__}: {error}. "
@@ -115,11 +114,6 @@ def _check_rows(make, module, layout, scores):
             "Clients hold some rows only, so the same item has other codes there; let each "
             "feature of an item be a parameter with a row per item."
         )
-
-
-def _called(given):
-    parameters, users, items = given
-    return parameters, (users, items)
 
 
 def _check_loss(loss, scores):

@@ -255,9 +255,8 @@ class Trainer:
 
     def _scores(self, leaves, users):
         items = torch.arange(users.shape[1], device=users.device).expand_as(users)
-        return vmap(lambda *given: functional_call(self.module, given[0], given[1:]))(
-            leaves, users, items
-        )
+        score = vmap(lambda own, *pairs: functional_call(self.module, own, pairs))
+        return score(leaves, users, items)
 
     def _take_step(self, optimizer, losses, leaves, places):
         own = [leaves[name] for name in optimizer.names]
