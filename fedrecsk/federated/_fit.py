@@ -216,9 +216,9 @@ class Loop:
     def _exchange(self, clients, step):
         """Let devices send something to the others of their groups, without the server."""
         server = self.server
-        letters = list(self.parallel(delayed(one.exchange)(server.round, step) for one in clients))
+        messages = list(self.parallel(delayed(one.exchange)(server.round, step) for one in clients))
         means = deliver(
-            letters,
+            messages,
             [one.block.clients for one in clients],
             server.n_clients,
             server.ledger,
@@ -226,7 +226,7 @@ class Loop:
         )
         for one, received in zip(clients, means, strict=True):
             if received is not None:
-                one.hear(step, received)
+                one.end_exchange(step, received)
 
     def _show_adversary(self, busy, received, turn):
         """Show an adversary that forges uploads what its clients have received and computed."""

@@ -212,17 +212,17 @@ class FederatedRecommender(Recommender):
         Returns
         -------
         state : dict
-        letters : Letters
+        messages : GroupMessages
         """
         raise NotImplementedError(f"{type(self).__name__} needs _exchange(...).")
 
-    def _heard(self, block, state, means, turn, step):
-        """Clients: their state, given the mean of the letters in each client's group.
+    def _after_exchange(self, block, state, means, turn, step):
+        """Clients: their state, given the mean of the messages in each client's group.
 
-        `means` has a row for each client of the block: over its own letter and all that it
+        `means` has a row for each client of the block: over its own message and all that it
         received; zero for clients in no group.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs _heard(...).")
+        raise NotImplementedError(f"{type(self).__name__} needs _after_exchange(...).")
 
     @abstractmethod
     def _client_update(self, block, state, message, turn, key):

@@ -19,7 +19,7 @@ from fedrecsk.federated._rating_scale import RatingScale, scale_of
 from fedrecsk.federated._semidfegl_groups import Groups, clustered
 from fedrecsk.federated._server_step import ServerStep
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation.exchange import Letters
+from fedrecsk.simulation.exchange import GroupMessages
 from fedrecsk.simulation.messages import Dense, Message, PerClient, Rows, Uploads
 from fedrecsk.uploads import Form, Ragged
 
@@ -127,7 +127,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
           1  server sends e_i of own items, and to each client its group  _model
           2  clients embed their users up to layer 1                      _connect
           3  ... and send them to the other devices of the group          _exchange, step 0
-          4  clients finish z_u, their errors and gradients               _heard, _measure
+          4  clients finish z_u, their errors and gradients               _after_exchange, _measure
           5  ... and send what the others' embeddings depend on           _exchange, step 1
           6  clients step on (b_u, p_u); they upload z_u and gradients    _client_update
           7  server takes a step on the items                             _learned
@@ -151,7 +151,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
 
     *What is assumed.* Ratings, squared errors, biases and the penalties; fuzzy c-means on
     embeddings and items scaled to length 1; the `n_common` items of largest share as those
-    predicted, and a user in the cluster of its largest share; letters to every other device of
+    predicted, and a user in the cluster of its largest share; messages to every other device of
     the group; Adam on both sides; layer 0 of items in scores (further layers are the same for
     all own items of a user, and unrated items have none); an own item that is also a common one
     is two nodes. A client of several users counts as
@@ -350,13 +350,13 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
             state["met"][turn.active] = key.round
             self._connect(block, graph, message, groups, users)
             sent = self._factors(state["users"]) + (self.n_layers == 3) * graph.first
-            letters = _by_client(block, graph.scale * sent) / _n_users(block)
+            messages = _by_client(block, graph.scale * sent) / _n_users(block)
         else:
             self._measure(block, state, message, users)
-            letters = _by_client(block, graph.scale * self._factors(state["gradients"]))
-        return state, Letters(groups, letters)
+            messages = _by_client(block, graph.scale * self._factors(state["gradients"]))
+        return state, GroupMessages(groups, messages)
 
-    def _heard(self, block, state, means, turn, step):
+    def _after_exchange(self, block, state, means, turn, step):
         users, graph = block.users_of(turn.active), state["graph"]
         if step == 1:
             means = self._share * means / _n_users(block)

@@ -2,7 +2,7 @@
 
 from fedrecsk.simulation.clients import Clients
 from fedrecsk.simulation.device import Device
-from fedrecsk.simulation.exchange import Letters
+from fedrecsk.simulation.exchange import GroupMessages
 from fedrecsk.simulation.federation import Federation
 from fedrecsk.simulation.ledger import Ledger
 from fedrecsk.simulation.messages import (
@@ -28,8 +28,8 @@ __all__ = [
     "Device",
     "Federation",
     "Form",
+    "GroupMessages",
     "Ledger",
-    "Letters",
     "Message",
     "NetworkProfile",
     "Numbers",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.simulation.blocks import Block
-    from fedrecsk.simulation.exchange import Letters
+    from fedrecsk.simulation.exchange import GroupMessages
     from fedrecsk.simulation.federation import Federation
     from fedrecsk.simulation.keys import Key, Keys
 
@@ -254,7 +254,7 @@ class Clients:
             message = self._messages[self._last[ready][0]]
             self.group.follow(message, self.keys.at(round))
 
-    def exchange(self, round: int, step: int) -> Letters | None:
+    def exchange(self, round: int, step: int) -> GroupMessages | None:
         """Return what these clients send directly to others in a round; None if nothing.
 
         Parameters
@@ -269,15 +269,15 @@ class Clients:
             return None
         message = self._messages[round]
         self._begin(message, key)
-        self.state, letters = self.method._exchange(
+        self.state, messages = self.method._exchange(
             self.block, self.state, message, turn, step, key
         )
         self._met = turn
-        return letters
+        return messages
 
-    def hear(self, step: int, means: NDArray[np.float64]) -> None:
+    def end_exchange(self, step: int, means: NDArray[np.float64]) -> None:
         """Store the means over these clients' groups, after an `exchange` that sent something."""
-        self.state = self.method._heard(self.block, self.state, means, self._met, step)
+        self.state = self.method._after_exchange(self.block, self.state, means, self._met, step)
 
     def update(self, round: int) -> tuple[list[Contribution], NDArray[np.float64]]:
         """Run one local update. Repeated calls for the same round return the same answer.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedrecsk.simulation.ledger import Ledger
 
 
-class Letters(NamedTuple):
+class GroupMessages(NamedTuple):
     """Vectors of a block's clients, each of which goes to all other clients of the same group.
 
     Attributes
@@ -28,9 +28,9 @@ class Letters(NamedTuple):
     Two clients of group 4, and one that sends nothing:
 
     >>> import numpy as np
-    >>> from fedrecsk.simulation import Letters
-    >>> letters = Letters(np.array([4, 4, -1]), np.ones((3, 2)))
-    >>> letters.values.shape
+    >>> from fedrecsk.simulation import GroupMessages
+    >>> messages = GroupMessages(np.array([4, 4, -1]), np.ones((3, 2)))
+    >>> messages.values.shape
     (3, 2)
     """
 
@@ -39,21 +39,21 @@ class Letters(NamedTuple):
 
 
 def deliver(
-    letters: Iterable[Letters | None],
+    messages: Iterable[GroupMessages | None],
     clients: Iterable[NDArray[np.int64]],
     n_clients: int,
     ledger: Ledger,
     wire_dtype: str,
 ) -> list[NDArray[np.float64] | None]:
-    """Average the letters of each group, as each of its clients does, and count their bytes.
+    """Average the messages of each group, as each of its clients does, and count their bytes.
 
-    Every client sends its letter to each other client of its group. A letter that is not finite
+    Every client sends its message to each other client of its group. A message that is not finite
     is counted and then left out of the mean. Clients are added in the order of their codes, so
     that the means do not depend on the blocks.
 
     Parameters
     ----------
-    letters : iterable of Letters or None
+    messages : iterable of GroupMessages or None
         Those of each block; None for blocks that send nothing.
     clients : iterable of ndarray
         Codes of each block's clients.
@@ -61,15 +61,15 @@ def deliver(
         Number of clients in all blocks of the fit.
     ledger : Ledger
     wire_dtype : str
-        Type of the numbers in the letters.
+        Type of the numbers in the messages.
 
     Returns
     -------
     means : list of ndarray of shape (n_clients of the block, width), dtype float64, or None
-        For each block, the mean over each client's group, its own letter included; zero for
+        For each block, the mean over each client's group, its own message included; zero for
         clients that send nothing. None for blocks that send nothing.
     """
-    sent = [(c, one) for c, one in zip(clients, letters, strict=True)]
+    sent = [(c, one) for c, one in zip(clients, messages, strict=True)]
     widths = [one.values.shape[1] for _, one in sent if one is not None]
     if not widths:
         return [None for _ in sent]

@@ -13,7 +13,7 @@ from fedrecsk.model_selection import compare
 from fedrecsk.plotting import CostDisplay
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.simulation import Device, estimate_training_time
-from fedrecsk.simulation.exchange import Letters, deliver
+from fedrecsk.simulation.exchange import GroupMessages, deliver
 from fedrecsk.simulation.ledger import Ledger
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.test_explicit_fcf import first_items
@@ -66,7 +66,7 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
     for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
         np.testing.assert_allclose(fitted.item_factors_, server.items[:, first:], atol=1e-9)
         for span, device in zip(spans, devices, strict=True):
-            if device.heard is None:
+            if device.received is None:
                 continue
             for u, code in enumerate(range(span.start, span.stop)):
                 z, bias = reference.final_user(model, device, u, server.items)
@@ -159,18 +159,18 @@ def test_groups_are_soft_clusters_of_users_and_items():
     assert len(clustered(users, ~known & known, items, 2, 2, 1.2, rng).items) == 0
 
 
-def test_letters_reach_their_group_alone():
+def test_messages_reach_their_group_alone():
     ledger = Ledger(np.arange(6))
     ledger.open("round", 0)
     nan = [np.nan, 0]
     blocks = [
-        Letters(np.array([1, -1, 0]), np.array([[1.0, 2], [9, 9], [3, 4]])),
+        GroupMessages(np.array([1, -1, 0]), np.array([[1.0, 2], [9, 9], [3, 4]])),
         None,
-        Letters(np.array([1, 1]), np.array([[3.0, 6], nan])),
+        GroupMessages(np.array([1, 1]), np.array([[3.0, 6], nan])),
     ]
     clients = [np.array([0, 1, 2]), np.array([4]), np.array([3, 5])]
     means = deliver(blocks, clients, 6, ledger, "float32")
-    # The letter that is not finite does no harm.
+    # The message that is not finite does no harm.
     np.testing.assert_allclose(means[0], [[2, 4], [0, 0], [3, 4]])
     assert means[1] is None
     np.testing.assert_allclose(means[2], [[2, 4], [2, 4]])

@@ -26,12 +26,12 @@ def layers_of_group(model, devices, n_devices):
     common = [list(common) for _, _, common in devices]
     sums = [list(one) for one in layer]
     for _ in range(model.n_layers):
-        letters = []
+        messages = []
         for k, (users, _, _) in enumerate(devices):
             scaled = [e / np.sqrt(deg) for e, deg in zip(layer[k], degrees[k], strict=True)]
-            letters.append(sum(scaled) / len(users))
+            messages.append(sum(scaled) / len(users))
         # Devices that are away are taken to send what the others send on average.
-        heard = n_devices * sum(letters) / len(letters)
+        received = n_devices * sum(messages) / len(messages)
         new, new_leaves, new_common = [], [], []
         for k, (users, _, _) in enumerate(devices):
             e_new, l_new = [], []
@@ -45,7 +45,7 @@ def layers_of_group(model, devices, n_devices):
                 l_new.append([layer[k][u] / root for _ in leaves[k][u]])
             new.append(e_new)
             new_leaves.append(l_new)
-            new_common.append([heard / np.sqrt(n_devices) for _ in common[k]])
+            new_common.append([received / np.sqrt(n_devices) for _ in common[k]])
         layer, leaves, common = new, new_leaves, new_common
         sums = [
             [s + e for s, e in zip(a, b, strict=True)] for a, b in zip(sums, layer, strict=True)
@@ -86,7 +86,7 @@ class Device:
         self.own = [np.flatnonzero(one) for one in w]
         self.p = np.zeros((n, model.n_factors), dtype=complex)
         self.bias = np.zeros(n, dtype=complex)
-        self.Q = self.common = self.heard = None
+        self.Q = self.common = self.received = None
         self.group, self.n_devices = -1, 1
         self.steps = [Adam(_AdamOf(model)) for _ in range(n)]
 
@@ -123,7 +123,7 @@ class _AdamOf:
         self.learning_rate = model.user_learning_rate
 
 
-def letter(model, node, n_devices):
+def message(model, node, n_devices):
     """The sum of the layers that reach other devices, as a device sends it."""
     users, Q, common = node
     total = 0
@@ -157,9 +157,9 @@ def update_group(model, devices, connected):
             np.testing.assert_allclose(other, by_common[0], atol=1e-12)
         uploads.append((gradient, by_common[0] if connected else None, np.mean(own_z, axis=0).real))
         steps.append((derivative(loss, one.p), derivative(loss, one.bias)))
-    letters = [letter(model, node, n_devices) for node in nodes]
+    messages = [message(model, node, n_devices) for node in nodes]
     for one, (_, _, common), step in zip(devices, nodes, steps, strict=True):
-        one.heard = letters, common.copy(), n_devices
+        one.received = messages, common.copy(), n_devices
         one.step(*step)
     return uploads
 
@@ -261,7 +261,7 @@ def run(model, devices, server, turns, key):
 
 def final_user(model, device, u, items):
     """(z_u, b_u) with the final items, and the others' embeddings of the device's last round."""
-    letters, common, n_devices = device.heard
+    messages, common, n_devices = device.received
     degree = len(device.own[u]) + len(common)
     root, own = np.sqrt(degree), len(device.own[u]) / degree
     first = sum(items[i, -model.n_factors :] for i in device.own[u]) / root
@@ -269,5 +269,5 @@ def final_user(model, device, u, items):
         first = first + c / (root * np.sqrt(n_devices))
     p = device.p[u].real
     z = [p, first, own * p, own * first][: model.n_layers + 1]
-    others = len(common) / root * np.mean(letters, axis=0)
+    others = len(common) / root * np.mean(messages, axis=0)
     return (sum(z) + others).real / (model.n_layers + 1), device.bias[u].real
