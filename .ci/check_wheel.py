@@ -107,7 +107,15 @@ def main():
         empty = places[3]
         venv.create(folder / "venv", with_pip=True)
         python = folder / "venv" / "bin" / "python"
-        install = (python, "-m", "pip", "install", "--quiet", "-c", ROOT / ".ci" / "constraints.txt")
+        install = (
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "-c",
+            ROOT / ".ci" / "constraints.txt",
+        )
         run(*install, wheel, folder=empty)
         run(python, "-c", IMPORT_ALL, folder=empty)
         run(*install, f"{wheel}[{EXTRAS}]", folder=empty)

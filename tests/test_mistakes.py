@@ -194,3 +194,8 @@ def test_iso_dates_as_timestamps(splitter):
     texts = pd.to_datetime(X[:, 2], unit="s").strftime("%m/%d/%Y")
     with pytest.raises(ValueError, match=r"'.*/2020' is not an ISO date.*pandas.to_datetime"):
         splitter.fit(FRAME.assign(timestamp=texts))
+
+
+def test_ratings_are_left_out_where_they_are_learned():
+    with pytest.raises(ValueError, match="requires y to be passed"):
+        FedMF(loss="squared").fit(X)

@@ -20,6 +20,7 @@ from fedrecsk.uploads import Form
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from sklearn.utils import Tags
 
 # Up to this many negatives are accepted for any catalogue, so that the default always works.
 FEW_NEGATIVES = 4
@@ -96,9 +97,10 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
 
     # --------------------------------------------------------------------- predictions
 
-    @property
-    def _sees_ratings(self):
-        return self.loss == "squared"
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = self.loss == "squared"
+        return tags
 
     @property
     def _needs_positives(self):

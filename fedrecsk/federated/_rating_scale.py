@@ -1,7 +1,6 @@
 """The parameter `rating_scale` of federated methods."""
 
 from fedrecsk._rating_scale import check_ratings, check_scale
-from fedrecsk._rating_scale import scale_of as scale_of
 
 
 class RatingScale:

@@ -10,13 +10,14 @@ import numpy as np
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._rating_scale import scale_of
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_fcf import explicit_fcf as invert
 from fedrecsk.attacks._unmixing import by_lines
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
-from fedrecsk.federated._rating_scale import RatingScale, scale_of
+from fedrecsk.federated._rating_scale import RatingScale
 from fedrecsk.federated._server_step import ServerStep
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Rows, Uploads

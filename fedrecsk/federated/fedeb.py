@@ -10,13 +10,14 @@ import numpy as np
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._rating_scale import scale_of
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_fedeb import fedeb as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated import _item_prior
 from fedrecsk.federated._fedeb_scales import Scales, learned
 from fedrecsk.federated._item_rows import OwnRows, layout_of
-from fedrecsk.federated._rating_scale import RatingScale, scale_of
+from fedrecsk.federated._rating_scale import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Rows, Uploads
 from fedrecsk.simulation.participation import Turn

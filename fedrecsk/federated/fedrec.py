@@ -11,11 +11,12 @@ import numpy as np
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
 from fedrecsk._pieces import pieces
+from fedrecsk._rating_scale import scale_of
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_fedrec import fedrec as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._bias_column import BiasColumn
-from fedrecsk.federated._rating_scale import RatingScale, scale_of
+from fedrecsk.federated._rating_scale import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Summed, Uploads
 from fedrecsk.uploads import Form, Ragged

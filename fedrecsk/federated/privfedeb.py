@@ -10,6 +10,7 @@ import numpy as np
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._rating_scale import scale_of
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk._warnings import warn
 from fedrecsk.base import RatingMixin
@@ -23,7 +24,7 @@ from fedrecsk.federated._privfedeb_server import (
     Release,
     gains,
 )
-from fedrecsk.federated._rating_scale import RatingScale, scale_of
+from fedrecsk.federated._rating_scale import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Uploads
 from fedrecsk.simulation.participation import Turn

@@ -11,13 +11,14 @@ from scipy.special import expit, logit
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._rating_scale import scale_of
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_rfrec import rfrec as invert
 from fedrecsk.attacks._unmixing import by_lines
 from fedrecsk.base import RatingMixin, linear_scores
 from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._own_items import OwnItems
-from fedrecsk.federated._rating_scale import RatingScale, scale_of
+from fedrecsk.federated._rating_scale import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message, Uploads
 from fedrecsk.uploads import Common, Form, Ragged, all_finite

@@ -10,12 +10,13 @@ import numpy as np
 
 from fedrecsk import _kernels
 from fedrecsk._docs import documented
+from fedrecsk._rating_scale import scale_of
 from fedrecsk._sklearn import Interval
 from fedrecsk.attacks._inversion_semidfegl import semidfegl as invert
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
-from fedrecsk.federated._rating_scale import RatingScale, scale_of
+from fedrecsk.federated._rating_scale import RatingScale
 from fedrecsk.federated._semidfegl_groups import Groups, clustered
 from fedrecsk.federated._server_step import ServerStep
 from fedrecsk.federated.base import FederatedRecommender

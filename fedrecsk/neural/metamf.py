@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from fedrecsk._docs import documented
+from fedrecsk._rating_scale import scale_of
 from fedrecsk._sklearn import Interval
 from fedrecsk.base import RatingMixin
 from fedrecsk.federated._item_rows import OwnRows
-from fedrecsk.federated._rating_scale import RatingScale, scale_of
+from fedrecsk.federated._rating_scale import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.neural._metamf_message import Made, received
 from fedrecsk.neural._metamf_network import (

@@ -25,6 +25,8 @@ from fedrecsk.simulation.keys import Key
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sklearn.utils import Tags
+
 # Steps on a new user's vectors, each on all of its examples, and their learning rate.
 STEPS_OF_THE_NEW = 60
 RATE_OF_THE_NEW = 0.03
@@ -337,9 +339,10 @@ class NCF(RankingMixin, Epochs):
             "_means": means,
         }
 
-    @property
-    def _sees_ratings(self):
-        return self.loss == "squared"
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = self.loss == "squared"
+        return tags
 
     def _response(self, scores):
         if self.loss == "bce":
