@@ -1,10 +1,7 @@
 """Measure NCF: ``python -m benchmarks.ncf COMMAND``.
 
-All ratings are positives, except in `rmse`. The last row of each user is ranked among 99 items that
-its user has not rated; HR@10 and NDCG@10 are means over users, ties in expectation.
-MovieLens-1M has the test rows and negatives of the files below; in MovieLens-100k the last row is
-the latest, and negatives are drawn by a seed. `choices` ranks one random training row of each
-user and never reads a test row. RMSE is that of random 80/20 splits.
+The protocols are those of `benchmarks._quality`. `choices` ranks one random training row of each
+user and never reads a test row.
 
 Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. MovieLens-1M
 also needs the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
@@ -19,13 +16,12 @@ import torch
 from sklearn.base import clone
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from benchmarks import _quality
 from benchmarks._command_line import command_line
-from benchmarks._seeds import choosing, reported, untested
-from benchmarks.centralized import load, rmse
-from benchmarks.centralized import split as rating_split
-from benchmarks.lightfr import drawn_negatives, hits, last_but_one, leave_one_out
+from benchmarks._quality import split, validation
+from benchmarks._seeds import choosing
+from benchmarks.lightfr import hits
 from fedrecsk import BiasOnly, Popularity
-from fedrecsk.datasets import fetch_movielens
 from fedrecsk.neural import NCF
 
 MODELS = {
@@ -73,84 +69,25 @@ RATING_CHOICES = [
 ]
 
 
-def latest(options):
-    """ML-100k: training rows, the latest row of each user, and 99 negatives of each."""
-    X, _ = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
-    X = X[:, :3].astype(np.int64)
-    X = X[np.lexsort((X[:, 1], X[:, 2], X[:, 0]))]
-    last = np.append(X[1:, 0] != X[:-1, 0], True)
-    return X[~last, :2], X[last, :2], drawn_negatives(X, X[last])
-
-
-def split(name, options):
-    """Training rows, test rows and their negatives."""
-    if name == "100k":
-        return latest(options)
-    X, _, test, negatives = leave_one_out(options)
-    return X, test, negatives
-
-
 def quality(options):
-    """HR@10 and NDCG@10 on test rows: mean and standard deviation over seeds of the fit."""
-    for name in options.data:
-        X, test, negatives = split(name, options)
-        print(f"\n| {name} | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|", flush=True)
-        popular = hits(Popularity().fit(X), test, negatives)
-        print(f"| popularity | {popular[0]:.4f} | {popular[1]:.4f} | |", flush=True)
-        for label, model in chosen(MODELS, options):
-            scores, start = [], time.process_time()
-            for seed in reported(options.seeds):
-                scores.append(hits(seeded(model, seed).fit(X), test, negatives))
-            taken = (time.process_time() - start) / options.seeds
-            (hr, ndcg), spread = np.mean(scores, axis=0), np.std(scores, axis=0)
-            print(
-                f"| {label} | {hr:.4f} ± {spread[0]:.4f} | {ndcg:.4f} ± {spread[1]:.4f} "
-                f"| {taken:.0f} |",
-                flush=True,
-            )
+    """HR@10 and NDCG@10 on test rows."""
+    _quality.lists(chosen(MODELS, options), options, seeded)
 
 
 def choices(options):
     """Neighbours of the defaults, on a row of each user cut from the training rows."""
-    for name in options.data:
-        X, _, _ = split(name, options)
-        seed = choosing(1)[0]
-        inner, _, validation = last_but_one(X, X[:, 0], seed)
-        negatives = drawn_negatives(X, validation, seed)
-        print(f"\n| {name}, validation rows | HR@10 | NDCG@10 |\n|---|---|---|", flush=True)
-        for label, model in chosen(MODELS, options):
-            for changed in CHOICES[label]:
-                one = seeded(model, seed).set_params(**changed).fit(inner)
-                hr, ndcg = hits(one, validation, negatives)
-                print(f"| {label} {changed or 'as it is'} | {hr:.4f} | {ndcg:.4f} |", flush=True)
+    _quality.list_choices(chosen(MODELS, options), CHOICES, options, seeded)
 
 
-def rmse_command(options):
-    """RMSE on random fifths of the ratings: mean and standard deviation over splits."""
-    for name in options.data:
-        X, y = load(name, options)
-        print(f"\n| {name} | RMSE |\n|---|---|", flush=True)
-        for label, model in [("biases alone", BiasOnly()), *chosen(RATINGS, options)]:
-            errors = [
-                rmse(seeded(model, seed), *rating_split(X, y, seed))
-                for seed in reported(options.seeds)
-            ]
-            print(f"| {label} | {np.mean(errors):.4f} ± {np.std(errors):.4f} |", flush=True)
+def rmse(options):
+    """RMSE on random fifths of the ratings."""
+    models = {"biases alone": BiasOnly(), **chosen(RATINGS, options)}
+    _quality.ratings(models, options, seeded)
 
 
 def rating_choices(options):
     """RMSE of neighbours of the settings for ratings, on rows that `rmse` tests nowhere."""
-    seed = choosing(1)[0]
-    for name in options.data:
-        X, y = load(name, options)
-        tests = [rating_split(X, y, one)[2] for one in reported(options.seeds)]
-        kept = untested(X, tests)
-        part = rating_split(X[kept], y[kept], seed)
-        print(f"\n| {name}, validation rows | RMSE |\n|---|---|", flush=True)
-        for label, model in chosen(RATINGS, options):
-            for changed in RATING_CHOICES:
-                error = rmse(seeded(model, seed).set_params(**changed), *part)
-                print(f"| {label} {changed or 'as it is'} | {error:.4f} |", flush=True)
+    _quality.rating_choices(chosen(RATINGS, options), RATING_CHOICES, options, seeded)
 
 
 def speed(options):
@@ -158,12 +95,12 @@ def speed(options):
     for name in options.data:
         X, _, _ = split(name, options)
         print(f"\n| {name} | CPU s per epoch | plain torch |\n|---|---|---|", flush=True)
-        for label, model in chosen(MODELS, options):
+        for label, model in chosen(MODELS, options).items():
             clone(model).set_params(n_epochs=1).fit(X[:2000])
             taken = []
             for n_epochs in (1, 3):
                 start = time.process_time()
-                seeded(model, 0).set_params(n_epochs=n_epochs).fit(X)
+                seeded(model, 0, options).set_params(n_epochs=n_epochs).fit(X)
                 taken.append(time.process_time() - start)
             epoch, plain = (taken[1] - taken[0]) / 2, plain_epoch(model, X)
             print(f"| {label} | {epoch:.1f} | {plain:.1f} |", flush=True)
@@ -197,23 +134,20 @@ def plain_epoch(model, X, n_batches=100):
 def newcomers(options):
     """HR@10 of a fifth of the users, folded in after a fit to the others or in the fit."""
     for name in options.data:
-        X, _, _ = split(name, options)
-        seed = choosing(1)[0]
-        inner, _, validation = last_but_one(X, X[:, 0], seed)
-        negatives = drawn_negatives(X, validation, seed)
-        users = np.random.default_rng(seed).permutation(np.unique(X[:, 0]))
+        inner, held_out, negatives = validation(name, options)
+        users = np.random.default_rng(choosing(1)[0]).permutation(np.unique(inner[:, 0]))
         new = users[: len(users) // 5]
-        rows, test = np.isin(inner[:, 0], new), np.isin(validation[:, 0], new)
+        rows, test = np.isin(inner[:, 0], new), np.isin(held_out[:, 0], new)
         print(f"\n| {name}, new users | folded in | in the fit | popularity | ms a user |")
         print("|---|---|---|---|---|", flush=True)
         popular = Popularity().fit(inner)
-        for label, model in chosen(MODELS, options):
-            late, full = seeded(model, 0).fit(inner[~rows]), seeded(model, 0).fit(inner)
+        for label, model in chosen(MODELS, options).items():
+            late, full = (seeded(model, 0, options).fit(part) for part in (inner[~rows], inner))
             start = time.process_time()
             late.fold_in(inner[rows])
             each = 1000 * (time.process_time() - start) / len(new)
             scores = " | ".join(
-                f"{hits(one, validation[test], negatives[test])[0]:.4f}"
+                f"{hits(one, held_out[test], negatives[test])[0]:.4f}"
                 for one in (late, full, popular)
             )
             print(f"| {label} | {scores} | {each:.0f} |", flush=True)
@@ -221,10 +155,10 @@ def newcomers(options):
 
 def chosen(models, options):
     """The models that --only names, or all."""
-    return [(k, model) for k, model in models.items() if not options.only or k in options.only]
+    return {k: model for k, model in models.items() if not options.only or k in options.only}
 
 
-def seeded(model, seed):
+def seeded(model, seed, options):
     """A copy of the model with this seed, if it has one."""
     known = "random_state" in model.get_params()
     return clone(model).set_params(**({"random_state": seed} if known else {}))
@@ -232,8 +166,8 @@ def seeded(model, seed):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, choices, rating_choices, speed, newcomers)}
-    commands["rmse"] = rmse_command
+    commands = (quality, choices, rmse, rating_choices, speed, newcomers)
+    commands = {command.__name__: command for command in commands}
     parser = command_line("ncf", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])

@@ -1,9 +1,6 @@
 """Measure FedNCF and PFedRec: ``python -m benchmarks.neural COMMAND``.
 
-All ratings are positives, except in `ratings`. The last row of each user is ranked among 99 items
-that its user has not rated. MovieLens-1M has the test rows and negatives of the files below; in
-MovieLens-100k the last row is the latest, and negatives are drawn by a seed. RMSE is that of
-random 80/20 splits. `choices` and `rating-choices` read no test row.
+The protocols are those of `benchmarks._quality`. `choices` and `rating-choices` read no test row.
 
 Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. MovieLens-1M
 also needs the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
@@ -20,13 +17,11 @@ import torch
 from sklearn.base import clone
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks import _quality
 from benchmarks._command_line import command_line
-from benchmarks._seeds import choosing, reported, untested
-from benchmarks.centralized import load, rmse
-from benchmarks.centralized import split as rating_split
-from benchmarks.lightfr import drawn_negatives, hits, last_but_one
-from benchmarks.ncf import split
-from fedrecsk import Popularity
+from benchmarks._quality import row, split
+from benchmarks._seeds import reported
+from benchmarks.lightfr import hits
 from fedrecsk.federated._fit import Loop
 from fedrecsk.neural import FedNCF, PFedRec
 
@@ -80,7 +75,7 @@ def speed(options):
         print(
             f"\n| {name} | clients | CPU s a round | a plain loop | times |\n|---|---|---|---|---|"
         )
-        for label, model in chosen(options):
+        for label, model in chosen(options).items():
             plain = plain_seconds(label, model, X) * n_clients
             for share in (60 / n_clients, 1.0):
                 one = clone(model).set_params(n_rounds=4, client_fraction=share, random_state=0)
@@ -137,17 +132,8 @@ def _optimizers(label, model, module, n_items):
 
 
 def quality(options):
-    """HR@10 and NDCG@10 on test rows: mean and standard deviation over seeds of the fit."""
-    for name in options.data:
-        X, test, negatives = split(name, options)
-        print(f"\n| {name} | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|", flush=True)
-        popular = hits(Popularity().fit(X), test, negatives)
-        print(f"| popularity | {popular[0]:.4f} | {popular[1]:.4f} | |", flush=True)
-        for label, model in chosen(options):
-            start, scores = time.process_time(), []
-            for seed in reported(options.seeds):
-                scores.append(hits(seeded(model, seed, options).fit(X), test, negatives))
-            _row(label, scores, start)
+    """HR@10 and NDCG@10 on test rows."""
+    _quality.lists(chosen(options), options, seeded)
 
 
 def leak(options):
@@ -171,70 +157,33 @@ def leak(options):
                         model.fit(X)
                     scores.append(hits(model, test, negatives))
                 items = "items of the users' own" if personal else "the server's items"
-                _row(f"{items}, {'with the leak' if leaks else 'honest'}", scores, start)
+                row(f"{items}, {'with the leak' if leaks else 'honest'}", scores, start)
 
 
 def choices(options):
     """Neighbours of the defaults, on a row of each user cut from the training rows."""
-    for name in options.data:
-        X, _, _ = split(name, options)
-        seed = choosing(1)[0]
-        inner, _, validation = last_but_one(X, X[:, 0], seed)
-        negatives = drawn_negatives(X, validation, seed)
-        print(f"\n| {name}, validation rows | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|")
-        for label, model in chosen(options):
-            for changed in CHOICES[label]:
-                start = time.process_time()
-                one = seeded(model, seed, options).set_params(**changed).fit(inner)
-                _row(f"{label} {changed or 'as it is'}", [hits(one, validation, negatives)], start)
+    _quality.list_choices(chosen(options), CHOICES, options, seeded)
 
 
 def ratings(options):
-    """RMSE on random fifths of the ratings: mean and standard deviation over splits."""
-    for name in options.data:
-        X, y = load(name, options)
-        print(f"\n| {name} | RMSE |\n|---|---|", flush=True)
-        for label, model in RATINGS.items():
-            errors = [
-                rmse(seeded(model, seed, options), *rating_split(X, y, seed))
-                for seed in reported(options.seeds)
-            ]
-            print(f"| {label} | {np.mean(errors):.4f} ± {np.std(errors):.4f} |", flush=True)
+    """RMSE on random fifths of the ratings."""
+    _quality.ratings(RATINGS, options, seeded)
 
 
 def rating_choices(options):
     """RMSE of neighbours of the settings for ratings, on rows that `ratings` tests nowhere."""
-    seed = choosing(1)[0]
-    for name in options.data:
-        X, y = load(name, options)
-        tests = [rating_split(X, y, one)[2] for one in reported(options.seeds)]
-        kept = untested(X, tests)
-        part = rating_split(X[kept], y[kept], seed)
-        print(f"\n| {name}, validation rows | RMSE |\n|---|---|", flush=True)
-        for label, model in RATINGS.items():
-            for changed in RATING_CHOICES:
-                error = rmse(seeded(model, seed, options).set_params(**changed), *part)
-                print(f"| {label} {changed or 'as it is'} | {error:.4f} |", flush=True)
+    _quality.rating_choices(RATINGS, RATING_CHOICES, options, seeded)
 
 
 def chosen(options):
     """The models to run."""
-    return [(label, model) for label, model in MODELS.items() if label in options.only]
+    return {label: model for label, model in MODELS.items() if label in options.only}
 
 
 def seeded(model, seed, options):
     """A copy with this seed, and as many rounds as the command line says."""
     model = clone(model).set_params(random_state=seed, n_jobs=options.n_jobs)
     return model if options.rounds is None else model.set_params(n_rounds=options.rounds)
-
-
-def _row(label, scores, start):
-    taken = (time.process_time() - start) / len(scores)
-    (hr, ndcg), spread = np.mean(scores, axis=0), np.std(scores, axis=0)
-    print(
-        f"| {label} | {hr:.4f} ± {spread[0]:.4f} | {ndcg:.4f} ± {spread[1]:.4f} | {taken:.0f} |",
-        flush=True,
-    )
 
 
 COMMANDS = {

@@ -1,0 +1,113 @@
+"""Tables of quality that the benchmarks of NCF and of federated neural methods share.
+
+Lists: all ratings are positives, and the last row of each user is ranked among 99 items that its
+user has not rated; HR@10 and NDCG@10 are means over users, ties in expectation. MovieLens-1M has
+the test rows and negatives of He et al. (2017); in MovieLens-100k the last row is the latest, and
+negatives are drawn by a seed. Ratings: RMSE of random 80/20 splits.
+
+A function here takes the models (a dict from label to estimator), the options of the command line,
+and `fresh(model, seed, options)`, which copies a model for one fit.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from benchmarks._seeds import choosing, reported, untested
+from benchmarks.centralized import load, rmse
+from benchmarks.centralized import split as rating_split
+from benchmarks.lightfr import drawn_negatives, hits, last_but_one, leave_one_out
+from fedrecsk import Popularity
+from fedrecsk.datasets import fetch_movielens
+
+
+def split(name, options):
+    """Training rows, test rows and their negatives."""
+    if name == "100k":
+        return _latest(options)
+    X, _, test, negatives = leave_one_out(options)
+    return X, test, negatives
+
+
+def _latest(options):
+    """ML-100k: training rows, the latest row of each user, and 99 negatives of each."""
+    X, _ = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    X = X[:, :3].astype(np.int64)
+    X = X[np.lexsort((X[:, 1], X[:, 2], X[:, 0]))]
+    last = np.append(X[1:, 0] != X[:-1, 0], True)
+    return X[~last, :2], X[last, :2], drawn_negatives(X, X[last])
+
+
+def validation(name, options):
+    """Training rows without one random row of each user, these rows, and their negatives."""
+    X, _, _ = split(name, options)
+    seed = choosing(1)[0]
+    inner, _, rows = last_but_one(X, X[:, 0], seed)
+    return inner, rows, drawn_negatives(X, rows, seed)
+
+
+def lists(models, options, fresh):
+    """HR@10 and NDCG@10 on test rows: mean and standard deviation over seeds of the fit."""
+    for name in options.data:
+        X, test, negatives = split(name, options)
+        print(f"\n| {name} | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|", flush=True)
+        popular = hits(Popularity().fit(X), test, negatives)
+        print(f"| popularity | {popular[0]:.4f} | {popular[1]:.4f} | |", flush=True)
+        for label, model in models.items():
+            start, scores = time.process_time(), []
+            for seed in reported(options.seeds):
+                scores.append(hits(fresh(model, seed, options).fit(X), test, negatives))
+            row(label, scores, start)
+
+
+def list_choices(models, choices, options, fresh):
+    """HR@10 and NDCG@10 of neighbours of the settings, on rows cut from the training rows."""
+    seed = choosing(1)[0]
+    for name in options.data:
+        X, rows, negatives = validation(name, options)
+        print(f"\n| {name}, validation rows | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|")
+        for label, model in models.items():
+            for changed in choices[label]:
+                start = time.process_time()
+                one = fresh(model, seed, options).set_params(**changed).fit(X)
+                row(f"{label} {changed or 'as it is'}", [hits(one, rows, negatives)], start)
+
+
+def ratings(models, options, fresh):
+    """RMSE on random fifths of the ratings: mean and standard deviation over splits."""
+    for name in options.data:
+        X, y = load(name, options)
+        print(f"\n| {name} | RMSE |\n|---|---|", flush=True)
+        for label, model in models.items():
+            errors = [
+                rmse(fresh(model, seed, options), *rating_split(X, y, seed))
+                for seed in reported(options.seeds)
+            ]
+            print(f"| {label} | {np.mean(errors):.4f} ± {np.std(errors):.4f} |", flush=True)
+
+
+def rating_choices(models, choices, options, fresh):
+    """RMSE of neighbours of the settings, on rows that `ratings` tests nowhere."""
+    seed = choosing(1)[0]
+    for name in options.data:
+        X, y = load(name, options)
+        tests = [rating_split(X, y, one)[2] for one in reported(options.seeds)]
+        kept = untested(X, tests)
+        part = rating_split(X[kept], y[kept], seed)
+        print(f"\n| {name}, validation rows | RMSE |\n|---|---|", flush=True)
+        for label, model in models.items():
+            for changed in choices:
+                error = rmse(fresh(model, seed, options).set_params(**changed), *part)
+                print(f"| {label} {changed or 'as it is'} | {error:.4f} |", flush=True)
+
+
+def row(label, scores, start):
+    """Print a row: mean and standard deviation of HR and NDCG, and CPU seconds of a fit."""
+    taken = (time.process_time() - start) / len(scores)
+    (hr, ndcg), spread = np.mean(scores, axis=0), np.std(scores, axis=0)
+    print(
+        f"| {label} | {hr:.4f} ± {spread[0]:.4f} | {ndcg:.4f} ± {spread[1]:.4f} | {taken:.0f} |",
+        flush=True,
+    )
