@@ -133,17 +133,14 @@ class Downlink:
         """The model as clients know it after another compressed change, and that change."""
         received, changes = {}, {}
         for name, field in message.items():
-            values = np.asarray(field.values)
-            matrix = values.ndim == 2 and values.dtype.kind == "f" and not isinstance(field, Rows)
-            # Fields that are not learned, such as a basis, are sent as they are.
-            matrix = matrix and field.is_learned and field.compressible
-            if matrix and name in self._known:
+            values = _compressible(field)
+            if values is not None and name in self._known:
                 packed = self._compressed_change(name, values, compression, key)
                 self._known[name] = self._known[name] + packed.values
                 changes[name] = replace(field, packed=packed)
                 received[name] = replace(field, values=self._known[name])
                 continue
-            if matrix:
+            if values is not None:
                 self._known[name] = values.copy()
             received[name] = changes[name] = field
         first = not any(field.packed for field in changes.values())
@@ -168,3 +165,12 @@ class Downlink:
     def _sizes(self, message, measure="nbytes"):
         """Bytes of the message for each client, shape (n_clients,)."""
         return getattr(message, measure)(self._n_held, self.federation.wire_dtype)
+
+
+def _compressible(field):
+    """The matrix of a field that may be compressed, else None."""
+    # Fields that are not learned, such as a basis, are sent as they are.
+    if isinstance(field, Rows) or not (field.is_learned and field.compressible):
+        return None
+    values = np.asarray(field.values)
+    return values if values.ndim == 2 and values.dtype.kind == "f" else None
