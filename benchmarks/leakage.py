@@ -43,6 +43,7 @@ from fedrecsk import (
 )
 from fedrecsk.attacks import measure_leak, measure_membership
 from fedrecsk.datasets import fetch_movielens
+from fedrecsk.neural import FedNCF, PFedRec
 from fedrecsk.privacy import LaplaceMechanism
 
 METHODS = {
@@ -68,6 +69,9 @@ METHODS = {
     "CoLR": CoLR(),
     "SCoLR": SCoLR(),
     "FedEASE": FedEASE(upload="dense"),
+    "FedNCF": FedNCF(),
+    "FedNCF, squared loss": FedNCF(loss="squared"),
+    "PFedRec": PFedRec(),
 }
 # One upload a fit.
 ONCE = {"FedEASE"}

@@ -183,6 +183,8 @@ def measure_leak(
       sampled negatives, of which there are more, in the other. The server trains a vector on them
       as the client does, and corrects it by what each upload shows of the real one (a Kalman
       filter).
+    - FedNCF, PFedRec, FederatedModule: positives pull the items' rows one way, sampled negatives
+      the other; private parameters and ratings are not inverted.
     - FedFast: the vector itself is uploaded, and separates positives from negatives.
     - RFRec, RFRecF: a client changes the vectors of the items that it has rated, and no others. A
       copy of the client is replayed from guesses of its vector and ratings, until it uploads the

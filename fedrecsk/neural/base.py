@@ -14,6 +14,7 @@ from torch import nn
 
 from fedrecsk import _memory
 from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk.attacks._inversion_neural import neural as invert
 from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.neural import _optimizers, _probe
 from fedrecsk.neural._blueprint import blueprint
@@ -68,6 +69,7 @@ class NeuralRecommender(LearnsFromFeedback):
     }
 
     _single_uploads = True
+    _inversion = staticmethod(invert)
     # Whether in each batch the private parameters move first and then, by another gradient, the
     # others; if not, all move at once.
     _alternating = False

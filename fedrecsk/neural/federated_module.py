@@ -96,10 +96,9 @@ class FederatedModule(NeuralRecommender):
     -----
     *What is sent.* Each round a client receives all parameters that are not private, and uploads a
     change of each, with zeros for items without examples, plus one byte per item with
-    ``aggregation="visits"``. Which rows have changed reveals the items of its examples, positives
-    and negatives, to a server that sees single uploads; see
-    ``Federation(secure_aggregation=...)``. Negatives are drawn anew in each round, so what
-    stays in several uploads are the positives.
+    ``aggregation="visits"``. A server that sees single uploads learns from one of them which items
+    the client has: positives have changed one way and sampled negatives the other, see
+    :func:`~fedrecsk.attacks.measure_leak` and ``Federation(secure_aggregation=...)``.
 
     *Exactness.* Clients with their own optimiser state are stacked in tensors; of a table with a
     row per item, only the rows of a client's examples are. This gives the result of a loop over
