@@ -86,11 +86,12 @@ def on_a_device(model, data, seed, options):
     entry = next(one for one in model.communication_.entries if one["phase"] == "round")
     down = entry["bytes_down"] / entry["messages_down"]
     up = entry["bytes_up"] / entry["messages_up"]
-    return {
-        "stored, MB": _stored(model) / 1e6,
-        "sent in a round, MB": (down + up) / 1e6,
-        "search, CPU us": search_microseconds(model, options),
-    }
+    sent = {"sent in a round, MB": (down + up) / 1e6}
+    if not (hasattr(model, "item_factors_") or hasattr(model, "item_codes_")):
+        # A model of the client's own, as MetaMF's, is all that it receives.
+        return {"stored, MB": down / 1e6} | sent
+    search = search_microseconds(model, options)
+    return {"stored, MB": _stored(model) / 1e6} | sent | {"search, CPU us": search}
 
 
 def _stored(model):

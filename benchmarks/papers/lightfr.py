@@ -15,7 +15,7 @@ from benchmarks.papers._protocols import (
     last_tenth_by_time,
     leave_one_out,
 )
-from benchmarks.papers._rows import NOT_HERE, Row, Table, told, untold
+from benchmarks.papers._rows import Row, Table, told, untold
 from benchmarks.papers.colr import FEDERATION
 from fedrecsk import (
     DCF,
@@ -96,6 +96,7 @@ ABLATION = {
     "gradient aggregation": (SAMPLED, TABLE_4["LightFR"][0]),
 }
 
+ON_A_DEVICE = ("stored, MB", "sent in a round, MB", "search, CPU us")
 STARS = "trained on ratings only, it does not learn which items users choose"
 UNKNOWN_PROTOCOL = (
     "the paper's numbers fit no single number of negatives; ours are with 99, all ratings positive"
@@ -253,25 +254,19 @@ def _on_devices():
         "LightFR": (LightFR(), 64, n_rated),
         "LightFR, one bit, gradients": (SAMPLED, 64, n_rated),
     }
-    metrics = ("stored, MB", "sent in a round, MB", "search, CPU us")
     rows = [
-        Row(
-            label,
-            model,
-            told(
-                metrics,
-                ((1 + n_items) * row / 1e6, (rated + n_items) * row / 1e6, float("nan")),
-            ),
-            "Ciao's shape",
-            on_a_device,
-        )
-        for label, (model, row, rated) in models.items()
+        Row(label, model, told(ON_A_DEVICE, _formula(n_items, *sizes)), "Ciao's shape", on_a_device)
+        for label, (model, *sizes) in models.items()
     ]
-    absent = [
-        Row(label, None, untold(*metrics), "Ciao's shape", on_a_device, NOT_HERE)
-        for label in ("MetaMF",)
-    ]
-    return rows + absent
+    model, why = optional(*OPTIONAL["MetaMF"][:2])
+    # No client of it has item vectors to search.
+    metrics = untold(*ON_A_DEVICE[:2])
+    return [*rows, Row("MetaMF", model, metrics, "Ciao's shape", on_a_device, why)]
+
+
+def _formula(n_items, row, rated):
+    """The paper's bytes stored and sent."""
+    return (1 + n_items) * row / 1e6, (rated + n_items) * row / 1e6, float("nan")
 
 
 def _by_items():
