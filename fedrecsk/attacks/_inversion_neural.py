@@ -42,10 +42,10 @@ def _pulls(rows, n_items, n_negatives):
         return np.zeros(0)
     along = rows @ direction_of(rows)
     along /= np.abs(along).mean() or 1.0
-    n_forwards = (along > 0).sum()
-    sizes = [n_forwards, len(along) - n_forwards]
-    misfits = [_misfit(*pair, n_items, n_negatives) for pair in (sizes, sizes[::-1])]
-    return along if misfits[0] <= misfits[1] else -along
+    n_forwards, n = (along > 0).sum(), len(along)
+    forwards = _misfit(n_forwards, n - n_forwards, n_items, n_negatives)
+    backwards = _misfit(n - n_forwards, n_forwards, n_items, n_negatives)
+    return along if forwards <= backwards else -along
 
 
 def _misfit(n_positives, n_others, n_items, n_negatives):

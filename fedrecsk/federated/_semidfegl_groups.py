@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import numpy as np
+
+from fedrecsk.simulation.messages import PerClient
 
 MAX_STEPS = 50
 
@@ -121,3 +124,20 @@ def directions(vectors):
     vectors = vectors.astype(np.float64)
     lengths = np.sqrt((vectors**2).sum(axis=1, keepdims=True))
     return vectors / np.where(lengths > 0, lengths, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Devices(PerClient):
+    """The group of each client; what it receives are the ids of the other devices in it.
+
+    Parameters
+    ----------
+    n_others : ndarray of shape (n_clients,)
+        How many these are, for all clients of the fit.
+    """
+
+    _: KW_ONLY
+    n_others: np.ndarray
+
+    def _n_values(self, n_held):
+        return self.n_others

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from fedrecsk.base import RatingMixin
 from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
 from fedrecsk.federated._rating_scale import RatingScale
-from fedrecsk.federated._semidfegl_groups import Groups, clustered
+from fedrecsk.federated._semidfegl_groups import Devices, Groups, clustered
+from fedrecsk.federated._semidfegl_state import EgoGraphs, Moments
 from fedrecsk.federated._server_step import ServerStep
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.exchange import GroupMessages
@@ -615,70 +616,6 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_scale_)
-
-
-class EgoGraphs(NamedTuple):
-    """The users' surroundings in the last round that their client took part in.
-
-    Attributes
-    ----------
-    n_common : ndarray of shape (n_users, 1)
-        Number of predicted items that the user is connected to (k).
-    own : ndarray of shape (n_users, 1)
-        Share of own items among the user's neighbours.
-    scale : ndarray of shape (n_users, 1)
-        1 / sqrt(degree of the user).
-    common : ndarray of shape (n_users, d)
-        Sum of the predicted items, divided by the root of their degree.
-    peers : ndarray of shape (n_users, d)
-        Mean of what the devices of the group have sent.
-    first : ndarray of shape (n_users, d)
-        Layer 1.
-    """
-
-    n_common: np.ndarray
-    own: np.ndarray
-    scale: np.ndarray
-    common: np.ndarray
-    peers: np.ndarray
-    first: np.ndarray
-
-
-class Moments(NamedTuple):
-    """Adam's moments and number of steps, by user."""
-
-    mean: np.ndarray
-    square: np.ndarray
-    n_steps: np.ndarray
-
-    def direction(self, method: SemiDFEGL, gradient: np.ndarray, users: np.ndarray) -> np.ndarray:
-        """Update those of the users of a mask; returns their directions."""
-        self.n_steps[users] += 1
-        for moment, beta, power in (
-            (self.mean, method.beta_1, 1),
-            (self.square, method.beta_2, 2),
-        ):
-            moment[users] = beta * moment[users] + (1 - beta) * gradient**power
-        mean = self.mean[users] / (1 - method.beta_1 ** self.n_steps[users])
-        square = self.square[users] / (1 - method.beta_2 ** self.n_steps[users])
-        return mean / (np.sqrt(square) + method.epsilon)
-
-
-@dataclass(frozen=True, eq=False)
-class Devices(PerClient):
-    """The group of each client; what it receives are the ids of the other devices in it.
-
-    Parameters
-    ----------
-    n_others : ndarray of shape (n_clients,)
-        How many these are, for all clients of the fit.
-    """
-
-    _: KW_ONLY
-    n_others: np.ndarray
-
-    def _n_values(self, n_held):
-        return self.n_others
 
 
 def _by_client(block, rows):
