@@ -25,12 +25,18 @@ from benchmarks.lightfr import hits
 from fedrecsk.federated._fit import Loop
 from fedrecsk.neural import FedNCF, PFedRec
 
-MODELS = {"FedNCF": FedNCF(), "PFedRec": PFedRec()}
+MODELS = {
+    "FedNCF": FedNCF(),
+    "FedNCF, 10 % of the clients": FedNCF(client_fraction=0.1),
+    "PFedRec": PFedRec(),
+}
+RATES = [{"client_fraction": 0.2, "learning_rate": one} for one in (0.001, 0.003, 0.01, 0.03)]
 CHOICES = {
-    "FedNCF": [{}, {"learning_rate": 0.003}, {"learning_rate": 0.01}, {"learning_rate": 0.03}],
+    "FedNCF": RATES,
+    "FedNCF, 10 % of the clients": [{}],
     "PFedRec": [{}, {"n_rounds": 50}, {"item_learning_rate": 5e3}, {"aggregation": "visits"}],
 }
-RATINGS = {"FedNCF": FedNCF(loss="squared", n_rounds=200)}
+RATINGS = {"FedNCF": FedNCF(loss="squared", learning_rate=0.001, n_rounds=200)}
 RATING_CHOICES = [{}, {"learning_rate": 0.003}, {"learning_rate": 0.01}, {"n_factors": 4}]
 
 
@@ -121,7 +127,7 @@ def plain_seconds(label, model, X, n_sampled=60):
 def _optimizers(label, model, module, n_items):
     """Those of a client, made once."""
     if not hasattr(module, "optimizers"):
-        if label == "FedNCF":
+        if label.startswith("FedNCF"):
             made = [torch.optim.Adam(module.parameters(), lr=model.learning_rate)]
         else:
             rates = model._rates(n_items)

@@ -58,9 +58,14 @@ MODELS = {
 }
 
 # FedNCF's defaults are for positives.
+RATINGS = {"loss": "squared", "learning_rate": 0.001, "n_rounds": 200}
 OPTIONAL = {
     "SemiDFEGL": ("fedrecsk", "SemiDFEGL", {}),
-    "FedNCF": ("fedrecsk.neural", "FedNCF", {"loss": "squared"}),
+    "FedNCF": (
+        "fedrecsk.neural",
+        "FedNCF",
+        {"loss": "squared", "learning_rate": 0.001, "n_rounds": 200},
+    ),
 }
 
 # Table 3, on ML-1M: MAE and RMSE by share of dropped devices.

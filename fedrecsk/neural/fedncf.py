@@ -34,8 +34,11 @@ class FedNCF(NeuralRecommender):
         Widths of the perceptron from its input to its last hidden layer. Of the first, p_u has the
         larger and q_i the smaller half.
     loss : {"bce", "squared"} or callable, default="bce"
-        As in :class:`FederatedModule`, as are `n_negatives`, `optimizer`, `learning_rate`,
-        `batch_size`, `aggregation` and `device`.
+        As in :class:`FederatedModule`, as are `n_negatives`, `optimizer`, `batch_size`,
+        `aggregation` and `device`.
+    learning_rate : float or dict, default=0.01
+        Step size of the optimizer, or one for each pattern of parameters' names. The paper has
+        0.001, with which 400 rounds are too few for lists; for ratings, 0.001 is better.
     local_epochs : int, default=2
         Number of passes of a client over its examples per round (E).
     n_rounds : int, default=400
@@ -98,6 +101,7 @@ class FedNCF(NeuralRecommender):
     n_factors: int = 12
     _: KW_ONLY
     layers: Sequence[int] = (48, 24, 12, 6)
+    learning_rate: float | dict[str, float] = 0.01
     n_rounds: int = 400
     local_epochs: int = 2
 
