@@ -556,7 +556,7 @@ SIGNATURES = {
             "loss": "bce",
             "n_negatives": 4,
             "optimizer": "adam",
-            "learning_rate": 0.001,
+            "learning_rate": 0.01,
             "local_epochs": 2,
             "batch_size": 256,
             "aggregation": "visits",
