@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedrecsk.deployment")
 # How often clients are asked before the server gives up.
 TRIES = 3
+WAIT = pack({"kind": "wait"}, {})
 
 
 class NotEnough(RuntimeError):
@@ -46,11 +47,20 @@ class Exchanges:
         The request to register, for every node that appears.
     patience : float
         Seconds to wait for answers.
+    keep_awake : bool
+        Whether to send an empty request after each one, so that nodes look for the next at once.
     """
 
     def __init__(
-        self, carrier: Carrier, members: Members, greeting: bytes, patience: float
+        self,
+        carrier: Carrier,
+        members: Members,
+        greeting: bytes,
+        patience: float,
+        *,
+        keep_awake: bool = False,
     ) -> None:
+        self.keep_awake = keep_awake
         self.carrier = carrier
         self.members = members
         self.greeting = greeting
@@ -183,8 +193,11 @@ class Exchanges:
         """Send members a request, if they are connected; returns them by their tickets."""
         connected = self.carrier.nodes() if members else set()
         members = [one for one in members if one.node in connected]
-        requests = [Request(one.node, kind, request(one)) for one in members]
-        return dict(zip(self._send(requests), members, strict=True))
+        tickets = self._send([Request(one.node, kind, request(one)) for one in members])
+        if self.keep_awake and kind != "finish":
+            # Nobody waits for the replies.
+            self._send([Request(one.node, "wait", WAIT) for one in members])
+        return dict(zip(tickets, members, strict=True))
 
     def _note(self, member, reply, answers, failed):
         """Put a member's answer to the others, or note why there is none."""

@@ -42,6 +42,7 @@ def server_app(
     patience: float = 60.0,
     gathering: float = 600.0,
     poll: float = 0.1,
+    keep_awake: bool = False,
     key: Key | None = None,
 ) -> ServerApp:
     """Make the ServerApp of a Flower project, which runs the server of a fit.
@@ -70,6 +71,10 @@ def server_app(
         Seconds to wait for the clients to register.
     poll : float, default=0.1
         Seconds between two looks at what has arrived.
+    keep_awake : bool, default=False
+        Whether to send nodes an empty message after each request. A node of Flower that finds no
+        message looks again after three seconds; this way it looks at once. For nodes that run
+        under :mod:`fedrecsk.deployment.resident`: others start a process for each message.
     key : Key or None, default=None
         Seed of the draws that server and clients share. None: drawn by the operating system.
 
@@ -85,7 +90,7 @@ def server_app(
     Notes
     -----
     Entries of the run configuration with the same name, but hyphens (``n-clients``, ``folder``,
-    ``quorum``, ``patience``, ``gathering``, ``poll``), take precedence.
+    ``quorum``, ``patience``, ``gathering``, ``poll``, ``keep-awake``), take precedence.
 
     Examples
     --------
@@ -101,6 +106,7 @@ def server_app(
         "patience": patience,
         "gathering": gathering,
         "poll": poll,
+        "keep_awake": keep_awake,
     }
     app = ServerApp()
 
