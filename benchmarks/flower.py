@@ -39,40 +39,45 @@ method = LocALS(n_factors={n_factors}, n_rounds={n_rounds}, items=range({n_items
 LIMIT = 540
 
 
-def rounds(n_rounds=6):
+ARRANGEMENTS = {
+    "simulation": lambda n: simulated(n),
+    "stock": lambda n: deployed(n, resident=False)[0],
+    "resident": lambda n: deployed(n, resident=True)[0],
+    "kept awake": lambda n: deployed(n, resident=True, keep_awake=True)[0],
+}
+
+
+def rounds(names, n_rounds=8):
     """Print the seconds of each arrangement's rounds."""
-    for name, run in (
-        ("simulation runtime", simulated),
-        ("stock processes", lambda n: deployed(n, resident=False)[0]),
-        ("resident nodes", lambda n: deployed(n, resident=True)[0]),
-        ("resident, kept awake", lambda n: deployed(n, resident=True, keep_awake=True)[0]),
-    ):
+    print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    for name in names:
+        run = ARRANGEMENTS[name]
         seconds = [one["seconds"] for one in run(n_rounds).traffic_ if one["kind"] == "round"]
         shown = " ".join(f"{one:.2f}" for one in seconds)
         print(f"{name:20} first {seconds[0]:.2f} s, then median {np.median(seconds[1:]):.2f} s")
         print(f"{'':20} all: {shown}", flush=True)
 
 
-def bytes_():
+def bytes_(_):
     """Print what crosses the network beside what the ledger counts."""
-    for n_items in (200, 20_000):
-        model, proxy = deployed(4, resident=True, n_items=n_items)
-        entries = [one for one in model.communication_.entries if one["phase"] != "catalogue"]
-        counted = {
-            "down": sum(one["bytes_down_whole"] for one in entries),
-            "up": sum(one["bytes_up"] for one in entries),
-        }
-        n_messages = len(SHOPS) + sum(one["requests"] for one in model.traffic_)
-        print(f"{n_items} items, {n_messages} messages")
-        for way in ("down", "up"):
-            sent = sum(one[f"bytes_{way}"] for one in model.traffic_)
-            wire, ledger = proxy.bytes[way], counted[way]
-            extra = (wire - 1.1 * ledger) / n_messages
-            print(
-                f"  {way:4} ledger {ledger:>10,}  messages {sent:>10,}  network {wire:>10,} "
-                f"= 1.1 ledgers + {extra:,.0f} bytes per message",
-                flush=True,
-            )
+    n_items = 200
+    model, proxy = deployed(4, resident=True, n_items=n_items)
+    entries = [one for one in model.communication_.entries if one["phase"] != "catalogue"]
+    counted = {
+        "down": sum(one["bytes_down_whole"] for one in entries),
+        "up": sum(one["bytes_up"] for one in entries),
+    }
+    n_messages = len(SHOPS) + sum(one["requests"] for one in model.traffic_)
+    print(f"{n_items} items, {n_messages} messages")
+    for way in ("down", "up"):
+        sent = sum(one[f"bytes_{way}"] for one in model.traffic_)
+        wire, ledger = proxy.bytes[way], counted[way]
+        extra = (wire - 1.1 * ledger) / n_messages
+        print(
+            f"  {way:4} ledger {ledger:>10,}  messages {sent:>10,}  network {wire:>10,} "
+            f"= 1.1 ledgers + {extra:,.0f} bytes per message",
+            flush=True,
+        )
 
 
 # --------------------------------------------------------------------------- arrangements
@@ -137,10 +142,8 @@ def deployed(n_rounds, *, resident, keep_awake=False, n_items=200):
                 *("--port", free_port()),
                 *("--node-config", f'data="shop-{shop}.csv" folder="node-{shop}"'),
             )
-        project = folder / "pyproject.toml"
-        line = f"keep-awake = {str(keep_awake).lower()}\npoll = 0.02\npatience = 120.0\n"
-        project.write_text(project.read_text() + line)
-        starter.start("flwr", "run", ".", "here")
+        config = f"keep-awake={str(keep_awake).lower()} patience=120.0"
+        starter.start("flwr", "run", ".", "here", "--run-config", config)
         file = folder / "server" / "model.joblib"
         wait(file.exists)
         return joblib.load(file), proxy
@@ -243,7 +246,9 @@ def main(argv=None):
     commands = {"rounds": rounds, "bytes": bytes_}
     parser = command_line("flower", __doc__)
     parser.add_argument("command", choices=commands)
-    commands[parser.parse_args(argv).command]()
+    parser.add_argument("--only", nargs="+", default=list(ARRANGEMENTS), choices=ARRANGEMENTS)
+    options = parser.parse_args(argv)
+    commands[options.command](options.only)
 
 
 if __name__ == "__main__":
