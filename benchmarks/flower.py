@@ -43,7 +43,7 @@ ARRANGEMENTS = {
     "simulation": lambda n: simulated(n),
     "stock": lambda n: deployed(n, resident=False)[0],
     "resident": lambda n: deployed(n, resident=True)[0],
-    "kept awake": lambda n: deployed(n, resident=True, keep_awake=True)[0],
+    "kept-awake": lambda n: deployed(n, resident=True, keep_awake=True)[0],
 }
 
 
@@ -60,24 +60,24 @@ def rounds(names, n_rounds=8):
 
 def bytes_(_):
     """Print what crosses the network beside what the ledger counts."""
-    n_items = 200
-    model, proxy = deployed(4, resident=True, n_items=n_items)
-    entries = [one for one in model.communication_.entries if one["phase"] != "catalogue"]
-    counted = {
-        "down": sum(one["bytes_down_whole"] for one in entries),
-        "up": sum(one["bytes_up"] for one in entries),
-    }
-    n_messages = len(SHOPS) + sum(one["requests"] for one in model.traffic_)
-    print(f"{n_items} items, {n_messages} messages")
-    for way in ("down", "up"):
-        sent = sum(one[f"bytes_{way}"] for one in model.traffic_)
-        wire, ledger = proxy.bytes[way], counted[way]
-        extra = (wire - 1.1 * ledger) / n_messages
-        print(
-            f"  {way:4} ledger {ledger:>10,}  messages {sent:>10,}  network {wire:>10,} "
-            f"= 1.1 ledgers + {extra:,.0f} bytes per message",
-            flush=True,
-        )
+    for n_items in (200, 20_000):
+        model, proxy = deployed(4, resident=True, n_items=n_items)
+        entries = [one for one in model.communication_.entries if one["phase"] != "catalogue"]
+        counted = {
+            "down": sum(one["bytes_down_whole"] for one in entries),
+            "up": sum(one["bytes_up"] for one in entries),
+        }
+        n_messages = len(SHOPS) + sum(one["requests"] for one in model.traffic_)
+        print(f"{n_items} items, {n_messages} messages")
+        for way in ("down", "up"):
+            sent = sum(one[f"bytes_{way}"] for one in model.traffic_)
+            wire, ledger = proxy.bytes[way], counted[way]
+            extra = (wire - 1.1 * ledger) / n_messages
+            print(
+                f"  {way:4} ledger {ledger:>10,}  messages {sent:>10,}  network {wire:>10,} "
+                f"= 1.1 ledgers + {extra:,.0f} bytes per message",
+                flush=True,
+            )
 
 
 # --------------------------------------------------------------------------- arrangements
@@ -246,7 +246,9 @@ def main(argv=None):
     commands = {"rounds": rounds, "bytes": bytes_}
     parser = command_line("flower", __doc__)
     parser.add_argument("command", choices=commands)
-    parser.add_argument("--only", nargs="+", default=list(ARRANGEMENTS), choices=ARRANGEMENTS)
+    which = "arrangements whose rounds are timed (default: all)"
+    names = list(ARRANGEMENTS)
+    parser.add_argument("--only", nargs="+", default=names, choices=names, help=which)
     options = parser.parse_args(argv)
     commands[options.command](options.only)
 

@@ -160,6 +160,7 @@ class Coordinator:
         model.traffic_ = self.progress.traffic
         self.store.save_model(model)
         self.store.remove(CHECKPOINT)
+        log.info("The fit has ended after %d rounds: %s", server.round, self.store.folder)
         return model
 
     def _gather_again(self):
