@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk.deployment._wire import MalformedMessage
+from fedrecsk.deployment._wire import DTYPES, MalformedMessage
 from fedrecsk.simulation import Dense, Derived, Message, Numbers, Parcel, Rows
 from fedrecsk.simulation.clients import Registration
 from fedrecsk.simulation.keys import Key
@@ -93,6 +93,8 @@ def _narrowed(values, dtype):
     """Values in the type of the wire, unless they would not be numbers of that kind any more."""
     wire = np.dtype(dtype)
     if values.dtype.kind == "f" and wire.kind == "f":
+        if values.dtype.itemsize <= wire.itemsize:
+            return values
         with np.errstate(over="ignore"):
             return values.astype(wire)
     if values.dtype.kind in "iub" and wire.kind in "iub":
@@ -126,14 +128,19 @@ def parcel_arrays(
         fields = {}
         for name, numbers in parcel.fields.items():
             fields[name] = _sent(numbers, forms[name], wire_dtype, f"{number}/{name}", arrays)
-        heads.append(
-            {
-                "phase": parcel.phase,
-                "round": parcel.round,
-                "client": parcel.client,
-                "fields": fields,
-            }
-        )
+        head = {
+            "phase": parcel.phase,
+            "round": parcel.round,
+            "client": parcel.client,
+            "fields": fields,
+        }
+        # What a compressor sends besides, or central privacy.
+        extras = getattr(parcel, "extras", {})
+        if extras:
+            head["extras"] = list(extras)
+        for name, values in extras.items():
+            arrays[f"{number}:{name}"] = _narrowed(np.asarray(values), wire_dtype)
+        heads.append(head)
     return heads, arrays
 
 
@@ -149,15 +156,19 @@ def _sent(numbers, form, wire_dtype, label, arrays):
         else:
             kind, array = _kind(value, form)
         if kind == "same":
-            written[part] = [kind, int(array.flat[0]), list(array.shape)]
+            written[part] = [kind, int(array.flat[0]), list(array.shape), array.dtype.str]
             continue
         if kind in ("bits", "signs"):
             shape = list(array.shape)
             array = np.packbits(array > 0, axis=-1)
             written[part] = [kind, shape[-1]]
         else:
-            array = _narrowed(array, "int32" if kind == "rows" else form.dtype or wire_dtype)
             written[part] = [kind]
+            dtype = "int32" if kind == "rows" else form.dtype or wire_dtype
+            if array.dtype.kind == "f" and np.dtype(dtype).kind != "f":
+                # Whole numbers to which noise was added.
+                dtype = wire_dtype
+            array = _narrowed(array, dtype)
         arrays[f"{label}/{part}"] = array
     return written
 
@@ -214,18 +225,26 @@ def _parcel(number, head, arrays, forms):
             read[name] = Numbers(**parts)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise MalformedMessage(f"Field {name!r} of a parcel cannot be read: {error}") from error
-    return Parcel(*step, read)
+    if "extras" not in head:
+        return Parcel(*step, read)
+    try:
+        extras = {name: arrays[f"{number}:{name}"] for name in head["extras"]}
+        return Parcel(*step, read, **{"extras": extras})
+    except (TypeError, KeyError) as error:
+        raise MalformedMessage("The extras of a parcel are missing, or unexpected.") from error
 
 
 def _read(how, array, form):
     """One part of a field, as its client had it."""
     kind = how[0]
     if kind == "same":
-        _, value, shape = how
+        _, value, shape, dtype = how
         largest = max(1, int(np.prod(form.shape, dtype=object)))
         if not all(type(n) is int and n >= 0 for n in shape) or _size(shape) > largest:
             raise MalformedMessage(f"it has the shape {shape}")
-        return np.full(shape, value, dtype=np.int64)
+        if dtype not in DTYPES or np.dtype(dtype).kind not in "iub":
+            raise MalformedMessage(f"it has the type {str(dtype)[:20]}")
+        return np.full(shape, np.array(value).astype(dtype), dtype=dtype)
     if array is None:
         raise MalformedMessage("its numbers are missing")
     if kind in ("plain", "rows"):

@@ -74,6 +74,19 @@ def free_port():
         return one.getsockname()[1]
 
 
+def descendants(pid):
+    """Processes that this one has started, and those that they have started."""
+    table = subprocess.run(
+        ["ps", "-Ao", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout.split()
+    parents = dict(zip(map(int, table[::2]), map(int, table[1::2]), strict=True))
+    found, new = [], [pid]
+    while new:
+        new = [one for one, parent in parents.items() if parent in new]
+        found += new
+    return found
+
+
 def write_project(folder, estimator, seed):
     """A Flower project in the folder. Uploads have all digits, and draws are the simulation's."""
     package = folder / "toy"
@@ -196,8 +209,9 @@ class Processes:
     def kill(self, name):
         """As by ``kill -9``, with all that it has started."""
         process = self.started.pop(name)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for pid in [process.pid, *descendants(process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
     def log(self, name):

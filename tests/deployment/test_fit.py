@@ -19,6 +19,8 @@ from fedrecsk import (
     RFRecF,
 )
 from fedrecsk.aggregation import NormClipping
+from fedrecsk.compression import Quantization
+from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.simulation import blocks
 from tests.conftest import make_toy
 from tests.deployment.in_process import coordinator, make_nodes, prepared, simulated_key
@@ -116,15 +118,25 @@ FEDERATIONS = [
     (FedFast(3, n_rounds=3, client_fraction=0.5), DIGITS),
     (RFRecF(3, n_rounds=8), DIGITS),
     (LocALS(3, n_rounds=2), Federation(aggregator=NormClipping(0.2), wire_dtype="float64")),
+    (
+        RFRec(3, n_rounds=3),
+        Federation(compression=Quantization("float16", direction="down"), wire_dtype="float64"),
+    ),
+    (
+        RFRec(3, n_rounds=3, aggregation="all"),
+        Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.1), wire_dtype="float64"),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("estimator", "federation"), FEDERATIONS, ids=str)
-def test_so_are_cohorts_quiet_rounds_and_aggregators(
+def test_so_are_cohorts_quiet_rounds_aggregators_compression_and_noise(
     estimator, federation, tmp_path, as_simulated, monkeypatch
 ):
     monkeypatch.setattr(type(estimator), "_dtype", np.float64, raising=False)
     monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    # Each client's own noise, as its device draws it.
+    monkeypatch.setattr(Federation, "draws_each", True)
     X, y = make_toy(8)
     estimator = clone(estimator).set_params(random_state=1, federation=federation)
     estimator = prepared(estimator, X, y)

@@ -135,6 +135,16 @@ def test_parcels_come_back_as_they_were():
             np.testing.assert_array_equal(one, other)
 
 
+def test_codes_of_a_compressor_are_sent_as_they_are():
+    for values in (np.zeros((6, 2), np.int8), np.ones((6, 2), np.float16)):
+        heads, arrays = parcel_arrays(
+            [Parcel("round", 0, 0, {"gram": Numbers(values)})], FORMS, "float32"
+        )
+        (parcel,) = parcels_of(heads, arrays, FORMS | {"gram": Form((6, 2))})
+        np.testing.assert_array_equal(parcel.fields["gram"].values, values)
+        assert parcel.fields["gram"].values.dtype == values.dtype
+
+
 def test_what_does_not_fit_its_type_is_not_bent_until_it_does():
     """The server must see it to reject it."""
     fields = {"n_users": Numbers(np.array([2**40])), "signs": Numbers(np.zeros((3, 70), np.int8))}
@@ -142,6 +152,9 @@ def test_what_does_not_fit_its_type_is_not_bent_until_it_does():
     (parcel,) = parcels_of(*unpack(pack({"p": heads}, arrays))[0].values(), arrays, FORMS)
     assert parcel.fields["n_users"].values.tolist() == [2**40]
     assert not parcel.fields["signs"].values.any()
+
+
+ONES = {"values": ["same", 1, [3], "<i4"]}
 
 
 @pytest.mark.parametrize(
@@ -154,10 +167,15 @@ def test_what_does_not_fit_its_type_is_not_bent_until_it_does():
         ([{"fields": {"gram": {"values": ["plain"]}}}], "Field 'gram' .* numbers are missing"),
         ([{"fields": {"gram": {"values": []}}}], "Field 'gram' of a parcel cannot be read"),
         ([{"fields": {"gram": {"extra": ["plain"]}}}], "Field 'gram' of a parcel cannot be read"),
-        ([{"fields": {"held": {"values": ["same", 1, [10**9]]}}}], "Field 'held' .* the shape"),
-        ([{"fields": {"held": {"values": ["same", 1, [-1]]}}}], "Field 'held' .* the shape"),
-        ([{"fields": {"held": {"values": ["same", 2**70, [3]]}}}], "Field 'held'"),
+        (
+            [{"fields": {"held": {"values": ["same", 1, [10**9], "|u1"]}}}],
+            "Field 'held' .* the shape",
+        ),
+        ([{"fields": {"held": {"values": ["same", 1, [-1], "<i4"]}}}], "Field 'held' .* the shape"),
+        ([{"fields": {"held": {"values": ["same", 2**70, [3], "<i4"]}}}], "Field 'held'"),
+        ([{"fields": {"held": {"values": ["same", 1, [3], "|O8"]}}}], "Field 'held' .* the type"),
         ([{"fields": {"signs": {"values": ["signs", 80]}}}], "Field 'signs' .* for 80 bits"),
+        ([{"fields": {"held": ONES}, "extras": ["gram"]}], "extras of a parcel are missing"),
     ],
 )
 def test_malformed_parcels_are_refused_by_name(heads, message):
