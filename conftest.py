@@ -1,13 +1,28 @@
-"""Leaves out what needs torch where it is not installed."""
+"""Leaves out what needs torch or flwr where it is not installed."""
 
 from importlib.util import find_spec
 
-HAS_TORCH = find_spec("torch") is not None
-collect_ignore = [] if HAS_TORCH else ["fedrecsk/neural", "tests/neural", "tests/reference/neural"]
+# What is left out without an optional package, and what to install to test it.
+OPTIONAL = {
+    "torch": (["fedrecsk/neural", "tests/neural", "tests/reference/neural"], "fedrecsk.neural"),
+    "flwr": (
+        [
+            "fedrecsk/deployment/flower.py",
+            "fedrecsk/deployment/resident.py",
+            "tests/deployment/test_flower.py",
+        ],
+        "fedrecsk.deployment.flower",
+    ),
+}
+EXTRAS = {"torch": "torch", "flwr": "flower"}
+MISSING = [package for package in OPTIONAL if find_spec(package) is None]
+collect_ignore = [path for package in MISSING for path in OPTIONAL[package][0]]
 
 
 def pytest_report_header():
     """Say what is left out, before the first test."""
-    if HAS_TORCH:
-        return None
-    return "without torch: fedrecsk.neural is not tested; pip install -e '.[test,torch]' to test it"
+    return [
+        f"without {package}: {OPTIONAL[package][1]} is not tested; "
+        f"pip install -e '.[test,{EXTRAS[package]}]' to test it"
+        for package in MISSING
+    ]

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # What a wheel may hold beside its own metadata.
 SUFFIXES = {".py", ".typed"}
-EXTRAS = "plot,privacy,progress,torch"
+EXTRAS = "plot,privacy,progress,torch,flower"
 # Without the extras, a module may fail only with the error that names the extra to install.
 IMPORT_ALL = """
 import importlib, pkgutil, sys, fedrecsk

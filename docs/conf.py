@@ -147,20 +147,27 @@ METHOD_PAGES = {
     "metamf": ("MetaMF",),
     "mf": ("PMF", "BiasedMF", "SVDpp", "BayesianSVDpp"),
 }
+# Modules of subpackages that users import from.
+NESTED = {
+    "fedrecsk.deployment.flower",
+    "fedrecsk.deployment.resident",
+    "fedrecsk.simulation.network",
+}
 # Their members are exported by the package itself, or are not for users.
 NOT_LISTED = {
     "fedrecsk.federated",
     "fedrecsk.centralized",
     "fedrecsk.base",
+    "fedrecsk.deployment",
     "fedrecsk.interactions",
 }
 
 
 def public_modules():
-    """Names of the modules that users import from, `simulation.network` included."""
+    """Names of the modules that users import from, those of NESTED included."""
     names = [f"fedrecsk.{module.name}" for module in pkgutil.iter_modules(fedrecsk.__path__)]
     names = [name for name in names if not name.startswith("fedrecsk._")]
-    return sorted({*names, "fedrecsk.simulation.network"} - NOT_LISTED)
+    return sorted({*names, *NESTED} - NOT_LISTED)
 
 
 def public_names(module):

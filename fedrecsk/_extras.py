@@ -9,6 +9,7 @@ from types import ModuleType
 EXTRAS = {
     "dp_accounting": "privacy",
     "gmpy2": "privacy",
+    "flwr": "flower",
     "matplotlib": "plot",
     "pandas": "plot",
     "phe": "privacy",

@@ -259,6 +259,9 @@ class Ids:
         -------
         codes : ndarray of shape (n,), dtype int64
         """
+        if not len(self.values):
+            # A model without users knows nobody, and will take any type of ids.
+            return np.full(len(ids), -1, dtype=np.int64)
         has_table = self.values.dtype.kind in "iu" and _is_narrow(self.values)
         if len(ids) < _MANY_IDS or ids.dtype.kind not in "iufU" or has_table:
             return self._found(ids)
@@ -300,6 +303,8 @@ class Ids:
         -------
         ids : Ids
         """
+        if not len(self.values):
+            return Ids(ids, self.name)
         if ids.dtype.kind != "O":
             with np.errstate(invalid="ignore"):
                 alike = ids.astype(self.values.dtype)

@@ -1,0 +1,1 @@
+"""Three shops learn to recommend together and keep their customers' data."""

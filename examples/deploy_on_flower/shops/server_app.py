@@ -1,0 +1,6 @@
+"""The server."""
+
+from fedrecsk.deployment.flower import server_app
+from shops.method import method
+
+app = server_app(method)

@@ -1,0 +1,234 @@
+"""Ask clients, and take their answers in time; meanwhile others may come or come back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedrecsk.deployment._agreement import Refused
+from fedrecsk.deployment._carrier import Request
+from fedrecsk.deployment._forms import registration_of
+from fedrecsk.deployment._wire import MalformedMessage, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from fedrecsk.deployment._carrier import Carrier, Reply
+    from fedrecsk.deployment._members import Member, Members
+
+log = logging.getLogger("fedrecsk.deployment")
+# How often clients are asked before the server gives up.
+TRIES = 3
+WAIT = pack({"kind": "wait"}, {})
+
+
+class NotEnough(RuntimeError):
+    """Too few clients have answered. The checkpoint is as it was."""
+
+
+class Answer(NamedTuple):
+    """What a client has answered: a head and arrays."""
+
+    head: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+class Exchanges:
+    """Asks members of a fit over a carrier.
+
+    Parameters
+    ----------
+    carrier : Carrier
+    members : Members
+    greeting : bytes
+        The request to register, for every node that appears.
+    patience : float
+        Seconds to wait for answers.
+    keep_awake : bool
+        Whether to send an empty request after each one, so that nodes look for the next at once.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        members: Members,
+        greeting: bytes,
+        patience: float,
+        *,
+        keep_awake: bool = False,
+    ) -> None:
+        self.keep_awake = keep_awake
+        self.carrier = carrier
+        self.members = members
+        self.greeting = greeting
+        self.patience = patience
+        # Nodes that were asked to register, with the ticket until they have answered.
+        self._greeted: dict[int, Any] = {}
+        # What nodes that cannot take part have said.
+        self.refused: dict[int, str] = {}
+        self.bytes_down = self.bytes_up = 0
+
+    # ------------------------------------------------------------------ who is there
+
+    def gather(self, n_clients: int, patience: float) -> None:
+        """Wait until this many clients are connected.
+
+        Raises
+        ------
+        NotEnough
+        """
+        deadline = time.monotonic() + patience
+        while (n_here := sum(one.node is not None for one in self.members)) < n_clients:
+            if time.monotonic() > deadline:
+                why = "".join(f"\n  {reason}" for reason in self.refused.values())
+                raise NotEnough(
+                    f"{n_here} of {n_clients} clients have registered within {patience:g} s; "
+                    f"start the other nodes, or lower n_clients.{why}"
+                )
+            self._welcome()
+            self.carrier.pause()
+
+    def _welcome(self):
+        """Ask new nodes to register, and take in those that have answered."""
+        connected = self.carrier.nodes()
+        for node in connected - self._greeted.keys():
+            (self._greeted[node],) = self._send([Request(node, "register", self.greeting)])
+        # A node that has lost its connection may come back, and is then new again.
+        for node in self._greeted.keys() - connected:
+            del self._greeted[node]
+        tickets = {t: node for node, t in self._greeted.items() if t is not None}
+        return [self._take_in(tickets[reply.ticket], reply) for reply in self._receive(tickets)]
+
+    def _take_in(self, node, reply):
+        """The member of which this is the registration; None if it cannot take part."""
+        self._greeted[node] = None
+        try:
+            head = _read(reply).head
+            registration = registration_of(head.get("registration"))
+            token = head.get("token")
+            if not isinstance(token, str):
+                raise MalformedMessage("A registration needs a token.")
+            member = self.members.admit(registration, token, node)
+        except (Refused, MalformedMessage) as error:
+            self.refused[node] = f"node {node}: {error}"
+            log.warning("Node %d cannot take part: %s", node, error)
+            if reply.content is not None:
+                fit = unpack(self.greeting)[0]["fit"]
+                refusal = pack({"kind": "refuse", "fit": fit, "reason": str(error)}, {})
+                self._send([Request(node, "refuse", refusal)])
+            return None
+        log.info("Client %s is there", member.name)
+        return member
+
+    # --------------------------------------------------------------------------- ask
+
+    def ask(
+        self,
+        kind: str,
+        clients: Iterable[Member],
+        request: Callable[[Member], bytes],
+        quorum: int,
+    ) -> dict[Any, Answer]:
+        """Ask clients and wait for their answers.
+
+        Ends when all have answered that answered the last time, or, if at least `quorum` have,
+        after `patience` seconds.
+
+        Parameters
+        ----------
+        kind : str
+        clients : iterable of Member
+        request : callable
+            Returns the bytes for a member.
+        quorum : int
+
+        Returns
+        -------
+        answers : dict
+            By the client's id.
+
+        Raises
+        ------
+        NotEnough
+            If fewer than `quorum` have answered after `TRIES` times `patience` seconds.
+        """
+        asked = {one.name: one for one in clients}
+        answers, failed, tickets = {}, {}, {}
+        for trial in range(TRIES):
+            still = [one for name, one in asked.items() if name not in answers]
+            tickets.update(self._post(kind, still, request))
+            deadline = time.monotonic() + self.patience
+            while time.monotonic() <= deadline:
+                for reply in self._receive(tickets):
+                    self._note(tickets.pop(reply.ticket), reply, answers, failed)
+                back = [one for one in self._welcome() if one is not None and one.name in asked]
+                back = [one for one in back if one.name not in answers]
+                tickets.update(self._post(kind, back, request))
+                waited_for = {one.name for one in tickets.values() if not one.is_late}
+                if not waited_for - answers.keys() - failed.keys() and len(answers) >= quorum:
+                    break
+                self.carrier.pause()
+            if len(answers) >= quorum:
+                break
+            log.warning(
+                "%d of %d clients have answered %r after %g s (attempt %d of %d); %d must.",
+                *(len(answers), len(asked), kind, self.patience, trial + 1, TRIES, quorum),
+            )
+        for name, one in asked.items():
+            one.is_late = name not in answers
+        if len(answers) < quorum:
+            why = "".join(f"\n  client {name}: {reason}" for name, reason in failed.items())
+            silent = [str(n) for n in asked if n not in answers and n not in failed]
+            raise NotEnough(
+                f"{len(answers)} of {len(asked)} clients have answered the request {kind!r}, but "
+                f"{quorum} must. Without an answer: {', '.join(silent) or 'none'}. Start the "
+                f"missing nodes, and this app again: it goes on where it was.{why}"
+            )
+        return answers
+
+    def _post(self, kind, members, request):
+        """Send members a request, if they are connected; returns them by their tickets."""
+        connected = self.carrier.nodes() if members else set()
+        members = [one for one in members if one.node in connected]
+        tickets = self._send([Request(one.node, kind, request(one)) for one in members])
+        if self.keep_awake and kind != "finish":
+            # Nobody waits for the replies.
+            self._send([Request(one.node, "wait", WAIT) for one in members])
+        return dict(zip(tickets, members, strict=True))
+
+    def _note(self, member, reply, answers, failed):
+        """Put a member's answer to the others, or note why there is none."""
+        try:
+            answer = _read(reply)
+        except (Refused, MalformedMessage) as error:
+            failed[member.name] = str(error)
+            log.warning("Client %s cannot answer: %s", member.name, error)
+            return
+        failed.pop(member.name, None)
+        answers.setdefault(member.name, answer)
+        member.is_late, member.knows_place = False, True
+
+    def _send(self, requests):
+        self.bytes_down += sum(len(one.content) for one in requests)
+        return self.carrier.send(requests) if requests else []
+
+    def _receive(self, tickets):
+        replies = self.carrier.receive(tickets) if tickets else []
+        self.bytes_up += sum(len(one.content or b"") for one in replies)
+        return replies
+
+
+def _read(reply: Reply) -> Answer:
+    """An answer, unless the node has failed."""
+    if reply.content is None:
+        raise Refused(reply.error)
+    answer = Answer(*unpack(reply.content))
+    if "refused" in answer.head:
+        raise Refused(str(answer.head["refused"])[:1000])
+    if "failed" in answer.head:
+        what = str(answer.head["failed"])[:100]
+        raise Refused(f"it has failed with {what}; its own log says why")
+    return answer

@@ -1,0 +1,105 @@
+"""The clients of a fit as the server knows them, wherever they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedrecsk.deployment._agreement import Refused
+
+if TYPE_CHECKING:
+    from fedrecsk.simulation.clients import Registration
+    from fedrecsk.simulation.server import Places
+
+
+@dataclass(eq=False)
+class Member:
+    """One client.
+
+    Parameters
+    ----------
+    name : str, int or float
+        Its id.
+    token : str
+        By which its node is known again.
+    registration : Registration
+    node : int or None
+        Address of its node. None: unknown since the server was restarted.
+    place : Places or None
+    knows_place : bool
+        Whether it has answered a request that had its place and the announcement.
+    is_late : bool
+        Whether it has not answered the last request in time. It is asked again, but nobody waits
+        for it.
+    """
+
+    name: Any
+    token: str
+    registration: Registration
+    node: int | None
+    place: Places | None = None
+    knows_place: bool = False
+    is_late: bool = False
+
+    @property
+    def code(self) -> int:
+        """The number that the server has given to it."""
+        assert self.place is not None
+        return int(self.place.clients[0])
+
+
+class Members:
+    """All clients of a fit, by id."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[Any, Member] = {}
+        self.is_complete = False
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def __iter__(self) -> Any:
+        return iter(self.by_name.values())
+
+    @property
+    def by_code(self) -> dict[int, Member]:
+        """All clients, in the order of their codes."""
+        return {one.code: one for one in sorted(self, key=lambda one: one.code)}
+
+    def admit(self, registration: Registration, token: str, node: int) -> Member:
+        """Take in a client, or one that comes back at another address.
+
+        Raises
+        ------
+        Refused
+            If another node has this client's id, if its id is of another type than the others', or
+            if the fit has begun without it.
+        """
+        name = registration.client_ids[0].item()
+        known = self.by_name.get(name)
+        if known is not None:
+            if known.token != token:
+                raise Refused(
+                    f"another node has registered as client {name!s}; give each client its own "
+                    "id, and start a client that comes back with its old folder"
+                )
+            known.node, known.is_late = node, False
+            return known
+        if self.is_complete:
+            raise Refused(
+                f"the fit has begun without client {name!s}, and clients cannot join it later; it "
+                "can take part in the next one"
+            )
+        for other in self:
+            if isinstance(other.name, str) != isinstance(name, str):
+                raise Refused(
+                    f"client {name!r} has a {type(name).__name__} as its id, and client "
+                    f"{other.name!r} a {type(other.name).__name__}; use one type for all"
+                )
+        self.by_name[name] = Member(name, token, registration, node)
+        return self.by_name[name]
+
+    def forget_addresses(self) -> None:
+        """Wait for all clients to say where they are, as after a restart."""
+        for one in self:
+            one.node, one.is_late = None, False

@@ -1,0 +1,228 @@
+"""What a node does with each request of the server."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedrecsk.deployment._agreement import Refused, check_deployable, differences, digests
+from fedrecsk.deployment._forms import (
+    message_of,
+    parcel_arrays,
+    place_of,
+    registration_head,
+)
+from fedrecsk.deployment._wire import MalformedMessage, pack, unpack
+from fedrecsk.simulation.clients import VALIDATION
+from fedrecsk.simulation.device import Device
+from fedrecsk.simulation.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from fedrecsk.deployment._store import Store
+
+log = logging.getLogger("fedrecsk.deployment")
+SETUP = -1
+
+
+@dataclass
+class Memory:
+    """All that a node keeps of one fit.
+
+    Parameters
+    ----------
+    device : Device
+    token : str
+        By which the server knows this node again, whatever its address is then.
+    """
+
+    device: Device
+    token: str
+    announcement: Message = field(default_factory=Message)
+    # Rounds of the model evaluated last, and of the one whose users are kept.
+    measured: int | None = None
+    kept: int | None = None
+    # The last model that was received to be evaluated, with the announcement.
+    model: Message | None = None
+    # Answers of the round that is under way, by kind and number.
+    answers: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    round: int = SETUP
+
+
+class Node:
+    """One client's machine: answers the server's requests.
+
+    Parameters
+    ----------
+    estimator : federated estimator
+        With the same parameters as the server's.
+    load_data : callable
+        Returns the client's id and rows, as a dict of the arguments of :class:`Device`:
+        ``client_id`` and ``X``, and maybe ``y`` and ``sample_weight``.
+    store : Store
+        For the state, and at the end for the fitted estimator.
+    """
+
+    def __init__(
+        self, estimator: Any, load_data: Callable[[], dict[str, Any]], store: Store
+    ) -> None:
+        self.estimator = estimator
+        self.load_data = load_data
+        self.store = store
+
+    def answer(self, content: bytes) -> bytes:
+        """Answer a request. If this fails, the server learns so, and this node's log why.
+
+        Parameters
+        ----------
+        content : bytes
+
+        Returns
+        -------
+        content : bytes
+        """
+        try:
+            return self._answer(*unpack(content))
+        except (Refused, MalformedMessage) as error:
+            log.error("This node refuses a request: %s", error)
+            return pack({"refused": str(error)}, {})
+        except Exception as error:
+            # The text of an error may have private data in it, so it stays here.
+            log.exception("This node cannot answer a request")
+            return pack({"failed": type(error).__name__}, {})
+
+    def _answer(self, head, arrays):
+        kind, fit = head.get("kind"), head.get("fit")
+        if kind == "wait":
+            return pack({}, {})
+        if not isinstance(fit, str) or not re.fullmatch(r"[0-9a-f]{16}", fit):
+            raise MalformedMessage("The request does not say to which fit it belongs.")
+        if kind == "register":
+            return self._register(fit, head)
+        if kind == "refuse":
+            raise Refused(f"the server does not let this node take part: {head['reason']}")
+        memory = self.store.load(_file(fit))
+        if memory is None:
+            raise Refused("this node has no state of this fit; it must register first")
+        return self._step(kind, fit, memory, head, arrays)
+
+    def _step(self, kind, fit, memory, head, arrays):
+        """Take one step of the fit, unless it has been taken, and save the state after it."""
+        steps = {
+            "setup": self._setup,
+            "validate": self._validate,
+            "round": self._round,
+            "finish": self._finish,
+        }
+        if kind not in steps:
+            raise MalformedMessage(f"No request is of the kind {str(kind)[:20]!r}.")
+        step = kind, int(head["number"])
+        if step in memory.answers:
+            return memory.answers[step]
+        self._learn(memory, head, arrays)
+        answer = steps[kind](memory, head, arrays)
+        number = SETUP if kind == "setup" else step[1]
+        if number != memory.round:
+            memory.answers, memory.round = {}, number
+        memory.answers[step] = answer
+        self.store.save(_file(fit), memory)
+        return answer
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _register(self, fit, head):
+        check_deployable(self.estimator)
+        differing = differences(digests(self.estimator), head["parameters"])
+        if differing:
+            raise Refused(differing)
+        data = self.load_data()
+        memory = self.store.load(_file(fit))
+        if memory is None:
+            memory = Memory(Device(self.estimator, **data), secrets.token_hex(8))
+            self.store.save(_file(fit), memory)
+            log.info("Client %s registers", data["client_id"])
+        known = memory.device.client_ids[0]
+        if str(known) != str(data["client_id"]):
+            raise Refused(
+                f"the folder {self.store.folder} holds the state of client {known!s}, but "
+                f"load_data returns client {data['client_id']!s}; give each node its own folder"
+            )
+        registration = registration_head(memory.device.register())
+        return pack({"registration": registration, "token": memory.token}, {})
+
+    def _learn(self, memory, head, arrays):
+        """What may come with any request: place, announcement, and which model is the best."""
+        device = memory.device
+        if head.get("place") is not None:
+            device.place(place_of(head["place"]))
+        if head.get("announcement") is not None:
+            announcement = self._message(memory, head, arrays, "announcement")
+            memory.announcement = announcement
+            device.announce(announcement)
+        best = head.get("best")
+        if best is None or best == memory.kept:
+            return
+        if best == memory.measured:
+            device.keep_measured()
+            memory.kept = best
+        else:
+            device.forget_kept()
+            memory.kept = None
+
+    def _message(self, memory, head, arrays, name="message"):
+        block = memory.device.block
+        own = {
+            label.partition("/")[2]: values
+            for label, values in arrays.items()
+            if label.startswith(f"{name}/")
+        }
+        return message_of(head[name], own, block.row_items, block.n_items)
+
+    def _setup(self, memory, head, arrays):
+        step, device = int(head["number"]), memory.device
+        parcels = device.setup(step, self._message(memory, head, arrays))
+        return self._sent(memory, parcels, device.method._setup_forms(device.block.n_items, step))
+
+    # --------------------------------------------------------------------- each round
+
+    def _round(self, memory, head, arrays):
+        round, device = int(head["number"]), memory.device
+        device.receive(round, self._message(memory, head, arrays))
+        parcels, _ = device.update(round)
+        log.info("Client %s has trained in round %d", device.client_ids[0], round)
+        return self._sent(memory, parcels, device.method._upload_forms(device.block.n_items))
+
+    def _validate(self, memory, head, arrays):
+        round = int(head["number"])
+        memory.model = memory.announcement | self._message(memory, head, arrays)
+        parcels = memory.device.validate(round, memory.model)
+        memory.measured = round
+        return self._sent(memory, parcels, VALIDATION)
+
+    def _sent(self, memory, parcels, forms):
+        heads, arrays = parcel_arrays(parcels, forms, memory.device.federation.wire_dtype)
+        return pack({"parcels": heads}, arrays)
+
+    # ------------------------------------------------------------------------- the end
+
+    def _finish(self, memory, head, arrays):
+        message = self._message(memory, head, arrays)
+        if message is not None:
+            memory.model = memory.announcement | message
+        if memory.model is None:
+            raise MalformedMessage("The final model is missing.")
+        model = memory.device.fitted(memory.model, int(head["number"]))
+        self.store.save_model(model)
+        log.info("Client %s has its model: %s", *memory.device.client_ids, self.store.folder)
+        return pack({"n_users": int(np.size(model.user_ids_))}, {})
+
+
+def _file(fit):
+    return f"{fit}.state"

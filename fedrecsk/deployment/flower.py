@@ -1,0 +1,297 @@
+"""Run a federated estimator on Flower: the two apps of a Flower project; needs flwr."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from fedrecsk._extras import require
+
+require("flwr", "fedrecsk.deployment.flower")
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+from flwr.serverapp import Grid, ServerApp  # noqa: E402
+
+from fedrecsk.deployment._agreement import check_deployable  # noqa: E402
+from fedrecsk.deployment._carrier import Carrier, Reply, Request  # noqa: E402
+from fedrecsk.deployment._coordinator import Coordinator  # noqa: E402
+from fedrecsk.deployment._node import Node  # noqa: E402
+from fedrecsk.deployment._store import Store  # noqa: E402
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Hashable, Iterable
+
+    from fedrecsk.simulation.keys import Key
+
+__all__ = ["client_app", "server_app"]
+
+# Flower's type of each request.
+TYPES = {"setup": "train", "round": "train", "validate": "evaluate"}
+RECORD, CONTENT = "fedrecsk", "content"
+
+
+def server_app(
+    estimator: Any,
+    *,
+    n_clients: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    quorum: float = 0.5,
+    patience: float = 60.0,
+    gathering: float = 600.0,
+    poll: float = 0.1,
+    keep_awake: bool = False,
+    key: Key | None = None,
+) -> ServerApp:
+    """Make the ServerApp of a Flower project, which runs the server of a fit.
+
+    It waits for `n_clients` clients, runs the set-up and the rounds, and sends all clients the
+    final model. After every round it writes a checkpoint into `folder`. If it is interrupted, the
+    next run with the same folder goes on from there. At the end it saves ``model.joblib`` there: a
+    fitted estimator for newcomers, who are folded in.
+
+    Parameters
+    ----------
+    estimator : federated estimator, or callable
+        With the same parameters as the clients'. `items` must be the catalogue, and rating methods
+        need `rating_scale`. Or a function that takes Flower's Context and returns it.
+    n_clients : int
+        Number of clients with which the fit begins.
+    folder : str or Path
+        Folder for the checkpoint and the model, seen from where ``flower-superlink`` was started.
+    quorum : float in (0, 1], default=0.5
+        Share of a round's clients whose uploads suffice after `patience` seconds. A client that
+        has not answered in time is asked again in later rounds, but not waited for.
+    patience : float, default=60
+        Seconds to wait for the answers of a round. With fewer answers than the quorum the clients
+        are asked again, three times in all.
+    gathering : float, default=600
+        Seconds to wait for the clients to register.
+    poll : float, default=0.1
+        Seconds between two looks at what has arrived.
+    keep_awake : bool, default=False
+        Whether to send nodes an empty message after each request. A node of Flower that finds no
+        message looks again after three seconds; this way it looks at once. For nodes that run
+        under :mod:`fedrecsk.deployment.resident`: others start a process for each message.
+    key : Key or None, default=None
+        Seed of the draws that server and clients share. None: drawn by the operating system.
+
+    Returns
+    -------
+    app : flwr.serverapp.ServerApp
+
+    Raises
+    ------
+    ValueError
+        If the estimator cannot be deployed. The message names the parameter.
+
+    Notes
+    -----
+    Entries of the run configuration with the same name, but hyphens (``n-clients``, ``folder``,
+    ``quorum``, ``patience``, ``gathering``, ``poll``, ``keep-awake``), take precedence.
+
+    Examples
+    --------
+    >>> from fedrecsk import LocALS
+    >>> from fedrecsk.deployment.flower import server_app
+    >>> app = server_app(LocALS(8, items=range(100)), n_clients=3, folder="server")
+    """
+    _check(estimator)
+    settings = {
+        "n_clients": n_clients,
+        "folder": folder,
+        "quorum": quorum,
+        "patience": patience,
+        "gathering": gathering,
+        "poll": poll,
+        "keep_awake": keep_awake,
+    }
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        _log_as_flower_does()
+        given = {
+            name: context.run_config.get(name.replace("_", "-"), value)
+            for name, value in settings.items()
+        }
+        _check_settings(given)
+        carrier = FlowerCarrier(grid, float(given.pop("poll")), float(given["patience"]))
+        store = Store(given.pop("folder"))
+        Coordinator(_chosen(estimator, context), carrier, store, key=key, **given).run()
+
+    return app
+
+
+def client_app(
+    estimator: Any,
+    load_data: Callable[[Context], dict[str, Any]],
+    *,
+    folder: Callable[[Context], str | os.PathLike[str]] | None = None,
+) -> ClientApp:
+    """Make the ClientApp of a Flower project, which runs a client of a fit.
+
+    A node is one client, with one user or many. Its rows and its users' vectors stay in it. At the
+    end its folder has ``model.joblib``, a fitted estimator of its own users.
+
+    Parameters
+    ----------
+    estimator : federated estimator, or callable
+        With the same parameters as the server's, which are compared when a node registers. Or a
+        function that takes Flower's Context and returns it.
+    load_data : callable
+        Takes Flower's Context and returns a dict: ``client_id`` (different from all other
+        clients'), ``X``, and as the method needs them ``y`` and ``sample_weight``, as in `fit`.
+    folder : callable or None, default=None
+        Takes Flower's Context and returns this node's folder for its state and model. None: the
+        entry ``folder`` of the node's configuration, as in
+        ``flower-supernode --node-config 'folder="node-1"'``.
+
+    Returns
+    -------
+    app : flwr.clientapp.ClientApp
+
+    Raises
+    ------
+    ValueError
+        If the estimator cannot be deployed. The message names the parameter.
+
+    Examples
+    --------
+    >>> from fedrecsk import LocALS
+    >>> from fedrecsk.deployment.flower import client_app
+    >>> def load_data(context):
+    ...     name = context.node_config["shop"]
+    ...     return {"client_id": name, "X": [[1, 4], [1, 7], [2, 4]]}
+    >>> app = client_app(LocALS(8, items=range(100)), load_data)
+    """
+    _check(estimator)
+    app = ClientApp()
+
+    @app.train()
+    @app.evaluate()
+    @app.query()
+    def answer(message: Message, context: Context) -> Message:
+        _log_as_flower_does()
+        node = Node(
+            _chosen(estimator, context), lambda: load_data(context), Store(_folder(folder, context))
+        )
+        content = node.answer(_content(message))
+        return Message(_record(content), reply_to=message)
+
+    return app
+
+
+def _check(estimator):
+    if not callable(estimator):
+        check_deployable(estimator)
+
+
+def _chosen(estimator, context):
+    return estimator(context) if callable(estimator) else estimator
+
+
+def _folder(folder, context):
+    path = context.node_config.get("folder") if folder is None else folder(context)
+    if not path:
+        raise ValueError(
+            "This node has no folder for its state; start it with flower-supernode --node-config "
+            "'folder=\"node-1\"', or pass folder= to client_app."
+        )
+    return path
+
+
+def _check_settings(given):
+    for name, cure in (("n_clients", "3"), ("folder", '"server"')):
+        if not given[name]:
+            raise ValueError(
+                f"{name} is missing; pass {name}={cure} to server_app, or set "
+                f"{name.replace('_', '-')} = {cure} in the run configuration."
+            )
+    if type(given["n_clients"]) is not int or given["n_clients"] < 1:
+        raise ValueError(f"n_clients must be an int of at least 1, got {given['n_clients']!r}.")
+    if not 0 < given["quorum"] <= 1:
+        raise ValueError(f"quorum must be in (0, 1], got {given['quorum']!r}.")
+    for name in ("patience", "gathering", "poll"):
+        if not given[name] > 0:
+            raise ValueError(f"{name} must be a number of seconds above 0, got {given[name]!r}.")
+
+
+def _log_as_flower_does():
+    """Show what happens in Flower's log, at its level."""
+    log, flowers = logging.getLogger("fedrecsk.deployment"), logging.getLogger("flwr")
+    if not log.handlers:
+        log.handlers, log.propagate = flowers.handlers, False
+        log.setLevel(logging.INFO)
+
+
+# ------------------------------------------------------------------------------- carrier
+
+
+def _record(content):
+    """One record with all that is sent: Flower stores and sends each record by itself."""
+    return RecordDict({RECORD: ConfigRecord({CONTENT: content})})
+
+
+def _content(message):
+    record = message.content.get(RECORD, {})
+    content = record.get(CONTENT)
+    return content if isinstance(content, bytes) else b""
+
+
+class FlowerCarrier(Carrier):
+    """Carries requests by Flower's Grid.
+
+    Parameters
+    ----------
+    grid : Grid
+    poll : float
+        Seconds between two looks.
+    patience : float
+        Seconds after which a reply is not waited for any more.
+    """
+
+    def __init__(self, grid: Grid, poll: float, patience: float) -> None:
+        self.grid = grid
+        self.poll = poll
+        # Flower drops what is older.
+        self._ttl = max(60.0, 4 * patience)
+        self._nodes, self._seen_at = set(), float("-inf")
+
+    def nodes(self) -> set[int]:
+        if time.monotonic() - self._seen_at > 1:
+            self._nodes, self._seen_at = set(self.grid.get_node_ids()), time.monotonic()
+        return self._nodes
+
+    def send(self, requests: list[Request]) -> list[Hashable]:
+        # One by one, because the Grid returns no place for a message that it cannot send.
+        return [self._sent(one) for one in requests]
+
+    def _sent(self, request):
+        message = Message(
+            _record(request.content),
+            request.node,
+            TYPES.get(request.kind, "query"),
+            ttl=self._ttl,
+            group_id=request.kind,
+        )
+        tickets = [one for one in self.grid.push_messages([message]) if one]
+        # A ticket to which no reply will come.
+        return tickets[0] if tickets else f"not sent to {request.node} at {time.monotonic()}"
+
+    def receive(self, tickets: Iterable[Hashable]) -> list[Reply]:
+        sent = [one for one in tickets if not str(one).startswith("not sent")]
+        return [_reply(one) for one in self.grid.pull_messages(sent)] if sent else []
+
+    def pause(self) -> None:
+        time.sleep(self.poll)
+
+
+def _reply(message):
+    ticket = message.metadata.reply_to_message_id
+    if message.has_error():
+        reason = (message.error.reason or "").strip()[:300]
+        return Reply(ticket, None, f"Flower reports error {message.error.code}: {reason}")
+    return Reply(ticket, _content(message))

@@ -1,0 +1,95 @@
+"""A carrier without an engine: nodes in this process, to which bytes go and from which they come.
+
+Nodes forget everything between requests but the files in their folders.
+"""
+
+import itertools
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.utils import check_random_state
+
+from fedrecsk.deployment._carrier import Carrier, Reply
+from fedrecsk.deployment._coordinator import Coordinator
+from fedrecsk.deployment._node import Node
+from fedrecsk.deployment._store import Store
+from fedrecsk.interactions import encode
+from fedrecsk.simulation.keys import Key
+
+
+class InProcess(Carrier):
+    """Nodes that answer at once.
+
+    Parameters
+    ----------
+    nodes : dict of {int: Node}
+    """
+
+    def __init__(self, nodes):
+        self.connected = dict(nodes)
+        self._numbers = itertools.count()
+        self._waiting = {}
+        # Kind and size of each request and its reply.
+        self.crossed = []
+        # Called with a request and its reply, whose content it may change; None: it is lost.
+        self.tamper = lambda request, reply: reply
+
+    def nodes(self):
+        return set(self.connected)
+
+    def send(self, requests):
+        tickets = []
+        for one in requests:
+            assert type(one.content) is bytes
+            ticket = next(self._numbers)
+            tickets.append(ticket)
+            if one.node not in self.connected:
+                continue
+            content = self.tamper(one, self.connected[one.node].answer(one.content))
+            if content is not None:
+                self.crossed.append((one.kind, len(one.content), len(content)))
+                self._waiting[ticket] = content
+        return tickets
+
+    def receive(self, tickets):
+        return [Reply(t, self._waiting.pop(t)) for t in list(tickets) if t in self._waiting]
+
+    def pause(self):
+        pass
+
+
+def simulated_key(estimator):
+    """The key that a simulated fit draws from `random_state`."""
+    return Key(int(check_random_state(estimator.random_state).randint(2**31 - 1)))
+
+
+def make_nodes(estimator, X, y, clients, folder):
+    """A node for each client, in an order of its own, and their catalogue in the estimator."""
+    names = np.unique(clients)
+    order = np.random.default_rng(0).permutation(len(names))
+    nodes = {}
+    for number in order:
+        mine = clients == names[number]
+        data = {"client_id": names[number].item(), "X": X[mine], "y": y[mine]}
+        store = Store(folder / f"node {number}")
+        nodes[1000 + int(number)] = Node(estimator, lambda data=data: data, store)
+    return nodes
+
+
+def prepared(estimator, X, y, clients=None):
+    """The estimator with what a deployment must be given."""
+    data = encode(X, y, clients=clients)
+    estimator = clone(estimator).set_params(items=data.item_ids.values)
+    if "rating_scale" in estimator.get_params(deep=False):
+        estimator.set_params(rating_scale=(float(y.min()), float(y.max())))
+    return estimator
+
+
+def coordinator(estimator, nodes, folder, **parameters):
+    """A coordinator over these nodes, with the simulation's shared key."""
+    n_clients = len(nodes)
+    settings = {"n_clients": n_clients, "patience": 0.2, "gathering": 1.0, "quorum": 1.0}
+    settings |= parameters
+    carrier = InProcess(nodes)
+    store = Store(folder / "server")
+    return Coordinator(estimator, carrier, store, key=simulated_key(estimator), **settings)

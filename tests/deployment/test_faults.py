@@ -1,0 +1,315 @@
+"""Lost, late, repeated, malformed and wrong: what a fit does about it, without an engine."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from fedrecsk import LocALS, RFRec
+from fedrecsk.deployment._exchange import NotEnough
+from fedrecsk.deployment._node import Node
+from fedrecsk.deployment._store import Store
+from fedrecsk.deployment._wire import pack, unpack
+from tests.conftest import make_toy
+from tests.deployment.in_process import coordinator, make_nodes, prepared
+
+X, Y = make_toy()
+SILOS = X[:, 0] % 3
+
+
+def small(n_rounds=3):
+    return prepared(RFRec(3, n_rounds=n_rounds, random_state=0), X, Y)
+
+
+def a_fit(folder, estimator=None, **parameters):
+    """A coordinator and its nodes."""
+    estimator = small() if estimator is None else estimator
+    nodes = make_nodes(estimator, X, Y, SILOS, folder)
+    return coordinator(estimator, nodes, folder, **parameters), nodes
+
+
+def rounds(server):
+    return [entry for entry in server.communication_.entries if entry["phase"] == "round"]
+
+
+def test_a_round_goes_on_with_a_quorum(tmp_path):
+    one, nodes = a_fit(tmp_path, quorum=0.6)
+    carrier, lost = one.exchanges.carrier, max(nodes)
+
+    def die(request, reply):
+        if request.kind == "round" and unpack(request.content)[0]["number"] == 1:
+            carrier.connected.pop(lost, None)
+        return None if request.node == lost and lost not in carrier.connected else reply
+
+    carrier.tamper = die
+    server = one.run()
+    assert [entry["messages_up"] for entry in rounds(server)] == [3, 2, 2]
+    assert [entry["dropped"] for entry in rounds(server)] == [0, 1, 1]
+    folders = [node.store.folder for node in nodes.values()]
+    assert sum((folder / "model.joblib").exists() for folder in folders) == 2
+
+
+def test_too_few_answers_end_the_app_but_not_the_fit(tmp_path):
+    one, nodes = a_fit(tmp_path)
+    lost = max(nodes)
+    carrier = one.exchanges.carrier
+    carrier.tamper = lambda request, reply: (
+        None if request.kind == "round" and request.node == lost else reply
+    )
+    with pytest.raises(NotEnough, match=r"2 of 3 clients .* but 3 must. Without an answer: \d\."):
+        one.run()
+    again = coordinator(small(), nodes, tmp_path)
+    assert again.is_resumed
+    assert again.run().n_rounds_ == 3
+
+
+class Killed(BaseException):
+    """As by kill -9: nothing is done about it."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [("setup", 0), ("round", 0), ("round", 1), ("finish", 3)]
+)
+def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path, monkeypatch, kind, number):
+    """Nodes that were asked before answer as they did, so that the result is the same."""
+    monkeypatch.setattr("secrets.randbits", lambda n: 5)
+    plain = a_fit(tmp_path / "plain", small())[0].run()
+    first, nodes = a_fit(tmp_path / "killed", small())
+
+    def kill(request, reply):
+        asked = request.kind, unpack(request.content)[0].get("number")
+        if asked == (kind, number) and request.node == max(nodes):
+            raise Killed
+        return reply
+
+    first.exchanges.carrier.tamper = kill
+    with pytest.raises(Killed):
+        first.run()
+    second = coordinator(small(), nodes, tmp_path / "killed")
+    # A set-up that was interrupted begins anew.
+    assert second.is_resumed == (kind != "setup")
+    server = second.run()
+    np.testing.assert_array_equal(server.item_factors_, plain.item_factors_)
+    assert server.communication_ == plain.communication_
+    assert [t["kind"] for t in server.traffic_] == [t["kind"] for t in plain.traffic_]
+
+
+def test_a_checkpoint_of_other_parameters_is_refused(tmp_path):
+    one, nodes = a_fit(tmp_path, quorum=1.0)
+    one.exchanges.carrier.tamper = lambda request, reply: None if request.kind == "round" else reply
+    with pytest.raises(NotEnough):
+        one.run()
+    with pytest.raises(ValueError, match=r"has not ended.* in n_factors; .*remove the file"):
+        coordinator(small().set_params(n_factors=4), nodes, tmp_path)
+
+
+def test_a_client_comes_back_at_another_address(tmp_path):
+    one, nodes = a_fit(tmp_path, quorum=0.6)
+    carrier, moved = one.exchanges.carrier, max(nodes)
+
+    def move(request, reply):
+        if request.kind == "round" and request.node == moved:
+            carrier.connected.pop(moved)
+            carrier.connected[77] = Node(small(), nodes[moved].load_data, nodes[moved].store)
+            return None
+        return reply
+
+    carrier.tamper = move
+    server = one.run()
+    assert [entry["messages_up"] for entry in rounds(server)] == [3, 3, 3]
+    assert (nodes[moved].store.folder / "model.joblib").exists()
+
+
+def test_a_repeated_request_gets_the_same_answer(tmp_path):
+    one, nodes = a_fit(tmp_path)
+    seen = []
+
+    def repeat(request, reply):
+        if request.kind != "register":
+            seen.append(request.kind)
+            assert nodes[request.node].answer(request.content) == reply
+        return reply
+
+    one.exchanges.carrier.tamper = repeat
+    one.run()
+    assert set(seen) == {"setup", "round", "finish"}
+
+
+def test_empty_requests_keep_nodes_awake_and_change_nothing(tmp_path):
+    one, _ = a_fit(tmp_path, keep_awake=True)
+    server = one.run()
+    kinds = [kind for kind, *_ in one.exchanges.carrier.crossed]
+    assert kinds.count("wait") == 3 * (1 + 3)
+    assert [entry["messages_up"] for entry in rounds(server)] == [3, 3, 3]
+
+
+def changed(reply, change):
+    """The reply after a change of its parcel's head."""
+    head, arrays = unpack(reply)
+    change(head["parcels"])
+    return pack(head, arrays)
+
+
+def another_client(parcels):
+    parcels[0]["client"] = (parcels[0]["client"] + 1) % 3
+
+
+def another_round(parcels):
+    parcels[0]["round"] += 1
+
+
+def twice(parcels):
+    parcels.append(parcels[0])
+
+
+def another_field(parcels):
+    parcels[0]["fields"] = {"else": {}}
+
+
+@pytest.mark.parametrize("change", [another_client, another_round, twice, another_field])
+def test_malformed_and_duplicate_uploads_are_rejected_and_counted(tmp_path, change, caplog):
+    one, nodes = a_fit(tmp_path)
+    bad = max(nodes)
+
+    def spoil(request, reply):
+        number = unpack(request.content)[0].get("number")
+        if (request.kind, request.node, number) == ("round", bad, 1):
+            return changed(reply, change)
+        return reply
+
+    one.exchanges.carrier.tamper = spoil
+    with caplog.at_level(logging.WARNING):
+        server = one.run()
+    assert [entry["rejected"] for entry in rounds(server)] == [0, 1, 0]
+    assert [entry["messages_up"] for entry in rounds(server)] == [3, 2, 3]
+    assert any("it sends" in r.message or "'else'" in r.message for r in caplog.records)
+
+
+def test_nan_in_uploads_is_rejected_and_counted(tmp_path):
+    one, nodes = a_fit(tmp_path)
+
+    def spoil(request, reply):
+        if request.kind == "round" and request.node == max(nodes):
+            head, arrays = unpack(reply)
+            return pack(head, {name: values * np.nan for name, values in arrays.items()})
+        return reply
+
+    one.exchanges.carrier.tamper = spoil
+    assert [entry["rejected"] for entry in rounds(one.run())] == [1, 1, 1]
+
+
+def test_bytes_that_are_no_message_are_no_answer(tmp_path, caplog):
+    one, nodes = a_fit(tmp_path, quorum=0.6)
+    one.exchanges.carrier.tamper = lambda request, reply: (
+        b"junk" if request.kind == "round" and request.node == max(nodes) else reply
+    )
+    server = one.run()
+    assert [entry["dropped"] for entry in rounds(server)] == [1, 1, 1]
+    assert "no message of this version" in caplog.text
+
+
+def spoilt(nodes, number, change):
+    """Let one node's data be other than they were."""
+    node = sorted(nodes.values(), key=lambda one: str(one.store.folder))[number]
+    data = dict(node.load_data())
+    change(data)
+    node.load_data = lambda: data
+    return node
+
+
+def test_nan_in_a_nodes_data_is_its_own_affair(tmp_path, caplog):
+    one, nodes = a_fit(tmp_path, n_clients=2)
+    bad = spoilt(nodes, 1, lambda data: data.update(y=data["y"] * np.nan))
+    server = one.run()
+    assert server.communication_.entries[-1]["messages_down"] == 2
+    assert not (bad.store.folder / "model.joblib").exists()
+    assert "NaN" in caplog.text
+    # The server learns that it failed, and not why.
+    (reason,) = one.exchanges.refused.values()
+    assert "failed with ValueError; its own log says why" in reason
+
+
+def test_unknown_items_are_the_nodes_error(tmp_path, caplog):
+    one, nodes = a_fit(tmp_path)
+    spoilt(nodes, 0, lambda data: data.update(X=data["X"] + [0, 1]))
+    with pytest.raises(NotEnough, match=r"2 of 3 clients have registered within 1 s(.|\n)*failed"):
+        one.run()
+    assert "item" in caplog.text
+    assert "items" in caplog.text
+
+
+def test_two_nodes_with_one_client_id(tmp_path, caplog):
+    one, nodes = a_fit(tmp_path, n_clients=2)
+    spoilt(nodes, 0, lambda data: data.update(client_id=1))
+    one.run()
+    (reason,) = one.exchanges.refused.values()
+    assert "another node has registered as client 1; give each client its own id" in reason
+    assert "the server does not let this node take part" in caplog.text
+
+
+def test_one_folder_for_two_nodes(tmp_path):
+    one, nodes = a_fit(tmp_path, n_clients=2)
+    first, second, _ = nodes.values()
+    second.store = first.store
+    one.run()
+    (reason,) = one.exchanges.refused.values()
+    assert "give each node its own folder" in reason
+
+
+def test_ids_of_two_types(tmp_path):
+    one, nodes = a_fit(tmp_path, n_clients=2)
+    name = max(nodes)
+    data = dict(nodes[name].load_data())
+    nodes[name].load_data = lambda: data | {"client_id": "shop"}
+    one.run()
+    (reason,) = one.exchanges.refused.values()
+    assert "use one type for all" in reason
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (small().set_params(n_factors=4), "differs from the server's in n_factors"),
+        (prepared(LocALS(3), X, Y), r"estimator here is a .*LocALS"),
+    ],
+)
+def test_nodes_with_other_parameters(tmp_path, other, message):
+    one, nodes = a_fit(tmp_path)
+    nodes[max(nodes)].estimator = other
+    with pytest.raises(NotEnough, match=message):
+        one.run()
+
+
+def test_a_client_that_comes_late_is_told_so(tmp_path, caplog):
+    one, nodes = a_fit(tmp_path, n_clients=2)
+    carrier = one.exchanges.carrier
+    late = carrier.connected.pop(max(nodes))
+
+    def join(request, reply):
+        if request.kind == "round":
+            carrier.connected[max(nodes)] = late
+        return reply
+
+    carrier.tamper = join
+    assert one.run().n_rounds_ == 3
+    (reason,) = one.exchanges.refused.values()
+    assert "clients cannot join it later" in reason
+
+
+def test_a_node_without_its_state_says_so(tmp_path):
+    node = Node(small(), dict, Store(tmp_path))
+    head, _ = unpack(node.answer(pack({"kind": "round", "fit": "0" * 16, "number": 0}, {})))
+    assert head == {"refused": "this node has no state of this fit; it must register first"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"junk", "no message of this version"),
+        (pack({"kind": "round"}, {}), "does not say to which fit"),
+        (pack({"kind": "round", "fit": "../../../../etc"}, {}), "does not say to which fit"),
+    ],
+)
+def test_nodes_refuse_malformed_requests(tmp_path, content, message):
+    head, _ = unpack(Node(small(), dict, Store(tmp_path)).answer(content))
+    assert message in head["refused"]

@@ -1,0 +1,203 @@
+"""Fits whose messages are bytes, without an engine: equal to the simulated ones."""
+
+import secrets
+
+import joblib
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import (
+    CoLR,
+    FedEB,
+    Federation,
+    FedFast,
+    FedMF,
+    LightFR,
+    LocALS,
+    RFRec,
+    RFRecF,
+)
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.compression import Quantization
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.simulation import blocks
+from tests.conftest import make_toy
+from tests.deployment.in_process import coordinator, make_nodes, prepared, simulated_key
+
+# Uploads of all digits, so that fits can be compared bit by bit.
+DIGITS = Federation(wire_dtype="float64")
+SMALL = {"n_rounds": 3, "random_state": 0, "federation": DIGITS}
+ALL = {"client_fraction": 1.0} | SMALL
+METHODS = [
+    RFRec(3, **SMALL),
+    FedEB(3, **SMALL),
+    LocALS(3, **SMALL),
+    LightFR(5, **ALL),
+    FedMF(3, **ALL),
+    CoLR(2, n_factors=3, **ALL),
+]
+
+
+@pytest.fixture
+def as_simulated(monkeypatch):
+    """Let devices draw what the simulator draws, instead of asking the operating system."""
+
+    def seed(estimator):
+        drawn = simulated_key(estimator).seed
+        monkeypatch.setattr(secrets, "randbits", lambda n: drawn)
+
+    return seed
+
+
+def deploy(estimator, X, y, clients, folder, **parameters):
+    """Each client's model, the server's, and the carrier."""
+    nodes = make_nodes(estimator, X, y, clients, folder)
+    one = coordinator(estimator, nodes, folder, **parameters)
+    server = one.run()
+    models = [joblib.load(node.store.folder / "model.joblib") for node in nodes.values()]
+    return models, server, one.exchanges.carrier
+
+
+def fitted(model, prefix):
+    """Names of fitted arrays of users or items."""
+    names = [n for n in vars(model) if n.startswith(prefix) and n.endswith("_")]
+    return [n for n in names if isinstance(getattr(model, n), np.ndarray) and "_ids_" not in n]
+
+
+def assert_same(models, server, simulated, tolerance=0.0):
+    """Users' and items' attributes, recommendations, and the ledger."""
+    for name in fitted(simulated, "item_"):
+        expected = getattr(simulated, name)
+        for model in (server, *models):
+            np.testing.assert_allclose(getattr(model, name), expected, rtol=0, atol=tolerance)
+    for model in models:
+        codes = simulated._users.codes(model.user_ids_)
+        assert fitted(model, "user_")
+        for name in fitted(model, "user_"):
+            expected = getattr(simulated, name)[codes]
+            np.testing.assert_allclose(getattr(model, name), expected, rtol=0, atol=tolerance)
+        if not tolerance:
+            for one, other in zip(
+                model.recommend(model.user_ids_, 3),
+                simulated.recommend(model.user_ids_, 3),
+                strict=True,
+            ):
+                np.testing.assert_array_equal(one, other)
+    assert server.communication_ == simulated.communication_
+    assert server.privacy_ == simulated.privacy_
+    assert server.n_rounds_ == simulated.n_rounds_
+
+
+@pytest.mark.parametrize("estimator", METHODS, ids=lambda one: type(one).__name__)
+def test_one_client_per_user_is_the_simulated_fit(estimator, tmp_path, as_simulated, monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    X, y = make_toy(8)
+    estimator = prepared(estimator, X, y)
+    as_simulated(estimator)
+    models, server, _ = deploy(estimator, X, y, X[:, 0], tmp_path)
+    # A LocALS device sends its matrix as a change of the identity, and rounds once more.
+    tolerance = 2e-6 if isinstance(estimator, LocALS) else 0.0
+    assert_same(models, server, clone(estimator).fit(X, y), tolerance)
+
+
+@pytest.mark.parametrize("estimator", METHODS, ids=lambda one: type(one).__name__)
+def test_silos_are_the_simulated_fit_in_blocks(estimator, tmp_path, as_simulated, monkeypatch):
+    monkeypatch.setattr(type(estimator), "_dtype", np.float64, raising=False)
+    X, y = make_toy()
+    silos = X[:, 0] % 3
+    # In the simulation users are numbered across clients, and so are the devices' by the server.
+    estimator = prepared(estimator, X, y)
+    as_simulated(estimator)
+    models, server, _ = deploy(estimator, X, y, silos, tmp_path)
+    assert_same(models, server, clone(estimator).fit(X, y, clients=silos), 1e-9)
+
+
+FEDERATIONS = [
+    (FedMF(3, n_rounds=4, client_fraction=0.5), DIGITS),
+    (FedFast(3, n_rounds=3, client_fraction=0.5), DIGITS),
+    (RFRecF(3, n_rounds=8), DIGITS),
+    (LocALS(3, n_rounds=2), Federation(aggregator=NormClipping(0.2), wire_dtype="float64")),
+    (
+        RFRec(3, n_rounds=3),
+        Federation(compression=Quantization("float16", direction="down"), wire_dtype="float64"),
+    ),
+    (
+        RFRec(3, n_rounds=3, aggregation="all"),
+        Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.1), wire_dtype="float64"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("estimator", "federation"), FEDERATIONS, ids=str)
+def test_so_are_cohorts_quiet_rounds_aggregators_compression_and_noise(
+    estimator, federation, tmp_path, as_simulated, monkeypatch
+):
+    monkeypatch.setattr(type(estimator), "_dtype", np.float64, raising=False)
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    # Each client's own noise, as its device draws it.
+    monkeypatch.setattr(Federation, "draws_each", True)
+    X, y = make_toy(8)
+    estimator = clone(estimator).set_params(random_state=1, federation=federation)
+    estimator = prepared(estimator, X, y)
+    as_simulated(estimator)
+    models, server, _ = deploy(estimator, X, y, X[:, 0], tmp_path)
+    assert_same(models, server, clone(estimator).fit(X, y), 1e-9)
+
+
+def test_on_the_wire_are_the_ledgers_bytes_and_a_constant_per_message(tmp_path):
+    """With the default, numbers of 4 bytes; whole models go down."""
+    X, y = make_toy(12, n_items=200, density=0.5)
+    for number, estimator in enumerate((RFRec(8), LocALS(8), FedMF(8), LightFR(64))):
+        estimator = prepared(estimator.set_params(n_rounds=2), X, y)
+        folder = tmp_path / str(number)
+        _, server, carrier = deploy(estimator, X, y, X[:, 0] % 3, folder)
+        entries = [e for e in server.communication_.entries if e["phase"] != "catalogue"]
+        down = sum(entry["bytes_down_whole"] for entry in entries)
+        up = sum(entry["bytes_up"] for entry in entries)
+        sent = [one for one in carrier.crossed if one[0] != "register"]
+        assert sum(one[1] for one in sent) <= 1.1 * down + 600 * len(sent)
+        assert sum(one[2] for one in sent) <= 1.1 * up + 600 * len(sent)
+        traffic = server.traffic_
+        assert sum(t["bytes_down"] for t in traffic) == sum(one[1] for one in sent)
+
+
+def test_the_servers_estimator_serves_newcomers(tmp_path):
+    X, y = make_toy()
+    estimator = prepared(RFRec(3, n_rounds=2), X, y)
+    _, server, _ = deploy(estimator, X, y, X[:, 0] % 3, tmp_path)
+    assert server.n_users_ == 0
+    item = server.item_ids_[0]
+    before = server.predict([["zoe", item]])
+    server = server.fold_in([["zoe", item], ["zoe", server.item_ids_[1]]], [5.0, 5.0])
+    assert server.predict([["zoe", item]]) > before
+    assert joblib.load(tmp_path / "server" / "model.joblib").n_rounds_ == 2
+    assert not (tmp_path / "server" / "checkpoint").exists()
+
+
+class NeverBetter(RFRec):
+    """The first model stays the best."""
+
+    def _validation_losses(self, held_out):
+        return np.ones((2, len(held_out.users)))
+
+
+@pytest.mark.parametrize("Estimator", [RFRec, NeverBetter])
+@pytest.mark.parametrize("patience", [1, 10])
+def test_early_stopping_keeps_the_simulated_models(
+    Estimator, patience, tmp_path, as_simulated, monkeypatch
+):
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    X, y = make_toy(8, density=0.8)
+    estimator = Estimator(3, n_rounds=6, learning_rate=0.5, early_stopping=True, tol=0.0)
+    estimator.set_params(
+        n_iter_no_change=patience, validation_fraction=0.3, random_state=0, federation=DIGITS
+    )
+    estimator = prepared(estimator, X, y)
+    as_simulated(estimator)
+    # One silo with all users, so that the device holds out the rows that the simulator does.
+    silo = np.zeros(len(X), dtype=int)
+    models, server, _ = deploy(estimator, X, y, silo, tmp_path)
+    simulated = clone(estimator).fit(X, y, clients=silo)
+    assert server.best_round_ == simulated.best_round_
+    assert_same(models, server, simulated)

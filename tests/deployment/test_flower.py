@@ -1,0 +1,212 @@
+"""On Flower: its simulation runtime, and its processes with TLS and faults."""
+
+import ipaddress
+import pickle
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+
+import joblib
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import Federation, FedMF, LocALS, RFRec
+from fedrecsk.deployment.flower import client_app, server_app
+from fedrecsk.simulation import blocks
+from tests.conftest import make_toy
+from tests.deployment.in_process import prepared, simulated_key
+from tests.deployment.processes import Processes, write_project
+from tests.deployment.test_fit import assert_same
+
+DIGITS = Federation(wire_dtype="float64")
+X, Y = make_toy()
+
+
+@pytest.fixture(autouse=True)
+def one_client_per_block(monkeypatch):
+    """Then simulated fits add up as the server does."""
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+
+
+def toy(n_rounds=2):
+    return prepared(RFRec(3, n_rounds=n_rounds, random_state=0, federation=DIGITS), X, Y)
+
+
+def rows_of(silo, n_silos):
+    mine = X[:, 0] % n_silos == silo
+    return np.column_stack([X, Y])[mine]
+
+
+# ------------------------------------------------------------------------- without nodes
+
+
+class Context:
+    """As much of Flower's as the apps use."""
+
+    def __init__(self, **config):
+        self.run_config = self.node_config = config
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"folder": "x"}, "n_clients is missing; pass n_clients=3 to server_app, or set n-clients"),
+        ({"n-clients": 2}, "folder is missing"),
+        ({"n-clients": 2.5, "folder": "x"}, "n_clients must be an int"),
+        ({"n-clients": 2, "folder": "x", "quorum": 0.0}, "quorum must be in"),
+        ({"n-clients": 2, "folder": "x", "patience": -1.0}, "patience must be a number of seconds"),
+    ],
+)
+def test_wrong_settings_are_named_before_anything_starts(config, message):
+    with pytest.raises(ValueError, match=message):
+        server_app(toy())(None, Context(**config))
+
+
+def test_apps_refuse_estimators_that_cannot_be_deployed():
+    for make in (lambda e: server_app(e), lambda e: client_app(e, dict)):
+        with pytest.raises(ValueError, match="LocALS needs the catalogue"):
+            make(LocALS())
+
+
+# --------------------------------------------------------------------- simulation runtime
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulation runtime needs ray")
+@pytest.mark.filterwarnings("ignore")
+def test_the_simulation_runtime_gives_the_simulated_fit(tmp_path, monkeypatch):
+    from flwr.simulation import run_simulation
+
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    estimator = prepared(FedMF(3, n_rounds=3, random_state=0, federation=DIGITS), X, Y)
+    estimator.set_params(client_fraction=0.7)
+    key = simulated_key(estimator)
+
+    def load_data(context):
+        silo = int(context.node_config["partition-id"])
+        mine = X[:, 0] % 3 == silo
+        return {"client_id": silo, "X": X[mine], "y": Y[mine], "private": key}
+
+    def folder(context):
+        return tmp_path / str(context.node_config["partition-id"])
+
+    run_simulation(
+        server_app(estimator, n_clients=3, folder=tmp_path / "server", key=key, poll=0.02),
+        client_app(estimator, load_data, folder=folder),
+        num_supernodes=3,
+        backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1}},
+    )
+    models = [joblib.load(tmp_path / str(k) / "model.joblib") for k in range(3)]
+    server = joblib.load(tmp_path / "server" / "model.joblib")
+    assert_same(models, server, clone(estimator).fit(X, Y, clients=X[:, 0] % 3))
+
+
+# ----------------------------------------------------------------------------- processes
+
+
+def write_keys(folder, nodes):
+    """A certificate for 127.0.0.1, and a key pair for each node."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    plain = serialization.NoEncryption()
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(address, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "server.pem").write_bytes(certificate.public_bytes(pem))
+    (folder / "server.key").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    )
+    for node in nodes:
+        own = ec.generate_private_key(ec.SECP384R1())
+        (folder / f"{node}.key").write_bytes(
+            own.private_bytes(pem, serialization.PrivateFormat.OpenSSH, plain)
+        )
+        (folder / f"{node}.pub").write_bytes(
+            own.public_key().public_bytes(
+                serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+            )
+        )
+
+
+def test_processes_with_tls_and_known_nodes_give_the_simulated_fit(tmp_path):
+    estimator = toy()
+    write_project(tmp_path, estimator, simulated_key(estimator).seed)
+    write_keys(tmp_path, ["one", "two", "stranger"])
+    pem = tmp_path / "server.pem"
+    link = ["--ssl-ca-certfile", pem, "--ssl-certfile", pem]
+    link += ["--ssl-keyfile", tmp_path / "server.key", "--enable-supernode-auth"]
+    node = ["--root-certificates", pem]
+    with Processes(tmp_path, link, node, f'root-certificates = "{pem}"') as processes:
+        processes.start_superlink()
+        processes.flwr("flwr", "supernode", "register", "one.pub", "here")
+        processes.flwr("flwr", "supernode", "register", "two.pub", "here")
+        for silo, name in enumerate(("one", "two", "stranger")):
+            key = "--auth-supernode-private-key", tmp_path / f"{name}.key"
+            resident = name != "stranger"
+            processes.start_node(name, rows_of(silo % 2, 2), silo, *key, resident=resident)
+        processes.run()
+        processes.wait_for("server/model.joblib")
+        # The superlink does not know the third key.
+        processes.wait(lambda: processes.started["stranger"].poll() is not None, 60)
+    models = [joblib.load(tmp_path / name / "model.joblib") for name in ("one", "two")]
+    server = joblib.load(tmp_path / "server" / "model.joblib")
+    assert not (tmp_path / "stranger").exists()
+    assert_same(models, server, clone(estimator).fit(X, Y, clients=X[:, 0] % 2))
+
+
+def rounds_so_far(folder):
+    """By the server's checkpoint."""
+    file = folder / "server" / "checkpoint"
+    return pickle.loads(file.read_bytes()).server.round if file.exists() else -1
+
+
+def test_killed_nodes_a_killed_superlink_and_nan(tmp_path):
+    """Rounds go on without a killed node; all go on from their files after a power cut."""
+    estimator = toy(n_rounds=6)
+    write_project(tmp_path, estimator, simulated_key(estimator).seed)
+    spoilt = rows_of(2, 3)
+    spoilt[0, 2] = np.nan
+    with Processes(tmp_path) as processes:
+        processes.start_superlink()
+        for silo, name in enumerate(("one", "two")):
+            processes.start_node(name, rows_of(silo, 3), silo)
+        processes.start_node("nan", spoilt, 2)
+        config = {"quorum": 0.5, "patience": 10.0}
+        processes.run(**config)
+        processes.wait(lambda: rounds_so_far(tmp_path) >= 1, 120)
+        processes.wait(lambda: "NaN" in processes.log("nan"), 60)
+        processes.kill("two")
+        before = rounds_so_far(tmp_path)
+        processes.wait(lambda: rounds_so_far(tmp_path) >= before + 2, 60)
+        for name in ("superlink", "one", "nan"):
+            processes.kill(name)
+        stopped_at = rounds_so_far(tmp_path)
+        assert 3 <= stopped_at < 6
+        processes.start_superlink()
+        for silo, name in enumerate(("one", "two")):
+            processes.start_node(name, rows_of(silo, 3), silo)
+        processes.run(**config)
+        processes.wait_for("server/model.joblib", "two/model.joblib")
+    server = joblib.load(tmp_path / "server" / "model.joblib")
+    rounds = [one for one in server.communication_.entries if one["phase"] == "round"]
+    assert len(rounds) == server.n_rounds_ == 6
+    n_uploads = [one["messages_up"] for one in rounds]
+    assert (n_uploads[0], n_uploads[stopped_at - 1], n_uploads[-1]) == (2, 1, 2)
+    assert not (tmp_path / "nan" / "model.joblib").exists()
+    model = joblib.load(tmp_path / "two" / "model.joblib")
+    assert model.recommend(model.user_ids_, 2)[0].shape == (len(model.user_ids_), 2)
