@@ -153,6 +153,7 @@ class Coordinator:
             self._begin()
         server = self.server
         while server.round < server.method._rounds() and not server.stopping.stopped:
+            self._admit_newcomers()
             self._round()
             if not server.stopping.stopped:
                 self.store.save(CHECKPOINT, self.progress)
@@ -176,21 +177,44 @@ class Coordinator:
         """Register clients, and take the set-up exchanges with all of them."""
         self.exchanges.gather(self.n_clients, self.gathering)
         members, server = self.members, self.server
-        members.is_complete = True
         registered = list(members)
         places = server.register([one.registration for one in registered])
+        self._set_up(registered, places, quorum=1.0)
+        self.store.save(CHECKPOINT, self.progress)
+
+    def _set_up(self, registered, places, quorum, late=False):
+        """Take the set-up exchanges with some members, to which these places belong."""
+        server = self.server
         for one, place in zip(registered, places, strict=True):
             one.place = place
+        asked = {one.code: one for one in sorted(registered, key=lambda one: one.code)}
         for step in range(server.n_setups):
-            message = server.setup_message(step)
+            message = server.setup_message(step, late=late)
             forms = server.method._setup_forms(len(server.item_ids), step)
-            parcels, _ = self._ask("setup", step, members.by_code, message, forms, quorum=1.0)
-            server.close_setup(step, parcels)
-        server.send_announcement()
-        for one in members:
+            parcels, _ = self._ask("setup", step, asked, message, forms, quorum=quorum)
+            server.close_setup(step, parcels, late=late)
+        server.send_announcement(late=late)
+        for one in registered:
             # The announcement comes with the next request.
             one.knows_place = False
-        self.store.save(CHECKPOINT, self.progress)
+
+    def _admit_newcomers(self):
+        """Let clients join that have come since the fit began."""
+        newcomers = self.members.newcomers
+        if not newcomers:
+            return
+        try:
+            places = self.server.admit([one.registration for one in newcomers])
+        except ValueError as error:
+            for one in newcomers:
+                self.members.remove(one)
+                log.warning("Client %s cannot join: %s", one.name, error)
+                if one.node is not None:
+                    self.exchanges.refuse(one.node, str(error))
+            return
+        self._set_up(newcomers, places, quorum=0.0, late=True)
+        for one in newcomers:
+            log.info("Client %s joins in round %d", one.name, self.server.round + 1)
 
     def _round(self):
         server = self.server

@@ -116,12 +116,16 @@ class Exchanges:
             self.refused[node] = f"node {node}: {error}"
             log.warning("Node %d cannot take part: %s", node, error)
             if reply.content is not None:
-                fit = unpack(self.greeting)[0]["fit"]
-                refusal = pack({"kind": "refuse", "fit": fit, "reason": str(error)}, {})
-                self._send([Request(node, "refuse", refusal)])
+                self.refuse(node, str(error))
             return None
         log.info("Client %s is there", member.name)
         return member
+
+    def refuse(self, node: int, reason: str) -> None:
+        """Tell a node that it cannot take part; its log will say why."""
+        fit = unpack(self.greeting)[0]["fit"]
+        refusal = pack({"kind": "refuse", "fit": fit, "reason": reason}, {})
+        self._send([Request(node, "refuse", refusal)])
 
     # --------------------------------------------------------------------------- ask
 

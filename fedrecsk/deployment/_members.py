@@ -26,6 +26,7 @@ class Member:
     node : int or None
         Address of its node. None: unknown since the server was restarted.
     place : Places or None
+        None: it has come after the fit has begun, and joins before the next round.
     knows_place : bool
         Whether it has answered a request that had its place and the announcement.
     is_late : bool
@@ -53,7 +54,6 @@ class Members:
 
     def __init__(self) -> None:
         self.by_name: dict[Any, Member] = {}
-        self.is_complete = False
 
     def __len__(self) -> int:
         return len(self.by_name)
@@ -63,8 +63,18 @@ class Members:
 
     @property
     def by_code(self) -> dict[int, Member]:
-        """All clients, in the order of their codes."""
-        return {one.code: one for one in sorted(self, key=lambda one: one.code)}
+        """All clients that have a code, in this order."""
+        placed = [one for one in self if one.place is not None]
+        return {one.code: one for one in sorted(placed, key=lambda one: one.code)}
+
+    @property
+    def newcomers(self) -> list[Member]:
+        """Clients without a code."""
+        return [one for one in self if one.place is None]
+
+    def remove(self, member: Member) -> None:
+        """Forget a client that cannot join."""
+        del self.by_name[member.name]
 
     def admit(self, registration: Registration, token: str, node: int) -> Member:
         """Take in a client, or one that comes back at another address.
@@ -72,8 +82,7 @@ class Members:
         Raises
         ------
         Refused
-            If another node has this client's id, if its id is of another type than the others', or
-            if the fit has begun without it.
+            If another node has this client's id, or if its id is of another type than the others'.
         """
         name = registration.client_ids[0].item()
         known = self.by_name.get(name)
@@ -85,11 +94,6 @@ class Members:
                 )
             known.node, known.is_late = node, False
             return known
-        if self.is_complete:
-            raise Refused(
-                f"the fit has begun without client {name!s}, and clients cannot join it later; it "
-                "can take part in the next one"
-            )
         for other in self:
             if isinstance(other.name, str) != isinstance(name, str):
                 raise Refused(

@@ -2,10 +2,11 @@
 
 import logging
 
+import joblib
 import numpy as np
 import pytest
 
-from fedrecsk import LocALS, RFRec
+from fedrecsk import LocALS, RFRec, SCoLR
 from fedrecsk.deployment._exchange import NotEnough
 from fedrecsk.deployment._node import Node
 from fedrecsk.deployment._store import Store
@@ -280,8 +281,9 @@ def test_nodes_with_other_parameters(tmp_path, other, message):
         one.run()
 
 
-def test_a_client_that_comes_late_is_told_so(tmp_path, caplog):
-    one, nodes = a_fit(tmp_path, n_clients=2)
+def joining_late(folder, estimator):
+    """A fit that one of three clients joins during the first round, and its nodes."""
+    one, nodes = a_fit(folder, estimator, n_clients=2)
     carrier = one.exchanges.carrier
     late = carrier.connected.pop(max(nodes))
 
@@ -291,9 +293,44 @@ def test_a_client_that_comes_late_is_told_so(tmp_path, caplog):
         return reply
 
     carrier.tamper = join
-    assert one.run().n_rounds_ == 3
-    (reason,) = one.exchanges.refused.values()
-    assert "clients cannot join it later" in reason
+    return one, nodes
+
+
+@pytest.mark.parametrize("Estimator", [RFRec, LocALS])
+def test_a_client_joins_late(Estimator, tmp_path):
+    estimator = prepared(Estimator(3, n_rounds=3, random_state=0), X, Y)
+    one, nodes = joining_late(tmp_path, estimator)
+    server = one.run()
+    assert [entry["messages_up"] for entry in rounds(server)] == [2, 3, 3]
+    assert len(server.communication_.client_ids) == 3
+    model = joblib.load(nodes[max(nodes)].store.folder / "model.joblib")
+    assert set(model.user_ids_) == set(X[SILOS == SILOS.max(), 0])
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_a_late_client_still_takes_part_after_the_server_was_killed(tmp_path):
+    one, nodes = joining_late(tmp_path, small())
+    join = one.exchanges.carrier.tamper
+
+    def die(request, reply):
+        if request.kind == "round" and unpack(request.content)[0]["number"] == 2:
+            raise KeyboardInterrupt
+        return join(request, reply)
+
+    one.exchanges.carrier.tamper = die
+    with pytest.raises(KeyboardInterrupt):
+        one.run()
+    server = coordinator(small(), nodes, tmp_path).run()
+    assert [entry["messages_up"] for entry in rounds(server)] == [2, 3, 3]
+
+
+def test_a_client_that_cannot_join_late_is_told_so(tmp_path, caplog):
+    ranks = SCoLR(3, local_rank=[1, 2], n_rounds=3, random_state=0)
+    one, nodes = joining_late(tmp_path, prepared(ranks, X, Y))
+    with caplog.at_level(logging.WARNING):
+        assert one.run().n_rounds_ == 3
+    assert "keeps something for each client of the set-up" in caplog.text
+    assert not (nodes[max(nodes)].store.folder / "model.joblib").exists()
 
 
 def test_a_node_without_its_state_says_so(tmp_path):
