@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.base import clone
 
 from fedrecsk.base import attributes_of
+from fedrecsk.compression._base import Shortener
 from fedrecsk.interactions import catalogue_ids
 from fedrecsk.simulation.blocks import of_clients
 from fedrecsk.simulation.clients import VALIDATION, Clients
@@ -149,7 +150,13 @@ class Device(Clients):
 
     def _packed(self, contribution, forms):
         told = contribution is not None and contribution.phase != "setup" and self._has_told
-        return packed(contribution, forms, self.block.row_items, numbered=not told)
+        return packed(
+            contribution,
+            forms,
+            self.block.row_items,
+            numbered=not told,
+            federation=self.federation,
+        )
 
     @property
     def _has_told(self):
@@ -215,37 +222,13 @@ def bare(estimator: Any) -> Any:
             "only the simulator does; call fit."
         )
     _check_parts(method._setting())
-    _check_central_dp(method)
     return method
-
-
-def _check_central_dp(method):
-    """Raise if a method needs more of central privacy than devices do."""
-    mechanism = method._setting().central_dp
-    if mechanism is None:
-        return
-    if mechanism.noise == "clients" or mechanism.quantile is not None:
-        what = "add shares of noise" if mechanism.noise == "clients" else "adapt the clip"
-        raise ValueError(
-            f"A Device does not {what} yet, which only the simulator does; use "
-            'CentralDP(noise="server", quantile=None), or call fit.'
-        )
-    forms = dict(method._upload_forms(len(method.items)))
-    for step in range(method._n_setups):
-        forms |= method._setup_forms(len(method.items), step)
-    whole = [name for name, form in forms.items() if form.is_integer]
-    if whole:
-        raise ValueError(
-            f"A Device cannot clip whole numbers yet, and {type(method).__name__} sends "
-            f"{whole[0]}; set central_dp=None, or call fit."
-        )
 
 
 def _check_parts(federation):
     """Raise if a federation has parts that only the simulator supports."""
-    compression = federation.compression
+    _check_compression(federation)
     parts = {
-        "compression": (compression is not None and compression.up, "compress its uploads"),
         "adversary": (federation.adversary is not None, "attack"),
         "secure_aggregation": (federation.secure_aggregation is not None, "encrypt"),
     }
@@ -255,3 +238,21 @@ def _check_parts(federation):
                 f"A Device does not {what} yet, which only the simulator does; set "
                 f"federation.{name}=None, or call fit."
             )
+
+
+def _check_compression(federation):
+    """Raise if the server could not reconstruct compressed uploads."""
+    compressor = federation.compression
+    if compressor is None or not compressor.up:
+        return
+    if not isinstance(compressor, Shortener) or compressor._is_changed:
+        raise ValueError(
+            f"A Device cannot send what {type(compressor).__name__} makes of an upload, whose form "
+            "the server does not know; use TopK, LowRank or Quantization as they are, or call fit."
+        )
+    if federation.dropout > 0 and federation.dropout_mode == "stale":
+        raise ValueError(
+            "A Device sends compressed changes from the latest message, but with "
+            'dropout_mode="stale" it would start from an older one; set dropout_mode="upload" or '
+            '"offline", or call fit.'
+        )

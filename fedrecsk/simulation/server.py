@@ -428,6 +428,7 @@ class Server:
             centers=self._centers(),
             wire_dtype=self.federation.wire_dtype,
             hold=is_setup or (apart and parcel.phase == "round"),
+            federation=self.federation,
         )
         if is_setup:
             held = held_items(one)

@@ -1,14 +1,16 @@
 """Devices and a server outside the simulator, driven as the user guide does."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 from fedrecsk import Federation, FedMF, LightFR, LocALS, PrivFedEB, RFRec, RFRecF
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
-from fedrecsk.compression import Quantization, TopK
+from fedrecsk.compression import Compressed, LowRank, Quantization, TopK
 from fedrecsk.federated._fit import Run
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism
 from fedrecsk.simulation import Dense, Device, Form, Message, Numbers, Parcel, Server
@@ -97,23 +99,6 @@ def test_the_noise_of_a_deployed_server_is_that_of_the_simulator(Estimator):
     assert len(draws) == 3
 
 
-@pytest.mark.parametrize(
-    ("Estimator", "parameters", "message"),
-    [
-        (RFRec, {"noise": "clients"}, "does not add shares of noise yet"),
-        (RFRec, {"quantile": 0.5}, "does not adapt the clip yet"),
-        (FedMF, {}, "cannot clip whole numbers yet"),
-    ],
-)
-def test_what_a_device_does_not_do_of_central_privacy(Estimator, parameters, message):
-    federation = Federation(central_dp=CentralDP(epsilon=3.0, **parameters))
-    method = make(Estimator, federation=federation)
-    with pytest.raises(ValueError, match=message):
-        Server.of(method)
-    with pytest.raises(ValueError, match=message):
-        Device(method, *make_toy(), client_id=1)
-
-
 def test_a_devices_model_folds_in_newcomers():
     X, y = make_toy()
     method = make(RFRec)
@@ -138,6 +123,14 @@ def test_what_a_device_cannot_know_must_be_given():
 
 def one_round(method, X, y, seed=1):
     """The devices after their first update, and the parcels of each step."""
+    steps = []
+    _, devices, uploads = first_round(method, X, y, seed, steps)
+    return devices, [*steps, uploads]
+
+
+def first_round(method, X, y, seed=1, steps=None):
+    """The server with its first round open, the devices, and their uploads."""
+    steps = [] if steps is None else steps
     server, devices = Server.of(method, Key(seed)), []
     for user in np.unique(X[:, 0]):
         mine = X[:, 0] == user
@@ -145,7 +138,6 @@ def one_round(method, X, y, seed=1):
     places = server.register([device.register() for device in devices])
     for device, place in zip(devices, places, strict=True):
         device.place(place)
-    steps = []
     for step in range(server.n_setups):
         message = server.setup_message(step)
         steps.append([one for device in devices for one in device.setup(step, message)])
@@ -155,7 +147,7 @@ def one_round(method, X, y, seed=1):
     for device in devices:
         device.announce(announcement)
         device.receive(0, message)
-    return devices, [*steps, [one for device in devices for one in device.update(0)[0]]]
+    return server, devices, [one for device in devices for one in device.update(0)[0]]
 
 
 class ToldOtherwise(LocALS):
@@ -256,7 +248,6 @@ def test_a_device_that_has_diverged_says_so():
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("compression", TopK(0.1)),
         ("adversary", SignFlip(0.1)),
         ("secure_aggregation", CKKS()),
     ],
@@ -273,3 +264,79 @@ def test_what_devices_receive_may_be_compressed():
     down = Federation(compression=Quantization("float16", direction="down"))
     _, (*_, parcels) = one_round(make(RFRec, federation=down), *make_toy())
     assert len(parcels) == 12
+
+
+def flipped(extra):
+    return extra[::-1].copy()
+
+
+BROKEN = [
+    (TopK(0.3), lambda numbers, extra: (numbers[:-1], extra)),
+    (TopK(0.3), lambda numbers, extra: (numbers, flipped(extra))),
+    (TopK(0.3), lambda numbers, extra: (numbers, extra + 27)),
+    (TopK(0.3), lambda numbers, extra: (numbers, None)),
+    (TopK(0.3), lambda numbers, extra: (np.zeros((9, 3)), None)),
+    (Quantization("int8"), lambda codes, scale: (codes.astype(np.float64), scale)),
+    (Quantization("int8"), lambda codes, scale: (codes, -scale)),
+    (Quantization("int8"), lambda codes, scale: (codes, np.nan * scale)),
+    (Quantization("float16"), lambda numbers, extra: (numbers + np.float16(np.inf), extra)),
+    (Quantization("float16"), lambda numbers, _: (numbers, np.ones(1))),
+    (LowRank(1), lambda factor, other: (factor, other[:, :2])),
+    (LowRank(1), lambda factor, other: (factor * 1e30, other * 1e30)),
+]
+
+
+@pytest.mark.parametrize(("compressor", "broken"), BROKEN)
+def test_malformed_compressed_uploads_are_rejected(compressor, broken):
+    X, y = make_toy()
+    federation = Federation(compression=clone(compressor).set_params(direction="up"))
+    method = make(RFRec, federation=federation, aggregation="all")
+    server, _, uploads = first_round(method, X, y)
+    numbers = uploads[0].fields["item_vectors"]
+    values, extra = broken(numbers.values, uploads[0].extras.get("item_vectors"))
+    extras = {} if extra is None else {"item_vectors": extra}
+    fields = {"item_vectors": numbers._replace(values=values)}
+    server.close_round([replace(uploads[0], fields=fields, extras=extras), *uploads[1:]])
+    entry = server.ledger.entries[-1]
+    assert (entry["rejected"], entry["messages_up"]) == (1, len(uploads) - 1)
+    # A rejected upload has the size of the others, whatever it holds.
+    assert len(set(server.ledger.client_bytes_up.tolist())) == 1
+    assert np.isfinite(server.state["item_vectors"]).all()
+
+
+@pytest.mark.parametrize("compressor", [TopK(0.3), Quantization("int8"), LowRank(1)], ids=str)
+def test_a_diverged_device_says_so_in_compressed_uploads(compressor):
+    X, y = make_toy()
+    federation = Federation(compression=clone(compressor).set_params(direction="up"))
+    server, devices, uploads = first_round(make(RFRec, federation=federation), X, y)
+    server.close_round(uploads)
+    _, message = server.open_round()
+    for device in devices:
+        device.receive(1, message)
+    devices[0].state["users"].now[:] = np.nan
+    server.close_round([one for device in devices for one in device.update(1)[0]])
+    assert server.ledger.entries[-1]["rejected"] == 1
+
+
+class Halves(TopK):
+    """A compressor that sends something of its own."""
+
+    def _compress(self, values, generator):
+        return Compressed(values / 2, values.size, values.size)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"compression": Halves(0.3)}, "cannot send what Halves makes of an upload"),
+        (
+            {"compression": TopK(0.3), "dropout": 0.1, "dropout_mode": "stale"},
+            "would start from an older one",
+        ),
+    ],
+)
+def test_compression_that_devices_do_not_do(parts, message):
+    method = make(RFRec, federation=Federation(**parts))
+    for build in (Server.of, lambda method: Device(method, *make_toy(), client_id=1)):
+        with pytest.raises(ValueError, match=message):
+            build(method)
