@@ -35,7 +35,8 @@ class Device(Clients):
     """A client outside the simulator, made from its own rows.
 
     It receives messages as the server sends them, and returns a :class:`Parcel` for each upload,
-    with local noise if the federation has any. It can be pickled at any time.
+    with local noise if the federation has any. It can be pickled at any time, and answers a
+    repeated request (of the same round, set-up exchange or validation) with the same Parcel.
 
     Parameters
     ----------
@@ -53,8 +54,8 @@ class Device(Clients):
     Raises
     ------
     ValueError
-        If `items` is None; if the federation has `compression` of uploads, an `adversary` or
-        `secure_aggregation`, which only the simulator supports; or for the reasons of `fit`.
+        If `items` is None; if the federation has an `adversary`, `secure_aggregation` or a
+        compressor of your own, which only the simulator supports; or for the reasons of `fit`.
 
     Examples
     --------
@@ -85,6 +86,8 @@ class Device(Clients):
         private = Key(secrets.randbits(63)) if private is None else private
         whose = np.full(len(X), client_id)
         catalogue = catalogue_ids(method.items)
+        # The last answer to a set-up exchange, and to a validation, with its number.
+        self._answers = {}
         self.data: Interactions = method._read(X, y, whose, sample_weight, item_ids=catalogue)
         training, held_out = self.data, None
         if method.early_stopping:
@@ -116,7 +119,8 @@ class Device(Clients):
     def setup(self, step: int, message: Message | None) -> list[Parcel]:
         """Answer a set-up message; returns a list of Parcel, which may be empty."""
         forms = self.method._setup_forms(self.block.n_items, step)
-        return self._packed(super().setup(step, message), forms)
+        answer = self._once("setup", step, lambda: super(Device, self).setup(step, message))
+        return self._packed(answer, forms)
 
     def receive(self, round: int, message: Message | None) -> None:
         """Store a round's message as the server sends it, None if there is none."""
@@ -145,8 +149,17 @@ class Device(Clients):
         message : Message
             ``server.send_for_validation(...)``.
         """
-        answer = super().validate(round, self._complete(message, round))
+        complete = self._complete(message, round)
+        answer = self._once(
+            "validation", round, lambda: super(Device, self).validate(round, complete)
+        )
         return self._packed(answer, VALIDATION)
+
+    def _once(self, phase, number, answer):
+        """The answer to a request, made once even if it is repeated after later steps."""
+        if self._answers.get(phase, (None,))[0] != number:
+            self._answers[phase] = number, answer()
+        return self._answers[phase][1]
 
     def _packed(self, contribution, forms):
         told = contribution is not None and contribution.phase != "setup" and self._has_told

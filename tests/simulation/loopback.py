@@ -177,8 +177,12 @@ class Machine:
         self.block = self.call(_place)
 
     def setup(self, step, content, forms):
-        answer = self.call(Device.setup, step, self.message(content))
-        return [pack_parcel(parcel, forms) for parcel in answer]
+        first, again = (
+            [pack_parcel(parcel, forms) for parcel in answer]
+            for answer in (self.call(Device.setup, step, self.message(content)) for _ in range(2))
+        )
+        assert first == again
+        return first
 
     def announce(self, content):
         self.call(Device.announce, self.message(content))
@@ -200,8 +204,13 @@ class Machine:
         return first
 
     def validate(self, round, content):
-        (answer,) = self.call(Device.validate, round, self.message(content))
-        return pack_parcel(answer, VALIDATION)
+        first, again = (
+            pack_parcel(parcel, VALIDATION)
+            for _ in range(2)
+            for parcel in self.call(Device.validate, round, self.message(content))
+        )
+        assert first == again
+        return first
 
     def keep(self, is_best):
         self.call(Device.keep_measured if is_best else Device.forget_kept)

@@ -7,7 +7,19 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import Federation, FedMF, LightFR, LocALS, PrivFedEB, RFRec, RFRecF
+from fedrecsk import (
+    CoLR,
+    FedEB,
+    Federation,
+    FedFast,
+    FedMF,
+    LightFR,
+    LocALS,
+    PrivFedEB,
+    RFRec,
+    RFRecF,
+    SCoLR,
+)
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Compressed, LowRank, Quantization, TopK
@@ -225,15 +237,73 @@ def test_noise_is_in_the_numbers_that_leave_a_device():
     assert np.abs(noise).mean() == pytest.approx(0.1, rel=0.2)
 
 
-def test_a_repeated_request_gets_the_same_parcels():
-    devices, (*_, parcels) = one_round(make(RFRec), *make_toy())
+def numbers_of(parcels):
+    """Everything in these parcels, to compare them."""
+    return [[np.asarray(part).tolist() for part in parts_of(one)] for one in parcels]
+
+
+REPEATED = [
+    (RFRec, {}),
+    (LocALS, {}),
+    (RFRec, {"federation": Federation(compression=Quantization("int8", direction="up"))}),
+    (RFRec, {"federation": Federation(local_dp=LAPLACE)}),
+]
+
+
+@pytest.mark.parametrize(("Estimator", "parameters"), REPEATED)
+def test_a_repeated_request_gets_the_same_parcels(Estimator, parameters):
+    devices, (*_, parcels) = one_round(make(Estimator, **parameters), *make_toy())
     for device, parcel in zip(devices, parcels, strict=True):
-        sent = parcel.fields["item_vectors"].values
-        numbers = sent.copy()
+        before = numbers_of([parcel])
         # Whoever writes into what was sent changes nothing in the device.
-        sent[:] = 0
-        (again,), _ = device.update(0)
-        np.testing.assert_array_equal(again.fields["item_vectors"].values, numbers)
+        for numbers in parcel.fields.values():
+            numbers.values[:] = 0
+        for again in (device, pickle.loads(pickle.dumps(device))):
+            assert numbers_of(again.update(0)[0]) == before
+            if Estimator is LocALS:
+                # The set-up's message is asked for again after the round.
+                assert numbers_of(again.setup(0, None)) == numbers_of(device.setup(0, None))
+
+
+def test_a_validation_asked_for_again_after_the_update_has_the_same_answer():
+    X, y = make_toy(8, density=0.8)
+    method = make(RFRec, early_stopping=True, validation_fraction=0.3)
+    server, devices, uploads = first_round(method, X, y)
+    server.close_round(uploads)
+    turn, message = server.open_round()
+    asked = server.send_for_validation(turn.receives)
+    device = devices[0]
+    before = numbers_of(device.validate(1, asked))
+    device.receive(1, message)
+    (parcel,), _ = device.update(1)
+    measured = device._measured
+    device = pickle.loads(pickle.dumps(device))
+    assert numbers_of(device.validate(1, asked)) == before
+    assert numbers_of(device.update(1)[0]) == numbers_of([parcel])
+    np.testing.assert_array_equal(
+        device._measured[0]["user_factors_"], measured[0]["user_factors_"]
+    )
+
+
+def test_a_server_restored_at_any_point_goes_on_as_before():
+    X, y = make_toy()
+    states = []
+    for sleeps in (False, True):
+        server, devices, uploads = first_round(make(RFRec, aggregation="all"), X, y)
+        for round in range(3):
+            if sleeps:
+                server, devices = pickle.loads(pickle.dumps((server, devices)))
+            if round:
+                _, message = server.open_round()
+                if sleeps:
+                    server = pickle.loads(pickle.dumps(server))
+                for device in devices:
+                    device.receive(round, message)
+                uploads = [one for device in devices for one in device.update(round)[0]]
+            server.close_round(uploads)
+        states.append((server.state["item_vectors"], server.ledger, server.history[-1]["bytes_up"]))
+    np.testing.assert_array_equal(states[0][0], states[1][0])
+    assert states[0][1:] == states[1][1:]
 
 
 def test_a_device_that_has_diverged_says_so():
@@ -340,3 +410,151 @@ def test_compression_that_devices_do_not_do(parts, message):
     for build in (Server.of, lambda method: Device(method, *make_toy(), client_id=1)):
         with pytest.raises(ValueError, match=message):
             build(method)
+
+
+def joined_late(method, X, y, n_rounds, *, late):
+    """The server and the devices, the last of which joins after two rounds.
+
+    Without `late` it is registered from the beginning, and offline until then.
+    """
+    server, key = Server.of(method, Key(3)), Key(3)
+    users = np.unique(X[:, 0])
+    devices = [
+        Device(method, X[mine], y[mine], client_id=int(user), private=key)
+        for user in users
+        for mine in [X[:, 0] == user]
+    ]
+    first = devices[:-1] if late else devices
+    enter(first, server.register([one.register() for one in first]), server)
+    for round in range(n_rounds):
+        if round == 2 and late:
+            server = pickle.loads(pickle.dumps(server))
+            enter(devices[-1:], server.admit([devices[-1].register()]), server, late=True)
+        _, message = server.open_round()
+        uploads = []
+        for device in devices if round >= 2 else devices[:-1]:
+            device.receive(round, message)
+            uploads += device.update(round)[0]
+        server.close_round(uploads)
+    return server, devices
+
+
+def enter(devices, places, server, **late):
+    """Place the devices, and go through the set-up with them."""
+    for device, place in zip(devices, places, strict=True):
+        device.place(place)
+    for step in range(server.n_setups):
+        message = server.setup_message(step, **late)
+        answers = [one for device in devices for one in device.setup(step, message)]
+        server.close_setup(step, answers, **late)
+    announcement = server.send_announcement(**late)
+    for device in devices:
+        device.announce(announcement)
+
+
+LATE = [
+    (RFRec, {"aggregation": "all"}),
+    (RFRec, {"aggregation": "holders"}),
+    (FedEB, {"rating_scale": (1, 5)}),
+    (LocALS, {}),
+    (FedMF, {}),
+    (LightFR, {}),
+    (CoLR, {"rank": 2}),
+]
+
+
+@pytest.mark.parametrize(("Estimator", "parameters"), LATE)
+def test_a_client_may_join_late(Estimator, parameters):
+    X, y = make_toy()
+    # Nobody else has the last item.
+    last = X[:, 0].max()
+    X = X[(X[:, 0] != last) | (np.arange(len(X)) % 2 == 0)]
+    y = y[: len(X)]
+    X, y = np.vstack([X, [last, CATALOGUE[-1]]]), np.append(y, 5.0)
+    kept = (X[:, 1] != CATALOGUE[-1]) | (X[:, 0] == last)
+    X, unique = np.unique(X[kept], axis=0, return_index=True)
+    y = y[kept][unique]
+    method = make(Estimator, **parameters)
+    server, devices = joined_late(method, X, y, 4, late=True)
+    n_clients = len(devices)
+    assert server.n_clients == n_clients
+    assert devices[-1].block.clients.tolist() == [n_clients - 1]
+    assert devices[-1].block.users.tolist() == [n_clients - 1]
+    assert server.history[1]["participants"] == n_clients - 1
+    assert server.history[3]["participants"] == n_clients
+    entries = [one for one in server.ledger.entries if one["phase"] == "round"]
+    assert [one["messages_up"] for one in entries] == [n_clients - 1] * 2 + [n_clients] * 2
+    assert sum(one["rejected"] for one in server.ledger.entries) == 0
+    assert sum(server.ledger.client_bytes_down) == sum(
+        one["bytes_down"] for one in server.ledger.entries
+    )
+    final = server.send_final()
+    model = devices[-1].fitted(final, server.round)
+    assert np.isfinite(model.recommend(model.user_ids_, 2)[1]).all()
+    # The others' bytes are those of a fit in which nobody is late.
+    other, others = joined_late(method, X, y, 4, late=False)
+    if server.n_setups == 0:
+        np.testing.assert_array_equal(
+            model.predict(X), others[-1].fitted(other.send_final(), 4).predict(X)
+        )
+        for name, values in server.state.items():
+            if isinstance(values, np.ndarray):
+                np.testing.assert_array_equal(values, other.state[name])
+
+
+def test_who_cannot_join_late():
+    X, y = make_toy()
+    method = make(RFRec, aggregation="all")
+    server = Server.of(method, Key(3))
+    stranger = Device(method, X, y, client_id=99).register()
+    with pytest.raises(ValueError, match="The set-up is not over"):
+        server.admit([stranger])
+    server, devices = joined_late(method, X, y, 3, late=True)
+    before = server.n_clients, len(server.ledger.entries), len(server.ledger.client_bytes_up)
+    with pytest.raises(ValueError, match="is registered already; if it has come back"):
+        server.admit([devices[0].register()])
+    with pytest.raises(ValueError, match="registers twice"):
+        server.admit([stranger, stranger])
+    with pytest.raises(ValueError, match="must all be numbers or all be strings"):
+        server.admit([Device(method, X, y, client_id="a shop").register()])
+    with pytest.raises(ValueError, match="No client has joined since the last round"):
+        server.send_announcement(late=True)
+    after = server.n_clients, len(server.ledger.entries), len(server.ledger.client_bytes_up)
+    assert before == after
+    place = server.place_of(devices[2].client_ids[0])
+    assert place.clients.tolist() == devices[2].block.clients.tolist()
+    assert place.first_users.tolist() == devices[2].block.users.tolist()
+    with pytest.raises(ValueError, match="No client 99 is registered"):
+        server.place_of(99)
+    server.open_round()
+    with pytest.raises(ValueError, match="Round 3 is open"):
+        server.admit([stranger])
+
+
+@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+@pytest.mark.parametrize(
+    ("Estimator", "parameters", "message"),
+    [
+        (FedFast, {}, "No client can join FedFast late"),
+        (SCoLR, {"rank": 2, "local_rank": [1, 2]}, "No client can join SCoLR late"),
+        (
+            RFRec,
+            {"federation": Federation(central_dp=CentralDP(clip=0.5, noise_multiplier=0.1))},
+            "late under central_dp",
+        ),
+    ],
+)
+def test_what_no_client_can_join_late(Estimator, parameters, message):
+    X, y = make_toy()
+    method = make(Estimator, **parameters)
+    server = Server.of(method, Key(3))
+    mine = X[:, 0] == X[0, 0]
+    device = Device(
+        clone(method).set_params(**{"local_rank": 1} if Estimator is SCoLR else {}),
+        X[mine],
+        y[mine],
+        client_id=1,
+    )
+    enter([device], server.register([device.register()]), server)
+    with pytest.raises(ValueError, match=message):
+        server.admit([Device(make(LocALS), X, client_id=2).register()])
