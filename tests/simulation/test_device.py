@@ -111,6 +111,47 @@ def test_the_noise_of_a_deployed_server_is_that_of_the_simulator(Estimator):
     assert len(draws) == 3
 
 
+@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+@pytest.mark.parametrize(
+    ("Estimator", "mechanism"),
+    [
+        (RFRec, {"noise": "clients"}),
+        (RFRec, {"quantile": 0.5}),
+        (LightFR, {"noise": "clients"}),
+        (LightFR, {}),
+    ],
+)
+def test_devices_add_shares_of_noise_and_adapt_the_clip(Estimator, mechanism, monkeypatch):
+    # Devices cannot leave their shares to one draw for the sum.
+    monkeypatch.setattr(Federation, "draws_each", True)
+    X, y = make_toy()
+    central = CentralDP(clip=0.5, noise_multiplier=0.1, **mechanism)
+    method = make(Estimator, federation=Federation(central_dp=central))
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    method.set_params(random_state=0)
+    run = Run.new(method, method._prepared(X, y, clients=X[:, 0] % 4))
+    models, server = deployed(method, X, y, seed, run.server.secret)
+    simulated = method.fit(X, y, clients=X[:, 0] % 4)
+    assert simulated.communication_ == server.ledger
+    assert simulated.privacy_ == server.privacy_report()
+    if "quantile" in mechanism:
+        assert server.releases._round.clip != 0.5
+    for model in models:
+        np.testing.assert_allclose(model.item_factors_, simulated.item_factors_, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+@pytest.mark.parametrize("bit", [None, np.array([1]), np.array([True, True]), True])
+def test_a_device_must_say_in_one_bit_whether_it_was_clipped(bit):
+    X, y = make_toy()
+    central = CentralDP(clip=0.5, noise_multiplier=0.1, quantile=0.5)
+    server, _, uploads = first_round(make(RFRec, federation=Federation(central_dp=central)), X, y)
+    extras = {} if bit is None else {"privacy_terms": bit}
+    server.close_round([replace(uploads[0], extras=extras), *uploads[1:]])
+    entry = server.ledger.entries[-1]
+    assert (entry["rejected"], entry["messages_up"]) == (1, len(uploads) - 1)
+
+
 def test_a_devices_model_folds_in_newcomers():
     X, y = make_toy()
     method = make(RFRec)
@@ -280,9 +321,8 @@ def test_a_validation_asked_for_again_after_the_update_has_the_same_answer():
     device = pickle.loads(pickle.dumps(device))
     assert numbers_of(device.validate(1, asked)) == before
     assert numbers_of(device.update(1)[0]) == numbers_of([parcel])
-    np.testing.assert_array_equal(
-        device._measured[0]["user_factors_"], measured[0]["user_factors_"]
-    )
+    now, then = device._measured[0]["user_factors_"], measured[0]["user_factors_"]
+    np.testing.assert_array_equal(now, then)
 
 
 def test_a_server_restored_at_any_point_goes_on_as_before():
