@@ -241,6 +241,12 @@ def bare(estimator: Any) -> Any:
 def _check_parts(federation):
     """Raise if a federation has parts that only the simulator supports."""
     _check_compression(federation)
+    mechanism = federation.central_dp
+    if mechanism is not None and mechanism.noise == "clients":
+        raise ValueError(
+            "A Device does not add shares of noise yet, which only the simulator does; use "
+            'CentralDP(noise="server"), or call fit.'
+        )
     parts = {
         "adversary": (federation.adversary is not None, "attack"),
         "secure_aggregation": (federation.secure_aggregation is not None, "encrypt"),
