@@ -442,9 +442,13 @@ class Halves(TopK):
             {"compression": TopK(0.3), "dropout": 0.1, "dropout_mode": "stale"},
             "would start from an older one",
         ),
+        (
+            {"central_dp": CentralDP(epsilon=3.0, noise="clients")},
+            "does not add shares of noise yet",
+        ),
     ],
 )
-def test_compression_that_devices_do_not_do(parts, message):
+def test_federations_that_devices_refuse(parts, message):
     method = make(RFRec, federation=Federation(**parts))
     for build in (Server.of, lambda method: Device(method, *make_toy(), client_id=1)):
         with pytest.raises(ValueError, match=message):
