@@ -232,6 +232,23 @@ class Shortener(Compressor):
     def _compressed(self, changes, form, sends, seeds, summed):
         """The changes after compression, as a Changes."""
 
+    @abstractmethod
+    def _encoded(self, change, received):
+        """The numbers of one message, and an array of what else it has, or None.
+
+        `received` is what the receiver reconstructs from the matrix `change`.
+        """
+
+    @abstractmethod
+    def _decoded(self, values, extra, shape):
+        """What a message of `_encoded` stands for; raises if it is malformed."""
+
+    def _sizes_of_upload(self, form, n_rows, itemsize):
+        """Bytes of a message with these rows of a field, and the bytes that papers count."""
+        lengths = self._lengths(n_rows, form.width)
+        nbytes = lengths.nbytes(itemsize) + row_number_bytes(form, n_rows)
+        return nbytes, lengths.payload_nbytes(itemsize)
+
     @property
     def _is_changed(self):
         """Whether a subclass outside this package compresses in another way."""
@@ -242,12 +259,21 @@ class Shortener(Compressor):
         if self._is_changed:
             return super()._compress_uploads(changes, form, sends, seeds, itemsize, summed)
         n_rows = np.where(sends, rows_sent(changes, form, sends), 0)
-        lengths = self._lengths(n_rows, form.width)
-        nbytes = lengths.nbytes(itemsize) + row_number_bytes(form, n_rows)
+        nbytes, payload = self._sizes_of_upload(form, n_rows, itemsize)
         return Packed(
             self._compressed(changes, form, sends, seeds, summed),
             np.where(sends, nbytes, 0),
-            np.where(sends, lengths.payload_nbytes(itemsize), 0),
+            np.where(sends, payload, 0),
+        )
+
+
+def check_array(values, kinds, shape):
+    """Raise if this is not an array of these kinds of numbers and this shape."""
+    if type(values) is not np.ndarray or values.dtype.kind not in kinds:
+        raise TypeError(f"A compressed upload needs an array of the kinds {kinds!r}.")
+    if values.shape != tuple(shape):
+        raise ValueError(
+            f"A compressed upload has an array of shape {values.shape} instead of {tuple(shape)}."
         )
 
 

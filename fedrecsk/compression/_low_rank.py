@@ -18,6 +18,7 @@ from fedrecsk.compression._base import (
     Lengths,
     OneByOne,
     Shortener,
+    check_array,
     rows_sent,
     untouched,
 )
@@ -87,6 +88,23 @@ class LowRank(Shortener):
         shortens, r = self._shortens(n_rows, width), self.rank
         sent = np.where(shortens, r * (n_rows + width), n_rows * width)
         return Lengths(sent, np.where(shortens, r * n_rows, n_rows * width))
+
+    def _encoded(self, change, received):
+        if not self._shortens(*change.shape) or not np.isfinite(change).all():
+            return change, None
+        basis = _leading(change[change.any(axis=1)], self.rank)[1]
+        return change @ basis, basis.T
+
+    def _decoded(self, values, extra, shape):
+        n_rows, width = shape
+        if not self._shortens(n_rows, width):
+            check_array(values, "f", shape)
+            if extra is not None:
+                raise ValueError("A low-rank upload has a second factor, but needs none.")
+            return values.astype(np.float64)
+        check_array(values, "f", (n_rows, self.rank))
+        check_array(extra, "f", (self.rank, width))
+        return values.astype(np.float64) @ extra.astype(np.float64)
 
     def _compressed(self, changes, form, sends, seeds, summed):
         if not isinstance(changes, Ragged):

@@ -18,6 +18,7 @@ from fedrecsk.compression._base import (
     Compressor,
     Lengths,
     Shortener,
+    check_array,
 )
 from fedrecsk.uploads import Common, Ragged, Update
 
@@ -86,6 +87,25 @@ class Quantization(Shortener):
         itemsize, n_scales = (2, 0) if self.dtype == "float16" else (1, 1)
         size = n_rows * width
         return Lengths(size, size, n_scales=n_scales, itemsize=itemsize)
+
+    def _encoded(self, change, received):
+        if self.dtype == "float16":
+            return received.astype(np.float16), None
+        step, _ = _scales(np.abs(change).max(initial=0))
+        codes = np.rint(received / np.float64(step)).astype(np.int8)
+        return codes, np.array([step], dtype=np.float32)
+
+    def _decoded(self, values, extra, shape):
+        if self.dtype == "float16":
+            check_array(values, "f", shape)
+            if extra is not None:
+                raise ValueError("An upload in float16 has a scale, but needs none.")
+            return values.astype(np.float64)
+        check_array(values, "i", shape)
+        check_array(extra, "f", (1,))
+        if values.dtype != np.int8 or not (np.isfinite(extra[0]) and extra[0] > 0):
+            raise ValueError("An upload in int8 needs codes of that type and a positive scale.")
+        return values * np.float64(extra[0])
 
     def _compressed(self, changes, form, sends, seeds, summed):
         seeds = (seeds ^ (seeds >> np.uint64(32))).astype(np.uint32)

@@ -18,6 +18,7 @@ from fedrecsk.compression._base import (
     Lengths,
     OneByOne,
     Shortener,
+    check_array,
     rows_sent,
     untouched,
 )
@@ -86,6 +87,28 @@ class TopK(Shortener):
     def _lengths(self, n_rows, width):
         k = self._n_kept(n_rows * width)
         return Lengths(k, k, n_indices=k)
+
+    def _encoded(self, change, received):
+        flat = received.ravel()
+        kept, zeros = np.flatnonzero(flat), np.flatnonzero(flat == 0)
+        # Zeros fill the message up, whose length is always the same.
+        n_zeros = max(0, int(self._n_kept(flat.size)) - len(kept))
+        positions = np.sort(np.concatenate([kept, zeros[:n_zeros]]))
+        return flat[positions], positions.astype(np.int32)
+
+    def _decoded(self, values, extra, shape):
+        size = int(np.prod(shape))
+        k = int(self._n_kept(size))
+        check_array(values, "f", (k,))
+        check_array(extra, "iu", (k,))
+        positions = extra.astype(np.int64)
+        if k and not (
+            positions[0] >= 0 and positions[-1] < size and (np.diff(positions) > 0).all()
+        ):
+            raise ValueError("The positions of a Top-K upload do not ascend within its field.")
+        received = np.zeros(size)
+        received[positions] = values
+        return received.reshape(shape)
 
     def _compressed(self, changes, form, sends, seeds, summed):
         if not isinstance(changes, Ragged):

@@ -130,6 +130,9 @@ class FederatedRecommender(Recommender):
     # Exchanges with all clients before the rounds.
     _n_setups = 0
 
+    # Whether clients may join after the set-up: the server keeps nothing for each client.
+    _admits_late_clients = True
+
     def _setup_forms(self, n_items, step):
         """What a client sends in a set-up exchange: a dict of Form."""
         return {}

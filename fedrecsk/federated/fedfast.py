@@ -165,6 +165,8 @@ class FedFast(AveragedItems):
     }
 
     _server_sees = "clients"
+    # The server keeps a vector and a cluster of each client.
+    _admits_late_clients = False
     _inversion = staticmethod(uploaded_vectors)
 
     # --------------------------------------------------------------- before the rounds

@@ -183,6 +183,11 @@ class SCoLR(CoLR):
 
     # ------------------------------------------------------------------------------ checks
 
+    @property
+    def _admits_late_clients(self):
+        # An array has the ranks of the clients that were there first.
+        return isinstance(self.local_rank, str) or np.ndim(self.local_rank) == 0
+
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)
         if isinstance(self.local_rank, str):

@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.base import clone
 
 from fedrecsk.base import attributes_of
+from fedrecsk.compression._base import Shortener
 from fedrecsk.interactions import catalogue_ids
 from fedrecsk.simulation.blocks import of_clients
 from fedrecsk.simulation.clients import VALIDATION, Clients
@@ -34,7 +35,8 @@ class Device(Clients):
     """A client outside the simulator, made from its own rows.
 
     It receives messages as the server sends them, and returns a :class:`Parcel` for each upload,
-    with local noise if the federation has any. It can be pickled at any time.
+    with local noise if the federation has any. It can be pickled at any time, and answers a
+    repeated request (of the same round, set-up exchange or validation) with the same Parcel.
 
     Parameters
     ----------
@@ -52,8 +54,8 @@ class Device(Clients):
     Raises
     ------
     ValueError
-        If `items` is None; if the federation has `compression` of uploads, an `adversary` or
-        `secure_aggregation`, which only the simulator supports; or for the reasons of `fit`.
+        If `items` is None; if the federation has an `adversary`, `secure_aggregation` or a
+        compressor of your own, which only the simulator supports; or for the reasons of `fit`.
 
     Examples
     --------
@@ -84,6 +86,8 @@ class Device(Clients):
         private = Key(secrets.randbits(63)) if private is None else private
         whose = np.full(len(X), client_id)
         catalogue = catalogue_ids(method.items)
+        # The last answer to a set-up exchange, and to a validation, with its number.
+        self._answers = {}
         self.data: Interactions = method._read(X, y, whose, sample_weight, item_ids=catalogue)
         training, held_out = self.data, None
         if method.early_stopping:
@@ -115,7 +119,8 @@ class Device(Clients):
     def setup(self, step: int, message: Message | None) -> list[Parcel]:
         """Answer a set-up message; returns a list of Parcel, which may be empty."""
         forms = self.method._setup_forms(self.block.n_items, step)
-        return self._packed(super().setup(step, message), forms)
+        answer = self._once("setup", step, lambda: super(Device, self).setup(step, message))
+        return self._packed(answer, forms)
 
     def receive(self, round: int, message: Message | None) -> None:
         """Store a round's message as the server sends it, None if there is none."""
@@ -144,12 +149,27 @@ class Device(Clients):
         message : Message
             ``server.send_for_validation(...)``.
         """
-        answer = super().validate(round, self._complete(message, round))
+        complete = self._complete(message, round)
+        answer = self._once(
+            "validation", round, lambda: super(Device, self).validate(round, complete)
+        )
         return self._packed(answer, VALIDATION)
+
+    def _once(self, phase, number, answer):
+        """The answer to a request, made once even if it is repeated after later steps."""
+        if self._answers.get(phase, (None,))[0] != number:
+            self._answers[phase] = number, answer()
+        return self._answers[phase][1]
 
     def _packed(self, contribution, forms):
         told = contribution is not None and contribution.phase != "setup" and self._has_told
-        return packed(contribution, forms, self.block.row_items, numbered=not told)
+        return packed(
+            contribution,
+            forms,
+            self.block.row_items,
+            numbered=not told,
+            federation=self.federation,
+        )
 
     @property
     def _has_told(self):
@@ -215,37 +235,19 @@ def bare(estimator: Any) -> Any:
             "only the simulator does; call fit."
         )
     _check_parts(method._setting())
-    _check_central_dp(method)
     return method
-
-
-def _check_central_dp(method):
-    """Raise if a method needs more of central privacy than devices do."""
-    mechanism = method._setting().central_dp
-    if mechanism is None:
-        return
-    if mechanism.noise == "clients" or mechanism.quantile is not None:
-        what = "add shares of noise" if mechanism.noise == "clients" else "adapt the clip"
-        raise ValueError(
-            f"A Device does not {what} yet, which only the simulator does; use "
-            'CentralDP(noise="server", quantile=None), or call fit.'
-        )
-    forms = dict(method._upload_forms(len(method.items)))
-    for step in range(method._n_setups):
-        forms |= method._setup_forms(len(method.items), step)
-    whole = [name for name, form in forms.items() if form.is_integer]
-    if whole:
-        raise ValueError(
-            f"A Device cannot clip whole numbers yet, and {type(method).__name__} sends "
-            f"{whole[0]}; set central_dp=None, or call fit."
-        )
 
 
 def _check_parts(federation):
     """Raise if a federation has parts that only the simulator supports."""
-    compression = federation.compression
+    _check_compression(federation)
+    mechanism = federation.central_dp
+    if mechanism is not None and mechanism.noise == "clients":
+        raise ValueError(
+            "A Device does not add shares of noise yet, which only the simulator does; use "
+            'CentralDP(noise="server"), or call fit.'
+        )
     parts = {
-        "compression": (compression is not None and compression.up, "compress its uploads"),
         "adversary": (federation.adversary is not None, "attack"),
         "secure_aggregation": (federation.secure_aggregation is not None, "encrypt"),
     }
@@ -255,3 +257,21 @@ def _check_parts(federation):
                 f"A Device does not {what} yet, which only the simulator does; set "
                 f"federation.{name}=None, or call fit."
             )
+
+
+def _check_compression(federation):
+    """Raise if the server could not reconstruct compressed uploads."""
+    compressor = federation.compression
+    if compressor is None or not compressor.up:
+        return
+    if not isinstance(compressor, Shortener) or compressor._is_changed:
+        raise ValueError(
+            f"A Device cannot send what {type(compressor).__name__} makes of an upload, whose form "
+            "the server does not know; use TopK, LowRank or Quantization as they are, or call fit."
+        )
+    if federation.dropout > 0 and federation.dropout_mode == "stale":
+        raise ValueError(
+            "A Device sends compressed changes from the latest message, but with "
+            'dropout_mode="stale" it would start from an older one; set dropout_mode="upload" or '
+            '"offline", or call fit.'
+        )

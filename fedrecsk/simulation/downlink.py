@@ -105,20 +105,28 @@ class Downlink:
         )
         return message
 
-    def announce(self, message: Message) -> None:
-        """Send a message to every client once."""
+    def admit(self, n_held: NDArray[np.int64]) -> None:
+        """Add clients that join late, given how many items each holds; they need the full model."""
+        self._n_held = np.concatenate([self._n_held, n_held])
+        self._missed = np.pad(self._missed, (0, len(n_held)), constant_values=np.inf)
+
+    def announce(self, message: Message | None, who: NDArray[np.bool_] | None = None) -> None:
+        """Send a message once to the clients of the mask, or to all."""
         if not message:
             return
         sizes = self._sizes(message)
         if self.channel is not None:
             n_values = sum(np.size(field.values) for field in message.values())
             sizes = np.full(len(sizes), self.channel.nbytes(n_values))
-        self.count(sizes)
+        self.count(sizes, who)
 
-    def count(self, sizes: ArrayLike) -> None:
-        """Count bytes that every client receives: an array of shape (n_clients,) or one number."""
-        everyone = np.arange(len(self._missed))
-        self.ledger.down(everyone, np.broadcast_to(sizes, len(everyone)))
+    def count(self, sizes: ArrayLike, who: NDArray[np.bool_] | None = None) -> None:
+        """Count bytes that the clients of the mask receive, or all.
+
+        `sizes` is an array of shape (n_clients,) or one number.
+        """
+        who = np.ones(len(self._missed), dtype=bool) if who is None else who
+        self.ledger.down(who.nonzero()[0], np.broadcast_to(sizes, len(who))[who])
 
     def add(self, message: Message, receives: NDArray[np.bool_]) -> None:
         """Count a message that the clients of the mask receive together with the last one."""

@@ -91,6 +91,12 @@ class Ledger:
             whole.client_bytes_device_to_device += ledger.client_bytes_device_to_device
         return whole
 
+    def admit(self, client_ids: np.ndarray) -> None:
+        """Add clients that join late, after the others."""
+        self.client_ids = np.concatenate([self.client_ids, client_ids])
+        for name in ("client_bytes_down", "client_bytes_up", "client_bytes_device_to_device"):
+            setattr(self, name, np.pad(getattr(self, name), (0, len(client_ids))))
+
     def open(self, phase: str, round: int = -1) -> None:
         """Begin an entry, to which all following counts belong."""
         self.entries.append(

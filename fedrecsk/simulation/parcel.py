@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedrecsk.simulation.contributions import Contribution, measured
+from fedrecsk.compression._base import After
+from fedrecsk.simulation.contributions import Contribution, Counts, measured
+from fedrecsk.simulation.protection import is_compressed
+from fedrecsk.simulation.release import TERMS
 from fedrecsk.simulation.validation import are_columns, are_numbers, are_rows
 from fedrecsk.uploads import Batch, Ragged, Sizes
 
 if TYPE_CHECKING:
+    from fedrecsk.simulation.federation import Federation
     from fedrecsk.uploads import Form
 
 
@@ -22,7 +26,8 @@ class Numbers(NamedTuple):
     ----------
     values : ndarray
         All rows of the field, the rows of the items that the client holds, or rows of its choice,
-        depending on the field's form.
+        depending on the field's form. If the field is compressed, what the compressor sends: the
+        kept numbers, codes of int8 or float16, or the first factor.
     rows : ndarray of shape (n_rows,) or None
         Ascending numbers of these rows, if the client chooses them or has not sent its items in the
         set-up. None: the server knows them.
@@ -50,19 +55,30 @@ class Parcel:
     client : int
         Code that the server has assigned to the client.
     fields : dict of {str: Numbers}
+    extras : dict of {str: ndarray}
+        What a compressor sends of a field besides its values: Top-K's positions (int32), the scale
+        of int8 (float32), or the second factor of a matrix of low rank. Under
+        ``CentralDP(quantile=...)`` also "privacy_terms": whether the upload was short enough, shape
+        (1,), dtype bool. Send arrays of other types than float64 as they are.
     """
 
     phase: str
     round: int
     client: int
     fields: dict[str, Numbers] = field(default_factory=dict)
+    extras: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------------- on the device
 
 
 def packed(
-    contribution: Contribution | None, forms: dict[str, Form], held: np.ndarray, *, numbered: bool
+    contribution: Contribution | None,
+    forms: dict[str, Form],
+    held: np.ndarray,
+    *,
+    numbered: bool,
+    federation: Federation | None = None,
 ) -> list[Parcel]:
     """Turn a contribution into parcels, one for each client that sends.
 
@@ -75,6 +91,8 @@ def packed(
         Items that the client holds; needed for sums only.
     numbered : bool
         Whether to send the row numbers of the items that the client holds.
+    federation : Federation or None
+        With its compression and central privacy. None: neither.
 
     Returns
     -------
@@ -83,24 +101,47 @@ def packed(
     if contribution is None:
         return []
     step = contribution.phase, contribution.round
-    return [
-        Parcel(
-            *step,
-            int(contribution.clients[place]),
-            {
-                name: _numbers(contribution, place, name, form, held, numbered)
-                for name, form in forms.items()
-            },
-        )
-        for place in np.flatnonzero(contribution.sends).tolist()
-    ]
+    forms = _as_sent(forms, federation)
+    parcels = []
+    for place in np.flatnonzero(contribution.sends).tolist():
+        parcel = Parcel(*step, int(contribution.clients[place]))
+        for name, form in forms.items():
+            numbers, extra = _numbers(contribution, place, name, form, held, federation)
+            if form.rows == "held" and not numbered:
+                numbers = numbers._replace(rows=None)
+            parcel.fields[name] = numbers
+            if extra is not None:
+                parcel.extras[name] = extra
+        if _says_short(step[0], federation):
+            parcel.extras[TERMS] = np.array([contribution.counts.short_excess > 0])
+        parcels.append(parcel)
+    return parcels
 
 
-def _numbers(contribution, place, name, form, held, numbered):
-    """Numbers to send for one field of one client."""
+def _as_sent(forms, federation):
+    """Forms of the numbers as they cross: clipped integers are real numbers."""
+    if federation is None or federation.central_dp is None:
+        return forms
+    return {
+        name: replace(form, dtype=None, bits=False) if form.is_integer else form
+        for name, form in forms.items()
+    }
+
+
+def _says_short(phase, federation):
+    """Whether a client says if its upload was shorter than the clip."""
+    mechanism = None if federation is None else federation.central_dp
+    return phase == "round" and mechanism is not None and mechanism.quantile is not None
+
+
+def _numbers(contribution, place, name, form, held, federation):
+    """Numbers to send for one field of one client, and what else its compressor sends."""
     if contribution.batch is None:
         rows, values, columns = _summed(contribution, name, form, held)
     else:
+        changes = contribution.batch.changes.get(name)
+        if isinstance(changes, After):
+            return _compressed(contribution, place, changes, form, federation.compression)
         rows, values, columns = _single(contribution.batch, place, name, form)
     if contribution.arrives[place] and not contribution.accepted[place]:
         # A client that has diverged sends NaN, which every field of reals can hold.
@@ -109,10 +150,23 @@ def _numbers(contribution, place, name, form, held, numbered):
         values = _shortened(values, np.dtype("int8" if form.bits else form.dtype))
     if columns is not None:
         values = values[:, columns]
-    if form.rows == "held" and not numbered:
-        rows = None
     # Copies, because the client keeps training in its own arrays.
-    return Numbers(np.array(values), None if rows is None else np.array(rows), columns)
+    return Numbers(np.array(values), None if rows is None else np.array(rows), columns), None
+
+
+def _compressed(contribution, place, changes, form, compressor):
+    """One compressed field of a client: its change, since compressors are for changes."""
+    rows, received = changes.update(place)
+    honest = changes.changes.update(place).change
+    diverged = contribution.arrives[place] and not contribution.accepted[place]
+    if diverged:
+        honest = received = np.zeros(received.shape)
+    values, extra = compressor._encoded(honest, received)
+    values, extra = np.array(values), None if extra is None else np.array(extra)
+    if diverged:
+        # Codes cannot be NaN, but their scale can.
+        (values if values.dtype.kind == "f" else extra)[:] = np.nan
+    return Numbers(values, None if form.rows == "all" else np.array(rows)), extra
 
 
 def _single(batch, place, name, form):
@@ -159,6 +213,7 @@ def unpacked(
     centers: dict[str, np.ndarray] | None = None,
     wire_dtype: str = "float32",
     hold: bool = False,
+    federation: Federation | None = None,
 ) -> Contribution:
     """Turn a parcel into a Contribution, which is rejected if anything in it is malformed.
 
@@ -177,6 +232,8 @@ def unpacked(
     wire_dtype : str
     hold : bool
         Whether to keep the single upload instead of sums.
+    federation : Federation or None
+        As in `packed`.
 
     Returns
     -------
@@ -185,19 +242,49 @@ def unpacked(
     step = parcel.phase, int(parcel.round)
     code, sends = np.array([int(parcel.client)]), np.ones(1, dtype=bool)
     row_counts = np.array([n_held])
-    fields = _fields(parcel, forms, int(n_held), held, wire_dtype)
+    fields = _fields(parcel, _as_sent(forms, federation), int(n_held), held, wire_dtype, federation)
     if fields is None:
         empty = {name: _field(np.zeros((0, *form.shape[1:])), form) for name, form in forms.items()}
-        sizes = Sizes(*(part.copy() for part in measured(empty, forms, row_counts, wire_dtype)))
+        sizes = _sizes(parcel, empty, forms, row_counts, wire_dtype, federation)
         return Contribution(*step, code, sends, sends, ~sends, sizes, sums={})
-    sizes = measured(fields, forms, row_counts, wire_dtype)
-    centers = {name: c for name, c in (centers or {}).items() if hold and name in fields}
+    sizes = _sizes(parcel, fields, forms, row_counts, wire_dtype, federation)
+    changed = [n for n, one in fields.items() if _is_compressed(parcel, one, forms[n], federation)]
+    centers = {n: c for n, c in (centers or {}).items() if n in fields and (hold or n in changed)}
     for name, center in centers.items():
-        fields[name] = _moved(fields[name], center)
+        if name not in changed:
+            fields[name] = _moved(fields[name], center)
     changes = {name: one for name, one in fields.items() if forms[name].learned}
     counts = {name: one for name, one in fields.items() if not forms[name].learned}
     batch = Batch(code, sends, sends, sends.copy(), forms, changes, counts, centers, sizes)
-    return Contribution.of_batch(step, batch, hold=hold)
+    one = Contribution.of_batch(step, batch, hold=hold)
+    mechanism = None if federation is None else federation.central_dp
+    if mechanism is not None:
+        short = bool(parcel.extras[TERMS][0]) if _says_short(step[0], federation) else False
+        one.counts = Counts(int(mechanism.noise == "clients"), 0, short - 0.5)
+    return one
+
+
+def _is_compressed(parcel, ragged, form, federation):
+    return parcel.phase == "round" and ragged.columns is None and is_compressed(federation, form)
+
+
+def _sizes(parcel, fields, forms, n_held, wire_dtype, federation):
+    """Sizes of an upload, with what compression and the adaptive clip make of them."""
+    sizes = Sizes(*(part.copy() for part in measured(fields, forms, n_held, wire_dtype)))
+    for name, form in forms.items():
+        if not _is_compressed(parcel, fields[name], form, federation):
+            continue
+        n_rows = {"all": np.array([form.shape[0]]), "held": n_held}.get(
+            form.rows, fields[name].n_rows
+        )
+        itemsize = np.dtype(form.dtype or wire_dtype).itemsize
+        nbytes, payload = federation.compression._sizes_of_upload(form, n_rows, itemsize)
+        sizes.nbytes[:] += nbytes - form.nbytes(wire_dtype, n_rows)
+        sizes.payload[:] += payload - form.payload_nbytes(wire_dtype, n_rows)
+    if _says_short(parcel.phase, federation):
+        sizes.nbytes[:] += 1
+        sizes.coordinates[:] += 1
+    return sizes
 
 
 def held_items(contribution: Contribution) -> np.ndarray | None:
@@ -209,21 +296,36 @@ def held_items(contribution: Contribution) -> np.ndarray | None:
     return (batch.changes | batch.counts)[named[0]].rows if named else None
 
 
-def _fields(parcel, forms, n_held, held, wire_dtype):
+def _fields(parcel, forms, n_held, held, wire_dtype, federation):
     """Each field as a Ragged of one client, or None if any is malformed."""
     # Any error in processing an unchecked upload is due to the upload, so it is rejected.
     try:
         if parcel.fields.keys() != forms.keys():
             return None
         known = held if parcel.phase != "setup" else None
-        fields = {}
+        fields, extras = {}, dict(parcel.extras)
+        if _says_short(parcel.phase, federation):
+            check_bit(extras.pop(TERMS))
         for name, form in forms.items():
             numbers = Numbers(*parcel.fields[name])
             rows = _rows(numbers.rows, form, n_held, known)
-            fields[name] = None if rows is None else _rebuilt(numbers, rows, form, wire_dtype)
+            if rows is None:
+                return None
+            if _is_compressed(parcel, numbers, form, federation):
+                decode, shape = federation.compression._decoded, (len(rows), form.width)
+                numbers = Numbers(decode(numbers.values, extras.pop(name, None), shape))
+            fields[name] = _rebuilt(numbers, rows, form, wire_dtype)
+        if extras:
+            return None
     except Exception:
         return None
     return None if any(one is None for one in fields.values()) else fields
+
+
+def check_bit(bit: np.ndarray) -> None:
+    """Raise if this is not an array of one bool."""
+    if type(bit) is not np.ndarray or bit.dtype != bool or bit.shape != (1,):
+        raise ValueError(f"{TERMS} must be an array of one bool, but got {bit!r}.")
 
 
 def _rows(rows, form, n_held, held):

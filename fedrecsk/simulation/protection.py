@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedrecsk.privacy.local_dp import LocalMechanism
     from fedrecsk.simulation.federation import Federation
     from fedrecsk.simulation.keys import Key
-    from fedrecsk.uploads import Batch
+    from fedrecsk.uploads import Batch, Form
 
 
 def protect(
@@ -70,13 +70,19 @@ def add_noise(batch: Batch, mechanism: LocalMechanism | None, key: Key, *, each:
         mechanism._protect(batch, lambda purpose: key.hashed(purpose, batch.clients), each=each)
 
 
+def is_compressed(federation: Federation | None, form: Form) -> bool:
+    """Whether clients compress a field of this form, if they send all its columns."""
+    compressor = None if federation is None else federation.compression
+    is_matrix = len(form.shape) == 2 and not form.is_integer and form.learned
+    return compressor is not None and compressor.up and is_matrix and form.compressible
+
+
 def _compress(batch, honest, federation, key, each):
     """Compress all compressible fields; `honest` has the fields as the method returned them."""
     compressor, wire_dtype = federation.compression, federation.wire_dtype
     for name, changes in batch.changes.items():
         form = batch.forms[name]
-        matrix = len(form.shape) == 2 and not form.is_integer and form.compressible
-        if not matrix or honest[name].columns is not None:
+        if not is_compressed(federation, form) or honest[name].columns is not None:
             continue
         itemsize = np.dtype(form.dtype or wire_dtype).itemsize
         seeds = key.hashed(f"compression of {name}", batch.clients)

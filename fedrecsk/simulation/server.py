@@ -80,6 +80,12 @@ class Server:
     Call its methods in this order: `register`; for each set-up exchange `setup_message` and
     `close_setup`; `send_announcement`; for each round `open_round` and `close_round`; `send_final`.
 
+    Clients may join late, between rounds: call `admit`, then, with ``late=True``, `setup_message`
+    and `close_setup` for each set-up exchange, and `send_announcement`. They learn from their first
+    message on. What the server has learned in the set-up stays as it is (counts and means over the
+    clients of the set-up), but it learns which items late clients hold. Methods that divide by the
+    number of clients of the set-up scale the uploads of a round to that number.
+
     Parameters
     ----------
     method : FederatedRecommender
@@ -126,6 +132,10 @@ class Server:
         self._has_received = None
         # Items that each client holds, by code, if set-up uploads contain them.
         self._held = {}
+        self._is_set_up = False
+        self._first_users = None
+        # Mask of the clients that have joined since the last round; None before any.
+        self._late = None
 
     @classmethod
     def of(cls, estimator: Any, key: Key | None = None, secret: Key | None = None) -> Self:
@@ -164,18 +174,11 @@ class Server:
         ValueError
             If a client registers twice.
         """
-        ids = np.concatenate([one.client_ids for one in registrations])
-        order = np.argsort(ids, kind="stable")
-        twice = np.flatnonzero(ids[order][1:] == ids[order][:-1])
-        if len(twice):
-            raise ValueError(
-                f"Client {ids[order][twice[0]]!s} registers twice; give each client its own id."
-            )
-        n_users = np.concatenate([one.n_users for one in registrations])
-        n_held = np.concatenate([one.n_held for one in registrations])
+        ids, order, n_users, n_held = _sorted(registrations)
         self.client_ids: np.ndarray = ids[order]
-        self.n_held: NDArray[np.int64] = n_held[order]
+        self.n_held: NDArray[np.int64] = n_held
         self.n_users: int = int(n_users.sum())
+        self._first_users = np.cumsum(n_users) - n_users
         self._has_received = np.zeros(len(ids), dtype=bool)
         share = self.method.client_fraction
         self.stopping.n_cohorts = participation.n_rotating(len(ids), share)
@@ -203,16 +206,122 @@ class Server:
             self.downlink.count(self.channel.key_nbytes)
         catalogue = Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
         self.state = self.method._init_server(catalogue, self.key)
+        return self._places(registrations, order, 0)
 
-        codes = np.empty(len(ids), dtype=np.int64)
-        codes[order] = np.arange(len(ids))
-        ends = np.cumsum(n_users[order])
-        first_users = (ends - n_users[order])[codes]
+    def _places(self, registrations, order, first):
+        """Places of clients whose codes begin with `first`, by registration."""
+        codes = np.empty(len(order), dtype=np.int64)
+        codes[order] = first + np.arange(len(order))
         splits = np.cumsum([len(one.client_ids) for one in registrations])[:-1]
-        return [
-            Places(*both, self.key)
-            for both in zip(np.split(codes, splits), np.split(first_users, splits), strict=True)
-        ]
+        return [Places(part, self._first_users[part], self.key) for part in np.split(codes, splits)]
+
+    def admit(self, registrations: Sequence[Registration]) -> list[Places]:
+        """Register clients that join late, between rounds, and send them the catalogue.
+
+        Their codes follow those of the others, for whom nothing changes. A client that comes back
+        keeps its code; see `place_of`.
+
+        Parameters
+        ----------
+        registrations : list of Registration
+
+        Returns
+        -------
+        places : list of Places
+            Codes for each registration, in the order of the late clients' ids.
+
+        Raises
+        ------
+        ValueError
+            If a round or the set-up is open; if a client is registered already; or if the
+            federation has `central_dp` or `secure_aggregation`, or the method keeps something for
+            each client, which were made for the clients of the set-up.
+        """
+        self._check_admission()
+        ids, order, n_users, n_held = _sorted(registrations)
+        if (ids.dtype.kind in "iuf") != (self.client_ids.dtype.kind in "iuf"):
+            raise ValueError(
+                f"The late clients' ids, such as {ids[0]!r}, and those of the others, such as "
+                f"{self.client_ids[0]!r}, must all be numbers or all be strings."
+            )
+        known = np.isin(ids, self.client_ids)
+        if known.any():
+            name = ids[known][0]
+            raise ValueError(
+                f"Client {name!s} is registered already; if it has come back, give it its place "
+                "again, place_of(client_id), and otherwise give each client its own id."
+            )
+        first, n_late = self.n_clients, len(ids)
+        self._late = np.arange(first + n_late) >= first - self._n_late
+        first_users = self.n_users + np.cumsum(n_users) - n_users
+        self._first_users = np.concatenate([self._first_users, first_users])
+        self.client_ids = np.concatenate([self.client_ids, ids[order]])
+        self.n_held = np.concatenate([self.n_held, n_held])
+        self.n_users += int(n_users.sum())
+        self._has_received = np.pad(self._has_received, (0, n_late))
+        share = self.method.client_fraction
+        self.stopping.n_cohorts = participation.n_rotating(self.n_clients, share)
+        self.ledger.admit(ids[order])
+        self.downlink.admit(n_held)
+        self.uplink.admit(n_late)
+        self.ledger.open("catalogue")
+        newest = np.arange(self.n_clients) >= first
+        self.downlink.count(catalogue_nbytes(self.item_ids), newest)
+        return self._places(registrations, order, first)
+
+    @property
+    def _n_late(self):
+        return 0 if self._late is None else int(self._late.sum())
+
+    def _check_admission(self):
+        """Raise if no client may join now, or ever."""
+        if self._participation is not None:
+            raise ValueError(
+                f"Round {self.round} is open; admit clients after close_round, before open_round."
+            )
+        if not self._is_set_up:
+            raise ValueError(
+                "The set-up is not over; register all clients that are there before it, and admit "
+                "late ones after send_announcement()."
+            )
+        made = "were made for the clients of the set-up"
+        whys = {
+            f"central_dp, whose plan and noise {made}": self.federation.central_dp is not None,
+            f"secure_aggregation, whose keys {made}": self.channel is not None,
+        }
+        for why, applies in whys.items():
+            if applies:
+                raise ValueError(
+                    f"No client can join late under {why}; begin a new fit with all clients."
+                )
+        if not self.method._admits_late_clients:
+            raise ValueError(
+                f"No client can join {type(self.method).__name__} late, because it keeps something "
+                "for each client of the set-up; begin a new fit with all clients."
+            )
+
+    def place_of(self, client_id: float | str) -> Places:
+        """The place of a registered client, for one that has come back without it.
+
+        Parameters
+        ----------
+        client_id : int, float or str
+
+        Returns
+        -------
+        Places
+
+        Raises
+        ------
+        ValueError
+            If no client of this id is registered.
+        """
+        codes = np.flatnonzero(self.client_ids == client_id)
+        if not len(codes):
+            raise ValueError(
+                f"No client {client_id!r} is registered; let it join by admit(registrations)."
+            )
+        return Places(codes, self._first_users[codes], self.key)
 
     @property
     def n_clients(self) -> int:
@@ -229,17 +338,29 @@ class Server:
         """Number of set-up exchanges before the rounds."""
         return self.method._n_setups
 
-    def setup_message(self, step: int) -> Message | None:
-        """Message to every client in a set-up exchange."""
+    def setup_message(self, step: int, *, late: bool = False) -> Message | None:
+        """Message to every client in a set-up exchange, or only to those that join late."""
+        who = self._asked(late)
         self.ledger.open("setup", step)
         message = self.method._setup_message(self.state, step)
         if self.releases is not None:
             message = (message or Message()) | self.releases.terms(self.key.at(setup_round(step)))
-        self.downlink.announce(message)
+        self.downlink.announce(message, who)
         return message
 
+    def _asked(self, late):
+        """Mask of the clients of a set-up exchange."""
+        if late and not self._n_late:
+            raise ValueError("No client has joined since the last round; call admit() first.")
+        return self._late if late else self._everyone
+
     def close_setup(
-        self, step: int, uploads: Iterable[Parcel | Contribution], *, trusted: bool = False
+        self,
+        step: int,
+        uploads: Iterable[Parcel | Contribution],
+        *,
+        trusted: bool = False,
+        late: bool = False,
     ) -> None:
         """Take the server's step of a set-up exchange.
 
@@ -249,9 +370,15 @@ class Server:
         uploads : iterable of Parcel or Contribution
         trusted : bool, default=False
             As in `close_round`.
+        late : bool, default=False
+            Whether these are answers of clients that join late, from which the server only learns
+            which items they hold.
         """
         forms = self.method._setup_forms(len(self.item_ids), step)
-        contributions = self._checked(uploads, ("setup", step), self._everyone, trusted)
+        contributions = self._checked(uploads, ("setup", step), self._asked(late), trusted)
+        if late:
+            self.uplink.measure(contributions, forms)
+            return
         key = self.key.at(setup_round(step))
         upload = self.uplink.collect(contributions, forms, key)
         if upload is None:
@@ -264,12 +391,14 @@ class Server:
         """Message to every client after the set-up."""
         return self.method._announce(self.state)
 
-    def send_announcement(self) -> Message:
-        """Send the announcement, and count its bytes."""
+    def send_announcement(self, *, late: bool = False) -> Message:
+        """Send the announcement, and count its bytes; `late`: only to those that join late."""
+        who = self._asked(late)
         message = self.announcement()
         if message and self.ledger.entries[-1]["phase"] != "setup":
             self.ledger.open("setup")
-        self.downlink.announce(message)
+        self.downlink.announce(message, who)
+        self._is_set_up = True
         return message
 
     # --------------------------------------------------------------------- each round
@@ -277,6 +406,7 @@ class Server:
     def open_round(self) -> tuple[Participation, Message | None]:
         """Begin a round; returns the participation and the message, None if none is sent."""
         key = self.key.at(self.round)
+        self._late = None
         self._participation = self._drawn(key)
         self.ledger.open("round", self.round)
         message = self.method._broadcast(self.state, key)
@@ -428,6 +558,7 @@ class Server:
             centers=self._centers(),
             wire_dtype=self.federation.wire_dtype,
             hold=is_setup or (apart and parcel.phase == "round"),
+            federation=self.federation,
         )
         if is_setup:
             held = held_items(one)
@@ -588,6 +719,20 @@ def server_sees(method: Any, federation: Federation) -> str:
     if federation.aggregator is not None or compresses or method._treats_clients_apart:
         return "single uploads"
     return "sums"
+
+
+def _sorted(registrations):
+    """Ids as they register, their order, and by that order the numbers of users and of items."""
+    ids = np.concatenate([one.client_ids for one in registrations])
+    order = np.argsort(ids, kind="stable")
+    twice = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+    if len(twice):
+        raise ValueError(
+            f"Client {ids[order][twice[0]]!s} registers twice; give each client its own id."
+        )
+    n_users = np.concatenate([one.n_users for one in registrations])
+    n_held = np.concatenate([one.n_held for one in registrations])
+    return ids, order, n_users[order], n_held[order]
 
 
 def _senders(one):

@@ -64,6 +64,18 @@ class Uplink:
         self._uploads = np.zeros(n_clients, dtype=np.int64)
         self._coordinates = np.zeros(n_clients, dtype=np.int64)
 
+    def admit(self, n_clients: int) -> None:
+        """Add clients that join late."""
+        self._uploads = np.pad(self._uploads, (0, n_clients))
+        self._coordinates = np.pad(self._coordinates, (0, n_clients))
+
+    def measure(self, contributions: Iterable[Contribution], forms: dict[str, Form]) -> None:
+        """Count the contributions of late clients to the set-up, which nothing else is made of."""
+        for one in contributions:
+            self._measure(one, forms, False)
+            accepted = int(one.accepted.sum())
+            self.ledger.count(messages_up=accepted, rejected=int(one.arrives.sum()) - accepted)
+
     def collect(
         self,
         contributions: Iterable[Contribution],

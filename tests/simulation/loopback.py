@@ -87,11 +87,15 @@ def pack_parcel(parcel, forms):
     arrays = {"step": np.array([parcel.phase, str(parcel.round), str(parcel.client)])}
     for name, form in forms.items():
         values, rows, columns = parcel.fields[name]
+        real = not form.is_integer or values.dtype.kind == "f"
         assert (rows is None) == (form.rows == "all" or is_known(form, parcel.phase))
-        if form.bits:
+        if not real and form.bits:
             arrays[f"bits {name}"] = np.packbits(values > 0, axis=1)
-        elif form.is_integer:
+        elif not real:
             assert values.dtype == form.dtype
+            arrays[f"values {name}"] = values
+        elif values.dtype != np.float64:
+            # Codes of a compressor.
             arrays[f"values {name}"] = values
         else:
             # Real numbers keep all their digits here, so that fits can be compared bit by bit.
@@ -100,6 +104,7 @@ def pack_parcel(parcel, forms):
             arrays[f"rows {name}"] = rows.astype(np.int32)
         if columns is not None:
             arrays[f"columns {name}"] = columns
+    arrays |= {f"extras {name}": extra for name, extra in parcel.extras.items()}
     return pack(arrays)
 
 
@@ -110,12 +115,13 @@ def unpack_parcel(content, forms):
     fields = {}
     for name, form in forms.items():
         values = arrays.get(f"values {name}")
-        if form.bits:
+        if f"bits {name}" in arrays:
             bits = np.unpackbits(arrays[f"bits {name}"], axis=1, count=form.width)
             values = 2 * bits.astype(np.int8) - 1
         rows, columns = arrays.get(f"rows {name}"), arrays.get(f"columns {name}")
         fields[name] = Numbers(values, rows, columns)
-    return Parcel(phase, int(round), int(client), fields)
+    extras = {n.removeprefix("extras "): a for n, a in arrays.items() if n.startswith("extras ")}
+    return Parcel(phase, int(round), int(client), fields, extras)
 
 
 def parcel_nbytes(parcel, forms, wire_dtype):
@@ -125,10 +131,15 @@ def parcel_nbytes(parcel, forms, wire_dtype):
         values, rows, _ = parcel.fields[name]
         if form.bits:
             total += len(values) * 8 * -(-form.width // 64)
+        elif (values.dtype.kind == "f" and values.itemsize < 8) or values.dtype == np.int8:
+            total += values.nbytes
         else:
             total += values.size * np.dtype(form.dtype or wire_dtype).itemsize
         # In the set-up the number of a held item is the field.
         total += 4 * len(rows) if form.rows == "chosen" else 0
+    for extra in parcel.extras.values():
+        wide = extra.dtype == np.float64
+        total += extra.size * np.dtype(wire_dtype).itemsize if wide else extra.nbytes
     return total
 
 
@@ -166,8 +177,12 @@ class Machine:
         self.block = self.call(_place)
 
     def setup(self, step, content, forms):
-        answer = self.call(Device.setup, step, self.message(content))
-        return [pack_parcel(parcel, forms) for parcel in answer]
+        first, again = (
+            [pack_parcel(parcel, forms) for parcel in answer]
+            for answer in (self.call(Device.setup, step, self.message(content)) for _ in range(2))
+        )
+        assert first == again
+        return first
 
     def announce(self, content):
         self.call(Device.announce, self.message(content))
@@ -189,8 +204,13 @@ class Machine:
         return first
 
     def validate(self, round, content):
-        (answer,) = self.call(Device.validate, round, self.message(content))
-        return pack_parcel(answer, VALIDATION)
+        first, again = (
+            pack_parcel(parcel, VALIDATION)
+            for _ in range(2)
+            for parcel in self.call(Device.validate, round, self.message(content))
+        )
+        assert first == again
+        return first
 
     def keep(self, is_best):
         self.call(Device.keep_measured if is_best else Device.forget_kept)
