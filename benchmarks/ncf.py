@@ -27,7 +27,7 @@ from fedrecsk.neural import NCF
 MODELS = {
     "NeuMF": NCF(),
     "NeuMF, n_factors=16": NCF(n_factors=16, batch_size=512),
-    "NeuMF, n_factors=64": NCF(n_factors=64, reg=5e-3, batch_size=512),
+    "NeuMF, n_factors=64": NCF(n_factors=64, reg=8e-3, batch_size=512, n_negatives=8),
     "GMF, n_factors=64": NCF("gmf", 64, reg=8e-3, batch_size=512, n_negatives=8),
     "MLP": NCF("mlp"),
 }
@@ -45,7 +45,7 @@ CHOICES = {
         {"n_factors": 64, "reg": 3e-3},
     ],
     "NeuMF, n_factors=16": [{}, {"reg": 1e-3}, {"reg": 3e-3}],
-    "NeuMF, n_factors=64": [{}, {"reg": 3e-3, "n_negatives": 8}, {"reg": 8e-3, "n_negatives": 8}],
+    "NeuMF, n_factors=64": [{}, {"reg": 3e-3}, {"reg": 5e-3, "n_negatives": 4}],
     "GMF, n_factors=64": [
         {},
         {"reg": 3e-3},

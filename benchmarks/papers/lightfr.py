@@ -66,8 +66,10 @@ MODELS = {
     "PrivRec": PrivRec(32, **ROUNDS),
     "LightFR": LightFR(),
 }
+NEGATIVES_AND_ROWS = {"n_negatives": 8, "batch_size": 512}
 OPTIONAL = {
-    "NCF": ("fedrecsk.neural", "NCF", {}),
+    # NeuMF; its other settings were chosen on training rows (python -m benchmarks.ncf choices).
+    "NCF": ("fedrecsk.neural", "NCF", {"n_factors": 64, "reg": 8e-3, **NEGATIVES_AND_ROWS}),
     "MetaMF": ("fedrecsk.neural", "MetaMF", {}),
 }
 OURS = {

@@ -65,7 +65,7 @@ class Ledger:
 
     def __init__(self, client_ids: np.ndarray) -> None:
         n_clients = len(client_ids)
-        self.client_ids = client_ids
+        self.client_ids: np.ndarray = client_ids
         self.entries: list[dict[str, Any]] = []
         self.client_bytes_down: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
         self.client_bytes_up: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)

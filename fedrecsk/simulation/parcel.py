@@ -165,7 +165,7 @@ def _compressed(contribution, place, changes, form, compressor):
     values, extra = np.array(values), None if extra is None else np.array(extra)
     if diverged:
         # Codes cannot be NaN, but their scale can.
-        (values if values.dtype.kind == "f" else extra)[:] = np.nan
+        (values if extra is None or values.dtype.kind == "f" else extra)[:] = np.nan
     return Numbers(values, None if form.rows == "all" else np.array(rows)), extra
 
 

@@ -129,13 +129,13 @@ class Server:
         self._message = None
         # The last message that was sent.
         self._last_message = Message()
-        self._has_received = None
+        self._has_received: Any = None
         # Items that each client holds, by code, if set-up uploads contain them.
         self._held = {}
         self._is_set_up = False
-        self._first_users = None
+        self._first_users: Any = None
         # Mask of the clients that have joined since the last round; None before any.
-        self._late = None
+        self._late: Any = None
 
     @classmethod
     def of(cls, estimator: Any, key: Key | None = None, secret: Key | None = None) -> Self:

@@ -91,11 +91,12 @@ def test_devices_learn_what_the_simulator_says(Estimator):
 
 
 @pytest.mark.filterwarnings("ignore:CentralDP.delta=")
-@pytest.mark.parametrize("Estimator", [RFRec, PrivFedEB])
+@pytest.mark.parametrize("Estimator", [RFRec, PrivFedEB, FedMF])
 def test_the_noise_of_a_deployed_server_is_that_of_the_simulator(Estimator):
     X, y = make_toy()
     federation = Federation(central_dp=CentralDP(clip=0.5, noise_multiplier=0.1))
-    method = make(Estimator, federation=federation, rating_scale=(1, 5))
+    scale = {} if Estimator is FedMF else {"rating_scale": (1, 5)}
+    method = make(Estimator, federation=federation, **scale)
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
     method.set_params(random_state=0)
     run = Run.new(method, method._prepared(X, y, clients=X[:, 0] % 4))
