@@ -1,4 +1,4 @@
-"""Leaves out what needs torch or flwr where it is not installed."""
+"""Leaves out what needs torch, flwr or dask where it is not installed."""
 
 from importlib.util import find_spec
 
@@ -13,8 +13,9 @@ OPTIONAL = {
         ],
         "fedrecsk.deployment.flower",
     ),
+    "distributed": (["tests/test_dask.py"], "a search on a Dask cluster"),
 }
-EXTRAS = {"torch": "torch", "flwr": "flower"}
+EXTRAS = {"torch": "torch", "flwr": "flower", "distributed": "distributed"}
 MISSING = [package for package in OPTIONAL if find_spec(package) is None]
 collect_ignore = [path for package in MISSING for path in OPTIONAL[package][0]]
 
