@@ -11,10 +11,14 @@ if find_spec("torch"):
     THINGS |= {name: getattr(neural, name) for name in neural.__all__}
 
 
+def is_neural(Estimator):
+    """Whether torch trains it, which makes each round of a test slow."""
+    return Estimator.__module__.startswith("fedrecsk.neural")
+
+
 def tolerance(Estimator, otherwise=1e-9):
     """How far two fits may differ that compute the same in other groups of clients.
 
     torch multiplies many small matrices at once, and rounds by how many they are.
     """
-    is_neural = Estimator.__module__.startswith("fedrecsk.neural")
-    return 1e-5 if is_neural else otherwise
+    return 1e-5 if is_neural(Estimator) else otherwise

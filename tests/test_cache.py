@@ -19,6 +19,7 @@ from itertools import islice
 from numba.core import event, types
 from numba.core.dispatcher import Dispatcher
 from fedrecsk import _kernels, _warmup
+from fedrecsk.datasets import make_ratings
 
 warnings.simplefilter("always", RuntimeWarning)
 
@@ -32,6 +33,9 @@ class Watch(event.Listener):
     def on_end(self, event):
         pass
 
+# What is compiled does not depend on the amount of data.
+X, y = make_ratings(25, 15, 200, random_state=0)
+_warmup._ratings = lambda: (X[:, :2], y)
 watch, digests, predictions = Watch(), {}, {}
 event.register("numba:compile", watch)
 for name in sys.argv[1:]:

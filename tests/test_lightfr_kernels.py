@@ -170,7 +170,7 @@ import hashlib
 import numpy as np
 from fedrecsk import LightFR
 rng = np.random.default_rng(0)
-X = np.unique(np.column_stack([rng.integers(0, 12, 90), rng.integers(0, 200, 90)]), axis=0)
+X = np.unique(np.column_stack([rng.integers(0, 6, 40), rng.integers(0, 60, 40)]), axis=0)
 for aggregation in ("full", "gradient", "parameter"):
     model = LightFR(n_bits=70, n_rounds=2, aggregation=aggregation, random_state=0).fit(X)
     items, scores = model.recommend(model.user_ids_, 3)

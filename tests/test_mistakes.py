@@ -99,7 +99,9 @@ def test_warnings_point_at_the_line_of_the_caller():
         Popularity().fit(MATRIX)
     with pytest.warns(UserWarning, match="matrix") as more:
         list(UserKFold(3).split(MATRIX))
-    lossy = FedMF(n_rounds=1, client_fraction=0.02, federation=Federation(dropout=0.999))
+    lossy = FedMF(
+        n_rounds=1, client_fraction=0.02, random_state=0, federation=Federation(dropout=0.999)
+    )
     with pytest.warns(ConvergenceWarning, match="every upload was lost") as lost:
         lossy.fit(X)
     with pytest.warns(UserWarning, match="Are they ratings") as times:

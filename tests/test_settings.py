@@ -40,7 +40,7 @@ from fedrecsk.privacy import (
 from fedrecsk.simulation import blocks
 from fedrecsk.simulation.keys import Key
 from tests.conftest import make_toy
-from tests.listed import tolerance
+from tests.listed import is_neural, tolerance
 from tests.test_contract import FEDERATED
 
 every_federated = pytest.mark.parametrize("Estimator", FEDERATED)
@@ -219,7 +219,7 @@ def make(Estimator, setting):
     small = {
         "n_factors": 4,
         "n_bits": 8,
-        "n_rounds": 3,
+        "n_rounds": 2 if is_neural(Estimator) else 3,
         "rank": 2,
         "reg_user": 0.5,
         "client_fraction": 0.7,

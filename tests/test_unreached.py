@@ -123,7 +123,7 @@ def test_several_threads_serve_the_same_users(Estimator):
     expected, answers = copy.deepcopy(model), {}
 
     def ask(name):
-        answers[name] = [model.predict(X[X[:, 0] == user]) for user in EVERYBODY]
+        answers[name] = [model.predict(X[X[:, 0] == user]) for user in EVERYBODY[::3]]
 
     threads = [Thread(target=ask, args=(name,)) for name in range(3)]
     for thread in threads:
@@ -131,7 +131,7 @@ def test_several_threads_serve_the_same_users(Estimator):
     for thread in threads:
         thread.join()
     for one in answers.values():
-        for user, predicted in zip(EVERYBODY, one, strict=True):
+        for user, predicted in zip(EVERYBODY[::3], one, strict=True):
             np.testing.assert_array_equal(predicted, expected.predict(X[X[:, 0] == user]))
 
 

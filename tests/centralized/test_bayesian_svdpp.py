@@ -177,7 +177,7 @@ def test_sweeps_leave_the_joint_distribution_as_it_is(monkeypatch):
             ]
         )
 
-    rng, n = np.random.default_rng(1), 6_000
+    rng, n = np.random.default_rng(1), 3_000
     prior = [reference.prior_draw(W, pairs, d, df, shape, rate, rng) for _ in range(n)]
     state = _gibbs.State.start(problem, d, rng)
     for short, name in NAMES.items():
