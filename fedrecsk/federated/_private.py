@@ -8,15 +8,13 @@ if TYPE_CHECKING:
     from fedrecsk.privacy import CentralDP
 
 
-def check(method: Any, mechanism: CentralDP, base: type) -> None:
+def check(method: Any, mechanism: CentralDP) -> None:
     """Raise if central privacy would not protect all that a method sends.
 
     Parameters
     ----------
     method : FederatedRecommender
     mechanism : CentralDP
-    base : type
-        FederatedRecommender, whose methods let the federation draw their cohorts.
 
     Raises
     ------
@@ -28,7 +26,7 @@ def check(method: Any, mechanism: CentralDP, base: type) -> None:
             f"{name} treats clients individually, so there is no sum to which central_dp could add "
             "noise; set central_dp=None, or use a method whose server needs sums only."
         )
-    if type(method)._choose_cohort is not base._choose_cohort:
+    if method._chooses_cohorts:
         raise ValueError(
             f"{name} chooses its cohorts itself, and how often a client takes part may then depend "
             "on the data; set central_dp=None."

@@ -164,6 +164,11 @@ class FederatedRecommender(Recommender):
         the cohort. Not for methods with `_shares_state`. Pure.
         """
 
+    @property
+    def _chooses_cohorts(self):
+        """Whether the method overrides `_choose_cohort`."""
+        return type(self)._choose_cohort is not FederatedRecommender._choose_cohort
+
     @abstractmethod
     def _model(self, server):
         """Server: the model as clients receive it. A Message; pure."""
@@ -362,7 +367,7 @@ class FederatedRecommender(Recommender):
                 "uploads, which secure_aggregation hides; set secure_aggregation=None."
             )
         if federation.central_dp is not None:
-            _private.check(self, federation.central_dp, FederatedRecommender)
+            _private.check(self, federation.central_dp)
         if federation.local_dp is None:
             return
         if self.early_stopping:

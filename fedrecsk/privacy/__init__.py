@@ -5,6 +5,7 @@ from fedrecsk.privacy._laplace import LaplaceMechanism
 from fedrecsk.privacy._secure_sum import (
     Ciphertext,
     Keys,
+    Party,
     SecureAggregation,
     SecureSum,
     secure_sum,
@@ -29,6 +30,7 @@ __all__ = [
     "LaplaceMechanism",
     "LocalMechanism",
     "Paillier",
+    "Party",
     "PrivacyBudget",
     "PrivacyReport",
     "SecureAggregation",

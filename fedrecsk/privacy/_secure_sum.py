@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -186,6 +188,51 @@ class Party(ABC):
             part[:] = self._decrypt_block(block, len(part), ciphertext.n_clients)
         return values
 
+    def check(self, ciphertext: Ciphertext, n_values: int) -> None:
+        """Raise if this is not one client's encrypted vector of `n_values` under these keys.
+
+        Raises
+        ------
+        ValueError
+            If it is not. The message says what is wrong.
+        """
+        self._check_key(ciphertext)
+        if (ciphertext.n_values, ciphertext.n_clients) != (n_values, 1):
+            raise ValueError(
+                f"A ciphertext of {ciphertext.n_clients} clients with {ciphertext.n_values} values "
+                f"came instead of one client's with {n_values}."
+            )
+        n_blocks = self.scheme._n_blocks(n_values)
+        if len(ciphertext.blocks) != n_blocks:
+            raise ValueError(
+                f"A ciphertext has {len(ciphertext.blocks)} blocks, but {n_values} values take "
+                f"{n_blocks}."
+            )
+        width = self.scheme.values_per_block
+        for number, block in enumerate(ciphertext.blocks):
+            try:
+                self._check_block(block, min(width, n_values - number * width))
+            except (ValueError, RuntimeError) as error:
+                raise ValueError(f"Block {number} of a ciphertext cannot be read.") from error
+
+    def to_bytes(self) -> bytes:
+        """This side's keys as bytes, for `SecureAggregation.load_party`.
+
+        Those of the clients' side decrypt everything: keep them from the server.
+        """
+        head = {
+            "scheme": self.scheme._public_parameters(),
+            "n_clients": self.n_clients,
+            "key_id": self.key_id,
+            "secret": self.holds_secret_key,
+        }
+        text = json.dumps(head).encode()
+        return struct.pack("<I", len(text)) + text + self._key_bytes()
+
+    @abstractmethod
+    def _key_bytes(self) -> bytes:
+        """The keys of this side alone."""
+
     @property
     @abstractmethod
     def holds_secret_key(self) -> bool:
@@ -217,6 +264,10 @@ class Party(ABC):
     @abstractmethod
     def _load_block(self, block):
         """Load a block for `_add`."""
+
+    def _check_block(self, block, n_values):
+        """Raise a ValueError or RuntimeError if a block cannot be added to others."""
+        self._load_block(block)
 
     @abstractmethod
     def _add(self, first, second):
@@ -266,6 +317,51 @@ class SecureAggregation(BaseEstimator, ABC):
         -------
         Keys
         """
+
+    def load_party(self, content: bytes) -> Party:
+        """One side of a secure sum from its bytes.
+
+        Parameters
+        ----------
+        content : bytes
+            From `Party.to_bytes`.
+
+        Returns
+        -------
+        Party
+
+        Raises
+        ------
+        ValueError
+            If these are no keys, or keys of a scheme with other parameters.
+        """
+        self._validate_params()
+        try:
+            (length,) = struct.unpack_from("<I", content)
+            head = json.loads(content[4 : 4 + length])
+            scheme, n_clients, key_id = (head[one] for one in ("scheme", "n_clients", "key_id"))
+            secret = head["secret"]
+        except (struct.error, ValueError, LookupError, TypeError) as error:
+            raise ValueError(
+                "These bytes are no keys of secure sums; make them with generate_keys() and "
+                "Party.to_bytes()."
+            ) from error
+        if scheme != self._public_parameters():
+            raise ValueError(
+                f"These keys are of {_as_text(scheme)}, and not of {_as_text(self._public_parameters())}; "
+                "make keys with the parameters of the estimator's federation."
+            )
+        return self._party(n_clients, key_id, content[4 + length :], secret)
+
+    def _public_parameters(self):
+        """The name of the scheme and its parameters, as JSON has them."""
+        parameters = self.get_params(deep=False)
+        del parameters["audit"]
+        return json.loads(json.dumps([type(self).__name__, parameters]))
+
+    @abstractmethod
+    def _party(self, n_clients: int, key_id: str, keys: bytes, secret: bool) -> Party:
+        """One side from its own keys."""
 
     @property
     @abstractmethod
@@ -326,6 +422,11 @@ class SecureAggregation(BaseEstimator, ABC):
         if not isinstance(n_values, Integral) or n_values < 0:
             raise ValueError(f"n_values={n_values!r} must be a whole number, at least 0.")
         return -(-int(n_values) // self.values_per_block)
+
+
+def _as_text(scheme):
+    name, parameters = scheme
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in parameters.items())})"
 
 
 @dataclass(frozen=True)

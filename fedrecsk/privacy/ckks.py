@@ -195,15 +195,15 @@ class CKKS(SecureAggregation):
             n_threads=1,
         )
         context.global_scale = 2.0**self.scale_bits
-        public = context.serialize(
-            save_public_key=False,
-            save_secret_key=False,
-            save_galois_keys=False,
-            save_relin_keys=False,
-        )
         key_id = secrets.token_hex(8)
-        server = _CKKSParty(self, n_clients, key_id, tenseal.context_from(public, 1))
+        server = self._party(n_clients, key_id, _serialized(context, secret=False), False)
         return Keys(server, _CKKSParty(self, n_clients, key_id, context))
+
+    def _party(self, n_clients, key_id, keys, secret):
+        context = self._import("tenseal").context_from(keys, 1)
+        if context.has_secret_key() != secret:
+            raise ValueError("These keys are not those of the side that they claim to be.")
+        return _CKKSParty(self, n_clients, key_id, context)
 
     def _cure(self, largest, n_clients):
         excess = largest / self.max_value(n_clients)
@@ -234,10 +234,19 @@ def _block_bytes(poly_modulus_degree, coeff_mod_bit_sizes, scale_bits):
 @functools.lru_cache
 def _key_bytes(poly_modulus_degree, coeff_mod_bit_sizes):
     keys = CKKS(poly_modulus_degree, coeff_mod_bit_sizes).generate_keys()
-    kept = {"save_galois_keys": False, "save_relin_keys": False, "save_public_key": False}
-    measured = len(keys.clients._context.serialize(save_secret_key=True, **kept))
+    measured = len(keys.clients._key_bytes())
     # SEAL compresses them like blocks, so they are rounded like blocks.
     return -(-measured // _KIB) * _KIB
+
+
+def _serialized(context, secret):
+    """The parameters, and the secret key if asked for."""
+    return context.serialize(
+        save_public_key=False,
+        save_secret_key=secret,
+        save_galois_keys=False,
+        save_relin_keys=False,
+    )
 
 
 class _CKKSParty(Party):
@@ -252,6 +261,9 @@ class _CKKSParty(Party):
     def holds_secret_key(self) -> bool:
         return self._context.has_secret_key()
 
+    def _key_bytes(self):
+        return _serialized(self._context, secret=self.holds_secret_key)
+
     def encrypt(self, values: ArrayLike) -> Ciphertext:
         self._check_secret("encrypt")
         return super().encrypt(values)
@@ -261,6 +273,12 @@ class _CKKSParty(Party):
 
     def _load_block(self, block):
         return self._tenseal.ckks_vector_from(self._context, block)
+
+    def _check_block(self, block, n_values):
+        loaded = self._load_block(block)
+        scales = [one.scale for one in loaded.ciphertext()]
+        if loaded.size() != n_values or scales != [2.0**self.scheme.scale_bits]:
+            raise ValueError(f"It has {loaded.size()} values and the scales {scales}.")
 
     def _add(self, first, second):
         return first.add_(second)

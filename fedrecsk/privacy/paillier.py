@@ -142,6 +142,19 @@ class Paillier(SecureAggregation):
         server = _PaillierParty(self, n_clients, key_id, public, None)
         return Keys(server, _PaillierParty(self, n_clients, key_id, public, private))
 
+    def _party(self, n_clients, key_id, keys, secret):
+        phe, size = self._import("phe.paillier"), self.key_bits // 8
+        if len(keys) != size:
+            raise ValueError(f"Keys of {8 * len(keys)} bits came instead of {self.key_bits}.")
+        if not secret:
+            public = phe.PaillierPublicKey(int.from_bytes(keys, "little"))
+            return _PaillierParty(self, n_clients, key_id, public, None)
+        # Both sides of the clients' keys: the two primes.
+        p, q = (int.from_bytes(one, "little") for one in (keys[: size // 2], keys[size // 2 :]))
+        public = phe.PaillierPublicKey(p * q)
+        private = phe.PaillierPrivateKey(public, p, q)
+        return _PaillierParty(self, n_clients, key_id, public, private)
+
     def _cure(self, largest, n_clients):
         fits = self.fraction_bits
         while fits > 0 and largest > _largest(n_clients) / 2.0**fits:
@@ -176,6 +189,13 @@ class _PaillierParty(Party):
     def holds_secret_key(self) -> bool:
         return self._private is not None
 
+    def _key_bytes(self):
+        size = self.scheme.key_bits // 8
+        if self._private is None:
+            return int(self._public.n).to_bytes(size, "little")
+        primes = self._private.p, self._private.q
+        return b"".join(int(prime).to_bytes(size // 2, "little") for prime in primes)
+
     def _encrypt_block(self, values):
         fixed = np.rint(values * 2.0**self.scheme.fraction_bits).astype(np.int64)
         slots = fixed.astype("<u8") + np.uint64(_offset(self.n_clients))
@@ -183,7 +203,10 @@ class _PaillierParty(Party):
         return self._to_bytes(self._public.raw_encrypt(plaintext))
 
     def _load_block(self, block):
-        return self._number(self._public, int.from_bytes(block, "little"), exponent=0)
+        ciphertext = int.from_bytes(block, "little")
+        if len(block) != 2 * self.scheme.key_bits // 8 or ciphertext >= self._public.nsquare:
+            raise ValueError("This is no ciphertext under these keys.")
+        return self._number(self._public, ciphertext, exponent=0)
 
     def _add(self, first, second):
         return first + second

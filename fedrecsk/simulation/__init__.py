@@ -18,6 +18,8 @@ from fedrecsk.simulation.messages import (
 )
 from fedrecsk.simulation.network import NetworkProfile, estimate_training_time
 from fedrecsk.simulation.parcel import Numbers, Parcel
+from fedrecsk.simulation.secure_device import SecureDevice, SecureUpload
+from fedrecsk.simulation.secure_server import SecureServer
 from fedrecsk.simulation.server import Server
 from fedrecsk.uploads import Form, Ragged
 
@@ -37,6 +39,9 @@ __all__ = [
     "PerClient",
     "Ragged",
     "Rows",
+    "SecureDevice",
+    "SecureServer",
+    "SecureUpload",
     "Server",
     "Summed",
     "Total",

@@ -54,8 +54,9 @@ class Device(Clients):
     Raises
     ------
     ValueError
-        If `items` is None; if the federation has an `adversary`, `secure_aggregation` or a
-        compressor of your own, which only the simulator supports; or for the reasons of `fit`.
+        If `items` is None; if the federation has an `adversary` or a compressor of your own,
+        which only the simulator supports; if it has `secure_aggregation`, which is for
+        :class:`SecureDevice`; or for the reasons of `fit`.
 
     Examples
     --------
@@ -83,6 +84,7 @@ class Device(Clients):
         private: Key | None = None,
     ) -> None:
         method = bare(estimator)
+        self._check_secure_sums(method)
         private = Key(secrets.randbits(63)) if private is None else private
         whose = np.full(len(X), client_id)
         catalogue = catalogue_ids(method.items)
@@ -105,6 +107,10 @@ class Device(Clients):
             client_ids=self.data.client_ids,
             separate=True,
         )
+
+    def _check_secure_sums(self, method):
+        """Raise if this kind of device does not encrypt, and the federation says so, or reversely."""
+        check_plain(method, "SecureDevice, which encrypts")
 
     def place(self, place: Places) -> None:
         """Store the code that the server has assigned to this client.
@@ -241,22 +247,20 @@ def bare(estimator: Any) -> Any:
 def _check_parts(federation):
     """Raise if a federation has parts that only the simulator supports."""
     _check_compression(federation)
-    mechanism = federation.central_dp
-    if mechanism is not None and mechanism.noise == "clients":
+    if federation.adversary is not None:
         raise ValueError(
-            "A Device does not add shares of noise yet, which only the simulator does; use "
-            'CentralDP(noise="server"), or call fit.'
+            "A Device does not attack, which only the simulator does; set "
+            "federation.adversary=None, or call fit."
         )
-    parts = {
-        "adversary": (federation.adversary is not None, "attack"),
-        "secure_aggregation": (federation.secure_aggregation is not None, "encrypt"),
-    }
-    for name, (is_set, what) in parts.items():
-        if is_set:
-            raise ValueError(
-                f"A Device does not {what} yet, which only the simulator does; set "
-                f"federation.{name}=None, or call fit."
-            )
+
+
+def check_plain(method: Any, instead: str) -> None:
+    """Raise if a method's uploads are to be encrypted; `instead` is the class that does it."""
+    if method._setting().secure_aggregation is not None:
+        raise ValueError(
+            f"The federation has secure_aggregation; use {instead}, or set "
+            "federation.secure_aggregation=None."
+        )
 
 
 def _check_compression(federation):

@@ -11,7 +11,7 @@ import numpy as np
 from fedrecsk.interactions import catalogue_ids
 from fedrecsk.simulation import participation
 from fedrecsk.simulation.clients import VALIDATION
-from fedrecsk.simulation.device import bare
+from fedrecsk.simulation.device import bare, check_plain
 from fedrecsk.simulation.downlink import Downlink
 from fedrecsk.simulation.encryption import SecureChannel
 from fedrecsk.simulation.keys import Key, setup_round
@@ -151,6 +151,7 @@ class Server:
             Of the server's own draws, as above.
         """
         method = bare(estimator)
+        check_plain(method, "SecureServer, which adds ciphertexts")
         key = Key(secrets.randbits(63)) if key is None else key
         ids = catalogue_ids(method.items).values
         return cls(method, method._setting(), key, ids, secret=secret)
@@ -174,7 +175,7 @@ class Server:
         ValueError
             If a client registers twice.
         """
-        ids, order, n_users, n_held = _sorted(registrations)
+        ids, order, n_users, n_held = sort_registrations(registrations)
         self.client_ids: np.ndarray = ids[order]
         self.n_held: NDArray[np.int64] = n_held
         self.n_users: int = int(n_users.sum())
@@ -238,7 +239,7 @@ class Server:
             each client, which were made for the clients of the set-up.
         """
         self._check_admission()
-        ids, order, n_users, n_held = _sorted(registrations)
+        ids, order, n_users, n_held = sort_registrations(registrations)
         if (ids.dtype.kind in "iuf") != (self.client_ids.dtype.kind in "iuf"):
             raise ValueError(
                 f"The late clients' ids, such as {ids[0]!r}, and those of the others, such as "
@@ -721,7 +722,9 @@ def server_sees(method: Any, federation: Federation) -> str:
     return "sums"
 
 
-def _sorted(registrations):
+def sort_registrations(
+    registrations: Sequence[Registration],
+) -> tuple[np.ndarray, NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]:
     """Ids as they register, their order, and by that order the numbers of users and of items."""
     ids = np.concatenate([one.client_ids for one in registrations])
     order = np.argsort(ids, kind="stable")

@@ -16,6 +16,8 @@ from fedrecsk.uploads import add_sums
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
     from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism
     from fedrecsk.simulation.contributions import Contribution
     from fedrecsk.simulation.downlink import Downlink
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from fedrecsk.simulation.keys import Key
     from fedrecsk.simulation.ledger import Ledger
     from fedrecsk.simulation.release import Releases
-    from fedrecsk.uploads import Form
+    from fedrecsk.uploads import Batch, Form
 
 
 class Uplink:
@@ -178,7 +180,7 @@ class Uplink:
         channel.check(max(_largest(batch) for batch in batches), len(accepted))
         chosen = channel.audited(accepted, key)
         vectors = [
-            np.concatenate([np.ravel(values) for values in batch.whole(client).values()])
+            as_vector(batch, client)
             for batch in batches
             for client in np.flatnonzero(batch.accepted & np.isin(batch.clients, list(chosen)))
         ]
@@ -186,14 +188,7 @@ class Uplink:
         self.ledger.count(encrypted=len(vectors))
         if channel.scheme.audit != "all":
             return totals
-        ends = np.cumsum([np.prod(form.shape, dtype=np.int64) for form in forms.values()])
-        parts = np.split(decrypted, ends[:-1])
-        return {
-            name: np.rint(part.reshape(form.shape)).astype(np.int64)
-            if form.is_integer
-            else part.reshape(form.shape)
-            for (name, form), part in zip(forms.items(), parts, strict=True)
-        }
+        return fields_of(decrypted, forms)
 
     def _measure(self, contribution, forms, learned):
         sends = contribution.sends
@@ -222,6 +217,23 @@ def aligned_size(forms: dict[str, Form]) -> int:
                 'encryption; a method must declare Form(..., rows="all") for secure sums.'
             )
     return sum(int(np.prod(form.shape, dtype=np.int64)) for form in forms.values())
+
+
+def as_vector(batch: Batch, client: int) -> NDArray[np.float64]:
+    """All numbers of one client's upload, one field after the other; `client` is its place."""
+    return np.concatenate([np.ravel(values) for values in batch.whole(client).values()])
+
+
+def fields_of(vector: NDArray[np.float64], forms: dict[str, Form]) -> dict[str, np.ndarray]:
+    """The fields again, of one vector or of a sum."""
+    ends = np.cumsum([np.prod(form.shape, dtype=np.int64) for form in forms.values()])
+    parts = np.split(vector, ends[:-1])
+    return {
+        name: np.rint(part.reshape(form.shape)).astype(np.int64)
+        if form.is_integer
+        else part.reshape(form.shape)
+        for (name, form), part in zip(forms.items(), parts, strict=True)
+    }
 
 
 def _add_noise(totals, forms, mechanism: GaussianMechanism | LaplaceMechanism, n_clients, key):

@@ -23,8 +23,9 @@ from fedrecsk import (
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Compressed, LowRank, Quantization, TopK
+from fedrecsk.federated import _fit
 from fedrecsk.federated._fit import Run
-from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism
+from fedrecsk.privacy import CentralDP, LaplaceMechanism
 from fedrecsk.simulation import Dense, Device, Form, Message, Numbers, Parcel, Server
 from fedrecsk.simulation.keys import Key
 from tests.conftest import make_toy
@@ -117,9 +118,12 @@ def test_the_noise_of_a_deployed_server_is_that_of_the_simulator(Estimator):
     ("Estimator", "mechanism"),
     [
         (RFRec, {"quantile": 0.5}),
+        (RFRec, {"noise": "clients"}),
+        (PrivFedEB, {"noise": "clients"}),
+        (FedMF, {"noise": "clients"}),
     ],
 )
-def test_devices_adapt_the_clip(Estimator, mechanism, monkeypatch):
+def test_devices_adapt_the_clip_and_add_shares_of_the_noise(Estimator, mechanism, monkeypatch):
     # Devices cannot leave their shares to one draw for the sum.
     monkeypatch.setattr(Federation, "draws_each", True)
     X, y = make_toy()
@@ -129,8 +133,9 @@ def test_devices_adapt_the_clip(Estimator, mechanism, monkeypatch):
     method = make(Estimator, federation=Federation(central_dp=central), **scale)
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
     method.set_params(random_state=0)
-    run = Run.new(method, method._prepared(X, y, clients=X[:, 0] % 4))
-    models, server = deployed(method, X, y, seed, run.server.secret)
+    # Where clients add noise, the simulator draws all that is private from the server's secret.
+    monkeypatch.setattr(_fit, "_secret", lambda *given: Key(seed))
+    models, server = deployed(method, X, y, seed, Key(seed))
     simulated = method.fit(X, y, clients=X[:, 0] % 4)
     assert simulated.communication_ == server.ledger
     assert simulated.privacy_ == server.privacy_report()
@@ -355,18 +360,11 @@ def test_a_device_that_has_diverged_says_so():
     assert np.isnan(parcel.fields["item_vectors"].values).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("adversary", SignFlip(0.1)),
-        ("secure_aggregation", CKKS()),
-    ],
-)
-def test_what_devices_do_not_do_is_refused_on_both_sides(name, part):
+def test_what_devices_do_not_do_is_refused_on_both_sides():
     X, _ = make_toy()
-    method = make(LocALS, federation=Federation(**{name: part}), upload="all")
+    method = make(LocALS, federation=Federation(adversary=SignFlip(0.1)))
     for build in (Server.of, lambda method: Device(method, X, client_id=1)):
-        with pytest.raises(ValueError, match=rf"set federation\.{name}=None, or call fit"):
+        with pytest.raises(ValueError, match=r"set federation\.adversary=None, or call fit"):
             build(method)
 
 
@@ -442,10 +440,6 @@ class Halves(TopK):
         (
             {"compression": TopK(0.3), "dropout": 0.1, "dropout_mode": "stale"},
             "would start from an older one",
-        ),
-        (
-            {"central_dp": CentralDP(epsilon=3.0, noise="clients")},
-            "does not add shares of noise yet",
         ),
     ],
 )

@@ -1,0 +1,342 @@
+"""Secure sums on devices: fits equal those in plaintext, and the server sees ciphertexts only."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import CoLR, FedEB, Federation, FedFast, FedMF, LocALS, RFRec
+from fedrecsk.federated import _fit
+from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
+from fedrecsk.simulation import Device, SecureDevice, SecureServer, Server, blocks
+from fedrecsk.simulation.keys import Key
+from tests.conftest import make_toy
+
+CKKS_SCHEME = CKKS()
+PAILLIER = Paillier(512, allow_weak=True)
+SMALL = {"n_rounds": 3, "random_state": 0}
+X, Y = make_toy()
+SILOS = X[:, 0] % 3
+
+
+def secure(estimator, scheme):
+    """The estimator with what devices must be given."""
+    federation = clone(estimator._setting()).set_params(secure_aggregation=scheme)
+    estimator = clone(estimator).set_params(federation=federation, items=np.unique(X[:, 1]))
+    if "rating_scale" in estimator.get_params():
+        estimator.set_params(rating_scale=(float(Y.min()), float(Y.max())))
+    if "upload" in estimator.get_params():
+        estimator.set_params(upload="all")
+    return estimator
+
+
+class Fit:
+    """A server and three devices, which are pickled between steps."""
+
+    def __init__(self, estimator, seed):
+        self.estimator = estimator
+        scheme = estimator.federation.secure_aggregation
+        self.keys = scheme.generate_keys(n_clients=3)
+        self.server = SecureServer.of(estimator, self.keys.server, Key(seed))
+        self.devices = [
+            SecureDevice(
+                estimator,
+                X[k == SILOS],
+                Y[k == SILOS],
+                client_id=k,
+                party=self.keys.clients,
+                private=Key(seed),
+            )
+            for k in range(3)
+        ]
+        self.sent = []
+        registrations = [one.register() for one in self.devices]
+        for one, place in zip(self.devices, self.server.register(registrations), strict=True):
+            one.place(place, self.server.n_clients)
+
+    def stored(self):
+        """Store both sides and load them again."""
+        self.server = pickle.loads(pickle.dumps(self.server))
+        self.devices = pickle.loads(pickle.dumps(self.devices))
+        for one in self.devices:
+            one.party = self.keys.clients
+
+    def set_up(self):
+        for step in range(self.server.n_setups):
+            self.server.open("setup", step)
+            uploads = [one for device in self.devices for one in device.setup(step)]
+            self.end(uploads)
+        return self
+
+    def end(self, uploads, takers=(0, 1, 2)):
+        self.sent += uploads
+        self.server.close(uploads)
+        for k in takers:
+            self.devices[k].take(self.server.steps)
+        self.stored()
+
+    def round(self, silent=(), takers=(0, 1, 2)):
+        turn = self.server.open_round()
+        active = [k for k in np.flatnonzero(turn.active) if k not in silent]
+        # Whoever has missed steps catches up first.
+        for k in active:
+            self.devices[k].take(self.server.steps)
+        self.end([one for k in active for one in self.devices[k].update(self.server.round)[0]], takers)
+
+    def run(self):
+        self.set_up()
+        while self.server.round < self.estimator.n_rounds:
+            self.round()
+        return [one.fitted() for one in self.devices]
+
+
+def simulated(estimator, monkeypatch):
+    """A fit without encryption, and the seed that it draws."""
+    monkeypatch.setattr(type(estimator), "_dtype", np.float64, raising=False)
+    federation = clone(estimator.federation).set_params(secure_aggregation=None)
+    plain = clone(estimator).set_params(federation=federation)
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    return plain.fit(X, Y, clients=SILOS), seed
+
+
+METHODS = [
+    (FedMF(3, client_fraction=1.0, **SMALL), CKKS_SCHEME),
+    (FedMF(3, client_fraction=1.0, **SMALL), PAILLIER),
+    (FedMF(3, client_fraction=0.5, **SMALL), CKKS_SCHEME),
+    (CoLR(2, n_factors=3, client_fraction=1.0, **SMALL), CKKS_SCHEME),
+    (FedEB(3, client_fraction=1.0, **SMALL), PAILLIER),
+    (LocALS(3, **SMALL), CKKS_SCHEME),
+]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "scheme"), METHODS, ids=lambda one: type(one).__name__
+)
+def test_a_secure_fit_is_the_simulated_one(estimator, scheme, monkeypatch):
+    estimator = secure(estimator, scheme)
+    expected, seed = simulated(estimator, monkeypatch)
+    for model in Fit(estimator, seed).run():
+        codes = expected._users.codes(model.user_ids_)
+        for name, value in vars(expected).items():
+            if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or "_ids" in name:
+                continue
+            if name.startswith(("item_", "user_")):
+                theirs = value if name.startswith("item_") else value[codes]
+                # The errors of three sums, of 1e-8 each at most, in steps that hardly amplify them.
+                np.testing.assert_allclose(getattr(model, name), theirs, atol=1e-6, err_msg=name)
+        assert model.n_rounds_ == 3
+
+
+def test_the_sum_is_of_those_who_have_arrived(monkeypatch):
+    # A client that is silent, and one that learns of two steps later.
+    estimator = secure(FedMF(3, client_fraction=1.0, **SMALL), CKKS_SCHEME)
+    fit = Fit(estimator, 1).set_up()
+    fit.round(silent=[1], takers=[0, 2])
+    fit.round(silent=[1], takers=[0, 2])
+    assert fit.server.steps[-1].clients.tolist() == [0, 2]
+    fit.round()
+    first, second, third = (one.fitted() for one in fit.devices)
+    np.testing.assert_array_equal(first.item_factors_, second.item_factors_)
+    np.testing.assert_array_equal(first.item_factors_, third.item_factors_)
+    entries = [one for one in fit.server.ledger.entries if one["phase"] == "round"]
+    assert [one["dropped"] for one in entries] == [1, 1, 0]
+    # What all have taken can be forgotten; nobody who lacks it can then go on.
+    fit.server.forget(fit.server.n_steps)
+    assert fit.server.steps == fit.server.steps_from(fit.server.n_steps) == []
+    with pytest.raises(ValueError, match="cannot go on from step 99"):
+        fit.devices[0].take([], first=99)
+
+
+def test_a_round_without_uploads_changes_nothing():
+    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), PAILLIER), 1).set_up()
+    fit.round()
+    before = fit.devices[0].fitted().item_factors_
+    fit.round(silent=[0, 1, 2])
+    np.testing.assert_array_equal(fit.devices[0].fitted().item_factors_, before)
+
+
+def test_answers_are_repeated_bit_for_bit():
+    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), CKKS_SCHEME), 1).set_up()
+    fit.server.open_round()
+    device = fit.devices[0]
+    first = device.update(0)[0]
+    again = pickle.loads(pickle.dumps(device))
+    again.party = fit.keys.clients
+    assert again.update(0)[0] == first
+
+
+# ------------------------------------------------------------------ what the server sees
+
+
+@pytest.mark.parametrize("scheme", [CKKS_SCHEME, PAILLIER], ids=["CKKS", "Paillier"])
+def test_the_server_has_no_keys_and_no_numbers_of_clients(scheme):
+    """All that the server receives and stores, but ciphertexts, is the same for other ratings."""
+    estimator = secure(FedEB(3, client_fraction=1.0, **SMALL), scheme)
+    views = []
+    for sign in (1, -1):
+        fit = Fit(estimator, 1)
+        for device, k in zip(fit.devices, range(3), strict=True):
+            device.data.values[:] = 3 + sign * (device.data.values - 3)
+            device.block.values[:] = 3 + sign * (device.block.values - 3)
+            assert len(device.data.values) == (k == SILOS).sum()
+        models = fit.run()
+        stored = pickle.dumps(fit.server)
+        secret = fit.keys.clients.to_bytes()
+        size = scheme.key_nbytes()
+        for start in range(len(secret) - size, len(secret) - 32, 997):
+            assert secret[start : start + 32] not in stored or secret[
+                start : start + 32
+            ] in fit.keys.server.to_bytes()
+        for model in models:
+            for row in model.item_factors_:
+                assert row.tobytes() not in stored
+                assert row.astype(np.float32).tobytes() not in stored
+        sent = [(one.phase, one.round, one.client, one.content.n_values) for one in fit.sent]
+        seen = [(one.phase, one.round, one.clients.tolist()) for one in fit.server.steps]
+        views.append((sent, seen, fit.server.ledger))
+    assert views[0] == views[1]
+
+
+def test_the_server_refuses_the_clients_keys_and_clients_the_servers():
+    estimator = secure(FedMF(3, **SMALL), PAILLIER)
+    keys = PAILLIER.generate_keys(3)
+    with pytest.raises(ValueError, match=r"These are the clients' keys.*keys\.server"):
+        SecureServer.of(estimator, keys.clients)
+    with pytest.raises(ValueError, match=r"clients' side of the keys.*keys\.clients"):
+        SecureDevice(estimator, X, Y, client_id=1, party=keys.server)
+    device = SecureDevice(estimator, X, Y, client_id=1, party=keys.clients)
+    assert pickle.loads(pickle.dumps(device)).party is None
+
+
+# ---------------------------------------------------------------------------- wrong input
+
+
+@pytest.mark.parametrize("scheme", [CKKS_SCHEME, PAILLIER], ids=["CKKS", "Paillier"])
+def test_malformed_uploads_are_left_out_and_counted(scheme):
+    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), scheme), 1).set_up()
+    fit.server.open_round()
+    good = [device.update(0)[0][0] for device in fit.devices]
+    content, other = good[0].content, scheme.generate_keys(3).clients
+    block = content.blocks[0]
+    for wrong in (
+        replace(content, blocks=content.blocks[:-1]),
+        replace(content, blocks=(b"x", *content.blocks[1:])),
+        replace(content, blocks=(block[: len(block) // 2], *content.blocks[1:])),
+        replace(content, blocks=(block + b"more", *content.blocks[1:])),
+        replace(content, n_values=content.n_values - 1),
+        replace(content, n_clients=2),
+        other.encrypt(np.zeros(content.n_values)),
+        fit.keys.clients.encrypt(np.zeros(content.n_values + 1)),
+        None,
+    ):
+        server = pickle.loads(pickle.dumps(fit.server))
+        server.close([good[0]._replace(content=wrong), *good[1:]])
+        assert server.ledger.entries[-1]["rejected"] == 1
+        assert server.steps[-1].clients.tolist() == [1, 2]
+    for change in ({"round": 1}, {"phase": "setup"}, {"client": 7}, {"client": -1}):
+        server = pickle.loads(pickle.dumps(fit.server))
+        server.close([good[0]._replace(**change), *good[1:]])
+        assert server.ledger.entries[-1]["rejected"] == 1
+
+
+def test_a_client_that_diverges_sends_nothing():
+    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), PAILLIER), 1).set_up()
+    fit.server.open_round()
+    fit.devices[0].method.learning_rate = 1e308
+    with np.errstate(all="ignore"):
+        assert fit.devices[0].update(0)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"early_stopping": True}, "early_stopping=False"),
+        ({"federation": Federation()}, "no secure_aggregation"),
+        (
+            {"federation": Federation(secure_aggregation=PAILLIER, sampling="poisson")},
+            'sampling="auto"',
+        ),
+    ],
+)
+def test_what_devices_cannot_do_is_named(change, message):
+    estimator = secure(RFRec(3, aggregation="all", **SMALL), PAILLIER).set_params(**change)
+    keys = PAILLIER.generate_keys(3)
+    with pytest.raises(ValueError, match=message):
+        SecureServer.of(estimator, keys.server)
+    with pytest.raises(ValueError, match=message):
+        SecureDevice(estimator, X, Y, client_id=1, party=keys.clients)
+
+
+def test_chosen_cohorts_are_refused():
+    estimator = secure(FedFast(3, **SMALL), PAILLIER)
+    with pytest.raises(ValueError, match="chooses its cohorts|secure_aggregation"):
+        SecureServer.of(estimator, PAILLIER.generate_keys(3).server)
+
+
+def test_plain_halves_point_to_the_secure_ones():
+    estimator = secure(FedMF(3, **SMALL), PAILLIER)
+    with pytest.raises(ValueError, match="use SecureServer"):
+        Server.of(estimator)
+    with pytest.raises(ValueError, match="use SecureDevice"):
+        Device(estimator, X, Y, client_id=1)
+
+
+def test_more_clients_than_the_keys_are_for():
+    estimator = secure(FedMF(3, **SMALL), PAILLIER)
+    keys = PAILLIER.generate_keys(2)
+    server = SecureServer.of(estimator, keys.server)
+    devices = [
+        SecureDevice(estimator, X, Y, client_id=k, party=keys.clients) for k in range(3)
+    ]
+    with pytest.raises(ValueError, match=r"3 clients.*at most 2.*n_clients=3"):
+        server.register([one.register() for one in devices])
+
+
+def test_local_noise_comes_from_the_clients(monkeypatch):
+    noise = LaplaceMechanism(clip=1.0, scale=0.5)
+    plain = RFRec(3, aggregation="all", federation=Federation(local_dp=noise), **SMALL)
+    estimator = secure(plain, CKKS_SCHEME)
+    monkeypatch.setattr(Federation, "draws_each", True)
+    expected, seed = simulated(estimator, monkeypatch)
+    fit = Fit(estimator, seed)
+    model = fit.run()[0]
+    np.testing.assert_allclose(model.item_factors_, expected.item_factors_, atol=1e-6)
+    report = fit.server.privacy_report()
+    assert report.server_sees == "encrypted sums"
+    assert report.epsilon == expected.privacy_.epsilon
+
+
+@pytest.mark.parametrize("n_rounds", [1, 3])
+def test_shares_of_central_noise_come_from_the_clients(n_rounds, monkeypatch):
+    shares = CentralDP(epsilon=50, delta=1e-3, noise="clients", clip=1.0)
+    plain = RFRec(
+        3,
+        aggregation="all",
+        federation=Federation(central_dp=shares),
+        n_rounds=n_rounds,
+        random_state=0,
+    )
+    estimator = secure(plain, CKKS_SCHEME)
+    monkeypatch.setattr(Federation, "draws_each", True)
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    monkeypatch.setattr(_fit, "_secret", lambda *given: Key(seed))
+    expected, _ = simulated(estimator, monkeypatch)
+    fit = Fit(estimator, seed)
+    model = fit.run()[0]
+    np.testing.assert_allclose(model.item_factors_, expected.item_factors_, atol=1e-6)
+    assert fit.server.privacy_report().epsilon == expected.privacy_.epsilon
+
+
+def test_keys_as_bytes():
+    for scheme in (CKKS_SCHEME, PAILLIER):
+        keys = scheme.generate_keys(2)
+        server, clients = (scheme.load_party(one.to_bytes()) for one in keys)
+        total = server.sum([keys.clients.encrypt([1.5, -2]), clients.encrypt([0.25, 1])])
+        np.testing.assert_allclose(clients.decrypt(total), [1.75, -1], atol=1e-8)
+        assert not server.holds_secret_key
+        with pytest.raises(ValueError, match="no keys of secure sums"):
+            scheme.load_party(b"hello")
+    with pytest.raises(ValueError, match="keys with the parameters of the estimator"):
+        CKKS(8192).load_party(CKKS_SCHEME.generate_keys(2).server.to_bytes())
