@@ -156,9 +156,7 @@ class Changes:
         """The arrays that cross of a compressed change."""
         parts = self.server.downlink.encoded.get(name) or ()
         labels = f"{name}/values", f"{name}/extra"
-        return {
-            label: part for label, part in zip(labels, parts, strict=False) if part is not None
-        }
+        return {label: part for label, part in zip(labels, parts, strict=False) if part is not None}
 
     def _moved(self, member, base, name):
         """What clients make of a delta of the method; None if it has none for this field."""
