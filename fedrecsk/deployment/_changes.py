@@ -5,6 +5,7 @@ fields that are as they were are not sent, compressed changes cross as the compr
 them, and methods with a `_model_delta` send that. The server sends a change only if it gives the
 whole message bit for bit. The request names the messages of which it has changes, and a digest of
 the result; a node that lacks one of them, or gets another result, asks for the whole message.
+Where there are no changes to send, neither side keeps messages.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from fedrecsk.deployment._agreement import Refused
 from fedrecsk.deployment._forms import message_arrays
+from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.simulation.messages import Dense, Message
 
 if TYPE_CHECKING:
@@ -33,6 +35,21 @@ log = logging.getLogger("fedrecsk.deployment")
 CHAINS = {"round": "round", "validate": "model", "finish": "model"}
 # What a node lacks: the message of which it got a change, or the server's arithmetic.
 MESSAGE, ARITHMETIC = "message", "arithmetic"
+
+
+def has_changes(method: Any) -> bool:
+    """Whether the messages of a fit can be sent as changes.
+
+    Parameters
+    ----------
+    method : federated estimator
+    """
+    compression = method._setting().compression
+    if compression is not None and compression.down:
+        return True
+    # Clients that have measured a model get it again for the round.
+    has_delta = type(method)._model_delta is not FederatedRecommender._model_delta
+    return has_delta or method.early_stopping
 
 
 class Lacking(Exception):
@@ -123,6 +140,8 @@ class Changes:
         """Note that a message was sent, and that these members have answered it."""
         chain = CHAINS.get(kind)
         if message is None or chain is None or kind == "finish":
+            return
+        if not has_changes(self.server.method):
             return
         self.sent[chain] = number, message
         for one in members:

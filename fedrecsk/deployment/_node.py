@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk.deployment._agreement import Refused, check_deployable, differences, digests
-from fedrecsk.deployment._changes import CHAINS, Lacking, completed
+from fedrecsk.deployment._changes import CHAINS, Lacking, completed, has_changes
 from fedrecsk.deployment._forms import (
     message_of,
     parcel_arrays,
@@ -195,7 +195,8 @@ class Node:
             return message_of(head[name], own, block.row_items, block.n_items)
         own = completed(head[name], own, memory.received, memory.device)
         message = message_of(head[name], own, block.row_items, block.n_items)
-        memory.received[chain] = int(head["number"]), own
+        if has_changes(memory.device.method):
+            memory.received[chain] = int(head["number"]), own
         return message
 
     def _setup(self, memory, head, arrays):

@@ -8,6 +8,7 @@ from sklearn.base import clone
 
 from fedrecsk import CoLR, Federation, FedMF, RFRec, RFRecF
 from fedrecsk.compression import Compressed, Compressor, LowRank, Quantization, TopK
+from fedrecsk.deployment._changes import has_changes
 from fedrecsk.deployment._wire import pack, unpack
 from fedrecsk.simulation import blocks
 from tests.conftest import make_toy
@@ -42,7 +43,7 @@ class Watch:
         self.said.append((*step, what))
         if "lacks" in answer:
             self.said.append((*step, "lacks"))
-        elif head["kind"] == "round" and form is not None:
+        elif head["kind"] == "round" and form is not None and has_changes(self.one.server.method):
             memory = self.nodes[node].store.load(f"{head['fit']}.state")
             number, has = memory.received["round"]
             assert number == head["number"]
@@ -131,8 +132,16 @@ def test_numbers_that_the_wire_rounds_are_sent_whole(estimator_of, tmp_path, mon
     assert set(watch.of("round")) == {"whole"}
 
 
+def test_where_nothing_is_sent_as_a_change_nobody_keeps_messages(estimator_of, tmp_path):
+    one, nodes, watch = a_fit(estimator_of(RFRec(3, n_rounds=3)), tmp_path)
+    one.run()
+    assert set(watch.of("round")) == {"whole"}
+    assert one.progress.sent == {}
+    assert nodes[1003].store.load(f"{one.progress.fit}.state").received == {}
+
+
 class Halved(Compressor):
-    """Of somebody who has not said how it is sent."""
+    """A compressor of a user, whose form nobody else knows."""
 
     direction = "down"
 
