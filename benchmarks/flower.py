@@ -31,11 +31,26 @@ from fedrecsk.datasets import make_interactions
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "deploy_on_flower"
 SHOPS = range(3)
-METHOD = """
+# Whole models go down, or changes.
+METHODS = {
+    "LocALS": """
 from fedrecsk import LocALS
 
-method = LocALS(n_factors={n_factors}, n_rounds={n_rounds}, items=range({n_items}))
-"""
+method = LocALS(n_factors=8, n_rounds={n_rounds}, items=range({n_items}))
+""",
+    "FedMF with TopK": """
+from fedrecsk import Federation, FedMF
+from fedrecsk.compression import TopK
+
+method = FedMF(
+    n_factors=8,
+    n_rounds={n_rounds},
+    client_fraction=1.0,
+    items=range({n_items}),
+    federation=Federation(compression=TopK()),
+)
+""",
+}
 LIMIT = 540
 
 
@@ -60,15 +75,16 @@ def rounds(names, n_rounds=8):
 
 def bytes_(_):
     """Print what crosses the network beside what the ledger counts."""
-    for n_items in (200, 20_000):
-        model, proxy = deployed(4, resident=True, n_items=n_items)
+    for name, n_items in (("LocALS", 200), ("LocALS", 20_000), ("FedMF with TopK", 20_000)):
+        model, proxy = deployed(4, resident=True, n_items=n_items, method=name)
         entries = [one for one in model.communication_.entries if one["phase"] != "catalogue"]
         counted = {
-            "down": sum(one["bytes_down_whole"] for one in entries),
+            "down": sum(one["bytes_down"] for one in entries),
             "up": sum(one["bytes_up"] for one in entries),
         }
         n_messages = len(SHOPS) + sum(one["requests"] for one in model.traffic_)
-        print(f"{n_items} items, {n_messages} messages")
+        whole = sum(one["bytes_down_whole"] for one in entries)
+        print(f"{name}, {n_items} items, {n_messages} messages; whole models: {whole:,} down")
         for way in ("down", "up"):
             sent = sum(one[f"bytes_{way}"] for one in model.traffic_)
             wire, ledger = proxy.bytes[way], counted[way]
@@ -115,13 +131,13 @@ def simulated(n_rounds):
         return joblib.load(f"{folder}/server/model.joblib")
 
 
-def deployed(n_rounds, *, resident, keep_awake=False, n_items=200):
+def deployed(n_rounds, *, resident, keep_awake=False, n_items=200, method="LocALS"):
     """The server's model after a fit with real processes, and the proxy between them."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True)
-        method = METHOD.format(n_factors=8, n_rounds=n_rounds, n_items=n_items)
-        (folder / "shops" / "method.py").write_text(method)
+        text = METHODS[method].format(n_rounds=n_rounds, n_items=n_items)
+        (folder / "shops" / "method.py").write_text(text)
         X = purchases(n_items)
         port = free_port()
         config = folder / ".flwr" / "config.toml"

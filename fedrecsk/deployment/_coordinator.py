@@ -14,6 +14,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk.deployment._agreement import check_deployable, differences, digests
+from fedrecsk.deployment._changes import Changes
 from fedrecsk.deployment._exchange import Exchanges, NotEnough
 from fedrecsk.deployment._forms import message_arrays, parcels_of, place_head
 from fedrecsk.deployment._members import Members
@@ -48,6 +49,8 @@ class Progress:
         Number of the validation whose model is the best so far.
     traffic : list of dict
         One per exchange: what was sent, and how long it took.
+    sent : dict of {str: tuple}
+        Number and content of the last messages, of which clients get the changes.
     """
 
     fit: str
@@ -56,6 +59,7 @@ class Progress:
     members: Members = field(default_factory=Members)
     best: int | None = None
     traffic: list[dict[str, Any]] = field(default_factory=list)
+    sent: dict[str, tuple[int, Message]] = field(default_factory=dict)
 
 
 class Coordinator:
@@ -294,13 +298,15 @@ class Coordinator:
         """
         exchanges, began = self.exchanges, time.monotonic()
         before = exchanges.bytes_down, exchanges.bytes_up
+        changes = Changes(self.server, self.progress.sent)
 
         def request(member):
             sent = None if member.code in known else message
-            return self._request(kind, number, member, sent)
+            return self._request(kind, number, member, sent, changes)
 
         needed = self._quorum(len(asked), quorum)
         answers = exchanges.ask(kind, asked.values(), request, needed)
+        changes.note(kind, number, message, [m for m in asked.values() if m.name in answers])
         parcels, n_malformed = [], 0
         for member in asked.values():
             if member.name not in answers:
@@ -323,7 +329,7 @@ class Coordinator:
         )
         return parcels, n_malformed
 
-    def _request(self, kind, number, member, message):
+    def _request(self, kind, number, member, message, changes):
         """The bytes of a request to one member."""
         server, code = self.server, member.code
         wire_dtype = server.federation.wire_dtype
@@ -337,7 +343,10 @@ class Coordinator:
             head["best"] = self.progress.best
         arrays = {}
         for name, one in parts.items():
-            head[name], own = message_arrays(one, held, code, wire_dtype)
+            form, own = message_arrays(one, held, code, wire_dtype)
+            if name == "message" and form is not None and kind != "setup":
+                form, own = changes.instead_of(form, own, member)
+            head[name] = form
             arrays |= {f"{name}/{label}": values for label, values in own.items()}
         return pack(head, arrays)
 

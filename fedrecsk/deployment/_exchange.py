@@ -10,6 +10,7 @@ import numpy as np
 
 from fedrecsk.deployment._agreement import Refused
 from fedrecsk.deployment._carrier import Request
+from fedrecsk.deployment._changes import needs_whole_messages
 from fedrecsk.deployment._forms import registration_of
 from fedrecsk.deployment._wire import MalformedMessage, pack, unpack
 
@@ -166,11 +167,11 @@ class Exchanges:
             tickets.update(self._post(kind, still, request))
             deadline = time.monotonic() + self.patience
             while time.monotonic() <= deadline:
-                for reply in self._receive(tickets):
-                    self._note(tickets.pop(reply.ticket), reply, answers, failed)
+                replies = [(tickets.pop(one.ticket), one) for one in self._receive(tickets)]
+                lacking = [one for one, r in replies if self._note(one, r, answers, failed)]
                 back = [one for one in self._welcome() if one is not None and one.name in asked]
                 back = [one for one in back if one.name not in answers]
-                tickets.update(self._post(kind, back, request))
+                tickets.update(self._post(kind, [*lacking, *back], request))
                 waited_for = {one.name for one in tickets.values() if not one.is_late}
                 if not waited_for - answers.keys() - failed.keys() and len(answers) >= quorum:
                     break
@@ -204,16 +205,23 @@ class Exchanges:
         return dict(zip(tickets, members, strict=True))
 
     def _note(self, member, reply, answers, failed):
-        """Put a member's answer to the others, or note why there is none."""
+        """Put a member's answer to the others, or note why there is none.
+
+        Returns whether it must be asked again, with whole messages.
+        """
         try:
             answer = _read(reply)
+            if "lacks" in answer.head:
+                needs_whole_messages(member, answer.head["lacks"])
+                return True
         except (Refused, MalformedMessage) as error:
             failed[member.name] = str(error)
             log.warning("Client %s cannot answer: %s", member.name, error)
-            return
+            return False
         failed.pop(member.name, None)
         answers.setdefault(member.name, answer)
         member.is_late, member.knows_place = False, True
+        return False
 
     def _send(self, requests):
         self.bytes_down += sum(len(one.content) for one in requests)

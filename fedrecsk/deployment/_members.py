@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedrecsk.deployment._agreement import Refused
@@ -32,6 +32,11 @@ class Member:
     is_late : bool
         Whether it has not answered the last request in time. It is asked again, but nobody waits
         for it.
+    received : dict of {str: int}
+        Numbers of the last messages that it has answered; see `Changes`.
+    takes_changes : bool
+        Whether it gets changes of these messages instead of whole ones. Not if its arithmetic
+        differs from the server's.
     """
 
     name: Any
@@ -41,6 +46,8 @@ class Member:
     place: Places | None = None
     knows_place: bool = False
     is_late: bool = False
+    received: dict[str, int] = field(default_factory=dict)
+    takes_changes: bool = True
 
     @property
     def code(self) -> int:

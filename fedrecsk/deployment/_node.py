@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk.deployment._agreement import Refused, check_deployable, differences, digests
+from fedrecsk.deployment._changes import CHAINS, Lacking, completed, has_changes
 from fedrecsk.deployment._forms import (
     message_of,
     parcel_arrays,
@@ -54,6 +55,8 @@ class Memory:
     # Answers of the round that is under way, by kind and number.
     answers: dict[tuple[str, int], bytes] = field(default_factory=dict)
     round: int = SETUP
+    # Number and arrays of the last messages, of which the server sends changes.
+    received: dict[str, tuple[int, dict[str, np.ndarray]]] = field(default_factory=dict)
 
 
 class Node:
@@ -90,6 +93,10 @@ class Node:
         """
         try:
             return self._answer(*unpack(content))
+        except Lacking as error:
+            # The state is as it was, and the server asks again with the whole message.
+            log.info("This node needs a whole message: %s", error)
+            return pack({"lacks": error.what}, {})
         except (Refused, MalformedMessage) as error:
             log.error("This node refuses a request: %s", error)
             return pack({"refused": str(error)}, {})
@@ -183,7 +190,14 @@ class Node:
             for label, values in arrays.items()
             if label.startswith(f"{name}/")
         }
-        return message_of(head[name], own, block.row_items, block.n_items)
+        chain = CHAINS.get(head["kind"]) if name == "message" else None
+        if head[name] is None or chain is None:
+            return message_of(head[name], own, block.row_items, block.n_items)
+        own = completed(head[name], own, memory.received, memory.device)
+        message = message_of(head[name], own, block.row_items, block.n_items)
+        if has_changes(memory.device.method):
+            memory.received[chain] = int(head["number"]), own
+        return message
 
     def _setup(self, memory, head, arrays):
         step, device = int(head["number"]), memory.device

@@ -180,6 +180,13 @@ class FederatedRecommender(Recommender):
         """
         return None
 
+    def _with_delta(self, message, delta):
+        """Clients: the fields of the model that follow from the last message and a delta. Pure.
+
+        A Message, by the arithmetic of the server. Fields that it lacks are sent as they are.
+        """
+        return Message()
+
     def _broadcast(self, server, key):
         """Server: this round's download. A Message, or None if `_may_be_silent`; pure."""
         return self._model(server)

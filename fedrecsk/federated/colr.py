@@ -119,6 +119,10 @@ class CoLR(SteadyItems):
         basis = Dense(server["basis"], learned=False)
         return Message(update=Dense(server["update"]), basis=basis)
 
+    def _with_delta(self, message, delta):
+        moved = delta["update"].values @ delta["basis"].values
+        return Message(item_factors=Dense(message["item_factors"].values + moved))
+
     def _on_receipt(self, message, key):
         if "basis" not in message:
             return message

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk._checks import Diverged
+from fedrecsk.compression._base import Shortener
 from fedrecsk.simulation.messages import Message, Rows
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.typing import ArrayLike, NDArray
 
     from fedrecsk.simulation.encryption import SecureChannel
@@ -29,6 +32,16 @@ class Downlink:
     n_held : ndarray of shape (n_clients,)
         Items that each client holds.
     channel : SecureChannel or None
+
+    Attributes
+    ----------
+    delta : Message or None
+        Of the last message: what clients with the message before it need instead, if the method
+        says so and the model is not compressed.
+    encoded : dict of {str: tuple or None}
+        Fields of the last message that are sent as compressed changes of the message before it:
+        the arrays that cross, numbers and what else the compressor sends (or None). None for a
+        compressor of your own, whose form is not known.
     """
 
     def __init__(
@@ -46,6 +59,8 @@ class Downlink:
         self._missed = np.full(len(n_held), np.inf if channel is None else 0.0)
         # The model as clients know it, if its changes are compressed.
         self._known = {}
+        self.delta: Message | None = None
+        self.encoded: dict[str, tuple[NDArray[Any], NDArray[Any] | None] | None] = {}
         # Bytes of encrypted sums that clients are still to receive; None before the first model.
         self._pending = None
 
@@ -72,6 +87,7 @@ class Downlink:
         message : Message or None
             The message as it arrives.
         """
+        self.delta, self.encoded = None, {}
         if not message:
             return message
         compression = self.federation.compression
@@ -81,6 +97,7 @@ class Downlink:
                 delta = None
             else:
                 message, delta = self._compressed(message, delta, compression, key)
+        self.delta = None if self.encoded else delta
         whole = self._sizes(message)
         payload = self._sizes(delta or message, "payload_nbytes")
         if self.channel is not None:
@@ -143,7 +160,7 @@ class Downlink:
         for name, field in message.items():
             values = _compressible(field)
             if values is not None and name in self._known:
-                packed = self._compressed_change(name, values, compression, key)
+                packed = self._compressed_change(name, field, values, compression, key)
                 self._known[name] = self._known[name] + packed.values
                 changes[name] = replace(field, packed=packed)
                 received[name] = replace(field, values=self._known[name])
@@ -154,25 +171,41 @@ class Downlink:
         first = not any(field.packed for field in changes.values())
         return Message(**received), delta if first else Message(**changes)
 
-    def _compressed_change(self, name, values, compression, key):
+    def _compressed_change(self, name, field, values, compression, key):
         if not np.isfinite(values).all():
             raise Diverged(
                 f"The server's model diverged: {name} held NaN or infinite values in round "
                 f"{key.round}."
             )
         generator = key.generator(f"compression of {name} on its way down")
-        packed = compression.compress(values - self._known[name], generator)
+        change = values - self._known[name]
+        packed = compression.compress(change, generator)
         if not np.isfinite(packed.values).all():
             raise ValueError(
                 f"The server's change of {name} in round {key.round} does not fit into "
                 f"{compression}, which ends at 65504; use "
                 'Quantization("int8"), which scales the values.'
             )
-        return packed
+        if not isinstance(compression, Shortener) or compression._is_changed:
+            self.encoded[name] = None
+            return packed
+        # What clients know is what they make of the numbers that cross.
+        wire = np.dtype(field.dtype or self.federation.wire_dtype)
+        values, extra = compression._encoded(change.astype(np.float64), packed.values)
+        values, extra = _narrowed(values, wire), None if extra is None else _narrowed(extra, wire)
+        self.encoded[name] = values, extra
+        received = compression._decoded(values, extra, change.shape)
+        return replace(packed, values=received.astype(change.dtype))
 
     def _sizes(self, message, measure="nbytes"):
         """Bytes of the message for each client, shape (n_clients,)."""
         return getattr(message, measure)(self._n_held, self.federation.wire_dtype)
+
+
+def _narrowed(values, wire):
+    """Real numbers in the type of the wire, if they are longer."""
+    longer = values.dtype.kind == "f" and values.dtype.itemsize > wire.itemsize
+    return values.astype(wire) if longer else values
 
 
 def _compressible(field):

@@ -52,7 +52,7 @@ class Ledger:
         `bytes_down_missed`, all updates that the client has missed; `bytes_down_latest`, the
         latest update only, which is enough for clients that also receive the rounds in which they
         take no part. For each client, `bytes_down` counts the smaller of the first two, which
-        is what a deployment sends. A method that defines no updates always sends the full model,
+        is what a deployment can send. A method that defines no updates always sends the full model,
         and the four numbers are equal. `payload_down` (of the latest update) and `payload_up` are
         what papers count: learned numbers only, compressed or not, in plaintext, without counts,
         item indices and everything before the rounds.

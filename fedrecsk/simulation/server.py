@@ -655,8 +655,8 @@ class Server:
     def send_for_validation(self, receives: NDArray[np.bool_]) -> Message:
         """Send the clients of the mask what they need to evaluate the model.
 
-        If a round's message lacks fields of the final model, or has the rows of own items only,
-        the rest is sent too, and counted.
+        If a round's message lacks fields of the final model, has the rows of own items only, or
+        has compressed changes, the rest is sent too, and counted.
         """
         sent, model = self.method._model(self.state), self.method._final_model(self.state)
         # The rounds of some methods do not send the model at all.
@@ -665,7 +665,7 @@ class Server:
         lacking = {
             name: field
             for name, field in model.items()
-            if name not in sent or isinstance(sent[name], Rows)
+            if name not in sent or isinstance(sent[name], Rows) or name in self.downlink.encoded
         }
         if lacking and self.ledger.entries[-1]["phase"] != "final":
             self.downlink.add(Message(**lacking), receives)
