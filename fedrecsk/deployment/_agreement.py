@@ -13,6 +13,9 @@ from fedrecsk._version import __version__
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.interactions import catalogue_ids
 from fedrecsk.simulation.clients import Registration
+from fedrecsk.simulation.keys import Key
+from fedrecsk.simulation.replica import Replica
+from fedrecsk.simulation.secure_device import check_secure
 from fedrecsk.simulation.server import Server
 
 if TYPE_CHECKING:
@@ -60,6 +63,9 @@ def check_deployable(estimator: Any) -> None:
             "federation.dropout=0, or call fit."
         )
     # A trial registration shows all that a server misses.
+    if estimator._setting().secure_aggregation is not None:
+        Replica(check_secure(estimator), Key(0), 1)
+        return
     one = np.ones(1, dtype=np.int64)
     Server.of(estimator).register([Registration(np.array(["trial"]), one, one)])
 

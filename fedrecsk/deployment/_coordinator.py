@@ -106,7 +106,7 @@ class Coordinator:
         self.gathering = gathering
         self.is_resumed: bool = False
         self.progress: Progress = self._resumed() or Progress(
-            secrets.token_hex(8), digests(estimator), Server.of(estimator, key)
+            secrets.token_hex(8), self._digests(), self._new_server(key)
         )
         greeting = {
             "kind": "register",
@@ -121,12 +121,18 @@ class Coordinator:
             keep_awake=keep_awake,
         )
 
+    def _digests(self):
+        return digests(self.estimator)
+
+    def _new_server(self, key):
+        return Server.of(self.estimator, key)
+
     def _resumed(self):
         """The progress of a fit that was interrupted; None if there is none."""
         progress = self.store.load(CHECKPOINT)
         if progress is None:
             return None
-        differing = differences(digests(self.estimator), progress.digests)
+        differing = differences(self._digests(), progress.digests)
         if differing:
             raise ValueError(
                 f"{self.store.folder / CHECKPOINT} is of a fit that has not ended, but "
@@ -296,16 +302,13 @@ class Coordinator:
 
         The clients `known` have the message already.
         """
-        exchanges, began = self.exchanges, time.monotonic()
-        before = exchanges.bytes_down, exchanges.bytes_up
         changes = Changes(self.server, self.progress.sent)
 
         def request(member):
             sent = None if member.code in known else message
             return self._request(kind, number, member, sent, changes)
 
-        needed = self._quorum(len(asked), quorum)
-        answers = exchanges.ask(kind, asked.values(), request, needed)
+        answers = self._exchange(kind, number, asked, quorum, request)
         changes.note(kind, number, message, [m for m in asked.values() if m.name in answers])
         parcels, n_malformed = [], 0
         for member in asked.values():
@@ -316,6 +319,13 @@ class Coordinator:
             except MalformedMessage as error:
                 n_malformed += 1
                 log.warning("Client %s: %s", member.name, error)
+        return parcels, n_malformed
+
+    def _exchange(self, kind, number, asked, quorum, request):
+        """Send clients a request each and return their answers, by name; notes the traffic."""
+        exchanges, began = self.exchanges, time.monotonic()
+        before = exchanges.bytes_down, exchanges.bytes_up
+        answers = exchanges.ask(kind, asked.values(), request, self._quorum(len(asked), quorum))
         self.progress.traffic.append(
             {
                 "kind": kind,
@@ -327,7 +337,7 @@ class Coordinator:
                 "seconds": time.monotonic() - began,
             }
         )
-        return parcels, n_malformed
+        return answers
 
     def _request(self, kind, number, member, message, changes):
         """The bytes of a request to one member."""

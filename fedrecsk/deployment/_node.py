@@ -115,7 +115,7 @@ class Node:
             return self._register(fit, head)
         if kind == "refuse":
             raise Refused(f"the server does not let this node take part: {head['reason']}")
-        memory = self.store.load(_file(fit))
+        memory = self._loaded(fit)
         if memory is None:
             raise Refused("this node has no state of this fit; it must register first")
         return self._step(kind, fit, memory, head, arrays)
@@ -146,13 +146,13 @@ class Node:
 
     def _register(self, fit, head):
         check_deployable(self.estimator)
-        differing = differences(digests(self.estimator), head["parameters"])
+        differing = differences(self._digests(), head["parameters"])
         if differing:
             raise Refused(differing)
         data = self.load_data()
-        memory = self.store.load(_file(fit))
+        memory = self._loaded(fit)
         if memory is None:
-            memory = Memory(Device(self.estimator, **data), secrets.token_hex(8))
+            memory = Memory(self._new_device(data), secrets.token_hex(8))
             self.store.save(_file(fit), memory)
             log.info("Client %s registers", data["client_id"])
         known = memory.device.client_ids[0]
@@ -163,6 +163,16 @@ class Node:
             )
         registration = registration_head(memory.device.register())
         return pack({"registration": registration, "token": memory.token}, {})
+
+    def _digests(self):
+        return digests(self.estimator)
+
+    def _new_device(self, data):
+        return Device(self.estimator, **data)
+
+    def _loaded(self, fit):
+        """What this node keeps of a fit; None if it has no part in it."""
+        return self.store.load(_file(fit))
 
     def _learn(self, memory, head, arrays):
         """What may come with any request: place, announcement, and which model is the best."""

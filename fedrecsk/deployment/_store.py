@@ -49,6 +49,10 @@ class Store:
         """Save a fitted estimator as ``model.joblib``."""
         self._write("model.joblib", lambda file: joblib.dump(model, file))
 
+    def save_records(self, records: Any) -> None:
+        """Save what a server knows that has no model as ``records.joblib``."""
+        self._write("records.joblib", lambda file: joblib.dump(records, file))
+
     def remove(self, name: str) -> None:
         """Remove what was saved under a name."""
         (self.folder / name).unlink(missing_ok=True)

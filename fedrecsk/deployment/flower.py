@@ -18,7 +18,10 @@ from fedrecsk.deployment._agreement import check_deployable  # noqa: E402
 from fedrecsk.deployment._carrier import Carrier, Reply, Request  # noqa: E402
 from fedrecsk.deployment._coordinator import Coordinator  # noqa: E402
 from fedrecsk.deployment._node import Node  # noqa: E402
+from fedrecsk.deployment._secure_coordinator import SecureCoordinator  # noqa: E402
+from fedrecsk.deployment._secure_node import SecureNode  # noqa: E402
 from fedrecsk.deployment._store import Store  # noqa: E402
+from fedrecsk.deployment.keys import read_keys  # noqa: E402
 
 if TYPE_CHECKING:
     import os
@@ -43,6 +46,7 @@ def server_app(
     gathering: float = 600.0,
     poll: float = 0.1,
     keep_awake: bool = False,
+    keys: str | os.PathLike[str] | None = None,
     key: Key | None = None,
 ) -> ServerApp:
     """Make the ServerApp of a Flower project, which runs the server of a fit.
@@ -75,6 +79,10 @@ def server_app(
         Whether to send nodes an empty message after each request. A node of Flower that finds no
         message looks again after three seconds; this way it looks at once. For nodes that run
         under :mod:`fedrecsk.deployment.resident`: others start a process for each message.
+    keys : str, Path or None, default=None
+        File of the server's keys (``server.key``), if the federation has `secure_aggregation`; see
+        :mod:`fedrecsk.deployment.keys`. The server then has no model, and saves its records, the
+        ledger and the privacy report, as ``records.joblib``.
     key : Key or None, default=None
         Seed of the draws that server and clients share. None: drawn by the operating system.
 
@@ -90,7 +98,7 @@ def server_app(
     Notes
     -----
     Entries of the run configuration with the same name, but hyphens (``n-clients``, ``folder``,
-    ``quorum``, ``patience``, ``gathering``, ``poll``, ``keep-awake``), take precedence.
+    ``quorum``, ``patience``, ``gathering``, ``poll``, ``keep-awake``, ``keys``), take precedence.
 
     Examples
     --------
@@ -107,6 +115,7 @@ def server_app(
         "gathering": gathering,
         "poll": poll,
         "keep_awake": keep_awake,
+        "keys": None if keys is None else str(keys),
     }
     app = ServerApp()
 
@@ -119,8 +128,13 @@ def server_app(
         }
         _check_settings(given)
         carrier = FlowerCarrier(grid, float(given.pop("poll")), float(given["patience"]))
-        store = Store(given.pop("folder"))
-        Coordinator(_chosen(estimator, context), carrier, store, key=key, **given).run()
+        store, path = Store(given.pop("folder")), given.pop("keys")
+        method = _chosen(estimator, context)
+        if _encrypts(method):
+            party = read_keys(method, path, "server")
+            SecureCoordinator(method, carrier, store, party=party, key=key, **given).run()
+        else:
+            Coordinator(method, carrier, store, key=key, **given).run()
 
     return app
 
@@ -130,6 +144,7 @@ def client_app(
     load_data: Callable[[Context], dict[str, Any]],
     *,
     folder: Callable[[Context], str | os.PathLike[str]] | None = None,
+    keys: Callable[[Context], str | os.PathLike[str]] | None = None,
 ) -> ClientApp:
     """Make the ClientApp of a Flower project, which runs a client of a fit.
 
@@ -148,6 +163,10 @@ def client_app(
         Takes Flower's Context and returns this node's folder for its state and model. None: the
         entry ``folder`` of the node's configuration, as in
         ``flower-supernode --node-config 'folder="node-1"'``.
+    keys : callable or None, default=None
+        Takes Flower's Context and returns the file of the clients' keys (``clients.key``), which is
+        needed if the federation has `secure_aggregation`; see :mod:`fedrecsk.deployment.keys`.
+        None: the entry ``keys`` of the node's configuration.
 
     Returns
     -------
@@ -175,9 +194,16 @@ def client_app(
     @app.query()
     def answer(message: Message, context: Context) -> Message:
         _log_as_flower_does()
-        node = Node(
-            _chosen(estimator, context), lambda: load_data(context), Store(_folder(folder, context))
+        parts = (
+            _chosen(estimator, context),
+            lambda: load_data(context),
+            Store(_folder(folder, context)),
         )
+        if _encrypts(parts[0]):
+            path = context.node_config.get("keys") if keys is None else keys(context)
+            node = SecureNode(*parts, read_keys(parts[0], path, "clients"))
+        else:
+            node = Node(*parts)
         content = node.answer(_content(message))
         return Message(_record(content), reply_to=message)
 
@@ -191,6 +217,10 @@ def _check(estimator):
 
 def _chosen(estimator, context):
     return estimator(context) if callable(estimator) else estimator
+
+
+def _encrypts(estimator):
+    return estimator._setting().secure_aggregation is not None
 
 
 def _folder(folder, context):

@@ -141,6 +141,13 @@ class SecureServer:
         splits = np.cumsum([len(one.client_ids) for one in registrations])[:-1]
         return [Places(part, first_users[part], self.key) for part in np.split(codes, splits)]
 
+    def admit(self, registrations: Sequence[Registration]) -> list[Places]:
+        """Refuse clients that join late: nobody would give them the model."""
+        raise ValueError(
+            "No client can join late under secure_aggregation, because only the other clients "
+            "have the model; begin a new fit with all clients."
+        )
+
     @property
     def n_clients(self) -> int:
         """Clients that have registered."""
@@ -210,7 +217,7 @@ class SecureServer:
             method._setup_forms(n_items, round) if is_setup else method._upload_forms(n_items)
         )
 
-    def close(self, uploads: Iterable[SecureUpload]) -> None:
+    def close(self, uploads: Iterable[SecureUpload], n_malformed: int = 0) -> None:
         """End the open exchange with the uploads that have arrived.
 
         Uploads that are malformed are left out and counted as rejected.
@@ -218,6 +225,8 @@ class SecureServer:
         Parameters
         ----------
         uploads : iterable of SecureUpload
+        n_malformed : int, default=0
+            Uploads that could not be read at all.
 
         Raises
         ------
@@ -225,6 +234,7 @@ class SecureServer:
             If no exchange is open; or if it is a set-up exchange without any upload.
         """
         accepted: dict[int, Ciphertext] = {}
+        self.ledger.count(rejected=n_malformed)
         for one in uploads:
             try:
                 self.accept(one)

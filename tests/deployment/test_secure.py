@@ -1,0 +1,233 @@
+"""Deployed fits under secure sums, whose messages are bytes, without an engine."""
+
+import joblib
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import CoLR, Federation, FedMF
+from fedrecsk.deployment._agreement import check_deployable
+from fedrecsk.deployment._exchange import NotEnough
+from fedrecsk.deployment._secure_coordinator import SecureCoordinator
+from fedrecsk.deployment._secure_node import SecureNode
+from fedrecsk.deployment._store import Store
+from fedrecsk.deployment.keys import read_keys, write_keys
+from fedrecsk.privacy import CKKS, Paillier
+from tests.conftest import make_toy
+from tests.deployment.in_process import InProcess, prepared, simulated_key
+
+X, Y = make_toy()
+SILOS = X[:, 0] % 3
+PAILLIER = Paillier(512, allow_weak=True)
+SMALL = {"n_rounds": 3, "random_state": 0, "client_fraction": 1.0}
+
+
+def secure(estimator, scheme=PAILLIER):
+    federation = Federation(secure_aggregation=scheme)
+    return prepared(clone(estimator).set_params(federation=federation), X, Y)
+
+
+def nodes_of(estimator, folder):
+    clients, _ = write_keys(estimator, 3, folder / "keys")
+    party = read_keys(estimator, clients, "clients")
+    return {
+        100 + k: SecureNode(
+            estimator,
+            lambda k=k: {"client_id": k, "X": X[k == SILOS], "y": Y[k == SILOS]},
+            Store(folder / f"node {k}"),
+            party,
+        )
+        for k in range(3)
+    }
+
+
+def coordinator(estimator, nodes, folder, **settings):
+    settings = {"n_clients": 3, "patience": 0.2, "gathering": 0.5, "quorum": 0.6} | settings
+    party = read_keys(estimator, folder / "keys" / "server.key", "server")
+    carrier, store = InProcess(nodes), Store(folder / "server")
+    key = simulated_key(estimator)
+    return SecureCoordinator(estimator, carrier, store, party=party, key=key, **settings)
+
+
+def models_of(nodes):
+    return [joblib.load(one.store.folder / "model.joblib") for one in nodes.values()]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "scheme"),
+    [(FedMF(3, **SMALL), PAILLIER), (CoLR(2, n_factors=3, **SMALL), CKKS())],
+    ids=["FedMF, Paillier", "CoLR, CKKS"],
+)
+def test_nodes_have_the_model_and_the_server_its_records(estimator, scheme, tmp_path):
+    estimator = secure(estimator, scheme)
+    nodes = nodes_of(estimator, tmp_path)
+    one = coordinator(estimator, nodes, tmp_path)
+    records = one.run()
+    models = models_of(nodes)
+    for model in models[1:]:
+        np.testing.assert_array_equal(model.item_factors_, models[0].item_factors_)
+    assert models[0].recommend(models[0].user_ids_, 2)[0].shape == (4, 2)
+    assert models[0].fold_in(X[:3] + [1000, 0], Y[:3]).n_users_ == 4 + len(np.unique(X[:3, 0]))
+    assert sorted(file.name for file in (tmp_path / "server").iterdir()) == ["records.joblib"]
+    saved = joblib.load(tmp_path / "server" / "records.joblib")
+    assert saved.communication_ == records.communication_
+    assert (saved.n_rounds_, saved.privacy_.server_sees) == (3, "encrypted sums")
+    # The ledger has what crossed, but for heads, and counts blocks of CKKS in whole KiB.
+    ledger, crossed = records.communication_, one.exchanges.carrier.crossed
+    counted = {"setup": 0, "round": 0}
+    for entry in ledger.entries:
+        if entry["phase"] in counted:
+            counted[entry["phase"]] += entry["bytes_up"]
+    for kind, nbytes in counted.items():
+        replies = [reply for name, _, reply in crossed if name == kind]
+        assert 0.97 * nbytes <= sum(replies) <= 1.1 * nbytes + 700 * len(replies)
+
+
+def test_lost_answers_and_a_server_that_starts_again(tmp_path):
+    estimator = secure(FedMF(3, **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    first = coordinator(estimator, nodes, tmp_path)
+    n_rounds = 0
+
+    def tamper(request, reply):
+        nonlocal n_rounds
+        if request.kind != "round":
+            return reply
+        n_rounds += 1
+        # Node 100 answers in the first round only; in the second nobody else does either.
+        return reply if n_rounds <= 3 else None
+
+    first.exchanges.carrier.tamper = tamper
+    with pytest.raises(NotEnough):
+        first.run()
+    again = coordinator(estimator, nodes, tmp_path)
+    assert again.is_resumed
+    assert again.server.round == 1
+    again.exchanges.carrier.tamper = lambda request, reply: (
+        None if request.kind == "round" and request.node == 100 else reply
+    )
+    records = again.run()
+    dropped = [e["dropped"] for e in records.communication_.entries if e["phase"] == "round"]
+    assert dropped == [0, 1, 1]
+    models = models_of(nodes)
+    for model in models[1:]:
+        np.testing.assert_array_equal(model.item_factors_, models[0].item_factors_)
+
+
+def test_a_node_with_an_older_state_is_refused(tmp_path, caplog):
+    estimator = secure(FedMF(3, **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    one = coordinator(estimator, nodes, tmp_path)
+    store, old = nodes[100].store, {}
+
+    def tamper(request, reply):
+        (file,) = store.folder.glob("*.state")
+        if request.kind == "setup" or not old:
+            old["state"] = file.read_bytes()
+        if request.kind == "round" and request.node == 102:
+            file.write_bytes(old["state"])
+        return reply
+
+    one.exchanges.carrier.tamper = tamper
+    records = one.run()
+    assert "older than what it has reported" in caplog.text
+    assert records.n_rounds_ == 3
+
+
+def test_malformed_uploads_are_counted(tmp_path):
+    estimator = secure(FedMF(3, **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    one = coordinator(estimator, nodes, tmp_path)
+
+    def tamper(request, reply):
+        if request.kind != "round" or request.node != 101:
+            return reply
+        return reply[:-8] + b"\xff" * 8
+
+    one.exchanges.carrier.tamper = tamper
+    records = one.run()
+    rounds = [e for e in records.communication_.entries if e["phase"] == "round"]
+    assert [e["rejected"] for e in rounds] == [1, 1, 1]
+    models = models_of(nodes)
+    np.testing.assert_array_equal(models[0].item_factors_, models[1].item_factors_)
+
+
+def test_nothing_in_plaintext_crosses_or_is_stored(tmp_path):
+    estimator = secure(FedMF(3, **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    one = coordinator(estimator, nodes, tmp_path)
+    seen = []
+    one.exchanges.carrier.tamper = lambda request, reply: seen.extend([request.content, reply]) or reply
+    one.run()
+    seen += [file.read_bytes() for file in (tmp_path / "server").iterdir()]
+    everything = b"".join(seen)
+    secret = (tmp_path / "keys" / "clients.key").read_bytes()[-PAILLIER.key_nbytes() :]
+    half = len(secret) // 2
+    assert secret[:half] not in everything
+    assert secret[half:] not in everything
+    for model in models_of(nodes):
+        for array in (model.item_factors_, model.user_factors_):
+            for row in array:
+                assert row.astype(np.float32).tobytes() not in everything
+                assert row.astype(np.float64).tobytes() not in everything
+    for node in nodes.values():
+        (state,) = node.store.folder.glob("*.state")
+        assert secret[:half] not in state.read_bytes()
+
+
+def test_nodes_with_other_keys_are_refused(tmp_path, caplog):
+    estimator = secure(FedMF(3, **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    nodes[100].party = PAILLIER.generate_keys(3).clients
+    with pytest.raises(NotEnough, match="2 of 3 clients"):
+        coordinator(estimator, nodes, tmp_path).run()
+    assert "differs from the server's in keys" in caplog.text
+
+
+def test_keys_of_the_wrong_side_scheme_or_mode(tmp_path):
+    estimator = secure(FedMF(3, **SMALL))
+    clients, server = write_keys(estimator, 3, tmp_path)
+    assert clients.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ValueError, match="clients' keys, with which the server could decrypt"):
+        read_keys(estimator, clients, "server")
+    with pytest.raises(ValueError, match=r"pass the path of clients\.key"):
+        read_keys(estimator, server, "clients")
+    with pytest.raises(ValueError, match=r"pass keys= the path of server\.key"):
+        read_keys(estimator, None, "server")
+    with pytest.raises(FileNotFoundError, match="no keys in"):
+        read_keys(estimator, tmp_path / "nothing", "server")
+    with pytest.raises(FileExistsError, match="exists already"):
+        write_keys(estimator, 3, tmp_path)
+    other = secure(clone(estimator), CKKS())
+    with pytest.raises(ValueError, match="keys with the parameters of the estimator"):
+        read_keys(other, server, "server")
+    clients.chmod(0o644)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        read_keys(estimator, clients, "clients")
+
+
+def test_late_clients_are_told(tmp_path):
+    estimator = secure(FedMF(3, **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    late = SecureNode(
+        estimator,
+        lambda: {"client_id": 7, "X": X[:3], "y": Y[:3]},
+        Store(tmp_path / "late"),
+        nodes[100].party,
+    )
+    one = coordinator(estimator, nodes, tmp_path)
+
+    def tamper(request, reply):
+        if request.kind == "round":
+            one.exchanges.carrier.connected[200] = late
+        return reply
+
+    one.exchanges.carrier.tamper = tamper
+    assert one.run().n_rounds_ == 3
+    assert not (tmp_path / "late" / "model.joblib").exists()
+
+
+def test_what_cannot_be_deployed_is_named():
+    estimator = secure(FedMF(3, **SMALL)).set_params(early_stopping=True)
+    with pytest.raises(ValueError, match="early_stopping=False"):
+        check_deployable(estimator)
