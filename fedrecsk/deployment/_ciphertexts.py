@@ -32,9 +32,7 @@ def _written(content: Ciphertext, label: str, arrays: Arrays) -> dict[str, Any]:
 def _read(head: dict[str, Any], label: str, arrays: Arrays) -> Ciphertext:
     names = [f"{label}/{number}" for number in range(min(int(head["n_blocks"]), len(arrays)))]
     blocks = tuple(arrays[name].tobytes() for name in names)
-    return Ciphertext(
-        blocks, int(head["n_values"]), int(head["n_clients"]), str(head["key_id"])
-    )
+    return Ciphertext(blocks, int(head["n_values"]), int(head["n_clients"]), str(head["key_id"]))
 
 
 def uploads_arrays(uploads: list[SecureUpload]) -> tuple[list[dict[str, Any]], Arrays]:

@@ -346,10 +346,11 @@ class SecureAggregation(BaseEstimator, ABC):
                 "These bytes are no keys of secure sums; make them with generate_keys() and "
                 "Party.to_bytes()."
             ) from error
-        if scheme != self._public_parameters():
+        own = self._public_parameters()
+        if scheme != own:
             raise ValueError(
-                f"These keys are of {_as_text(scheme)}, and not of {_as_text(self._public_parameters())}; "
-                "make keys with the parameters of the estimator's federation."
+                f"These keys are of {_as_text(scheme)}, and not of {_as_text(own)}; make keys "
+                "with the parameters of the estimator's federation."
             )
         return self._party(n_clients, key_id, content[4 + length :], secret)
 

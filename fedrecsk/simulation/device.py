@@ -109,7 +109,7 @@ class Device(Clients):
         )
 
     def _check_secure_sums(self, method):
-        """Raise if this kind of device does not encrypt, and the federation says so, or reversely."""
+        """Raise unless the federation is for this kind of device."""
         check_plain(method, "SecureDevice, which encrypts")
 
     def place(self, place: Places) -> None:

@@ -191,9 +191,9 @@ class SecureDevice(Device):
 
     def _announce(self):
         """Store the announcement when the set-up is over."""
-        server = self.replica.server
-        if self.replica.n_taken == server.n_setups:
-            self.announce(server.send_announcement())
+        replica, _ = self._ready()
+        if replica.n_taken == replica.server.n_setups:
+            self.announce(replica.server.send_announcement())
 
     def setup(self, step: int) -> list[SecureUpload]:
         """Answer a set-up exchange; returns a list of SecureUpload, which may be empty."""
@@ -215,6 +215,7 @@ class SecureDevice(Device):
         """
         replica, _ = self._ready()
         message, turn = replica.open("round", round)
+        assert turn is not None
         if not turn.active[self.block.clients[0]]:
             raise ValueError(f"This client was not selected in round {round}.")
         self.receive(round, message)
@@ -273,8 +274,8 @@ def check_secure(estimator: Any) -> Any:
         )
     if method._setting().sampling == "poisson":
         raise ValueError(
-            "With sampling=\"poisson\" only the server knows the cohorts, but under secure sums "
-            "all clients must; set federation.sampling=\"auto\"."
+            'With sampling="poisson" only the server knows the cohorts, but under secure sums '
+            'all clients must; set federation.sampling="auto".'
         )
     if method._chooses_cohorts:
         raise ValueError(

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, Self
 
-    from numpy.typing import NDArray
-
     from fedrecsk.privacy import Party
     from fedrecsk.simulation.clients import Registration
     from fedrecsk.simulation.participation import Participation
@@ -125,9 +123,7 @@ class SecureServer:
         self._channel: SecureChannel = SecureChannel(self.federation.secure_aggregation)
         self._releases: Releases | None = None
         if self.federation.central_dp is not None:
-            self._releases = Releases(
-                self.method, self.federation, len(ids), self.key, None
-            )
+            self._releases = Releases(self.method, self.federation, len(ids), self.key, None)
         self._uploads = np.zeros(len(ids), dtype=np.int64)
         self._coordinates = np.zeros(len(ids), dtype=np.int64)
         for phase, nbytes in (

@@ -10,7 +10,7 @@ from sklearn.base import clone
 from fedrecsk import CoLR, FedEB, Federation, FedFast, FedMF, LocALS, RFRec
 from fedrecsk.federated import _fit
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
-from fedrecsk.simulation import Device, SecureDevice, SecureServer, Server, blocks
+from fedrecsk.simulation import Device, SecureDevice, SecureServer, Server
 from fedrecsk.simulation.keys import Key
 from tests.conftest import make_toy
 
@@ -83,7 +83,9 @@ class Fit:
         # Whoever has missed steps catches up first.
         for k in active:
             self.devices[k].take(self.server.steps)
-        self.end([one for k in active for one in self.devices[k].update(self.server.round)[0]], takers)
+        self.end(
+            [one for k in active for one in self.devices[k].update(self.server.round)[0]], takers
+        )
 
     def run(self):
         self.set_up()
@@ -111,9 +113,7 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("estimator", "scheme"), METHODS, ids=lambda one: type(one).__name__
-)
+@pytest.mark.parametrize(("estimator", "scheme"), METHODS, ids=lambda one: type(one).__name__)
 def test_a_secure_fit_is_the_simulated_one(estimator, scheme, monkeypatch):
     estimator = secure(estimator, scheme)
     expected, seed = simulated(estimator, monkeypatch)
@@ -186,9 +186,10 @@ def test_the_server_has_no_keys_and_no_numbers_of_clients(scheme):
         secret = fit.keys.clients.to_bytes()
         size = scheme.key_nbytes()
         for start in range(len(secret) - size, len(secret) - 32, 997):
-            assert secret[start : start + 32] not in stored or secret[
-                start : start + 32
-            ] in fit.keys.server.to_bytes()
+            assert (
+                secret[start : start + 32] not in stored
+                or secret[start : start + 32] in fit.keys.server.to_bytes()
+            )
         for model in models:
             for row in model.item_factors_:
                 assert row.tobytes() not in stored
@@ -271,7 +272,7 @@ def test_what_devices_cannot_do_is_named(change, message):
 
 def test_chosen_cohorts_are_refused():
     estimator = secure(FedFast(3, **SMALL), PAILLIER)
-    with pytest.raises(ValueError, match="chooses its cohorts|secure_aggregation"):
+    with pytest.raises(ValueError, match=r"chooses its cohorts|secure_aggregation"):
         SecureServer.of(estimator, PAILLIER.generate_keys(3).server)
 
 
@@ -287,9 +288,7 @@ def test_more_clients_than_the_keys_are_for():
     estimator = secure(FedMF(3, **SMALL), PAILLIER)
     keys = PAILLIER.generate_keys(2)
     server = SecureServer.of(estimator, keys.server)
-    devices = [
-        SecureDevice(estimator, X, Y, client_id=k, party=keys.clients) for k in range(3)
-    ]
+    devices = [SecureDevice(estimator, X, Y, client_id=k, party=keys.clients) for k in range(3)]
     with pytest.raises(ValueError, match=r"3 clients.*at most 2.*n_clients=3"):
         server.register([one.register() for one in devices])
 
