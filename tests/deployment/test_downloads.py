@@ -333,6 +333,36 @@ def test_a_resumed_server_goes_on_with_changes(estimator, compression, estimator
     assert_same(load_models(nodes), server, clone(estimator).fit(X, Y))
 
 
+@pytest.mark.parametrize("compression", [None, TopK(0.25, direction="down")], ids=str)
+def test_so_does_one_that_was_killed_while_clients_measured(compression, estimator_of, tmp_path):
+    """In the middle of a round whose message is out, too."""
+    estimator = RFRec(3, n_rounds=4, learning_rate=0.5, early_stopping=True, n_iter_no_change=9)
+    estimator = estimator_of(estimator.set_params(validation_fraction=0.5), compression)
+    servers, silos = [], X[:, 0] % 3
+    for kill_at in (None, "validate", "round"):
+
+        def kill(request, reply, kill_at=kill_at):
+            number = unpack(request.content)[0].get("number")
+            if (request.kind, number, request.node) == (kill_at, 2, 1001):
+                raise Killed
+            return reply
+
+        folder = tmp_path / str(kill_at)
+        one, nodes, _ = a_fit(estimator, folder, silos, kill)
+        if kill_at is not None:
+            with pytest.raises(Killed):
+                one.run()
+            one = coordinator(estimator, nodes, folder)
+            watch = Watch(one, nodes)
+        servers.append(one.run())
+        if kill_at is not None:
+            assert set(watch.of("round")) == {"changes"}
+    for other in servers[1:]:
+        np.testing.assert_array_equal(other.item_factors_, servers[0].item_factors_)
+        assert other.communication_ == servers[0].communication_
+        assert other.best_round_ == servers[0].best_round_
+
+
 @pytest.mark.parametrize(("estimator", "compression"), CHANGING, ids=str)
 def test_a_late_client_begins_with_a_whole_model(estimator, compression, estimator_of, tmp_path):
     estimator = estimator_of(estimator, compression)

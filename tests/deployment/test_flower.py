@@ -175,19 +175,45 @@ def rounds_so_far(folder):
     return pickle.loads(file.read_bytes()).server.round if file.exists() else -1
 
 
-def test_killed_nodes_a_killed_superlink_and_nan(tmp_path):
+# Client 0 sends two uploads in round 1.
+TWICE = """
+from fedrecsk.deployment._node import Node
+from fedrecsk.deployment._wire import pack, unpack
+
+answer = Node.answer
+
+
+def answer_twice(node, content):
+    (asked, _), (head, arrays) = unpack(content), unpack(answer(node, content))
+    name = node.load_data()["client_id"]
+    if (asked["kind"], asked.get("number"), name) == ("round", 1, 0):
+        head["parcels"] *= 2
+    return pack(head, arrays)
+
+
+Node.answer = answer_twice
+"""
+
+
+def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path):
     """Rounds go on without a killed node; all go on from their files after a power cut."""
     estimator = toy(n_rounds=6)
     write_project(tmp_path, estimator, simulated_key(estimator).seed)
+    with (tmp_path / "toy" / "client_app.py").open("a") as file:
+        file.write(TWICE)
     spoilt = rows_of(2, 3)
     spoilt[0, 2] = np.nan
     with Processes(tmp_path) as processes:
         processes.start_superlink()
-        for silo, name in enumerate(("one", "two")):
-            processes.start_node(name, rows_of(silo, 3), silo)
+        processes.start_node("one", rows_of(0, 3), 0)
         processes.start_node("nan", spoilt, 2)
         config = {"quorum": 0.5, "patience": 10.0}
         processes.run(**config)
+        processes.wait(lambda: any(tmp_path.glob("one/*.state")), 60)
+        processes.start_node("twin", rows_of(0, 3), 0)
+        processes.wait(lambda: "does not let this node take part" in processes.log("twin"), 60)
+        processes.kill("twin")
+        processes.start_node("two", rows_of(1, 3), 1)
         processes.wait(lambda: rounds_so_far(tmp_path) >= 1, 120)
         processes.wait(lambda: "NaN" in processes.log("nan"), 60)
         processes.kill("two")
@@ -205,8 +231,10 @@ def test_killed_nodes_a_killed_superlink_and_nan(tmp_path):
     server = joblib.load(tmp_path / "server" / "model.joblib")
     rounds = [one for one in server.communication_.entries if one["phase"] == "round"]
     assert len(rounds) == server.n_rounds_ == 6
+    assert [one["rejected"] for one in rounds] == [0, 1, 0, 0, 0, 0]
     n_uploads = [one["messages_up"] for one in rounds]
     assert (n_uploads[0], n_uploads[stopped_at - 1], n_uploads[-1]) == (2, 1, 2)
-    assert not (tmp_path / "nan" / "model.joblib").exists()
+    for name in ("nan", "twin"):
+        assert not (tmp_path / name / "model.joblib").exists()
     model = joblib.load(tmp_path / "two" / "model.joblib")
     assert model.recommend(model.user_ids_, 2)[0].shape == (len(model.user_ids_), 2)

@@ -327,6 +327,7 @@ class Deployment:
         server, round = self.server, self.server.round
         if message and round and server.method.early_stopping:
             self._validate(turn)
+            server = self.server
             if server.stopping.stopped:
                 return
         forms = server.method._upload_forms(len(server.item_ids))
@@ -350,7 +351,8 @@ class Deployment:
             content = pack_message(message, self.devices[client].held, client)
             answer = self.devices[client].validate(server.round, content)
             answers.append(self._arrived(answer, VALIDATION, turn.delivers[client]))
-        is_best = server.close_validation(answers, turn.receives)
+        self._sleep()
+        is_best = self.server.close_validation(answers, turn.receives)
         if is_best:
             for client, device in self.devices.items():
                 device.keep(client in asked)
@@ -363,6 +365,7 @@ class Deployment:
             message = server.send_final()
             if server.method.early_stopping:
                 self._validate(server.final_participation())
+                server, stopping = self.server, self.server.stopping
                 if stopping.best_round != server.round - 1:
                     message = server.send_best()
         announced = server.announcement()
