@@ -224,6 +224,9 @@ def row_number_bytes(form, n_rows):
 class Shortener(Compressor):
     """What the built-in compressors share: the length of a message follows from its shape."""
 
+    # Whether the numbers of a message give what `compress` returns, and not only nearly.
+    _is_exact: ClassVar[bool] = True
+
     @abstractmethod
     def _lengths(self, n_rows: ArrayLike, width: int) -> Lengths:
         """Sizes of one message, or of an array of messages."""

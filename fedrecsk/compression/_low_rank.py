@@ -58,6 +58,8 @@ class LowRank(Shortener):
     5
     """
 
+    # Factors are rounded before they are multiplied.
+    _is_exact: ClassVar[bool] = False
     _parameter_constraints: ClassVar[dict] = {
         **Compressor._parameter_constraints,
         "rank": [Interval(Integral, 1, None, closed="left")],

@@ -35,6 +35,8 @@ log = logging.getLogger("fedrecsk.deployment")
 CHAINS = {"round": "round", "validate": "model", "finish": "model"}
 # What a node lacks: the message of which it got a change, or the server's arithmetic.
 MESSAGE, ARITHMETIC = "message", "arithmetic"
+# Before the names of a delta's fields; no field is called so.
+DELTA = "(delta)/"
 
 
 def has_changes(method: Any) -> bool:
@@ -82,8 +84,12 @@ class Changes:
     def __init__(self, server: Server, sent: dict[str, tuple[int, Message]]) -> None:
         self.server = server
         self.sent = sent
-        # What clients make of changes of the last round's message; the same for all of them.
+        # What is sent as changes of the last round's message, and what clients make of them; the
+        # same for all clients.
+        self._parts: dict[str, Arrays] = {}
         self._results: dict[str, Any] = {}
+        # A delta of the method, and what clients make of it.
+        self._delta: tuple[Arrays, Arrays] | None = None
 
     def instead_of(
         self, form: dict[str, Any], arrays: Arrays, member: Member
@@ -111,7 +117,7 @@ class Changes:
                 kept[name] = chains[0]
             elif "round" in bases and _equal(self._decoded(name, bases["round"]), values):
                 packed.append(name)
-                rest |= self._encoded(name)
+                rest |= self._parts[name]
             elif "round" in bases and _equal(self._moved(member, bases["round"], name), values):
                 moved.append(name)
             else:
@@ -128,10 +134,10 @@ class Changes:
             "digest": _digest(arrays, names),
         }
         if moved:
-            delta = self._results["delta"]
+            delta, _ = self._delta or ({}, {})
             same = [name for name, one in delta.items() if _equal(bases["round"].get(name), one)]
             changes["same"] = same
-            rest |= {f"delta/{name}": one for name, one in delta.items() if name not in same}
+            rest |= {f"{DELTA}{name}": one for name, one in delta.items() if name not in same}
         return form | {"changes": changes}, rest
 
     def note(
@@ -162,33 +168,26 @@ class Changes:
     def _decoded(self, name, base):
         """What clients make of a compressed change; None if there is none, or it is longer."""
         if name not in self._results:
-            encoded = self.server.downlink.encoded.get(name)
-            parts = self._encoded(name).values()
-            shorter = name in base and sum(one.nbytes for one in parts) < base[name].nbytes
-            compressor = self.server.federation.compression
-            self._results[name] = (
-                _decoded(compressor, base[name], *encoded) if encoded and shorter else None
-            )
+            encoded = self.server.downlink.encoded(name)
+            named = zip((f"{name}/values", f"{name}/extra"), encoded or (), strict=False)
+            self._parts[name] = {label: part for label, part in named if part is not None}
+            n_bytes = sum(part.nbytes for part in self._parts[name].values())
+            self._results[name] = None
+            if encoded is not None and name in base and n_bytes < base[name].nbytes:
+                compressor = self.server.federation.compression
+                self._results[name] = _decoded(compressor, base[name], *encoded)
         return self._results[name]
-
-    def _encoded(self, name):
-        """The arrays that cross of a compressed change."""
-        parts = self.server.downlink.encoded.get(name) or ()
-        labels = f"{name}/values", f"{name}/extra"
-        return {label: part for label, part in zip(labels, parts, strict=False) if part is not None}
 
     def _moved(self, member, base, name):
         """What clients make of a delta of the method; None if it has none for this field."""
-        if "moved" not in self._results:
+        if self._delta is None:
             server, delta = self.server, self.server.downlink.delta
             arrays = message_arrays(delta, None, member.code, server.federation.wire_dtype)[1]
             # What is the same for all clients.
             is_common = all(type(field) is Dense for field in (delta or {}).values())
-            self._results["delta"] = arrays
-            self._results["moved"] = (
-                _moved(server.method, base, arrays) if arrays and is_common else {}
-            )
-        return self._results["moved"].get(name)
+            moved = _moved(server.method, base, arrays) if arrays and is_common else {}
+            self._delta = arrays, moved
+        return self._delta[1].get(name)
 
 
 def needs_whole_messages(member: Member, what: Any) -> None:
@@ -261,8 +260,8 @@ def completed(
         whole[name] = _decoded(device.federation.compression, base[name], *parts)
     if changes["moved"]:
         delta = {name: base[name] for name in changes["same"]}
-        for label in [one for one in whole if one.startswith("delta/")]:
-            delta[label.removeprefix("delta/")] = whole.pop(label)
+        for label in [one for one in whole if one.startswith(DELTA)]:
+            delta[label.removeprefix(DELTA)] = whole.pop(label)
         moved = _moved(device.method, base, delta)
         whole |= {name: moved[name] for name in changes["moved"]}
     names = [*changes["kept"], *changes["packed"], *changes["moved"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -38,10 +38,10 @@ class Downlink:
     delta : Message or None
         Of the last message: what clients with the message before it need instead, if the method
         says so and the model is not compressed.
-    encoded : dict of {str: tuple or None}
-        Fields of the last message that are sent as compressed changes of the message before it:
-        the arrays that cross, numbers and what else the compressor sends (or None). None for a
-        compressor of your own, whose form is not known.
+    changes : dict of {str: tuple or None}
+        Fields of the last message that are sent as compressed changes of the message before it: the
+        change, what clients make of it, and the type of the wire. None for a compressor of your
+        own, whose form is not known.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Downlink:
         # The model as clients know it, if its changes are compressed.
         self._known = {}
         self.delta: Message | None = None
-        self.encoded: dict[str, tuple[NDArray[Any], NDArray[Any] | None] | None] = {}
+        self.changes: dict[str, tuple[NDArray[Any], NDArray[Any], np.dtype[Any]] | None] = {}
         # Bytes of encrypted sums that clients are still to receive; None before the first model.
         self._pending = None
 
@@ -87,7 +87,7 @@ class Downlink:
         message : Message or None
             The message as it arrives.
         """
-        self.delta, self.encoded = None, {}
+        self.delta, self.changes = None, {}
         if not message:
             return message
         compression = self.federation.compression
@@ -97,7 +97,7 @@ class Downlink:
                 delta = None
             else:
                 message, delta = self._compressed(message, delta, compression, key)
-        self.delta = None if self.encoded else delta
+        self.delta = None if self.changes else delta
         whole = self._sizes(message)
         payload = self._sizes(delta or message, "payload_nbytes")
         if self.channel is not None:
@@ -121,6 +121,27 @@ class Downlink:
             payload[receives],
         )
         return message
+
+    def encoded(self, name: str) -> tuple[NDArray[Any], NDArray[Any] | None] | None:
+        """What crosses of a field that is sent as a compressed change; None if that is not known.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        values : ndarray
+        extra : ndarray or None
+            What else the compressor sends.
+        """
+        known = self.changes.get(name)
+        if known is None:
+            return None
+        change, received, wire = known
+        compression: Any = self.federation.compression
+        values, extra = compression._encoded(change.astype(np.float64), received)
+        return _narrowed(values, wire), None if extra is None else _narrowed(extra, wire)
 
     def admit(self, n_held: NDArray[np.int64]) -> None:
         """Add clients that join late, given how many items each holds; they need the full model."""
@@ -187,13 +208,14 @@ class Downlink:
                 'Quantization("int8"), which scales the values.'
             )
         if not isinstance(compression, Shortener) or compression._is_changed:
-            self.encoded[name] = None
+            self.changes[name] = None
+            return packed
+        wire = np.dtype(field.dtype or self.federation.wire_dtype)
+        self.changes[name] = change, packed.values, wire
+        if compression._is_exact:
             return packed
         # What clients know is what they make of the numbers that cross.
-        wire = np.dtype(field.dtype or self.federation.wire_dtype)
-        values, extra = compression._encoded(change.astype(np.float64), packed.values)
-        values, extra = _narrowed(values, wire), None if extra is None else _narrowed(extra, wire)
-        self.encoded[name] = values, extra
+        values, extra = cast("tuple[Any, Any]", self.encoded(name))
         received = compression._decoded(values, extra, change.shape)
         return replace(packed, values=received.astype(change.dtype))
 

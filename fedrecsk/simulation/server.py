@@ -665,7 +665,7 @@ class Server:
         lacking = {
             name: field
             for name, field in model.items()
-            if name not in sent or isinstance(sent[name], Rows) or name in self.downlink.encoded
+            if name not in sent or isinstance(sent[name], Rows) or name in self.downlink.changes
         }
         if lacking and self.ledger.entries[-1]["phase"] != "final":
             self.downlink.add(Message(**lacking), receives)
