@@ -179,6 +179,10 @@ class SecureServer:
         return turn
 
     def _begin(self, phase, round, asked):
+        if self._open is not None:
+            raise ValueError(
+                f"The exchange {self._open[0]} {self._open[1]} is open; close it first."
+            )
         self.ledger.open(phase, round)
         if phase == "round":
             self.ledger.count(participants=int(asked.sum()))
@@ -193,9 +197,7 @@ class SecureServer:
             If its ciphertext is malformed, or if it belongs to another exchange or to a client
             that was not asked.
         """
-        if self._open is None:
-            raise ValueError("No exchange is open; call open() or open_round() first.")
-        phase, round, asked = self._open
+        phase, round, asked = self._in_progress()
         if (upload.phase, upload.round) != (phase, round):
             raise ValueError(
                 f"An upload of {upload.phase} {upload.round} came in {phase} {round}; send "
@@ -205,18 +207,21 @@ class SecureServer:
             raise ValueError(f"Client {upload.client} was not selected in {phase} {round}.")
         self.party.check(upload.content, self._n_values(phase, round))
 
+    def _in_progress(self):
+        if self._open is None:
+            raise ValueError("No exchange is open; call open() or open_round() first.")
+        return self._open
+
     def _n_values(self, phase, round):
-        n_items = len(self.item_ids)
-        is_setup = phase == "setup"
-        method = self.method
-        return aligned_size(
-            method._setup_forms(n_items, round) if is_setup else method._upload_forms(n_items)
-        )
+        method, n_items = self.method, len(self.item_ids)
+        if phase == "setup":
+            return aligned_size(method._setup_forms(n_items, round))
+        return aligned_size(method._upload_forms(n_items))
 
     def close(self, uploads: Iterable[SecureUpload], n_malformed: int = 0) -> None:
         """End the open exchange with the uploads that have arrived.
 
-        Uploads that are malformed are left out and counted as rejected.
+        Uploads that are malformed, and second ones, are left out and counted as rejected.
 
         Parameters
         ----------
@@ -229,18 +234,8 @@ class SecureServer:
         ValueError
             If no exchange is open; or if it is a set-up exchange without any upload.
         """
-        accepted: dict[int, Ciphertext] = {}
-        self.ledger.count(rejected=n_malformed)
-        for one in uploads:
-            try:
-                self.accept(one)
-            except (ValueError, TypeError):
-                if self._open is None:
-                    raise
-                self.ledger.count(rejected=1)
-                continue
-            accepted.setdefault(one.client, one.content)
-        phase, round, asked = self._open
+        phase, round, asked = self._in_progress()
+        accepted, n_rejected = self._accepted(uploads)
         if phase == "setup" and not accepted:
             raise ValueError(
                 f"No client has answered set-up exchange {round}, but all registered ones must."
@@ -249,8 +244,9 @@ class SecureServer:
         n_values = self._n_values(phase, round)
         nbytes = self._channel.nbytes(n_values)
         self.ledger.up(clients, np.full(len(clients), nbytes), None)
-        n_missing = int(asked.sum()) - len(clients) - self.ledger.entries[-1]["rejected"]
-        self.ledger.count(messages_up=len(clients), dropped=n_missing)
+        n_rejected += n_malformed
+        n_missing = max(0, int(asked.sum()) - len(clients) - n_rejected)
+        self.ledger.count(messages_up=len(clients), dropped=n_missing, rejected=n_rejected)
         self._uploads[clients] += 1
         self._coordinates[clients] += n_values
         if self._releases is not None and accepted:
@@ -262,6 +258,22 @@ class SecureServer:
             self._count_down(nbytes)
         self.round += phase == "round"
         self._open = None
+
+    def _accepted(self, uploads):
+        """Ciphertexts of uploads that belong here, by client, and how many uploads do not."""
+        accepted: dict[int, Ciphertext] = {}
+        n_rejected = 0
+        for one in uploads:
+            try:
+                self.accept(one)
+            except (ValueError, TypeError):
+                n_rejected += 1
+                continue
+            if one.client in accepted:
+                n_rejected += 1
+            else:
+                accepted[one.client] = one.content
+        return accepted, n_rejected
 
     def _count_down(self, nbytes):
         everyone = np.arange(self.n_clients)

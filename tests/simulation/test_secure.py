@@ -271,6 +271,14 @@ def test_malformed_uploads_are_left_out_and_counted(scheme):
         server.close([good[0]._replace(content=wrong), *good[1:]])
         assert server.ledger.entries[-1]["rejected"] == 1
         assert server.steps[-1].clients.tolist() == [1, 2]
+    server = pickle.loads(pickle.dumps(fit.server))
+    server.close([*good, good[0]])
+    assert server.ledger.entries[-1]["rejected"] == 1
+    assert server.steps[-1].total.n_clients == 3
+    with pytest.raises(ValueError, match="No exchange is open"):
+        server.close([])
+    with pytest.raises(ValueError, match="round 0 is open; close it first"):
+        fit.server.open_round()
     for change in ({"round": 1}, {"phase": "setup"}, {"client": 7}, {"client": -1}):
         server = pickle.loads(pickle.dumps(fit.server))
         server.close([good[0]._replace(**change), *good[1:]])
