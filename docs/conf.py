@@ -125,6 +125,7 @@ FOR_AUTHORS = {
     "fedrecsk.simulation.contributions": ["Contribution"],
     "fedrecsk.simulation.keys": ["Key", "Keys"],
     "fedrecsk.simulation.participation": ["Participation", "Turn"],
+    "fedrecsk.simulation.replica": ["SecureStep"],
     "fedrecsk.simulation.server": ["Catalogue", "Places"],
 }
 # The pages that explain an estimator; its page in the API reference leads there.
@@ -150,6 +151,7 @@ METHOD_PAGES = {
 # Modules of subpackages that users import from.
 NESTED = {
     "fedrecsk.deployment.flower",
+    "fedrecsk.deployment.keys",
     "fedrecsk.deployment.resident",
     "fedrecsk.simulation.network",
 }

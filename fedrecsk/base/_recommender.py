@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
@@ -110,21 +111,7 @@ class Recommender(
     @classmethod
     def _get_param_names(cls):
         """Names of the parameters; raises if one was lost or added by accident."""
-        names = super()._get_param_names()
-        lost = [name for name in _annotated_parameters(cls) if name not in names]
-        if lost:
-            raise TypeError(
-                f"{cls.__name__} annotates {lost[0]!r}, which did not become a parameter. Decorate "
-                f"{cls.__name__} with @dataclass(eq=False, repr=False); annotate names that are "
-                "not parameters with ClassVar, or not at all."
-            )
-        odd = [name for name in names if name.startswith("_") or name.endswith("_")]
-        if odd:
-            raise TypeError(
-                f"{cls.__name__} annotates {odd[0]!r}, which became a parameter. Annotate it with "
-                "ClassVar, or not at all."
-            )
-        return names
+        return list(_parameters_of(cls))
 
     # ------------------------------------------------------------------------- fit, score
 
@@ -310,6 +297,26 @@ class Recommender(
         # pass objects of any type, and ids of mixed types are an error here.
         tags.target_tags.required = False
         return tags
+
+
+@functools.cache
+def _parameters_of(cls):
+    """Names of a class's parameters, which are read from its signature once."""
+    names = super(Recommender, cls)._get_param_names()
+    lost = [name for name in _annotated_parameters(cls) if name not in names]
+    if lost:
+        raise TypeError(
+            f"{cls.__name__} annotates {lost[0]!r}, which did not become a parameter. Decorate "
+            f"{cls.__name__} with @dataclass(eq=False, repr=False); annotate names that are "
+            "not parameters with ClassVar, or not at all."
+        )
+    odd = [name for name in names if name.startswith("_") or name.endswith("_")]
+    if odd:
+        raise TypeError(
+            f"{cls.__name__} annotates {odd[0]!r}, which became a parameter. Annotate it with "
+            "ClassVar, or not at all."
+        )
+    return tuple(names)
 
 
 def _annotated_parameters(cls):

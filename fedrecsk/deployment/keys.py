@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from fedrecsk.privacy import Party
 
+__all__ = ["read_keys", "write_keys"]
+
 CLIENTS, SERVER = "clients.key", "server.key"
 
 
