@@ -14,7 +14,7 @@ from fedrecsk import BiasOnly, FedEASE, FedEB, ImplicitALS, LocALS, Popularity, 
 from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.model_selection import compare
 
-X, y = make_ratings(random_state=0)
+X, y = make_ratings(n_users=400, n_items=250, n_ratings=20_000, random_state=0)
 models = [
     FedEB(client_fraction=0.1, random_state=0),
     RFRec(random_state=0),
@@ -26,7 +26,7 @@ print(ratings)
 
 # %%
 # The same for rankings, on data that have no ratings:
-X = make_interactions(random_state=0)
+X = make_interactions(n_users=400, n_items=250, n_interactions=16_000, random_state=0)
 models = [
     LocALS(random_state=0),
     FedEASE(),
