@@ -58,7 +58,6 @@ ARRANGEMENTS = {
     "simulation": lambda n: simulated(n),
     "stock": lambda n: deployed(n, resident=False)[0],
     "resident": lambda n: deployed(n, resident=True)[0],
-    "kept-awake": lambda n: deployed(n, resident=True, keep_awake=True)[0],
 }
 
 
@@ -131,7 +130,7 @@ def simulated(n_rounds):
         return joblib.load(f"{folder}/server/model.joblib")
 
 
-def deployed(n_rounds, *, resident, keep_awake=False, n_items=200, method="LocALS"):
+def deployed(n_rounds, *, resident, n_items=200, method="LocALS"):
     """The server's model after a fit with real processes, and the proxy between them."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -158,8 +157,7 @@ def deployed(n_rounds, *, resident, keep_awake=False, n_items=200, method="LocAL
                 *("--port", free_port()),
                 *("--node-config", f'data="shop-{shop}.csv" folder="node-{shop}"'),
             )
-        config = f"keep-awake={str(keep_awake).lower()} patience=120.0"
-        starter.start("flwr", "run", ".", "here", "--run-config", config)
+        starter.start("flwr", "run", ".", "here", "--run-config", "patience=120.0")
         file = folder / "server" / "model.joblib"
         wait(file.exists)
         return joblib.load(file), proxy

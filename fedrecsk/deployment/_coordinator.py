@@ -79,8 +79,6 @@ class Coordinator:
         Seconds to wait for the answers of a round.
     gathering : float
         Seconds to wait for the clients to register.
-    keep_awake : bool
-        Whether nodes get an empty request after each one.
     key : Key or None
         The shared key. None: drawn by the operating system.
     """
@@ -95,7 +93,6 @@ class Coordinator:
         quorum: float = 0.5,
         patience: float = 60.0,
         gathering: float = 600.0,
-        keep_awake: bool = False,
         key: Key | None = None,
     ) -> None:
         check_deployable(estimator)
@@ -114,11 +111,7 @@ class Coordinator:
             "parameters": self.progress.digests,
         }
         self.exchanges: Exchanges = Exchanges(
-            carrier,
-            self.progress.members,
-            pack(greeting, {}),
-            patience,
-            keep_awake=keep_awake,
+            carrier, self.progress.members, pack(greeting, {}), patience
         )
 
     def _digests(self):

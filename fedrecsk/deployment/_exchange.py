@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedrecsk.deployment")
 # How often clients are asked before the server gives up.
 TRIES = 3
-WAIT = pack({"kind": "wait"}, {})
 
 
 class NotEnough(RuntimeError):
@@ -48,8 +47,6 @@ class Exchanges:
         The request to register, for every node that appears.
     patience : float
         Seconds to wait for answers.
-    keep_awake : bool
-        Whether to send an empty request after each one, so that nodes look for the next at once.
     """
 
     def __init__(
@@ -58,10 +55,7 @@ class Exchanges:
         members: Members,
         greeting: bytes,
         patience: float,
-        *,
-        keep_awake: bool = False,
     ) -> None:
-        self.keep_awake = keep_awake
         self.carrier = carrier
         self.members = members
         self.greeting = greeting
@@ -199,9 +193,6 @@ class Exchanges:
         connected = self.carrier.nodes() if members else set()
         members = [one for one in members if one.node in connected]
         tickets = self._send([Request(one.node, kind, request(one)) for one in members])
-        if self.keep_awake and kind != "finish":
-            # Nobody waits for the replies.
-            self._send([Request(one.node, "wait", WAIT) for one in members])
         return dict(zip(tickets, members, strict=True))
 
     def _note(self, member, reply, answers, failed):

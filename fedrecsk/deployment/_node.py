@@ -107,8 +107,6 @@ class Node:
 
     def _answer(self, head, arrays):
         kind, fit = head.get("kind"), head.get("fit")
-        if kind == "wait":
-            return pack({}, {})
         if not isinstance(fit, str) or not re.fullmatch(r"[0-9a-f]{16}", fit):
             raise MalformedMessage("The request does not say to which fit it belongs.")
         if kind == "register":

@@ -45,7 +45,6 @@ def server_app(
     patience: float = 60.0,
     gathering: float = 600.0,
     poll: float = 0.1,
-    keep_awake: bool = False,
     keys: str | os.PathLike[str] | None = None,
     key: Key | None = None,
 ) -> ServerApp:
@@ -75,10 +74,6 @@ def server_app(
         Seconds to wait for the clients to register.
     poll : float, default=0.1
         Seconds between two looks at what has arrived.
-    keep_awake : bool, default=False
-        Whether to send nodes an empty message after each request. A node of Flower that finds no
-        message looks again after three seconds; this way it looks at once. For nodes that run
-        under :mod:`fedrecsk.deployment.resident`: others start a process for each message.
     keys : str, Path or None, default=None
         File of the server's keys (``server.key``), if the federation has `secure_aggregation`; see
         :mod:`fedrecsk.deployment.keys`. The server then has no model, and saves its records, the
@@ -98,7 +93,7 @@ def server_app(
     Notes
     -----
     Entries of the run configuration with the same name, but hyphens (``n-clients``, ``folder``,
-    ``quorum``, ``patience``, ``gathering``, ``poll``, ``keep-awake``, ``keys``), take precedence.
+    ``quorum``, ``patience``, ``gathering``, ``poll``, ``keys``), take precedence.
 
     Examples
     --------
@@ -114,7 +109,6 @@ def server_app(
         "patience": patience,
         "gathering": gathering,
         "poll": poll,
-        "keep_awake": keep_awake,
         "keys": None if keys is None else str(keys),
     }
     app = ServerApp()

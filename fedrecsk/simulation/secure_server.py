@@ -280,7 +280,18 @@ class SecureServer:
         self.ledger.down(everyone, np.full(self.n_clients, nbytes))
 
     def steps_from(self, first: int) -> list[SecureStep]:
-        """Steps that a client lacks that has taken `first` of them."""
+        """Steps that a client lacks that has taken `first` of them.
+
+        Raises
+        ------
+        ValueError
+            If some of them have been deleted.
+        """
+        if first < self.n_forgotten:
+            raise ValueError(
+                f"Steps {first} to {self.n_forgotten - 1} were deleted with forget(), so this "
+                "client cannot get them; restore its state."
+            )
         return self.steps[first - self.n_forgotten :]
 
     def forget(self, n_taken: int) -> None:

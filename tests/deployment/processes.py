@@ -37,14 +37,23 @@ n-clients = 2
 folder = "server"
 quorum = 1.0
 patience = 60.0
+keys = ""
+encrypted = false
 """
 METHOD = """
 import numpy as np
 from fedrecsk import Federation, {name}
+from fedrecsk.privacy import CKKS
 from fedrecsk.simulation.keys import Key
 
-method = {estimator}
+plain = {estimator}
 key = Key({seed})
+
+
+def method(context):
+    if not context.run_config["encrypted"]:
+        return plain
+    return plain.set_params(federation__secure_aggregation=CKKS())
 """
 SERVER = """
 from fedrecsk.deployment.flower import server_app
@@ -174,7 +183,7 @@ class Processes:
     def start_node(self, name, rows, client, *options, resident=True):
         """A node with these rows: user, item, rating."""
         np.save(self.folder / f"{name}.npy", rows)
-        config = f'data="{name}.npy" folder="{name}" client={client}'
+        config = f'data="{name}.npy" folder="{name}" client={client} keys="keys/clients.key"'
         before = [sys.executable, "-m", "fedrecsk.deployment.resident"] if resident else []
         self.start(
             name,

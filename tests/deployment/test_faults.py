@@ -136,14 +136,6 @@ def test_a_repeated_request_gets_the_same_answer(tmp_path):
     assert set(seen) == {"setup", "round", "finish"}
 
 
-def test_empty_requests_keep_nodes_awake_and_change_nothing(tmp_path):
-    one, _ = a_fit(tmp_path, keep_awake=True)
-    server = one.run()
-    kinds = [kind for kind, *_ in one.exchanges.carrier.crossed]
-    assert kinds.count("wait") == 3 * (1 + 3)
-    assert [entry["messages_up"] for entry in rounds(server)] == [3, 3, 3]
-
-
 def changed(reply, change):
     """The reply after a change of its parcel's head."""
     head, arrays = unpack(reply)

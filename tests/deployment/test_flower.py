@@ -12,6 +12,8 @@ from sklearn.base import clone
 
 from fedrecsk import Federation, FedMF, LocALS, RFRec
 from fedrecsk.deployment.flower import client_app, server_app
+from fedrecsk.deployment.keys import write_keys
+from fedrecsk.privacy import CKKS
 from fedrecsk.simulation import blocks
 from tests.conftest import make_toy
 from tests.deployment.in_process import prepared, simulated_key
@@ -103,7 +105,7 @@ def test_the_simulation_runtime_gives_the_simulated_fit(tmp_path, monkeypatch):
 # ----------------------------------------------------------------------------- processes
 
 
-def write_keys(folder, nodes):
+def write_node_keys(folder, nodes):
     """A certificate for 127.0.0.1, and a key pair for each node."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -143,10 +145,10 @@ def write_keys(folder, nodes):
         )
 
 
-def test_processes_with_tls_and_known_nodes_give_the_simulated_fit(tmp_path):
+def test_processes_with_tls_known_nodes_and_encryption_give_the_simulated_fit(tmp_path):
     estimator = toy()
     write_project(tmp_path, estimator, simulated_key(estimator).seed)
-    write_keys(tmp_path, ["one", "two", "stranger"])
+    write_node_keys(tmp_path, ["one", "two", "stranger"])
     pem = tmp_path / "server.pem"
     link = ["--ssl-ca-certfile", pem, "--ssl-certfile", pem]
     link += ["--ssl-keyfile", tmp_path / "server.key", "--enable-supernode-auth"]
@@ -163,16 +165,32 @@ def test_processes_with_tls_and_known_nodes_give_the_simulated_fit(tmp_path):
         processes.wait_for("server/model.joblib")
         # The superlink does not know the third key.
         processes.wait(lambda: processes.started["stranger"].poll() is not None, 60)
-    models = [joblib.load(tmp_path / name / "model.joblib") for name in ("one", "two")]
+        models = [joblib.load(tmp_path / name / "model.joblib") for name in ("one", "two")]
+        # The same nodes, in a second run with encrypted uploads.
+        secure = clone(estimator).set_params(federation__secure_aggregation=CKKS())
+        write_keys(secure, 2, tmp_path / "keys")
+        processes.run(encrypted=True, keys="keys/server.key")
+        processes.wait_for("server/records.joblib")
     server = joblib.load(tmp_path / "server" / "model.joblib")
     assert not (tmp_path / "stranger").exists()
     assert_same(models, server, clone(estimator).fit(X, Y, clients=X[:, 0] % 2))
+    records = joblib.load(tmp_path / "server" / "records.joblib")
+    assert (records.n_rounds_, records.privacy_.server_sees) == (2, "encrypted sums")
+    one, two = (joblib.load(tmp_path / name / "model.joblib") for name in ("one", "two"))
+    np.testing.assert_array_equal(one.item_factors_, two.item_factors_)
+    assert np.any(one.item_factors_ != models[0].item_factors_)
+    np.testing.assert_allclose(one.item_factors_, models[0].item_factors_, atol=1e-4)
 
 
-def rounds_so_far(folder):
-    """By the server's checkpoint."""
+def checkpoint(folder):
+    """The server's half, as it was saved after the last round; None before the rounds."""
     file = folder / "server" / "checkpoint"
-    return pickle.loads(file.read_bytes()).server.round if file.exists() else -1
+    return pickle.loads(file.read_bytes()).server if file.exists() else None
+
+
+def clients_so_far(folder):
+    server = checkpoint(folder)
+    return 0 if server is None else len(server.client_ids)
 
 
 # Client 0 sends two uploads in round 1.
@@ -196,8 +214,11 @@ Node.answer = answer_twice
 
 
 def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path):
-    """Rounds go on without a killed node; all go on from their files after a power cut."""
-    estimator = toy(n_rounds=6)
+    """Rounds go on without a killed node; all go on from their files after a power cut.
+
+    The node whose data had NaN joins late.
+    """
+    estimator = toy(n_rounds=10)
     write_project(tmp_path, estimator, simulated_key(estimator).seed)
     with (tmp_path / "toy" / "client_app.py").open("a") as file:
         file.write(TWICE)
@@ -210,30 +231,37 @@ def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path
         config = {"quorum": 0.5, "patience": 10.0}
         processes.run(**config)
         processes.wait(lambda: any(tmp_path.glob("one/*.state")), 60)
+        processes.wait(lambda: "NaN" in processes.log("nan"), 60)
+        processes.kill("nan")
         processes.start_node("twin", rows_of(0, 3), 0)
+        processes.start_node("two", rows_of(1, 3), 1)
+        processes.wait(lambda: any(tmp_path.glob("two/*.state")), 60)
+        processes.start_node("mended", rows_of(2, 3), 2)
         processes.wait(lambda: "does not let this node take part" in processes.log("twin"), 60)
         processes.kill("twin")
-        processes.start_node("two", rows_of(1, 3), 1)
-        processes.wait(lambda: rounds_so_far(tmp_path) >= 1, 120)
-        processes.wait(lambda: "NaN" in processes.log("nan"), 60)
+        processes.wait(lambda: clients_so_far(tmp_path) == 3, 120)
         processes.kill("two")
-        before = rounds_so_far(tmp_path)
-        processes.wait(lambda: rounds_so_far(tmp_path) >= before + 2, 60)
-        for name in ("superlink", "one", "nan"):
+        before = checkpoint(tmp_path).round
+        processes.wait(lambda: checkpoint(tmp_path).round >= before + 2, 60)
+        for name in ("superlink", "one", "mended"):
             processes.kill(name)
-        stopped_at = rounds_so_far(tmp_path)
-        assert 3 <= stopped_at < 6
+        stopped_at = checkpoint(tmp_path).round
+        assert 3 <= stopped_at < 10
         processes.start_superlink()
-        for silo, name in enumerate(("one", "two")):
+        for silo, name in enumerate(("one", "two", "mended")):
             processes.start_node(name, rows_of(silo, 3), silo)
-        processes.run(**config)
-        processes.wait_for("server/model.joblib", "two/model.joblib")
+        # It waits this long for all three.
+        processes.run(**config | {"patience": 40.0})
+        processes.wait_for("server/model.joblib", "two/model.joblib", "mended/model.joblib")
     server = joblib.load(tmp_path / "server" / "model.joblib")
-    rounds = [one for one in server.communication_.entries if one["phase"] == "round"]
-    assert len(rounds) == server.n_rounds_ == 6
-    assert [one["rejected"] for one in rounds] == [0, 1, 0, 0, 0, 0]
+    entries = server.communication_.entries
+    # The third client has answered the set-up after the others.
+    assert [one["messages_up"] for one in entries if one["phase"] == "setup"] == [2, 1]
+    rounds = [one for one in entries if one["phase"] == "round"]
+    assert len(rounds) == server.n_rounds_ == 10
+    assert [one["rejected"] for one in rounds] == [0, 1] + 8 * [0]
     n_uploads = [one["messages_up"] for one in rounds]
-    assert (n_uploads[0], n_uploads[stopped_at - 1], n_uploads[-1]) == (2, 1, 2)
+    assert (n_uploads[stopped_at - 1], n_uploads[-1]) == (2, 3)
     for name in ("nan", "twin"):
         assert not (tmp_path / name / "model.joblib").exists()
     model = joblib.load(tmp_path / "two" / "model.joblib")

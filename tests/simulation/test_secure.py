@@ -180,6 +180,8 @@ def test_the_sum_is_of_those_who_have_arrived(monkeypatch):
     # What all have taken can be forgotten; nobody who lacks it can then go on.
     fit.server.forget(fit.server.n_steps)
     assert fit.server.steps == fit.server.steps_from(fit.server.n_steps) == []
+    with pytest.raises(ValueError, match=r"were deleted with forget\(\)"):
+        fit.server.steps_from(0)
     with pytest.raises(ValueError, match="cannot go on from step 99"):
         fit.devices[0].take([], first=99)
 
