@@ -107,12 +107,14 @@ class GaussianMechanism(LocalMechanism):
         Raises
         ------
         ValueError
-            If `epsilon` is not positive, or `n_uploads` is not at least 1.
+            If `epsilon` is not positive, `n_uploads` is not at least 1, or `clip` or `delta` is
+            out of range.
         """
         if not epsilon > 0 or n_uploads < 1:
             raise ValueError(
                 f"epsilon={epsilon} must be positive, and n_uploads={n_uploads} at least 1."
             )
+        cls(clip, 1.0, delta=delta)._validate_params()
 
         def excess(log_mu):
             # A ratio, because values of delta are small.

@@ -174,13 +174,14 @@ class SphereMechanism(LocalMechanism):
         Raises
         ------
         ValueError
-            If `epsilon` is not positive, `n_uploads` is not at least 1, or the epsilon of one
-            upload would be above 500.
+            If `epsilon` is not positive, `n_uploads` is not at least 1, `clip` or `delta` is out of
+            range, or the epsilon of one upload would be above 500.
         """
         if not epsilon > 0 or n_uploads < 1:
             raise ValueError(
                 f"epsilon={epsilon} must be positive, and n_uploads={n_uploads} at least 1."
             )
+        cls(clip, 1.0, delta=delta)._validate_params()
         each = epsilon / n_uploads
         if delta > 0 and n_uploads > 1:
 

@@ -108,6 +108,14 @@ def test_what_no_mechanism_has_is_refused(Mechanism, epsilon, n_uploads):
         Mechanism.for_epsilon(epsilon, n_uploads)
 
 
+@pytest.mark.parametrize("Mechanism", [GaussianMechanism, SphereMechanism])
+@pytest.mark.parametrize("given", [{"delta": 1.0}, {"delta": -0.1}, {"clip": -1.0}])
+def test_clips_and_deltas_out_of_range_are_named(Mechanism, given):
+    (name,) = given
+    with pytest.raises(ValueError, match=f"The '{name}' parameter of {Mechanism.__name__}"):
+        Mechanism.for_epsilon(1.0, 3, **given)
+
+
 def test_laplace_noise_composes_over_numbers_by_delta():
     pure = LaplaceMechanism(clip=0.5, scale=10.0)
     loose = LaplaceMechanism(clip=0.5, scale=10.0, delta=DELTA)
