@@ -11,7 +11,7 @@ from scipy import sparse
 from fedrecsk._sklearn import get_threadpool_controller
 from fedrecsk.base import _placed
 from fedrecsk.simulation import blocks as _blocks
-from fedrecsk.simulation.clients import personalized
+from fedrecsk.simulation.personal import personalized
 from fedrecsk.simulation.threads import Threads
 
 # Two threads that compute the same users write the same rows, but not into a sparse matrix.

@@ -18,10 +18,10 @@ from fedrecsk._threads import N_JOBS
 from fedrecsk.base import Recommender
 from fedrecsk.federated import _fit, _private
 from fedrecsk.simulation import blocks as _blocks
-from fedrecsk.simulation.clients import personalized
 from fedrecsk.simulation.federation import Federation
 from fedrecsk.simulation.keys import Key, Keys
 from fedrecsk.simulation.messages import Message
+from fedrecsk.simulation.personal import personalized
 from fedrecsk.simulation.release import Releases
 from fedrecsk.simulation.server import server_sees
 

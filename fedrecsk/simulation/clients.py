@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation.contributions import Contribution, Counts, measured
 from fedrecsk.simulation.keys import setup_round
-from fedrecsk.simulation.messages import Message, Summed, Uploads
+from fedrecsk.simulation.messages import Message
+from fedrecsk.simulation.outgoing import Outgoing, stacked
 from fedrecsk.simulation.participation import Participation, Turn
+from fedrecsk.simulation.personal import Personalized
 from fedrecsk.simulation.protection import add_noise, clip, protect
 from fedrecsk.simulation.release import TERMS
-from fedrecsk.simulation.stopping import HeldOut
 from fedrecsk.uploads import Batch, Form, Ragged
 
 if TYPE_CHECKING:
@@ -184,8 +183,8 @@ class Clients:
             return self._clipped_setup(step, message, forms, turn)
         uploads = self.method._setup_update(self.block, message, step, keys)
         if uploads is None or not self.separate or self.block.n_clients > 1:
-            return self._summed(("setup", step), uploads, forms, turn)
-        batch = self._batch(self._as_single(uploads, forms), forms, turn)
+            return self._outgoing.summed(("setup", step), uploads, forms, turn)
+        batch = self._outgoing.single(uploads, forms, turn)
         add_noise(batch, local, keys.private, each=True)
         return Contribution.of_batch(("setup", step), batch, hold=True)
 
@@ -198,11 +197,10 @@ class Clients:
         if not all(isinstance(field, Ragged) for field in uploads.values()):
             numbers = np.arange(self.block.n_clients)
             parts = [self.block.part(numbers == number) for number in numbers]
-            uploads = _stacked(
+            uploads = stacked(
                 [method._setup_update(part, message, step, keys) for part in parts], forms
             )
-        self._check_names(uploads, forms)
-        batch = self._batch(uploads, forms, turn)
+        batch = self._outgoing.single(uploads, forms, turn._replace(separate=True))
         if self.federation.central_dp is not None:
             return self._clipped(("setup", step), batch, message, keys.private)
         add_noise(batch, self.federation.local_dp, keys.private, each=self._draws_each)
@@ -305,7 +303,9 @@ class Clients:
         """
         forms = self.method._upload_forms(self.block.n_items)
         steps, _ = self._trained(round)
-        return [self._single(one, turn, forms) for one, turn, _ in steps if one is not None]
+        return [
+            self._outgoing.single(one, forms, turn) for one, turn, _ in steps if one is not None
+        ]
 
     def _trained(self, round):
         """The local updates of a round, taken once: uploads, Turn and message, and the loss."""
@@ -390,14 +390,18 @@ class Clients:
     def _hands_over_single(self):
         return self._separates and self.method._single_uploads
 
+    @property
+    def _outgoing(self):
+        return Outgoing(self.method, self.block, self.federation.wire_dtype)
+
     def _contribution(self, round, taken, key):
         uploads, turn, message = taken
         if uploads is None:
             return None
         forms, step = self.method._upload_forms(self.block.n_items), ("round", round)
         if not self._separates:
-            return self._summed(step, uploads, forms, _senders(uploads, turn))
-        batch = self._single(uploads, turn, forms)
+            return self._outgoing.summed(step, uploads, forms, turn)
+        batch = self._outgoing.single(uploads, forms, turn)
         protect(batch, self.federation, key.private, self.forge, each=self._draws_each)
         if self.federation.central_dp is not None:
             return self._clipped(step, batch, message, key.private)
@@ -420,84 +424,6 @@ class Clients:
         excess = n_unclipped - batch.n_accepted / 2
         one.counts = Counts(n_shares, 0 if each else n_shares, excess)
         return one
-
-    def _single(self, uploads, turn, forms):
-        """A Batch of the uploads, client by client."""
-        self._check_names(uploads, forms)
-        if not turn.separate:
-            uploads = self._as_single(uploads, forms)
-        return self._batch(uploads, forms, _senders(uploads, turn))
-
-    def _summed(self, step, uploads, forms, turn):
-        """Check the sums that a method returns against their forms, and measure them."""
-        if uploads is None:
-            return None
-        self._check_names(uploads, forms)
-        wire_dtype = self.federation.wire_dtype
-        sizes = measured(uploads, forms, self.block.row_counts, wire_dtype)
-        sums = {}
-        for name, form in forms.items():
-            field = uploads[name]
-            values = np.asarray(field.values if isinstance(field, Summed) else field)
-            self._check_shape(name, values.shape, form)
-            sums[name] = values.astype(form.sum_dtype, copy=False)
-        return Contribution.of_sums(step, self.block.clients, turn, uploads.sound, sums, sizes)
-
-    def _check_names(self, uploads, forms):
-        if uploads.keys() != forms.keys():
-            raise ValueError(
-                f"{type(self.method).__name__} uploads the fields {sorted(uploads)}, but its "
-                f"_upload_forms (or _setup_forms) declares {sorted(forms)}; make them agree."
-            )
-
-    def _check_shape(self, name, shape, form):
-        if tuple(shape) != tuple(form.shape):
-            raise ValueError(
-                f"{type(self.method).__name__} uploads {name!r} with shape {tuple(shape)}, but its "
-                f"form says {tuple(form.shape)}; make them agree."
-            )
-
-    def _as_single(self, uploads, forms):
-        """Turn the sum over a one-client block into that client's upload."""
-        singles = {}
-        for name, form in forms.items():
-            field = uploads[name]
-            values = np.asarray(field.values if isinstance(field, Summed) else field)
-            self._check_shape(name, values.shape, form)
-            rows = np.arange(len(values))
-            if form.rows == "held":
-                rows = self.block.row_items
-            elif form.rows == "chosen":
-                rows = np.flatnonzero(values.reshape(len(values), -1).any(axis=1))
-            singles[name] = Ragged(np.array([0, len(rows)]), rows, values[rows])
-        return type(uploads)(sound=uploads.sound, sends=uploads.sends, **singles)
-
-    def _batch(self, uploads, forms, turn):
-        """Single uploads as the method returns them."""
-        wire_dtype = self.federation.wire_dtype
-        fields = {name: replace(uploads[name], form=form) for name, form in forms.items()}
-        for name, form in forms.items():
-            if fields[name].values.shape[1:] != tuple(form.shape[1:]):
-                self._check_shape(name, (form.shape[0], *fields[name].values.shape[1:]), form)
-        sizes = measured(fields, forms, self.block.row_counts, wire_dtype)
-        arrives = turn.active & turn.delivers
-        accepted = arrives.copy()
-        if uploads.sound is not None:
-            accepted &= uploads.sound
-        else:
-            for ragged in fields.values():
-                accepted &= ragged.finite(accepted)
-        return Batch(
-            self.block.clients,
-            turn.active,
-            arrives,
-            accepted,
-            forms,
-            {name: ragged for name, ragged in fields.items() if forms[name].learned},
-            {name: ragged for name, ragged in fields.items() if not forms[name].learned},
-            {name: r.center for name, r in fields.items() if r.center is not None},
-            sizes,
-        )
 
     # ------------------------------------------------------------------- the model's end
 
@@ -528,11 +454,10 @@ class Clients:
         if participation is not None:
             part = participation.of(block.clients)
         asked = part.receives
-        ends = list(self._ends(asked, message, self.keys.at(round)))
-        losses = self._losses(self.held_out.part(asked), message, ends, asked)
-        self._measured = self._joined(ends, block.users, asked), asked
+        users = self._personalized(asked, message, round)
         sums = np.zeros((block.n_clients, 2))
-        sums[asked] = losses
+        sums[asked] = users.losses(self.held_out.part(asked))
+        self._measured = users.attributes(), asked
         arrives, sound = part.receives & part.delivers, np.isfinite(sums).all(axis=1)
         turn = Turn(part.receives, part.delivers, False)
         sizes = measured(
@@ -541,22 +466,10 @@ class Clients:
         total = {"validation_loss": sums[arrives & sound].sum(axis=0)}
         return Contribution.of_sums(("validation", round), block.clients, turn, sound, total, sizes)
 
-    def _losses(self, held_out, message, ends, asked):
-        """Sums of losses and of weights of each client of a mask, shape (n_asked, 2)."""
-        block = self.block.part(asked)
-        model = copy.copy(self.method)
-        vars(model).update(
-            self.method._server_attributes(message.of(block.clients)),
-            # Users of these rows are numbered among those of the clients asked.
-            **self._joined(ends, _numbers(self.block.users_of(asked)), asked),
-            n_users_=block.n_users,
-            n_items_=block.n_items,
-            _seen=(block.indptr, block.items),
-        )
-        losses = model._validation_losses(HeldOut.of(held_out))
-        clients = np.repeat(np.arange(block.n_clients), np.diff(held_out.rating_indptr))
-        sums = [np.bincount(clients, one, minlength=block.n_clients) for one in losses]
-        return np.stack(sums, axis=1)
+    def _personalized(self, who, message, round):
+        """The users of the clients of a mask under a model."""
+        key, updated = self.keys.at(round), self._has_updated
+        return Personalized(self.method, self.block, self.state, updated, who, message, key)
 
     def keep_measured(self) -> None:
         """Keep the users' state under the model evaluated last, because it is the best so far."""
@@ -594,8 +507,7 @@ class Clients:
             Clients to include, among them all that have kept a state. None: all.
         """
         who = np.ones(self.block.n_clients, dtype=bool) if who is None else who
-        ends = self._ends(who, message, self.keys.at(round))
-        attributes = self._joined(list(ends), self.block.users, who)
+        attributes = self._personalized(who, message, round).attributes()
         if self._kept is None or not kept:
             return attributes
         best, measured_it = self._kept
@@ -606,100 +518,3 @@ class Clients:
             elif users.all():
                 attributes[name] = best[name]
         return attributes
-
-    def _ends(self, who, message, key):
-        """Results of `_personalize` for the clients of a mask, first those that have updated."""
-        block = self.block
-        old, new = who & self._has_updated, who & ~self._has_updated
-        if old.any():
-            turn, places = Turn(old, old, False), np.arange(block.n_users)
-            state = self.method._personalize(
-                block, self.state, message.of(block.clients), turn, key
-            )
-            yield End(block, places, block.users_of(old), state)
-        if new.any():
-            part, places = block.part(new), np.flatnonzero(block.users_of(new))
-            state = personalized(self.method, part, message.of(part.clients), key)
-            yield End(part, places, np.ones(len(places), dtype=bool), state)
-
-    def _joined(self, ends, names, who):
-        """Users' attributes of the clients of a mask, in the order of their users.
-
-        `names` are the codes of the block's users.
-        """
-        users, attributes = [], []
-        numbers = _numbers(self.block.users_of(who))
-        for block, places, wanted, state in ends:
-            if names is not self.block.users:
-                block = replace(block, users=names[places])
-            its = self.method._user_attributes(block, state)
-            attributes.append({name: _of_users(rows, wanted) for name, rows in its.items()})
-            users.append(numbers[places[wanted]])
-        return _blocks.by_user(users, attributes)
-
-
-class End(NamedTuple):
-    """Personalised users of some clients.
-
-    Attributes
-    ----------
-    block : Block
-        The block that was given.
-    places : ndarray of shape (n_users,)
-        Positions of its users among those of the whole block.
-    wanted : ndarray of shape (n_users,), dtype bool
-        The users that `_personalize` was called for.
-    state : dict
-    """
-
-    block: Block
-    places: np.ndarray
-    wanted: np.ndarray
-    state: dict[str, Any]
-
-
-def personalized(method: Any, block: Block, message: Message, key: Key) -> dict[str, Any]:
-    """The state of clients that have never updated, once they have the final model.
-
-    Parameters
-    ----------
-    method : FederatedRecommender
-    block : Block
-    message : Message
-        The final model after `_on_receipt`: these clients' own message, or for new users the
-        common one.
-    key : Keys
-
-    Returns
-    -------
-    state : dict
-    """
-    everyone = np.ones(block.n_clients, dtype=bool)
-    turn = Turn(everyone, everyone, False)
-    return method._personalize(block, None, message, turn, key)
-
-
-def _stacked(answers, forms):
-    """The sums of several one-client blocks as the single uploads of one block."""
-    fields = {}
-    for name, form in forms.items():
-        values = np.stack([np.asarray(answer[name]) for answer in answers])
-        fields[name] = Ragged.stacked(values.reshape(len(answers), *form.shape))
-    return Uploads(**fields)
-
-
-def _senders(uploads, turn):
-    """The turn without clients that have nothing to send."""
-    if uploads.sends is None:
-        return turn
-    return turn._replace(active=turn.active & uploads.sends)
-
-
-def _numbers(mask):
-    """Number each True of a mask; -1 for the others."""
-    return np.where(mask, np.cumsum(mask) - 1, -1)
-
-
-def _of_users(rows, wanted):
-    """Select the rows of some users in dense or sparse arrays; return anything else as it is."""
-    return rows[wanted] if hasattr(rows, "shape") and not wanted.all() else rows

@@ -12,8 +12,8 @@ from fedrecsk.federated._fedmf import EPOCHS_OF_THE_NEW, AveragedItems
 from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.simulation import blocks, participation
-from fedrecsk.simulation.clients import HeldOut
 from fedrecsk.simulation.keys import Key, Keys
+from fedrecsk.simulation.stopping import HeldOut
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.reference import colr as reference
 
