@@ -137,7 +137,7 @@ def built(make: Make, n_users: int, n_items: int) -> nn.Module:
         raise ValueError(
             f"The module could not be built with n_users={n_users} and n_items={n_items}: "
             f"{type(error).__name__}: {error}. Its constructor must accept these two names, for "
-            "any sizes."
+            "any sizes, and the arguments given to Net."
         ) from error
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must return a torch.nn.Module, got {type(module).__name__}.")

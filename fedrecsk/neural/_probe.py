@@ -104,9 +104,9 @@ def _check_rows(make, module, layout, scores):
             alone = score(stacked, first, first)
     except Exception as error:
         raise ValueError(
-            f"The module could not be vectorised over clients: {type(error).__name__}: {error}. "
-            "Its forward may use parameters and tensors of codes only, without branches on their "
-            "values and without other tensors."
+            f"The module could not be vectorised over clients: {type(error).__name__}: "
+            f"{str(error).rstrip('.')}. Its forward may use parameters and tensors of codes only, "
+            "without branches on their values and without other tensors."
         ) from error
     if not torch.allclose(alone.squeeze(-1), scores, rtol=1e-4, atol=1e-6):
         raise ValueError(

@@ -32,9 +32,9 @@ class FederatedModule(NeuralRecommender):
         What builds the module, given `n_users` and `n_items`: its class, a function, or a
         :class:`Net` with further arguments. ``module(users, items)`` must return the scores of
         pairs of codes, in the shape of `users`. None: :class:`~fedrecsk.neural.modules.GMF`.
-    private : sequence of str, default=("user*",)
-        Patterns (as in ``fnmatch``) of the names of private parameters. All parameters with a
-        row per user must be among them.
+    private : str or sequence of str, default=("user*",)
+        Pattern or patterns (as in ``fnmatch``) of the names of private parameters. All parameters
+        with a row per user must be among them.
     loss : {"bce", "squared"} or callable, default="bce"
         Cross-entropy with sampled negatives; half the squared error of ratings, without negatives;
         or a function of tensors of scores and targets that returns the loss of each example. Its
@@ -133,12 +133,12 @@ class FederatedModule(NeuralRecommender):
 
     module: Net | Callable[..., nn.Module] | None = None
     _: KW_ONLY
-    private: Sequence[str] = ("user*",)
+    private: str | Sequence[str] = ("user*",)
     learning_rate: float | dict[str, float] = 0.01
 
     _parameter_constraints: ClassVar[dict] = NeuralRecommender._parameter_constraints | {
         "module": [Net, callable, None],
-        "private": ["array-like"],
+        "private": [str, "array-like"],
     }
 
     def _check_before_fit(self):
@@ -163,4 +163,4 @@ class FederatedModule(NeuralRecommender):
 
     @property
     def _private(self):
-        return tuple(self.private)
+        return (self.private,) if isinstance(self.private, str) else tuple(self.private)

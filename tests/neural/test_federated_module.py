@@ -144,6 +144,12 @@ def test_single_uploads_add_up_to_the_sums(toy):
         np.testing.assert_allclose(single.parameters_[name], values, rtol=1e-9, err_msg=name)
 
 
+def test_a_single_pattern_may_be_a_string(toy):
+    one = FederatedModule(private="user*", n_rounds=2, random_state=0).fit(*toy)
+    same = FederatedModule(private=["user*"], n_rounds=2, random_state=0).fit(*toy)
+    np.testing.assert_array_equal(one.predict(toy[0]), same.predict(toy[0]))
+
+
 @pytest.mark.parametrize("module", [Net(NeuMF, layers=(8, 4)), Net(GMF, n_factors=3)])
 def test_chunks_and_threads_of_torch_do_not_matter(toy, module, monkeypatch):
     n_threads, state = torch.get_num_threads(), torch.random.get_rng_state()
