@@ -175,4 +175,6 @@ class RFRecF(RFRec):
     def _move_to_mean(self, block, state, active, mean):
         rows = np.repeat(active, block.row_counts)
         held = state["held"].now
-        held[rows] += self._share * (mean[block.row_items[rows]] - held[rows])
+        # Clients that have diverged are found when their uploads arrive.
+        with np.errstate(over="ignore", invalid="ignore"):
+            held[rows] += self._share * (mean[block.row_items[rows]] - held[rows])
