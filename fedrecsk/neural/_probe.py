@@ -131,3 +131,33 @@ def _check_loss(loss, scores):
             f"loss(scores, targets) must return the loss of each example, in the shape of scores: "
             f'got {got} for {tuple(scores.shape)}. Use reduction="none".'
         )
+    _check_examples(loss)
+
+
+def _check_examples(loss):
+    """Raise if an example's loss depends on other examples, which are those of other clients."""
+    scores = torch.linspace(-2.0, 3.0, 12).reshape(3, 4).requires_grad_()
+    targets = (torch.arange(12).reshape(3, 4) % 3 == 0).to(scores.dtype)
+    with torch.enable_grad():
+        losses = loss(scores, targets)
+        if not losses.requires_grad:
+            raise ValueError(
+                "loss(scores, targets) has no gradient by the scores, so nothing would be trained; "
+                "compute it from the scores in torch, without detach()."
+            )
+        again = loss(scores, targets)
+        alone = [
+            loss(score.reshape(1, 1), target.reshape(1, 1)).reshape(())
+            for score, target in zip(scores.flatten(), targets.flatten(), strict=True)
+        ]
+    if not torch.equal(losses.nan_to_num(), again.nan_to_num()):
+        raise ValueError(
+            "loss gives other numbers when called again, so it draws random numbers. They would "
+            "come from torch's global stream and could not be repeated; leave them out."
+        )
+    if not torch.allclose(losses.flatten(), torch.stack(alone), rtol=1e-4, equal_nan=True):
+        raise ValueError(
+            "An example's loss depends on other examples. It is called with the examples of many "
+            "clients at once, so it must treat each by itself: no mean, sum, sort, softmax or "
+            "branch over all scores or targets."
+        )

@@ -37,8 +37,9 @@ class FederatedModule(NeuralRecommender):
         with a row per user must be among them.
     loss : {"bce", "squared"} or callable, default="bce"
         Cross-entropy with sampled negatives; half the squared error of ratings, without negatives;
-        or a function of tensors of scores and targets that returns the loss of each example. Its
-        targets are y (1 without y), and 0 for negatives, of which each row with y > 0 brings
+        or a function of tensors of scores and targets that returns the loss of each example, which
+        must not depend on the others, because they are those of many clients at once. Targets
+        are y (1 without y), and 0 for negatives, of which each row with y > 0 brings
         `n_negatives`.
     n_negatives : int, default=4
         Number of sampled negatives per positive.

@@ -296,6 +296,11 @@ def test_modules_that_cannot_be_simulated_are_refused(toy, module, match):
         ({"device": "meta"}, "device='meta' is not there"),
         ({"loss": nn.MSELoss}, "loss could not be computed: .*give an object"),
         ({"loss": lambda scores, targets: (scores - targets).mean()}, 'Use reduction="none"'),
+        ({"loss": lambda s, t: (s - t.mean()) ** 2}, "loss depends on other examples"),
+        ({"loss": lambda s, t: -t * torch.log_softmax(s, -1)}, "loss depends on other examples"),
+        ({"loss": lambda s, t: s - t if s.mean() > 0 else t - s}, "depends on other examples"),
+        ({"loss": lambda s, t: (s - t) ** 2 * torch.rand(s.shape)}, "draws random numbers"),
+        ({"loss": lambda s, t: (s.detach() - t) ** 2}, "no gradient by the scores"),
     ],
 )
 def test_wrong_parameters_are_refused(toy, parameters, match):
