@@ -182,6 +182,11 @@ def check(optimizer: str | Make) -> None:
     """
     if isinstance(optimizer, str):
         return
+    if "lr" in getattr(optimizer, "keywords", {}):
+        raise ValueError(
+            "optimizer sets lr, which learning_rate would replace; leave lr out of the optimiser, "
+            "and set learning_rate."
+        )
     generator = torch.Generator().manual_seed(0)
     first = torch.randn(3, 4, generator=generator, dtype=torch.float64)
     gradients = torch.randn(3, 3, 4, generator=generator, dtype=torch.float64)

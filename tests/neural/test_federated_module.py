@@ -290,6 +290,7 @@ def test_modules_that_cannot_be_simulated_are_refused(toy, module, match):
         ({"learning_rate": {"x": 1.0, "*": 1.0}}, "learning_rate has the pattern 'x'"),
         ({"optimizer": torch.optim.LBFGS}, "LBFGS could not train"),
         ({"optimizer": partial(torch.optim.AdamW)}, "AdamW moves numbers whose gradient is zero"),
+        ({"optimizer": partial(torch.optim.SGD, lr=0.5)}, "optimizer sets lr"),
         ({"optimizer": torch.optim.Adafactor}, "Adafactor mixes coordinates"),
         ({"device": "cuda:77"}, "device='cuda:77' is not there"),
         ({"device": "abacus"}, "device='abacus' is not there"),
