@@ -111,7 +111,11 @@ class Coordinator:
             "parameters": self.progress.digests,
         }
         self.exchanges: Exchanges = Exchanges(
-            carrier, self.progress.members, pack(greeting, {}), patience
+            carrier,
+            self.progress.members,
+            pack(greeting, {}),
+            patience,
+            len(self.server.item_ids),
         )
 
     def _digests(self):
@@ -194,8 +198,9 @@ class Coordinator:
         for step in range(server.n_setups):
             message = server.setup_message(step, late=late)
             forms = server.method._setup_forms(len(server.item_ids), step)
-            parcels, _ = self._ask("setup", step, asked, message, forms, quorum=quorum)
+            parcels, n_malformed = self._ask("setup", step, asked, message, forms, quorum=quorum)
             server.close_setup(step, parcels, late=late)
+            server.ledger.count(rejected=n_malformed)
         server.send_announcement(late=late)
         for one in registered:
             # The announcement comes with the next request.
@@ -364,7 +369,8 @@ class Coordinator:
         phase = {"setup": "setup", "round": "round", "validate": "validation"}[kind]
         for one in parcels:
             step = one.phase, one.round, one.client
-            if step != (phase, number, member.code) or type(one.round) is not int:
+            are_codes = type(one.round) is type(one.client) is int
+            if step != (phase, number, member.code) or not are_codes:
                 raise MalformedMessage(
                     f"it sends {str(step)[:80]} instead of {(phase, number, member.code)}."
                 )

@@ -47,6 +47,8 @@ class Exchanges:
         The request to register, for every node that appears.
     patience : float
         Seconds to wait for answers.
+    n_items : int
+        Items of the catalogue.
     """
 
     def __init__(
@@ -55,11 +57,13 @@ class Exchanges:
         members: Members,
         greeting: bytes,
         patience: float,
+        n_items: int,
     ) -> None:
         self.carrier = carrier
         self.members = members
         self.greeting = greeting
         self.patience = patience
+        self.n_items = n_items
         # Nodes that were asked to register, with the ticket until they have answered.
         self._greeted: dict[int, Any] = {}
         # What nodes that cannot take part have said.
@@ -102,7 +106,7 @@ class Exchanges:
         self._greeted[node] = None
         try:
             head = _read(reply).head
-            registration = registration_of(head.get("registration"))
+            registration = registration_of(head.get("registration"), self.n_items)
             token = head.get("token")
             if not isinstance(token, str):
                 raise MalformedMessage("A registration needs a token.")
@@ -113,7 +117,7 @@ class Exchanges:
             if reply.content is not None:
                 self.refuse(node, str(error))
             return None
-        log.info("Client %s is there", member.name)
+        log.info("Client %s has registered", member.name)
         return member
 
     def refuse(self, node: int, reason: str) -> None:
@@ -184,7 +188,7 @@ class Exchanges:
             raise NotEnough(
                 f"{len(answers)} of {len(asked)} clients have answered the request {kind!r}, but "
                 f"{quorum} must. Without an answer: {', '.join(silent) or 'none'}. Start the "
-                f"missing nodes, and this app again: it goes on where it was.{why}"
+                f"missing nodes and run this app again; it resumes from its checkpoint.{why}"
             )
         return answers
 

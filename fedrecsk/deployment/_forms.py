@@ -216,7 +216,7 @@ def _parcel(number, head, arrays, forms):
     read = {}
     for name, written in fields.items():
         if name not in forms:
-            raise MalformedMessage(f"Nobody has asked for the field {name[:80]!r}.")
+            raise MalformedMessage(f"Unexpected field {str(name)[:80]!r}.")
         try:
             parts = {
                 part: _read(how, arrays.get(f"{number}/{name}/{part}"), forms[name])
@@ -273,8 +273,8 @@ def registration_head(registration: Registration) -> dict[str, Any]:
     return {name: part.tolist() for name, part in registration._asdict().items()}
 
 
-def registration_of(head: Any) -> Registration:
-    """The registration again.
+def registration_of(head: Any, n_items: int) -> Registration:
+    """The registration again, of a client that holds at most `n_items` items.
 
     Raises
     ------
@@ -286,8 +286,13 @@ def registration_of(head: Any) -> Registration:
     except (TypeError, KeyError, ValueError) as error:
         raise MalformedMessage("A registration has the id and the counts of one client.") from error
     is_name = type(name) in (str, int, float) and name == name
-    if not is_name or not all(type(n) is int and 0 <= n < 2**40 for n in (n_users, n_held)):
-        raise MalformedMessage("A registration must have a client's id and two counts.")
+    if not is_name or (type(name) is int and not -(2**63) <= name < 2**63):
+        raise MalformedMessage("A client's id must be a string, or a number below 2**63.")
+    counts = type(n_users) is type(n_held) is int
+    if not counts or not 1 <= n_users < 2**40 or not 0 <= n_held <= n_items:
+        raise MalformedMessage(
+            "A registration must have the number of users and that of the items that they hold."
+        )
     return Registration(np.array([name]), np.array([n_users]), np.array([n_held]))
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAGIC = b"fedrecsk\x01"
+MOST_AXES = 8
 # Types of arrays on the wire: numbers and truth values, in little-endian order.
 DTYPES = frozenset(
     np.dtype(one).str
@@ -72,7 +73,7 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """
     start = len(MAGIC) + 4
     if not isinstance(content, bytes) or content[: len(MAGIC)] != MAGIC or len(content) < start:
-        raise MalformedMessage("These bytes are no message of this version of fedrecsk.")
+        raise MalformedMessage("These bytes are not a message of this version of fedrecsk.")
     (length,) = struct.unpack_from("<I", content, len(MAGIC))
     head, table = _read_head(content[start : start + length])
     arrays, place = {}, start + length
@@ -85,7 +86,10 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         values = np.frombuffer(content, dtype, size, place)
         if dtype.kind == "b" and (values.view(np.uint8) > 1).any():
             raise MalformedMessage(f"Field {name!r} has truth values other than 0 and 1.")
-        arrays[name] = values.reshape(shape).copy()
+        try:
+            arrays[name] = values.reshape(shape).copy()
+        except ValueError as error:
+            raise MalformedMessage(f"Field {name!r} has an impossible shape.") from error
         place = end
     if place != len(content):
         raise MalformedMessage(f"{len(content) - place} bytes belong to no field.")
@@ -96,7 +100,9 @@ def _read_head(text):
     try:
         head, table = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
-        raise MalformedMessage("The head of the message is no JSON of head and fields.") from error
+        raise MalformedMessage(
+            "The head of the message is not valid JSON with a head and fields."
+        ) from error
     if not isinstance(head, dict) or not isinstance(table, list):
         raise MalformedMessage("The head of the message must be a dict, and its fields a list.")
     return head, table
@@ -109,6 +115,10 @@ def _read_row(row):
     name, dtype, shape = row
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise MalformedMessage(f"Field {name!r} has the type {str(dtype)[:20]!r}.")
-    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
+    if not isinstance(shape, list) or len(shape) > MOST_AXES or not all(map(_is_length, shape)):
         raise MalformedMessage(f"Field {name!r} has the shape {str(shape)[:80]}.")
     return name, np.dtype(dtype), tuple(shape)
+
+
+def _is_length(n):
+    return type(n) is int and 0 <= n < 2**40

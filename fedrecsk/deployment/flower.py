@@ -120,6 +120,8 @@ def server_app(
             name: context.run_config.get(name.replace("_", "-"), value)
             for name, value in settings.items()
         }
+        # Flower wants an entry for everything that a run may set, so an empty one says nothing.
+        given["keys"] = given["keys"] or settings["keys"]
         _check_settings(given)
         carrier = FlowerCarrier(grid, float(given.pop("poll")), float(given["patience"]))
         store, path = Store(given.pop("folder")), given.pop("keys")
@@ -236,6 +238,9 @@ def _check_settings(given):
             )
     if type(given["n_clients"]) is not int or given["n_clients"] < 1:
         raise ValueError(f"n_clients must be an int of at least 1, got {given['n_clients']!r}.")
+    for name in ("quorum", "patience", "gathering", "poll"):
+        if type(given[name]) not in (int, float):
+            raise ValueError(f"{name} must be a number, got {given[name]!r}.")
     if not 0 < given["quorum"] <= 1:
         raise ValueError(f"quorum must be in (0, 1], got {given['quorum']!r}.")
     for name in ("patience", "gathering", "poll"):

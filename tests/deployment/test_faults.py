@@ -147,6 +147,10 @@ def another_client(parcels):
     parcels[0]["client"] = (parcels[0]["client"] + 1) % 3
 
 
+def a_fractional_client(parcels):
+    parcels[0]["client"] = float(parcels[0]["client"])
+
+
 def another_round(parcels):
     parcels[0]["round"] += 1
 
@@ -159,7 +163,10 @@ def another_field(parcels):
     parcels[0]["fields"] = {"else": {}}
 
 
-@pytest.mark.parametrize("change", [another_client, another_round, twice, another_field])
+CHANGES = [another_client, a_fractional_client, another_round, twice, another_field]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_malformed_and_duplicate_uploads_are_rejected_and_counted(tmp_path, change, caplog):
     one, nodes = a_fit(tmp_path)
     bad = max(nodes)
@@ -198,7 +205,7 @@ def test_bytes_that_are_no_message_are_no_answer(tmp_path, caplog):
     )
     server = one.run()
     assert [entry["dropped"] for entry in rounds(server)] == [1, 1, 1]
-    assert "no message of this version" in caplog.text
+    assert "not a message of this version" in caplog.text
 
 
 def spoilt(nodes, number, change):
@@ -333,7 +340,7 @@ def test_a_node_without_its_state_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"junk", "no message of this version"),
+        (b"junk", "not a message of this version"),
         (pack({"kind": "round"}, {}), "does not say to which fit"),
         (pack({"kind": "round", "fit": "../../../../etc"}, {}), "does not say to which fit"),
     ],

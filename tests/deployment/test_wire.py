@@ -51,9 +51,9 @@ def raw(head, table, body=b""):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no message of this version"),
-        (pickle.dumps({"a": 1}), "no message of this version"),
-        (MAGIC + b"\xff\xff\xff\xff{", "no JSON of head and fields"),
+        (b"", "not a message of this version"),
+        (pickle.dumps({"a": 1}), "not a message of this version"),
+        (MAGIC + b"\xff\xff\xff\xff{", "not valid JSON with a head and fields"),
         (raw([], []), "must be a dict"),
         (raw({}, [["q", "<f4"]]), "must have name, type and shape"),
         (raw({}, [["q", "|O8", [1]]], b"x" * 8), "Field 'q' has the type"),
@@ -62,6 +62,8 @@ def raw(head, table, body=b""):
         (raw({}, [["q", "<f4", [2**39, 2**39]]]), "Field 'q' is cut off"),
         (raw({}, [["q", "|u1", [1]], ["q", "|u1", [1]]], b"ab"), "'q' is cut off, or sent twice"),
         (raw({}, [["q", "|b1", [1]]], b"\x07"), "'q' has truth values other than"),
+        (raw({}, [["q", "|i1", [1] * 65]], b"x"), "Field 'q' has the shape"),
+        (raw({}, [["q", "|i1", [0, *[2**39] * 3]]]), "Field 'q' has an impossible shape"),
         (raw({}, [], b"abc"), "3 bytes belong to no field"),
     ],
 )
@@ -163,7 +165,8 @@ ONES = {"values": ["same", 1, [3], "<i4"]}
         (None, "must be a list"),
         ([7], "lacks its phase"),
         ([{"phase": "round", "round": 0, "client": 0}], "lacks its phase"),
-        ([{"fields": {"other": {}}}], "Nobody has asked for the field 'other'"),
+        ([{"fields": {"other": {}}}], "Unexpected field 'other'"),
+        ([{"fields": [[1, {}]]}], "Unexpected field '1'"),
         ([{"fields": {"gram": {"values": ["plain"]}}}], "Field 'gram' .* numbers are missing"),
         ([{"fields": {"gram": {"values": []}}}], "Field 'gram' of a parcel cannot be read"),
         ([{"fields": {"gram": {"extra": ["plain"]}}}], "Field 'gram' of a parcel cannot be read"),
@@ -196,8 +199,11 @@ def test_malformed_parcels_are_refused_by_name(heads, message):
         {"client_ids": [None], "n_users": [1], "n_held": [1]},
         {"client_ids": ["a"], "n_users": [-1], "n_held": [1]},
         {"client_ids": [float("nan")], "n_users": [1], "n_held": [1]},
+        {"client_ids": [10**30], "n_users": [1], "n_held": [1]},
+        {"client_ids": ["a"], "n_users": [0], "n_held": [1]},
+        {"client_ids": ["a"], "n_users": [1], "n_held": [7]},
     ],
 )
 def test_malformed_registrations_are_refused(head):
-    with pytest.raises(MalformedMessage, match=r"registration (has|must have)"):
-        registration_of(head)
+    with pytest.raises(MalformedMessage, match=r"registration (has|must have)|client's id must be"):
+        registration_of(head, n_items=6)
