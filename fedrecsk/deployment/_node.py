@@ -216,6 +216,7 @@ class Node:
 
     def _round(self, memory, head, arrays):
         round, device = int(head["number"]), memory.device
+        _check_round(round, device)
         device.receive(round, self._message(memory, head, arrays))
         parcels, _ = device.update(round)
         log.info("Client %s has trained in round %d", device.client_ids[0], round)
@@ -244,6 +245,13 @@ class Node:
         self.store.save_model(model)
         log.info("Client %s has its model: %s", *memory.device.client_ids, self.store.folder)
         return pack({"n_users": int(np.size(model.user_ids_))}, {})
+
+
+def _check_round(round, device):
+    """Raise if a fit has no such round: each round may cost privacy."""
+    n_rounds = device.method._rounds()
+    if not 0 <= round < n_rounds:
+        raise Refused(f"the server asks for round {round}, but the fit has {n_rounds} rounds")
 
 
 def _file(fit):

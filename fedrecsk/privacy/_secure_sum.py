@@ -177,10 +177,12 @@ class Party(ABC):
         Raises
         ------
         ValueError
-            If this side has no secret key, or not the one that the ciphertext belongs to.
+            If this side has no secret key, or not the one that the ciphertext belongs to; or if
+            the ciphertext lacks blocks.
         """
         self._check_secret("decrypt")
         self._check_key(ciphertext)
+        self._check_blocks(ciphertext)
         width = self.scheme.values_per_block
         values = np.empty(ciphertext.n_values)
         for k, block in enumerate(ciphertext.blocks):
@@ -202,18 +204,21 @@ class Party(ABC):
                 f"A ciphertext of {ciphertext.n_clients} clients with {ciphertext.n_values} values "
                 f"came instead of one client's with {n_values}."
             )
-        n_blocks = self.scheme._n_blocks(n_values)
-        if len(ciphertext.blocks) != n_blocks:
-            raise ValueError(
-                f"A ciphertext has {len(ciphertext.blocks)} blocks, but {n_values} values take "
-                f"{n_blocks}."
-            )
+        self._check_blocks(ciphertext)
         width = self.scheme.values_per_block
         for number, block in enumerate(ciphertext.blocks):
             try:
                 self._check_block(block, min(width, n_values - number * width))
             except (ValueError, RuntimeError) as error:
                 raise ValueError(f"Block {number} of a ciphertext cannot be read.") from error
+
+    def _check_blocks(self, ciphertext):
+        n_values, n_blocks = ciphertext.n_values, self.scheme._n_blocks(ciphertext.n_values)
+        if len(ciphertext.blocks) != n_blocks:
+            raise ValueError(
+                f"A ciphertext has {len(ciphertext.blocks)} blocks, but {n_values} values take "
+                f"{n_blocks}."
+            )
 
     def to_bytes(self) -> bytes:
         """This side's keys as bytes, for `SecureAggregation.load_party`.

@@ -204,7 +204,9 @@ class _PaillierParty(Party):
 
     def _load_block(self, block):
         ciphertext = int.from_bytes(block, "little")
-        if len(block) != 2 * self.scheme.key_bits // 8 or ciphertext >= self._public.nsquare:
+        is_long = len(block) == 2 * self.scheme.key_bits // 8
+        n, nsquare = int(self._public.n), self._public.nsquare
+        if not is_long or ciphertext >= nsquare or math.gcd(ciphertext, n) != 1:
             raise ValueError("This is no ciphertext under these keys.")
         return self._number(self._public, ciphertext, exponent=0)
 
@@ -215,7 +217,9 @@ class _PaillierParty(Party):
         return self._to_bytes(total.ciphertext(be_secure=False))
 
     def _decrypt_block(self, block, n_values, n_clients):
-        plaintext = self._private.raw_decrypt(int.from_bytes(block, "little"))
+        plaintext = int(self._private.raw_decrypt(int.from_bytes(block, "little")))
+        # A client that sends random numbers spoils the sum, but does not end the fit.
+        plaintext %= 1 << (8 * _SLOT_BYTES * n_values)
         slots = np.frombuffer(plaintext.to_bytes(_SLOT_BYTES * n_values, "little"), "<u8")
         fixed = slots - np.uint64(n_clients * _offset(self.n_clients))
         return fixed.view(np.int64) / 2.0**self.scheme.fraction_bits

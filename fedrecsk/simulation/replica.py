@@ -11,7 +11,7 @@ from fedrecsk.interactions import catalogue_ids
 from fedrecsk.simulation.clients import Registration
 from fedrecsk.simulation.contributions import Contribution, Counts
 from fedrecsk.simulation.server import Server
-from fedrecsk.simulation.uplink import fields_of
+from fedrecsk.simulation.uplink import aligned_size, fields_of
 from fedrecsk.uploads import Sizes
 
 if TYPE_CHECKING:
@@ -121,6 +121,13 @@ class Replica:
         """The sum as one Contribution of all senders, whose noise is in it already."""
         forms = self.server._forms((step.phase, step.round))
         n_clients = len(step.clients)
+        assert step.total is not None
+        got, wanted = (len(total), step.total.n_clients), (aligned_size(forms), n_clients)
+        if got != wanted:
+            raise ValueError(
+                f"The sum of {step.phase} {step.round} has {got[0]} numbers of {got[1]} clients "
+                f"instead of {wanted[0]} of {wanted[1]}; the server is at fault."
+            )
         everyone, nothing = np.ones(n_clients, dtype=bool), np.zeros(n_clients, dtype=np.int64)
         return Contribution(
             *(step.phase, step.round, step.clients, everyone, everyone, everyone),

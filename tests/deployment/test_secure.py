@@ -11,6 +11,7 @@ from fedrecsk.deployment._exchange import NotEnough
 from fedrecsk.deployment._secure_coordinator import SecureCoordinator
 from fedrecsk.deployment._secure_node import SecureNode
 from fedrecsk.deployment._store import Store
+from fedrecsk.deployment._wire import pack, unpack
 from fedrecsk.deployment.keys import read_keys, write_keys
 from fedrecsk.privacy import CKKS, Paillier
 from tests.conftest import make_toy
@@ -151,6 +152,46 @@ def test_malformed_uploads_are_counted(tmp_path):
     assert [e["rejected"] for e in rounds] == [1, 1, 1]
     models = models_of(nodes)
     np.testing.assert_array_equal(models[0].item_factors_, models[1].item_factors_)
+
+
+def test_random_bytes_for_a_ciphertext_do_not_end_the_fit(tmp_path):
+    estimator = secure(FedMF(3, **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    one = coordinator(estimator, nodes, tmp_path)
+
+    def tamper(request, reply):
+        if request.kind != "round" or request.node != 101:
+            return reply
+        head, arrays = unpack(reply)
+        noise = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint8)
+        spoilt = {name: noise[: len(block)].copy() for name, block in arrays.items()}
+        for block in spoilt.values():
+            block[-1] = 0  # Below the modulus.
+        return pack(head, spoilt)
+
+    one.exchanges.carrier.tamper = tamper
+    records = one.run()
+    rounds = [e for e in records.communication_.entries if e["phase"] == "round"]
+    assert [e["rejected"] for e in rounds] == [0, 0, 0]
+    models = models_of(nodes)
+    np.testing.assert_array_equal(models[0].item_factors_, models[1].item_factors_)
+
+
+def test_zeros_are_no_ciphertext(tmp_path):
+    estimator = secure(FedMF(3, **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    one = coordinator(estimator, nodes, tmp_path)
+
+    def tamper(request, reply):
+        if request.kind != "round" or request.node != 101:
+            return reply
+        head, arrays = unpack(reply)
+        return pack(head, {name: 0 * block for name, block in arrays.items()})
+
+    one.exchanges.carrier.tamper = tamper
+    records = one.run()
+    rounds = [e for e in records.communication_.entries if e["phase"] == "round"]
+    assert [e["rejected"] for e in rounds] == [1, 1, 1]
 
 
 def test_nothing_in_plaintext_crosses_or_is_stored(tmp_path):
