@@ -131,6 +131,8 @@ class Node:
         step = kind, int(head["number"])
         if step in memory.answers:
             return memory.answers[step]
+        if kind == "round":
+            _check_round(step[1], memory.device)
         self._learn(memory, head, arrays)
         answer = steps[kind](memory, head, arrays)
         number = SETUP if kind == "setup" else step[1]
@@ -216,7 +218,6 @@ class Node:
 
     def _round(self, memory, head, arrays):
         round, device = int(head["number"]), memory.device
-        _check_round(round, device)
         device.receive(round, self._message(memory, head, arrays))
         parcels, _ = device.update(round)
         log.info("Client %s has trained in round %d", device.client_ids[0], round)

@@ -136,62 +136,61 @@ def test_a_node_with_an_older_state_is_refused(tmp_path, caplog):
     assert records.n_rounds_ == 3
 
 
-def test_malformed_uploads_are_counted(tmp_path):
+def cut(reply):
+    return reply[:-8] + b"\xff" * 8
+
+
+def of_zeros(reply):
+    head, arrays = unpack(reply)
+    return pack(head, {name: 0 * block for name, block in arrays.items()})
+
+
+def at_random(reply):
+    """Numbers below the modulus, which nobody can tell from a ciphertext."""
+    head, arrays = unpack(reply)
+    draw = np.random.default_rng(0).integers
+    return pack(
+        head,
+        {
+            name: np.append(draw(0, 256, len(block) - 1, dtype=np.uint8), np.uint8(0))
+            for name, block in arrays.items()
+        },
+    )
+
+
+@pytest.mark.parametrize(("spoilt", "rejected"), [(cut, 1), (of_zeros, 1), (at_random, 0)])
+def test_spoilt_uploads_do_not_end_the_fit(spoilt, rejected, tmp_path):
     estimator = secure(FedMF(3, **SMALL))
     nodes = nodes_of(estimator, tmp_path)
     one = coordinator(estimator, nodes, tmp_path)
-
-    def tamper(request, reply):
-        if request.kind != "round" or request.node != 101:
-            return reply
-        return reply[:-8] + b"\xff" * 8
-
-    one.exchanges.carrier.tamper = tamper
+    one.exchanges.carrier.tamper = lambda request, reply: (
+        spoilt(reply) if request.kind == "round" and request.node == 101 else reply
+    )
     records = one.run()
     rounds = [e for e in records.communication_.entries if e["phase"] == "round"]
-    assert [e["rejected"] for e in rounds] == [1, 1, 1]
+    assert [e["rejected"] for e in rounds] == 3 * [rejected]
     models = models_of(nodes)
     np.testing.assert_array_equal(models[0].item_factors_, models[1].item_factors_)
 
 
-def test_random_bytes_for_a_ciphertext_do_not_end_the_fit(tmp_path):
+@pytest.mark.parametrize("number", [-1, 3])
+def test_nodes_refuse_rounds_that_the_fit_does_not_have(number, tmp_path):
     estimator = secure(FedMF(3, **SMALL))
     nodes = nodes_of(estimator, tmp_path)
     one = coordinator(estimator, nodes, tmp_path)
+    answers = []
 
-    def tamper(request, reply):
-        if request.kind != "round" or request.node != 101:
-            return reply
-        head, arrays = unpack(reply)
-        noise = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint8)
-        spoilt = {name: noise[: len(block)].copy() for name, block in arrays.items()}
-        for block in spoilt.values():
-            block[-1] = 0  # Below the modulus.
-        return pack(head, spoilt)
+    def ask_for_more(request, reply):
+        if request.kind == "round":
+            head, arrays = unpack(request.content)
+            asked = pack(head | {"number": number}, arrays)
+            answers.append(unpack(nodes[request.node].answer(asked))[0])
+        return reply
 
-    one.exchanges.carrier.tamper = tamper
-    records = one.run()
-    rounds = [e for e in records.communication_.entries if e["phase"] == "round"]
-    assert [e["rejected"] for e in rounds] == [0, 0, 0]
-    models = models_of(nodes)
-    np.testing.assert_array_equal(models[0].item_factors_, models[1].item_factors_)
-
-
-def test_zeros_are_no_ciphertext(tmp_path):
-    estimator = secure(FedMF(3, **SMALL))
-    nodes = nodes_of(estimator, tmp_path)
-    one = coordinator(estimator, nodes, tmp_path)
-
-    def tamper(request, reply):
-        if request.kind != "round" or request.node != 101:
-            return reply
-        head, arrays = unpack(reply)
-        return pack(head, {name: 0 * block for name, block in arrays.items()})
-
-    one.exchanges.carrier.tamper = tamper
-    records = one.run()
-    rounds = [e for e in records.communication_.entries if e["phase"] == "round"]
-    assert [e["rejected"] for e in rounds] == [1, 1, 1]
+    one.exchanges.carrier.tamper = ask_for_more
+    assert one.run().n_rounds_ == 3
+    assert len(answers) == 9
+    assert all("but the fit has 3 rounds" in answer["refused"] for answer in answers)
 
 
 def test_nothing_in_plaintext_crosses_or_is_stored(tmp_path):
