@@ -150,6 +150,12 @@ class FederatedModule(NeuralRecommender):
                 f"module is an object of {kind}, already built; give its class, {kind}, or "
                 f"Net({kind}, ...) with the arguments of its constructor."
             )
+        for pattern in self._private:
+            if not isinstance(pattern, str):
+                raise TypeError(
+                    f"private has {pattern!r}, which is not a string; give patterns of names of "
+                    'parameters, for example private=("user*",).'
+                )
         super()._check_before_fit()
 
     def _make(self, n_users, n_items):

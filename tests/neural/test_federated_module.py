@@ -144,6 +144,11 @@ def test_single_uploads_add_up_to_the_sums(toy):
         np.testing.assert_allclose(single.parameters_[name], values, rtol=1e-9, err_msg=name)
 
 
+def test_patterns_must_be_strings(toy):
+    with pytest.raises(TypeError, match="private has 3, which is not a string"):
+        FederatedModule(private=("user*", 3)).fit(*toy)
+
+
 def test_a_single_pattern_may_be_a_string(toy):
     one = FederatedModule(private="user*", n_rounds=2, random_state=0).fit(*toy)
     same = FederatedModule(private=["user*"], n_rounds=2, random_state=0).fit(*toy)
