@@ -123,6 +123,7 @@ CASES = {
 WITH_CHECKSUM = [name for name in CASES if name != "movielens-latest-small"]
 
 
+@functools.cache  # A zip file holds the time of its writing, and the checksum must stay the same.
 def archive(*names):
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
