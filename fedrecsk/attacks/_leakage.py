@@ -238,10 +238,7 @@ def measure_leak(
             f"measure_leak takes an estimator, but got a class; pass {estimator.__name__}()."
         )
     if getattr(estimator, "_inversion", None) is None:
-        raise ValueError(
-            f"No inversion is known for {type(estimator).__name__}; measure_leak takes a federated "
-            "estimator with an `_inversion`, as those of fedrecsk have."
-        )
+        raise ValueError(_why_not(estimator))
     model = _watched(estimator, n_rounds)
     model._validate_params()
     data = model._prepared(X, y)
@@ -271,6 +268,17 @@ def measure_leak(
         cohort=receipts.cohort,
         differences=differences,
         n_profiles=n_profiles,
+    )
+
+
+def _why_not(estimator):
+    """Why nothing can be measured."""
+    name = type(estimator).__name__
+    if not hasattr(estimator, "federation"):
+        return f"{name} is not federated: its data are in one place, and no client sends anything."
+    return (
+        f"measure_leak has no attack on uploads of {name}, which says nothing about what they "
+        "reveal; see the page of the method."
     )
 
 

@@ -115,8 +115,9 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
     def _check_before_fit(self):
         if self._setting().local_dp is not None:
             raise ValueError(
-                f"{type(self).__name__} has no local_dp: the items that a client has visited would "
-                "be sent without noise. Use RFRec for local differential privacy."
+                f"{type(self).__name__} has no local_dp: an upload shows which items a client has "
+                "visited, and noise that hides them would drown all that it has learned. Use RFRec "
+                "for local differential privacy, or central_dp if clients trust the server."
             )
         super()._check_before_fit()
 
