@@ -61,8 +61,9 @@ def aligned(features: Any, items: Any) -> Any:
         features = features.iloc[order]
         kinds = {str(kind) for kind in features.dtypes}
         if kinds and all(kind.startswith("Sparse") for kind in kinds):
-            features = features.sparse.to_coo()
-        return _checked(features, ids)
+            return _checked(features.sparse.to_coo(), ids, features.columns)
+        _check_columns(features)
+        return _checked(features, ids, features.columns)
     if items is None:
         raise ValueError(
             "item_features has no ids, so its rows cannot be matched with items. Pass items= with "
@@ -82,7 +83,7 @@ def aligned(features: Any, items: Any) -> Any:
     return rows
 
 
-def _checked(features, ids):
+def _checked(features, ids, columns=None):
     """A matrix of numbers; `ids` are those of its rows if they are in order."""
     if np.shape(features)[1:] == (0,):
         raise ValueError("item_features has no columns; give each item at least one feature.")
@@ -95,8 +96,17 @@ def _checked(features, ids):
     )
     rows = sparse.csr_array(rows) if sparse.issparse(rows) else rows
     if ids is not None:
-        _check_range(rows, ids)
+        _check_range(rows, ids, columns)
     return rows
+
+
+def _check_columns(frame):
+    """Raise for columns of a DataFrame that hold no numbers."""
+    for name in frame.select_dtypes(include=["object", "string", "category"]).columns:
+        raise ValueError(
+            f"The column {name!r} of item_features holds {frame[name].dtype}, not numbers; make "
+            "columns of 0 and 1 of it, for example with pandas.get_dummies."
+        )
 
 
 def _check_same(ours, catalogue):
@@ -115,21 +125,24 @@ def _check_same(ours, catalogue):
         )
 
 
-def _check_range(rows, ids):
+def _check_range(rows, ids, columns=None):
     """Raise for values that are not in [0, 1], and say whose they are."""
     if sparse.issparse(rows):
-        values = rows.data
+        values, places = rows.data, rows.indices
         owners = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
     else:
         values, owners = rows.ravel(), np.repeat(np.arange(len(rows)), rows.shape[1])
+        places = np.tile(np.arange(rows.shape[1]), len(rows))
     bad = ~((values >= 0) & (values <= 1))
     if bad.any():
         place = int(bad.argmax())
+        column = "" if columns is None else f" in the column {columns[places[place]]!r}"
         raise ValueError(
             f"item_features of item {ids.values[owners[place]]!s} has the value "
-            f"{values[place]:g}, but Boltzmann machines need finite numbers in [0, 1]; scale the "
-            "features, for example with sklearn.preprocessing.MinMaxScaler (MaxAbsScaler if they "
-            "are sparse and non-negative), and fill in what is missing."
+            f"{values[place]:g}{column}, but Boltzmann machines need finite numbers in [0, 1]; "
+            "scale the features, for example with sklearn.preprocessing.MinMaxScaler (MaxAbsScaler "
+            "if they are sparse and non-negative), fill in what is missing, and let ids be the "
+            "index of a DataFrame, not a column."
         )
 
 
