@@ -22,6 +22,8 @@ LARGEST = 1e15
 HARMLESS = {"tol", "epsilon", "rank_exponent"}
 # Scores of training rows beyond this multiple of what they estimate come of an explosion.
 ABSURD = 1e4
+# Parameters to lower when nothing stands out.
+PACES = ("learning_rate", "item_learning_rate", "init_std")
 # So many training rows are scored at most, and so many at once, to save memory.
 SAMPLE = 4000
 AT_ONCE = 64
@@ -135,7 +137,8 @@ def check_fitted(estimator: Any, data: Any, attributes: Mapping) -> None:
     Warns
     -----
     UserWarning
-        If the score of a training row is more than ABSURD times as large as what it estimates.
+        If the score of a training row is more than ABSURD times as large as what it estimates, or
+        the training loss more than ABSURD times the square of that.
     """
     arrays = {
         name: values
@@ -158,6 +161,14 @@ def check_fitted(estimator: Any, data: Any, attributes: Mapping) -> None:
         warn(
             f"{type(estimator).__name__} has exploded: scores of training rows reach "
             f"{largest:.3g}, but about {scale:.3g} is expected. {cure(estimator, data)}",
+        )
+        return
+    losses = attributes.get("loss_curve_") or [0.0]
+    loss = losses[attributes.get("best_round_", -1)]
+    if loss > ABSURD * scale**2:
+        warn(
+            f"{type(estimator).__name__} has exploded: its training loss is {loss:.3g}. "
+            f"{cure(estimator, data)}",
         )
 
 
@@ -183,7 +194,7 @@ def cure(estimator: Any, data: Any = None) -> str:
     clues += [f"Bring {one} closer to the default." for one in _suspects(estimator)]
     if clues:
         return " ".join(clues)
-    names = [n for n in ("learning_rate", "init_std") if n in estimator.get_params(deep=False)]
+    names = [name for name in PACES if name in estimator.get_params(deep=False)]
     if names:
         return f"Lower {' or '.join(names)}, or scale down y and sample_weight."
     return "Scale down y and sample_weight."

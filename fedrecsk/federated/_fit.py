@@ -328,7 +328,8 @@ class Loop:
             names = [name for name in attributes if name.startswith("user_")]
             theirs = {name: attributes.pop(name) for name in names}
             blocks, others = [one.block for one in clients], [~who for who in taken_part]
-            unreached = Unreached(server.method, message, Keys(key, key), blocks, others, theirs)
+            keys, ids = Keys(key, key), self.run.client_ids
+            unreached = Unreached(server.method, message, keys, blocks, ids, others, theirs)
         return ours | attributes | {"_final_message": message, "_unreached": unreached}
 
 

@@ -11,7 +11,7 @@ from scipy import sparse
 from fedrecsk._sklearn import get_threadpool_controller
 from fedrecsk.base import _placed
 from fedrecsk.simulation import blocks as _blocks
-from fedrecsk.simulation.personal import personalized
+from fedrecsk.simulation.personal import personal_attributes
 from fedrecsk.simulation.threads import Threads
 
 # Two threads that compute the same users write the same rows, but not into a sparse matrix.
@@ -35,18 +35,20 @@ class Unreached:
         At the last round.
     blocks : list of Block
         All clients.
+    client_ids : ndarray of shape (n_clients,)
     unreached : list of ndarray of shape (n_clients of the block,), dtype bool
     attributes : dict
         Attributes by user, whose rows are to be filled in for these clients' users.
     """
 
-    def __init__(self, method, message, key, blocks, unreached, attributes):
+    def __init__(self, method, message, key, blocks, client_ids, unreached, attributes):
         self.method = method
         self.message = message
         self.key = key
         self.blocks = [
             block if who.any() else None for block, who in zip(blocks, unreached, strict=True)
         ]
+        self.client_ids = client_ids
         self.attributes = attributes
         self._received = None
         # The block of each user who is not computed yet, and -1 for the others.
@@ -103,9 +105,8 @@ class Unreached:
         return parts
 
     def _attributes_of(self, block):
-        message = self._model.of(block.clients)
-        state = personalized(self.method, block, message, self.key)
-        return self.method._user_attributes(block, state)
+        message, ids = self._model.of(block.clients), self.client_ids[block.clients]
+        return personal_attributes(self.method, block, ids, message, self.key)
 
     @property
     def _model(self):

@@ -21,7 +21,7 @@ from fedrecsk.simulation import blocks as _blocks
 from fedrecsk.simulation.federation import Federation
 from fedrecsk.simulation.keys import Key, Keys
 from fedrecsk.simulation.messages import Message
-from fedrecsk.simulation.personal import personalized
+from fedrecsk.simulation.personal import personal_attributes
 from fedrecsk.simulation.release import Releases
 from fedrecsk.simulation.server import server_sees
 
@@ -467,11 +467,11 @@ class FederatedRecommender(Recommender):
     def _new_user_attributes(self, data):
         clients = clone(self)
         message = clients._on_receipt(self._final_message, Key(0))
-        blocks, attributes = _blocks.cut(data), []
+        keys, blocks, attributes = Keys(Key(0), Key(0)), _blocks.cut(data), []
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
-            for block in map(self._as_newcomers, blocks):
-                state = personalized(clients, block, message, Keys(Key(0), Key(0)))
-                attributes.append(clients._user_attributes(block, state))
+            for block in blocks:
+                ids, block = data.client_ids[block.clients], self._as_newcomers(block)
+                attributes.append(personal_attributes(clients, block, ids, message, keys))
         joined = _blocks.by_user([block.users for block in blocks], attributes)
         return {name: rows for name, rows in joined.items() if name.startswith("user_")}
 

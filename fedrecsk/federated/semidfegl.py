@@ -55,7 +55,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
         Number of propagation steps (L). With fewer than 2, nothing reaches other devices; with
         more than 3, devices would have to exchange embeddings twice.
     n_groups : int, default=10
-        Number of clusters of users and items.
+        Number of clusters of users and items; with fewer clients, as many as there are.
     n_common : int, default=20
         Number of items predicted for each group (k). 0: no groups; ego graphs stay isolated, and
         nothing is sent from device to device.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedrecsk.simulation.contributions import Contribution, Counts, measured
+from fedrecsk.simulation.failures import naming_clients
 from fedrecsk.simulation.keys import setup_round
 from fedrecsk.simulation.messages import Message
 from fedrecsk.simulation.outgoing import Outgoing, stacked
@@ -30,22 +31,6 @@ if TYPE_CHECKING:
 
 
 VALIDATION = {"validation_loss": Form((2,), learned=False)}
-
-
-class ClientFailed(ValueError):
-    """A client that cannot go on, whatever the server does.
-
-    Parameters
-    ----------
-    client : int
-        Its number in the block.
-    what : str
-        What went wrong, and the cure.
-    """
-
-    def __init__(self, client: int, what: str) -> None:
-        super().__init__(what)
-        self.client = client
 
 
 class Registration(NamedTuple):
@@ -349,13 +334,10 @@ class Clients:
         self._begin(message, key)
         if self.method._shares_state:
             self.state["common"] = self.group.common
-        try:
+        with naming_clients(self.client_ids, f"in round {key.round}"):
             self.state, uploads, loss = self.method._client_update(
                 self.block, self.state, message, turn, key
             )
-        except ClientFailed as error:
-            client = self.client_ids[error.client]
-            raise ValueError(f"Client {client!s} in round {key.round}: {error}") from error
         return uploads, loss
 
     def _forget_messages(self):
@@ -469,7 +451,8 @@ class Clients:
     def _personalized(self, who, message, round):
         """The users of the clients of a mask under a model."""
         key, updated = self.keys.at(round), self._has_updated
-        return Personalized(self.method, self.block, self.state, updated, who, message, key)
+        state, ids = self.state, self.client_ids
+        return Personalized(self.method, self.block, ids, state, updated, who, message, key)
 
     def keep_measured(self) -> None:
         """Keep the users' state under the model evaluated last, because it is the best so far."""

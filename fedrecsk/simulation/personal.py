@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from fedrecsk._checks import cure
 from fedrecsk.simulation.blocks import by_user
+from fedrecsk.simulation.failures import naming_clients
 from fedrecsk.simulation.participation import Turn
 from fedrecsk.simulation.stopping import HeldOut
 
@@ -19,8 +21,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.simulation.blocks import Block
-    from fedrecsk.simulation.keys import Key
+    from fedrecsk.simulation.keys import Keys
     from fedrecsk.simulation.messages import Message
+
+
+# What clients do here, for errors.
+WHEN = "while fitting its users to the model"
 
 
 class End(NamedTuple):
@@ -50,6 +56,7 @@ class Personalized:
     ----------
     method : FederatedRecommender
     block : Block
+    client_ids : ndarray of shape (n_clients,)
     state : dict or None
         The clients' private state. None: none has updated.
     updated : ndarray of shape (n_clients,), dtype bool
@@ -65,14 +72,16 @@ class Personalized:
         self,
         method: Any,
         block: Block,
+        client_ids: NDArray[Any],
         state: dict[str, Any] | None,
         updated: NDArray[np.bool_],
         who: NDArray[np.bool_],
         message: Message,
-        key: Key,
+        key: Keys,
     ) -> None:
         self.method = method
         self.block = block
+        self.client_ids = client_ids
         self.who = who
         self.message = message
         # First those that have updated.
@@ -83,11 +92,13 @@ class Personalized:
         old, new = self.who & updated, self.who & ~updated
         if old.any():
             turn, places = Turn(old, old, False), np.arange(block.n_users)
-            state = self.method._personalize(block, state, message.of(block.clients), turn, key)
+            with naming_clients(self.client_ids, WHEN):
+                state = self.method._personalize(block, state, message.of(block.clients), turn, key)
             yield End(block, places, block.users_of(old), state)
         if new.any():
             part, places = block.part(new), np.flatnonzero(block.users_of(new))
-            state = personalized(self.method, part, message.of(part.clients), key)
+            ids = self.client_ids[new]
+            state = personalized(self.method, part, ids, message.of(part.clients), key)
             yield End(part, places, np.ones(len(places), dtype=bool), state)
 
     def attributes(self, codes: NDArray[np.int64] | None = None) -> dict[str, Any]:
@@ -132,13 +143,16 @@ class Personalized:
         return np.stack(sums, axis=1)
 
 
-def personalized(method: Any, block: Block, message: Message, key: Key) -> dict[str, Any]:
+def personalized(
+    method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
+) -> dict[str, Any]:
     """The state of clients that have never updated, once they have the final model.
 
     Parameters
     ----------
     method : FederatedRecommender
     block : Block
+    client_ids : ndarray of shape (n_clients,)
     message : Message
         The final model after `_on_receipt`: these clients' own message, or for new users the
         common one.
@@ -150,7 +164,38 @@ def personalized(method: Any, block: Block, message: Message, key: Key) -> dict[
     """
     everyone = np.ones(block.n_clients, dtype=bool)
     turn = Turn(everyone, everyone, False)
-    return method._personalize(block, None, message, turn, key)
+    with naming_clients(client_ids, WHEN):
+        return method._personalize(block, None, message, turn, key)
+
+
+def personal_attributes(
+    method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
+) -> dict[str, Any]:
+    """Users' attributes of clients that have never updated; parameters as of `personalized`.
+
+    Raises
+    ------
+    ValueError
+        If a client ends with infinite or NaN values.
+    """
+    state = personalized(method, block, client_ids, message, key)
+    attributes = method._user_attributes(block, state)
+    for name, rows in attributes.items():
+        broken = _broken(rows)
+        if broken.any():
+            (client, *_) = np.flatnonzero(block.clients_of(broken))
+            raise ValueError(
+                f"Client {client_ids[client]!s} diverged {WHEN}: its {name} are infinite or NaN. "
+                f"{cure(method)}"
+            )
+    return attributes
+
+
+def _broken(rows):
+    """The users of whom an attribute has infinite or NaN values, as a mask."""
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
+        return np.zeros(0, dtype=bool)
+    return ~np.isfinite(rows).all(axis=tuple(range(1, rows.ndim)))
 
 
 def _numbers(mask):
