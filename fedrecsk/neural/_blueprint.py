@@ -6,9 +6,9 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from fedrecsk.neural._layout import Layout, built
+from fedrecsk.neural._layout import Layout, built, fixed_parameters
 from fedrecsk.neural._threads import seeded
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Blueprint:
         self.make = estimator._make
         self.layout: Layout = Layout.of(estimator._make, estimator._private)
         self._own = threading.local()
+        self._fixed: tuple[int, dict[str, Tensor]] = -1, {}
 
     @property
     def module(self) -> nn.Module:
@@ -39,6 +40,14 @@ class Blueprint:
             with seeded(0):
                 self._own.module = built(self.make, 1, 1).train()
         return self._own.module
+
+    def fixed(self, n_items: int) -> dict[str, Tensor]:
+        """The parameters that do not change, by name, for so many items."""
+        kept_for, fixed = self._fixed
+        if kept_for != n_items:
+            fixed = fixed_parameters(self.make, self.layout, n_items)
+            self._fixed = n_items, fixed
+        return fixed
 
 
 def blueprint(estimator: NeuralRecommender) -> Blueprint:

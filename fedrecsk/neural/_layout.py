@@ -14,8 +14,11 @@ from torch import nn
 
 from fedrecsk.neural._threads import seeded
 
-Kind = Literal["user", "private", "private item", "item", "shared"]
+Kind = Literal["user", "private", "private item", "item", "shared", "fixed item", "fixed"]
 Make = Callable[..., nn.Module]
+
+# Kinds of parameters with a row per item.
+TABLES: tuple[Kind, ...] = ("item", "private item", "fixed item")
 
 # Numbers of users and of items for which a module is built to find its tables.
 SMALL, LARGE = (2, 3), (5, 7)
@@ -28,7 +31,8 @@ class Part(NamedTuple):
     ----------
     kind : str
         "user": private, a row per user. "private": private, as a whole. "private item": private,
-        a row per item. "item": sent, a row per item. "shared": sent as a whole.
+        a row per item. "item": sent, a row per item. "shared": sent as a whole. "fixed item" and
+        "fixed": neither trained nor sent, because every machine that builds the module has them.
     shape : tuple of int
         Shape of a row, or of a parameter without rows.
     dtype : torch.dtype
@@ -102,6 +106,16 @@ class Layout:
         return self.named("item", "shared")
 
     @property
+    def fixed(self) -> list[str]:
+        """Names of the parameters that are part of the module and do not change."""
+        return self.named("fixed item", "fixed")
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of the parameters that clients train."""
+        return [name for name in self.parts if name not in self.fixed]
+
+    @property
     def dtype(self) -> np.dtype:
         """Type of the module's numbers."""
         return np.result_type(*(part.numpy_dtype for part in self.parts.values()))
@@ -144,6 +158,31 @@ def built(make: Make, n_users: int, n_items: int) -> nn.Module:
     return module
 
 
+def fixed_parameters(make: Make, layout: Layout, n_items: int) -> dict[str, torch.Tensor]:
+    """The parameters that do not change, by name.
+
+    Raises
+    ------
+    ValueError
+        If one has another number of rows than there are items, or is not finite.
+    """
+    if not layout.fixed:
+        return {}
+    with seeded(0):
+        module = built(make, 1, n_items)
+    fixed = {name: value.detach() for name, value in module.named_parameters()}
+    fixed = {name: fixed[name] for name in layout.fixed}
+    for name, value in fixed.items():
+        if layout.parts[name].kind == "fixed item" and len(value) != n_items:
+            raise ValueError(
+                f"{name} has {len(value)} rows for {n_items} items; it needs a row for each of the "
+                "first n_items items, in the order of item_ids_."
+            )
+        if not torch.isfinite(value).all():
+            raise ValueError(f"{name} has infinite or NaN values.")
+    return fixed
+
+
 def matching(name: str, patterns: Iterable[str]) -> str | None:
     """The first of the patterns that a name matches."""
     return next((one for one in patterns if fnmatch.fnmatchcase(name, one)), None)
@@ -151,12 +190,14 @@ def matching(name: str, patterns: Iterable[str]) -> str | None:
 
 def _part(name, small, large, is_private):
     """The Part of a parameter, from how its shape depends on the numbers of users and items."""
-    if not small.requires_grad:
-        raise ValueError(f"{name} has requires_grad=False; all parameters are trained.")
     if small.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"{name} has dtype {small.dtype}; parameters must be float32 or float64. Convert them "
             "in the module's constructor, for example by self.float()."
+        )
+    if 0 in small.shape:
+        raise ValueError(
+            f"{name} is empty: its shape is {tuple(small.shape)}. Give its layer a width above 0."
         )
     rows = tuple(small.shape[:1]), tuple(large.shape[:1])
     per_user, per_item = (rows == ((a,), (b,)) for a, b in zip(SMALL, LARGE, strict=True))
@@ -166,22 +207,29 @@ def _part(name, small, large, is_private):
         raise ValueError(
             f"The shape of {name} is {tuple(small.shape)} for {_sizes(SMALL)} and "
             f"{tuple(large.shape)} for {_sizes(LARGE)}. Users or items may only be the first "
-            "dimension of a parameter, such as an Embedding's."
+            "dimension of a parameter, such as an Embedding's, with exactly n_users or n_items "
+            "rows."
+        )
+    if per_user and not small.requires_grad:
+        raise ValueError(
+            f"{name} has a row per user and requires_grad=False. What clients know of their users "
+            "cannot be part of the module, which is the same for all; let them train it, or leave "
+            "it out."
         )
     if per_user and not is_private:
         raise ValueError(
             f"{name} has a row per user, but matches no pattern in private; the server would see "
             f'it. Add "{name}" to private.'
         )
-    kind = (
-        "user"
-        if per_user
-        else ("private item" if is_private else "item")
-        if per_item
-        else "private"
-        if is_private
-        else "shared"
-    )
+    kind: Kind
+    if per_user:
+        kind = "user"
+    elif not small.requires_grad:
+        kind = "fixed item" if per_item else "fixed"
+    elif is_private:
+        kind = "private item" if per_item else "private"
+    else:
+        kind = "item" if per_item else "shared"
     return Part(kind, tuple(rest[0]), small.dtype)
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedrecsk.neural._layout import LARGE, Layout, Make, built
+from fedrecsk._warnings import warn
+from fedrecsk.neural._layout import LARGE, TABLES, Layout, Make, built
 from fedrecsk.neural._threads import one_thread, seeded
 
 USERS, ITEMS = torch.tensor([4, 1, 1, 0]), torch.tensor([6, 2, 5, 5])
@@ -38,6 +39,7 @@ def check(make: Make, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) 
                 "They would come from torch's global stream and could not be repeated; leave "
                 "dropout and noise out."
             )
+        _check_gradients(module, layout)
         _check_rows(make, module, layout, scores)
         _check_loss(loss, scores)
 
@@ -78,9 +80,10 @@ def _scored(module):
         ) from error
     if not torch.is_tensor(scores) or scores.shape != USERS.shape:
         got = tuple(scores.shape) if torch.is_tensor(scores) else type(scores).__name__
+        cure = " Did you forget .squeeze(-1)?" if got == (*USERS.shape, 1) else ""
         raise ValueError(
-            f"module(users, items) must return a score for each pair, in the shape of users: "
-            f"got {got} for {tuple(USERS.shape)}. Did you forget .squeeze(-1)?"
+            f"module(users, items) must return a tensor with a score for each pair, in the shape "
+            f"of users: got {got} for {tuple(USERS.shape)}.{cure}"
         )
     if scores.dtype not in (torch.float32, torch.float64):
         raise ValueError(
@@ -89,12 +92,35 @@ def _scored(module):
     return scores
 
 
+def _check_gradients(module, layout):
+    """Raise if nothing can be trained, and warn of parameters that would be sent for nothing."""
+    with torch.enable_grad():
+        scores = module(USERS, ITEMS)
+        if not scores.requires_grad:
+            raise ValueError(
+                "module(users, items) returns scores without a gradient, so nothing would be "
+                "trained; leave out detach() and torch.no_grad()."
+            )
+        parameters = dict(module.named_parameters())
+        names = layout.trained
+        found = torch.autograd.grad(
+            scores.sum(), [parameters[name] for name in names], allow_unused=True
+        )
+    unused = [name for name, gradient in zip(names, found, strict=True) if gradient is None]
+    if unused:
+        warn(
+            f"The scores do not depend on {', '.join(unused)} of the module, which would be sent "
+            "or kept for nothing. Use them in forward, or leave them out.",
+        )
+
+
 def _check_rows(make, module, layout, scores):
     """Raise if scores depend on users and items in another way than by rows of their tables."""
     empty = built(make, 1, LARGE[1])
     stacked = {}
     for name, parameter in module.named_parameters():
-        rows = {"user": USERS, "item": ITEMS, "private item": ITEMS}.get(layout.parts[name].kind)
+        kind = layout.parts[name].kind
+        rows = USERS if kind == "user" else ITEMS if kind in TABLES else None
         values = parameter.detach()
         stacked[name] = values.expand(4, *values.shape) if rows is None else values[rows, None]
     first = torch.zeros(4, 1, dtype=torch.int64)
@@ -108,6 +134,13 @@ def _check_rows(make, module, layout, scores):
             f"{str(error).rstrip('.')}. Its forward may use parameters and tensors of codes only, "
             "without branches on their values and without other tensors."
         ) from error
+    with torch.no_grad():
+        pairs = [module(USERS[k : k + 1], ITEMS[k : k + 1]) for k in range(len(USERS))]
+    if not torch.allclose(torch.cat(pairs), scores, rtol=1e-4, atol=1e-6):
+        raise ValueError(
+            "The score of a pair depends on the other pairs of its batch. It must not: no mean, "
+            "sum, softmax or sort over all pairs in forward."
+        )
     if not torch.allclose(alone.squeeze(-1), scores, rtol=1e-4, atol=1e-6):
         raise ValueError(
             "The module uses codes of users or items in another way than as rows of its tables. "

@@ -27,7 +27,7 @@ class Scorer:
         This thread's own; its parameters are replaced.
     layout : Layout
     parameters : dict of str to ndarray
-        What the server sends, as matrices.
+        What the server sends, as matrices, and the fixed parameters.
     users : ndarray of shape (n_users, n_private)
         The users' private numbers.
     newcomer : ndarray of shape (n_private,)
@@ -62,27 +62,28 @@ class Scorer:
 
     def _scores(self, users, items):
         """Scores of items of shape (n_users, n) or, if they are the same for all, (n,)."""
-        module, sent, private = self.module, self._sent(), self._own(users)
+        module, common, private = self.module, self._common(), self._own(users)
         codes = torch.from_numpy(items)
 
         def score(own, codes):
-            return functional_call(module, sent | own, (torch.zeros_like(codes), codes))
+            return functional_call(module, common | own, (torch.zeros_like(codes), codes))
 
         if not private:
             return np.broadcast_to(score({}, codes).numpy(), (len(users), items.shape[-1]))
         return vmap(score, (0, 0 if items.ndim == 2 else None))(private, codes).numpy()
 
-    def _sent(self) -> dict[str, Tensor]:
-        """What the server sends; an unknown item has a row of zeros, the last."""
-        sent = {}
-        for name in self.layout.sent:
+    def _common(self) -> dict[str, Tensor]:
+        """What all users have; an unknown item has a row of zeros, the last."""
+        common = {}
+        for name in self.layout.sent + self.layout.fixed:
             part, values = self.layout.parts[name], self.parameters[name]
-            if part.kind == "item":
+            if part.kind in ("item", "fixed item"):
+                values = values.reshape(len(values), part.width)
                 values = np.concatenate([values, np.zeros_like(values, shape=(1, part.width))])
-                sent[name] = torch.from_numpy(values).reshape(-1, *part.shape)
+                common[name] = torch.from_numpy(values).reshape(-1, *part.shape)
             else:
-                sent[name] = torch.from_numpy(values).reshape(part.shape)
-        return sent
+                common[name] = torch.from_numpy(values).reshape(part.shape)
+        return common
 
     def _own(self, users) -> dict[str, Tensor]:
         """The users' private parameters, with the user as first axis."""

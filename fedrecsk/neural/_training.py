@@ -19,13 +19,16 @@ from torch.func import functional_call, vmap
 
 from fedrecsk import _kernels
 from fedrecsk.neural import _optimizers
-from fedrecsk.neural._layout import Kind, Layout, matching
+from fedrecsk.neural._layout import TABLES, Kind, Layout, matching
 from fedrecsk.simulation.blocks import Block
-from fedrecsk.simulation.clients import ClientFailed
+from fedrecsk.simulation.failures import ClientFailed
 
 # Rows of items that the clients of a chunk have together, padded: enough that calling torch takes
 # less time than computing.
 ROWS_ON_CPU, ROWS_ELSEWHERE = 2**17, 2**20
+
+# Parameters beyond this come of an explosion: their squares are near the end of single precision.
+EXPLODED = 1e6
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Tensors = dict[str, Tensor]
@@ -47,7 +50,7 @@ class Plan:
     alternating : bool
         Whether in each batch the private parameters move first, and then the others by their
         gradients at the new place.
-    device : str
+    device : str or torch.device
     frozen : tuple of str
         Kinds of parameters that do not move.
     """
@@ -59,7 +62,7 @@ class Plan:
     n_epochs: int
     batch_size: int
     alternating: bool
-    device: str
+    device: str | torch.device
     frozen: tuple[Kind, ...] = ()
 
     def rate(self, name: str) -> float:
@@ -120,7 +123,7 @@ class Trainer:
     feedback : Feedback
         Target and weight of each rating.
     received : dict of str to Tensor
-        The sent parameters, on the plan's device.
+        The sent and the fixed parameters, on the plan's device.
     users : ndarray of shape (n_users of the block, n_private)
         The private parameters; all users of a client have the same numbers of a parameter that is
         the client's.
@@ -156,7 +159,7 @@ class Trainer:
         after = self._parameters(clients, self._tensor(items))
         mass = steps.weight.sum(axis=-1, dtype=np.float64)
         loss = self._descend(clients, [self._tensor(one) for one in steps], visits.n_steps, after)
-        after = {name: value.numpy(force=True) for name, value in after.items()}
+        after = {name: after[name].numpy(force=True) for name in self.layout.trained}
         return Trained(clients, items, visits.n_items, after, np.array([loss, mass.sum()]))
 
     def _planned(self, clients, seeds, n_examples):
@@ -182,8 +185,10 @@ class Trainer:
         """All parameters of these clients, with the client as first axis."""
         columns, parameters = self.layout.columns(self.block.n_items), {}
         for name, part in self.layout.parts.items():
-            if part.kind == "item":
+            if part.kind in ("item", "fixed item"):
                 parameters[name] = self.received[name][items]
+            elif part.kind == "fixed":
+                parameters[name] = self.received[name].expand(len(clients), *part.shape)
             elif part.kind == "shared":
                 parameters[name] = self.received[name].repeat(len(clients), *[1] * len(part.shape))
             else:
@@ -234,12 +239,12 @@ class Trainer:
 
     def _places(self, what, after):
         """Rows of the batches' examples in tables whose clients follow one another."""
-        tables = (after[name] for name in self.layout.named("item", "private item"))
+        tables = (after[name] for name in self.layout.named(*TABLES))
         first = torch.arange(len(what), device=what.device) * next(tables).shape[1]
         return (what + first[:, None]).reshape(-1)
 
     def _is_table(self, name):
-        return self.layout.parts[name].kind in ("item", "private item")
+        return self.layout.parts[name].kind in TABLES
 
     def _leaves(self, after, places, moving, n):
         """What a step reads: of tables with a row per item, a row for each example."""
@@ -287,14 +292,17 @@ class Trainer:
 
     @staticmethod
     def _check_losses(losses, clients, after):
-        """Raise if a client's loss is NaN although all its numbers are finite."""
-        for place in torch.isnan(losses).nonzero().flatten().tolist():
-            if all(bool(torch.isfinite(value[place]).all()) for value in after.values()):
+        """Raise if a client's loss is infinite or NaN although its numbers have not exploded.
+
+        Clients whose numbers have exploded end with infinite or NaN values, and send nothing.
+        """
+        for place in (~torch.isfinite(losses)).nonzero().flatten().tolist():
+            if all(float(value[place].abs().max()) < EXPLODED for value in after.values()):
                 raise ClientFailed(
                     int(clients[place]),
-                    "the loss is NaN although all parameters are finite. Lower learning_rate, if "
-                    "scores have exploded; otherwise look for a division by zero or the logarithm "
-                    "of a negative number in the module or in loss.",
+                    f"the loss is {losses[place].item()}, although all parameters are below "
+                    f"{EXPLODED:g}. Look for a division by zero, an exponential, or the logarithm "
+                    "of zero or less in the module or in loss.",
                 )
 
 

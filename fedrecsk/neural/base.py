@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -25,6 +26,7 @@ from fedrecsk.neural._threads import one_thread, seeded
 from fedrecsk.neural._training import Plan, Trainer, write_private
 from fedrecsk.neural._uploads import VISITS, Single, Sums
 from fedrecsk.simulation.blocks import Block
+from fedrecsk.simulation.failures import ClientFailed
 from fedrecsk.simulation.keys import Key
 from fedrecsk.simulation.messages import Dense, Message, Uploads
 from fedrecsk.uploads import Form
@@ -56,7 +58,7 @@ class NeuralRecommender(LearnsFromFeedback):
     local_epochs: int = 1
     batch_size: int = 256
     aggregation: Literal["visits", "mean"] = "visits"
-    device: str = "cpu"
+    device: str | torch.device = "cpu"
 
     _parameter_constraints: ClassVar[dict] = LearnsFromFeedback._parameter_constraints | {
         "loss": [StrOptions({"bce", "squared"}), callable],
@@ -65,7 +67,7 @@ class NeuralRecommender(LearnsFromFeedback):
         "local_epochs": [Interval(Integral, 1, None, closed="left")],
         "batch_size": [Interval(Integral, 1, None, closed="left")],
         "aggregation": [StrOptions({"visits", "mean"})],
-        "device": [str],
+        "device": [str, torch.device],
     }
 
     _single_uploads = True
@@ -197,9 +199,10 @@ class NeuralRecommender(LearnsFromFeedback):
             (_by_user(block), new, EPOCHS_OF_THE_NEW),
         )
         for clients, who, n_epochs in groups:
-            for one in self._tuned(clients, feedback, message, users, who, n_epochs):
-                write_private(self._module_layout(), clients, one, users)
-                self._keep(clients, one, ended)
+            with _numbered_as_in(block, clients):
+                for one in self._tuned(clients, feedback, message, users, who, n_epochs):
+                    write_private(self._module_layout(), clients, one, users)
+                    self._keep(clients, one, ended)
         return ended
 
     def _tuned(self, block, feedback, message, users, who, n_epochs):
@@ -279,13 +282,14 @@ class NeuralRecommender(LearnsFromFeedback):
         return 0 if self.loss == "squared" else self.n_negatives
 
     def _trainer(self, block, feedback, message, users, plan=None):
-        layout, plan = self._module_layout(), plan or self._plan(block.n_items)
-        received = {}
+        made, plan = blueprint(self), plan or self._plan(block.n_items)
+        layout, fixed = made.layout, made.fixed(block.n_items)
+        received = {name: value.to(plan.device) for name, value in fixed.items()}
         for name, values in self._received(message).items():
             part = layout.parts[name]
             shape = (-1, *part.shape) if part.kind == "item" else part.shape
             received[name] = torch.from_numpy(values).reshape(shape).to(plan.device)
-        return Trainer(blueprint(self).module, layout, plan, block, feedback, received, users)
+        return Trainer(made.module, layout, plan, block, feedback, received, users)
 
     def _received(self, message):
         """What the server has sent, as matrices of the module's type."""
@@ -315,8 +319,8 @@ class NeuralRecommender(LearnsFromFeedback):
             )
         if not layout.named("item", "private item"):
             raise ValueError(
-                "The module has no parameter with a row per item, so all items would have the "
-                "same score; give it one, such as nn.Embedding(n_items, 8)."
+                "The module trains no parameter with a row per item; give it one, such as "
+                "nn.Embedding(n_items, 8)."
             )
         _check_rates(self._rates(1), layout)
         _check_device(self.device)
@@ -325,6 +329,7 @@ class NeuralRecommender(LearnsFromFeedback):
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)
+        blueprint(self).fixed(data.n_items)
         layout = self._module_layout()
         tables = layout.named("private item")
         numbers = data.n_users * data.n_items * sum(layout.parts[name].width for name in tables)
@@ -368,10 +373,11 @@ class NeuralRecommender(LearnsFromFeedback):
 
     def _scorer(self):
         made = blueprint(self._method)
+        fixed = {name: value.numpy() for name, value in made.fixed(self.n_items_).items()}
         return Scorer(
             made.module,
             made.layout,
-            self.parameters_,
+            self.parameters_ | fixed,
             self.user_factors_,
             self.newcomer_factors_,
             self.n_items_,
@@ -399,12 +405,23 @@ def _by_user(block: Block) -> Block:
     return replace(block, clients=block.users, client_indptr=np.arange(block.n_users + 1))
 
 
+@contextmanager
+def _numbered_as_in(block, parts):
+    """Let errors give a client's number in a block that has been cut into smaller clients."""
+    try:
+        yield
+    except ClientFailed as error:
+        first_user = parts.client_indptr[error.client]
+        client = np.searchsorted(block.client_indptr, first_user, side="right") - 1
+        raise ClientFailed(int(client), str(error)) from error
+
+
 def _check_rates(rates, layout):
     check_patterns("learning_rate", rates, layout.parts)
     for pattern, rate in rates.items():
         if not isinstance(rate, Real) or not rate > 0:
             raise ValueError(f"learning_rate[{pattern!r}] is {rate!r}; it must be above 0.")
-    for name in layout.parts:
+    for name in layout.trained:
         if matching(name, rates) is None:
             raise ValueError(
                 f'learning_rate has no pattern that matches {name}; add "{name}", or "*" for the '
@@ -417,5 +434,6 @@ def _check_device(device):
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
-            f'device={device!r} is not there: {str(error).splitlines()[0].rstrip(".")}. Use "cpu".'
+            f"device={str(device)!r} is not there: {str(error).splitlines()[0].rstrip('.')}. "
+            'Use "cpu".'
         ) from error

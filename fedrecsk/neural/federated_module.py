@@ -57,7 +57,7 @@ class FederatedModule(NeuralRecommender):
         What the server divides the sum of the clients' changes by. "visits": a table with a row
         per item is divided, row by row, by the number of clients with examples of the item, which
         they upload too. "mean": everything is divided by the number of clients.
-    device : str, default="cpu"
+    device : str or torch.device, default="cpu"
         Torch device on which clients are trained. Fits are repeatable on "cpu" only.
     n_rounds : int, default=100
         Number of rounds in total.

@@ -44,8 +44,9 @@ class PFedRec(NeuralRecommender):
         Learning rate of the score functions (eta_1).
     item_learning_rate : float or "auto", default="auto"
         Learning rate of the items (eta_2). The mean over all clients of a round makes their steps
-        small, because few clients have examples of a given item. "auto": the authors', 80 times
-        the number of items times `learning_rate`.
+        small, because few clients have examples of a given item. "auto": with ``loss="bce"`` the
+        authors', 80 times the number of items times `learning_rate`. With other losses, whose
+        gradients have no bound, `learning_rate`.
     local_epochs : int, default=1
         Number of passes of a client over its examples per round.
     aggregation : {"mean", "visits"}, default="mean"
@@ -88,6 +89,9 @@ class PFedRec(NeuralRecommender):
     Notes
     -----
     *What is sent.* The item vectors, and their changes.
+
+    *For ratings* (``loss="squared"``) it is a poor choice: each user fits a linear function to
+    vectors that hardly move. Take :class:`FedNCF` or :class:`~fedrecsk.FedEB`.
 
     *The published numbers rest on a leak.* The authors' code never draws a user's test item as a
     negative of training, and scores with item vectors just trained on these negatives. All
@@ -146,7 +150,8 @@ class PFedRec(NeuralRecommender):
 
     def _rates(self, n_items):
         rate = self.item_learning_rate
-        rate = PACE * n_items * self.learning_rate if rate == "auto" else rate
+        if rate == "auto":
+            rate = self.learning_rate * (PACE * n_items if self.loss == "bce" else 1)
         return {"score*": self.learning_rate, "item*": rate}
 
     # ------------------------------------------------------------- items of the users' own

@@ -320,15 +320,64 @@ def test_a_module_that_is_already_built_is_refused(toy, wrap):
         FederatedModule(wrap(GMF(3, 5))).fit(*toy)
 
 
-def test_a_nan_names_round_and_client(toy):
+def root(scores, targets):
+    """A loss that is NaN for targets of 5."""
+    return torch.where(targets > 4, (targets - 6).sqrt(), scores**2)
+
+
+def infinite(scores, targets):
+    """A loss that is infinite for targets of 5."""
+    return torch.where(targets > 4, scores**2 / 0, scores**2)
+
+
+@pytest.mark.parametrize(("loss", "value"), [(root, "nan"), (infinite, "inf")])
+@pytest.mark.parametrize("silos", [False, True])
+def test_a_loss_that_is_not_finite_names_round_and_client(toy, loss, value, silos):
     X, y = toy
-
-    def root(scores, targets):
-        return torch.where(targets > 4, (targets - 6).sqrt(), scores)
-
+    clients = X[:, 0] % 5 if silos else X[:, 0]
     y = np.where(X[:, 0] == X[3, 0], 5.0, 1.0)
-    with pytest.raises(ValueError, match=f"Client {X[3, 0]} in round 0: the loss is NaN"):
-        FederatedModule(loss=root).fit(X, y)
+    match = f"Client {clients[3]} in round 0: the loss is {value}, although all parameters are"
+    with pytest.raises(ValueError, match=match):
+        FederatedModule(loss=loss, n_negatives=0).fit(X, y, clients=clients)
+
+
+AT_THE_END = "while fitting its users to the model: the loss is nan"
+
+
+@pytest.mark.parametrize("silos", [False, True])
+def test_clients_that_fail_after_the_rounds_are_named(toy, silos):
+    X, y = toy
+    clients = X[:, 0] % 5 if silos else X[:, 0]
+    model = FederatedModule(n_negatives=0, n_rounds=1, client_fraction=0.5, random_state=0)
+    waits = model.fit(X, y, clients=clients)._unreached._block_of_user >= 0
+    user = model._users.values[waits][-1]
+    y = np.where(X[:, 0] == user, 5.0, 1.0)
+    model.set_params(loss=root).fit(X, y, clients=clients)
+    with pytest.raises(ValueError, match=f"Client {clients[X[:, 0] == user][0]} {AT_THE_END}"):
+        model.recommend([user])
+
+
+def test_clients_that_fail_under_early_stopping_are_named(toy, monkeypatch):
+    monkeypatch.setattr(FederatedModule, "_client_update", lambda *args: (args[2], None, None))
+    model = FederatedModule(loss=root, n_negatives=0, early_stopping=True, random_state=0)
+    with pytest.raises(ValueError, match=rf"Client \d+ {AT_THE_END}"):
+        model.fit(toy[0], np.full(len(toy[1]), 5.0))
+
+
+def test_new_clients_that_fail_are_named(toy):
+    model = FederatedModule(loss=root, n_negatives=0, n_rounds=1, random_state=0)
+    model.fit(toy[0], toy[1] % 4)
+    new = [[777, item] for item in model.item_ids_[:3]]
+    with pytest.raises(ValueError, match=f"Client 777 {AT_THE_END}"):
+        model.fold_in(new, [5.0, 5.0, 5.0])
+    with pytest.raises(ValueError, match="Client 777 diverged while .* its user_factors_ are inf"):
+        model.set_params(learning_rate=1e14, optimizer="sgd").fold_in(new, [1.0, 2.0, 1.0])
+
+
+def test_an_explosion_is_a_warning_that_names_the_learning_rate(toy):
+    model = FederatedModule(learning_rate=300.0, n_rounds=3, client_fraction=0.3, random_state=0)
+    with pytest.warns(UserWarning, match="exploded: .* learning_rate=300 .default 0.01. closer"):
+        model.fit(toy[0])
 
 
 def test_private_tables_of_items_must_fit_into_memory(toy, monkeypatch):
