@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fedrecsk import _memory
 from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.attacks._inversion_neural import neural as invert
 from fedrecsk.federated._feedback import LearnsFromFeedback
+from fedrecsk.interactions import id_array
 from fedrecsk.neural import _optimizers, _probe
 from fedrecsk.neural._blueprint import blueprint
 from fedrecsk.neural._layout import built, check_patterns, matching
@@ -385,6 +387,66 @@ class NeuralRecommender(LearnsFromFeedback):
 
     def _raw_scores(self, users, items):
         return self._scorer().pairs(users, items) + getattr(self, "global_bias_", 0.0)
+
+    def to_module(self, user: Any = None) -> nn.Module:
+        """The fitted module, with copies of the parameters.
+
+        Parameters
+        ----------
+        user : int, float or str, default=None
+            Id of the only user of the module, whose code in it is 0. None: all users, in the order
+            of `user_ids_`, unless layers are private: then each user has a module of its own.
+
+        Returns
+        -------
+        module : torch.nn.Module
+            ``module(users, items)`` gives the scores of codes, items' in the order of `item_ids_`,
+            without `global_bias_` and before the sigmoid that `predict` takes.
+
+        Raises
+        ------
+        ValueError
+            If the user is not known, or is needed.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from fedrecsk.neural import FedNCF
+        >>> X = [["ann", "tea"], ["ann", "jam"], ["bob", "tea"]]
+        >>> model = FedNCF(2, layers=(4, 2), n_rounds=2, random_state=0).fit(X)
+        >>> score = model.to_module()(torch.tensor([0]), torch.tensor([1]))
+        >>> bool(abs(score.sigmoid().item() - model.predict([["ann", "tea"]])[0]) < 1e-6)
+        True
+        """
+        check_is_fitted(self)
+        made, n_items = blueprint(self._method), self.n_items_
+        own = made.layout.named("private", "private item")
+        if user is None and own:
+            raise ValueError(
+                f"{', '.join(own)} of the module are private to each client, so there is no module "
+                "of all users; pass the id of one, such as "
+                f"to_module({self.user_ids_[0].item()!r})."
+            )
+        if user is None:
+            codes = np.arange(self.n_users_)
+        else:
+            codes = self._users.codes(id_array([user], "user"))
+        if (codes < 0).any():
+            raise ValueError(f"User {user!s} is not known; pass an id of user_ids_.")
+        rows = self._serving(codes).user_factors_[codes]
+        values = self.parameters_ | {n: v.numpy() for n, v in made.fixed(n_items).items()}
+        for name, column in made.layout.columns(n_items).items():
+            is_table = made.layout.parts[name].kind == "user"
+            values[name] = rows[:, column] if is_table else rows[0, column]
+        with seeded(0):
+            module = built(self._method._make, len(codes), n_items)
+        state = {
+            name: torch.from_numpy(values[name].copy()).reshape(first.shape).to(first.dtype)
+            for name, first in module.named_parameters()
+        }
+        # Tied parameters have one name among these.
+        module.load_state_dict(state, strict=False)
+        return module.eval()
 
     def _score_pairs(self, users, items):
         return self._response(self._raw_scores(users, items))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
@@ -12,6 +12,9 @@ from fedrecsk._docs import documented
 from fedrecsk.neural._net import Net
 from fedrecsk.neural.base import NeuralRecommender
 from fedrecsk.neural.modules import GMF
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 @documented
@@ -85,7 +88,8 @@ class FederatedModule(NeuralRecommender):
         If the module cannot be simulated exactly: it has buffers (batch normalisation), dropout, a
         table with a row per user that is not private, or another use of codes than as rows of its
         tables; if the optimizer mixes coordinates; if a pattern matches no parameter; if the
-        device is not there; or as :class:`~fedrecsk.FedMF` does. If a client's loss is NaN.
+        device is not there; or as :class:`~fedrecsk.FedMF` does. If a client's loss is infinite or
+        NaN.
     ImportError
         If torch is not installed.
 
@@ -104,6 +108,10 @@ class FederatedModule(NeuralRecommender):
     *Exactness.* Clients with their own optimiser state are stacked in tensors; of a table with a
     row per item, only the rows of a client's examples are. This gives the result of a loop over
     clients with whole tables, up to rounding, because the other rows have no gradient.
+
+    *Fixed parameters*, with ``requires_grad=False``, are part of the module on every machine: they
+    are neither trained nor sent. Features of items are such a table, with rows in the order of
+    `item_ids_`.
 
     *Users' rows* begin as normal numbers with the mean and the standard deviation of the table
     that the module's constructor fills.
@@ -141,6 +149,26 @@ class FederatedModule(NeuralRecommender):
         "module": [Net, callable, None],
         "private": [str, "array-like"],
     }
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; ``module__width`` sets an argument of a :class:`Net`.
+
+        Returns
+        -------
+        self : estimator
+
+        Raises
+        ------
+        ValueError
+            If there is no such parameter, or `module` is no :class:`Net`.
+        """
+        nested = [name for name in params if name.startswith("module__")]
+        if nested and not isinstance(params.get("module", self.module), Net):
+            raise ValueError(
+                f"{nested[0]} sets an argument of a Net, and module is "
+                f"{params.get('module', self.module)!r}; pass module=Net(...)."
+            )
+        return super().set_params(**params)
 
     def _check_before_fit(self):
         made = self.module.module if isinstance(self.module, Net) else self.module

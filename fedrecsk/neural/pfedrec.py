@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from scipy import sparse
 
 from fedrecsk._docs import documented
 from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk.interactions import id_array
 from fedrecsk.neural.base import NeuralRecommender
 from fedrecsk.neural.modules import ScoreFunction
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # The authors' learning rate of items is this multiple of the other, times the number of items.
 PACE = 80
@@ -190,6 +195,17 @@ class PFedRec(NeuralRecommender):
         own.sort_indices()
         return attributes | {"user_items_": own}
 
+    def to_module(self, user: Any = None) -> nn.Module:
+        """As that of :class:`FederatedModule`, with the user's own items if it has any."""
+        module = super().to_module(user)
+        if self.personal_items:
+            (code,) = self._users.codes(id_array([user], "user"))
+            items, vectors = self._own_items(code)
+            with torch.no_grad():
+                table = module.get_parameter("item.weight")
+                table[torch.from_numpy(items)] = torch.from_numpy(vectors)
+        return module
+
     def _score_all(self, users):
         scores = super()._score_all(users)
         if self.personal_items:
@@ -210,10 +226,14 @@ class PFedRec(NeuralRecommender):
                 scores[known] = board[items[known]]
         return scores
 
+    def _own_items(self, user):
+        """The items of which a user has vectors of its own, and these."""
+        span = slice(*self.user_items_.indptr[user : user + 2])
+        vectors = self.user_items_.data[span].reshape(-1, self.n_factors)
+        return self.user_items_.indices[span][:: self.n_factors] // self.n_factors, vectors
+
     def _own_scores(self, user):
         """A user's own items, and their scores."""
-        span = slice(*self.user_items_.indptr[user : user + 2])
-        vectors = self.user_items_.data[span].reshape(-1, self.n_factors).astype(np.float64)
-        items = self.user_items_.indices[span][:: self.n_factors] // self.n_factors
-        own = self.user_factors_[user]
+        items, vectors = self._own_items(user)
+        own = self.user_factors_[user].astype(np.float64)
         return items, vectors @ own[:-1] + own[-1] + getattr(self, "global_bias_", 0.0)

@@ -12,7 +12,7 @@ from torch import nn
 from fedrecsk import Federation
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.federated import _fit
-from fedrecsk.neural import FederatedModule, Net
+from fedrecsk.neural import FederatedModule, Net, PFedRec
 from fedrecsk.neural.modules import GMF, NeuMF
 from tests.conftest import fits_in_blocks
 from tests.reference.neural import federated_module as reference
@@ -171,28 +171,87 @@ def test_chunks_and_threads_of_torch_do_not_matter(toy, module, monkeypatch):
     np.testing.assert_allclose(model.predict(toy[0]), expected.predict(toy[0]), rtol=1e-5)
 
 
-def test_scores_are_the_modules(toy):
-    X, y = toy
-    model = FederatedModule(Everything, private=PRIVATE, n_rounds=2, random_state=0).fit(X, y)
-    layout = model._module_layout()
-    module = Everything(model.n_users_, model.n_items_)
-    columns = layout.columns(model.n_items_)
-    for user in range(model.n_users_):
+FEATURES = torch.arange(40.0, dtype=torch.float64).reshape(20, 2).sin()
+
+
+class Featured(Everything):
+    """A module with features of items, which a reference may train so slowly that they stay."""
+
+    def __init__(self, n_users, n_items, is_fixed=True):
+        super().__init__(n_users, n_items)
+        self.features = nn.Parameter(FEATURES[:n_items].clone(), requires_grad=not is_fixed)
+        self.slope = nn.Parameter(torch.ones(2, dtype=torch.float64), requires_grad=not is_fixed)
+
+    def forward(self, users, items):
+        tilt = (self.user(users)[..., :2] * self.slope * self.features[items]).sum(-1)
+        return super().forward(users, items) + tilt
+
+
+@pytest.mark.parametrize("module", [Everything, Featured])
+def test_scores_are_the_modules(toy, module):
+    model = FederatedModule(module, private=PRIVATE, n_rounds=2, random_state=0).fit(*toy)
+    items = torch.arange(model.n_items_)
+    for code, user in enumerate(model.user_ids_.tolist()):
+        built = model.to_module(user)
         with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                if name in columns:
-                    own = model.user_factors_[user, columns[name]]
-                    place = parameter[user] if layout.parts[name].kind == "user" else parameter
-                    place.copy_(torch.as_tensor(own).reshape(place.shape))
-                else:
-                    parameter.copy_(
-                        torch.as_tensor(model.parameters_[name]).reshape(parameter.shape)
-                    )
-            items = torch.arange(model.n_items_)
-            scores = module(torch.full_like(items, user), items).numpy()
-        codes = np.full(model.n_items_, user)
-        np.testing.assert_allclose(model._score_all(np.array([user]))[0], scores, rtol=1e-9)
+            scores = built(torch.zeros_like(items), items).numpy()
+        codes = np.full(model.n_items_, code)
+        np.testing.assert_allclose(model._score_all(np.array([code]))[0], scores, rtol=1e-9)
         np.testing.assert_allclose(model._raw_scores(codes, items.numpy()), scores, rtol=1e-9)
+
+
+def test_a_module_of_all_users(toy):
+    X, y = toy
+    model = FederatedModule(loss="squared", n_rounds=2, client_fraction=0.3, random_state=0)
+    module = model.fit(X, y).to_module()
+    users, items = (np.searchsorted(ids, X[:, k]) for k, ids in enumerate((
+        model.user_ids_, model.item_ids_
+    )))  # fmt: skip
+    with torch.no_grad():
+        scores = module(torch.from_numpy(users), torch.from_numpy(items)).numpy()
+    np.testing.assert_allclose(model.predict(X), scores + model.global_bias_, rtol=1e-5)
+    with pytest.raises(ValueError, match="User 10000 is not known"):
+        model.to_module(10_000)
+
+
+def test_users_with_layers_of_their_own_have_modules_of_their_own(toy):
+    model = PFedRec(3, n_rounds=2, personal_items=True, random_state=0).fit(toy[0])
+    with pytest.raises(
+        ValueError, match=r"score.weight, score.bias .* private.*pass the id of one"
+    ):
+        model.to_module()
+    user, items = model.user_ids_[2].item(), torch.arange(model.n_items_)
+    with torch.no_grad():
+        scores = model.to_module(user)(torch.zeros_like(items), items).numpy()
+    np.testing.assert_allclose(model._score_all(np.array([2]))[0], scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize("clients", [None, 5])
+def test_fixed_parameters_are_neither_trained_nor_sent(toy, clients):
+    X, y = toy
+    clients = None if clients is None else X[:, 0] % clients
+    rates = {"features": 1e-300, "slope": 1e-300, "*": 0.1}
+    settings = {"private": PRIVATE, "optimizer": "sgd", "n_rounds": 3, "random_state": 0}
+    settings["federation"] = Federation(wire_dtype="float64")
+    fixed = FederatedModule(Featured, learning_rate=0.1, **settings).fit(X, y, clients=clients)
+    trained = FederatedModule(Net(Featured, is_fixed=False), learning_rate=rates, **settings)
+    trained.fit(X, y, clients=clients)
+    kept = FEATURES[: fixed.n_items_]
+    np.testing.assert_allclose(trained.parameters_["features"], kept, atol=1e-200)
+    assert trained.parameters_.keys() - fixed.parameters_.keys() == {"features", "slope"}
+    for name, values in fixed.parameters_.items():
+        np.testing.assert_allclose(values, trained.parameters_[name], rtol=1e-9, err_msg=name)
+    np.testing.assert_allclose(fixed.predict(X), trained.predict(X), rtol=1e-9)
+    sent = [sum(row["bytes_up"] for row in one.communication_.entries) for one in (fixed, trained)]
+    assert sent[0] < sent[1]
+
+
+def test_new_users_and_unknown_items_are_scored_by_features_too(toy):
+    model = FederatedModule(Featured, private=PRIVATE, n_rounds=2, random_state=0).fit(*toy)
+    new = [[777, item] for item in model.item_ids_[:3]]
+    assert np.isfinite(
+        model.fold_in(new, [5, 3, 1]).predict([[777, model.item_ids_[5]], [1, 999]])
+    ).all()
 
 
 def test_modules_are_searched_like_other_parameters(toy):
@@ -272,7 +331,17 @@ def branch(module, scores, users, items):
         (changed(extra=lambda m, s, u, i: s + i), "in another way than as rows"),
         (changed(dense=lambda m: nn.Linear(m.n_items, 2)), "The shape of dense.weight"),
         (changed(padded=lambda m: nn.Embedding(4, 2, padding_idx=0)), "Embedding with padding_idx"),
-        (changed(fixed=lambda m: nn.Parameter(torch.ones(1), False)), "fixed has requires_grad"),
+        (changed(mine=lambda m: nn.Parameter(m.user.weight * 0, False)), "mine has a row per user"),
+        (
+            changed(few=lambda m: nn.Parameter(torch.ones(7, 2)[: m.n_items], False)),
+            "few has 7 rows",
+        ),
+        (changed(odd=lambda m: nn.Parameter(torch.full((1,), torch.nan), False)), "odd has .*NaN"),
+        (changed(none=lambda m: nn.Linear(0, 2)), "none.weight is empty"),
+        (changed(more=lambda m: nn.Embedding(m.n_items + 1, 2)), "exactly n_users or n_items rows"),
+        (changed(extra=lambda m, s, u, i: s - s.mean()), "depends on the other pairs"),
+        (changed(extra=lambda m, s, u, i: s.detach()), "without a gradient"),
+        (changed(extra=lambda m, s, u, i: (s, s)), "got tuple"),
         (changed(half=lambda m: nn.Linear(1, 1).half()), "half.weight has dtype torch.float16"),
         (changed(extra=lambda m, s, u, i: s / 0 * 0), "scores that are not finite"),
         (changed(extra=lambda m, s, u, i: s.long()), "float32 or float64, got torch.int64"),
@@ -282,6 +351,24 @@ def branch(module, scores, users, items):
 def test_modules_that_cannot_be_simulated_are_refused(toy, module, match):
     with pytest.raises(ValueError, match=match):
         FederatedModule(module).fit(*toy)
+
+
+def test_parameters_that_scores_do_not_depend_on_are_named(toy):
+    model = FederatedModule(changed(idle=lambda m: nn.Linear(2, 1)), n_rounds=1)
+    with pytest.warns(UserWarning, match=r"do not depend on idle.weight, idle.bias of the module"):
+        model.fit(*toy)
+
+
+def test_tied_parameters_are_one(toy):
+    tied = changed(again=lambda m: m.item, extra=lambda m, s, u, i: s + m.again(i).sum(-1))
+    model = FederatedModule(tied, n_rounds=1, random_state=0).fit(*toy)
+    assert list(model.parameters_) == ["item.weight"]
+    assert torch.equal(model.to_module().again.weight, model.to_module().item.weight)
+
+
+def test_arguments_of_a_module_need_a_net():
+    with pytest.raises(ValueError, match=r"module__width sets an argument of a Net.*module=Net"):
+        FederatedModule(Everything).set_params(module__width=3)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +457,7 @@ def test_new_clients_that_fail_are_named(toy):
     new = [[777, item] for item in model.item_ids_[:3]]
     with pytest.raises(ValueError, match=f"Client 777 {AT_THE_END}"):
         model.fold_in(new, [5.0, 5.0, 5.0])
-    with pytest.raises(ValueError, match="Client 777 diverged while .* its user_factors_ are inf"):
+    with pytest.raises(ValueError, match=r"Client 777 diverged while .* its user_factors_ are inf"):
         model.set_params(learning_rate=1e14, optimizer="sgd").fold_in(new, [1.0, 2.0, 1.0])
 
 
