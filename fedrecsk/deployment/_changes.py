@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedrecsk.deployment")
 # Under which name the last message of each kind of request is kept.
 CHAINS = {"round": "round", "validate": "model", "finish": "model"}
-# What a node lacks: the message of which it got a change, or the server's arithmetic.
-MESSAGE, ARITHMETIC = "message", "arithmetic"
+# What a node lacks: the message of which it got a change, the server's arithmetic, or what it was
+# told before the first round.
+MESSAGE, ARITHMETIC, PLACE = "message", "arithmetic", "place"
 # Before the names of a delta's fields; no field is called so.
 DELTA = "(delta)/"
 
@@ -55,11 +56,11 @@ def has_changes(method: Any) -> bool:
 
 
 class Lacking(Exception):
-    """A node cannot complete a change.
+    """A node cannot do what it is asked to without something that it was sent before.
 
     Parameters
     ----------
-    what : {"message", "arithmetic"}
+    what : {"message", "arithmetic", "place"}
     why : str
     """
 
@@ -191,19 +192,25 @@ class Changes:
 
 
 def needs_whole_messages(member: Member, what: Any) -> None:
-    """Send a member whole messages, because it lacks what it needs for changes.
+    """Send a member whole messages, because it lacks what it was sent before.
 
     Parameters
     ----------
     member : Member
-    what : {"message", "arithmetic"}
+    what : {"message", "arithmetic", "place"}
         What it lacks. Without the server's arithmetic it gets no changes any more.
 
     Raises
     ------
     Refused
-        If it was sent a whole message.
+        If it was just sent what it says that it lacks.
     """
+    if what == PLACE:
+        if not member.knows_place:
+            raise Refused("it says that it lacks its place in the fit, but was sent it")
+        member.knows_place, member.received = False, {}
+        log.warning("Client %s lacks its place in the fit, and is sent it again", member.name)
+        return
     if not member.received or not member.takes_changes:
         raise Refused("it says that it lacks an earlier message, but was sent a whole one")
     member.received = {}

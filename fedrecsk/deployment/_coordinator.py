@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
+from fedrecsk._checks import cure
 from fedrecsk.deployment._agreement import check_deployable, differences, digests
 from fedrecsk.deployment._changes import Changes
 from fedrecsk.deployment._exchange import Exchanges, NotEnough
@@ -56,7 +57,7 @@ class Progress:
     fit: str
     digests: dict[str, str]
     server: Server
-    members: Members = field(default_factory=Members)
+    members: Members
     best: int | None = None
     traffic: list[dict[str, Any]] = field(default_factory=list)
     sent: dict[str, tuple[int, Message]] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class Coordinator:
         self.gathering = gathering
         self.is_resumed: bool = False
         self.progress: Progress = self._resumed() or Progress(
-            secrets.token_hex(8), self._digests(), self._new_server(key)
+            secrets.token_hex(8), self._digests(), self._new_server(key), self._no_members()
         )
         greeting = {
             "kind": "register",
@@ -116,7 +117,14 @@ class Coordinator:
             pack(greeting, {}),
             patience,
             len(self.server.item_ids),
+            repeats=self._repeats,
         )
+
+    # Whether the server has all that it has sent.
+    _repeats = True
+
+    def _no_members(self):
+        return Members()
 
     def _digests(self):
         return digests(self.estimator)
@@ -186,31 +194,47 @@ class Coordinator:
         members, server = self.members, self.server
         registered = list(members)
         places = server.register([one.registration for one in registered])
-        self._set_up(registered, places, quorum=1.0)
-        self.store.save(CHECKPOINT, self.progress)
-
-    def _set_up(self, registered, places, quorum, late=False):
-        """Take the set-up exchanges with some members, to which these places belong."""
-        server = self.server
         for one, place in zip(registered, places, strict=True):
             one.place = place
-        asked = {one.code: one for one in sorted(registered, key=lambda one: one.code)}
+        self._set_up(registered, quorum=1.0)
+        self.store.save(CHECKPOINT, self.progress)
+
+    def _set_up(self, members, quorum, late=False):
+        """Take the set-up exchanges with some members."""
+        server = self.server
+        asked = {one.code: one for one in sorted(members, key=lambda one: one.code)}
         for step in range(server.n_setups):
             message = server.setup_message(step, late=late)
             forms = server.method._setup_forms(len(server.item_ids), step)
             parcels, n_malformed = self._ask("setup", step, asked, message, forms, quorum=quorum)
+            _check_setup(step, n_malformed, late)
             server.close_setup(step, parcels, late=late)
             server.ledger.count(rejected=n_malformed)
+            answered = {int(one.client) for one in parcels}
+            asked = {code: one for code, one in asked.items() if code in answered}
         server.send_announcement(late=late)
-        for one in registered:
+        for one in asked.values():
+            one.is_set_up = True
             # The announcement comes with the next request.
             one.knows_place = False
 
     def _admit_newcomers(self):
         """Let clients join that have come since the fit began."""
         newcomers = self.members.newcomers
-        if not newcomers:
+        if newcomers:
+            self._give_places(newcomers)
+        waiting = [one for one in self.members if one.place is not None and not one.is_set_up]
+        if not waiting:
             return
+        # Some may have been asked before, and their answers were lost.
+        self.server.repeat_setup([one.code for one in waiting])
+        self._set_up(waiting, quorum=0.0, late=True)
+        for one in waiting:
+            if one.is_set_up:
+                log.info("Client %s joins in round %d", one.name, self.server.round + 1)
+
+    def _give_places(self, newcomers):
+        """Admit clients, if the server can."""
         try:
             places = self.server.admit([one.registration for one in newcomers])
         except ValueError as error:
@@ -220,9 +244,10 @@ class Coordinator:
                 if one.node is not None:
                     self.exchanges.refuse(one.node, str(error))
             return
-        self._set_up(newcomers, places, quorum=0.0, late=True)
-        for one in newcomers:
-            log.info("Client %s joins in round %d", one.name, self.server.round + 1)
+        for one, place in zip(newcomers, places, strict=True):
+            one.place = place
+        # If the server is killed now, they keep their places.
+        self.store.save(CHECKPOINT, self.progress)
 
     def _round(self):
         server = self.server
@@ -239,16 +264,27 @@ class Coordinator:
         server.close_round(parcels)
         n_silent = len(asked) - self.progress.traffic[-1]["answers"]
         server.ledger.count(dropped=n_silent, rejected=n_malformed)
+        self._warn_of_broken_uploads(number)
         log.info(
             "Round %d of %d: %d uploads of %d clients, %.2f s",
             *(number + 1, server.method._rounds(), len(senders), len(asked)),
             self.progress.traffic[-1]["seconds"],
         )
 
+    def _warn_of_broken_uploads(self, number):
+        entry = self.server.ledger.entries[-1]
+        if entry["rejected"] and not entry["messages_up"]:
+            log.warning(
+                "All %d uploads of round %d held NaN or infinite values, or were malformed, so the "
+                "model stays as it is. If all nodes are honest, their training diverges. %s",
+                *(entry["rejected"], number, cure(self.estimator)),
+            )
+
     def _of(self, mask):
-        """The clients of a mask, by code."""
+        """The clients of a mask that have been set up, by code."""
         by_code = self.members.by_code
-        return {code: by_code[code] for code in np.flatnonzero(mask).tolist()}
+        chosen = {code: by_code[code] for code in np.flatnonzero(mask).tolist()}
+        return {code: one for code, one in chosen.items() if one.is_set_up}
 
     def _validate(self, receives):
         """Let clients evaluate the model; returns the codes of those that have.
@@ -259,7 +295,10 @@ class Coordinator:
         message = self._without_announcement(server.send_for_validation(receives))
         forms = server._forms(("validation", server.round))
         asked = self._of(receives)
-        parcels, _ = self._ask("validate", server.round, asked, message, forms, self.quorum)
+        parcels, n_malformed = self._ask(
+            *("validate", server.round, asked, message, forms, self.quorum)
+        )
+        server.ledger.count(rejected=n_malformed)
         if server.close_validation(parcels, receives):
             self.progress.best = server.round
         return {int(one.client) for one in parcels}
@@ -284,7 +323,17 @@ class Coordinator:
                     message, known = server.send_best(), ()
         final = self._without_announcement(message)
         self._ask("finish", server.round, self.members.by_code, final, {}, 0.0, known=known)
+        self._refuse_newcomers(
+            "the fit has ended; its server's model.joblib serves new users by fold_in"
+        )
         return model_for_newcomers(self.estimator, server, message)
+
+    def _refuse_newcomers(self, why):
+        """Tell clients that have come too late that nothing will be asked of them."""
+        for one in self.members.newcomers:
+            log.warning("Client %s cannot join: %s", one.name, why)
+            if one.node is not None:
+                self.exchanges.refuse(one.node, why)
 
     def _without_announcement(self, message):
         announced = self.server.announcement()
@@ -375,3 +424,13 @@ class Coordinator:
                     f"it sends {str(step)[:80]} instead of {(phase, number, member.code)}."
                 )
         return parcels
+
+
+def _check_setup(step, n_malformed, late):
+    """Raise if a fit cannot begin, because a client does not answer as it should."""
+    if n_malformed and not late:
+        raise NotEnough(
+            f"{n_malformed} answers to set-up exchange {step} were malformed, and the fit needs "
+            "those of all clients; the log names them. Mend these nodes or leave them out, and run "
+            "this app again."
+        )

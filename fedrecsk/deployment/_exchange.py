@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,6 +50,9 @@ class Exchanges:
         Seconds to wait for answers.
     n_items : int
         Items of the catalogue.
+    repeats : bool
+        Whether the server has all that it has sent, and can send it again to a node that has lost
+        it.
     """
 
     def __init__(
@@ -58,14 +62,20 @@ class Exchanges:
         greeting: bytes,
         patience: float,
         n_items: int,
+        *,
+        repeats: bool = True,
     ) -> None:
         self.carrier = carrier
         self.members = members
         self.greeting = greeting
         self.patience = patience
         self.n_items = n_items
-        # Nodes that were asked to register, with the ticket until they have answered.
-        self._greeted: dict[int, Any] = {}
+        self.repeats = repeats
+        # When nodes were last asked to register, and nodes by the tickets of these requests.
+        self._greeted_at: dict[int, float] = {}
+        self._greetings: dict[Any, int] = {}
+        # Nodes that have registered.
+        self._registered: set[int] = set()
         # What nodes that cannot take part have said.
         self.refused: dict[int, str] = {}
         self.bytes_down = self.bytes_up = 0
@@ -91,19 +101,26 @@ class Exchanges:
             self.carrier.pause()
 
     def _welcome(self):
-        """Ask new nodes to register, and take in those that have answered."""
-        connected = self.carrier.nodes()
-        for node in connected - self._greeted.keys():
-            (self._greeted[node],) = self._send([Request(node, "register", self.greeting)])
+        """Ask nodes to register, and take in those that have answered.
+
+        A node that has not registered, because its answer was lost or it could not read its data,
+        is asked again after `patience` seconds.
+        """
+        now, connected = time.monotonic(), self.carrier.nodes()
         # A node that has lost its connection may come back, and is then new again.
-        for node in self._greeted.keys() - connected:
-            del self._greeted[node]
-        tickets = {t: node for node, t in self._greeted.items() if t is not None}
-        return [self._take_in(tickets[reply.ticket], reply) for reply in self._receive(tickets)]
+        self._registered &= connected
+        self._greeted_at = {n: at for n, at in self._greeted_at.items() if n in connected}
+        self._greetings = {t: n for t, n in self._greetings.items() if n in connected}
+        for node in connected - self._registered:
+            if now - self._greeted_at.get(node, -math.inf) > self.patience:
+                self._greeted_at[node] = now
+                (ticket,) = self._send([Request(node, "register", self.greeting)])
+                self._greetings[ticket] = node
+        replies = self._receive(self._greetings)
+        return [self._take_in(self._greetings.pop(reply.ticket), reply) for reply in replies]
 
     def _take_in(self, node, reply):
         """The member of which this is the registration; None if it cannot take part."""
-        self._greeted[node] = None
         try:
             head = _read(reply).head
             registration = registration_of(head.get("registration"), self.n_items)
@@ -112,11 +129,15 @@ class Exchanges:
                 raise MalformedMessage("A registration needs a token.")
             member = self.members.admit(registration, token, node)
         except (Refused, MalformedMessage) as error:
-            self.refused[node] = f"node {node}: {error}"
-            log.warning("Node %d cannot take part: %s", node, error)
-            if reply.content is not None:
-                self.refuse(node, str(error))
+            reason = f"node {node}: {error}"
+            if self.refused.get(node) != reason:
+                self.refused[node] = reason
+                log.warning("Node %d cannot take part: %s", node, error)
+                if reply.content is not None:
+                    self.refuse(node, str(error))
             return None
+        self._registered.add(node)
+        self.refused.pop(node, None)
         log.info("Client %s has registered", member.name)
         return member
 
@@ -166,7 +187,12 @@ class Exchanges:
             deadline = time.monotonic() + self.patience
             while time.monotonic() <= deadline:
                 replies = [(tickets.pop(one.ticket), one) for one in self._receive(tickets)]
-                lacking = [one for one, r in replies if self._note(one, r, answers, failed)]
+                lacking = []
+                for one, reply in replies:
+                    if one not in lacking and self._note(one, reply, answers, failed):
+                        lacking.append(one)
+                # Their answers to earlier requests do not matter any more.
+                tickets = {t: one for t, one in tickets.items() if one not in lacking}
                 back = [one for one in self._welcome() if one is not None and one.name in asked]
                 back = [one for one in back if one.name not in answers]
                 tickets.update(self._post(kind, [*lacking, *back], request))
@@ -206,7 +232,7 @@ class Exchanges:
         """
         try:
             answer = _read(reply)
-            if "lacks" in answer.head:
+            if "lacks" in answer.head and self.repeats:
                 needs_whole_messages(member, answer.head["lacks"])
                 return True
         except (Refused, MalformedMessage) as error:

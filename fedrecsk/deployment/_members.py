@@ -27,6 +27,8 @@ class Member:
         Address of its node. None: unknown since the server was restarted.
     place : Places or None
         None: it has come after the fit has begun, and joins before the next round.
+    is_set_up : bool
+        Whether it has answered all exchanges before its first round.
     knows_place : bool
         Whether it has answered a request that had its place and the announcement.
     is_late : bool
@@ -44,6 +46,7 @@ class Member:
     registration: Registration
     node: int | None
     place: Places | None = None
+    is_set_up: bool = False
     knows_place: bool = False
     is_late: bool = False
     received: dict[str, int] = field(default_factory=dict)
@@ -57,9 +60,16 @@ class Member:
 
 
 class Members:
-    """All clients of a fit, by id."""
+    """All clients of a fit, by id.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    most : int or None
+        How many there may be. None: any number.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
         self.by_name: dict[Any, Member] = {}
 
     def __len__(self) -> int:
@@ -89,7 +99,8 @@ class Members:
         Raises
         ------
         Refused
-            If another node has this client's id, or if its id is of another type than the others'.
+            If another node has this client's id, if its id is of another type than the others', or
+            if there are as many clients as there may be.
         """
         name = registration.client_ids[0].item()
         known = self.by_name.get(name)
@@ -107,6 +118,11 @@ class Members:
                     f"client {name!r} has a {type(name).__name__} as its id, and client "
                     f"{other.name!r} a {type(other.name).__name__}; use one type for all"
                 )
+        if self.most is not None and len(self) >= self.most:
+            raise Refused(
+                f"the keys are for {self.most} clients, who have registered; make keys for more "
+                "with write_keys(..., n_clients=), and begin a new fit"
+            )
         self.by_name[name] = Member(name, token, registration, node)
         return self.by_name[name]
 

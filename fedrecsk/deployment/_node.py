@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedrecsk.deployment._agreement import Refused, check_deployable, differences, digests
-from fedrecsk.deployment._changes import CHAINS, Lacking, completed, has_changes
+from fedrecsk.deployment._changes import CHAINS, PLACE, Lacking, completed, has_changes
 from fedrecsk.deployment._forms import (
     message_of,
     parcel_arrays,
@@ -25,12 +25,12 @@ from fedrecsk.simulation.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from fedrecsk.deployment._store import Store
 
 log = logging.getLogger("fedrecsk.deployment")
 SETUP = -1
+STATE = ".state"
 
 
 @dataclass
@@ -39,13 +39,23 @@ class Memory:
 
     Parameters
     ----------
-    device : Device
+    device : Device or None
+        None: the fit has ended, and the folder has the model.
+    client : object
+        The client's id.
+    registration : dict
+        What the server was told.
     token : str
         By which the server knows this node again, whatever its address is then.
     """
 
-    device: Device
+    device: Device | None
+    client: Any
+    registration: dict[str, Any]
     token: str
+    # Its place as the server has sent it, and whether the announcement has come, too.
+    place: dict[str, Any] | None = None
+    has_begun: bool = False
     announcement: Message = field(default_factory=Message)
     # Rounds of the model evaluated last, and of the one whose users are kept.
     measured: int | None = None
@@ -129,16 +139,21 @@ class Node:
         if kind not in steps:
             raise MalformedMessage(f"No request is of the kind {str(kind)[:20]!r}.")
         step = kind, int(head["number"])
+        if head.get("place") not in (None, memory.place):
+            # A server that was killed gives places anew, and answers have the old one.
+            memory.answers = {}
         if step in memory.answers:
             return memory.answers[step]
-        if kind == "round":
-            _check_round(step[1], memory.device)
-        self._learn(memory, head, arrays)
-        answer = steps[kind](memory, head, arrays)
         number = SETUP if kind == "setup" else step[1]
+        _check_number(kind, number, memory)
+        self._learn(memory, kind, head, arrays)
+        answer = steps[kind](memory, head, arrays)
         if number != memory.round:
             memory.answers, memory.round = {}, number
         memory.answers[step] = answer
+        if kind == "finish":
+            # The users' data and vectors are in the model, and not needed twice.
+            memory = replace(memory, device=None, announcement=Message(), model=None, received={})
         self.store.save(_file(fit), memory)
         return answer
 
@@ -152,17 +167,25 @@ class Node:
         data = self.load_data()
         memory = self._loaded(fit)
         if memory is None:
-            memory = Memory(self._new_device(data), secrets.token_hex(8))
+            device = self._new_device(data)
+            registration = registration_head(device.register())
+            memory = Memory(device, data["client_id"], registration, secrets.token_hex(8))
+            self._forget_ended_fits()
             self.store.save(_file(fit), memory)
             log.info("Client %s registers", data["client_id"])
-        known = memory.device.client_ids[0]
-        if str(known) != str(data["client_id"]):
+        if str(memory.client) != str(data["client_id"]):
             raise Refused(
-                f"the folder {self.store.folder} holds the state of client {known!s}, but "
+                f"the folder {self.store.folder} holds the state of client {memory.client!s}, but "
                 f"load_data returns client {data['client_id']!s}; give each node its own folder"
             )
-        registration = registration_head(memory.device.register())
-        return pack({"registration": registration, "token": memory.token}, {})
+        return pack({"registration": memory.registration, "token": memory.token}, {})
+
+    def _forget_ended_fits(self):
+        """Delete what is kept of earlier fits that have ended, and unfinished files."""
+        self.store.remove_drafts()
+        for name in self.store.names(f"*{STATE}"):
+            if self.store.load(name).device is None:
+                self.store.remove(name)
 
     def _digests(self):
         return digests(self.estimator)
@@ -174,11 +197,14 @@ class Node:
         """What this node keeps of a fit; None if it has no part in it."""
         return self.store.load(_file(fit))
 
-    def _learn(self, memory, head, arrays):
+    def _learn(self, memory, kind, head, arrays):
         """What may come with any request: place, announcement, and which model is the best."""
         device = memory.device
         if head.get("place") is not None:
             device.place(place_of(head["place"]))
+            memory.place, memory.has_begun = head["place"], kind != "setup"
+        if memory.place is None or not (memory.has_begun or kind == "setup"):
+            raise Lacking(PLACE, "its folder is a copy of before the first round.")
         if head.get("announcement") is not None:
             announcement = self._message(memory, head, arrays, "announcement")
             memory.announcement = announcement
@@ -248,12 +274,22 @@ class Node:
         return pack({"n_users": int(np.size(model.user_ids_))}, {})
 
 
-def _check_round(round, device):
-    """Raise if a fit has no such round: each round may cost privacy."""
-    n_rounds = device.method._rounds()
-    if not 0 <= round < n_rounds:
-        raise Refused(f"the server asks for round {round}, but the fit has {n_rounds} rounds")
+def _check_number(kind, number, memory):
+    """Raise if this request cannot follow those before it, or the fit has no such round."""
+    if memory.device is None:
+        raise Refused("this node has ended the fit, and its folder has the model")
+    # Each round may cost privacy.
+    n_rounds = memory.device.method._rounds()
+    if kind == "round" and not 0 <= number < n_rounds:
+        raise Refused(f"the server asks for round {number}, but the fit has {n_rounds} rounds")
+    if number < memory.round:
+        asked = "the set-up" if kind == "setup" else f"round {number}"
+        raise Refused(
+            f"this node is in round {memory.round}, and the server asks for {asked}: the "
+            "server's checkpoint is older than this node's state. Begin a new fit, with an empty "
+            "folder of the server"
+        )
 
 
 def _file(fit):
-    return f"{fit}.state"
+    return f"{fit}{STATE}"

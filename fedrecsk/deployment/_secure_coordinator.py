@@ -10,6 +10,7 @@ from fedrecsk.deployment._agreement import digests
 from fedrecsk.deployment._ciphertexts import steps_arrays, uploads_of
 from fedrecsk.deployment._coordinator import CHECKPOINT, Coordinator
 from fedrecsk.deployment._forms import place_head
+from fedrecsk.deployment._members import Members
 from fedrecsk.deployment._wire import MalformedMessage, pack
 from fedrecsk.simulation import SecureServer
 
@@ -34,7 +35,7 @@ class Records:
     privacy_ : PrivacyReport
     n_rounds_ : int
     traffic_ : list of dict
-        One per exchange: what was really sent, and how long it took.
+        One per exchange: what was actually sent, and how long it took.
     """
 
     communication_: Ledger
@@ -60,7 +61,18 @@ class SecureCoordinator(Coordinator):
         self, estimator: Any, carrier: Carrier, store: Store, *, party: Party, **settings: Any
     ) -> None:
         self.party = party
+        n_clients = settings["n_clients"]
+        if n_clients > party.n_clients:
+            raise ValueError(
+                f"n_clients is {n_clients}, but the keys are for {party.n_clients} clients; make "
+                f"keys with write_keys(..., n_clients={n_clients})."
+            )
         super().__init__(estimator, carrier, store, **settings)
+
+    _repeats = False
+
+    def _no_members(self):
+        return Members(self.party.n_clients)
 
     def _digests(self):
         return digests(self.estimator) | {"keys": self.party.key_id}
@@ -80,6 +92,7 @@ class SecureCoordinator(Coordinator):
             self._round()
             self.store.save(CHECKPOINT, self.progress)
         self._ask_securely("finish", server.round, self.members.by_code, 0.0)
+        self._refuse_newcomers("the fit has ended; begin a new one with all clients")
         records = Records(
             server.ledger, server.privacy_report(), server.round, self.progress.traffic
         )
@@ -92,14 +105,14 @@ class SecureCoordinator(Coordinator):
         )
         return records
 
-    def _set_up(self, registered, places, quorum, late=False):
+    def _set_up(self, members, quorum, late=False):
         server = self.server
-        for one, place in zip(registered, places, strict=True):
-            one.place = place
         asked = self.members.by_code
         for step in range(server.n_setups):
             server.open("setup", step)
             server.close(*self._ask_securely("setup", step, asked, quorum))
+        for one in members:
+            one.is_set_up = True
 
     def _round(self):
         server = self.server

@@ -59,16 +59,17 @@ class SecureNode(Node):
             memory.device.party = self.party
         return memory
 
-    def _learn(self, memory, head, arrays):
+    def _learn(self, memory, kind, head, arrays):
         """Take the server's steps that have ended since the last request."""
         device = memory.device
         if head.get("place") is not None:
             device.place(place_of(head["place"]), int(head["n_clients"]))
+            memory.place = head["place"]
         first, replica = int(head["first"]), device.replica
         if replica is None or first > replica.n_taken:
             raise Refused(
-                f"this node's state is older than what it has reported: it lacks steps before "
-                f"number {first}; restore its folder"
+                "this node's folder is a copy of before its last answers, and the server has no "
+                "model that it could send; restore a newer copy, or begin a new fit without it"
             )
         device.take(steps_of(head["steps"], arrays), first)
 

@@ -53,6 +53,15 @@ class Store:
         """Save what a server knows that has no model as ``records.joblib``."""
         self._write("records.joblib", lambda file: joblib.dump(records, file))
 
+    def names(self, pattern: str) -> list[str]:
+        """Names under which something was saved that match a pattern."""
+        return sorted(file.name for file in self.folder.glob(pattern) if file.name[0] != ".")
+
+    def remove_drafts(self) -> None:
+        """Remove files that a killed process has not finished."""
+        for file in self.folder.glob(".*-*"):
+            file.unlink(missing_ok=True)
+
     def remove(self, name: str) -> None:
         """Remove what was saved under a name."""
         (self.folder / name).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Keys of secure sums, which an operator makes and gives to the machines.
 
 The server's file lets it add ciphertexts. The clients' file decrypts everything: give it to the
-nodes on the way on which you give them their own keys, and never to the server's machine.
+nodes over the same secure channel as their own keys, and never to the server's machine.
 """
 
 from __future__ import annotations

@@ -123,6 +123,9 @@ class FederatedRecommender(Recommender):
     def _check_setting(self, federation, data, blocks):
         """Raise, before any work, if the method does not suit its federation or data."""
 
+    def _check_on_devices(self, federation):
+        """Raise, before any work, if only the simulator can run the method in its federation."""
+
     @abstractmethod
     def _init_server(self, catalogue, key):
         """Server: its first state, from the catalogue."""

@@ -115,6 +115,14 @@ class RFRecF(RFRec):
         "aggregation_probability": [Interval(Real, 0, 1, closed="neither")],
     }
 
+    def _check_on_devices(self, federation):
+        if self.aggregation == "all" and federation.compression and federation.compression.up:
+            raise ValueError(
+                'RFRecF with aggregation="all" sends compressed changes from the last broadcast, '
+                "which a device may have missed, and the server could not tell from what they "
+                'start; set aggregation="holders" or compression=None, or call fit.'
+            )
+
     # ---------------------------------------------------------------------- each round
 
     _may_be_silent = True

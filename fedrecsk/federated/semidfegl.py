@@ -340,6 +340,13 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
             "met": np.full(block.n_clients, -1),
         }
 
+    def _check_on_devices(self, federation):
+        if self._n_exchanges:
+            raise ValueError(
+                "The clients of SemiDFEGL talk to one another, which only the simulator does; set "
+                "n_common=0, or call fit."
+            )
+
     @property
     def _n_exchanges(self):
         """None if ego graphs stay isolated."""

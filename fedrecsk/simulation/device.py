@@ -235,6 +235,7 @@ def bare(estimator: Any) -> Any:
             f"{type(method).__name__} needs the catalogue, because it does not see "
             "the data of all clients; set items= to the ids of all items on offer."
         )
+    method._check_on_devices(method._setting())
     if method._n_exchanges:
         raise ValueError(
             f"A Device does not talk to other devices yet, as {type(method).__name__} needs, which "

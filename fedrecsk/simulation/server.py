@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, Self
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from fedrecsk.privacy.report import PrivacyReport
     from fedrecsk.simulation.clients import Registration
@@ -270,6 +270,17 @@ class Server:
         self.downlink.count(catalogue_nbytes(self.item_ids), newest)
         return self._places(registrations, order, first)
 
+    def repeat_setup(self, codes: ArrayLike) -> None:
+        """Begin the set-up of late clients again, whose answers were lost.
+
+        Parameters
+        ----------
+        codes : array-like of int
+            Late clients, which have places already.
+        """
+        self._check_admission()
+        self._late = np.isin(np.arange(self.n_clients), codes)
+
     @property
     def _n_late(self):
         return 0 if self._late is None else int(self._late.sum())
@@ -489,7 +500,9 @@ class Server:
         forms = self.method._upload_forms(len(self.item_ids))
         sent = self.ledger.entries[-1]["bytes_up"]
         centers = self._centers() if self.releases is not None else None
-        upload = self.uplink.collect(contributions, forms, key, learned=True, centers=centers)
+        upload = self.uplink.collect(
+            contributions, forms, key, learned=True, trusted=trusted, centers=centers
+        )
         if upload is None and self.ledger.entries[-1]["bytes_up"] > sent:
             arrived = self.ledger.entries[-1]["messages_up"] > 0
             self.n_undecided_rounds += arrived

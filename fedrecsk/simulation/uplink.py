@@ -85,6 +85,7 @@ class Uplink:
         key: Key,
         *,
         learned: bool = False,
+        trusted: bool = True,
         centers: dict[str, np.ndarray] | None = None,
     ) -> Upload | None:
         """Combine the contributions to one step.
@@ -97,13 +98,16 @@ class Uplink:
         key : Key
         learned : bool
             Whether they are uploads of a round.
+        trusted : bool
+            Whether they come from our own clients, who have diverged if all uploads are broken.
+            Others may be broken in other ways, and count as if none had arrived.
         centers : dict of {str: ndarray} or None
             What a client without any change sends, unless that is zero; for central privacy only.
 
         Returns
         -------
         Upload or None
-            None if no upload arrived, or too few for the aggregator.
+            None if no sound upload arrived, or too few for the aggregator.
 
         Raises
         ------
@@ -130,7 +134,7 @@ class Uplink:
                 deferred[place] = deferred[place].merged(one) if place in deferred else one
         self.ledger.count(messages_up=n_accepted, rejected=n_arrived - n_accepted)
         if n_accepted == 0:
-            if n_arrived:
+            if n_arrived and trusted:
                 when = "the set-up" if key.round < 0 else f"round {key.round}"
                 raise Diverged(
                     f"The clients diverged: all {n_arrived} uploads of {when} held NaN or infinite "

@@ -31,8 +31,14 @@ class InProcess(Carrier):
         self._waiting = {}
         # Kind and size of each request and its reply.
         self.crossed = []
+        # Called with each request before it is answered.
+        self.watch = lambda request: None
         # Called with a request and its reply, whose content it may change; None: it is lost.
         self.tamper = lambda request, reply: reply
+
+        # Whether the reply to a request comes only when the node is sent the next one.
+        self.is_slow = lambda request: False
+        self._slow = {}
 
     def nodes(self):
         return set(self.connected)
@@ -45,10 +51,18 @@ class InProcess(Carrier):
             tickets.append(ticket)
             if one.node not in self.connected:
                 continue
+            self.watch(one)
             content = self.tamper(one, self.connected[one.node].answer(one.content))
-            if content is not None:
-                self.crossed.append((one.kind, len(one.content), len(content)))
-                self._waiting[ticket] = content
+            if content is None:
+                continue
+            self.crossed.append((one.kind, len(one.content), len(content)))
+            if self.is_slow(one):
+                self._slow[one.node] = ticket, content
+                continue
+            if one.node in self._slow:
+                earlier, reply = self._slow.pop(one.node)
+                self._waiting[earlier] = reply
+            self._waiting[ticket] = content
         return tickets
 
     def receive(self, tickets):

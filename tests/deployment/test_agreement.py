@@ -6,9 +6,10 @@ import stat
 import numpy as np
 import pytest
 
-from fedrecsk import EASE, Federation, LocALS, RFRec, SemiDFEGL
+from fedrecsk import EASE, Federation, LocALS, RFRec, RFRecF, SemiDFEGL
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
+from fedrecsk.compression import TopK
 from fedrecsk.deployment._agreement import check_deployable, differences, digests
 from fedrecsk.deployment._store import Store
 from tests.conftest import make_toy
@@ -29,7 +30,16 @@ from tests.conftest import make_toy
             LocALS(items=range(9), federation=Federation(adversary=SignFlip(0.1))),
             "set federation.adversary=None",
         ),
-        (SemiDFEGL(items=range(9), rating_scale=(1, 5)), "does not talk to other devices"),
+        (SemiDFEGL(items=range(9), rating_scale=(1, 5)), "talk to one another.*set n_common=0"),
+        (
+            RFRecF(
+                items=range(9),
+                rating_scale=(1, 5),
+                aggregation="all",
+                federation=Federation(compression=TopK(0.5)),
+            ),
+            'aggregation="holders" or compression=None',
+        ),
     ],
 )
 def test_what_cannot_be_deployed_is_refused_by_name(estimator, message):

@@ -271,6 +271,35 @@ def test_a_node_with_an_older_state_asks_for_a_whole_model(
     assert watch.said.count(("round", 2, 1003, "lacks")) == len(watch.of("round", 2)) - 8 - 1
 
 
+def test_two_answers_of_a_slow_node_that_lacks_a_message_are_one(estimator_of, tmp_path, caplog):
+    """The server has asked it again before it has heard what the node lacks."""
+    states, n_asked = {}, 0
+
+    def set_back(request, reply):
+        head = unpack(request.content)[0]
+        if request.kind == "round" and request.node == 1003:
+            store, name = nodes[1003].store, f"{head['fit']}.state"
+            states[head["number"]] = store.load(name)
+            if head["number"] == 1:
+                store.save(name, states[0])
+        return reply
+
+    def is_slow(request):
+        nonlocal n_asked
+        is_second_round = request.kind == "round" and unpack(request.content)[0]["number"] == 2
+        n_asked += is_second_round and request.node == 1003
+        return is_second_round and request.node == 1003 and n_asked == 1
+
+    estimator = estimator_of(*CHANGING[0])
+    one, nodes, watch = a_fit(estimator, tmp_path, tamper=set_back)
+    one.exchanges.carrier.is_slow = is_slow
+    server = one.run()
+    assert watch.of("round", 2, 1003) == ["changes", "lacks", "changes", "lacks", "whole"]
+    ups = [e["messages_up"] for e in server.communication_.entries if e["phase"] == "round"]
+    assert ups == 4 * [8]
+    assert "cannot answer" not in caplog.text
+
+
 def test_a_node_of_other_arithmetic_gets_whole_models_from_then_on(estimator_of, tmp_path):
     """Another processor may round a product of matrices differently."""
     estimator = estimator_of(CoLR(2, n_factors=3, **ALL))

@@ -208,6 +208,45 @@ def test_bytes_that_are_no_message_are_no_answer(tmp_path, caplog):
     assert "not a message of this version" in caplog.text
 
 
+def test_a_round_of_nothing_but_nan_leaves_the_model_as_it_is(tmp_path, caplog):
+    one, nodes = a_fit(tmp_path, quorum=0.3)
+    bad = max(nodes)
+
+    def spoil(request, reply):
+        if request.kind != "round" or unpack(request.content)[0]["number"] != 1:
+            return reply
+        head, arrays = unpack(reply)
+        broken = pack(head, {name: values * np.nan for name, values in arrays.items()})
+        return broken if request.node == bad else None
+
+    one.exchanges.carrier.tamper = spoil
+    server = one.run()
+    assert [entry["messages_up"] for entry in rounds(server)] == [3, 0, 3]
+    assert "All 1 uploads of round 1 held NaN" in caplog.text
+
+
+def test_a_malformed_answer_to_the_set_up_ends_the_run(tmp_path):
+    one, nodes = a_fit(tmp_path)
+    one.exchanges.carrier.tamper = lambda request, reply: (
+        changed(reply, another_client)
+        if request.kind == "setup" and request.node == max(nodes)
+        else reply
+    )
+    with pytest.raises(NotEnough, match="1 answers to set-up exchange 0 were malformed"):
+        one.run()
+
+
+def test_malformed_validation_losses_are_counted(tmp_path):
+    one, nodes = a_fit(tmp_path, small().set_params(early_stopping=True, n_rounds=3))
+    one.exchanges.carrier.tamper = lambda request, reply: (
+        changed(reply, another_client)
+        if request.kind == "validate" and request.node == max(nodes)
+        else reply
+    )
+    ledger = one.run().communication_
+    assert sum(entry["rejected"] for entry in ledger.entries) == 3
+
+
 def spoilt(nodes, number, change):
     """Let one node's data be other than they were."""
     node = sorted(nodes.values(), key=lambda one: str(one.store.folder))[number]
@@ -348,3 +387,147 @@ def test_a_node_without_its_state_says_so(tmp_path):
 def test_nodes_refuse_malformed_requests(tmp_path, content, message):
     head, _ = unpack(Node(small(), dict, Store(tmp_path)).answer(content))
     assert message in head["refused"]
+
+
+def test_a_node_whose_data_cannot_be_read_at_first_is_asked_again(tmp_path):
+    one, nodes = a_fit(tmp_path)
+    node, n_tries = nodes[max(nodes)], 0
+    data = node.load_data()
+
+    def load_data():
+        nonlocal n_tries
+        n_tries += 1
+        if n_tries < 3:
+            raise OSError("the disk is not there yet")
+        return data
+
+    node.load_data = load_data
+    assert [entry["messages_up"] for entry in rounds(one.run())] == [3, 3, 3]
+    assert n_tries == 3
+
+
+def test_a_lost_registration_is_asked_for_again(tmp_path):
+    one, nodes = a_fit(tmp_path)
+    lost = []
+
+    def lose(request, reply):
+        if request.kind == "register" and request.node == max(nodes) and len(lost) < 2:
+            lost.append(request)
+            return None
+        return reply
+
+    one.exchanges.carrier.tamper = lose
+    assert one.run().n_rounds_ == 3
+    assert len(lost) == 2
+
+
+@pytest.mark.parametrize("before", ["setup", "round"])
+def test_a_node_with_a_copy_of_before_the_first_round_takes_part_again(tmp_path, before, caplog):
+    one, nodes = a_fit(tmp_path)
+    node, copies = nodes[max(nodes)], {}
+
+    def keep(request):
+        if request.node == max(nodes) and (node.store.folder / file(request)).exists():
+            number = unpack(request.content)[0].get("number")
+            copies.setdefault(request.kind, node.store.load(file(request)))
+            if (request.kind, number) == ("round", 1):
+                node.store.save(file(request), copies[before])
+
+    def file(request):
+        return f"{unpack(request.content)[0]['fit']}.state"
+
+    one.exchanges.carrier.watch = keep
+    server = one.run()
+    assert [entry["messages_up"] for entry in rounds(server)] == [3, 3, 3]
+    assert "lacks its place in the fit, and is sent it again" in caplog.text
+    assert np.isfinite(joblib.load(node.store.folder / "model.joblib").predict(X)).all()
+
+
+def test_nodes_refuse_a_server_with_an_older_checkpoint(tmp_path):
+    one, nodes = a_fit(tmp_path)
+    checkpoint, copies = tmp_path / "server" / "checkpoint", []
+
+    def kill(request, reply):
+        copies.append(checkpoint.read_bytes() if checkpoint.exists() else None)
+        if request.kind == "round" and unpack(request.content)[0]["number"] == 2:
+            raise Killed
+        return reply
+
+    one.exchanges.carrier.tamper = kill
+    with pytest.raises(Killed):
+        one.run()
+    checkpoint.write_bytes(next(copy for copy in copies if copy))
+    with pytest.raises(NotEnough, match=r"in round [12], and the server asks for round 0.*new fit"):
+        coordinator(small(), nodes, tmp_path).run()
+
+
+def test_a_late_client_whose_set_up_answer_is_lost_joins_a_round_later(tmp_path):
+    estimator = prepared(LocALS(3, n_rounds=4, random_state=0), X, Y)
+    one, nodes = joining_late(tmp_path, estimator)
+    join, lost = one.exchanges.carrier.tamper, []
+
+    def lose(request, reply):
+        if request.kind == "setup" and request.node == max(nodes) and not lost:
+            lost.append(request)
+            return None
+        return join(request, reply)
+
+    one.exchanges.carrier.tamper = lose
+    server = one.run()
+    assert lost
+    assert [entry["messages_up"] for entry in rounds(server)] == [2, 2, 3, 3]
+
+
+def test_late_clients_keep_their_codes_if_the_server_is_killed_meanwhile(tmp_path):
+    estimator = prepared(LocALS(3, n_rounds=4, random_state=0), X, Y)
+    one, nodes = a_fit(tmp_path, estimator, n_clients=1)
+    carrier, codes = one.exchanges.carrier, {}
+    late = {name: carrier.connected.pop(name) for name in sorted(nodes)[1:]}
+
+    def join(request, reply):
+        if request.kind == "round":
+            carrier.connected.update(late)
+        head = unpack(request.content)[0]
+        if request.node in late and head.get("place"):
+            codes.setdefault(request.node, []).append(head["place"]["clients"])
+            if request.kind == "setup" and request.node == max(nodes) and not again:
+                raise Killed
+        return reply
+
+    again = None
+    carrier.tamper = join
+    with pytest.raises(Killed):
+        one.run()
+    again = coordinator(estimator, dict(reversed(nodes.items())), tmp_path)
+    again.exchanges.carrier.tamper = join
+    server = again.run()
+    assert [entry["messages_up"] for entry in rounds(server)] == [1, 3, 3, 3]
+    assert all(len(set(map(str, given))) == 1 for given in codes.values())
+
+
+def test_a_client_that_comes_in_the_last_round_is_told_so(tmp_path, caplog):
+    one, nodes = a_fit(tmp_path, n_clients=2)
+    carrier = one.exchanges.carrier
+    late = carrier.connected.pop(max(nodes))
+
+    def join(request, reply):
+        if request.kind == "round" and unpack(request.content)[0]["number"] == 2:
+            carrier.connected[max(nodes)] = late
+        return reply
+
+    carrier.tamper = join
+    one.run()
+    assert "does not let this node take part: the fit has ended; its server's model" in caplog.text
+
+
+def test_a_node_keeps_its_data_no_longer_than_the_fit(tmp_path):
+    estimator = small()
+    nodes = make_nodes(estimator, X, Y, SILOS, tmp_path)
+    (tmp_path / "node 0").mkdir(exist_ok=True)
+    (tmp_path / "node 0" / ".model.joblib-killed").write_bytes(b"half of it")
+    for fit in ("first", "second"):
+        coordinator(estimator, nodes, tmp_path / fit).run()
+        for node in nodes.values():
+            (state,) = node.store.names("*.state")
+            assert node.store.load(state).device is None
+            assert not list(node.store.folder.glob(".*"))

@@ -132,7 +132,7 @@ def test_a_node_with_an_older_state_is_refused(tmp_path, caplog):
 
     one.exchanges.carrier.tamper = tamper
     records = one.run()
-    assert "older than what it has reported" in caplog.text
+    assert "a copy of before its last answers" in caplog.text
     assert records.n_rounds_ == 3
 
 
@@ -274,3 +274,31 @@ def test_what_cannot_be_deployed_is_named():
     estimator = secure(FedMF(3, **SMALL)).set_params(early_stopping=True)
     with pytest.raises(ValueError, match="early_stopping=False"):
         check_deployable(estimator)
+
+
+def test_a_node_cannot_ask_for_deleted_sums(tmp_path, caplog):
+    estimator = secure(FedMF(3, **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    one = coordinator(estimator, nodes, tmp_path, quorum=0.6)
+    one.exchanges.carrier.tamper = lambda request, reply: (
+        pack({"lacks": "message"}, {})
+        if request.kind == "round"
+        and request.node == 101
+        and unpack(request.content)[0]["number"] == 2
+        else reply
+    )
+    records = one.run()
+    assert one.server.n_forgotten > 0
+    rejected = [e["rejected"] for e in records.communication_.entries if e["phase"] == "round"]
+    assert rejected == [0, 0, 1]
+
+
+def test_keys_for_fewer_clients(tmp_path, caplog):
+    estimator = secure(FedMF(3, **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    with pytest.raises(ValueError, match=r"n_clients is 4, but the keys are for 3.*write_keys"):
+        coordinator(estimator, nodes, tmp_path, n_clients=4)
+    one = coordinator(estimator, nodes, tmp_path)
+    one.members.most = 2
+    with pytest.raises(NotEnough, match="the keys are for 2 clients, who have registered"):
+        one.run()
