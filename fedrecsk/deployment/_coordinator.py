@@ -103,6 +103,7 @@ class Coordinator:
         self.quorum = quorum
         self.gathering = gathering
         self.is_resumed: bool = False
+        store.remove_drafts(CHECKPOINT)
         self.progress: Progress = self._resumed() or Progress(
             secrets.token_hex(8), self._digests(), self._new_server(key), self._no_members()
         )

@@ -182,7 +182,7 @@ class Node:
 
     def _forget_ended_fits(self):
         """Delete what is kept of earlier fits that have ended, and unfinished files."""
-        self.store.remove_drafts()
+        self.store.remove_drafts(f"*{STATE}")
         for name in self.store.names(f"*{STATE}"):
             if self.store.load(name).device is None:
                 self.store.remove(name)

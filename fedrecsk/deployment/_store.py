@@ -14,6 +14,8 @@ import joblib
 if TYPE_CHECKING:
     from typing import Any
 
+MODEL, RECORDS = "model.joblib", "records.joblib"
+
 
 class Store:
     """A folder that belongs to one node or to one server.
@@ -47,20 +49,21 @@ class Store:
 
     def save_model(self, model: Any) -> None:
         """Save a fitted estimator as ``model.joblib``."""
-        self._write("model.joblib", lambda file: joblib.dump(model, file))
+        self._write(MODEL, lambda file: joblib.dump(model, file))
 
     def save_records(self, records: Any) -> None:
         """Save what a server knows that has no model as ``records.joblib``."""
-        self._write("records.joblib", lambda file: joblib.dump(records, file))
+        self._write(RECORDS, lambda file: joblib.dump(records, file))
 
     def names(self, pattern: str) -> list[str]:
         """Names under which something was saved that match a pattern."""
         return sorted(file.name for file in self.folder.glob(pattern) if file.name[0] != ".")
 
-    def remove_drafts(self) -> None:
-        """Remove files that a killed process has not finished."""
-        for file in self.folder.glob(".*-*"):
-            file.unlink(missing_ok=True)
+    def remove_drafts(self, *patterns: str) -> None:
+        """Remove files that killed processes have not finished, by patterns of the names."""
+        for pattern in (*patterns, MODEL, RECORDS):
+            for draft in self.folder.glob(f".{pattern}-*"):
+                draft.unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
         """Remove what was saved under a name."""

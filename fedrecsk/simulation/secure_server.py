@@ -147,6 +147,8 @@ class SecureServer:
     @property
     def n_clients(self) -> int:
         """Clients that have registered."""
+        if "client_ids" not in vars(self):
+            raise ValueError("No client has registered yet; call register(registrations) first.")
         return len(self.client_ids)
 
     @property

@@ -277,6 +277,11 @@ class Server:
         ----------
         codes : array-like of int
             Late clients, which have places already.
+
+        Raises
+        ------
+        ValueError
+            If a round or the set-up is open.
         """
         self._check_admission()
         self._late = np.isin(np.arange(self.n_clients), codes)

@@ -524,7 +524,8 @@ def test_a_node_keeps_its_data_no_longer_than_the_fit(tmp_path):
     estimator = small()
     nodes = make_nodes(estimator, X, Y, SILOS, tmp_path)
     (tmp_path / "node 0").mkdir(exist_ok=True)
-    (tmp_path / "node 0" / ".model.joblib-killed").write_bytes(b"half of it")
+    for name in (".model.joblib-killed", f".{'0' * 16}.state-killed"):
+        (tmp_path / "node 0" / name).write_bytes(b"half of it")
     for fit in ("first", "second"):
         coordinator(estimator, nodes, tmp_path / fit).run()
         for node in nodes.values():

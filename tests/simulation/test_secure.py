@@ -334,6 +334,8 @@ def test_more_clients_than_the_keys_are_for():
     keys = PAILLIER.generate_keys(2)
     server = SecureServer.of(estimator, keys.server)
     devices = [SecureDevice(estimator, X, Y, client_id=k, party=keys.clients) for k in range(3)]
+    with pytest.raises(ValueError, match=r"No client has registered yet; call register"):
+        server.open_round()
     with pytest.raises(ValueError, match=r"3 clients.*at most 2.*n_clients=3"):
         server.register([one.register() for one in devices])
 
