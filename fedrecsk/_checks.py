@@ -165,7 +165,8 @@ def check_fitted(estimator: Any, data: Any, attributes: Mapping) -> None:
         return
     losses = attributes.get("loss_curve_") or [0.0]
     loss = losses[attributes.get("best_round_", -1)]
-    if loss > ABSURD * scale**2:
+    # Not scale**2, which raises an error where this is infinite.
+    if loss > ABSURD * scale * scale:
         warn(
             f"{type(estimator).__name__} has exploded: its training loss is {loss:.3g}. "
             f"{cure(estimator, data)}",
