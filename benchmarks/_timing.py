@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from fedrecsk import _kernels
+from fedrecsk._utils.kernels import seconds_compiling
 
 
 class Stopwatch:
@@ -19,4 +19,4 @@ class Stopwatch:
 
     @staticmethod
     def _now():
-        return time.perf_counter() - _kernels.seconds_compiling()
+        return time.perf_counter() - seconds_compiling()

@@ -42,9 +42,9 @@ import fedrecsk
 from benchmarks import fedals, lightfr, rfrec
 from benchmarks._command_line import command_line
 from benchmarks._seeds import choosing, reported, untested
+from benchmarks._variants import variant
 from benchmarks.sparse_defaults import ranks
 from fedrecsk.datasets import fetch_movielens
-from fedrecsk.federated import _steady_items
 
 FEW = 10
 # Validation rows are outside the test parts of the seeds 0 to 3, and of that of benchmarks.methods.
@@ -57,16 +57,14 @@ RFREC = {
     "few_ratings": (0.0, 7.5, 30.0),
     "init_std": (0.05, 0.2),
 }
-# Constants of a module, which are chosen like parameters.
-CONSTANTS = {"EMPHASIS": _steady_items}
 STEADY = {
     "shrinkage": (0.0, 0.25, 1.0),
     "averaging": (False,),
     "EMPHASIS": (3, 27),
     "batch_size": (32, 128),
     "learning_rate": (0.25, 1.0),
-    "weight_decay": (1e-3, 4e-3),
-    "init_std": (0.01, 0.1),
+    "reg": (1e-3, 4e-3),
+    "INIT_STD": (0.01, 0.1),
 }
 WMF = {
     "reg_user": (15.0, 60.0),
@@ -81,41 +79,41 @@ EXPLICIT = {
     "learning_rate": (0.015, 0.06),
     "init_std": (0.05, 0.2),
 }
-SGD = {"learning_rate": (0.01, 0.04), "init_std": (0.015, 0.06)}
+SGD = {"learning_rate": (0.01, 0.04), "INIT_STD": (0.015, 0.06)}
 BIASES = {"reg_bias": (0.005, 0.02), "shrinkage_bias": (2.5, 10.0)}
-EXPONENT = {"rank_exponent": (0.5, 0.625, 0.875, 1.0)}
+EXPONENT = {"RANK_EXPONENT": (0.5, 0.625, 0.875, 1.0)}
 GRID = {
     "LightFR": {
-        "shrinkage": (0.0, 250.0, 500.0, 2000.0, 4000.0),
-        "prior": ("zero",),
-        "sparse_shrinkage": (0.0, 6000.0, 24000.0),
+        "reg_user": (0.0, 250.0, 500.0, 2000.0, 4000.0),
+        "MEAN_PRIOR": (False,),
+        "SPARSE_REG": (0.0, 6000.0, 24000.0),
         "alpha": (2.0, 8.0),
-        "positive_target": (0.6, 0.7),
-        "negative_target": (0.45, 0.55),
-        "reg_user": (0.001,),
-        "reg_item": (0.001,),
-        "n_sweeps": (1, 6),
+        "POSITIVE_TARGET": (0.6, 0.7),
+        "NEGATIVE_TARGET": (0.45, 0.55),
+        "balance_user": (0.001,),
+        "balance_item": (0.001,),
+        "N_SWEEPS": (1, 6),
     },
     "CoLR": EXPONENT | STEADY,
     "SCoLR": EXPONENT | STEADY,
     "FedMF": STEADY,
     "RFRec": RFREC
     | {
-        "coupling": (0.05, 0.2),
+        "prox": (0.05, 0.2),
         "learning_rate": (0.05, 0.2),
         "beta_1": (0.5, 0.95),
         "beta_2": (0.8, 0.99),
     },
     "RFRecF": RFREC
     | {
-        "coupling": (2.5, 10.0),
+        "prox": (2.5, 10.0),
         "learning_rate": (0.042, 0.168),
         "beta_1": (0.25, 0.75),
         "beta_2": (0.99,),
         "epsilon": (0.01, 0.04),
     },
     "ExplicitFCF": EXPLICIT,
-    "LocALS": WMF | {"mu": (3.0, 30.0)},
+    "LocALS": WMF | {"prox": (3.0, 30.0)},
     "GlobSGD": WMF,
     "LocSGD": {
         "reg_user": (5.0, 20.0),
@@ -278,20 +276,21 @@ def _few(name, X, seed):
 
 def measured(method, changed, parts, seeds, options):
     """A :class:`Measured` for each part, of the method with these parameters."""
-    parameters = {k: v for k, v in changed.items() if k not in CONSTANTS}
-    model = getattr(fedrecsk, method)(**parameters)
+    parameters = {k: v for k, v in changed.items() if not k.isupper()}
+    model = variant(getattr(fedrecsk, method), **parameters)
     if "n_jobs" in model.get_params():
         model.set_params(n_jobs=options.n_jobs)
-    with _constants(changed):
+    with _constants(method, changed):
         return [
             PROTOCOLS[method].measure(model.set_params(random_state=seed), part)
             for seed, part in zip(seeds, parts, strict=True)
         ]
 
 
-def _constants(changed):
-    for name in CONSTANTS.keys() & changed.keys():
-        return mock.patch.object(CONSTANTS[name], name, changed[name])
+def _constants(method, changed):
+    # Constants of a method's class are chosen like parameters.
+    for name in filter(str.isupper, changed):
+        return mock.patch.object(getattr(fedrecsk, method), name, changed[name])
     return nullcontext()
 
 

@@ -30,7 +30,7 @@ X, y = make_ratings(200, 150, 3000, random_state=0)
 def fit():
     start = time.process_time()
     model = getattr(fedrecsk, sys.argv[1])()
-    few = {"n_rounds": 2, "n_epochs": 2, "n_iterations": 2, "random_state": 0}
+    few = {"n_rounds": 2, "n_epochs": 2, "random_state": 0}
     few = {name: n for name, n in few.items() if name in model.get_params()}
     model.set_params(**few).fit(X, y)
     model.recommend(X[:5, 0])

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks._command_line import command_line
+from fedrecsk.data.interactions import encode as encoded
 from fedrecsk.datasets import load_ratings, make_interactions, make_ratings
-from fedrecsk.interactions import encode as encoded
 
 USERS, ITEMS = 162_541, 59_047
 

@@ -228,14 +228,14 @@ def speed(options):
     print("| data | bits | fit, CPU s | iteration, CPU s |\n|---|---|---|---|")
     for name in options.data:
         X, y = _ratings(name, options)
-        DCF(n_iterations=1).fit(X[:1000], y[:1000])
+        DCF(n_epochs=1).fit(X[:1000], y[:1000])
         for n_bits in (30, 64):
             taken = []
             for n in (1, 15):
                 start = time.process_time()
-                model = DCF(n_bits, n_iterations=n, random_state=0).fit(X, y)
+                model = DCF(n_bits, n_epochs=n, random_state=0).fit(X, y)
                 taken.append(time.process_time() - start)
-            each = (taken[1] - taken[0]) / (model.n_iterations_ - 1)
+            each = (taken[1] - taken[0]) / (model.n_epochs_ - 1)
             print(f"| {name} | {n_bits} | {taken[1]:.2f} | {each:.3f} |", flush=True)
 
 

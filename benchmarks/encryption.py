@@ -23,7 +23,7 @@ from fedrecsk.datasets import fetch_movielens
 from fedrecsk.federated.colr import CoLR
 from fedrecsk.federated.fedmf import FedMF
 from fedrecsk.privacy import CKKS, Paillier, secure_sum
-from fedrecsk.simulation.network import PROFILES, estimate_training_time
+from fedrecsk.protocol.network_time import PROFILES, estimate_training_time
 
 N_ITEMS = 3706
 N_CLIENTS = 60

@@ -17,6 +17,7 @@ from sklearn.base import clone
 from benchmarks import fedals, rfrec
 from benchmarks._command_line import command_line
 from benchmarks._seeds import reported
+from benchmarks._variants import variant
 from fedrecsk import FCF, BiasOnly, ExplicitFCF, GlobSGD, Popularity
 from fedrecsk.datasets import fetch_movielens
 
@@ -29,17 +30,21 @@ IMPLICIT = {
     "popularity": Popularity(),
     "GlobSGD": GlobSGD(),
     "FCF": FCF(),
-    "FCF, beta .9 and .999, rate .03": FCF(learning_rate=0.03, beta_1=0.9, beta_2=0.999),
+    "FCF, beta .9 and .999, rate .03": variant(FCF, learning_rate=0.03, beta_1=0.9, beta_2=0.999),
     "FCF, 10 % of the clients": FCF(client_fraction=0.1),
 }
 EXPLICIT = {
     "bias-only": BiasOnly(),
     "ExplicitFCF": ExplicitFCF(),
     "ExplicitFCF, 10 % of the clients": ExplicitFCF(client_fraction=0.1),
-    "ExplicitFCF, penalties times n": ExplicitFCF(reg_power=1.0, reg_user=0.1, reg_item=0.1),
-    "... and without biases": ExplicitFCF(reg_power=1.0, reg_user=0.1, reg_item=0.1, biases=False),
-    "as printed: reg_power=0, biases=False": ExplicitFCF(
-        reg_power=0.0, reg_user=0.1, reg_item=0.1, biases=False
+    "ExplicitFCF, penalties times n": variant(
+        ExplicitFCF, reg_power=1.0, reg_user=0.1, reg_item=0.1
+    ),
+    "... and without biases": variant(
+        ExplicitFCF, reg_power=1.0, reg_user=0.1, reg_item=0.1, biases=False
+    ),
+    "as printed: reg_power=0, biases=False": variant(
+        ExplicitFCF, reg_power=0.0, reg_user=0.1, reg_item=0.1, biases=False
     ),
 }
 
@@ -100,7 +105,7 @@ def speed(options):
         X, y = _data(name, options)
         models = {
             "FCF": FCF(),
-            'FCF, upload="own"': FCF(upload="own"),
+            'FCF, upload="local"': FCF(upload="local"),
             "ExplicitFCF": ExplicitFCF(),
         }
         for label, model in models.items():

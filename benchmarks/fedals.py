@@ -67,7 +67,7 @@ def als(regularization, alpha, seed, options):
     """implicit's ALS, d = 20."""
     return ImplicitALS(
         20,
-        regularization=regularization,
+        reg=regularization,
         alpha=alpha,
         item_bias=False,
         random_state=seed,

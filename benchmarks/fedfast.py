@@ -16,6 +16,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._constants import made
 from benchmarks._seeds import reported
 from benchmarks.lightfr import drawn_negatives, hits, last_but_one, leave_one_out
 from fedrecsk import FedFast, Popularity
@@ -32,8 +33,8 @@ MODELS = {
     "... absent clients move with their cluster": PLAIN | {"discount": 0.1},
     "FedFast": {},
     "plain averaging, learning_rate=0.5": PLAIN | {"learning_rate": 0.5},
-    "plain averaging, final_epochs=20": PLAIN | {"final_epochs": 20},
-    "FedFast, final_epochs=20": {"final_epochs": 20},
+    "plain averaging, FINAL_EPOCHS=20": PLAIN | {"FINAL_EPOCHS": 20},
+    "FedFast, FINAL_EPOCHS=20": {"FINAL_EPOCHS": 20},
 }
 # Those of the final numbers are others than those of the choices.
 FIRST_SEED = 100
@@ -68,7 +69,11 @@ def quality(options):
         changed = MODELS[label]
         curves = [
             curve(
-                FedFast(**SHARED | changed, random_state=seed), X, test, negatives, options.rounds
+                made(FedFast, SHARED | changed, random_state=seed),
+                X,
+                test,
+                negatives,
+                options.rounds,
             )
             for seed in reported(options.seeds, FIRST_SEED)
         ]
@@ -81,7 +86,7 @@ def choices(options):
     inner, _, validation = last_but_one(X, y)
     negatives = drawn_negatives(np.concatenate([X, test]), validation, seed=1)
     grid = [
-        {"learning_rate": rate, "init_std": std, "local_epochs": epochs}
+        {"learning_rate": rate, "INIT_STD": std, "local_epochs": epochs}
         for rate in (0.05, 0.1, 0.2, 0.5)
         for std in (0.01, 0.03, 0.1)
         for epochs in (2, 5)
@@ -89,7 +94,7 @@ def choices(options):
     for label, base in {"FedFast": {}, "plain averaging": PLAIN}.items():
         _head(label, options.rounds)
         for changed in grid:
-            model = FedFast(**SHARED | base | changed, random_state=0)
+            model = made(FedFast, SHARED | base | changed, random_state=0)
             _print(changed, [curve(model, inner, validation, negatives, options.rounds)])
 
 

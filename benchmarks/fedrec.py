@@ -13,6 +13,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._constants import made
 from benchmarks._seeds import reported
 from benchmarks.rfrec import errors, split
 from fedrecsk import BiasOnly, Federation, FedRec
@@ -26,8 +27,8 @@ PAPER = {
     "learning_rate_decay": 0.9,
     "reg": 0.001,
     "user_steps": 1,
-    "hybrid_steps": 10,
-    "init_range": 0.005,
+    "HYBRID_STEPS": 10,
+    "INIT_RANGE": 0.005,
 }
 FIRST_SEED = 10  # Defaults were chosen on rows cut from the training part of split 0.
 
@@ -36,10 +37,10 @@ def quality(options):
     """Test errors of the paper's setting and of the defaults."""
     models = {
         "bias-only": BiasOnly(),
-        "paper, no virtual items": FedRec(n_virtual=0, **PAPER),
-        "paper, average, 3": FedRec(filling="average", virtual_items="redrawn", **PAPER),
-        "paper, hybrid, 3": FedRec(virtual_items="redrawn", **PAPER),
-        "paper, hybrid, 3, fixed": FedRec(**PAPER),
+        "paper, no virtual items": made(FedRec, PAPER, n_virtual=0),
+        "paper, average, 3": made(FedRec, PAPER, filling="average", virtual_items="redrawn"),
+        "paper, hybrid, 3": made(FedRec, PAPER, virtual_items="redrawn"),
+        "paper, hybrid, 3, fixed": made(FedRec, PAPER),
         "defaults": FedRec(),
         "defaults, reg=0.015 (better on 1M)": FedRec(reg=0.015),
         "defaults, redrawn": FedRec(virtual_items="redrawn"),
@@ -77,7 +78,7 @@ def stochastic(options):
         }
         start = time.process_time()
         try:
-            rmse = f"{errors(_seeded(FedRec(**parameters), FIRST_SEED), *part)[1]:.4f}"
+            rmse = f"{errors(_seeded(made(FedRec, parameters), FIRST_SEED), *part)[1]:.4f}"
         except ValueError as error:
             rmse = str(error).split(":")[0]
         print(f"| {rate} | {rmse} | {time.process_time() - start:.0f} |", flush=True)
@@ -133,9 +134,9 @@ def rated_among_repeated(model, X, y, lengths):
     data = model._prepared(X, y)
     kept, shares = {}, []
     for round, (_, _, seen) in enumerate(model._watch(data, max(lengths)), start=1):
-        for batch in seen.batches:
-            for place, client in enumerate(batch.clients.tolist()):
-                sent = set(batch.upload(place)["gradients"].rows.tolist())
+        for tile in seen.tiles():
+            for place, client in enumerate(tile.clients.tolist()):
+                sent = set(tile.upload(place)["gradients"].rows.tolist())
                 kept[client] = kept.get(client, sent) & sent
         if round in lengths:
             shares.append(len(data.items) / sum(map(len, kept.values())))

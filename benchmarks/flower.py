@@ -1,9 +1,8 @@
 """Measure a deployment on Flower: ``python -m benchmarks.flower rounds|bytes``.
 
 `rounds` prints the seconds of warm rounds of three shops on this machine, in Flower's simulation
-runtime (needs ray), with Flower's processes as they are, and with
-:mod:`fedrecsk.deployment.resident`. `bytes` sends the nodes' connections through a proxy and
-compares what crosses it with the ledger.
+runtime (needs ray) and with Flower's processes. `bytes` sends the nodes' connections through a
+proxy and compares what crosses it with the ledger.
 
 Data: none needed; it is generated. Needs the extra fedrecsk[flower].
 """
@@ -31,7 +30,6 @@ from fedrecsk.datasets import make_interactions
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "deploy_on_flower"
 SHOPS = range(3)
-# Whole models go down, or changes.
 METHODS = {
     "LocALS": """
 from fedrecsk import LocALS
@@ -56,8 +54,7 @@ LIMIT = 540
 
 ARRANGEMENTS = {
     "simulation": lambda n: simulated(n),
-    "stock": lambda n: deployed(n, resident=False)[0],
-    "resident": lambda n: deployed(n, resident=True)[0],
+    "processes": lambda n: deployed(n)[0],
 }
 
 
@@ -75,15 +72,14 @@ def rounds(names, n_rounds=8):
 def bytes_(_):
     """Print what crosses the network beside what the ledger counts."""
     for name, n_items in (("LocALS", 200), ("LocALS", 20_000), ("FedMF with TopK", 20_000)):
-        model, proxy = deployed(4, resident=True, n_items=n_items, method=name)
+        model, proxy = deployed(4, n_items=n_items, method=name)
         entries = [one for one in model.communication_.entries if one["phase"] != "catalogue"]
         counted = {
             "down": sum(one["bytes_down"] for one in entries),
             "up": sum(one["bytes_up"] for one in entries),
         }
         n_messages = len(SHOPS) + sum(one["requests"] for one in model.traffic_)
-        whole = sum(one["bytes_down_whole"] for one in entries)
-        print(f"{name}, {n_items} items, {n_messages} messages; whole models: {whole:,} down")
+        print(f"{name}, {n_items} items, {n_messages} messages")
         for way in ("down", "up"):
             sent = sum(one[f"bytes_{way}"] for one in model.traffic_)
             wire, ledger = proxy.bytes[way], counted[way]
@@ -130,7 +126,7 @@ def simulated(n_rounds):
         return joblib.load(f"{folder}/server/model.joblib")
 
 
-def deployed(n_rounds, *, resident, n_items=200, method="LocALS"):
+def deployed(n_rounds, *, n_items=200, method="LocALS"):
     """The server's model after a fit with real processes, and the proxy between them."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -147,12 +143,10 @@ def deployed(n_rounds, *, resident, n_items=200, method="LocALS"):
         starter.start("flower-superlink", *options)
         wait(lambda: answers(port))
         proxy = stack.enter_context(Proxy(port))
-        before = [sys.executable, "-m", "fedrecsk.deployment.resident"] if resident else []
         for shop in SHOPS:
             rows = X[X[:, 0] % 3 == shop]
             np.savetxt(folder / f"shop-{shop}.csv", rows, delimiter=",", fmt="%d")
             starter.start(
-                *before,
                 *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{proxy.port}"),
                 *("--port", free_port()),
                 *("--node-config", f'data="shop-{shop}.csv" folder="node-{shop}"'),

@@ -5,7 +5,7 @@ sums of them; see `fedrecsk.attacks.measure_leak`. The columns are the shares of
 recovered, of their directions, the median |cosine|, the shares of (client, item) pairs and of
 ratings; 1 means all of them and none wrong. In brackets: the best guess that reads no upload
 and is the same for all clients. The last column says how many clients were isolated from sums.
-"refused": the method raises an error in this setting.
+"refused": the method raises an error in this setting. FedNCF and PFedRec need the extra torch.
 
 `membership`: whether the final model alone shows which users, or which rows, it was trained on;
 see `fedrecsk.attacks.measure_membership`.
@@ -16,6 +16,7 @@ Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA.
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 
 import numpy as np
 from sklearn.base import clone
@@ -43,7 +44,6 @@ from fedrecsk import (
 )
 from fedrecsk.attacks import measure_leak, measure_membership
 from fedrecsk.datasets import fetch_movielens
-from fedrecsk.neural import FedNCF, PFedRec
 from fedrecsk.privacy import LaplaceMechanism
 
 METHODS = {
@@ -52,7 +52,7 @@ METHODS = {
     "FedRec": FedRec(rating_scale=(1, 5), upload="all"),
     "FedEB": FedEB(rating_scale=(1, 5), upload="all"),
     "LocALS": LocALS(upload="all"),
-    'LocALS, "all"': LocALS(aggregation="all", upload="all"),
+    'LocALS, "all"': LocALS(aggregation="clients", upload="all"),
     "LocSGD": LocSGD(upload="all"),
     "GlobSGD": GlobSGD(upload="all"),
     "FCF": FCF(upload="all"),
@@ -68,11 +68,16 @@ METHODS = {
     "FedMF": FedMF(),
     "CoLR": CoLR(),
     "SCoLR": SCoLR(),
-    "FedEASE": FedEASE(upload="dense"),
-    "FedNCF": FedNCF(),
-    "FedNCF, squared loss": FedNCF(loss="squared"),
-    "PFedRec": PFedRec(),
+    "FedEASE": FedEASE(upload="all"),
 }
+if find_spec("torch"):
+    from fedrecsk.neural import FedNCF, PFedRec
+
+    METHODS |= {
+        "FedNCF": FedNCF(),
+        "FedNCF, squared loss": FedNCF(loss="squared"),
+        "PFedRec": PFedRec(),
+    }
 # One upload a fit.
 ONCE = {"FedEASE"}
 # Until then their bases have shown all directions.

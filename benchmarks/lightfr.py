@@ -21,38 +21,64 @@ from sklearn.base import clone
 from benchmarks._command_line import command_line
 from benchmarks._seeds import reported
 from fedrecsk import ImplicitALS, ImplicitBPR, LightFR, Popularity
+from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.datasets import fetch_movielens
 
-DEFAULT = LightFR(prior="zero")
-# What METHODS calls recommended: the paper's codes and server, fresh negatives, a memory.
-SAMPLED = LightFR(
-    aggregation="gradient",
-    user_bits=1,
-    positive_target=1.0,
-    negative_target=0.4,
-    reg_user=0.003,
-    reg_item=0.01,
-    n_sweeps=1,
-)
-LITERAL = LightFR(
+hamming_kernels = LazyModule("fedrecsk.base._hamming_kernels")
+
+
+class WithoutPrior(LightFR):
+    """LightFR that shrinks users' vectors towards zero."""
+
+    MEAN_PRIOR = False
+
+
+class ToOne(WithoutPrior):
+    """... with target 1 for positives."""
+
+    POSITIVE_TARGET = 1.0
+
+
+class Untrained(WithoutPrior):
+    """... with random item codes."""
+
+    _trains_items = False
+
+
+class OneSweep(LightFR):
+    """LightFR with one sweep per round, as in the paper."""
+
+    N_SWEEPS = 1
+
+
+class Sampled(OneSweep):
+    """... with the targets that suit sampled negatives."""
+
+    POSITIVE_TARGET = 1.0
+    NEGATIVE_TARGET = 0.4
+
+
+DEFAULT = WithoutPrior()
+# What METHODS calls recommended: the paper's codes, fresh negatives, a server with a total.
+SAMPLED = Sampled(aggregation="gradient", user_bits=1, balance_user=0.003, balance_item=0.01)
+LITERAL = OneSweep(
     aggregation="gradient",
     user_bits=1,
     targets="ratings",
     n_negatives=0,
-    memory=1,
-    reg_user=0.5,
-    reg_item=0.5,
-    n_sweeps=1,
+    server_decay=1,
+    balance_user=0.5,
+    balance_item=0.5,
 )
 MODELS = {
     "LightFR": DEFAULT,
     "LightFR, n_bits=128": clone(DEFAULT).set_params(n_bits=128),
-    "LightFR, user_bits=1": clone(DEFAULT).set_params(user_bits=1, positive_target=1.0),
+    "LightFR, user_bits=1": ToOne(user_bits=1),
     "LightFR, sampled negatives": SAMPLED,
-    "LightFR, votes": clone(SAMPLED).set_params(aggregation="parameter", reg_item=0.0),
-    "LightFR, ratings alone": clone(LITERAL).set_params(reg_user=0.01, reg_item=0.01),
+    "LightFR, votes": clone(SAMPLED).set_params(aggregation="parameter", balance_item=0.0),
+    "LightFR, ratings alone": clone(LITERAL).set_params(balance_user=0.01, balance_item=0.01),
     "LightFR, the paper's literal settings": LITERAL,
-    "LightFR, random item codes": clone(DEFAULT).set_params(train_items=False),
+    "LightFR, random item codes": Untrained(),
 }
 N_NEGATIVES, K = 99, 10
 
@@ -179,7 +205,7 @@ def baselines():
     """implicit's models with the settings that validation rows choose among."""
     return {
         "implicit ALS": [
-            ImplicitALS(64, regularization=reg, alpha=alpha, item_bias=False)
+            ImplicitALS(64, reg=reg, alpha=alpha, item_bias=False)
             for reg, alpha in ((30.0, 1.0), (30.0, 4.0), (100.0, 4.0))
         ],
         "implicit BPR": [ImplicitBPR(64, learning_rate=r) for r in (0.03, 0.1)],
@@ -228,8 +254,6 @@ def search(options):
     """One user's ten best of 105,096 items: the call, the kernel, and a float32 product."""
     from threadpoolctl import threadpool_limits
 
-    from fedrecsk import _kernels
-
     n_items, rng = 105_096, np.random.default_rng(0)
     items = np.arange(n_items)
     X = np.column_stack([rng.integers(0, 7375, n_items), items])
@@ -244,15 +268,15 @@ def search(options):
     timed = {}
     models = {}
     for bits in (1, 4):
-        model = LightFR(user_bits=bits, n_rounds=1, train_items=False, random_state=0).fit(X)
+        model = Untrained(user_bits=bits, n_rounds=1, random_state=0).fit(X)
         models[bits] = model
         found, distances = np.empty((2, 1, 10), dtype=np.int64)
         no_user, none = np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int64)
         words = np.ascontiguousarray(model.item_codes_.T)
-        near = np.empty(_kernels.hamming.BLOCK, dtype=np.int32)
+        near = np.empty(hamming_kernels.BLOCK, dtype=np.int32)
         codes = no_user[:1], model.user_codes_, words
         arguments = *codes, no_user, none, near, found, distances
-        timed[f"kernel, user_bits={bits}"] = lambda a=arguments: _kernels.hamming.nearest_of_users(
+        timed[f"kernel, user_bits={bits}"] = lambda a=arguments: hamming_kernels.nearest_of_users(
             *a
         )
         timed[f"recommend, user_bits={bits}"] = lambda m=model: m.recommend(m.user_ids_[:1])

@@ -15,6 +15,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._constants import made
 from benchmarks._seeds import reported
 from benchmarks.rfrec import errors, split
 from fedrecsk import BiasOnly, Federation
@@ -26,24 +27,24 @@ from fedrecsk.neural import MetaMF
 AUTHORS = {
     "hidden_size": 512,
     "learning_rate": 1e-4,
-    "weight_decay": 1e-3,
-    "init_common": 0.0,
-    "init_std": 1.0,
+    "reg": 1e-3,
+    "INIT_COMMON": 0.0,
+    "INIT_STD": 1.0,
     "level": False,
 }
 MODELS = {
     "bias-only": BiasOnly(),
     "defaults": MetaMF(),
-    "the authors' settings": MetaMF(**AUTHORS),
-    "... with defaults' learning_rate": MetaMF(**AUTHORS | {"learning_rate": 2e-3}),
+    "the authors' settings": made(MetaMF, AUTHORS),
+    "... with defaults' learning_rate": made(MetaMF, AUTHORS, learning_rate=2e-3),
 }
 CHOICES = {
     "defaults": {},
-    "independent codes": {"init_common": 0.0, "init_std": 1.0},
-    "init_std=0.1": {"init_std": 0.1},
+    "independent codes": {"INIT_COMMON": 0.0, "INIT_STD": 1.0},
+    "init_std=0.1": {"INIT_STD": 0.1},
     "learning_rate=1e-3": {"learning_rate": 1e-3},
-    "weight_decay=0": {"weight_decay": 0.0},
-    "weight_decay=1e-3": {"weight_decay": 1e-3},
+    "reg=0": {"reg": 0.0},
+    "reg=1e-3": {"reg": 1e-3},
     "hidden_size=512": {"hidden_size": 512},
     "level=False": {"level": False},
     "rotating cohorts": {"federation": Federation(sampling="rotating")},
@@ -75,7 +76,7 @@ def choices(options):
         X_train, y_train, _, _ = split(X, y, 0)
         part = split(X_train, y_train, 2000, share=0.1)
         for label in options.only or CHOICES:
-            model, cells = MetaMF(warm_start=True, random_state=0, **CHOICES[label]), []
+            model, cells = made(MetaMF, CHOICES[label], warm_start=True, random_state=0), []
             for n in rounds:
                 cells.append(f"{errors(model.set_params(n_rounds=n), *part)[1]:.4f}")
             print(f"| {name} | {label} | " + " | ".join(cells) + " |", flush=True)

@@ -97,7 +97,7 @@ SUM = "FedEASE + FedSpectral + LocALS"
 RANKINGS = [
     Entry("popularity", Popularity()),
     Entry("implicit BPR", ImplicitBPR()),
-    Entry("implicit ALS, tuned", ImplicitALS(regularization=30.0, alpha=4.0, item_bias=False)),
+    Entry("implicit ALS, tuned", ImplicitALS(reg=30.0, alpha=4.0, item_bias=False)),
     Entry("EASE", EASE()),
     Entry("LocSGD", LocSGD()),
     Entry("GlobSGD", GlobSGD()),

@@ -12,12 +12,11 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import torch
 from sklearn.base import clone
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks import _quality
 from benchmarks._command_line import command_line
+from benchmarks._constants import made
 from benchmarks._quality import split, validation
 from benchmarks._seeds import choosing
 from benchmarks.lightfr import hits
@@ -38,7 +37,7 @@ CHOICES = {
         {"reg": 1e-3},
         {"learning_rate": 1e-3},
         {"learning_rate": 1e-2},
-        {"init_std": 0.01},
+        {"INIT_STD": 0.01},
         {"batch_size": 128},
         {"batch_size": 512},
         {"n_epochs": 24, "learning_rate_decay": 0.9},
@@ -61,20 +60,20 @@ SMALL = {
     "loss": "squared",
     "layers": (16, 8),
     "reg": 0.1,
-    "init_std": 0.01,
+    "INIT_STD": 0.01,
     "batch_size": 512,
 }
 RATINGS = {
-    "NeuMF": NCF(**SMALL),
-    "GMF": NCF("gmf", 16, **SMALL),
-    "MLP": NCF("mlp", **SMALL),
+    "NeuMF": made(NCF, SMALL),
+    "GMF": made(NCF, SMALL, architecture="gmf", n_factors=16),
+    "MLP": made(NCF, SMALL, architecture="mlp"),
 }
 RATING_CHOICES = [
     {},
     {"reg": 0.03},
     {"reg": 0.3},
     {"layers": (64, 32, 16, 8)},
-    {"init_std": 0.1},
+    {"INIT_STD": 0.1},
     {"learning_rate": 1e-3},
 ]
 
@@ -101,10 +100,10 @@ def rating_choices(options):
 
 
 def speed(options):
-    """CPU seconds of an epoch, beside the plain loop in torch with the same batches."""
+    """CPU seconds of an epoch."""
     for name in options.data:
         X, _, _ = split(name, options)
-        print(f"\n| {name} | CPU s per epoch | plain torch |\n|---|---|---|", flush=True)
+        print(f"\n| {name} | CPU s per epoch |\n|---|---|", flush=True)
         for label, model in chosen(MODELS, options).items():
             clone(model).set_params(n_epochs=1).fit(X[:2000])
             taken = []
@@ -112,33 +111,7 @@ def speed(options):
                 start = time.process_time()
                 seeded(model, 0, options).set_params(n_epochs=n_epochs).fit(X)
                 taken.append(time.process_time() - start)
-            epoch, plain = (taken[1] - taken[0]) / 2, plain_epoch(model, X)
-            print(f"| {label} | {epoch:.1f} | {plain:.1f} |", flush=True)
-
-
-def plain_epoch(model, X, n_batches=100):
-    """CPU seconds of an epoch of the module in torch, from its first batches; no drawing."""
-    n_users, n_items = (len(np.unique(column)) for column in X.T)
-    module = model.fit(X[:2000]).to_module()
-    d, layers = model._network
-    sizes = {"n_users": n_users, "n_items": n_items}
-    sizes |= {"n_factors": d} if d else {}
-    module = type(module)(**sizes, **({"layers": layers} if layers else {}))
-    optimizer = torch.optim.Adam(module.parameters(), fused=True)
-    rng, n = np.random.default_rng(0), model.batch_size * (1 + model.n_negatives)
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    start = time.process_time()
-    for _ in range(n_batches):
-        users, items = rng.integers(n_users, size=n), rng.integers(n_items, size=n)
-        targets = torch.arange(n) % (1 + model.n_negatives) == 0
-        scores = module(torch.from_numpy(users), torch.from_numpy(items))
-        optimizer.zero_grad()
-        binary_cross_entropy_with_logits(scores, targets.float()).backward()
-        optimizer.step()
-    taken = time.process_time() - start
-    torch.set_num_threads(n_threads)
-    return taken / n_batches * len(X) / model.batch_size
+            print(f"| {label} | {(taken[1] - taken[0]) / 2:.1f} |", flush=True)
 
 
 def newcomers(options):

@@ -22,7 +22,7 @@ from benchmarks._command_line import command_line
 from benchmarks._quality import row, split
 from benchmarks._seeds import reported
 from benchmarks.lightfr import hits
-from fedrecsk.federated._fit import Loop
+from fedrecsk.federated._round_loop import Loop
 from fedrecsk.neural import FedNCF, PFedRec
 
 MODELS = {

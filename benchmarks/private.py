@@ -46,7 +46,7 @@ GRID = {
     "SHRINKAGE": (1.0, 6.0),
     "ROUNDS": (7, 14),
     "FEW_ROUNDS": (2, 5),
-    "init_std": (0.0125, 0.05),
+    "INIT_STD": (0.0125, 0.05),
 }
 
 
@@ -177,7 +177,7 @@ def _change(name, value, model, stack):
     if name in model.get_params():
         model.set_params(**{name: value})
         return
-    for module in (_privfedeb_server, privfedeb):
+    for module in (_privfedeb_server, privfedeb, PrivFedEB):
         if hasattr(module, name):
             stack.enter_context(mock.patch.object(module, name, value))
 

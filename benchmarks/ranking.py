@@ -30,9 +30,7 @@ from fedrecsk import EASE, FedEASE, FedSpectral, ImplicitALS, LocALS, Popularity
 from fedrecsk.ensemble import RankingEnsemble
 
 LOCALS = LocALS(128, n_rounds=12, alpha=8.0, reg_user=100.0, reg_item=30.0)
-IALS = ImplicitALS(
-    128, regularization=100.0, alpha=9.0, n_iterations=12, solver="cholesky", item_bias=False
-)
+IALS = ImplicitALS(128, reg=100.0, alpha=9.0, n_epochs=12, solver="cholesky", item_bias=False)
 ONE_ROUND = [("ease", FedEASE()), ("spectral", FedSpectral())]
 
 
@@ -131,7 +129,7 @@ def cost(options):
         print(f"\n| {name} | CPU s | kB up | kB down |\n|---|---|---|---|", flush=True)
         models = {
             "FedEASE": FedEASE(),
-            'FedEASE, upload="dense", download="all"': FedEASE(upload="dense", download="all"),
+            'FedEASE, upload="all", download="all"': FedEASE(upload="all", download="all"),
             "FedSpectral": FedSpectral(),
             "LocALS": LOCALS,
         }

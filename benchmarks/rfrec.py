@@ -108,13 +108,13 @@ def fedfast(options):
 
     The paper's table 2 has FedFast with ratings. FedFast's defaults are for positives, and diverge.
     """
-    print("| data | learning_rate | weight_decay | RMSE |\n|---|---|---|---|")
+    print("| data | learning_rate | reg | RMSE |\n|---|---|---|---|")
     for name in options.data:
         X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
         part = split(*split(X[:, :2], y, 300)[:2], 1)
         for rate in (0.02, 0.05, 0.1, 0.2):
             for decay in (0.002, 0.02):
-                model = FedFast(loss="squared", learning_rate=rate, weight_decay=decay)
+                model = FedFast(loss="squared", learning_rate=rate, reg=decay)
                 try:
                     rmse = f"{errors(_seeded(model, 0, options), *part)[1]:.4f}"
                 except ValueError as error:

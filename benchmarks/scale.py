@@ -28,7 +28,7 @@ from benchmarks._command_line import command_line
 from benchmarks._results import Results
 from benchmarks._timing import Stopwatch
 from benchmarks.rounds import Clock
-from fedrecsk import Federation, _warmup
+from fedrecsk import Federation
 from fedrecsk.datasets import make_ratings
 
 # Users and items of MovieLens-100k, 1M, 10M and 25M.
@@ -42,7 +42,8 @@ COHORT = 600
 # Users whose vectors are computed after the fit to see how long all would take.
 N_LATER = 2_000
 SETTINGS = ("all clients", f"{COHORT} clients")
-STEPS = ("n_rounds", "n_epochs", "n_iterations", "n_samples")
+METHODS = [name for name in fedrecsk.__all__ if hasattr(getattr(fedrecsk, name), "fit")]
+STEPS = ("n_rounds", "n_epochs", "n_samples")
 
 
 def measure(method, setting, n_ratings, folder):
@@ -188,7 +189,7 @@ def main(argv=None):
     for command in (table, plot):
         one = commands.add_parser(command.__name__, description=command.__doc__)
         one.set_defaults(run=command)
-        one.add_argument("--methods", nargs="+", choices=_warmup.METHODS, default=_warmup.METHODS)
+        one.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
         one.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
         one.add_argument("--sizes", nargs="+", type=int, choices=SHAPES, default=list(SHAPES))
         one.add_argument("--results", default="results")

@@ -16,6 +16,7 @@ from sklearn.base import clone
 
 from benchmarks._command_line import command_line
 from benchmarks._seeds import choosing, reported
+from benchmarks._variants import variant
 from benchmarks.rfrec import errors, split, validation
 from fedrecsk import BiasOnly, ExplicitFCF, SemiDFEGL
 from fedrecsk.datasets import fetch_movielens
@@ -94,7 +95,9 @@ def _on_validation_rows(changed, options):
     for name in options.data:
         X, y = _data(name, options)
         runs = [
-            errors(SemiDFEGL(random_state=seed, **changed), *validation(X, y, seed, TESTED))[1]
+            errors(
+                variant(SemiDFEGL, random_state=seed, **changed), *validation(X, y, seed, TESTED)
+            )[1]
             for seed in choosing(options.seeds)
         ]
         cells.append(f"{np.mean(runs):.4f}")

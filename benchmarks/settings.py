@@ -21,12 +21,12 @@ from sklearn.exceptions import ConvergenceWarning
 
 from benchmarks._command_line import command_line
 from fedrecsk import CoLR, Federation, FedMF, GlobSGD, LightFR, LocALS, RFRec, SCoLR
-from fedrecsk._sklearn import get_threadpool_controller
+from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import Promotion, RandomDirection, RandomUpload, SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.datasets import fetch_movielens
-from fedrecsk.federated import _fit
+from fedrecsk.federated import _round_loop
 from fedrecsk.privacy import CKKS, LaplaceMechanism
 
 METHODS = {
@@ -81,13 +81,13 @@ def seconds_per_round(model, X, y, n_rounds):
 
 
 def _median_round(model, data, n_rounds):
-    run = _fit.Run.new(model, data)
+    run = _round_loop.Run.new(model, data)
     seconds = []
     with (
         get_threadpool_controller().limit(limits=1, user_api="blas"),
         Parallel(None, require="sharedmem", return_as="generator") as parallel,
     ):
-        loop = _fit.Loop(run, parallel)
+        loop = _round_loop.Loop(run, parallel)
         loop.set_up()
         for _ in range(n_rounds + 2):
             # CPU time, since a machine may have more to do.

@@ -12,17 +12,16 @@ import re
 GREEK = {"alpha", "eta", "gamma", "lambda", "Lambda", "mu", "nu", "psi", "rho", "tau"}
 FUNCTIONS = {"GP", "Gamma", "diag", "link", "ln", "sigmoid", "tr"}
 NAMES = {
-    "coupling",
     "estimate",
     "level",
     "mean",
     "n_clients",
+    "prox",
     "reg",
     "reg_bias",
     "reg_item",
     "reg_power",
     "reg_user",
-    "regularization",
     "res",
     "shrinkage",
     "shrinkage_bias",

@@ -114,19 +114,18 @@ sphinx_gallery_conf = {
 # What authors of methods, and whoever runs the two halves, need beyond what the packages export.
 FOR_AUTHORS = {
     "fedrecsk.aggregation": ["Update"],
+    "fedrecsk.data.interactions": ["catalogue_ids", "encode"],
     "fedrecsk.base": ["Recommender", "RatingMixin", "RankingMixin"],
     "fedrecsk.federated": ["pack_codes", "unpack_codes"],
     "fedrecsk.federated.base": ["FederatedRecommender"],
-    "fedrecsk.interactions": ["catalogue_ids", "encode"],
     "fedrecsk.neural.base": ["NeuralRecommender"],
     "fedrecsk.neural.modules": ["GMF", "MLP", "NeuMF", "ScoreFunction"],
-    "fedrecsk.simulation.blocks": ["Block", "of_clients"],
-    "fedrecsk.simulation.clients": ["Registration"],
-    "fedrecsk.simulation.contributions": ["Contribution"],
-    "fedrecsk.simulation.keys": ["Key", "Keys"],
-    "fedrecsk.simulation.participation": ["Participation", "Turn"],
-    "fedrecsk.simulation.replica": ["SecureStep"],
-    "fedrecsk.simulation.server": ["Catalogue", "Places"],
+    "fedrecsk.protocol.blocks": ["Block", "of_clients"],
+    "fedrecsk.protocol.clients": ["Registration"],
+    "fedrecsk.protocol.encryption": ["EncryptedSum", "EncryptedSums"],
+    "fedrecsk.protocol.keys": ["Key", "Keys"],
+    "fedrecsk.protocol.participation": ["Participation", "RoundMasks"],
+    "fedrecsk.protocol.server": ["Catalogue", "ClientCodes"],
 }
 # The pages that explain an estimator; its page in the API reference leads there.
 METHOD_PAGES = {
@@ -152,16 +151,16 @@ METHOD_PAGES = {
 NESTED = {
     "fedrecsk.deployment.flower",
     "fedrecsk.deployment.keys",
-    "fedrecsk.deployment.resident",
-    "fedrecsk.simulation.network",
+    "fedrecsk.protocol.network_time",
 }
 # Their members are exported by the package itself, or are not for users.
 NOT_LISTED = {
     "fedrecsk.federated",
     "fedrecsk.centralized",
     "fedrecsk.base",
+    "fedrecsk.data",
     "fedrecsk.deployment",
-    "fedrecsk.interactions",
+    "fedrecsk.updates",
 }
 
 

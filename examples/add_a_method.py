@@ -24,7 +24,7 @@ from fedrecsk.base import Interval, RatingMixin
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation import Dense, Form, Message, Uploads
+from fedrecsk.protocol import ClientUpdates, Dense, FieldSpec, Message
 
 
 @dataclass(eq=False, repr=False)
@@ -51,19 +51,19 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
 
     _n_setups = 1
 
-    def _setup_forms(self, n_items, step):
-        return {"ratings": Form((2,)), "per_item": Form((n_items,))}
+    def _setup_specs(self, n_items, step):
+        return {"ratings": FieldSpec((2,)), "per_item": FieldSpec((n_items,))}
 
     def _setup_update(self, block, message, step, key):
         ratings = np.array([block.weights @ block.values, block.weights.sum()])
         per_item = np.bincount(block.items, block.weights, block.n_items)
-        return Uploads(ratings=ratings, per_item=per_item)
+        return ClientUpdates({"ratings": ratings, "per_item": per_item})
 
     def _setup_aggregate(self, server, upload, step, key):
         total, number = upload["ratings"].sum
         return server | {"level": total / number, "per_item": upload["per_item"].mean}
 
-    def _announce(self, server):
+    def _initial_broadcast(self, server):
         return Message(level=Dense(np.array([server["level"]])))
 
     # ---------------------------------------------------------------------- each round
@@ -75,8 +75,8 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
         users = np.zeros((block.n_users, 1 + self.n_factors))
         return {"level": message["level"].values[0], "users": users}
 
-    def _upload_forms(self, n_items):
-        return {"gradient": Form((n_items, 1 + self.n_factors))}
+    def _upload_specs(self, n_items):
+        return {"gradient": FieldSpec((n_items, 1 + self.n_factors))}
 
     def _client_update(self, block, state, message, turn, key):
         items = message["items"].values
@@ -88,7 +88,7 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
                 if turn.delivers[client]:
                     vector = np.r_[1.0, state["users"][user, 1:]]
                     gradient[rated] += np.outer(weights * errors, vector)
-        return state, Uploads(gradient=gradient), loss
+        return state, ClientUpdates({"gradient": gradient}), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:

@@ -30,7 +30,7 @@ X = make_interactions(n_users=400, n_items=250, n_interactions=16_000, random_st
 models = [
     LocALS(random_state=0),
     FedEASE(),
-    ImplicitALS(n_factors=20, regularization=10, alpha=2, random_state=0),
+    ImplicitALS(n_factors=20, reg=10, alpha=2, random_state=0),
     Popularity(),
 ]
 rankings = compare(models, X, cv=3, scoring="ndcg@10")

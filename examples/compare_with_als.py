@@ -22,7 +22,7 @@ def ndcg(model):
     return evaluate_ranking(model, X_test, metrics="ndcg", k=10)["ndcg@10"]
 
 
-central = ImplicitALS(n_factors=20, regularization=10, alpha=2, random_state=0).fit(X_train)
+central = ImplicitALS(n_factors=20, reg=10, alpha=2, random_state=0).fit(X_train)
 popularity = Popularity().fit(X_train)
 # A warm start goes on where the last fit stopped.
 federated = LocALS(n_factors=20, warm_start=True, random_state=0)

@@ -15,7 +15,7 @@ import numpy as np
 from fedrecsk import CoLR, Federation, FedMF
 from fedrecsk.datasets import make_interactions
 from fedrecsk.privacy import CKKS
-from fedrecsk.simulation import estimate_training_time
+from fedrecsk.protocol import estimate_training_time
 
 X = make_interactions(n_users=300, n_items=1000, n_interactions=12_000, random_state=0)
 

@@ -25,7 +25,7 @@ models |= {
     ),
     "GlobSGD, d=8": GlobSGD(n_factors=8, random_state=0),
     "FedEASE": FedEASE(),
-    "implicit ALS": ImplicitALS(n_factors=16, regularization=10, alpha=2, random_state=0),
+    "implicit ALS": ImplicitALS(n_factors=16, reg=10, alpha=2, random_state=0),
     "popularity": Popularity(),
 }
 display = CostDisplay.from_results(compare(models, X, cv=3))

@@ -21,7 +21,7 @@ from sklearn.model_selection import train_test_split
 from fedrecsk import BiasOnly
 from fedrecsk.base import Interval, RatingMixin
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation import Dense, Form, Message, PerClient, Uploads
+from fedrecsk.protocol import ClientUpdates, Dense, FieldSpec, Message, PerClient
 
 SHRINKAGE = 5.0
 
@@ -46,7 +46,7 @@ class GroupTastes(RatingMixin, FederatedRecommender):
         middle = np.mean(catalogue.rating_range)
         return {"level": middle, "tastes": tastes, "group": np.zeros(catalogue.n_clients, int)}
 
-    def _announce(self, server):
+    def _initial_broadcast(self, server):
         return Message(level=Dense(np.array([server["level"]])))
 
     def _model(self, server):
@@ -56,8 +56,8 @@ class GroupTastes(RatingMixin, FederatedRecommender):
     def _init_clients(self, block, message, key):
         return {"level": message["level"].values[0]}
 
-    def _upload_forms(self, n_items):
-        return {"errors": Form((n_items,)), "counts": Form((n_items,))}
+    def _upload_specs(self, n_items):
+        return {"errors": FieldSpec((n_items,)), "counts": FieldSpec((n_items,))}
 
     def _client_update(self, block, state, message, turn, key):
         # A block has one client here: this version hands over plain sums, not one row per client.
@@ -65,7 +65,8 @@ class GroupTastes(RatingMixin, FederatedRecommender):
         sums = np.bincount(block.items, block.weights * errors, block.n_items)
         counts = np.bincount(block.items, block.weights, block.n_items)
         left = errors - message["tastes"].values[0, block.items]
-        return state, Uploads(errors=sums, counts=counts), (block.weights @ left**2, counts.sum())
+        loss = block.weights @ left**2, counts.sum()
+        return state, ClientUpdates({"errors": sums, "counts": counts}), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:

@@ -36,7 +36,7 @@ from fedrecsk.federated import (
     SCoLR,
     SemiDFEGL,
 )
-from fedrecsk.simulation import Federation
+from fedrecsk.protocol import Federation
 
 __all__ = [
     "DCF",

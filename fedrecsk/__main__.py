@@ -2,7 +2,7 @@
 
 import sys
 
-from fedrecsk._cli import main
+from fedrecsk.cli import main
 
 __all__ = ["main"]
 

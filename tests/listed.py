@@ -2,7 +2,12 @@
 
 from importlib.util import find_spec
 
+import pytest
+
 import fedrecsk
+
+# Stand for all: baselines, matrix factorisation, closed form, Bayes, and three ways to federate.
+REPRESENTATIVES = {"BiasOnly", "SVDpp", "EASE", "FedEB", "RFRec", "LocALS", "FedMF"}
 
 THINGS = {name: getattr(fedrecsk, name) for name in fedrecsk.__all__}
 if find_spec("torch"):
@@ -22,3 +27,17 @@ def tolerance(Estimator, otherwise=1e-9):
     torch multiplies many small matrices at once, and rounds by how many they are.
     """
     return 1e-5 if is_neural(Estimator) else otherwise
+
+
+def cases(estimators, settings, step, also=()):
+    """Return parameters for pytest: pairs of estimators and settings.
+
+    Representatives, and those of the names `also`, come in all settings; others in every `step`-th,
+    each beginning at another, so that all settings have several estimators.
+    """
+    return [
+        pytest.param(Estimator, setting, id=f"{Estimator.__name__}-{setting}")
+        for first, Estimator in enumerate(estimators)
+        for place, setting in enumerate(settings, start=first)
+        if Estimator.__name__ in {*REPRESENTATIVES, *also} or place % step == 0
+    ]

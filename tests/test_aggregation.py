@@ -7,6 +7,7 @@ from sklearn.base import clone
 
 from fedrecsk import Federation, FedMF, GlobSGD, LocALS, LocSGD, RFRec, RFRecF
 from fedrecsk.aggregation import (
+    Aggregator,
     CoordinateMedian,
     FLTrust,
     GeometricMedian,
@@ -17,12 +18,22 @@ from fedrecsk.aggregation import (
     RowClipping,
     TrimmedMean,
     Update,
+    plain_sum,
 )
-from fedrecsk.aggregation._base import as_batch
+from fedrecsk.aggregation._base import _as_round
+from fedrecsk.aggregation._coordinatewise import stacks
 from fedrecsk.attacks import Adversary, Promotion, SignFlip
 from fedrecsk.datasets import make_interactions
 from fedrecsk.metrics import exposure
 from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.updates import (
+    ClientUpdates,
+    FieldSpec,
+    HeldUpdates,
+    RoundUpdates,
+    SparseRows,
+    as_integers,
+)
 from tests.conftest import make_toy
 from tests.reference import aggregation as reference
 
@@ -118,6 +129,7 @@ def test_an_aggregator_that_clips_and_trims_nothing_changes_nothing(
     assert plain.communication_ == clipped.communication_
 
 
+@pytest.mark.sampled
 @every_method
 @pytest.mark.parametrize(
     "aggregator", [NormClipping(), CoordinateMedian(), TrimmedMean(), Krum()], ids=str
@@ -237,13 +249,13 @@ def test_hierarchical_clipping_equals_the_naive_reference_over_rounds(rounds, pa
     expected = reference.hierarchical_totals(rounds, **aggregator.get_params())
     memory = aggregator._start(np.arange(9))
     for changes, total in zip(rounds, expected, strict=True):
-        found = aggregator._combine_batches([batch_of(uploads_of(changes))], memory)["x"]
+        found = aggregator._combine(round_of(uploads_of(changes)), memory)["x"]
         np.testing.assert_allclose(found, total, atol=1e-12)
 
 
-def batch_of(uploads, n_items=8):
+def round_of(uploads, n_items=8):
     shapes = {name: (n_items, *update.change.shape[1:]) for name, update in uploads[0].items()}
-    return as_batch(uploads, shapes)
+    return _as_round(uploads, shapes)
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1.0, 3.0])
@@ -307,21 +319,20 @@ def test_fl_trust_equals_the_naive_reference(rounds):
         {"items": change, "square": 100 * rng.standard_normal((3, 3))} for change in rounds[0][:8]
     ]
     uploads = [{name: Update(EVERYTHING, x) for name, x in one.items()} for one in wholes]
-    batch = as_batch(uploads, {"items": (8, 3), "square": (3, 3)})
+    shapes = {"items": (8, 3), "square": (3, 3)}
     aggregator = FLTrust("c")
     memory = aggregator._start(np.array(list("abcdefgh")))
-    found = aggregator._combine_batches([batch], memory)
+    found = aggregator._combine(_as_round(uploads, shapes), memory)
     for name, expected in reference.fl_trust(wholes, 2).items():
         np.testing.assert_allclose(found[name], 8 * expected, rtol=1e-9)
-    batch.accepted[2] = False
-    assert aggregator._combine_batches([batch], memory) is None
+    assert aggregator._combine(_as_round(uploads[:2], shapes), memory) is None
 
 
 def test_fl_trust_ignores_what_disagrees_with_its_reference():
     trusted = np.array([[1.0, 0.0]])
     changes = [trusted, -9 * trusted, np.array([[0.0, 5.0]]), 4 * trusted]
-    batch = as_batch(uploads_of(changes), {"x": (1, 2)})
-    found = FLTrust(0)._combine_batches([batch], {"reference": 0})["x"]
+    updates = _as_round(uploads_of(changes), {"x": (1, 2)})
+    found = FLTrust(0)._combine(updates, {"reference": 0})["x"]
     np.testing.assert_allclose(found, 4 * trusted)
 
 
@@ -371,7 +382,7 @@ def test_rows_are_held_back_only_where_they_are_steps():
     federation = Federation(aggregator=HierarchicalClipping(share=0.5))
     with pytest.raises(ValueError, match=r"'others', from which its server .*set share=1"):
         LocALS(4, federation=federation).fit(X)
-    LocALS(4, federation=federation, aggregation="all", preconditioner=False, n_rounds=1).fit(X)
+    LocALS(4, federation=federation, aggregation="clients", preconditioner=False, n_rounds=1).fit(X)
     FedMF(4, federation=federation, n_rounds=1).fit(X)
 
 
@@ -379,9 +390,10 @@ def test_means_are_held_back_where_the_server_divides_by_the_senders_of_a_round(
     aggregator = HierarchicalClipping(multiple=100.0, total_multiple=100.0, share=0.5)
     sums, memory = [], aggregator._start(np.arange(4))
     for changes in ([[10.0, 1.0]] * 4, [[0.0, 1.0]]):
-        batch = batch_of([{"x": Update(EVERYTHING, np.array([c]).T)} for c in changes], n_items=2)
-        batch.counts["n_visits"] = batch.changes["x"]
-        sums.append(aggregator._combine_batches([batch], memory)["x"].ravel())
+        updates = [Update(EVERYTHING, np.array([c]).T) for c in changes]
+        both = round_of([{"x": update, "n_visits": update} for update in updates], n_items=2)
+        both.all_forms["n_visits"] = replace(both.all_forms["n_visits"], learned=False)
+        sums.append(aggregator._combine(both, memory)["x"].ravel())
     # In the second round the server divides by 1 sender, who counts as the four of the first.
     np.testing.assert_allclose(sums, [[40, 0], [0, 2]])
 
@@ -414,7 +426,7 @@ def test_a_promotion_that_norm_clipping_lets_through_is_stopped_by_row():
 
 
 class Broken(Adversary):
-    """Sends one number that is not finite, in an upload that is written down."""
+    """Sends one number that is not finite."""
 
     def __init__(self, place=(0, 0), number=np.nan, clients=None):
         super().__init__(clients=clients)
@@ -427,23 +439,186 @@ class Broken(Adversary):
         return {**upload, "rows": upload["rows"]._replace(change=change)}
 
 
-class BrokenRagged(Broken):
-    """The same in the form that methods return."""
-
-    def _forged_batch(self, data, batch, seeds, summed):
-        values = np.array(batch.changes["rows"].values)
-        values[self.place] = self.number
-        return {**batch.changes, "rows": replace(batch.changes["rows"], values=values)}
-
-
-@pytest.mark.parametrize("adversary", [Broken, BrokenRagged])
 @pytest.mark.parametrize("place", [(0, 0), (0, 2), (3, 1), (-1, -1)], ids=str)
 @pytest.mark.parametrize("number", [np.nan, -np.inf])
-def test_numbers_that_are_not_finite_are_rejected_in_any_row_and_column(adversary, place, number):
+def test_numbers_that_are_not_finite_are_rejected_in_any_row_and_column(place, number):
     X, _ = make_toy(n_users=20, density=0.9)
     federation = Federation(
-        adversary=adversary(place, number, clients=[X[0, 0]]), aggregator=RowClipping()
+        adversary=Broken(place, number, clients=[X[0, 0]]), aggregator=RowClipping()
     )
     model = LocALS(3, federation=federation, n_rounds=1, random_state=0).fit(X)
     assert sum(entry["rejected"] for entry in model.communication_.entries) == 1
     assert np.isfinite(model.item_factors_).all()
+
+
+# ------------------------------------------------------ updates of blocks, of many kinds
+
+N_ITEMS, WIDTH = 7, 3
+FORMS = {
+    "followed": FieldSpec((N_ITEMS, WIDTH)),
+    "sparse": FieldSpec((N_ITEMS, WIDTH)),
+    "held": FieldSpec((N_ITEMS, WIDTH), "held"),
+    "picked": FieldSpec((N_ITEMS, 2), "chosen"),
+    "votes": FieldSpec((N_ITEMS, 2), "held", dtype="int8"),
+    "bias": FieldSpec((N_ITEMS,), "held"),
+    "gram": FieldSpec((WIDTH, WIDTH)),
+    "bits": FieldSpec((N_ITEMS, 2), "held", bits=True),
+}
+AGGREGATORS = [
+    NormClipping(1.5),
+    NormClipping(multiple=0.5),
+    CoordinateMedian(),
+    TrimmedMean(0.25),
+    Krum(2),
+    Krum(1, n_selected=3),
+    GeometricMedian(4),
+    RowClipping(0.9),
+    RowClipping(multiple=0.5),
+    HierarchicalClipping(multiple=0.5, total_multiple=0.8, share=0.6),
+    PopularityFilter(0.0, popular=0.3),
+]
+
+
+def make_block(codes, seed, specs):
+    """Updates of some clients, of all kinds of fields."""
+    rng, n = np.random.default_rng(seed), len(codes)
+    held = [np.sort(rng.choice(N_ITEMS, rng.integers(1, N_ITEMS), replace=False)) for _ in codes]
+    indptr = np.concatenate([[0], np.cumsum([len(rows) for rows in held])])
+    rows, everyone, fields = np.concatenate(held), np.ones(n, dtype=bool), {}
+    for name, spec in specs.items():
+        values = rng.standard_normal((len(rows), *spec.shape[1:]))
+        if name == "gram":
+            fields[name] = SparseRows.stacked(rng.standard_normal((n, *spec.shape)), spec=spec)
+            continue
+        if spec.is_integer:
+            values = as_integers(5 * values, spec)
+        default = rng.standard_normal(spec.shape) if name == "followed" else None
+        fields[name] = SparseRows(indptr, rows, values, default=default, spec=spec)
+    masks = {"sends": everyone, "arrives": everyone, "accepted": everyone}
+    sizes = np.zeros((3, n), dtype=int)
+    return ClientUpdates(fields, clients=np.array(codes), specs=specs, sizes=sizes, **masks)
+
+
+def make_round(specs=FORMS):
+    """Two blocks whose clients' codes interleave; two clients are not accepted."""
+    blocks = [make_block([8, 1, 5, 3, 11], 0, specs), make_block([2, 9, 4, 6, 7], 1, specs)]
+    accepted = np.arange(5) != 3
+    return RoundUpdates([HeldUpdates(block, [], accepted) for block in blocks])
+
+
+def dense(updates, name):
+    """All clients' changes in the order of their codes."""
+    return np.stack([one.fields[name].whole()[0] for _, one in updates.single()])
+
+
+class Returning(Aggregator):
+    def __init__(self, change=None):
+        self.change = change
+
+    def combine(self, uploads, shapes):
+        return self.change(plain_sum(uploads, shapes))
+
+
+@pytest.mark.parametrize("aggregator", AGGREGATORS, ids=str)
+def test_blocks_are_combined_as_their_clients_one_by_one(aggregator):
+    updates = make_round()
+    uploads = [one.upload(0) for _, one in updates.single()]
+    expected = aggregator.combine(uploads, {name: spec.shape for name, spec in FORMS.items()})
+    found = aggregator._combine(updates)
+    for name, spec in FORMS.items():
+        assert found[name].dtype == spec.sum_dtype
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 8 * 3 * 8 * 2, 10**6])
+def test_stacks_cut_up_all_clients_changes(max_bytes):
+    updates = make_round()
+    for name, spec in FORMS.items():
+        rows, parts = zip(*stacks(updates, name, max_bytes), strict=True)
+        whole = dense(updates, name)
+        stack = np.concatenate(parts, axis=1)
+        np.testing.assert_allclose(stack, whole.reshape(len(whole), spec.shape[0], -1))
+        assert max_bytes > 1 or len(rows) == spec.shape[0]
+
+
+def test_a_users_own_combine_gets_the_accepted_uploads_in_the_order_of_the_codes():
+    updates, seen = make_round(), []
+
+    class Looking(Aggregator):
+        def combine(self, uploads, shapes):
+            seen.extend([len(uploads), uploads[0], uploads[-1], uploads[1:3], list(uploads)])
+            with pytest.raises(IndexError):
+                uploads[8]
+            return plain_sum(uploads, shapes)
+
+    sums = Looking()._combine(updates)
+    n, first, last, some, everyone = seen
+    grams = [upload["gram"].change for upload in everyone]
+    assert n == len(grams) == 8
+    np.testing.assert_allclose(grams, dense(updates, "gram"))
+    for one, place in ((first, 0), (last, -1), (some[1], 2)):
+        np.testing.assert_array_equal(one["gram"].change, grams[place])
+    for name, spec in FORMS.items():
+        assert sums[name].dtype == spec.sum_dtype
+        np.testing.assert_allclose(sums[name], updates.sum(name), atol=1e-9)
+
+
+def test_integers_are_rounded_whatever_a_users_own_combine_returns():
+    updates = make_round({"votes": FORMS["votes"]})
+    half = Returning(lambda sums: {"votes": sums["votes"] / 2 + 0.1})
+    found = half._combine(updates)["votes"]
+    assert found.dtype == np.int64
+    np.testing.assert_array_equal(found, np.rint(updates.sum("votes") / 2 + 0.1))
+    huge = Returning(lambda sums: {"votes": sums["votes"] * 0 + 1e40})
+    assert (huge._combine(updates)["votes"] == 2**62).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: {"gram": s["gram"]}, r"Returning.combine returned \['gram'\];.*'bias', 'gram'"),
+        (lambda s: s["gram"], "Returning.combine returned ndarray"),
+        (
+            lambda s: {**s, "gram": s["gram"][0]},
+            r"Returning.combine .*shape \(3,\) .*'gram'; return numbers of shape \(3, 3\)",
+        ),
+        (lambda s: {**s, "gram": "no"}, r"shape \(\) and dtype <U2 for field 'gram'"),
+        (lambda s: {**s, "bias": s["bias"] * np.nan}, r"NaN or infinite .*'bias' of shape \(7,\)"),
+    ],
+)
+def test_what_an_aggregator_must_not_return_is_named(change, message):
+    updates = make_round({name: FORMS[name] for name in ("bias", "gram")})
+    with pytest.raises(ValueError, match=message):
+        Returning(change)._combine(updates)
+
+
+def test_too_few_uploads_change_nothing():
+    updates = make_round()
+    assert Returning(lambda sums: None)._combine(updates) is None
+    assert Krum(3)._combine(updates) is None
+    assert Krum(2)._combine(updates) is not None
+
+
+def test_a_users_combine_takes_precedence_over_an_inherited_one():
+    class Few(NormClipping):
+        def combine(self, uploads, shapes):
+            return super().combine(uploads[:3], shapes)
+
+    updates = make_round({"gram": FORMS["gram"]})
+    first = list(dense(updates, "gram")[:3])
+    bound = np.median([np.linalg.norm(change) for change in first])
+    expected = reference.clipped_sum(first, bound)
+    np.testing.assert_allclose(Few()._combine(updates)["gram"], expected)
+
+
+@pytest.mark.filterwarnings("error")
+def test_uploads_too_large_for_their_squares_do_not_stop_robust_aggregators():
+    huge = [{"gram": Update(EVERYTHING, np.full((3, 3), 1e200))}]
+    honest = [one.upload(0) for _, one in make_round({"gram": FORMS["gram"]}).single()][:7]
+    updates = _as_round(huge + honest, {"gram": (3, 3)})
+    defences = [NormClipping(), CoordinateMedian(), TrimmedMean(0.25), Krum(1), Krum(2)]
+    defences += [GeometricMedian(), RowClipping(), HierarchicalClipping(), PopularityFilter()]
+    for aggregator in defences:
+        assert np.abs(aggregator._combine(updates)["gram"]).max() < 1e3
+    expected = sum(upload["gram"].change for upload in honest)
+    np.testing.assert_allclose(NormClipping(10.0)._combine(updates)["gram"], expected)

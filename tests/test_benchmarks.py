@@ -37,7 +37,9 @@ from fedrecsk import (  # noqa: E402
     RFRecF,
 )
 from fedrecsk.datasets import make_ratings  # noqa: E402
-from fedrecsk.simulation.keys import Key  # noqa: E402
+from fedrecsk.protocol.keys import Key  # noqa: E402
+
+pytestmark = pytest.mark.full
 
 
 class Options:
@@ -153,7 +155,7 @@ FEW = {"n_rounds": 3, "random_state": 0}
         (_protocols.messages_to_converge, ExplicitFCF(2, **FEW), "100k"),
         (_protocols.messages_to_converge, RFRecF(2, **FEW | {"n_rounds": 30}), "100k"),
         (_protocols.leave_one_out, _codes.QuantizedFactors(PMF(8, n_epochs=2)), "1m"),
-        (_protocols.leave_one_out, _content.Coded(DDL(8, n_iterations=1), "audience"), "1m"),
+        (_protocols.leave_one_out, _content.Coded(DDL(8, n_epochs=1), "audience"), "1m"),
         (_protocols.leave_one_out, _content.Coded(DCF(8), negatives=True), "1m"),
         (_protocols.leave_one_out_by_round, FedMF(4, **FEW), "1m"),
         (_protocols.last_tenth_by_time, Popularity(), "100k"),
@@ -255,7 +257,7 @@ def test_components_count_what_holds_the_energy():
 def test_genres_are_read_if_they_are_there(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDRECSK_DATA", str(tmp_path))
     X, y = make_ratings(20, 30, 200, random_state=0)
-    model = _content.Coded(DDL(8, n_iterations=1, hidden_layers=(2,)), "genres 1m")
+    model = _content.Coded(DDL(8, n_epochs=1, hidden_layers=(2,)), "genres 1m")
     with pytest.raises(NotObtainableError, match="no genres"):
         model.fit(X, y)
     (tmp_path / "ml-1m").mkdir()

@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 
+from fedrecsk import FedMF
+
 choices = pytest.importorskip("benchmarks.choices", reason="run pytest from the repository")
 
 from benchmarks import fcf, fedals, fedeb, fedfast, fedrec, lightfr, methods, rfrec  # noqa: E402
 from benchmarks._seeds import CHOOSING, REPORTED, choosing, reported, untested  # noqa: E402
 from fedrecsk.datasets import make_ratings  # noqa: E402
+
+pytestmark = pytest.mark.full
 
 
 class Options:
@@ -52,7 +56,7 @@ def test_seeds_of_the_other_kind_are_refused(ask, message):
     ("arguments", "message"),
     [
         (["--reported-seeds", "5"], "seeds 0 to 3 only; ask for at most 4"),
-        (["--only", "rank", "coupling"], "--only rank: RFRec tries reg_user, reg_item"),
+        (["--only", "rank", "prox"], "--only rank: RFRec tries reg_user, reg_item"),
     ],
 )
 def test_a_command_that_could_not_be_honoured_is_refused(arguments, message, capsys):
@@ -166,13 +170,13 @@ def test_the_best_values_are_kept_together_only_if_that_gains_more(together, cho
 
 def test_constants_of_a_module_are_changed_for_the_fits_alone(toy):
     parts = list(choices.Rankings().choosing("100k", choosing(1), Options))
-    before = choices.CONSTANTS["EMPHASIS"].EMPHASIS
+    before = FedMF.EMPHASIS
     grid = {"n_rounds": 3, "n_factors": 4, "averaging": True}
     runs = [
         choices.measured("FedMF", grid | changed, parts, choosing(1), Options)[0].values
         for changed in ({}, {"EMPHASIS": 0}, {"EMPHASIS": before})
     ]
-    assert before == choices.CONSTANTS["EMPHASIS"].EMPHASIS
+    assert before == FedMF.EMPHASIS
     assert not np.array_equal(runs[0], runs[1])
     np.testing.assert_array_equal(runs[0], runs[2])
 

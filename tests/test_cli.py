@@ -16,7 +16,7 @@ import pytest
 
 import fedrecsk
 from fedrecsk.__main__ import main
-from fedrecsk._cli import _methods, _output
+from fedrecsk.cli import _job, _options
 
 ROWS = [(u, i, 1 + (7 * u + 3 * i) % 5) for u in range(30) for i in range(12) if (u + i) % 4]
 
@@ -74,13 +74,16 @@ def test_local_privacy_and_a_file(ratings, capsys):
     assert "and 12,000 in total: 1,200 coordinates in 5 uploads" in out
 
 
-@pytest.mark.parametrize("name", _methods.names())
-def test_every_method(name, ratings, capsys):
+# Of every kind: federated or not, ratings or rankings, with rounds, epochs or neither.
+@pytest.mark.parametrize(
+    "name", ["RFRec", "LocALS", "SemiDFEGL", "FedEASE", "EASE", "PMF", "ImplicitBPR", "Popularity"]
+)
+def test_methods_of_every_kind(name, ratings, capsys):
     known = getattr(fedrecsk, name)().get_params()
     few = ["--rounds", "2"] if {"n_rounds", "n_epochs", "n_samples"} & known.keys() else []
     main(["--data", ratings, "--method", name.lower(), *few, "--n-jobs", "1"])
     out = capsys.readouterr().out
-    rating = _methods.predicts_ratings(getattr(fedrecsk, name))
+    rating = _options.predicts_ratings(getattr(fedrecsk, name))
     reference = "BiasOnly" if rating else "Popularity"
     rows = [line.split()[0] for line in out.split("\n\n")[1].splitlines()[2:]]
     assert rows[-1] == name
@@ -106,7 +109,7 @@ def test_a_threshold_makes_ratings_implicit(ratings, capsys):
 def test_list_and_version(capsys):
     main(["--list"])
     out = capsys.readouterr().out
-    assert all(f"  {name:<15}" in out for name in _methods.names())
+    assert all(f"  {name:<15}" in out for name in _options.method_names())
     for title in ("Ratings, federated", "Ranking (implicit feedback), centralised"):
         assert title in out
     with pytest.raises(SystemExit, match="0"):
@@ -122,6 +125,7 @@ def test_help_shows_groups_and_examples(capsys):
         assert words in out
 
 
+@pytest.mark.full
 def test_help_needs_no_compiler():
     code = (
         "import sys; from fedrecsk.__main__ import main\n"
@@ -137,8 +141,8 @@ def test_the_console_script_is_there():
     config = configparser.ConfigParser()
     config.read(Path(__file__).parents[1] / "setup.cfg")
     script = config["options.entry_points"]["console_scripts"].strip()
-    assert script == "fedrecsk = fedrecsk._cli:main"
-    assert importlib.import_module("fedrecsk._cli").main is main
+    assert script == "fedrecsk = fedrecsk.cli:main"
+    assert importlib.import_module("fedrecsk.cli").main is main
 
 
 @pytest.mark.parametrize(
@@ -152,20 +156,20 @@ def test_the_console_script_is_there():
         (["--data", "{implicit}", "--method", "locals", "--threshold", "4"], "no ratings that"),
         (["--data", "{ratings}", "--method", "locals", "--threshold", "6"], "most is 5"),
         (["--threshold", "4"], "--threshold is for ranking methods"),
-        (["--threshold", "nan", "--method", "locals"], "--threshold nan must be finite"),
+        (["--threshold", "nan", "--method", "locals"], "--threshold: nan must be finite"),
         (["--rounds", "0"], "at least 1 round"),
         (["--rounds", "5", "--method", "BiasOnly"], "BiasOnly has no rounds"),
         (["--n-jobs", "0"], "-1 for all cores"),
-        (["--seed", "-1"], "--seed -1: give a number from 0 to 4294967295"),
-        (["--seed", str(2**32)], "--seed 4294967296: give a number"),
+        (["--seed", "-1"], "--seed: -1 is not a number from 0 to 4294967295"),
+        (["--seed", str(2**32)], "--seed: 4294967296 is not a number"),
         (["--seed", "one"], "invalid int value: 'one'"),
-        (["--scale", "0"], "--scale 0 must be positive and finite"),
-        (["--scale", "nan"], "--scale nan must be positive and finite"),
-        (["--scale", "inf"], "--scale inf must be positive and finite"),
-        (["--clip", "-1", "--scale", "1"], "--clip -1 must be positive"),
+        (["--scale", "0"], "--scale: 0 must be positive and finite"),
+        (["--scale", "nan"], "--scale: nan must be positive and finite"),
+        (["--scale", "inf"], "--scale: inf must be positive and finite"),
+        (["--clip", "-1", "--scale", "1"], "--clip: -1 must be positive"),
         (["--clip", "1"], "give --epsilon or --scale too"),
-        (["--scale", "1", "--epsilon", "1"], "take one of them"),
-        (["--epsilon", "-1"], "--epsilon -1 must be positive"),
+        (["--scale", "1", "--epsilon", "1"], "--epsilon: not allowed with argument --scale"),
+        (["--epsilon", "-1"], "--epsilon: -1 must be positive"),
         (["--epsilon", "1", "--method", "SVDpp"], "SVDpp is centralised"),
         (["--epsilon", "1", "--method", "FedEB"], "take PrivFedEB"),
         (["--epsilon", "1", "--method", "LocALS"], 'set upload="all"'),
@@ -173,16 +177,21 @@ def test_the_console_script_is_there():
         (["--scale", "1", "--method", "SVDpp"], "SVDpp is centralised"),
         (["--scale", "1", "--method", "LocALS", "--data", "{ratings}"], "LocALS has no local_dp"),
         (["--method", "rfrce"], "did you mean RFRec"),
-        (["--method", "xyz"], "no such method; --list shows all"),
+        (["--method", "xyz"], "there is no method 'xyz'; --list shows all"),
+        (["--method", ""], "there is no method ''"),
+        (["--data", ""], "--data is empty; name one, or leave it out"),
+        (["--data-home", ""], "--data-home is empty"),
+        (["--set", "n_rounds=3", "--set", "n_rounds=4"], "--set n_rounds=... is given twice"),
         (["--set", "n_factors"], "write NAME=VALUE"),
+        (["--set", "n_rounds=3", "--rounds", "1"], "--rounds 1 and --set n_rounds=...: give one"),
         (["--set", "factors=4"], "FedEB has no parameter 'factors'; it has client_fraction"),
         (["--set", "n_factors=-4"], "'n_factors' parameter of FedEB must be an int"),
         (["--set", "n_factors=four"], "'n_factors' parameter of FedEB must be an int"),
         (["extra"], "unrecognized arguments: extra"),
         (["--columns", "user=a", "--data", "{ratings}"], "no column 'a' for the user"),
+        (["--columns", "user=a,user=b"], "'user=b': the user has a column already"),
         (["--columns", "users=a"], "'users=a' is none of user=..., item=..."),
         (["--columns", "user=a,item=b"], "--columns is for a file of yours"),
-        (["warmup", "Extra"], "fedrecsk warmup: error: Extra: no such method"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message, ratings, implicit, capsys):
@@ -243,6 +252,7 @@ def test_a_named_pipe(ratings, tmp_path, capsys):
     assert "Data: pipe, 270 ratings" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_reader_that_leaves_early(ratings):
     with python("--data", ratings, "--rounds", "2") as process:
         assert process.stdout.readline().startswith("Data: ratings.csv")
@@ -251,6 +261,7 @@ def test_a_reader_that_leaves_early(ratings):
     assert process.returncode == 1
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk():
     with open("/dev/full", "w") as full:
@@ -271,6 +282,7 @@ def test_letters_that_the_terminal_lacks(tmp_path, monkeypatch):
         assert rb"user \xfc" in out.buffer.getvalue()
 
 
+@pytest.mark.full
 def test_an_interrupt(ratings):
     with python("--data", ratings, "--rounds", "1000000") as process:
         process.stdout.readline()
@@ -283,7 +295,7 @@ def test_an_interrupt(ratings):
 
 def test_bars_on_a_terminal_and_then_the_table(ratings, capsys, monkeypatch):
     pytest.importorskip("rich")
-    monkeypatch.setattr(_output, "shows_progress", lambda: True)
+    monkeypatch.setattr(_job, "shows_progress", lambda: True)
     main(["--data", ratings, "--rounds", "2"])
     out = capsys.readouterr().out
     assert "FedEB - fit" in out

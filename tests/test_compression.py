@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk.compression import LowRank, Quantization, TopK
+from fedrecsk.compression import Compressed, Compressor, LowRank, Quantization, TopK
+from fedrecsk.updates import FieldSpec, SparseRows
 
 
 def rng(seed=0):
@@ -197,3 +198,202 @@ def test_a_matrix_that_factors_would_not_shorten_is_sent_as_it_is(rank):
     sent = LowRank(rank).compress(values, None)
     np.testing.assert_array_equal(sent.values, values)
     assert sent.nbytes() == 4 * 500
+
+
+# ------------------------------------------------------------------- blocks of clients
+
+N_ROWS, WIDTH = 11, 4
+SETTINGS = ["own rows", "default", "factors", "held", "chosen", "ties", "zeros"]
+METHODS = [TopK(1e-9), TopK(0.1), TopK(0.5), TopK(1.0), LowRank(1), LowRank(2), *ALL[2:]]
+every_method = pytest.mark.parametrize("method", METHODS, ids=str)
+
+
+def make_rows(setting, *, scale=1.0, seed=0):
+    """Rows of six clients, one without own rows and one that holds all of them."""
+    generator = rng(seed)
+    spec = FieldSpec((N_ROWS, WIDTH), setting if setting in ("held", "chosen") else "all")
+    counts = np.array([3, 0, N_ROWS, 1, 5, 2])
+    rows = [np.sort(generator.choice(N_ROWS, n, replace=False)) for n in counts]
+    values = scale * generator.normal(size=(counts.sum(), WIDTH))
+    default = scale * generator.normal(0, 0.7, (N_ROWS, WIDTH))
+    if setting == "ties":
+        values, default = np.rint(values), np.rint(default)
+    if setting == "zeros":
+        values[generator.random(values.shape) < 0.8] = 0
+        default[generator.random(default.shape) < 0.8] = 0
+    others = {} if setting in ("own rows", "held", "chosen") else {"default": default}
+    if setting == "factors":
+        others["factors"] = generator.normal(size=6)
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    return SparseRows(indptr, np.concatenate(rows), values, spec=spec, **others)
+
+
+def seeds_of(rows):
+    return rng(3).integers(2**63, size=rows.n_clients, dtype=np.uint64)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@every_method
+def test_a_block_is_compressed_as_its_clients_one_by_one(method, setting):
+    rows = make_rows(setting)
+    packed = method._compress_rows(rows, seeds_of(rows), 4)
+    for client, seed in enumerate(seeds_of(rows)):
+        numbers, change = rows.update(client)
+        received = packed.rows.update(client)
+        np.testing.assert_array_equal(received.rows, numbers)
+        sent = method.compress(change, np.random.default_rng(seed))
+        if not isinstance(method, Quantization):
+            np.testing.assert_allclose(received.change, sent.values, atol=1e-9)
+        else:
+            # Zeros that a client does not hold need no draw, so draws may differ.
+            step = 1e-3 if method.dtype == "float16" else np.abs(change).max(initial=0) / 126
+            assert (np.abs(received.change - change) <= step * np.maximum(1, np.abs(change))).all()
+        if len(change):
+            row_numbers = 4 * len(change) * (setting == "chosen")
+            assert packed.nbytes[client] == sent.nbytes(4) + row_numbers
+            assert packed.payload[client] == sent.payload_nbytes(4)
+
+
+@every_method
+def test_a_client_alone_is_compressed_as_in_its_block(method):
+    rows = make_rows("default")
+    packed = method._compress_rows(rows, seeds_of(rows), 4).rows
+    for client in range(rows.n_clients):
+        who = np.arange(rows.n_clients) == client
+        alone = method._compress_rows(rows.take(who), seeds_of(rows)[who], 4).rows
+        np.testing.assert_array_equal(alone.whole()[0], packed.whole()[client])
+
+
+@every_method
+def test_what_is_sent_is_what_the_server_reconstructs(method):
+    rows = make_rows("default")
+    received = method._compress_rows(rows, seeds_of(rows), 4).rows
+    for client in range(rows.n_clients):
+        step = None if received.steps is None else received.steps[client]
+        change = received.update(client).change
+        sent = method._encoded(change, step)
+        np.testing.assert_allclose(method._decoded(*sent, change.shape), change, rtol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("setting", ["default", "ties", "zeros", "held"])
+def test_top_k_of_random_blocks(setting, seed):
+    rows = make_rows(setting, seed=seed)
+    method = TopK(float(rng(seed).uniform(0.01, 1)))
+    received = method._compress_rows(rows, seeds_of(rows), 4).rows
+    for client in range(rows.n_clients):
+        change = rows.update(client).change
+        expected = naive_top_k(change, int(method._n_kept(change.size)))
+        np.testing.assert_array_equal(received.update(client).change, expected)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-40, 1e300])
+def test_top_k_of_sizes_that_float32_cannot_hold(scale):
+    values = scale * np.array([[1.0, 1 + 1e-9, 0.5, -1.0]])
+    sent = TopK(0.5).compress(values, None).values
+    np.testing.assert_array_equal(sent, [[values[0, 0], values[0, 1], 0, 0]])
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1.0, 1e200])
+def test_low_rank_of_a_matrix_of_rank_one(scale):
+    matrix = scale * np.outer(np.arange(1.0, 31), np.cos(np.arange(12)))
+    method = LowRank(1)
+    np.testing.assert_allclose(method.compress(matrix, None).values, matrix, rtol=1e-9)
+    first, basis = method._encoded(matrix, None)
+    np.testing.assert_allclose(basis @ basis.T, [[1.0]])
+    np.testing.assert_allclose(first @ basis, matrix, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
+def test_rounding_of_blocks_is_unbiased(dtype):
+    change = np.array([[0.1234567, -0.7654321], [1e-3, 1.0]])
+    n = 4000
+    rows = SparseRows.stacked(np.tile(change, (n, 1, 1)), spec=FieldSpec((2, 2)))
+    received = Quantization(dtype)._compress_rows(rows, np.arange(n, dtype=np.uint64), 4).rows
+    step = 1 / 127 if dtype == "int8" else 2.0**-11
+    assert np.all(np.abs(received.sum() / n - change) < 2.5 * step / np.sqrt(n))
+    assert len(np.unique(received.whole()[:20, 0, 0])) == 2
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+@every_method
+def test_broken_clients_are_reported_and_leave_the_others_alone(method, broken):
+    for setting in ("default", "held"):
+        rows = make_rows(setting)
+        expected = method._compress_rows(rows, seeds_of(rows), 4).rows
+        values = rows.values.copy()
+        values[rows.indptr[2]] = broken
+        found = method._compress_rows(rows.with_values(values), seeds_of(rows), 4).rows
+        assert found.finite().tolist() == [True, True, False, True, True, True]
+        others = np.arange(6) != 2
+        np.testing.assert_array_equal(found.take(others).whole(), expected.take(others).whole())
+
+
+def test_numbers_that_the_message_cannot_hold_are_reported():
+    values = np.zeros((3, 2, 2))
+    values[0], values[1] = 65504.0, 65505.0
+    rows = SparseRows.stacked(values, spec=FieldSpec((2, 2)))
+    found = Quantization("float16")._compress_rows(rows, seeds_of(rows), 4).rows
+    assert found.finite().tolist() == [True, False, True]
+    rows = SparseRows.stacked(1e38 * values, spec=FieldSpec((2, 2)))
+    found = Quantization("int8")._compress_rows(rows, seeds_of(rows), 4).rows
+    assert found.finite().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-25, 1e25])
+def test_int8_of_blocks_follows_any_scale(scale):
+    rows = make_rows("default", scale=scale)
+    received = Quantization("int8")._compress_rows(rows, seeds_of(rows), 4).rows
+    steps = np.maximum(rows.largest() / 126, 2.0**-149)
+    assert (np.abs(received.whole() - rows.whole()) <= steps[:, None, None]).all()
+
+
+class Noisy(Compressor):
+    """A user's compressor, which draws random numbers."""
+
+    direction = "up"
+
+    def _compress(self, values, generator):
+        return Compressed(values + generator.normal(size=values.shape), 3, 2, n_scales=1)
+
+
+class Crooked(Noisy):
+    def _compress(self, values, generator):
+        return Compressed(values[:-1], 3, 3)
+
+
+class Bare(Noisy):
+    def _compress(self, values, generator):
+        return values
+
+
+@pytest.mark.parametrize("setting", ["default", "held", "chosen"])
+def test_a_users_compressor_gets_each_client_with_a_generator_of_its_own(setting):
+    rows = make_rows(setting)
+    packed = Noisy()._compress_rows(rows, seeds_of(rows), 4)
+    for client, seed in enumerate(seeds_of(rows)):
+        change = rows.update(client).change
+        expected = change + np.random.default_rng(int(seed)).normal(size=change.shape)
+        np.testing.assert_allclose(packed.rows.update(client).change, expected)
+        assert packed.nbytes[client] == 16 + 4 * len(change) * (setting == "chosen")
+        assert packed.payload[client] == 8
+
+
+def test_mistakes_of_a_users_compressor_are_named():
+    rows = make_rows("default")
+    with pytest.raises(ValueError, match=r"Crooked.* \(11, 4\).* \(10, 4\)"):
+        Crooked()._compress_rows(rows, seeds_of(rows), 4)
+    with pytest.raises(TypeError, match=r"Bare.* \(11, 4\).* ndarray"):
+        Bare()._compress_rows(rows, seeds_of(rows), 4)
+
+
+@pytest.mark.parametrize("method", ["compress", "_compress"])
+def test_a_subclass_that_compresses_in_another_way_is_asked(method):
+    class Half(TopK):
+        pass
+
+    setattr(Half, method, lambda self, values, generator: Compressed(values / 2, 1, 1))
+    rows = make_rows("default")
+    packed = Half()._compress_rows(rows, seeds_of(rows), 4)
+    np.testing.assert_allclose(packed.rows.whole(), rows.whole() / 2)
+    assert (packed.nbytes == 4).all()

@@ -11,6 +11,8 @@ from fedrecsk.datasets import make_ratings
 from fedrecsk.metrics import make_ranking_scorer
 from fedrecsk.model_selection import UserKFold, compare
 
+pytestmark = pytest.mark.full
+
 X, y = make_ratings(40, 30, 500, random_state=0)
 SCORES = ("mean_test_score", "std_test_score", "rank_test_score", "split0_test_score")
 

@@ -13,8 +13,8 @@ from fedrecsk import BiasOnly, Federation
 from fedrecsk.compression import TopK
 from fedrecsk.datasets import make_ratings
 from fedrecsk.privacy import LaplaceMechanism, Paillier
-from fedrecsk.simulation import blocks
-from fedrecsk.simulation.keys import Key
+from fedrecsk.protocol import blocks
+from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy, rmse, split
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))

@@ -21,11 +21,12 @@ from fedrecsk import (
     Popularity,
     RFRec,
 )
-from fedrecsk.ensemble import RankingEnsemble, RatingEnsemble, _search
-from fedrecsk.interactions import encode
+from fedrecsk.data.interactions import encode
+from fedrecsk.ensemble import RankingEnsemble, RatingEnsemble, _ensemble
 from fedrecsk.metrics import epsilon_scorer, evaluate_ranking
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
 from tests import test_contract as contract
+from tests import test_newcomers as newcomers
 from tests.conftest import make_toy
 
 
@@ -60,33 +61,28 @@ CONTRACT = [
     contract.test_row_order_does_not_matter,
     contract.test_a_repeated_row_is_a_weight,
     contract.test_bad_clients_are_named,
-    contract.test_a_failed_fit_loses_nothing,
+    contract.test_every_estimator_in_short,
     contract.test_items_that_nobody_has_rated_can_be_recommended,
-    contract.test_items_that_the_catalogue_lacks_are_named,
-    contract.test_every_fold_has_the_whole_catalogue,
-    contract.test_unknown_ids_fall_back,
-    contract.test_recommendations_are_the_best_predictions,
-    contract.test_recommendations_stay_among_the_candidates,
     contract.test_further_interactions_can_be_left_out,
     contract.test_bad_requests_are_named,
     contract.test_new_users_are_folded_in,
-    contract.test_pickles_and_clones,
     contract.test_works_in_pipelines_and_searches,
     contract.test_clients_are_routed,
     contract.test_scores_are_what_they_say,
+    newcomers.test_few_candidates_make_short_lists,
     contract.test_callbacks_see_and_do_not_disturb,
 ]
 
 
-@every_ensemble
+# A search changes `fit` alone.
+@pytest.mark.parametrize("Ensemble", [ranking, rating])
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
 def test_keeps_the_contract(Ensemble, check, toy):
     check(Ensemble, toy)
 
 
-@every_ensemble
-def test_leaves_out_what_was_seen(Ensemble):
-    contract.test_recommendations_leave_out_what_was_seen(Ensemble)
+def test_the_search_does_not_depend_on_the_rows(toy):
+    contract.test_row_order_does_not_matter(searched, toy)
 
 
 @every_ensemble
@@ -239,7 +235,7 @@ def test_costs_of_federated_parts_are_added_up(toy):
 def test_privacy_is_composed(toy):
     X, y = toy
     federation = Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.1))
-    one = RFRec(2, n_rounds=2, aggregation="all", rating_scale=(1, 5), federation=federation)
+    one = RFRec(2, n_rounds=2, aggregation="clients", rating_scale=(1, 5), federation=federation)
     items = np.unique(X[:, 1])
     model = RatingEnsemble([("a", one), ("b", clone(one))], items=items).fit(X, y)
     alone = clone(one).set_params(items=items).fit(X, y)
@@ -262,11 +258,11 @@ def test_a_search_costs_twice(toy):
 
 
 def test_candidates_are_all_tenths_that_add_up_to_one():
-    weights = _search.candidates(3)
+    weights = _ensemble.candidate_weights(3)
     assert len(weights) == 66 == len(np.unique(weights, axis=0))
     np.testing.assert_allclose(weights.sum(axis=1), 1)
-    assert _search.candidates(1).tolist() == [[1.0]]
-    assert len(_search.candidates(2)) == 11
+    assert _ensemble.candidate_weights(1).tolist() == [[1.0]]
+    assert len(_ensemble.candidate_weights(2)) == 11
 
 
 def test_a_liked_row_of_each_user_that_has_two_is_held_out():
@@ -275,12 +271,12 @@ def test_a_liked_row_of_each_user_that_has_two_is_held_out():
     data = encode(X, y)
     chosen = np.zeros(len(X))
     for seed in range(50):
-        mask = _search.held_out(data, np.random.RandomState(seed))
+        mask = _ensemble.held_out(data, np.random.RandomState(seed))
         assert mask.sum() == 1
         chosen += mask
     assert (chosen > 0).tolist() == [False, False, False, False, False, True, True, True]
     with pytest.raises(ValueError, match="no row to hold out"):
-        _search.held_out(encode(X[:5], y[:5]), np.random.RandomState(0))
+        _ensemble.held_out(encode(X[:5], y[:5]), np.random.RandomState(0))
 
 
 @pytest.mark.parametrize("n_negatives", [None, 3])
@@ -291,7 +287,7 @@ def test_scores_are_those_of_a_model_fitted_without_the_held_out_rows(n_negative
     found = model.search_results_
     assert model.weights_ == pytest.approx(found["weights"][found["score"].argmax()])
     data = encode(X, y)
-    mask = _search.held_out(data, np.random.RandomState(0))
+    mask = _ensemble.held_out(data, np.random.RandomState(0))
     rows = np.column_stack([data.user_ids.values[data.users], data.item_ids.values[data.items]])
     place = 17
     by_hand = ranking(weights=found["weights"][place], items=model.items)
@@ -308,7 +304,7 @@ def test_the_search_prefers_what_ranks_well():
     rng = np.random.default_rng(0)
     group = rng.integers(0, 2, 80)
     X = np.array([[u, 20 * group[u] + i] for u in range(80) for i in rng.permutation(20)[:12]])
-    bad = LightFR(4, n_rounds=1, train_items=False, random_state=0)
+    bad = LightFR(1, n_rounds=1, user_bits=1, random_state=0)
     parts = [("bad", bad), ("good", EASE(10.0))]
     model = RankingEnsemble(parts, weights="search", random_state=0).fit(X)
     assert model.weights_[1] >= 0.7

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedrecsk._extras import EXTRAS, require
+from fedrecsk._utils.extras import EXTRAS, require
 
 SETUP = Path(__file__).parents[1] / "setup.cfg"
 

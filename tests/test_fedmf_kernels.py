@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from fedrecsk._kernels import fedmf
+from fedrecsk.federated import _fedmf_kernels as fedmf
 from tests.reference.colr import Stream
 
 N_ITEMS, N_FACTORS = 150, 6
@@ -47,7 +47,7 @@ class Setting:
             "local_epochs": 2,
             "batch_size": 5,
             "learning_rate": 0.3,
-            "weight_decay": 0.01,
+            "reg": 0.01,
             "shrinkage": 0.2,
             "squared": False,
         }
@@ -61,11 +61,11 @@ class Setting:
         self.delivers = np.ones(n_clients, dtype=bool)
 
     def _arguments(self):
-        self.sound, self.new_users = np.zeros(self.n_clients, dtype=bool), self.users.copy()
+        self.is_finite, self.new_users = np.zeros(self.n_clients, dtype=bool), self.users.copy()
         return (
             self.layout,
             self.feedback,
-            fedmf.Cohort(self.active, self.delivers, self.seeds, self.sound),
+            fedmf.Cohort(self.active, self.delivers, self.seeds, self.is_finite),
             self.config,
             self.items,
             fedmf.Moving(0.2, self.columns, self.scale),
@@ -76,7 +76,10 @@ class Setting:
     def summed(self, n_count_columns=1):
         sums = np.zeros((N_ITEMS, self.n_columns))
         n_visits = np.zeros((N_ITEMS, n_count_columns), dtype=np.int64)
-        loss = fedmf.visit_summed(0, self.n_clients, 0.0, 0, *self._arguments(), sums, n_visits)
+        rows, values = np.empty(0, np.int32), np.empty((0, self.n_columns), self.items.dtype)
+        indptr = np.zeros(self.n_clients + 1, dtype=np.int64)
+        out = fedmf.Upload(False, indptr, rows, values, sums, n_visits)
+        loss = fedmf.visit(*self._arguments(), out)
         return sums, n_visits, loss
 
     def each(self):
@@ -84,9 +87,11 @@ class Setting:
         n = N_ITEMS * self.n_clients
         indptr = np.full(self.n_clients + 1, -1)
         indptr[0] = 0
-        rows, values = np.full(n, -1), np.full((n, self.n_columns), np.nan, self.items.dtype)
-        arguments = *self._arguments(), indptr, rows, values
-        loss = fedmf.visit_each(0, self.n_clients, 0.0, 0, *arguments)
+        rows = np.full(n, -1, dtype=np.int32)
+        values = np.full((n, self.n_columns), np.nan, self.items.dtype)
+        sums, n_visits = np.zeros((0, self.n_columns)), np.zeros((0, 1), dtype=np.int64)
+        out = fedmf.Upload(True, indptr, rows, values, sums, n_visits)
+        loss = fedmf.visit(*self._arguments(), out)
         spans = [slice(*indptr[c : c + 2]) for c in range(self.n_clients)]
         assert np.isnan(values[indptr[-1] :]).all()
         return [(rows[span], values[span]) for span in spans], loss
@@ -101,10 +106,10 @@ def test_uploads_one_by_one_add_up_to_the_sums(n_columns, squared, dtype):
     setting.delivers[[2, 4]] = False
     setting.scale[:] = np.arange(1, 8)
     sums, n_visits, loss = setting.summed()
-    users, sound = setting.new_users, setting.sound
+    users, is_finite = setting.new_users, setting.is_finite
     uploads, same_loss = setting.each()
     np.testing.assert_array_equal(setting.new_users, users)
-    np.testing.assert_array_equal(setting.sound, sound)
+    np.testing.assert_array_equal(setting.is_finite, is_finite)
     assert same_loss == loss
     expected, counts = np.zeros_like(sums), np.zeros_like(n_visits)
     for c, (rows, values) in enumerate(uploads):
@@ -179,9 +184,9 @@ def test_clients_that_have_diverged_are_told_and_not_added():
     for broken in (np.nan, np.inf):
         setting.users[setting.layout.client_indptr[3]] = broken
         np.testing.assert_array_equal(setting.summed()[0], left)
-        np.testing.assert_array_equal(np.flatnonzero(~setting.sound), [3])
+        np.testing.assert_array_equal(np.flatnonzero(~setting.is_finite), [3])
         setting.each()
-        np.testing.assert_array_equal(np.flatnonzero(~setting.sound), [3])
+        np.testing.assert_array_equal(np.flatnonzero(~setting.is_finite), [3])
     assert np.abs(sums - left).max() > 0.01
 
 
@@ -203,7 +208,7 @@ def test_a_fit_of_users_alone_leaves_items_and_other_users():
     work = fedmf.scratch_of_users(setting.layout, setting.config, items)
     whom = np.array([0, 2])
     given = setting.layout, setting.feedback, whom, np.uint64(1), setting.config
-    fedmf.fit_users(0, len(whom), *given, items, work, users)
+    fedmf.fit_users(*given, items, work, users)
     moved = (users != setting.users).any(axis=1)
     np.testing.assert_array_equal(np.flatnonzero(moved), whom)
 

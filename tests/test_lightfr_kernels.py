@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 from numba.core import types
 
-from fedrecsk import LightFR, _kernels
+from fedrecsk import LightFR
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk.data.interactions import encode
 from fedrecsk.federated import pack_codes, unpack_codes
-from fedrecsk.federated._lightfr_step import by_curvature
-from fedrecsk.interactions import encode
-from fedrecsk.simulation import blocks
-from fedrecsk.simulation.keys import Key, Keys
-from fedrecsk.simulation.messages import Message
-from fedrecsk.simulation.participation import Turn
-from fedrecsk.simulation.server import Catalogue
+from fedrecsk.protocol import blocks
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.participation import RoundMasks
+from fedrecsk.protocol.server import Catalogue
 from tests.conftest import make_toy
+
+lightfr_kernels = LazyModule("fedrecsk.federated._lightfr_kernels")
 
 SHAPES = {
     "full": {},
@@ -28,8 +30,7 @@ SHAPES = {
     "gradient": {"aggregation": "gradient"},
     "gradient, one bit": {"aggregation": "gradient", "user_bits": 1},
     "gradient, the whole matrix": {"aggregation": "gradient", "upload": "all"},
-    "gradient, bits balanced": {"aggregation": "gradient", "balance": "bits", "reg_user": 0.01},
-    "parameter": {"aggregation": "parameter", "reg_item": 0.01},
+    "parameter": {"aggregation": "parameter", "balance_item": 0.01},
 }
 KEYS = Keys(Key(3, 0), Key(3, 0))
 every_shape = pytest.mark.parametrize("parameters", SHAPES.values(), ids=SHAPES)
@@ -45,15 +46,18 @@ class Setting:
         self.block = blocks.cut(data, max_ratings=10**6)[0]
         catalogue = Catalogue(data.n_items, data.n_clients, (1.0, 5.0))
         server = self.model._init_server(catalogue, Key(3))
-        message = Message(**self.model._announce(server), **self.model._model(server))
-        self.message = self.model._on_receipt(message, Key(3))
-        self.forms = self.model._upload_forms(data.n_items)
+        message = Message(**self.model._initial_broadcast(server), **self.model._model(server))
+        self.message = self.model._decode_broadcast(message, Key(3))
+        self.specs = self.model._upload_specs(data.n_items)
 
     def update(self, active, delivers, separate):
-        """State, uploads and loss after one update from the beginning."""
+        """State, fields of the updates and loss after one update from the beginning."""
         state = self.model._init_clients(self.block, self.message, KEYS)
-        turn = Turn(np.asarray(active), np.asarray(delivers), separate)
-        return self.model._client_update(self.block, state, self.message, turn, KEYS)
+        turn = RoundMasks(np.asarray(active), np.asarray(delivers), separate)
+        state, updates, loss = self.model._client_update(
+            self.block, state, self.message, turn, KEYS
+        )
+        return state, updates.fields, loss
 
 
 @pytest.fixture(params=[6, None], ids=["several users", "one user"])
@@ -71,9 +75,9 @@ def test_single_uploads_add_up_to_the_sums(parameters, n_clients):
     state, sums, loss = setting.update(active, delivers, False)
     np.testing.assert_array_equal(one_state["codes"], state["codes"])
     assert one_loss == loss
-    assert single.keys() == sums.keys() == setting.forms.keys()
-    for name, form in setting.forms.items():
-        expected = np.zeros(form.shape, dtype=np.int64)
+    assert single.keys() == sums.keys() == setting.specs.keys()
+    for name, spec in setting.specs.items():
+        expected = np.zeros(spec.shape, dtype=np.int64)
         for c in np.flatnonzero(active & delivers):
             own = slice(*single[name].indptr[c : c + 2])
             np.add.at(expected, single[name].rows[own], single[name].values[own])
@@ -87,10 +91,10 @@ def test_rows_ascend_and_come_once_and_idle_clients_have_none(parameters, n_clie
     setting = Setting(parameters, n_clients)
     active = np.arange(setting.block.n_clients) % 3 > 0
     _, uploads, _ = setting.update(active, active, True)
-    for ragged in uploads.values():
-        assert len(ragged.rows) == len(ragged.values) == ragged.indptr[-1]
+    for field in uploads.values():
+        assert len(field.rows) == len(field.values) == field.indptr[-1]
         for c, takes_part in enumerate(active):
-            rows = ragged.rows[slice(*ragged.indptr[c : c + 2])]
+            rows = field.rows[slice(*field.indptr[c : c + 2])]
             assert (np.diff(rows) > 0).all()
             assert (len(rows) > 0) == takes_part
 
@@ -103,10 +107,10 @@ def test_a_clients_upload_does_not_depend_on_who_else_is_in_the_block(parameters
     for c in range(setting.block.n_clients):
         alone = np.arange(len(everyone)) == c
         _, uploads, _ = setting.update(alone, alone, True)
-        for name, ragged in uploads.items():
+        for name, field in uploads.items():
             own = slice(*together[name].indptr[c : c + 2])
-            np.testing.assert_array_equal(ragged.rows, together[name].rows[own])
-            np.testing.assert_array_equal(ragged.values, together[name].values[own])
+            np.testing.assert_array_equal(field.rows, together[name].rows[own])
+            np.testing.assert_array_equal(field.values, together[name].values[own])
 
 
 def test_visited_items_are_the_own_ones_and_negatives_that_the_user_has_no_row_of():
@@ -131,11 +135,11 @@ def test_votes_are_signs():
 def test_a_server_given_matrices_without_symmetry_comes_to_an_end():
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 2**63, (5, 1)).astype(np.uint64)
-    rule = _kernels.lightfr.ServerRule(2**20, 0, 0, False)
     shapes = {"rows": (5, 65), "gram": (64, 64), "total": 64}
     sums = {name: rng.integers(-(2**53), 2**53, shape) for name, shape in shapes.items()}
-    before = codes.copy()
-    by_curvature(codes, 64, sums | {"n_users": np.array([3])}, rule)
+    before, signs = codes.copy(), unpack_codes(codes, 64)
+    model = LightFR(64)._quadratic_model(signs, sums | {"n_users": np.array([3])})
+    lightfr_kernels.step_by_curvature(codes, signs, *model, sums["gram"], 0)
     assert (codes != before).any()
 
 
@@ -158,11 +162,12 @@ def test_kernels_return_scalars_at_most():
     setting = Setting({})
     everyone = np.ones(setting.block.n_clients, dtype=bool)
     setting.update(everyone, everyone, True)
-    kernels = _kernels.lightfr.fit_users, _kernels.lightfr.send
-    assert all(kernel.overloads for kernel in kernels)
-    for overload in [one for kernel in kernels for one in kernel.overloads.values()]:
+    overloads = lightfr_kernels.update_clients.overloads
+    assert overloads
+    for overload in overloads.values():
         returned = overload.signature.return_type
-        assert all(isinstance(one, types.Number) for one in getattr(returned, "types", [returned]))
+        kinds = types.Number, types.NoneType
+        assert all(isinstance(one, kinds) for one in getattr(returned, "types", [returned]))
 
 
 FITTED = """

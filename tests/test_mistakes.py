@@ -10,6 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk import BiasOnly, Federation, FedMF, Popularity
 from fedrecsk.datasets import make_interactions, make_ratings
+from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import LeaveLastOut, TemporalHoldout, UserKFold
 from fedrecsk.preprocessing import IdEncoder, filter_k_core
 
@@ -84,6 +85,24 @@ def test_swapped_columns_in_predict():
     model = BiasOnly().fit(films, y)
     with pytest.warns(UserWarning, match="Are the columns swapped"):
         model.predict(films[:9, ::-1])
+
+
+def test_swapped_columns_in_an_evaluation():
+    train, test = X[60:, :2], X[:60, 1::-1]
+    films = np.array([0, 1000])
+    model = Popularity().fit(train + films)
+    for call in (evaluate_ranking, lambda model, X: model.score(X)):
+        with pytest.raises(
+            ValueError, match=r"All users .* are unknown.* Are the columns swapped\?"
+        ):
+            call(model, test + films[::-1])
+    overlapping = Popularity().fit(train)
+    with pytest.warns(UserWarning, match=r"not know 0% .* [2-4].% of the items .* swapped\?"):
+        evaluate_ranking(overlapping, test)
+    with warnings.catch_warnings(action="error"):
+        evaluate_ranking(overlapping, X[:60])
+        # One new item of many.
+        evaluate_ranking(Popularity().fit(train[train[:, 1] != 39]), X[:200])
 
 
 def test_fractional_ids():
@@ -190,8 +209,8 @@ def test_a_column_of_ratings_by_name():
 @pytest.mark.parametrize("splitter", STEPS)
 def test_iso_dates_as_timestamps(splitter):
     seconds = splitter.fit(X).test_indices_
-    for form in ("%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S"):
-        texts = pd.to_datetime(X[:, 2], unit="s").strftime(form)
+    for spec in ("%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S"):
+        texts = pd.to_datetime(X[:, 2], unit="s").strftime(spec)
         assert np.array_equal(splitter.fit(FRAME.assign(timestamp=texts)).test_indices_, seconds)
     texts = pd.to_datetime(X[:, 2], unit="s").strftime("%m/%d/%Y")
     with pytest.raises(ValueError, match=r"'.*/2020' is not an ISO date.*pandas.to_datetime"):

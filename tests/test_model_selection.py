@@ -48,6 +48,8 @@ ORDER = ("train", "validation", "test")
 CLASSES = [LeaveLastOut, UserHoldout, UserKFold, WarmStartKFold, TemporalHoldout]
 
 every_splitter = pytest.mark.parametrize("splitter", SPLITTERS, ids=repr)
+# One of each base class: what it shares with the others is tested once.
+some_splitters = pytest.mark.parametrize("splitter", [SPLITTERS[i] for i in (0, 5, 9)], ids=repr)
 every_class = pytest.mark.parametrize("Class", CLASSES)
 
 # Few users, items and times, so that single rows, repeated pairs and equal times abound.
@@ -174,8 +176,8 @@ def check_warm_start(X, splitter):
     return [len(test) for _, test in splits]
 
 
-@pytest.mark.parametrize("n_splits", [2, 3, 4, 5])
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("n_splits", [2, 3, 5])
+@pytest.mark.parametrize("length", [1, 2, 3, 8])
 def test_warm_start_kfold_deals_rings(length, n_splits):
     # User u has items u and u + 1, round three rings of this length: all rows are linked.
     X = np.array(
@@ -389,7 +391,7 @@ def test_a_missing_column_of_times_is_named(Class, timed):
     assert list(Class(timestamps="row_order").split(X[:, :2]))
 
 
-@every_splitter
+@some_splitters
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -408,7 +410,7 @@ def test_bad_input_is_named_before_the_first_split(splitter, timed, change, erro
         splitter.split(change(timed[0]))
 
 
-@every_splitter
+@some_splitters
 def test_lengths_must_agree(splitter, timed):
     X, y = timed
     for call in (splitter.split, clone(splitter).fit, splitter.train_test_split):
@@ -500,8 +502,8 @@ def test_repeated_holdouts_differ(timed):
 
 def test_user_holdout_draws_every_row_alike():
     X = np.column_stack([np.repeat([3, 1], [6, 2]), np.arange(8)])
-    tests = [test for _, test in UserHoldout(0.5, n_splits=4000, random_state=0).split(X)]
-    assert np.bincount(np.concatenate(tests)) / 4000 == pytest.approx(np.full(8, 0.5), abs=0.03)
+    tests = [test for _, test in UserHoldout(0.5, n_splits=1000, random_state=0).split(X)]
+    assert np.bincount(np.concatenate(tests)) / 1000 == pytest.approx(np.full(8, 0.5), abs=0.06)
 
 
 # ------------------------------------------------------------------------------ real data
@@ -570,7 +572,7 @@ def test_a_splitter_is_a_transformer(splitter, timed):
         assert pieces[2 * len(parts) + i] == [clients[row] for row in rows]
 
 
-@every_splitter
+@some_splitters
 def test_pipelines_refuse_splitters(splitter, timed):
     pipeline = make_pipeline(clone(splitter), BiasOnly())
     with pytest.raises(TypeError, match="should be transformers and implement fit and transform"):
@@ -620,7 +622,7 @@ def test_scikit_learn_compatible(Class, check):
     check(Class.__name__, splitter)
 
 
-@every_splitter
+@some_splitters
 def test_parameters_copies_and_repr(splitter, timed):
     twin = clone(splitter)
     assert twin.get_params() == splitter.get_params()
@@ -632,11 +634,10 @@ def test_parameters_copies_and_repr(splitter, timed):
         assert type(splitter)().set_params(**{name: value}).get_params()[name] == value
 
 
-@every_splitter
-@pytest.mark.parametrize("model", [RFRec(n_rounds=3, random_state=0), BiasOnly()], ids=repr)
-def test_grid_searches_take_splitters(splitter, model, timed):
+@some_splitters
+def test_grid_searches_take_splitters(splitter, timed):
     X, y = timed
-    grid = {"n_rounds": [2, 3]} if isinstance(model, RFRec) else {"reg_user": [1.0, 10.0]}
+    model, grid = BiasOnly(), {"reg_user": [1.0, 10.0]}
     frame = pd.DataFrame({"u": X[:, 0].astype(str), "i": X[:, 1], "t": X[:, 2]})
     scoring = "neg_mean_squared_error"
     scores = []
@@ -650,7 +651,7 @@ def test_grid_searches_take_splitters(splitter, model, timed):
     assert scores[0] == pytest.approx(scores[2])
 
 
-@every_splitter
+@some_splitters
 def test_cross_validation_in_a_pipeline(splitter, timed):
     X, y = timed
     pipeline = make_pipeline(FunctionTransformer(), BiasOnly())
@@ -662,7 +663,7 @@ def test_cross_validation_in_a_pipeline(splitter, timed):
     assert np.isfinite(implicit["test_score"]).all()
 
 
-@every_splitter
+@some_splitters
 def test_metadata_is_routed_past_splitters(splitter, timed):
     X, y = timed
     with config_context(enable_metadata_routing=True):

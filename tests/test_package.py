@@ -11,7 +11,8 @@ from packaging.requirements import Requirement
 from scipy import sparse
 
 import fedrecsk
-from fedrecsk import BiasOnly, _sklearn
+from fedrecsk import BiasOnly
+from fedrecsk._utils import sklearn_compat
 
 
 def run(code):
@@ -52,11 +53,11 @@ def test_only_one_module_imports_what_scikit_learn_keeps_private():
     private = re.compile(r"(from|import) sklearn(\.\w+)*\._|from sklearn[\w.]* import [^(\n]*\b_")
     package = Path(fedrecsk.__file__).parent
     found = {path.name for path in package.rglob("*.py") if private.search(path.read_text())}
-    assert found == {"_sklearn.py"}
+    assert found == {"sklearn_compat.py"}
 
 
 def test_scikit_learn_is_bounded_by_the_version_that_was_tested():
     (bound,) = [r for r in requires("fedrecsk") if r.startswith("scikit-learn")]
     assert "<" in bound, "private names may move in any minor version"
     assert Requirement(bound).specifier.contains(sklearn.__version__)
-    assert all(hasattr(_sklearn, name) for name in _sklearn.__all__)
+    assert all(hasattr(sklearn_compat, name) for name in sklearn_compat.__all__)

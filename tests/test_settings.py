@@ -1,8 +1,9 @@
-"""Every federated method, in every setting that it accepts, equals the one-client reference.
+"""Federated methods in the settings that they accept equal the one-client reference.
 
-The reference cuts blocks of one client each and lets adversaries, compressors and aggregators work
-on one whole upload at a time, through the same public methods that a user's own classes have. Noise
-is drawn client by client in both.
+Some methods are tested in all settings, of every kind of upload; each other one in a few, so that
+every setting has several methods.
+
+The reference cuts blocks of one client each. Noise is drawn client by client in both.
 """
 
 import warnings
@@ -11,9 +12,8 @@ import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
-from fedrecsk import FedEASE, Federation, FedSpectral
+from fedrecsk import Federation
 from fedrecsk.aggregation import (
-    Aggregator,
     CoordinateMedian,
     GeometricMedian,
     Krum,
@@ -22,166 +22,95 @@ from fedrecsk.aggregation import (
     TrimmedMean,
 )
 from fedrecsk.attacks import (
-    Adversary,
     LabelFlip,
     Promotion,
     RandomDirection,
     RandomUpload,
     SignFlip,
 )
-from fedrecsk.compression import Compressor, LowRank, Quantization, TopK
-from fedrecsk.federated import _fit
+from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.privacy import (
     CentralDP,
     GaussianMechanism,
     LaplaceMechanism,
     SphereMechanism,
 )
-from fedrecsk.simulation import blocks
-from fedrecsk.simulation.keys import Key
+from fedrecsk.protocol import blocks
 from tests.conftest import make_toy
-from tests.listed import is_neural, tolerance
+from tests.listed import cases, is_neural, tolerance
 from tests.test_contract import FEDERATED
 
-every_federated = pytest.mark.parametrize("Estimator", FEDERATED)
-
-
-class SlowTopK(TopK):
-    _compress_uploads = Compressor._compress_uploads
-
-
-class SlowLowRank(LowRank):
-    _compress_uploads = Compressor._compress_uploads
-
-
-class SlowSignFlip(SignFlip):
-    _forged_batch = Adversary._forged_batch
-
-
-class SlowPromotion(Promotion):
-    _forged_batch = Adversary._forged_batch
-
-
-def one_by_one(cls):
-    """The aggregator as a user would have written it: `combine` alone."""
-
-    class OneByOne(cls):
-        def combine(self, uploads, shapes):
-            return super().combine(uploads, shapes)
-
-        _combine_batches = Aggregator._combine_batches
-
-    return OneByOne
-
-
-SlowClipping, SlowMedian, SlowTrimmed, SlowKrum = map(
-    one_by_one, (NormClipping, CoordinateMedian, TrimmedMean, Krum)
-)
-
-SlowGeometric, SlowFilter = map(one_by_one, (GeometricMedian, PopularityFilter))
-
-# Fast and slow parts of each setting.
 SETTINGS = {
-    "plain": ({}, {}),
-    "stale": ({"dropout": 0.4, "dropout_mode": "stale"},) * 2,
-    "offline": ({"dropout": 0.4, "dropout_mode": "offline"},) * 2,
-    "clipping": ({"aggregator": NormClipping()}, {"aggregator": SlowClipping()}),
-    "clipping, stale": (
-        {"aggregator": NormClipping(), "dropout": 0.4, "dropout_mode": "stale"},
-        {"aggregator": SlowClipping(), "dropout": 0.4, "dropout_mode": "stale"},
-    ),
-    "sign flip": ({"adversary": SignFlip(0.2)}, {"adversary": SlowSignFlip(0.2)}),
-    "sign flip, clipping, lost": (
-        {"adversary": SignFlip(0.2), "aggregator": NormClipping(), "dropout": 0.3},
-        {"adversary": SlowSignFlip(0.2), "aggregator": SlowClipping(), "dropout": 0.3},
-    ),
-    "noise uploads": ({"adversary": RandomUpload(0.2)},) * 2,
-    "noise uploads, clipping": (
-        {"adversary": RandomUpload(0.2), "aggregator": NormClipping()},
-        {"adversary": RandomUpload(0.2), "aggregator": SlowClipping()},
-    ),
-    "random direction": ({"adversary": RandomDirection(0.2)},) * 2,
-    "label flip, clipping": (
-        {"adversary": LabelFlip(0.2), "aggregator": NormClipping()},
-        {"adversary": LabelFlip(0.2), "aggregator": SlowClipping()},
-    ),
-    "promotion": (
-        {"adversary": Promotion(0.2, item=1003)},
-        {"adversary": SlowPromotion(0.2, item=1003)},
-    ),
-    "TopK": ({"compression": TopK(0.3)}, {"compression": SlowTopK(0.3)}),
-    "TopK up, sign flip, clipping": (
-        {
-            "compression": TopK(0.3, direction="up"),
-            "adversary": SignFlip(0.2),
-            "aggregator": NormClipping(),
-        },
-        {
-            "compression": SlowTopK(0.3, direction="up"),
-            "adversary": SlowSignFlip(0.2),
-            "aggregator": SlowClipping(),
-        },
-    ),
-    "low rank": ({"compression": LowRank(1)}, {"compression": SlowLowRank(1)}),
-    "low rank, clipping": (
-        {"compression": LowRank(1), "aggregator": NormClipping()},
-        {"compression": SlowLowRank(1), "aggregator": SlowClipping()},
-    ),
-    "int8": ({"compression": Quantization("int8")},) * 2,
-    "int8, clipping": (
-        {"compression": Quantization("int8"), "aggregator": NormClipping()},
-        {"compression": Quantization("int8"), "aggregator": SlowClipping()},
-    ),
-    "float16, stale": (
-        {"compression": Quantization("float16"), "dropout": 0.4, "dropout_mode": "stale"},
-    )
-    * 2,
-    "geometric median, stale": (
-        {"aggregator": GeometricMedian(3), "dropout": 0.4, "dropout_mode": "stale"},
-        {"aggregator": SlowGeometric(3), "dropout": 0.4, "dropout_mode": "stale"},
-    ),
-    "popularity filter, TopK up, sign flip": (
-        {
-            "aggregator": PopularityFilter(1.0, popular=0.3),
-            "compression": TopK(0.3, direction="up"),
-            "adversary": SignFlip(0.2),
-        },
-        {
-            "aggregator": SlowFilter(1.0, popular=0.3),
-            "compression": SlowTopK(0.3, direction="up"),
-            "adversary": SlowSignFlip(0.2),
-        },
-    ),
-    "noise on sums": ({"central_dp": CentralDP(0.5, 0.1)},) * 2,
-    "noise on sums, adaptive clip, sign flip": (
-        {"central_dp": CentralDP(0.5, 0.1, quantile=0.5), "adversary": SignFlip(0.2)},
-        {"central_dp": CentralDP(0.5, 0.1, quantile=0.5), "adversary": SlowSignFlip(0.2)},
-    ),
-    "shares of noise": (
-        {"central_dp": CentralDP(0.5, 0.1, noise="clients"), "dropout": 0.3},
-        {"central_dp": CentralDP(0.5, 0.1, noise="clients"), "dropout": 0.3},
-    ),
-    "local noise, clipping": (
-        {"local_dp": LaplaceMechanism(0.5, 0.1), "aggregator": NormClipping()},
-        {"local_dp": LaplaceMechanism(0.5, 0.1), "aggregator": SlowClipping()},
-    ),
-    "Gaussian noise, clipping": (
-        {"local_dp": GaussianMechanism(0.5, 0.1), "aggregator": NormClipping()},
-        {"local_dp": GaussianMechanism(0.5, 0.1), "aggregator": SlowClipping()},
-    ),
-    "sphere, clipping": (
-        {"local_dp": SphereMechanism(0.5, 20.0), "aggregator": NormClipping()},
-        {"local_dp": SphereMechanism(0.5, 20.0), "aggregator": SlowClipping()},
-    ),
+    "plain": {},
+    "stale": {"dropout": 0.4, "dropout_mode": "stale"},
+    "offline": {"dropout": 0.4, "dropout_mode": "offline"},
+    "clipping": {"aggregator": NormClipping()},
+    "clipping, stale": {
+        "aggregator": NormClipping(),
+        "dropout": 0.4,
+        "dropout_mode": "stale",
+    },
+    "sign flip": {"adversary": SignFlip(0.2)},
+    "sign flip, clipping, lost": {
+        "adversary": SignFlip(0.2),
+        "aggregator": NormClipping(),
+        "dropout": 0.3,
+    },
+    "noise uploads": {"adversary": RandomUpload(0.2)},
+    "random direction": {"adversary": RandomDirection(0.2)},
+    "label flip, clipping": {"adversary": LabelFlip(0.2), "aggregator": NormClipping()},
+    "promotion": {"adversary": Promotion(0.2, item=1003)},
+    "TopK": {"compression": TopK(0.3)},
+    "TopK up, sign flip, clipping": {
+        "compression": TopK(0.3, direction="up"),
+        "adversary": SignFlip(0.2),
+        "aggregator": NormClipping(),
+    },
+    "low rank, clipping": {"compression": LowRank(1), "aggregator": NormClipping()},
+    "int8": {"compression": Quantization("int8")},
+    "int8, clipping": {"compression": Quantization("int8"), "aggregator": NormClipping()},
+    "float16, stale": {
+        "compression": Quantization("float16"),
+        "dropout": 0.4,
+        "dropout_mode": "stale",
+    },
+    "geometric median, stale": {
+        "aggregator": GeometricMedian(3),
+        "dropout": 0.4,
+        "dropout_mode": "stale",
+    },
+    "popularity filter, TopK up, sign flip": {
+        "aggregator": PopularityFilter(1.0, popular=0.3),
+        "compression": TopK(0.3, direction="up"),
+        "adversary": SignFlip(0.2),
+    },
+    "noise on sums": {"central_dp": CentralDP(0.5, 0.1)},
+    "noise on sums, adaptive clip, sign flip": {
+        "central_dp": CentralDP(0.5, 0.1, quantile=0.5),
+        "adversary": SignFlip(0.2),
+    },
+    "shares of noise": {"central_dp": CentralDP(0.5, 0.1, noise="clients"), "dropout": 0.3},
+    "local noise, clipping": {
+        "local_dp": LaplaceMechanism(0.5, 0.1),
+        "aggregator": NormClipping(),
+    },
+    "Gaussian noise, clipping": {
+        "local_dp": GaussianMechanism(0.5, 0.1),
+        "aggregator": NormClipping(),
+    },
+    "sphere, clipping": {
+        "local_dp": SphereMechanism(0.5, 20.0),
+        "aggregator": NormClipping(),
+    },
 }
 OF_SILOS = {
-    "median": ({"aggregator": CoordinateMedian()}, {"aggregator": SlowMedian()}),
-    "trimmed mean": ({"aggregator": TrimmedMean(0.3)}, {"aggregator": SlowTrimmed(0.3)}),
-    "Krum": ({"aggregator": Krum(1)}, {"aggregator": SlowKrum(1)}),
-    "Krum, sign flip, TopK": (
-        {"aggregator": Krum(1), "adversary": SignFlip(0.2), "compression": TopK(0.5)},
-        {"aggregator": SlowKrum(1), "adversary": SlowSignFlip(0.2), "compression": SlowTopK(0.5)},
-    ),
+    "median": {"aggregator": CoordinateMedian()},
+    "trimmed mean": {"aggregator": TrimmedMean(0.3)},
+    "Krum, sign flip, TopK": {
+        "aggregator": Krum(1),
+        "adversary": SignFlip(0.2),
+        "compression": TopK(0.5),
+    },
 }
 
 # Why a method may refuse a setting; the reference must refuse it too.
@@ -197,6 +126,9 @@ REFUSALS = (
     "so the aggregator would have no effect",
 )
 
+# Codes and integers, and columns that clients choose.
+ALSO = ("LightFR", "SCoLR")
+
 # What must be equal, where a method has it.
 LEARNED = ("item_factors_", "user_factors_", "item_weights_")
 
@@ -208,8 +140,6 @@ def exact(monkeypatch):
         if hasattr(Estimator, "_dtype"):
             monkeypatch.setattr(Estimator, "_dtype", np.float64)
     monkeypatch.setattr(Federation, "draws_each", True)
-    # A fit's noise depends on the names of its parts, and the slow ones have other names.
-    monkeypatch.setattr(_fit, "_secret", lambda estimator, data, seed: Key(seed))
 
 
 def make(Estimator, setting):
@@ -232,11 +162,11 @@ def make(Estimator, setting):
         del small["reg_user"], small["rating_scale"]
     if setting.get("local_dp", setting.get("central_dp")) is not None:
         small["items"] = 1000 + 3 * np.arange(9)
-        if "coupling" in known:
-            small["aggregation"] = "all"
+        if "predict_with" in known:
+            small["aggregation"] = "clients"
         if setting.get("central_dp") is not None:
             small["rating_scale"] = (1, 5)
-            small["upload"] = "dense" if Estimator in (FedEASE, FedSpectral) else "all"
+            small["upload"] = "all"
     estimator.set_params(**{k: v for k, v in small.items() if k in known})
     return estimator.set_params(federation=Federation(**setting))
 
@@ -250,10 +180,9 @@ def fitted(Estimator, setting, clients=None):
         return model.fit(X, y, clients=silos)
 
 
-def assert_equal_fits(Estimator, pair, monkeypatch, clients=None):
-    fast, slow = pair
+def assert_equal_fits(Estimator, setting, monkeypatch, clients=None):
     try:
-        model = fitted(Estimator, fast, clients)
+        model = fitted(Estimator, setting, clients)
     except ValueError as error:
         refusal = str(error)
     else:
@@ -261,10 +190,10 @@ def assert_equal_fits(Estimator, pair, monkeypatch, clients=None):
     if refusal is not None:
         assert any(reason in refusal for reason in REFUSALS), refusal
         with pytest.raises(ValueError, match=refusal[:20]):
-            fitted(Estimator, slow, clients)
+            fitted(Estimator, setting, clients)
         return
     monkeypatch.setattr(blocks, "block_size", lambda data: 1)
-    reference = fitted(Estimator, slow, clients)
+    reference = fitted(Estimator, setting, clients)
     close = tolerance(Estimator)
     for name in LEARNED:
         if hasattr(model, name):
@@ -275,13 +204,13 @@ def assert_equal_fits(Estimator, pair, monkeypatch, clients=None):
     assert model.loss_curve_ == expected
 
 
-@every_federated
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.full
+@pytest.mark.parametrize(("Estimator", "setting"), cases(FEDERATED, SETTINGS, 6, ALSO))
 def test_equals_the_one_client_reference(Estimator, setting, monkeypatch):
     assert_equal_fits(Estimator, SETTINGS[setting], monkeypatch)
 
 
-@every_federated
-@pytest.mark.parametrize("setting", OF_SILOS)
+@pytest.mark.full
+@pytest.mark.parametrize(("Estimator", "setting"), cases(FEDERATED, OF_SILOS, 3, ALSO))
 def test_silos_equal_the_one_client_reference(Estimator, setting, monkeypatch):
     assert_equal_fits(Estimator, OF_SILOS[setting], monkeypatch, clients=7)

@@ -8,7 +8,7 @@ import pytest
 from fedrecsk import BiasOnly, RFRec
 from fedrecsk.model_selection import Comparison, compare
 from fedrecsk.privacy.report import PrivacyReport
-from fedrecsk.simulation import Ledger
+from fedrecsk.protocol import Ledger
 
 VOID = {"br", "hr", "img"}
 

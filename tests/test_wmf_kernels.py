@@ -5,8 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedrecsk import _kernels
+from fedrecsk._utils.kernels import LazyModule
 from tests.reference import wmf as reference
+
+shared_kernels = LazyModule("fedrecsk._utils.shared_kernels")
+wmf_kernels = LazyModule("fedrecsk.federated._wmf_kernels")
 
 N_ITEMS, D = 9, 3
 USERS_OF_CLIENTS = [1, 3, 1, 2, 1]
@@ -16,9 +19,9 @@ BROKEN = 3
 def parameters(method, full, n_epochs=1, solver="exact"):
     """What the reference reads of a model; an attribute that is missing tells it the method."""
     model = {"n_factors": D, "alpha": 2.0, "reg_user": 0.5, "reg_item": 0.7, "solver": solver}
-    model["aggregation"] = "full" if full else "all"
+    model["aggregation"] = "full" if full else "clients"
     if method != "GlobSGD":
-        model |= {"mu": 0.3, "local_epochs": n_epochs}
+        model |= {"prox": 0.3, "local_epochs": n_epochs}
     if method == "LocSGD":
         model |= {"n_steps": 2, "learning_rate": 0.05}
     return SimpleNamespace(**model)
@@ -53,7 +56,7 @@ class Block:
         rows = [
             row_indptr[k] + np.searchsorted(held[k], i) for k, i in zip(client, items, strict=True)
         ]
-        self.layout = _kernels.shared.Layout(
+        self.layout = shared_kernels.Layout(
             client_indptr,
             np.concatenate([[0], np.cumsum(self.rated.sum(axis=1))]),
             row_indptr,
@@ -61,12 +64,12 @@ class Block:
             np.concatenate(held).astype(np.int32),
         )
         c, r = self.c[self.rated].astype(dtype), self.r[self.rated].astype(dtype)
-        self.feedback = _kernels.wmf.Feedback(c - 1, c * r)
+        self.feedback = wmf_kernels.Feedback(c - 1, c * r)
         order = np.argsort(rows, kind="stable")
-        self.by_row = _kernels.wmf.ByRow(
+        self.by_row = wmf_kernels.ByRow(
             np.bincount(rows), users[order].astype(np.int32), c[order] - 1, (c * r)[order]
         )
-        self.broadcast = _kernels.wmf.Broadcast(self.items, self.items.T @ self.items)
+        self.broadcast = wmf_kernels.Broadcast(self.items, self.items.T @ self.items)
         self.users = np.zeros((n_users, D), dtype=dtype)
 
     @property
@@ -76,7 +79,7 @@ class Block:
     def sums(self, senders):
         """Where uploads are added up."""
         squares, zeros = np.zeros((1, D, D)), np.zeros(self.n_clients, dtype=np.int32)
-        return _kernels.wmf.Uploads(
+        return wmf_kernels.Uploads(
             senders,
             np.zeros((N_ITEMS, D)),
             self.layout.row_items,
@@ -89,7 +92,7 @@ class Block:
     def singles(self, senders):
         """Where they are kept apart."""
         n_rows, dtype = len(self.layout.row_items), self.users.dtype
-        return _kernels.wmf.Uploads(
+        return wmf_kernels.Uploads(
             senders,
             np.zeros((n_rows, D), dtype=dtype),
             np.arange(n_rows, dtype=np.int32),
@@ -102,24 +105,24 @@ class Block:
     def run(self, model, active, out, *, of_one=False):
         """One round of the method; returns loss and mass."""
         full = model.aggregation == "full"
-        problem = _kernels.wmf.Problem(
-            model.reg_user, model.reg_item / self.n_clients, getattr(model, "mu", 0.0), full
+        problem = wmf_kernels.Problem(
+            model.reg_user, model.reg_item / self.n_clients, getattr(model, "prox", 0.0), full
         )
-        work = _kernels.wmf.workspace(self.layout, self.users, self.by_row.sizes)
+        work = wmf_kernels.workspace(self.layout, self.users, self.by_row.sizes)
         n_steps = None if model.solver == "exact" else 3
         given = self.layout, self.feedback
         rest = work, self.users, out
         if of_one:
-            return _kernels.wmf.local_als_of_one(
+            return wmf_kernels.local_als_of_one(
                 *given, active, self.broadcast, problem, n_steps, *rest
             )
         if reference.is_global(model):
-            return _kernels.wmf.item_gradients(*given, active, self.broadcast, problem, *rest)
+            return wmf_kernels.item_gradients(*given, active, self.broadcast, problem, *rest)
         if hasattr(model, "n_steps"):
             steps = model.local_epochs, model.n_steps, model.learning_rate
-            return _kernels.wmf.local_sgd(*given, active, self.broadcast, problem, *steps, *rest)
+            return wmf_kernels.local_sgd(*given, active, self.broadcast, problem, *steps, *rest)
         steps = model.local_epochs, n_steps
-        return _kernels.wmf.local_als(
+        return wmf_kernels.local_als(
             *given, self.by_row, active, self.broadcast, problem, *steps, *rest
         )
 
@@ -168,7 +171,7 @@ def test_single_uploads_equal_the_naive_reference(model):
     np.testing.assert_allclose(out.rows, rows, atol=1e-11)
     np.testing.assert_allclose(out.squares, squares, atol=1e-11)
     np.testing.assert_allclose(block.users, users, atol=1e-11)
-    assert out.sound.all()
+    assert out.is_finite.all()
 
 
 @every_case
@@ -189,9 +192,9 @@ def test_sums_are_those_of_single_uploads(model):
 def test_the_kernel_for_one_user_equals_the_general_one(solver):
     model = parameters("LocALS", True, solver=solver)
     alone = np.array(USERS_OF_CLIENTS) == 1
-    for form in ("singles", "sums"):
+    for spec in ("singles", "sums"):
         general, special = Block(), Block()
-        one, other = getattr(general, form)(alone), getattr(special, form)(alone)
+        one, other = getattr(general, spec)(alone), getattr(special, spec)(alone)
         losses = general.run(model, alone, one), special.run(model, alone, other, of_one=True)
         np.testing.assert_allclose(other.rows, one.rows, atol=1e-12)
         np.testing.assert_allclose(other.squares, one.squares, atol=1e-12)
@@ -223,24 +226,24 @@ def test_broken_clients_are_told_apart(model, of_one):
     """Sums leave them out; single uploads have them as they are."""
     users_of_clients = [1] * 5 if of_one else USERS_OF_CLIENTS
 
-    def run(form):
+    def run(spec):
         block = Block(users_of_clients=users_of_clients)
         rows, squares, _ = block.expected(model)
         first = block.layout.indptr[block.layout.client_indptr[BROKEN]]
         block.feedback.extra[first] = np.nan
         block.by_row.extra[first] = np.nan
-        out = getattr(block, form)(EVERYBODY)
+        out = getattr(block, spec)(EVERYBODY)
         block.run(model, EVERYBODY, out, of_one=of_one)
         return block, rows, squares, out
 
     others = np.arange(5) != BROKEN
     block, rows, squares, out = run("sums")
-    np.testing.assert_array_equal(out.sound, others)
+    np.testing.assert_array_equal(out.is_finite, others)
     sums, square = block.summed(rows, squares, others)
     np.testing.assert_allclose(out.rows, sums, atol=1e-11)
     np.testing.assert_allclose(out.squares[0], square, atol=1e-11)
     block, rows, squares, out = run("singles")
-    np.testing.assert_array_equal(out.sound, others)
+    np.testing.assert_array_equal(out.is_finite, others)
     healthy = np.repeat(others, np.diff(block.layout.row_indptr))
     np.testing.assert_allclose(out.rows[healthy], rows[healthy], atol=1e-11)
     assert not np.isfinite(out.rows[~healthy]).all()
@@ -252,11 +255,11 @@ def test_rows_that_overflow_are_broken():
     block.items[:], block.broadcast.gram[:] = 1e-200, 0
     model = parameters("LocALS", True)
     model.reg_user = 1e-30
-    model.reg_item, model.mu = 0.0, 1e-300
+    model.reg_item, model.prox = 0.0, 1e-300
     out = block.singles(np.ones(1, dtype=bool))
     block.run(model, np.ones(1, dtype=bool), out, of_one=True)
     assert np.isfinite(block.users).all()
-    assert out.sound[0] == np.isfinite(out.rows).all()
+    assert out.is_finite[0] == np.isfinite(out.rows).all()
 
 
 def test_sums_are_float64_whatever_the_vectors_are():
@@ -278,9 +281,9 @@ def test_sums_are_float64_whatever_the_vectors_are():
 
 def test_users_are_fitted_exactly():
     block = Block()
-    work = _kernels.wmf.workspace(block.layout, block.users)
+    work = wmf_kernels.workspace(block.layout, block.users)
     items = np.nonzero(block.rated)[1].astype(np.int32)
-    _kernels.wmf.fit_users(
+    wmf_kernels.fit_users(
         block.layout.indptr, items, block.feedback, block.broadcast, 0.5, work, block.users
     )
     expected = [
@@ -292,9 +295,9 @@ def test_users_are_fitted_exactly():
 def test_a_matrix_that_is_not_positive_gives_nan():
     block = Block()
     block.broadcast.gram[:] = -1e3 * np.eye(D)
-    work = _kernels.wmf.workspace(block.layout, block.users)
+    work = wmf_kernels.workspace(block.layout, block.users)
     items = np.nonzero(block.rated)[1].astype(np.int32)
-    _kernels.wmf.fit_users(
+    wmf_kernels.fit_users(
         block.layout.indptr, items, block.feedback, block.broadcast, 0.5, work, block.users
     )
     assert np.isnan(block.users).all()

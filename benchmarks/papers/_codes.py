@@ -9,8 +9,11 @@ from sklearn.base import BaseEstimator, clone
 from threadpoolctl import threadpool_limits
 
 from benchmarks.papers._rows import NotObtainableError
+from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import pack_codes
+
+hamming_kernels = LazyModule("fedrecsk.base._hamming_kernels")
 
 CIAO = {"n_users": 7375, "n_items": 105_096, "n_ratings": 282_619}
 SEARCHES = 100
@@ -115,7 +118,6 @@ def hamming_or_float(model, data, seed, options):
 
     `data` is the number of items; in a quick run a tenth of it.
     """
-    from fedrecsk import _kernels
 
     n_items = int(data) // (10 if options.quick else 1)
     rng = np.random.default_rng(seed)
@@ -123,12 +125,12 @@ def hamming_or_float(model, data, seed, options):
     user = rng.standard_normal(64, dtype=np.float32)
     codes = pack_codes(np.where(vectors > 0, 1, -1).astype(np.int8))
     words, found = np.ascontiguousarray(codes.T), np.empty((2, 1, 10), dtype=np.int64)
-    near = np.empty(_kernels.hamming.BLOCK, dtype=np.int32)
+    near = np.empty(hamming_kernels.BLOCK, dtype=np.int32)
     own = pack_codes(np.where(user > 0, 1, -1).astype(np.int8)[None])[:, None]
     pointer, nothing = np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int64)
 
     def by_codes():
-        _kernels.hamming.nearest_of_users(
+        hamming_kernels.nearest_of_users(
             pointer[:1], own, words, pointer, nothing, near, found[0], found[1]
         )
 

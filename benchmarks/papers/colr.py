@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks._constants import made
 from benchmarks.encryption import PAPER_TABLE_3
 from benchmarks.papers._protocols import SHARES, leave_one_out, leave_one_out_by_round
 from benchmarks.papers._rows import Row, Table, told, untold
@@ -19,7 +20,7 @@ FEDERATION = {
     "averaging": False,
 }
 # The authors' code.
-AUTHORS = FEDERATION | {"batch_size": 256, "weight_decay": 5e-4}
+AUTHORS = FEDERATION | {"batch_size": 256, "reg": 5e-4}
 TABLE_4 = {
     2: (0.5784, 0.3258),
     4: (0.5987, 0.3389),
@@ -60,7 +61,7 @@ def tables():
         Table(
             "Figure 3: the authors' settings (batches of 256, decay 5e-4, rank exponent .5)",
             PROTOCOL,
-            _widths_and_ranks(AUTHORS, {"rank_exponent": 0.5}),
+            _widths_and_ranks(AUTHORS, {"RANK_EXPONENT": 0.5}),
         ),
         Table(
             "Figure 3: our batches of 64, decay .002 and rank exponent .75",
@@ -92,7 +93,7 @@ def tables():
 
 def _widths_and_ranks(setting, extra):
     models = {"FedMF, d = 64": FedMF(64, **setting)}
-    models |= {f"CoLR, rank {r}": CoLR(rank=r, **extra, **setting) for r in (4, 1, 2, 8, 16, 32)}
+    models |= {f"CoLR, rank {r}": made(CoLR, extra | setting, rank=r) for r in (4, 1, 2, 8, 16, 32)}
     models |= {f"FedMF, d = {d}": FedMF(d, **setting) for d in (1, 2, 4, 8, 16, 32)}
     return [
         Row(label, model, untold(*RANKS), "1m", leave_one_out) for label, model in models.items()
@@ -103,13 +104,13 @@ def _subsampled():
     return [
         Row(
             f"SCoLR, local rank 1-{r}, {whose}",
-            SCoLR(rank=r, **setting),
+            made(SCoLR, setting, rank=r),
             told(RANKS, paper),
             "1m",
             leave_one_out,
         )
         for whose, setting in (
-            ("authors' settings", AUTHORS | {"rank_exponent": 0.5}),
+            ("authors' settings", AUTHORS | {"RANK_EXPONENT": 0.5}),
             ("ours", FEDERATION),
         )
         for r, paper in TABLE_4.items()
@@ -139,7 +140,7 @@ def _spectra():
 def _convergence():
     models = {
         "FedMF, d = 64": FedMF(64, **AUTHORS),
-        "CoLR, rank 4": CoLR(rank=4, rank_exponent=0.5, **AUTHORS),
+        "CoLR, rank 4": made(CoLR, AUTHORS, rank=4, RANK_EXPONENT=0.5),
         "SVD, rank 4": _under(LowRank(4), AUTHORS),
         "Top-K, 4/64": _under(TopK(4 / 64), AUTHORS),
     }
@@ -166,7 +167,7 @@ def _minutes():
 def _of(label, setting):
     kind, _, rank = label.partition("@")
     if kind == "CoLR":
-        return CoLR(rank=int(rank), rank_exponent=0.5, **setting)
+        return made(CoLR, setting, rank=int(rank), RANK_EXPONENT=0.5)
     if kind == "SVD":
         return _under(LowRank(int(rank)), setting)
     return _under(TopK(int(rank) / 64), setting) if kind == "Top-K" else FedMF(64, **setting)
@@ -193,7 +194,7 @@ def _pinterest():
         Row("FedMF, d = 16", FedMF(16, **AUTHORS), PINTEREST, "Pinterest", leave_one_out),
         Row(
             "CoLR, rank 1",
-            CoLR(rank=1, rank_exponent=0.5, n_factors=16, **AUTHORS),
+            made(CoLR, AUTHORS, rank=1, RANK_EXPONENT=0.5, n_factors=16),
             {"HR@10": 0.8103, "NDCG@10": 0.4850},
             "Pinterest",
             leave_one_out,

@@ -56,8 +56,8 @@ def _accuracy():
         "LocALS, 10 % of the clients": LocALS(client_fraction=0.1),
         "GlobSGD": GlobSGD(),
         "LocSGD": LocSGD(),
-        "implicit ALS, tuned": ImplicitALS(20, regularization=30.0, alpha=4.0, item_bias=False),
-        "implicit ALS, regularization .01": ImplicitALS(20, regularization=0.01, item_bias=False),
+        "implicit ALS, tuned": ImplicitALS(20, reg=30.0, alpha=4.0, item_bias=False),
+        "implicit ALS, regularization .01": ImplicitALS(20, reg=0.01, item_bias=False),
         "popularity": Popularity(),
     }
     return [

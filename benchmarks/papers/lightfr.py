@@ -5,7 +5,7 @@ from __future__ import annotations
 from sklearn.base import clone
 
 from benchmarks.ddl import CONTENT
-from benchmarks.lightfr import LITERAL, SAMPLED
+from benchmarks.lightfr import LITERAL, SAMPLED, Untrained
 from benchmarks.papers._among import METRICS, NEGATIVES
 from benchmarks.papers._codes import QuantizedFactors, hamming_or_float, on_a_device
 from benchmarks.papers._content import Coded
@@ -54,8 +54,8 @@ NOT_TOLD = (float("nan"), float("nan"))
 
 ROUNDS = {"n_rounds": 50, "client_fraction": 0.6}
 FEDMF = ExplicitFCF(32, **ROUNDS)
-VOTES = clone(SAMPLED).set_params(aggregation="parameter", reg_item=0.0)
-TUNED_ALS = ImplicitALS(regularization=30.0, alpha=4.0, item_bias=False)
+VOTES = clone(SAMPLED).set_params(aggregation="parameter", balance_item=0.0)
+TUNED_ALS = ImplicitALS(reg=30.0, alpha=4.0, item_bias=False)
 # The paper's lengths, rounds and cohorts; all else is ours.
 MODELS = {
     "PMF": PMF(32),
@@ -90,7 +90,7 @@ ABLATION = {
         QuantizedFactors(PMF(64, n_epochs=1), "random"),
         RANDOM,
     ),
-    "random item codes, users fitted": (LightFR(train_items=False), RANDOM),
+    "random item codes, users fitted": (Untrained(), RANDOM),
     "init: PMF's medians": (QuantizedFactors(PMF(64)), INIT),
     "init: PMF's signs": (QuantizedFactors(PMF(64), "zero"), INIT),
     "init: implicit ALS' medians": (QuantizedFactors(TUNED_ALS), INIT),
@@ -217,7 +217,7 @@ def _one_out():
     rows = [_ranked(label, models[label], papers[0]) for label, papers in TABLE_4.items()]
     ours = OURS | {
         "FedMF of CoLR (positives, sampled negatives)": FedMF(**FEDERATION),
-        "implicit ALS, regularization .01": ImplicitALS(regularization=0.01, item_bias=False),
+        "implicit ALS, regularization .01": ImplicitALS(reg=0.01, item_bias=False),
         "implicit BPR": ImplicitBPR(),
     }
     return rows + [_ranked(label, model, NOT_TOLD) for label, model in ours.items()]
@@ -239,7 +239,7 @@ def _sweeps():
         for name, key, values in swept
     ]
     balanced = [
-        _ranked(f"lambda={v}", clone(SAMPLED).set_params(reg_user=v, reg_item=v), NOT_TOLD)
+        _ranked(f"lambda={v}", clone(SAMPLED).set_params(balance_user=v, balance_item=v), NOT_TOLD)
         for v in (0.0, 0.003, 0.01, 0.03, 0.2, 0.4, 0.6, 0.8, 1.0)
     ]
     return [*found, Table("Figure 5: lambda", LOO, balanced)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sklearn.base import clone
 
+from benchmarks._variants import variant
 from benchmarks.papers._optional import optional
 from benchmarks.papers._protocols import MOST_MESSAGES, messages_to_converge, rating_errors
 from benchmarks.papers._rows import Row, Table, told, untold
@@ -44,7 +45,7 @@ TABLE_2 = {
     "biases alone": ((float("nan"), float("nan")),) * 4,
 }
 # Chosen on validation rows (python -m benchmarks.rfrec fedfast); the defaults are for positives.
-FEDFAST = FedFast(loss="squared", learning_rate=0.05, weight_decay=0.02)
+FEDFAST = FedFast(loss="squared", learning_rate=0.05, reg=0.02)
 MODELS = {
     "PMF": PMF(),
     "SVD++": SVDpp(),
@@ -119,7 +120,7 @@ def printed(name, rate, coupling, raw=False):
         "n_factors": 20,
         "n_rounds": 100,
         "learning_rate": rate * by,
-        "coupling": coupling / by,
+        "prox": coupling / by,
         "reg_user": 0.1 / by,
         "reg_item": 0.0,
         "reg_power": 0.0,
@@ -128,12 +129,12 @@ def printed(name, rate, coupling, raw=False):
         "optimizer": "gd",
         "link": "identity",
         "biases": False,
-        "aggregation": "all",
+        "aggregation": "clients",
         "rating_scale": (0, 5) if raw else None,
     }
     if name == "RFRecF":
         settings["aggregation_probability"] = 0.5
-    return METHODS[name](**settings)
+    return variant(METHODS[name], **settings)
 
 
 def tables():
@@ -145,7 +146,7 @@ def tables():
         Table(
             "Table 3: dropped devices, no connection (the paper's section 3.3)",
             f"{split}; clients continue with the last mean that they received; ML-1M with "
-            'aggregation="holders", because "all" needs more than 2 GiB there',
+            'aggregation="holders", because "clients" needs more than 2 GiB there',
             _no_connection(),
         ),
         Table("Table 4: the printed algorithm", f"{split}, but for the paper's settings", _text()),
@@ -271,7 +272,7 @@ def _sensitivity():
             f"{label}, alpha {rate / BEST_STEP[label]:g} times, lambda {coupling / 10:g} times",
             Estimator(
                 learning_rate=Estimator().learning_rate * rate / BEST_STEP[label],
-                coupling=Estimator().coupling * coupling / 10,
+                prox=Estimator().prox * coupling / 10,
             ),
             {"RMSE": paper},
             "1m",
@@ -326,7 +327,7 @@ def _early():
 def _ablation():
     parts = {
         "whole": {},
-        "w/o regulariser": {"coupling": 0.0},
+        "w/o regulariser": {"prox": 0.0},
         "w/o penalty on users": {"reg_user": 0.0},
         "w/o every penalty (ours)": {"reg_user": 0.0, "reg_item": 0.0, "reg_bias": 0.0},
     }
@@ -344,7 +345,7 @@ def _privacy():
             f"{label}, clip {clip}, scale {scale} (epsilon {2 * clip / scale:g} each)",
             Estimator(
                 rating_scale=(1, 5),
-                aggregation="all",
+                aggregation="clients",
                 federation=Federation(local_dp=LaplaceMechanism(clip=clip, scale=scale)),
             ),
             untold("RMSE"),

@@ -5,16 +5,15 @@ They need each client's upload, so they cannot be combined with secure sums.
 
 from fedrecsk.aggregation._base import Aggregator
 from fedrecsk.aggregation._base import plain_sum as plain_sum
-from fedrecsk.aggregation._fl_trust import FLTrust
-from fedrecsk.aggregation._geometric_median import GeometricMedian
-from fedrecsk.aggregation._hierarchical_clipping import HierarchicalClipping
-from fedrecsk.aggregation._krum import Krum
-from fedrecsk.aggregation._median import CoordinateMedian
-from fedrecsk.aggregation._norm_clipping import NormClipping
-from fedrecsk.aggregation._popularity_filter import PopularityFilter
-from fedrecsk.aggregation._row_clipping import RowClipping
-from fedrecsk.aggregation._trimmed_mean import TrimmedMean
-from fedrecsk.uploads import Update as Update
+from fedrecsk.aggregation._clipping import (
+    HierarchicalClipping,
+    NormClipping,
+    PopularityFilter,
+    RowClipping,
+)
+from fedrecsk.aggregation._coordinatewise import CoordinateMedian, TrimmedMean
+from fedrecsk.aggregation._distance import FLTrust, GeometricMedian, Krum
+from fedrecsk.updates import Update as Update
 
 __all__ = [
     "Aggregator",

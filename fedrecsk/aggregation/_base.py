@@ -1,15 +1,22 @@
-"""What all robust aggregators share."""
+"""What all aggregators share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from sklearn.base import BaseEstimator
 
-from fedrecsk.uploads import Batch, Form, Listed, SingleUploads, Update
+from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk.updates import (
+    ClientUpdates,
+    FieldSpec,
+    HeldUpdates,
+    RoundUpdates,
+    SparseRows,
+    Update,
+)
 
 # Sums stay below this, so that they fit into 64 bits.
 LARGEST_SUM = 2.0**62
@@ -41,7 +48,7 @@ def plain_sum(
     return sums
 
 
-class Aggregator(BaseEstimator, ABC):
+class Aggregator(PlainParameters, ABC):
     """Base class of robust aggregators: what ``Federation(aggregator=...)`` takes.
 
     To write your own aggregator, implement one method, `combine`. Each upload is a dict with an
@@ -71,9 +78,9 @@ class Aggregator(BaseEstimator, ABC):
 
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
-        # A subclass's own `combine` takes precedence over an inherited `_combine_batches`.
-        if "combine" in vars(cls) and "_combine_batches" not in vars(cls):
-            cls._combine_batches = Aggregator._combine_batches
+        # A subclass's own `combine` takes precedence over an inherited `_combine`.
+        if "combine" in vars(cls) and "_combine" not in vars(cls):
+            cls._combine = Aggregator._combine
 
     def _check_clients(self, data, n_clients):
         """Raise if the aggregator does not suit `data` with `n_clients` clients per round."""
@@ -81,8 +88,8 @@ class Aggregator(BaseEstimator, ABC):
     def _check_adversary(self, client_ids):
         """Raise if the aggregator cannot work when an adversary controls these clients."""
 
-    def _check_forms(self, forms):
-        """Raise if the aggregator does not suit uploads of these forms, a dict of Form."""
+    def _check_specs(self, specs):
+        """Raise if the aggregator does not suit uploads of these fields, a dict of FieldSpec."""
 
     def _start(self, client_ids):
         """What the aggregator remembers over the rounds of one fit, before the first; a dict.
@@ -114,12 +121,12 @@ class Aggregator(BaseEstimator, ABC):
             uploads; the round then changes nothing.
         """
 
-    def _combine_batches(self, batches, memory=None):
-        """Total change of each learned field over the accepted clients of all batches.
+    def _combine(self, updates, memory=None):
+        """Combine the learned fields of all clients of a round.
 
         Parameters
         ----------
-        batches : list of Batch
+        updates : RoundUpdates
         memory : dict or None
             What `_start` has returned, with what earlier rounds have written into it.
 
@@ -129,106 +136,99 @@ class Aggregator(BaseEstimator, ABC):
             One array per field, dtype float64 or, for fields of integers, int64. None: too few
             uploads.
         """
-        uploads = _single_uploads(batches)
-        if len(uploads) == 0:
-            return None
-        forms = forms_of(batches)
-        sums = self.combine(uploads, {name: form.shape for name, form in forms.items()})
-        return None if sums is None else _checked(type(self).__name__, sums, forms)
+        specs = updates.specs
+        shapes = {name: spec.shape for name, spec in specs.items()}
+        sums = self.combine(_SingleUploads(updates), shapes)
+        return None if sums is None else _checked(type(self).__name__, sums, specs)
 
 
-def _single_uploads(batches):
-    """The accepted clients' uploads in the order of their codes."""
-    where = {}
-    for batch, places in zip(batches, places_of(batches), strict=True):
-        for client in np.flatnonzero(batch.accepted):
-            where[places[client]] = batch, client
-    return SingleUploads([where[place] for place in range(len(where))])
+class _SingleUploads(Sequence):
+    """The uploads of single clients, each computed on access: dicts of {str: Update}."""
+
+    def __init__(self, updates: RoundUpdates) -> None:
+        self._updates = updates
+
+    def __len__(self) -> int:
+        return self._updates.n_clients
+
+    def __getitem__(self, number: Any) -> Any:
+        places = range(len(self))[number]
+        if isinstance(places, range):
+            return [self._updates.one(place).upload(0) for place in places]
+        return self._updates.one(places).upload(0)
 
 
-def _checked(rule, sums, forms):
+def _checked(rule, sums, specs):
     """Check what a user's `combine` has returned, and raise a ValueError if it is wrong."""
-    if not isinstance(sums, dict) or sums.keys() != forms.keys():
+    if not isinstance(sums, dict) or sums.keys() != specs.keys():
         found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__
         raise ValueError(
             f"{rule}.combine returned {found}; return a dict with one array for each of the "
-            f"fields {sorted(forms)}, or None if there are too few uploads."
+            f"fields {sorted(specs)}, or None if there are too few uploads."
         )
-    return {name: _checked_field(rule, name, sums[name], form) for name, form in forms.items()}
+    return {name: _checked_field(rule, name, sums[name], spec) for name, spec in specs.items()}
 
 
-def _checked_field(rule, name, values, form):
+def _checked_field(rule, name, values, spec):
     values = np.asarray(values)
-    if values.dtype.kind not in "iuf" or values.shape != form.shape:
+    if values.dtype.kind not in "iuf" or values.shape != spec.shape:
         raise ValueError(
             f"{rule}.combine returned an array of shape {values.shape} and dtype {values.dtype} "
-            f"for field {name!r}; return numbers of shape {form.shape}."
+            f"for field {name!r}; return numbers of shape {spec.shape}."
         )
     if not np.isfinite(values).all():
         raise ValueError(
             f"{rule}.combine returned NaN or infinite numbers for field {name!r} of shape "
-            f"{form.shape}, but all uploads that it received are finite; look for a division by "
+            f"{spec.shape}, but all uploads that it received are finite; look for a division by "
             "zero or an overflow."
         )
-    return as_sum(values, form)
+    return as_sum(values, spec)
 
 
-def as_sum(values, form):
+def as_sum(values, spec):
     """Convert to the data type of the field's sums."""
-    if form.is_integer and values.dtype.kind == "f":
+    if spec.is_integer and values.dtype.kind == "f":
         values = np.rint(np.clip(values, -LARGEST_SUM, LARGEST_SUM))
-    return values.astype(form.sum_dtype, copy=False)
+    return values.astype(spec.sum_dtype, copy=False)
 
 
-class InBlocks(Aggregator):
-    """An aggregator that combines whole batches; a list of uploads becomes a batch first."""
+class BlockAggregator(Aggregator):
+    """An aggregator that combines whole blocks; a list of uploads becomes a block first."""
 
     @abstractmethod
-    def _combined(self, batches):
-        """Like `_combine_batches`, with at least one accepted client and without memory."""
+    def _total(self, updates, memory=None):
+        """Combine the learned fields, as `_combine` does, for at least one client."""
 
-    def _combine_batches(self, batches, memory=None):
-        return self._combined(batches) if any(b.accepted.any() for b in batches) else None
+    def _combine(self, updates, memory=None):
+        return self._total(updates, memory)
 
     def combine(
         self, uploads: Sequence[dict[str, Update]], shapes: dict[str, tuple[int, ...]]
     ) -> dict[str, np.ndarray] | None:
-        return self._combined([as_batch(uploads, shapes)]) if len(uploads) else None
+        return self._total(_as_round(list(uploads), shapes)) if len(uploads) else None
 
 
-def as_batch(uploads, shapes):
-    uploads = list(uploads)
-    everyone = np.ones(len(uploads), dtype=bool)
-    forms, changes = {}, {}
+def _as_round(uploads, shapes):
+    """Make RoundUpdates of single uploads."""
+    everyone, numbers = np.ones(len(uploads), dtype=bool), np.arange(len(uploads))
+    specs, fields = {}, {}
     for name, shape in shapes.items():
         updates = [upload[name] for upload in uploads]
         exact = all(update.change.dtype.kind in "iub" for update in updates)
-        forms[name] = Form(shape, dtype="int64" if exact else None)
-        changes[name] = Listed(updates, forms[name])
-    clients = np.arange(len(uploads))
-    return Batch(clients, everyone, everyone, everyone, forms, changes, {})
+        specs[name] = FieldSpec(shape, dtype="int64" if exact else None)
+        fields[name] = SparseRows.listed(updates, specs[name])
+    block = ClientUpdates(
+        fields,
+        sends=everyone,
+        clients=numbers,
+        arrives=everyone,
+        accepted=everyone,
+        specs=specs,
+        sizes=np.stack([numbers] * 3),
+    )
+    return RoundUpdates([HeldUpdates(block, [], everyone)])
 
 
-def weighted_sum(batches, name, weights):
-    """Weighted sum over the accepted clients of all batches; one array of weights per batch."""
-    return as_sum(float_sum(batches, name, weights), batches[0].forms[name])
-
-
-def float_sum(batches, name, weights):
-    """Like `weighted_sum`, in float64 even if the field has integers."""
-    sums = [b.sum_of_changes(name, w) for b, w in zip(batches, weights, strict=True)]
-    return sum(sums[1:], start=sums[0])
-
-
-def forms_of(batches):
-    """Forms of the learned fields."""
-    return {name: batches[0].forms[name] for name in batches[0].changes}
-
-
-def places_of(batches):
-    """Each client's rank by code among all accepted clients, batch by batch; -1 for the others."""
-    codes = np.concatenate([batch.clients for batch in batches])
-    accepted = np.flatnonzero(np.concatenate([batch.accepted for batch in batches]))
-    places = np.full(len(codes), -1)
-    places[accepted[np.argsort(codes[accepted])]] = np.arange(len(accepted))
-    return np.split(places, np.cumsum([len(batch.clients) for batch in batches])[:-1])
+def weighted_sum(updates, name, weights):
+    """Add up one field, times the weights of the clients' places."""
+    return as_sum(updates.sum(name, weights), updates.specs[name])

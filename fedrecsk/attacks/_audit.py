@@ -10,7 +10,7 @@ from scipy.stats import beta
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
-from fedrecsk import _html
+from fedrecsk._utils import html
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -75,7 +75,7 @@ class PrivacyAudit:
             ["Longest upload, of the clip", f"{self.longest_upload:.3f}"],
         ]
         note = f"{self.n_canaries:,} canaries in the sums, and as many outside"
-        return _html.table(f"{self.method}: audit of central privacy", [], rows, notes=[note])
+        return html.table(f"{self.method}: audit of central privacy", [], rows, notes=[note])
 
 
 def audit_privacy(
@@ -144,7 +144,7 @@ def audit_privacy(
     >>> from fedrecsk.privacy import CentralDP
     >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
     >>> private = Federation(central_dp=CentralDP(clip=0.5, epsilon=2, delta=1e-3))
-    >>> public = {"items": range(40), "rating_scale": (1, 5), "aggregation": "all"}
+    >>> public = {"items": range(40), "rating_scale": (1, 5), "aggregation": "clients"}
     >>> model = RFRec(n_rounds=5, federation=private, random_state=0, **public)
     >>> audit = audit_privacy(model, X, y, random_state=0)
     >>> 0 < audit.lower_bound <= audit.promised
@@ -165,7 +165,7 @@ def audit_privacy(
         )
     model._validate_params()
     data = model._prepared(X, y)
-    size = sum(np.prod(form.shape) for form in model._upload_forms(data.n_items).values())
+    size = sum(np.prod(spec.shape) for spec in model._upload_specs(data.n_items).values())
     if size < FEWEST_NUMBERS:
         raise ValueError(
             f"{type(model).__name__} uploads {size} numbers, among which random directions are not "
@@ -188,51 +188,46 @@ def audit_privacy(
 
 
 def _noise_of(model, data):
-    """The noise on each round's sum in units of the clip, and the longest upload."""
+    """Return the noise on each round's sum in units of the clip, and the longest upload."""
     noises, longest, server = [], 0.0, None
-    for server, _, seen in model._watch(data, model._rounds()):
+    for server, _, seen in model._watch(data, model._rounds(data.n_clients)):
         if seen.upload is None:
             continue
         clip = float(seen.message["privacy_terms"].values[0])
         weights = server.releases.mechanism.field_weights or {}
-        known = _sums_of(seen.batches, server, seen.message)
-        forms = model._upload_forms(data.n_items)
+        # Before each client adds its share of the noise.
+        n_last = int(server.releases.mechanism.noise == "clients")
+        tiles = [tile for one in seen.held for tile in one.before(n_last).tiles()]
+        known = _sums_of(tiles, server, seen.message)
+        specs = model._upload_specs(data.n_items)
         parts = [
             weights.get(name, 1.0) * (seen.upload[name].sum - known.get(name, 0.0))
-            for name in forms
+            for name in specs
         ]
         noises.append(np.concatenate([np.ravel(part) for part in parts]) / clip)
-        longest = max(longest, _longest(seen.batches, weights) / clip)
+        longest = max(longest, _longest(tiles, weights) / clip)
     assert server is not None
     return noises, longest, server.privacy_report(), server.releases.plan
 
 
-def _sums_of(batches, server, message):
-    """What an attacker who knows all uploads subtracts from the sums."""
+def _sums_of(tiles, server, message):
+    """Return what an attacker who knows all uploads subtracts from the sums."""
     n_clients = server.releases.expected
     centers = server.method._upload_centers(message)
     known = {name: n_clients * center for name, center in centers.items()}
-    for batch in batches:
-        for name, changes in (batch.changes | batch.counts).items():
-            sums = np.zeros(changes.shape)
-            _without_share(changes).add_to(sums, batch.accepted.astype(float))
-            known[name] = known.get(name, 0.0) + sums
+    for tile in tiles:
+        for name, rows in tile.fields.items():
+            known[name] = known.get(name, 0.0) + rows.sum()
     return known
 
 
-def _without_share(changes):
-    """The uploads before each client added its share of the noise."""
-    return getattr(changes, "clipped", changes)
-
-
-def _longest(batches, weights):
-    """Norm of the longest upload before noise."""
+def _longest(tiles, weights):
+    """Return the norm of the longest upload before noise."""
     longest = 0.0
-    for batch in batches:
-        squares = np.zeros(len(batch.clients))
-        for name, changes in (batch.changes | batch.counts).items():
-            norms = _without_share(changes).norms(batch.accepted)
-            squares += (weights.get(name, 1.0) * norms) ** 2
+    for tile in tiles:
+        squares = np.zeros(len(tile.clients))
+        for name, rows in tile.fields.items():
+            squares += (weights.get(name, 1.0) * rows.norms()) ** 2
         longest = max(longest, float(np.sqrt(squares.max(initial=0))))
     return longest
 
@@ -240,7 +235,7 @@ def _longest(batches, weights):
 def _projections(
     noises: list[np.ndarray], plan: Any, n_canaries: int, generator: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What the attacker computes for canaries in the sums, and for others outside."""
+    """Return what the attacker computes for canaries in the sums, and for others outside."""
     stacked = np.stack(noises)
     size = stacked.shape[1]
     results = []
@@ -255,7 +250,7 @@ def _projections(
 
 
 def _attack(projected, is_inside, plan, generator):
-    """Log-likelihood ratios of canaries, up to a factor, from projections of each round's noise."""
+    """Return log-likelihood ratios of canaries, up to a factor, from projections of the noise."""
     n, n_rounds = projected.shape
     if plan.probability < 1:
         # The attacker does not know in which rounds a canary would have been.
@@ -269,7 +264,7 @@ def _attack(projected, is_inside, plan, generator):
 
 
 def _lower_bound(inside, outside, delta, level):
-    """The epsilon that a threshold proves, and the attack's advantage."""
+    """Return the epsilon that a threshold proves, and the attack's advantage."""
     n = int(CHOOSING * len(inside))
     candidates = np.sort(np.concatenate([inside[:n], outside[:n]]))
     candidates = candidates[min(FEWEST, n - 1) : max(n + 1, 2 * n - FEWEST)]
@@ -282,7 +277,7 @@ def _lower_bound(inside, outside, delta, level):
 
 
 def _proved(inside, outside, threshold, delta, level):
-    """Epsilon that the two error rates at a threshold prove, with confidence 1 - level."""
+    """Return the epsilon that two error rates at a threshold prove, with confidence 1 - level."""
     found, alarms = int((inside > threshold).sum()), int((outside > threshold).sum())
     n, m = len(inside), len(outside)
     # Two ways to look at the threshold, each with two rates, share the level.
@@ -296,5 +291,5 @@ def _proved(inside, outside, threshold, delta, level):
 
 
 def _at_least(k, n, level):
-    """Clopper and Pearson's lower confidence limit of a probability, from k of n."""
+    """Return Clopper and Pearson's lower confidence limit of a probability, from k of n."""
     return 0.0 if k == 0 else float(beta.ppf(level, k, n - k + 1))

@@ -7,20 +7,16 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
+from scipy.sparse import csr_array
 from sklearn.base import clone
 
-from fedrecsk import _html
-from fedrecsk.attacks._found import (
-    assigned,
-    common_items,
-    common_vector,
-    found_pairs,
-    found_vectors,
-    own_items,
-)
-from fedrecsk.attacks._guesses import Guess
-from fedrecsk.attacks._receipts import Differences, Groups, Singles
-from fedrecsk.attacks._same_data import check_same_data
+from fedrecsk._utils import html
+from fedrecsk.attacks._inversions import inversion_of
+from fedrecsk.attacks._measured import check_is_instance, check_same_data
+from fedrecsk.attacks._reconstruction import Reconstruction
+from fedrecsk.attacks._server_view import Differences, Groups, Singles
+from fedrecsk.updates import Update
 
 if TYPE_CHECKING:
     from typing import Any
@@ -28,7 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
 
-NOTHING = Guess(None, np.empty(0, dtype=np.int64))
+# Largest relative error of a recovered vector, and least cosine of a recovered direction.
+CLOSE, ALIGNED = 1e-2, 0.99
+NOTHING = Reconstruction(None, np.empty(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,7 +98,7 @@ class LeakReport:
             for name, share in self.chance.items()
         ]
         caption = f"{self.method}: what a server infers"
-        return _html.table(caption, ["", "inferred", "by chance"], rows, notes=[self._setting])
+        return html.table(caption, ["", "inferred", "by chance"], rows, notes=[self._setting])
 
     @property
     def _setting(self):
@@ -188,9 +186,9 @@ def measure_leak(
     - FedFast: the vector itself is uploaded, and separates positives from negatives.
     - RFRec, RFRecF: a client changes the vectors of the items that it has rated, and no others. A
       copy of the client is replayed from guesses of its vector and ratings, until it uploads the
-      same in the first two uploads. In a single one, only the last digits of Adam's step show the
-      size of the gradient. Under noise, rows that stand out are taken, and only signs and a grid
-      of ratings are fitted.
+      same in the first two uploads. A single step of Adam shows signs and, in its last digits only,
+      sizes of the gradient: there the whole ratings are taken whose replay comes closest, and
+      nothing is fitted. Under noise likewise, for rows that stand out.
     - FedEB: the client's equations have as many known numbers as unknown ones, and are solved
       for the unknown.
     - FCF: rows of items that the user does not have are (p . q) p; the others differ.
@@ -233,19 +231,17 @@ def measure_leak(
     1.0
     """
     _check_numbers(n_rounds, max_clients, cohort, differences)
-    if isinstance(estimator, type):
-        raise TypeError(
-            f"measure_leak takes an estimator, but got a class; pass {estimator.__name__}()."
-        )
-    if getattr(estimator, "_inversion", None) is None:
+    check_is_instance(estimator, "measure_leak")
+    inversion = inversion_of(type(estimator))
+    if inversion.invert is None:
         raise ValueError(_why_not(estimator))
-    model = _watched(estimator, n_rounds)
+    model = _watch_all(estimator, n_rounds)
     model._validate_params()
     data = model._prepared(X, y)
     check_same_data(estimator, data, "measure_leak")
     receipts = _receipts(model, data.n_clients, n_rounds, max_clients, cohort, differences)
     truth = _read_along(model, data, n_rounds, receipts)
-    if not receipts.any:
+    if not (receipts.singles or receipts.sums):
         raise ValueError(
             f"{type(estimator).__name__} uploaded nothing in n_rounds={n_rounds}, so there is "
             "nothing to invert; read more rounds."
@@ -253,12 +249,12 @@ def measure_leak(
     clients = receipts.clients
     rates = bool(data.values.min() != data.values.max()) and model._sees_ratings
     own = {client: own_items(data, client, rates) for client in clients}
-    guesses, n_profiles = _inferred(receipts, model, data.n_items, own)
+    guesses, n_profiles = _infer(receipts, model, inversion, data.n_items, own)
     guesses = [guesses.get(client, NOTHING) for client in clients]
     own, truth = [own[client] for client in clients], truth[clients]
     claims = [(guess.items, guess.values) for guess in guesses]
-    found = found_vectors([guess.vector for guess in guesses], truth)
-    found |= found_pairs(claims, own, rates)
+    found = score_vectors([guess.vector for guess in guesses], truth)
+    found |= score_pairs(claims, own, rates)
     return LeakReport(
         method=type(estimator).__name__,
         n_clients=len(clients),
@@ -272,13 +268,13 @@ def measure_leak(
 
 
 def _why_not(estimator):
-    """Why nothing can be measured."""
+    """Return why nothing can be measured."""
     name = type(estimator).__name__
     if not hasattr(estimator, "federation"):
         return f"{name} is not federated: its data are in one place, and no client sends anything."
     return (
         f"measure_leak has no attack on uploads of {name}, which says nothing about what they "
-        "reveal; see the page of the method."
+        "reveal; see the page of the method, or pass an attack of your own to register_inversion."
     )
 
 
@@ -306,8 +302,8 @@ def _check_numbers(n_rounds, max_clients, cohort, differences):
         )
 
 
-def _watched(estimator, n_rounds):
-    """A copy of the estimator in which all clients upload in every round."""
+def _watch_all(estimator, n_rounds):
+    """Return a copy of the estimator in which all clients upload in every round."""
     federation = clone(estimator._setting()).set_params(dropout=0.0)
     if federation.secure_aggregation is None:
         federation.set_params(aggregator=None, compression=None)
@@ -321,7 +317,7 @@ def _watched(estimator, n_rounds):
 
 
 def _receipts(model, n_clients, n_rounds, max_clients, cohort, differences):
-    """What the server receives, in the form in which it will be attacked."""
+    """Return an empty record of what the server will receive."""
     if isinstance(cohort, Integral) and cohort > n_clients:
         raise ValueError(
             f"cohort={cohort} is more than the {n_clients} clients of X; lower it, or set "
@@ -344,7 +340,7 @@ def _receipts(model, n_clients, n_rounds, max_clients, cohort, differences):
 
 
 def _read_along(model, data, n_rounds, receipts):
-    """Run the rounds, with what the server receives in `receipts`; returns all true vectors."""
+    """Run the rounds, record what the server receives, and return all true vectors."""
     received, truth = None, np.empty((0, 0))
     for round, (server, clients, seen) in enumerate(model._watch(data, n_rounds)):
         # In a round without a message, clients continue with the last one.
@@ -352,34 +348,162 @@ def _read_along(model, data, n_rounds, receipts):
             received = seen.message
         if seen.upload is not None:
             message = server.announcement() | received
-            receipts.take(server.key.at(round), message, seen.batches)
+            receipts.take(server.key.at(round), message, list(seen.tiles()))
         truth = _vectors(server.method, clients)
     return truth
 
 
-def _inferred(receipts, model, n_items, own):
-    """Guesses by client, and how many of them were isolated from a sum."""
+def _infer(receipts, model, inversion: Any, n_items, own):
+    """Return reconstructions by client, and how many of them were isolated from a sum."""
     guesses: dict[int, Any] = {}
-    invert, n_profiles = type(model)._inversion, 0
-    for members, exchanges in receipts.sums():
-        common = invert(model, receipts.means(members, exchanges), n_items)
-        unmix = getattr(model, "_unmix", None)
-        if unmix is not None and len(members) > 1:
-            profiles = unmix(model, exchanges, n_items)
-            whose = assigned(profiles, [own[client] for client in members])
+    (invert, separate), n_profiles = inversion, 0
+    for members, exchanges in receipts.sums.items():
+        common = invert(model, _means(exchanges, len(members)), n_items)
+        if separate is not None and len(members) > 1:
+            profiles = separate(model, exchanges, n_items)
+            whose = assign(profiles, [own[client] for client in members])
             known = [one is not None for one in whose]
             n_profiles += sum(known)
             if any(known):
                 common = common._replace(items=NOTHING.items, values=None)
             guesses |= {c: one for c, one in zip(members, whose, strict=True) if one is not None}
         guesses = dict.fromkeys(members, common) | guesses
-    for client, exchanges in receipts.singles():
+    for client, exchanges in receipts.singles.items():
         guesses[client] = invert(model, exchanges, n_items)
     return guesses, n_profiles
 
 
+def _means(exchanges, n):
+    """Return the exchanges with means over n clients in place of sums."""
+    return [
+        one._replace(
+            upload={name: Update(rows, change / n) for name, (rows, change) in one.upload.items()}
+        )
+        for one in exchanges
+    ]
+
+
 def _vectors(method, clients):
-    """Private vectors of clients with one user each, in the order of the clients' codes."""
+    """Return private vectors of clients with one user each, in the order of clients' codes."""
     codes = np.concatenate([one.block.clients for one in clients])
     vectors = [method._private_vectors(one.state) for one in clients]
     return np.concatenate(vectors)[np.argsort(codes)].astype(np.float64)
+
+
+# ------------------------------------------------------------------ how much has been inferred
+
+
+def own_items(data, client, rates):
+    """Return the client's items and ratings; with implicit feedback, the items that it likes."""
+    rows = slice(data.indptr[client], data.indptr[client + 1])
+    items, values = data.items[rows], data.values[rows]
+    return (items, values) if rates else (items[values > 0], None)
+
+
+def score_vectors(guesses, truth):
+    """Return shares of clients whose vector, or its direction, was inferred, and the cosine."""
+    pairs = list(zip(guesses, truth, strict=True))
+    known = [(one, true) for one, true in pairs if one is not None]
+    cosines = [0.0 if one is None else _cosines(one, true) for one, true in pairs]
+    return {
+        "vectors": float(sum(_close(one, true) for one, true in known) / len(truth)),
+        "directions": float(sum(_aligned(one, true) for one, true in known) / len(truth)),
+        "cosine": float(np.median(np.abs(cosines))),
+    }
+
+
+def score_pairs(claims, own, rates):
+    """Return the share of the pairs (or triples with a rating) claimed or true that are both."""
+    both = equal = either = 0
+    for (items, values), (true_items, true_values) in zip(claims, own, strict=True):
+        _, at, true_at = np.intersect1d(items, true_items, return_indices=True)
+        both += len(at)
+        either += len(items) + len(true_items) - len(at)
+        if rates and values is not None:
+            equal += (np.abs(values[at] - true_values[true_at]) < CLOSE).sum()
+    either = max(either, 1)
+    return {
+        "interactions": float(both / either),
+        "values": float((equal if rates else both) / either),
+    }
+
+
+def assign(profiles, own):
+    """Assign profiles to clients by most items in common; None for clients that get none."""
+    if not profiles:
+        return [None] * len(own)
+    claimed, true = _incidence([one.items for one in profiles]), _incidence([i for i, _ in own])
+    width = max(claimed.shape[1], true.shape[1])
+    claimed.resize(len(profiles), width)
+    true.resize(len(own), width)
+    shared = (true @ claimed.T).toarray()
+    either = true.sum(axis=1)[:, None] + claimed.sum(axis=1)[None] - shared
+    alike = shared / np.maximum(either, 1)
+    whose = dict(zip(*linear_sum_assignment(-alike), strict=True))
+    fits = [c in whose and alike[c, whose[c]] > 0 for c in range(len(own))]
+    return [profiles[whose[c]] if fit else None for c, fit in enumerate(fits)]
+
+
+def _incidence(lists) -> Any:
+    """Return a matrix with a row for each list of items, and ones in their columns."""
+    indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
+    items = np.concatenate([*lists, np.empty(0)]).astype(np.int64)
+    width = int(items.max(initial=0)) + 1
+    return csr_array((np.ones(len(items)), items, indptr), shape=(len(lists), width))
+
+
+def common_vector(truth):
+    """Return the largest share of the other clients whose vector equals that of one client."""
+    shares, others = {}, max(len(truth) - 1, 1)
+    for name, passes in (("vectors", _close), ("directions", _aligned)):
+        hits = [passes(one, truth).sum() - passes(one, one) for one in truth]
+        shares[name] = float(max(hits) / others)
+    medians = [
+        np.median(np.delete(np.abs(_cosines(one, truth)), place)) if len(truth) > 1 else 0.0
+        for place, one in enumerate(truth)
+    ]
+    return shares | {"cosine": float(max(medians))}
+
+
+def common_items(data, own, rates):
+    """Return the shares reached by claiming the same items, and ratings, for every client."""
+    everyone = [own_items(data, client, rates) for client in range(data.n_clients)]
+    items = np.concatenate([items for items, _ in everyone])
+    n_holders = np.bincount(items, minlength=data.n_items)
+    best = _best_for_all(n_holders, n_holders, data.n_clients)
+    shares = score_pairs([(best, None)] * len(own), own, rates=False)
+    if not rates:
+        return shares
+    values = np.concatenate([values for _, values in everyone if values is not None])
+    triples, counts = np.unique(np.column_stack([items, values]), axis=0, return_counts=True)
+    # In ascending order, so that the most common rating of an item is written last.
+    ascending = np.argsort(counts, kind="stable")
+    rated = triples[ascending, 0].astype(np.intp)
+    usual, n_usual = np.zeros(data.n_items), np.zeros(data.n_items)
+    usual[rated], n_usual[rated] = triples[ascending, 1], counts[ascending]
+    best = _best_for_all(n_usual, n_holders, data.n_clients)
+    return shares | {
+        "values": score_pairs([(best, usual[best])] * len(own), own, rates=True)["values"]
+    }
+
+
+def _best_for_all(n_right, n_holders, n_clients):
+    """Return the items to claim for all clients, for the largest share of correct claims."""
+    # A ratio of sums is largest for the items whose own ratio exceeds some bound.
+    n_wrong = n_clients - n_holders
+    order = np.argsort(-n_right / np.maximum(n_wrong, 1e-9), kind="stable")
+    shares = np.cumsum(n_right[order]) / (n_holders.sum() + np.cumsum(n_wrong[order]))
+    return order[: shares.argmax() + 1]
+
+
+def _close(guess, truth):
+    return np.linalg.norm(guess - truth, axis=-1) <= CLOSE * np.linalg.norm(truth, axis=-1)
+
+
+def _aligned(guess, truth):
+    return _cosines(guess, truth) >= ALIGNED
+
+
+def _cosines(guess, truth):
+    lengths = np.linalg.norm(guess) * np.linalg.norm(truth, axis=-1)
+    return truth @ guess / np.maximum(lengths, 1e-300)

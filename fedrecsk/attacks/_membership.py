@@ -11,9 +11,9 @@ from sklearn.base import clone
 from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.utils import check_random_state
 
-from fedrecsk import _html
-from fedrecsk._checks import estimates_y
-from fedrecsk.attacks._same_data import check_same_data
+from fedrecsk._utils import html
+from fedrecsk.attacks._measured import check_is_instance, check_same_data
+from fedrecsk.data._checks import estimates_y
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -73,7 +73,7 @@ class MembershipReport:
         ]
         note = f"{self.n_targets} {self.level}s, {self.n_models} models"
         caption = f"{self.method}: membership in the training data"
-        return _html.table(caption, ["", "inferred", "by chance"], rows, notes=[note])
+        return html.table(caption, ["", "inferred", "by chance"], rows, notes=[note])
 
 
 def measure_membership(
@@ -158,7 +158,7 @@ def measure_membership(
     is_member = _halves(n_models, n_targets, random)
     signals = np.empty((n_models, n_targets))
     for signal, members in zip(signals, is_member, strict=True):
-        model = _fitted(estimator, data, rows, values, members[targets], random)
+        model = _fit(estimator, data, rows, values, members[targets], random)
         fit = _goodness(model, rows, values, data.n_users)
         signal[:] = np.bincount(targets, fit, n_targets) / np.bincount(targets)
     ratios = np.stack([_ratios(signals, is_member, model) for model in range(n_models)])
@@ -176,10 +176,7 @@ def measure_membership(
 
 
 def _check(estimator, level, n_models):
-    if isinstance(estimator, type):
-        raise TypeError(
-            f"measure_membership takes an estimator, but got a class; pass {estimator.__name__}()."
-        )
+    check_is_instance(estimator, "measure_membership")
     if not hasattr(estimator, "fold_in"):
         raise TypeError(
             f"{type(estimator).__name__} has no fold_in, by which the attacker computes how well "
@@ -195,13 +192,13 @@ def _check(estimator, level, n_models):
 
 
 def _halves(n_models, n_targets, random):
-    """Which targets each model is trained on: each in half of them, (n_models, n_targets)."""
+    """Draw the targets of each model, each in half of the models: a mask (n_models, n_targets)."""
     draws = random.uniform(size=(n_models, n_targets))
     return np.argsort(np.argsort(draws, axis=0), axis=0) < n_models // 2
 
 
-def _fitted(estimator, data, rows, values, members, random):
-    """The estimator fitted on these rows (a mask)."""
+def _fit(estimator, data, rows, values, members, random):
+    """Return the estimator fitted on these rows (a mask)."""
     model = clone(estimator)
     parameters = model.get_params()
     wanted = {"items": np.arange(data.n_items)}
@@ -213,7 +210,7 @@ def _fitted(estimator, data, rows, values, members, random):
 
 
 def _goodness(model, rows, values, n_users):
-    """How well each row fits the model, after all users were folded in as new ones."""
+    """Return how well each row fits the model, after folding in all users as new ones."""
     strangers = rows + np.array([n_users, 0])
     model.fold_in(strangers, values)
     predicted = model.predict(strangers)
@@ -221,7 +218,7 @@ def _goodness(model, rows, values, n_users):
 
 
 def _ratios(signals, is_member, model):
-    """Logarithms of the likelihood ratios of all targets, given all models but this one."""
+    """Return log-likelihood ratios of all targets, given all models but this one."""
     shadows, seen = np.delete(signals, model, axis=0), np.delete(is_member, model, axis=0)
     means, squares = [], np.zeros(signals.shape[1])
     for wanted in (seen, ~seen):

@@ -1,41 +1,165 @@
-"""What attacks that promote one item share: fabricated rows, and uploads that move the item."""
+"""Attacks that promote one item: by fabricated rows and scaled uploads, or by moving its vector."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from fedrecsk._sklearn import Interval
-from fedrecsk.attacks._adversary import Adversary, are_ragged
-from fedrecsk.attacks._target import check_honest_holder, code_of, with_target
-from fedrecsk.uploads import as_integers
+from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.attacks._base import Adversary, send_rows_of, with_numbers, with_rows
+from fedrecsk.data._checks import LARGEST
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
-    from fedrecsk.attacks._view import View
+    from fedrecsk.attacks._base import View
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class _Promoter(Adversary):
+    """Base class of attacks whose users all give one item the best rating."""
+
+    item: object = None
+
+    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
+        "item": "no_validation",
+    }
+
+    def _target_code(self, item_ids):
+        """Return the code of the item to promote."""
+        name = type(self).__name__
+        if self.item is None:
+            raise ValueError(f"{name} needs item=..., the id of the item to promote.")
+        matches = places_of(self.item, item_ids)
+        if len(matches) == 0:
+            raise ValueError(
+                f"{name}(item={self.item!r}) is not among the items of X; "
+                "name an item that occurs in X."
+            )
+        return int(matches[0])
+
+    def _poison(self, data, controlled, rates, key):
+        target = self._target_code(data.item_ids.values)
+        if controlled[data.clients[data.items == target]].all():
+            raise ValueError(
+                f"{type(self).__name__}(item={self.item!r}) is an item that no honest client "
+                "holds, so that without the attack nobody would learn anything about it, and "
+                "exposures could not be compared; name an item with rows of other users, or "
+                "control other clients."
+            )
+        users = np.repeat(controlled, np.diff(data.client_indptr)).nonzero()[0]
+        kept = ~((data.items == target) & np.isin(data.users, users))
+        return with_rows(
+            data,
+            np.r_[data.users[kept], users],
+            np.r_[data.items[kept], np.full(len(users), target)],
+            np.r_[data.values[kept], np.full(len(users), data.values.max())],
+            np.r_[data.weights[kept], np.ones(len(users))],
+        )
+
+
+def places_of(one, item_ids):
+    """Return the codes at which an item's id stands: one or none."""
+    return np.flatnonzero(item_ids == one) if np.isscalar(one) else ()
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Promotion(_Promoter):
+    """Promote one item: all controlled users give it the best rating, and scale its row up.
+
+    Parameters
+    ----------
+    fraction, clients
+        As in :class:`Adversary`.
+    item : id
+        Item to promote. It must be in X.
+    scale : float, default=10.0
+        Factor on the change of the item's row, in fields that have a row for each item. 1: only
+        the data are poisoned.
+
+    See Also
+    --------
+    fedrecsk.metrics.exposure : Share of the users that an item is recommended to.
+
+    Examples
+    --------
+    >>> from fedrecsk import Federation, LocALS
+    >>> from fedrecsk.attacks import Promotion
+    >>> from fedrecsk.datasets import make_interactions
+    >>> from fedrecsk.metrics import exposure
+    >>> X = make_interactions(n_users=90, n_items=80, n_interactions=900, random_state=0)
+    >>> honest = LocALS(4, random_state=0).fit(X)
+    >>> federation = Federation(adversary=Promotion(0.3, item=37))
+    >>> model = LocALS(4, random_state=0, federation=federation).fit(X)
+    >>> exposure(model, 37) > exposure(honest, 37) + 0.2
+    True
+    """
+
+    scale: float = 10.0
+
+    _parameter_constraints: ClassVar[dict] = _Promoter._parameter_constraints | {
+        "scale": [Interval(Real, 0, LARGEST, closed="right")],
+    }
+
+    @property
+    def forges(self) -> bool:
+        return self.scale != 1 or type(self)._forge is not Promotion._forge
+
+    def _check_method(self, method):
+        if self.forges and not _has_item_rows(method):
+            raise ValueError(
+                f"{type(method).__name__} has no rows of items in its uploads for Promotion to "
+                "scale up; set scale=1, so that the attack changes only the data."
+            )
+
+    def _forge(self, view, updates, seeds):
+        target, fields = self._target_code(view.item_ids), {}
+        for name, rows in updates.learned.items():
+            if rows.spec.rows == "all" and rows.spec.shape[0] != view.n_items:
+                continue
+            rows = _make_own(rows, target)
+            factors = np.where(rows.rows == target, self.scale, 1.0)
+            scaled = with_numbers(rows, (rows.values.T * factors).T)
+            fields[name] = replace(scaled, default=rows.default, factors=rows.factors)
+        return updates.with_fields(**fields)
+
+
+def _make_own(rows, row):
+    """Make one row every client's own where there is a default for it."""
+    if rows.default_matrix is None:
+        return rows
+    lacking = np.bincount(rows.owners[rows.rows == row], minlength=rows.n_clients) == 0
+    n_before = np.bincount(rows.owners[rows.rows < row], minlength=rows.n_clients)
+    places = (rows.indptr[:-1] + n_before)[lacking]
+    values = rows.values.astype(np.float64)
+    return replace(
+        rows,
+        indptr=rows.indptr + np.concatenate([[0], np.cumsum(lacking)]),
+        rows=np.insert(rows.rows, places, row),
+        values=np.insert(values, places, rows.default[row], axis=0),
+    )
+
+
+def _has_item_rows(method):
+    """Whether a field of the clients' uploads has a row for each item."""
+    few, many = method._upload_specs(7), method._upload_specs(8)
+    learned = [name for name, spec in few.items() if spec.learned]
+    return any((few[name].shape[0], many[name].shape[0]) == (7, 8) for name in learned)
 
 
 class Plan(NamedTuple):
-    """What all controlled clients upload in a round.
+    """What all controlled clients upload in a round."""
 
-    Attributes
-    ----------
-    rows : ndarray of shape (n_rows,)
-        Items to move, by code.
-    changes : dict of {str: ndarray of shape (n_rows, width)}
-        Their rows in each field that moves them.
-    """
-
-    rows: NDArray[np.int64]
-    changes: dict[str, NDArray[np.float64]]
+    rows: NDArray[np.int64]  # codes of the items to move
+    changes: dict[str, NDArray[np.float64]]  # of these rows, by field
 
 
-class TargetedAdversary(Adversary):
+@dataclass(kw_only=True, eq=False, repr=False)
+class TargetedAdversary(_Promoter):
     """Base class of attacks that promote one item by moving its vector.
 
     A subclass implements ``_moves(self, view)``: how it wants the item vectors of the broadcast
@@ -69,26 +193,15 @@ class TargetedAdversary(Adversary):
     1.0
     """
 
-    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
-        "item": "no_validation",
-        "strength": [Interval(Real, 0, None, closed="neither")],
-    }
+    strength: float = 1.0
 
-    def __init__(
-        self,
-        fraction: float = 0.1,
-        *,
-        item: object = None,
-        strength: float = 1.0,
-        clients: ArrayLike | None = None,
-    ):
-        super().__init__(fraction, clients=clients)
-        self.item = item
-        self.strength = strength
+    _parameter_constraints: ClassVar[dict] = _Promoter._parameter_constraints | {
+        "strength": [Interval(Real, 0, LARGEST, closed="right")],
+    }
 
     @abstractmethod
     def _moves(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Which items to move, and how.
+        """Return which items to move, and how.
 
         Parameters
         ----------
@@ -103,8 +216,8 @@ class TargetedAdversary(Adversary):
         """
 
     def _target(self, view: View) -> int:
-        """Code of the item to promote."""
-        return code_of(self, view.item_ids)
+        """Return the code of the item to promote."""
+        return self._target_code(view.item_ids)
 
     def _check_method(self, method):
         name = type(method).__name__
@@ -114,17 +227,12 @@ class TargetedAdversary(Adversary):
                 f"items, and {name} has no such rows; use Promotion(scale=1), which changes only "
                 "the data, or attack another method."
             )
-        if not any(form.learned for form in method._upload_forms(1).values()):
+        if not any(spec.learned for spec in method._upload_specs(1).values()):
             raise ValueError(
                 f"{type(self).__name__} has nothing to forge, because with these parameters the "
                 f"clients of {name} upload nothing that they have learned; let the method train "
                 "its items."
             )
-
-    def _poisoned(self, data, controlled, rates, key):
-        target = code_of(self, data.item_ids.values)
-        check_honest_holder(self, data, controlled, target)
-        return with_target(data, controlled, target)
 
     def _plan(self, view):
         if not view.is_finite:
@@ -133,56 +241,17 @@ class TargetedAdversary(Adversary):
         rows, moves = self._moves(view)
         return Plan(rows, view.method._upload_moving(view, rows, moves))
 
-    def _forged(self, view, upload, generator):
-        plan, forms, forged = view.plan, view.forms, {}
-        for name, update in upload.items():
-            change = update.change if forms[name].bits else np.zeros(update.change.shape)
-            rows = np.arange(forms[name].shape[0])[update.rows]
-            forged[name] = update._replace(change=_placed(change, rows, plan, name))
-        return forged
-
-    def _forged_batch(self, view, batch, seeds, summed):
-        if not are_ragged(batch):
-            return super()._forged_batch(view, batch, seeds, summed)
-        return {name: _ragged(changes, view.plan, name) for name, changes in batch.changes.items()}
-
-
-def _placed(change, rows, plan, name):
-    """The change with the planned rows in their places, where the client sends them."""
-    if name not in plan.changes:
-        return change
-    places = np.minimum(np.searchsorted(plan.rows, rows), len(plan.rows) - 1)
-    there = plan.rows[places] == rows
-    planned = plan.changes[name][places[there]].reshape(-1, *change.shape[1:])
-    change = change.astype(np.float64)
-    change[there] = planned
-    return change
-
-
-def _ragged(changes, plan, name):
-    """A Ragged with the planned rows of every client, and nothing learned elsewhere."""
-    if changes.form.rows == "all":
-        if name in plan.changes:
-            changes = _of_these_rows(changes, plan.rows)
-        else:
-            changes = _of_these_rows(changes, plan.rows[:0])
-    values = np.zeros(changes.values.shape)
-    if changes.form.bits:
-        values = changes.values.astype(np.float64)
-    values = _placed(values, changes.rows, plan, name)
-    if changes.columns is not None:
-        values *= np.repeat(changes.columns, changes.n_rows, axis=0)
-    if changes.is_integer:
-        values = as_integers(values, changes.form)
-    return replace(changes, values=values, origin=None, common=None)
-
-
-def _of_these_rows(changes, rows):
-    """The same clients with these own rows, whose values are 0."""
-    n_clients, n_rows = changes.n_clients, len(rows)
-    return replace(
-        changes,
-        indptr=np.arange(n_clients + 1) * n_rows,
-        rows=np.tile(rows, n_clients).astype(changes.rows.dtype),
-        values=np.zeros((n_clients * n_rows, *changes.values.shape[1:])),
-    )
+    def _forge(self, view, updates, seeds):
+        plan, fields = view.plan, {}
+        for name, rows in updates.learned.items():
+            whole = np.zeros(rows.spec.shape)
+            if name in plan.changes:
+                whole[plan.rows] = plan.changes[name].reshape(-1, *rows.spec.shape[1:])
+            if not rows.spec.bits:
+                fields[name] = send_rows_of(whole, rows)
+            elif name in plan.changes:
+                numbers = rows.values.astype(np.float64)
+                moved = np.isin(rows.rows, plan.rows)
+                numbers[moved] = whole[rows.rows[moved]]
+                fields[name] = with_numbers(rows, numbers)
+        return updates.with_fields(**fields)

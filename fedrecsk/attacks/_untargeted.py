@@ -1,41 +1,142 @@
-"""Attacks that keep the model from learning, from what the adversary's clients honestly send."""
+"""Attacks that keep the model from learning."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
 from numbers import Real
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from scipy.stats import norm
 
-from fedrecsk._sklearn import Interval
-from fedrecsk.attacks._adversary import Adversary
+from fedrecsk._utils import memory
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.attacks._base import (
+    Adversary,
+    draw,
+    map_numbers,
+    send_rows_of,
+    with_numbers,
+    with_rows,
+)
+from fedrecsk.data._checks import LARGEST
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from fedrecsk.attacks._view import View
+    from numpy.typing import NDArray
 
 
-class FromMoments(Adversary):
-    """Base class of attacks that plan one array for each field; clients send their rows of it."""
+class _FieldByField(Adversary):
+    """Base class of attacks that forge each field on its own."""
 
     @abstractmethod
-    def _wanted(self, view: View, name: str) -> np.ndarray:
-        """What to send in a field, of its whole shape."""
+    def _forge_field(self, view, rows, name, seeds):
+        """Return what the clients send in one field, whose plan is ``view.plan[name]``."""
+
+    def _plan_field(self, view, name):
+        """Decide what is the same for all controlled clients in one field."""
 
     def _plan(self, view):
-        return {name: self._wanted(view, name) for name in view.forms}
+        return {name: self._plan_field(view, name) for name in view.specs}
 
-    def _forged(self, view, upload, generator):
-        return {
-            name: update._replace(change=view.plan[name][update.rows])
-            for name, update in upload.items()
+    def _forge(self, view, updates, seeds):
+        fields = {
+            name: self._forge_field(view, rows, name, seeds)
+            for name, rows in updates.learned.items()
         }
+        return updates.with_fields(**fields)
 
 
-class ALIE(FromMoments):
+@dataclass(kw_only=True, eq=False, repr=False)
+class RandomUpload(_FieldByField):
+    """Upload noise: every number is drawn from N(0, strength^2).
+
+    Parameters
+    ----------
+    fraction, clients
+        As in :class:`Adversary`.
+    strength : float, default=1.0
+        Standard deviation, in the units of the uploads.
+
+    Examples
+    --------
+    >>> from fedrecsk import Federation, LocALS
+    >>> from fedrecsk.attacks import RandomUpload
+    >>> from fedrecsk.datasets import make_interactions
+    >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
+    >>> federation = Federation(adversary=RandomUpload(clients=[3, 5]))
+    >>> LocALS(n_factors=4, federation=federation, random_state=0).fit(X).compromised_clients_
+    array([3, 5])
+    """
+
+    strength: float = 1.0
+
+    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
+        "strength": [Interval(Real, 0, LARGEST, closed="right")],
+    }
+
+    def _forge_field(self, view, rows, name, seeds):
+        rows, numbers = draw(rows, name, seeds, np.random.Generator.standard_normal)
+        return with_numbers(rows, self.strength * numbers)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SignFlip(_FieldByField):
+    """Upload ``-scale`` times what the client has honestly learned.
+
+    Parameters
+    ----------
+    fraction, clients
+        As in :class:`Adversary`.
+    scale : float, default=5.0
+        Factor on the honest change, whose sign is flipped.
+
+    Examples
+    --------
+    >>> from fedrecsk.attacks import SignFlip
+    >>> SignFlip(fraction=0.2, scale=1.0)
+    SignFlip(fraction=0.2, scale=1.0)
+    """
+
+    scale: float = 5.0
+
+    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
+        "scale": [Interval(Real, 0, LARGEST, closed="right")],
+    }
+
+    def _forge_field(self, view, rows, name, seeds):
+        return map_numbers(rows, lambda numbers: -self.scale * numbers)
+
+
+class RandomDirection(_FieldByField):
+    """Upload a random direction with the norm of the honest change, which clipping cannot detect.
+
+    Parameters
+    ----------
+    fraction, clients
+        As in :class:`Adversary`.
+
+    Examples
+    --------
+    >>> from fedrecsk.attacks import RandomDirection
+    >>> RandomDirection(fraction=0.2)
+    RandomDirection(fraction=0.2)
+    """
+
+    def _forge_field(self, view, rows, name, seeds):
+        lengths = rows.norms()
+        rows, numbers = draw(rows, name, seeds, np.random.Generator.standard_normal)
+        if rows.columns is not None:
+            numbers *= rows.columns[rows.owners]
+        drawn = rows.with_values(numbers).norms()
+        factors = (lengths / np.where(drawn > 0, drawn, 1))[rows.owners]
+        return with_numbers(rows, (numbers.T * factors).T)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ALIE(_FieldByField):
     """A Little Is Enough: upload the mean less a few standard deviations, which looks honest.
 
     Every controlled client sends ``mean - z std``, number by number, over what the adversary's
@@ -71,45 +172,29 @@ class ALIE(FromMoments):
     ALIE(fraction=0.2, z=1.5)
     """
 
+    z: float | None = None
+
     _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
-        "z": [Interval(Real, 0, None, closed="left"), None],
+        "z": [Interval(Real, 0, LARGEST, closed="both"), None],
     }
 
-    def __init__(
-        self,
-        fraction: float = 0.1,
-        *,
-        z: float | None = None,
-        clients: ArrayLike | None = None,
-    ):
-        super().__init__(fraction, clients=clients)
-        self.z = z
-
-    def _wanted(self, view, name):
+    def _plan_field(self, view, name):
         z = largest_z(view.n_senders, view.n_own) if self.z is None else self.z
         return view.mean(name) - z * view.std(name)
 
+    def _forge_field(self, view, rows, name, seeds):
+        return send_rows_of(view.plan[name], rows)
+
 
 def largest_z(n_clients: int, n_own: int) -> float:
-    """How many standard deviations a value may be off and still find supporters.
-
-    Parameters
-    ----------
-    n_clients : int
-        Number of all clients, n.
-    n_own : int
-        Number of the adversary's, m.
-
-    Returns
-    -------
-    z : float
-    """
+    """Return how many standard deviations a value may be off and still find supporters."""
     n_honest = n_clients - n_own
     n_supporters = max(n_clients // 2 + 1 - n_own, 1)
     return float(norm.ppf(max((n_honest - n_supporters) / max(n_honest, 1), 0.5)))
 
 
-class Fang(FromMoments):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Fang(_FieldByField):
     """Fang et al.'s attack on trimmed means: numbers just beyond the honest ones, the wrong way.
 
     Where the adversary's clients would raise a number on average, its forged values lie between
@@ -142,22 +227,13 @@ class Fang(FromMoments):
     Fang(fraction=0.2)
     """
 
-    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
-        "nearest": [Interval(Real, 0, None, closed="left")],
-        "farthest": [Interval(Real, 0, None, closed="left")],
-    }
+    nearest: float = 3.0
+    farthest: float = 4.0
 
-    def __init__(
-        self,
-        fraction: float = 0.1,
-        *,
-        nearest: float = 3.0,
-        farthest: float = 4.0,
-        clients: ArrayLike | None = None,
-    ):
-        super().__init__(fraction, clients=clients)
-        self.nearest = nearest
-        self.farthest = farthest
+    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
+        "nearest": [Interval(Real, 0, LARGEST, closed="both")],
+        "farthest": [Interval(Real, 0, LARGEST, closed="both")],
+    }
 
     def enter(self, data, rates, key):
         if self.nearest > self.farthest:
@@ -167,14 +243,159 @@ class Fang(FromMoments):
             )
         return super().enter(data, rates, key)
 
-    def _wanted(self, view, name):
+    def _plan_field(self, view, name):
         mean = view.mean(name)
-        return np.stack([mean, -np.sign(mean) * view.std(name)])
+        return mean, -np.sign(mean) * view.std(name)
 
-    def _forged(self, view, upload, generator):
-        forged = {}
-        for name, update in upload.items():
-            mean, off = view.plan[name][:, update.rows]
-            drawn = generator.uniform(self.nearest, self.farthest, mean.shape)
-            forged[name] = update._replace(change=mean + drawn * off)
-        return forged
+    def _forge_field(self, view, rows, name, seeds):
+        mean, off = view.plan[name]
+        rows, numbers = draw(
+            rows, name, seeds, lambda one, shape: one.uniform(self.nearest, self.farthest, shape)
+        )
+        return with_numbers(rows, mean[rows.rows] + numbers * off[rows.rows])
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class MinMax(_FieldByField):
+    """Upload the mean plus the largest perturbation that stays within the honest uploads' spread.
+
+    Each controlled client sends ``mean + gamma * perturbation``, with the largest gamma for which
+    its greatest distance to an honest upload does not exceed the greatest distance between two
+    honest ones. This holds for each field on its own.
+
+    Parameters
+    ----------
+    fraction, clients
+        As in :class:`Adversary`.
+    perturbation : {"unit_vector", "std", "sign"}, default="std"
+        Direction: the inverse of the mean's unit vector, of the standard deviations, or of the
+        mean's signs.
+
+    Notes
+    -----
+    *What it knows*: its own clients' honest uploads, which stand for all honest ones. With one
+    client only, it sends the honest upload.
+
+    *What differs from the paper* [1]_: gamma has a closed form instead of a search. It is found
+    for each field, because fields have units of their own, and clipping bounds each of them; one
+    gamma for all would be that of the field with the largest numbers. Mean and deviation are over
+    the clients that send a row, and rows that a client does not send count as 0 in distances, so
+    gamma can differ between clients. Clients for which the mean itself is already too far off send
+    the mean.
+
+    References
+    ----------
+    .. [1] V. Shejwalkar and A. Houmansadr, "Manipulating the Byzantine: Optimizing Model Poisoning
+       Attacks and Defenses for Federated Learning", NDSS 2021.
+
+    Examples
+    --------
+    >>> from fedrecsk.attacks import MinMax
+    >>> MinMax(fraction=0.2)
+    MinMax(fraction=0.2)
+    """
+
+    perturbation: Literal["unit_vector", "std", "sign"] = "std"
+
+    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
+        "perturbation": [StrOptions({"unit_vector", "std", "sign"})],
+    }
+
+    def _plan_field(self, view, name):
+        mean = view.mean(name)
+        match self.perturbation:
+            case "unit_vector":
+                direction = -mean / (np.linalg.norm(mean) or 1.0)
+            case "std":
+                direction = -view.std(name)
+            case _:
+                direction = -np.sign(mean)
+        spec = view.specs[name]
+        memory.require(
+            2 * 8 * view.n_own * prod(spec.shape),
+            f"MinMax's {view.n_own} uploads of {name!r} side by side",
+            "Let it control fewer clients, or use ALIE.",
+        )
+        honest = np.concatenate([one.fields[name].whole() for one in view.updates])
+        spread = _Spread.of(honest.astype(np.float64, copy=False), mean, direction)
+        if spec.rows != "all":
+            return spread
+        return mean + spread.gamma(slice(None)) * direction
+
+    def _forge_field(self, view, rows, name, seeds):
+        plan = view.plan[name]
+        if rows.spec.rows == "all":
+            return send_rows_of(plan, rows)
+        gammas = [plan.gamma(rows.rows[slice(*span)]) for span in pairwise(rows.indptr)]
+        steps = plan.direction[rows.rows].T * np.repeat(gammas, rows.n_rows)
+        return with_numbers(rows, plan.mean[rows.rows] + steps.T)
+
+
+class _Spread(NamedTuple):
+    """The spread of the honest uploads of one field, and the direction of the attack."""
+
+    mean: NDArray[np.float64]
+    direction: NDArray[np.float64]
+    honest: NDArray[np.float64]  # (n_own, n_rows, ...), 0 in rows that are not sent
+    squares: NDArray[np.float64]  # squared lengths of the honest uploads
+    bound: float  # greatest squared distance between two of them
+
+    @classmethod
+    def of(cls, honest, mean, direction):
+        """Measure the greatest distance between two uploads."""
+        flat = honest.reshape(len(honest), -1)
+        products = flat @ flat.T
+        squares = products.diagonal()
+        distances = squares[:, None] + squares - 2 * products
+        return cls(mean, direction, honest, squares, max(distances.max(), 0.0))
+
+    def gamma(self, rows):
+        """Return the largest gamma for a client that sends these rows."""
+        # The largest root of |mean + gamma direction - honest|^2 = bound, over the nearest.
+        mean, direction = self.mean[rows].ravel(), self.direction[rows].ravel()
+
+        honest = self.honest[:, rows].reshape(len(self.honest), -1)
+        gaps = self.squares - 2 * honest @ mean + mean @ mean - self.bound
+        slopes, square = (mean - honest) @ direction, direction @ direction
+        if square == 0 or (gaps > 0).any():
+            return 0.0
+        return float(((np.sqrt(slopes**2 - square * gaps) - slopes) / square).min())
+
+
+class LabelFlip(Adversary):
+    """Train honestly, but on the opposite of the users' preferences.
+
+    Ratings are mirrored on their scale. With implicit feedback, a user's items are replaced by as
+    many items that it has not interacted with; users with all items keep them.
+
+    Parameters
+    ----------
+    fraction, clients
+        As in :class:`Adversary`.
+
+    Examples
+    --------
+    >>> from fedrecsk.attacks import LabelFlip
+    >>> LabelFlip(fraction=0.3)
+    LabelFlip(fraction=0.3)
+    """
+
+    def _poison(self, data, controlled, rates, key):
+        theirs = np.repeat(controlled, np.diff(data.rating_indptr))
+        if rates:
+            mirrored = data.values.min() + data.values.max() - data.values
+            return replace(data, values=np.where(theirs, mirrored, data.values))
+        users, items = data.users, data.items.astype(np.int64)
+        kept = ~theirs
+        for u in np.unique(users[theirs]):
+            rows = slice(data.indptr[u], data.indptr[u + 1])
+            others = np.setdiff1d(np.arange(data.n_items), data.items[rows])
+            if len(others) == 0:
+                kept[rows] = True
+                continue
+            draws = key.at(-1).hashed("flipped labels", u * data.n_items + others)
+            new = others[np.argsort(draws, kind="stable")][: rows.stop - rows.start]
+            span = slice(rows.start, rows.start + len(new))
+            items[span] = new
+            kept[span] = True
+        return with_rows(data, users[kept], items[kept], data.values[kept], data.weights[kept])

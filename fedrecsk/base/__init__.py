@@ -1,6 +1,6 @@
 """The base classes of all recommenders of the package."""
 
-from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base._fold_in import _placed as _placed
 from fedrecsk.base._kinds import RankingMixin, RatingMixin, check_likes
 from fedrecsk.base._linear import _batches as _batches

@@ -8,8 +8,8 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
-from fedrecsk._sklearn import validate_parameter_constraints
-from fedrecsk.interactions import id_columns, named
+from fedrecsk._utils.sklearn_compat import validate_parameter_constraints
+from fedrecsk.data.interactions import id_columns, named
 
 if TYPE_CHECKING:
     from typing import Any, Self

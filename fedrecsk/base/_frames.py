@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
-from fedrecsk import _memory
-from fedrecsk._extras import require
-from fedrecsk._sklearn import validate_parameter_constraints
+from fedrecsk._utils import memory
+from fedrecsk._utils.sklearn_compat import validate_parameter_constraints
 
 # Lists that take more bytes than this are checked against the available memory.
 UNCHECKED_BYTES = 2**28
 
 
 def check_frames(as_frame, caller):
-    """Raise if `as_frame` is not a boolean, or if it is True and pandas is missing."""
+    """Raise if `as_frame` is not a boolean."""
     validate_parameter_constraints(
         {"as_frame": ["boolean"]}, {"as_frame": as_frame}, caller_name=caller
     )
-    if as_frame:
-        require("pandas", f"{caller}(as_frame=True)")
 
 
-def require_room(n_rows, n_columns, itemsize, what, cure):
+def require_room(n_rows, n_columns, itemsize, what, hint):
     """Raise if lists of ids (of `itemsize` bytes each) and scores do not fit into memory."""
     nbytes = n_rows * n_columns * (16 + itemsize)
     if nbytes > UNCHECKED_BYTES:
-        _memory.require(nbytes, what, cure)
+        memory.require(nbytes, what, hint)
 
 
 def tidy(owners, ids, scores, names):
@@ -45,6 +43,4 @@ def tidy(owners, ids, scores, names):
     """
     rows, places = np.nonzero(scores > -np.inf)
     columns = owners[rows], ids[rows, places], scores[rows, places], places + 1
-    return require("pandas", "as_frame=True").DataFrame(
-        dict(zip((*names, "score", "rank"), columns, strict=True))
-    )
+    return pd.DataFrame(dict(zip((*names, "score", "rank"), columns, strict=True)))

@@ -5,18 +5,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
-from fedrecsk._sklearn import safe_indexing
-from fedrecsk.interactions import id_columns
+from fedrecsk._utils.sklearn_compat import safe_indexing
+from fedrecsk.data import _checks
+from fedrecsk.data.interactions import id_columns
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from sklearn.utils import Tags
 
-    from fedrecsk.interactions import Interactions
+    from fedrecsk.data.interactions import Interactions
 
 # Number of rows of a score that are looked at for known users and items before all others.
 ROWS_LOOKED_AT = 1000
@@ -40,13 +42,19 @@ class RatingMixin(RegressorMixin):
         r2 : float
             1 at best; 0 for a model that predicts the mean of y for all pairs.
 
+        Raises
+        ------
+        ValueError
+            If a rating or a weight is NaN, infinite or larger than 1e15.
+
         Warns
         -----
         UserWarning
             If the model knows none of the users, or none of the items.
         """
         check_is_fitted(self)
-        table, _ = self._checked(X)
+        table, ratings = self._checked(X, y)
+        _checks.check_rows(ratings, None if sample_weight is None else np.asarray(sample_weight))
         known = SimpleNamespace(user_ids=self._users, item_ids=self._items)
         # As a rule the first rows have a known user and item, and all rows need not be read twice.
         for rows in (safe_indexing(table, slice(ROWS_LOOKED_AT), axis=0), table):

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk import _kernels
+from fedrecsk._utils.kernels import LazyModule
 
 if TYPE_CHECKING:
     from typing import Any
 
     from numpy.typing import NDArray
+
+scores_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
 
 
 SCORES_PER_BATCH = 2**22
@@ -63,7 +65,7 @@ def linear_scores(users: np.ndarray, items: np.ndarray, *linear_part: Any) -> ND
     scores = np.empty(len(users))
     # In batches, because Ctrl-C is noticed only between two calls of a kernel.
     for batch in _batches(len(users), 1):
-        _kernels.scores.pairs(users[batch], items[batch], *linear_part, scores[batch])
+        scores_kernels.pairs(users[batch], items[batch], *linear_part, scores[batch])
     return scores
 
 

@@ -11,11 +11,11 @@ from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
-from fedrecsk._sklearn import Interval, safe_indexing, validate_parameter_constraints
+from fedrecsk._utils.sklearn_compat import Interval, safe_indexing, validate_parameter_constraints
 from fedrecsk.base._fold_in import _runs
 from fedrecsk.base._frames import check_frames, require_room, tidy
 from fedrecsk.base._linear import _batches
-from fedrecsk.interactions import Ids, as_table, id_array, id_columns, missing_id
+from fedrecsk.data.interactions import Ids, as_table, id_array, id_columns, missing_id
 
 if TYPE_CHECKING:
     from typing import Any

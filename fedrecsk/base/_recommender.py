@@ -9,13 +9,12 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from sklearn.base import BaseEstimator
 from sklearn.callback import CallbackSupportMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
-from fedrecsk import _checks, _memory
-from fedrecsk._mistakes import warn_about_unknown_pairs
-from fedrecsk._sklearn import (
+from fedrecsk._utils import memory
+from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk._utils.sklearn_compat import (
     check_sample_weight,
     fit_context,
     validate_parameter_constraints,
@@ -25,7 +24,9 @@ from fedrecsk.base._linear import LinearScores
 from fedrecsk.base._recommend import Recommends
 from fedrecsk.base._report import FitReport
 from fedrecsk.base._similarity import Similarity
-from fedrecsk.interactions import as_table, catalogue_ids, encode, id_columns
+from fedrecsk.data import _checks
+from fedrecsk.data._mistakes import warn_about_unknown_pairs
+from fedrecsk.data.interactions import as_table, catalogue_ids, encode, id_columns
 
 if TYPE_CHECKING:
     from typing import Self
@@ -39,7 +40,7 @@ _SIZES = ("n_factors", "n_bits")
 
 @dataclass(eq=False, repr=False)
 class Recommender(
-    Recommends, FoldIn, Similarity, LinearScores, CallbackSupportMixin, BaseEstimator, ABC
+    Recommends, FoldIn, Similarity, LinearScores, CallbackSupportMixin, PlainParameters, ABC
 ):
     """Base class of all recommenders: reads input, predicts and recommends.
 
@@ -70,8 +71,8 @@ class Recommender(
         `report` is the callbacks' context of this fit; see :class:`FitReport`.
         """
 
-    def _n_tasks(self):
-        """Largest number of steps that `_fit` reports to callbacks; 0 for none."""
+    def _n_tasks(self, data):
+        """Return the largest number of steps that `_fit` reports to callbacks; 0 for none."""
         return 0
 
     def _check_before_fit(self):
@@ -173,7 +174,7 @@ class Recommender(
         """Raise, before any work, if less memory is available than the fit needs."""
         sizes = [name for name in _SIZES if name in self.get_params(deep=False)]
         given = " with " + ", ".join(f"{n}={getattr(self, n)}" for n in sizes) if sizes else ""
-        _memory.require(
+        memory.require(
             int(self._least_bytes(data)),
             f"The vectors and sums of {type(self).__name__}{given}, for {data.n_users} users, "
             f"{data.n_items} items and {len(data.items)} ratings,",
@@ -222,6 +223,8 @@ class Recommender(
             drop_other_items=not reset,
         )
 
+    # Sums of huge numbers, by which scikit-learn looks for NaN.
+    @np.errstate(invalid="ignore", over="ignore")
     def _checked(self, X, y=None, *, reset=False):
         X = as_table(X)
         if y is not None and any(isinstance(one, str) for one in np.asarray(y).ravel()[:1]):

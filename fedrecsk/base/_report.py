@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from fedrecsk.interactions import Interactions
+    from fedrecsk.data.interactions import Interactions
 
 
 def attributes_of(data: Interactions) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class FitReport:
         y = np.ones(len(X)) if y is None and hasattr(X, "__len__") else y
         metadata = None if sample_weight is None else {"sample_weight": sample_weight}
         self._arguments = {"X": X, "y": y, "metadata": metadata}
-        self._context = estimator._init_callback_context(max_subtasks=estimator._n_tasks())
+        self._context = estimator._init_callback_context(max_subtasks=estimator._n_tasks(data))
 
     def begin(self) -> None:
         """Report that the fit begins."""

@@ -10,10 +10,10 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
-from fedrecsk._sklearn import Interval, validate_parameter_constraints
+from fedrecsk._utils.sklearn_compat import Interval, validate_parameter_constraints
 from fedrecsk.base._frames import check_frames, require_room, tidy
 from fedrecsk.base._linear import _batches
-from fedrecsk.interactions import id_array, named
+from fedrecsk.data.interactions import id_array, named
 
 if TYPE_CHECKING:
     from typing import Any
@@ -161,7 +161,7 @@ class Similarity:
         >>> from fedrecsk import ImplicitALS
         >>> X = [["ann", "alien"], ["ann", "aliens"], ["bob", "alien"], ["bob", "aliens"],
         ...      ["cat", "emma"], ["cat", "persuasion"]]
-        >>> model = ImplicitALS(n_factors=2, regularization=0.1, random_state=0).fit(X)
+        >>> model = ImplicitALS(n_factors=2, reg=0.1, random_state=0).fit(X)
         >>> model.similar_users(["ann"], n=1)[0].tolist()
         [['bob']]
         """
@@ -191,13 +191,13 @@ def _check_request(n, as_frame, caller):
     check_frames(as_frame, caller)
 
 
-def _known(ids, asked, role, cure):
+def _known(ids, asked, role, hint):
     """The given ids as an array, and their codes."""
     asked = id_array(asked, f"{role}s")
     codes = ids.codes(asked) if len(asked) else np.empty(0, dtype=np.int64)
     unknown = asked[codes < 0]
     if len(unknown):
-        raise ValueError(f"The model does not know {named(role, np.unique(unknown))}; {cure}.")
+        raise ValueError(f"The model does not know {named(role, np.unique(unknown))}; {hint}.")
     return asked, codes
 
 

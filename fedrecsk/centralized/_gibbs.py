@@ -11,16 +11,18 @@ from joblib import delayed
 from scipy import sparse
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from fedrecsk import _kernels
-from fedrecsk._pieces import pieces
+from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.centralized._sgd import narrowed
-from fedrecsk.simulation.threads import Threads
+from fedrecsk.protocol.threads import Threads
+
+bayesian_svdpp_kernels: LazyModule = LazyModule("fedrecsk.centralized._bayesian_svdpp_kernels")
 
 # Every precision has the prior Gamma(SHAPE, rate RATE), which is nearly flat for a scale. A large
 # rate would keep factors that the data do not need from vanishing: sparse data are then overfitted.
 SHAPE, RATE = 0.5, 0.005
 INIT_STD = 0.1
 INIT_PRECISION = 30.0  # of y: it moves slowly, and the posterior's is about as large on MovieLens
+RATINGS_PER_CALL = 2**20  # of a kernel
 SMALL = 1000  # items up to which all eigenvectors are as quick to find as some
 
 
@@ -31,7 +33,7 @@ class Problem(NamedTuple):
     ----------
     rated : ndarray of shape (n_rated_items,)
         The items with ratings; all else here is about these.
-    users, items : _kernels.bayesian_svdpp.Side
+    users, items : bayesian_svdpp_kernels.Side
         The ratings by user and by item, less their mean, in standard deviations.
     shares : ndarray of shape (n_users,)
         |R_u|^-1/2.
@@ -52,7 +54,7 @@ class Problem(NamedTuple):
     @classmethod
     def of(cls, rows: Any, kernel_rank: int, noise_df: float) -> Problem:
         """The problem of `rows` (Rows)."""
-        Side = _kernels.bayesian_svdpp.Side
+        Side = bayesian_svdpp_kernels.Side
         # Counted, because NumPy takes seconds to sort 25 million items.
         is_rated = np.bincount(rows.items, minlength=rows.n_items) > 0
         rated, places = np.flatnonzero(is_rated), np.cumsum(is_rated, dtype=np.int32) - 1
@@ -185,7 +187,7 @@ def sweep(problem, state, key, n_jobs=None, normal_again=None):
 def draw_users(problem, state, generator, n_jobs, normal_again):
     """(b_u, p_u) | rest, then lambda."""
     normal = generator.standard_normal(state.P.shape)
-    prior = _kernels.bayesian_svdpp.Prior(state.user_mean, state.user_precision)
+    prior = bayesian_svdpp_kernels.Prior(state.user_mean, state.user_precision)
     precisions = state.noise_precision * state.user_noise, np.ones(len(state.Q))
     squares, again = draw_side(
         problem.users, state.Q, prior, precisions, normal, state.P, n_jobs, normal_again
@@ -209,8 +211,7 @@ def draw_implicit(problem, state, generator):
         rest,
         state.Y,
     )
-    for piece in pieces(np.diff(problem.items.indptr), normal.shape[1]):
-        _kernels.bayesian_svdpp.implicit(*piece, *arguments)
+    bayesian_svdpp_kernels.implicit(*arguments)
     state.user_mean[:, 1:] = state.P[:, 1:] - rest
     state.implicit_precision = drawn_precision(generator, state.Y.size, np.sum(state.Y**2))
 
@@ -228,7 +229,7 @@ def draw_noise(problem, state, squares, generator):
 def draw_items(problem, state, generator, n_jobs):
     """(b_i, q_i) | rest, then rho."""
     normal = generator.standard_normal(state.Q.shape)
-    prior = _kernels.bayesian_svdpp.Prior(state.item_mean, state.item_precision)
+    prior = bayesian_svdpp_kernels.Prior(state.item_mean, state.item_precision)
     precisions = np.ones(len(state.Q)), state.noise_precision * state.user_noise
     draw_side(problem.items, state.P, prior, precisions, normal, state.Q, n_jobs)
     rest = np.sum((state.Q - state.item_mean) ** 2, axis=0)
@@ -264,24 +265,20 @@ def draw_side(side, factors, prior, precisions, normal, out, n_jobs=None, normal
     again : ndarray, as `normal_again`
         A second draw, or no rows.
     """
-    module = _kernels.bayesian_svdpp
+    module = bayesian_svdpp_kernels
     if normal_again is None:
         normal_again = np.empty((0, normal.shape[1]))
     drawn = module.Drawn(out, np.empty_like(normal_again), np.empty(len(out)))
     rest = side, factors, prior, module.Noise(*precisions), normal, normal_again, drawn
     with Threads(n_jobs) as threads:
-        cuts = _cuts(side.indptr, threads.n_threads, normal.shape[1] ** 2)
+        cuts = _cuts(side.indptr, threads.n_threads)
         for _ in threads(delayed(module.rows)(*cut, *rest) for cut in cuts):
             pass
     return drawn.squares, drawn.again
 
 
-def _cuts(indptr, n_parts, cost):
-    """Runs of rows, for each thread some, of whose ratings each takes `cost` numbers."""
+def _cuts(indptr, n_threads):
+    """Runs of rows with about as many ratings each; Ctrl-C arrives between two of them."""
+    n_parts = max(n_threads, int(indptr[-1]) // RATINGS_PER_CALL)
     goals = np.arange(1, n_parts) * indptr[-1] / n_parts
-    ends = [0, *np.searchsorted(indptr, goals).tolist(), len(indptr) - 1]
-    return [
-        (first + start, first + stop)
-        for first, last in itertools.pairwise(ends)
-        for start, stop in pieces(np.diff(indptr[first : last + 1]), cost)
-    ]
+    return itertools.pairwise([0, *np.searchsorted(indptr, goals).tolist(), len(indptr) - 1])

@@ -8,12 +8,12 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils import check_array
 
-from fedrecsk.interactions import catalogue_ids, id_array, named
+from fedrecsk.data.interactions import catalogue_ids, id_array, named
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedrecsk.interactions import Ids
+    from fedrecsk.data.interactions import Ids
 
 
 def has_ids(features: Any) -> bool:

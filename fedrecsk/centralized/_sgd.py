@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 from sklearn.utils import check_random_state
 
-from fedrecsk import _kernels
-from fedrecsk._checks import cure
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin, Recommender
-from fedrecsk.centralized._warm_start import parameters_of_a_run, resumed
-from fedrecsk.simulation.keys import Key
+from fedrecsk.data._checks import hint
+from fedrecsk.protocol.early_stopping import EarlyStopping
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.warm_start import parameters_of_a_run, resumed
 
 if TYPE_CHECKING:
     from typing import Any
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from numpy.random import RandomState
 
 DTYPE = np.float32
-# Ratings in a call of a kernel: Ctrl-C arrives between two calls.
-PIECE = 2**22
 
 
 @dataclass(eq=False, repr=False)
@@ -83,7 +81,7 @@ class Epochs(Recommender):
 
     # ------------------------------------------------------------------------ the machinery
 
-    def _n_tasks(self):
+    def _n_tasks(self, data):
         return self.n_epochs
 
     def _fit(self, data, report):
@@ -99,7 +97,9 @@ class Epochs(Recommender):
             run.state = self._start(rows, run.key)
             if self.early_stopping:
                 self._validate(run, rows, held_out)
-        while run.n_epochs < self.n_epochs and not run.stopped:
+        run.stopping.tol = self.tol
+        run.stopping.be_patient(self.n_iter_no_change)
+        while run.n_epochs < self.n_epochs and not run.stopping.stopped:
             close = report.step("epoch")
             run.loss_curve.append(float(self._pass(rows, arranged, run)))
             self._check_finite(run, data)
@@ -120,7 +120,7 @@ class Epochs(Recommender):
         if not all(np.isfinite(array).all() for array in (run.loss_curve[-1], *arrays)):
             raise ValueError(
                 f"{type(self).__name__} diverged: its parameters are infinite or NaN after epoch "
-                f"{run.n_epochs}. {cure(self, data)}"
+                f"{run.n_epochs}. {hint(self, data)}"
             )
 
     def _validate(self, run, rows, held_out):
@@ -130,21 +130,15 @@ class Epochs(Recommender):
         model.n_users_, model.n_items_ = rows.n_users, rows.n_items
         loss = model._validation_loss(rows, held_out)
         run.validation_curve.append(loss)
-        if loss < run.best_loss:
-            run.best = copy.deepcopy(run.state)
-            run.best_loss, run.best_epoch = loss, run.n_epochs
-        if loss < run.target - self.tol:
-            run.target, run.n_without_progress = loss, 0
-        else:
-            run.n_without_progress += 1
-        run.stopped = run.n_without_progress >= self.n_iter_no_change
+        run.stopping.judge(loss, run.n_epochs, lambda: copy.deepcopy(run.state))
 
     def _finished(self, run, rows):
         """Fitted attributes as if the epochs ended here; copies."""
-        attributes = self._fitted(rows, run.state if run.best is None else run.best)
+        best = run.stopping.message
+        attributes = self._fitted(rows, run.state if best is None else best)
         attributes |= {"n_epochs_": run.n_epochs, "loss_curve_": list(run.loss_curve)}
         if self.early_stopping:
-            attributes["best_epoch_"] = run.best_epoch
+            attributes["best_epoch_"] = run.stopping.best_round
             attributes["validation_curve_"] = list(run.validation_curve)
         return attributes
 
@@ -163,13 +157,12 @@ class GradientDescent(RatingMixin, Epochs):
     _: KW_ONLY
     reg: float = 0.05
     shrinkage: float = 3.0
-    init_std: float = 0.03
+    INIT_STD = 0.03
 
     _parameter_constraints: ClassVar[dict] = Epochs._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
         "reg": [Interval(Real, 0, None, closed="left")],
         "shrinkage": [Interval(Real, 0, None, closed="left")],
-        "init_std": [Interval(Real, 0, None, closed="left")],
     }
 
     # ------------------------------------------------------------------------- the method
@@ -181,15 +174,6 @@ class GradientDescent(RatingMixin, Epochs):
     @abstractmethod
     def _epoch(self, arranged, state, rate):
         """One pass over the ratings, changing `state`; the sum of weighted squared errors."""
-
-    @staticmethod
-    def _by_pieces(kernel, ends, *arguments):
-        """Call a kernel of one pass on the pieces that end at `ends`; the loss."""
-        loss, start = 0.0, 0
-        for stop in ends:
-            loss = kernel(start, stop, loss, *arguments)
-            start = stop
-        return loss
 
     @abstractmethod
     def _parameters(self, rows, state):
@@ -238,22 +222,19 @@ class Run:
     key: Key
     fingerprint: bytes | None
     parameters: dict
+    stopping: EarlyStopping
     state: dict | None = None
     loss_curve: list = field(default_factory=list)
     validation_curve: list = field(default_factory=list)
-    best: dict | None = None
-    best_loss: float = float("inf")
-    best_epoch: int = -1
-    target: float = float("inf")
-    n_without_progress: int = 0
-    stopped: bool = False
 
     @classmethod
     def new(cls, estimator, data):
         """Before the first epoch."""
-        parameters = parameters_of_a_run(estimator, "n_epochs")
         seed = check_random_state(estimator.random_state).randint(2**31 - 1)
-        return cls(Key(int(seed)), data.fingerprint() if estimator.warm_start else None, parameters)
+        parameters = parameters_of_a_run(estimator, "n_epochs")
+        fingerprint = data.fingerprint() if estimator.warm_start else None
+        stopping = EarlyStopping(estimator.tol, estimator.n_iter_no_change)
+        return cls(Key(int(seed)), fingerprint, parameters, stopping)
 
     @property
     def n_epochs(self):
@@ -374,11 +355,8 @@ def hold_out(rows, fraction, key):
 
 
 def vectors(n, n_factors, std, generator):
-    """Normal vectors of DTYPE, in rows as wide as the kernels want, 0 beyond `n_factors`."""
-    lanes = _kernels.sgd.LANES
-    rows = np.zeros((n, -(-n_factors // lanes) * lanes), dtype=DTYPE)
-    rows[:, :n_factors] = std * generator.normal(size=(n, n_factors))
-    return rows
+    """Return normal vectors of DTYPE."""
+    return (std * generator.normal(size=(n, n_factors))).astype(DTYPE)
 
 
 def item_vectors(rows, n_factors, std, generator):
@@ -403,11 +381,6 @@ def shuffled(rows, key):
     order = generator.permutation(len(rows.values))
     group = generator.permutation(rows.n_users) // 64
     return rows.take(order[np.argsort(narrowed(group)[rows.users[order]], kind="stable")])
-
-
-def pieces(n):
-    """Ends of the pieces in which n ratings are passed over."""
-    return [*range(PIECE, n, PIECE), n]
 
 
 def narrowed(codes):

@@ -10,20 +10,23 @@ import numpy as np
 from scipy.special import gammaincinv
 from sklearn.utils import check_random_state
 
-from fedrecsk import _kernels
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import Interval, get_threadpool_controller
-from fedrecsk._threads import N_JOBS
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
+from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.centralized import _gibbs
 from fedrecsk.centralized._sgd import Rows
-from fedrecsk.centralized._warm_start import parameters_of_a_run, resumed
-from fedrecsk.simulation.keys import Key
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.warm_start import parameters_of_a_run, resumed
 
 if TYPE_CHECKING:
     from typing import Any
 
     from numpy.random import RandomState
+
+bayesian_svdpp_kernels: LazyModule = LazyModule("fedrecsk.centralized._bayesian_svdpp_kernels")
+sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
 
 DTYPE = np.float32
 MAX_BYTES = 8 * 2**30
@@ -98,10 +101,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
     n_samples_ : int
         Samples kept; fewer than `n_samples` if a callback stopped the fit. If it did so before
         the first, the last sweep is the sample.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
+    {ids}
 
     Raises
     ------
@@ -188,7 +188,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
 
     # ------------------------------------------------------------------------------ fit
 
-    def _n_tasks(self):
+    def _n_tasks(self, data):
         return self.n_burn_in + self.n_samples * self.thinning
 
     def _fit(self, data, report):
@@ -294,7 +294,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
         """Of the scores of pairs of codes, -1 for unknown."""
         units = np.full(1 + self.n_factors, self._scale)
         units[0] **= 2
-        module = _kernels.bayesian_svdpp
+        module = bayesian_svdpp_kernels
         variances = np.empty(len(users))
         module.variances(
             users,
@@ -330,7 +330,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
         n, size = data.n_users, 1 + self.n_factors
         values = (data.values - self.global_bias_) / self._scale
         weights = data.weights / self._mean_weight
-        side = _kernels.bayesian_svdpp.Side(data.indptr, data.items, values, weights)
+        side = bayesian_svdpp_kernels.Side(data.indptr, data.items, values, weights)
         user_noise, noise, samples = np.ones(n), np.zeros(n), []
         for s, alpha in enumerate(self._noise_precision):
             key = self._key.at(s)
@@ -362,11 +362,9 @@ class BayesianSVDpp(RatingMixin, Recommender):
         factors = self.item_factors_[:, own] * (self.n_samples_ / root)
         items = np.column_stack([self.item_bias_samples_[:, s] / self._scale, factors])
         implicit = np.empty((data.n_users, d), dtype=DTYPE)
-        _kernels.sgd.implicit_sums(
-            data.indptr, data.items, self.implicit_factors_[:, own], implicit
-        )
+        sgd_kernels.implicit_sums(data.indptr, data.items, self.implicit_factors_[:, own], implicit)
         mean = np.column_stack([np.zeros(data.n_users), implicit / root])
-        return items.astype(np.float64), _kernels.bayesian_svdpp.Prior(
+        return items.astype(np.float64), bayesian_svdpp_kernels.Prior(
             mean.astype(np.float64), self._user_precision[s]
         )
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin, Recommender
 
 
@@ -40,10 +40,7 @@ class BiasOnly(RatingMixin, Recommender):
         b_u, in rating units.
     item_bias_ : ndarray of shape (n_items,), dtype float64
         b_i, in rating units.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
+    {ids}
 
     Notes
     -----

@@ -8,19 +8,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrecsk import _kernels
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import (
     GradientDescent,
     item_vectors,
-    pieces,
     ridge_by_user,
     shuffled,
     vectors,
 )
 from fedrecsk.centralized.bias_only import BiasOnly
+
+sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
 
 
 @documented
@@ -42,12 +43,7 @@ class BiasedMF(GradientDescent):
     ----------
     n_factors : int, default=20
         Length of p_u and q_i (f).
-    n_epochs : int, default=60
-        Number of passes over the ratings, in total if `warm_start` continues a fit.
-    learning_rate : float, default=0.02
-        Learning rate of the first epoch, for a rating of mean weight (gamma).
-    learning_rate_decay : float, default=0.96
-        Factor on the learning rate after each epoch.
+    {epochs}
     reg : float, default=0.05
         Weight of |p_u|^2 and |q_i|^2 for each rating of the user or item (lambda).
     shrinkage : float, default=3.0
@@ -57,20 +53,9 @@ class BiasedMF(GradientDescent):
         As `reg`, for the biases.
     shrinkage_bias : float, default=5.0
         As `shrinkage`, for the biases.
-    init_std : float, default=0.03
-        Standard deviation of the first vectors.
-    early_stopping : bool, default=False
-        Whether to hold out ratings, stop when their error no longer improves, and keep the best
-        epoch.
-    validation_fraction : float, default=0.1
-        Expected share of ratings held out.
-    n_iter_no_change : int, default=10
-        Number of epochs without progress after which to stop.
-    tol : float, default=1e-4
-        Smallest decrease of the mean squared error that is progress, in squared ratings.
-    warm_start : bool, default=False
-        Whether to continue the last fit to `n_epochs` epochs in total, exactly as if it had never
-        stopped.
+    {held-out rows}
+        In squared ratings.
+    {epochs warm_start}
     random_state : int, RandomState instance or None, default=None
         Seed of the first vectors, the order of ratings and the held-out rows.
     {items}
@@ -87,19 +72,8 @@ class BiasedMF(GradientDescent):
         b_i.
     global_bias_ : float
         Weighted mean of the ratings (mu).
-    rating_range_ : tuple of float
-        Least and greatest rating; predictions are clipped to it.
-    loss_curve_ : list of float
-        Weighted mean squared error of each epoch, each rating's before its update.
-    n_epochs_ : int
-        Epochs run.
-    best_epoch_, validation_curve_ : int, list of float
-        With early stopping: the epoch after which the model was best, 0 for the start, and
-        the held-out mean squared error of the start and after each epoch.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
+    {rating attributes}
+    {epochs attributes}
 
     Raises
     ------
@@ -122,6 +96,8 @@ class BiasedMF(GradientDescent):
 
     One thread. Each epoch takes the ratings in the same order: random groups of 64 users, and
     random within. A step of weight w is rate w / (1 + 2 rate w), at most 1/2.
+
+    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.03``.
 
     References
     ----------
@@ -153,8 +129,8 @@ class BiasedMF(GradientDescent):
         return {
             "user_bias": (levels["user_bias_"] / rows.scale).astype(_sgd.DTYPE),
             "item_bias": (levels["item_bias_"] / rows.scale).astype(_sgd.DTYPE),
-            "P": vectors(rows.n_users, self.n_factors, self.init_std, generator),
-            "Q": item_vectors(rows, self.n_factors, self.init_std, generator),
+            "P": vectors(rows.n_users, self.n_factors, self.INIT_STD, generator),
+            "Q": item_vectors(rows, self.n_factors, self.INIT_STD, generator),
         }
 
     def _arranged(self, rows, key):
@@ -170,16 +146,14 @@ class BiasedMF(GradientDescent):
 
     def _epoch(self, arranged, state, rate):
         ratings, decays = arranged
-        ends, kernel = pieces(len(ratings[0])), _kernels.sgd.biased_mf
-        return self._by_pieces(kernel, ends, *ratings, rate, *state.values(), *decays)
+        return sgd_kernels.biased_mf(*ratings, rate, *state.values(), *decays)
 
     def _parameters(self, rows, state):
-        d = self.n_factors
         return {
             "user_bias_": state["user_bias"],
             "item_bias_": state["item_bias"],
-            "user_factors_": state["P"][:, :d],
-            "item_factors_": state["Q"][:, :d],
+            "user_factors_": state["P"],
+            "item_factors_": state["Q"],
         }
 
     def _new_user_attributes(self, data):

@@ -10,24 +10,25 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils import check_random_state
 
-from fedrecsk import _kernels
-from fedrecsk._checks import cure
-from fedrecsk._codes import n_words, pack_codes, random_codes, unpack_codes
-from fedrecsk._docs import documented
-from fedrecsk._fixed_point import FRACTION_BITS, fixed
-from fedrecsk._hamming_search import HammingSearch
-from fedrecsk._pieces import pieces
-from fedrecsk._rating_scale import check_ratings, check_scale, scale_of
-from fedrecsk._sklearn import Interval, StrOptions, get_threadpool_controller
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.fixed_point import FRACTION_BITS, fixed
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_controller
 from fedrecsk.base import RatingMixin, Recommender
+from fedrecsk.base._binary_codes import n_words, pack_codes, random_codes, unpack_codes
+from fedrecsk.base._hamming_search import HammingSearch
 from fedrecsk.centralized._sgd import Rows, narrowed
-from fedrecsk.simulation.keys import Key
+from fedrecsk.data._checks import hint
+from fedrecsk.data._rating_scale import check_ratings, check_scale, scale_of
+from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
     from typing import Self
 
     from numpy.random import RandomState
     from numpy.typing import NDArray
+
+dcf_kernels: LazyModule = LazyModule("fedrecsk.centralized._dcf_kernels")
 
 # Sweeps of the real-valued start.
 N_RELAXED = 10
@@ -47,7 +48,7 @@ class DCF(HammingSearch, RatingMixin, Recommender):
     ----------
     n_bits : int, default=64
         Number of bits of a code (r). Codes are stored in words of 64 bits.
-    n_iterations : int, default=15
+    n_epochs : int, default=15
         Largest number of iterations; they end when no bit changes.
     balance_user : float, default=2e-5
         Weight of balance and decorrelation of the users' bits (alpha), in units in which a
@@ -79,7 +80,7 @@ class DCF(HammingSearch, RatingMixin, Recommender):
         The same unpacked (computed on access): +1 and -1, dtype int8.
     n_bits_ : int
         Number of bits of a code.
-    n_iterations_ : int
+    n_epochs_ : int
         Iterations done.
     mean_rating_ : float
         Weighted mean of y, which is predicted for unknown users and items.
@@ -87,10 +88,7 @@ class DCF(HammingSearch, RatingMixin, Recommender):
         The ratings of similarity 0 and 1.
     loss_curve_ : list of float
         Weighted mean squared error on the training rows after each iteration, in squared ratings.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
+    {ids}
 
     Raises
     ------
@@ -153,7 +151,7 @@ class DCF(HammingSearch, RatingMixin, Recommender):
 
     n_bits: int = 64
     _: KW_ONLY
-    n_iterations: int = 15
+    n_epochs: int = 15
     balance_user: float = 2e-5
     balance_item: float = 1e-4
     init: Literal["relaxed", "random"] = "relaxed"
@@ -164,7 +162,7 @@ class DCF(HammingSearch, RatingMixin, Recommender):
 
     _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
         "n_bits": [Interval(Integral, 1, None, closed="left")],
-        "n_iterations": [Interval(Integral, 1, None, closed="left")],
+        "n_epochs": [Interval(Integral, 1, None, closed="left")],
         "balance_user": [Interval(Real, 0, None, closed="left")],
         "balance_item": [Interval(Real, 0, None, closed="left")],
         "init": [StrOptions({"relaxed", "random"})],
@@ -185,7 +183,7 @@ class DCF(HammingSearch, RatingMixin, Recommender):
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             state = self._start(problem, key)
             self._begin_content(data, problem, state, key)
-            for t in range(self.n_iterations):
+            for t in range(self.n_epochs):
                 close = report.step("iteration")
                 changed = self._iterate(problem, state, key.at(t))
                 if close(lambda: self._finished(problem, state)) or not changed:
@@ -254,14 +252,14 @@ class DCF(HammingSearch, RatingMixin, Recommender):
             "user_codes_": state.users[problem.rank_of_user],
             "item_codes_": state.items.copy(),
             "n_bits_": int(self.n_bits),
-            "n_iterations_": len(state.loss_curve),
+            "n_epochs_": len(state.loss_curve),
             "rating_scale_": problem.scale,
             "mean_rating_": problem.mean,
             "loss_curve_": list(state.loss_curve),
         } | self._content_attributes(state)
 
-    def _n_tasks(self):
-        return self.n_iterations
+    def _n_tasks(self, data):
+        return self.n_epochs
 
     def _least_bytes(self, data):
         # Signs, vectors or linear terms, in 8 bytes each.
@@ -280,7 +278,7 @@ class DCF(HammingSearch, RatingMixin, Recommender):
         if 2.0**FRACTION_BITS * (4 * self.n_bits * mass + linear) >= 2**62:
             raise ValueError(
                 "The exact sums of the updates may not fit into 64-bit integers with these weights "
-                f"and parameters. {cure(self, data)} Fewer n_bits help too."
+                f"and parameters. {hint(self, data)} Fewer n_bits help too."
             )
 
     def _largest_pull(self, n_rows):
@@ -360,7 +358,7 @@ class Problem(NamedTuple):
     @classmethod
     def of(cls, rows: Rows, scale: tuple[float, float], n_bits: int) -> Self:
         """The problem of `rows` (Rows)."""
-        Side = _kernels.dcf.Side
+        Side = dcf_kernels.Side
         low, high = scale
         span = high - low if high > low else 1.0
         targets = n_bits * (2 * (rows.values - low) / span - 1)
@@ -433,16 +431,13 @@ def descend(
     """Kernel `descend` on all rows; squared errors and the number of bits that changed."""
     exact = side._replace(weights=fixed(side.weights), pulls=fixed(side.pulls))
     n_bits, most = linear.shape[1], int(np.diff(side.indptr).max(initial=1))
-    scratch = _kernels.dcf.Scratch(
+    scratch = dcf_kernels.Scratch(
         np.empty(most, dtype=np.int64),
         np.empty((n_words(n_bits), most), dtype=np.uint64),
         np.empty(n_bits, dtype=np.int64),
     )
     loss = np.zeros(2)
-    for start, stop in pieces(np.diff(side.indptr) + 1, n_bits):
-        _kernels.dcf.descend(
-            start, stop, exact, others, linear, codes, n_sweeps or 0, scratch, loss
-        )
+    dcf_kernels.descend(exact, others, linear, codes, n_sweeps or 0, scratch, loss)
     return float(loss[0]), int(loss[1])
 
 
@@ -451,8 +446,7 @@ def relax(
 ) -> None:
     """Kernel `relax` on all rows."""
     most = int(np.diff(side.indptr).max(initial=1))
-    scratch = _kernels.dcf.Scratch(
+    scratch = dcf_kernels.Scratch(
         np.empty(most), np.empty((linear.shape[1], most)), np.empty(0, dtype=np.int64)
     )
-    for start, stop in pieces(np.diff(side.indptr) + 1, linear.shape[1]):
-        _kernels.dcf.relax(start, stop, side, others, linear, float(ridge), vectors, scratch)
+    dcf_kernels.relax(side, others, linear, float(ridge), vectors, scratch)

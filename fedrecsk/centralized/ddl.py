@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedrecsk._codes import pack_codes, unpack_codes
-from fedrecsk._docs import documented
-from fedrecsk._fixed_point import fixed
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.fixed_point import fixed
+from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.base._binary_codes import pack_codes, unpack_codes
 from fedrecsk.centralized._dbn import DeepBeliefNet
 from fedrecsk.centralized._item_features import aligned, catalogue_of, check_covered, has_ids
 from fedrecsk.centralized.dcf import DCF
-from fedrecsk.interactions import as_table, id_columns
+from fedrecsk.data.interactions import as_table, id_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,13 +47,9 @@ class DDL(DCF):
         in which a rating's error counts in bits.
     hidden_layers : sequence of int, default=(200,)
         Units of the network's layers between the features and the codes.
-    n_pretraining_epochs : int, default=10
-        Passes over the items with which the layers are pretrained as Boltzmann machines.
     learning_rate : float, default=1e-3
         Step of Adam in the network's training on the codes.
-    n_tuning_epochs : int, default=3
-        Passes over the items with which the network is trained in each iteration.
-    n_iterations : int, default=15
+    n_epochs : int, default=15
         Number of iterations. Without features they end when no bit changes.
     balance_user : float, default=2e-5
         Weight of balance and decorrelation of the users' bits (alpha), in the same units.
@@ -90,7 +86,7 @@ class DDL(DCF):
         each iteration; only with `item_features`.
     n_bits_ : int
         Number of bits of a code.
-    n_iterations_ : int
+    n_epochs_ : int
         Iterations done.
     mean_rating_ : float
         Weighted mean of y, which is predicted for unknown users and items.
@@ -98,10 +94,7 @@ class DDL(DCF):
         The ratings of similarity 0 and 1.
     loss_curve_ : list of float
         Weighted mean squared error on the training rows after each iteration, in squared ratings.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
+    {ids}
 
     Raises
     ------
@@ -126,6 +119,9 @@ class DDL(DCF):
           2  DCF's iteration, with lambda f(c_i) added to beta Y         _content_pull
           3  Adam on |d_i - f(c_i)|^2 over rated items                  DeepBeliefNet.tune
           4  d_i = sign f(c_i) for items without ratings                _learn_content
+
+    *Constants.* The layers are pretrained as Boltzmann machines in 10 passes over the items
+    (``N_PRETRAINING_EPOCHS``), and trained in 3 passes per iteration (``N_TUNING_EPOCHS``).
 
     *Assumed*, because the paper's text is not freely available and its authors' code pretrains an
     auto-encoder: hidden layers are logistic, the last layer's units are moved from (0, 1) to
@@ -156,17 +152,15 @@ class DDL(DCF):
     item_features: ArrayLike | None = None
     content_weight: float = 1e-3
     hidden_layers: Sequence[int] = (200,)
-    n_pretraining_epochs: int = 10
+    N_PRETRAINING_EPOCHS = 10
     learning_rate: float = 1e-3
-    n_tuning_epochs: int = 3
+    N_TUNING_EPOCHS = 3
 
     _parameter_constraints: ClassVar[dict] = DCF._parameter_constraints | {
         "item_features": ["array-like", "sparse matrix", None],
         "content_weight": [Interval(Real, 0, None, closed="left")],
         "hidden_layers": ["array-like"],
-        "n_pretraining_epochs": [Interval(Integral, 0, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="left")],
-        "n_tuning_epochs": [Interval(Integral, 0, None, closed="left")],
     }
 
     # ------------------------------------------------------------------------- the network
@@ -178,7 +172,7 @@ class DDL(DCF):
         sizes = [*self.hidden_layers, self.n_bits]
         seed = int(key.hashed("network") >> np.uint64(33))
         state.network = DeepBeliefNet.pretrained(
-            state.features, sizes, self.n_pretraining_epochs, seed
+            state.features, sizes, self.N_PRETRAINING_EPOCHS, seed
         )
         state.outputs, state.content_losses = state.network.outputs(state.features), []
         self._code_unrated(problem, state)
@@ -194,7 +188,7 @@ class DDL(DCF):
         rated = np.flatnonzero(problem.rated)
         codes = unpack_codes(state.items[rated], self.n_bits).astype(np.float64)
         generator = key.generator("network")
-        for _ in range(self.n_tuning_epochs):
+        for _ in range(self.N_TUNING_EPOCHS):
             state.network.tune(state.features[rated], codes, self.learning_rate, generator)
         state.outputs = state.network.outputs(state.features)
         self._code_unrated(problem, state)

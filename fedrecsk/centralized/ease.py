@@ -8,9 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrecsk import _memory
-from fedrecsk._docs import documented
-from fedrecsk._item_weights import (
+from fedrecsk._utils import memory
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
+from fedrecsk.base import RankingMixin, Recommender, check_likes
+from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
     add_gram,
     histories,
@@ -19,8 +21,6 @@ from fedrecsk._item_weights import (
     regularized_inverse,
     weights_of,
 )
-from fedrecsk._sklearn import Interval, get_threadpool_controller
-from fedrecsk.base import RankingMixin, Recommender, check_likes
 
 # At most so many of a float64 for each pair of items at a time: X'X, and its inverse.
 MATRICES = 4
@@ -51,10 +51,7 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
         B: row j is added to the scores of all items if a user likes item j.
     user_history_ : csr_array of shape (n_users, n_items), dtype float32
         X. A user's scores depend only on the user's row.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
+    {ids}
 
     Raises
     ------
@@ -107,7 +104,7 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
 
     def _fit(self, data, report):
         check_likes(data)
-        _memory.require(
+        memory.require(
             MATRICES * 8 * data.n_items**2,
             f"EASE's matrices of {data.n_items} by {data.n_items} items",
             "Leave out rare items, for example with preprocessing.filter_min_ratings, or use a "

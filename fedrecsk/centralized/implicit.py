@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
@@ -16,11 +17,11 @@ from scipy import sparse
 from scipy.special import expit
 from sklearn.utils import check_random_state
 
-from fedrecsk._checks import cure
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import Interval, StrOptions, get_threadpool_controller
-from fedrecsk._threads import N_JOBS, n_threads
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_controller
+from fedrecsk._utils.threads import N_JOBS, n_threads
 from fedrecsk.base import RankingMixin, Recommender, check_likes, linear_scores
+from fedrecsk.data._checks import hint
 
 if TYPE_CHECKING:
     from typing import Any
@@ -32,44 +33,48 @@ PAIRS_PER_STEP = 16
 
 @dataclass(eq=False, repr=False)
 class ImplicitRecommender(RankingMixin, Recommender):
-    """Base class of the adapters: fit, and the scores of unknown users.
-
-    A subclass defines the library's model, its fitted attributes, and those of new users.
-    """
+    """Base class of the adapters: fit, and the scores of unknown users."""
 
     n_factors: int = 64
     _: KW_ONLY
-    regularization: float = 0.01
-    n_iterations: int = 15
+    reg: float = 0.01
+    n_epochs: int = 15
     n_jobs: int | None = None
     random_state: int | RandomState | None = None
 
     _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "regularization": [Interval(Real, 0, None, closed="left")],
-        "n_iterations": [Interval(Integral, 1, None, closed="left")],
+        "reg": [Interval(Real, 0, None, closed="left")],
+        "n_epochs": [Interval(Integral, 1, None, closed="left")],
         "n_jobs": N_JOBS,
         "random_state": ["random_state"],
     }
 
-    # ------------------------------------------------------------------------- the method
-
-    @abstractmethod
-    def _library_model(self, n_threads, seed):
-        """The library's model, not fitted."""
-
-    @abstractmethod
-    def _factors(self, model) -> dict[str, Any]:
-        """Fitted attributes of the library's model, copied: factors and biases by name."""
+    # Module and class of the library, parameters handed on beside those above, and the columns of
+    # its user_factors and item_factors that hold biases.
+    _library: ClassVar[tuple[str, str]]
+    _handed_on: ClassVar[tuple[str, ...]] = ()
+    _bias_columns: ClassVar[dict[str, int]] = {}
 
     @abstractmethod
     def _newcomers(self, likes) -> dict[str, Any]:
-        """Per-user attributes of the rows of `likes`, with the items as they are."""
+        """Return the per-user attributes of the rows of `likes`, with the items as they are."""
 
-    # ---------------------------------------------------------------------- the machinery
+    def _library_model(self, seed, **options):
+        """Return the library's model, not fitted."""
+        module, name = self._library
+        return getattr(importlib.import_module(f"implicit.cpu.{module}"), name)(
+            factors=self.n_factors,
+            regularization=float(self.reg),
+            iterations=self.n_epochs,
+            num_threads=n_threads(self.n_jobs),
+            random_state=seed,
+            **{name: getattr(self, name) for name in self._handed_on},
+            **options,
+        )
 
-    def _n_tasks(self):
-        return self.n_iterations
+    def _n_tasks(self, data):
+        return self.n_epochs
 
     def _least_bytes(self, data):
         return 4 * self.n_factors * (data.n_users + data.n_items)
@@ -81,7 +86,6 @@ class ImplicitRecommender(RankingMixin, Recommender):
         # Also its draws by item, so these are the items with rows and not the whole catalogue.
         items = np.flatnonzero(np.bincount(data.items, minlength=data.n_items))
         check_likes(data)
-        threads = n_threads(self.n_jobs)
         seed = self.random_state
         if not isinstance(seed, Integral):
             seed = check_random_state(seed).randint(2**31 - 1)
@@ -91,7 +95,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
             fitted = self._attributes(model, likes, items)
             for name in [name for name in fitted if name.startswith("user_")]:
                 fitted[name] = fitted[name][np.argsort(order)]
-            return fitted | {"n_iterations_": n_done, "_seed": int(seed)}
+            return fitted | {"n_epochs_": n_done, "_seed": int(seed)}
 
         def after_iteration(*_):
             nonlocal n_done, close
@@ -99,22 +103,27 @@ class ImplicitRecommender(RankingMixin, Recommender):
             self._check_finite(model, n_done, data)
             if close(attributes):
                 raise _Stop
-            if n_done < self.n_iterations:
+            if n_done < self.n_epochs:
                 close = report.step("iteration")
 
         with _single_threaded_blas(), contextlib.suppress(_Stop):
-            model = self._library_model(threads, int(seed))
-            some = len(items) < data.n_items
-            model.fit(
-                likes[:, items] if some else likes, show_progress=False, callback=after_iteration
-            )
+            model = self._library_model(int(seed))
+            some = likes[:, items] if len(items) < data.n_items else likes
+            model.fit(some, show_progress=False, callback=after_iteration)
         return attributes()
 
     def _attributes(self, model, likes, items):
-        attributes = self._factors(model)
-        for name in [name for name in attributes if name.startswith("item_")]:
-            attributes[name] = _spread(attributes[name], items, likes.shape[1])
-        users = {name: rows for name, rows in attributes.items() if name.startswith("user_")}
+        """Return the fitted attributes of the library's model; copies."""
+        d, library = self.n_factors, {"user": model.user_factors, "item": model.item_factors}
+        users = {"user_factors_": library["user"][:, :d].copy()}
+        rated = {"item_factors_": library["item"][:, :d]}
+        for name, column in self._bias_columns.items():
+            side = name.removesuffix("_bias_")
+            (users if side == "user" else rated)[name] = library[side][:, column].copy()
+        attributes = dict(users)
+        for name, rows in rated.items():
+            attributes[name] = np.zeros((likes.shape[1], *rows.shape[1:]), dtype=rows.dtype)
+            attributes[name][items] = rows
         likers = np.diff(likes.indptr) > 0
         mean = {name: rows[likers].mean(axis=0, dtype=float) for name, rows in users.items()}
         _put(mean, users, ~likers)
@@ -135,7 +144,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
         if not (np.isfinite(model.user_factors).all() and np.isfinite(model.item_factors).all()):
             raise ValueError(
                 f"{type(self).__name__} diverged: its factors are infinite or NaN after iteration "
-                f"{n_done}. {cure(self, data)}"
+                f"{n_done}. {hint(self, data)}"
             )
 
     def _score_pairs(self, users, items):
@@ -162,7 +171,7 @@ class ImplicitALS(ImplicitRecommender):
     Minimises over user vectors p_u and item vectors q_i::
 
         sum over ALL u, i of c_ui (t_ui - p_u . q_i)^2
-          + regularization (sum_u |p_u|^2 + sum_i |q_i|^2)
+          + reg (sum_u |p_u|^2 + sum_i |q_i|^2)
 
     where t_ui = 1 and c_ui = alpha * weight * y if user u has a row with item i and y > 0,
     and t_ui = 0, c_ui = 1 otherwise. At the end each item gets the bias b_i that minimises the same
@@ -172,14 +181,14 @@ class ImplicitALS(ImplicitRecommender):
     ----------
     n_factors : int, default=64
         Length of p_u and q_i (f; `factors` in implicit, by default 100).
-    regularization : float, default=10.0
+    reg : float, default=10.0
         Weight of the squared norms (lambda). As a baseline, search it from 1 to 100 together
         with `alpha`. implicit's own default, 0.01, is too small for most data: the model then
         ranks worse than :class:`Popularity` if users have few rows.
     alpha : float, default=1.0
         Confidence of a row with y = 1 and weight 1. The paper's is 1 + its own alpha; with 1,
         liked items count no more than others.
-    n_iterations : int, default=15
+    n_epochs : int, default=15
         Number of sweeps over users, then items (`iterations` in implicit).
     item_bias : bool, default=True
         Whether items get biases after the last sweep. False gives the scores of implicit.
@@ -195,24 +204,18 @@ class ImplicitALS(ImplicitRecommender):
 
     Attributes
     ----------
-    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
-        p_u.
-    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
-        q_i.
+    {float factors}
     item_bias_ : ndarray of shape (n_items,), dtype float32
         b_i; absent without `item_bias`.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
-    n_iterations_ : int
-        Number of sweeps done; fewer than `n_iterations` if a callback stopped the fit.
+    {ids}
+    n_epochs_ : int
+        Number of sweeps done; fewer than `n_epochs` if a callback stopped the fit.
 
     Raises
     ------
     ValueError
         By fit: if no y is positive, if the factors become infinite or NaN, or if the exact
-        solver meets a singular system (then raise `regularization`).
+        solver meets a singular system (then raise `reg`).
 
     See Also
     --------
@@ -243,7 +246,7 @@ class ImplicitALS(ImplicitRecommender):
     >>> from fedrecsk import ImplicitALS
     >>> X = [["ann", "alien"], ["ann", "aliens"], ["bob", "alien"], ["bob", "aliens"],
     ...      ["bob", "predator"], ["cat", "emma"], ["cat", "persuasion"]]
-    >>> model = ImplicitALS(n_factors=2, alpha=5, regularization=1, random_state=0).fit(X)
+    >>> model = ImplicitALS(n_factors=2, alpha=5, reg=1, random_state=0).fit(X)
     >>> model.recommend(["ann"], 1)[0].tolist()
     [['predator']]
     >>> model.recommend(["dan"], 1, interactions=[["dan", "emma"]])[0].tolist()
@@ -251,7 +254,7 @@ class ImplicitALS(ImplicitRecommender):
     """
 
     _: KW_ONLY
-    regularization: float = 10.0
+    reg: float = 10.0
     alpha: float = 1.0
     item_bias: bool = True
     solver: Literal["cg", "cholesky"] = "cg"
@@ -262,24 +265,11 @@ class ImplicitALS(ImplicitRecommender):
         "solver": [StrOptions({"cg", "cholesky"})],
     }
 
-    def _library_model(self, n_threads, seed):
-        from implicit.cpu.als import AlternatingLeastSquares
+    _library = "als", "AlternatingLeastSquares"
 
-        return AlternatingLeastSquares(
-            factors=self.n_factors,
-            regularization=float(self.regularization),
-            alpha=float(self.alpha),
-            iterations=self.n_iterations,
-            use_cg=self.solver == "cg",
-            num_threads=n_threads,
-            random_state=seed,
-        )
-
-    def _factors(self, model):
-        return {
-            "user_factors_": model.user_factors.copy(),
-            "item_factors_": model.item_factors.copy(),
-        }
+    def _library_model(self, seed, **options):
+        options |= {"alpha": float(self.alpha), "use_cg": self.solver == "cg"}
+        return super()._library_model(seed, **options)
 
     def _attributes(self, model, likes, items):
         attributes = super()._attributes(model, likes, items)
@@ -289,7 +279,7 @@ class ImplicitALS(ImplicitRecommender):
         return attributes
 
     def _biases(self, users, items, likes):
-        """Mean difference of target and score of each item, over the users who like something."""
+        """Return each item's mean of target less score, over the users who like something."""
         n_likes = np.diff(likes.indptr)
         likers, pairs = np.flatnonzero(n_likes), np.repeat(np.arange(len(users)), n_likes)
         liked, extra = likes.indices.astype(np.int64), self.alpha * likes.data.astype(float) - 1
@@ -304,7 +294,7 @@ class ImplicitALS(ImplicitRecommender):
         return total / np.maximum(mass, 1e-9)
 
     def _newcomers(self, likes):
-        model = self._library_model(n_threads(self.n_jobs), self._seed)
+        model = self._library_model(self._seed)
         model.item_factors = self.item_factors_
         model.factors = self.item_factors_.shape[1]
         return {"user_factors_": model.recalculate_user(np.arange(likes.shape[0]), likes)}
@@ -320,7 +310,7 @@ class ImplicitBPR(ImplicitRecommender):
 
         ln sigmoid(s_ui - s_uj),    s_ui = p_u . q_i + b_i
 
-    less ``regularization / 2`` times the squares of the parameters, by stochastic gradient
+    less ``reg / 2`` times the squares of the parameters, by stochastic gradient
     steps. An item is drawn as j as often as users like it.
 
     Parameters
@@ -329,9 +319,9 @@ class ImplicitBPR(ImplicitRecommender):
         Length of p_u and q_i, without the bias (`factors` in implicit, by default 100).
     learning_rate : float, default=0.01
         Step size (alpha).
-    regularization : float, default=0.01
+    reg : float, default=0.01
         Weight of the penalty in each step (lambda).
-    n_iterations : int, default=100
+    n_epochs : int, default=100
         Number of epochs, each of as many steps as there are rows with y > 0 (`iterations` in
         implicit).
     verify_negative_samples : bool, default=True
@@ -346,18 +336,12 @@ class ImplicitBPR(ImplicitRecommender):
 
     Attributes
     ----------
-    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
-        p_u.
-    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
-        q_i.
+    {float factors}
     item_bias_ : ndarray of shape (n_items,), dtype float32
         b_i.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
-    n_iterations_ : int
-        Epochs done; fewer than `n_iterations` if a callback stopped the fit.
+    {ids}
+    n_epochs_ : int
+        Epochs done; fewer than `n_epochs` if a callback stopped the fit.
 
     Raises
     ------
@@ -402,7 +386,7 @@ class ImplicitBPR(ImplicitRecommender):
 
     _: KW_ONLY
     learning_rate: float = 0.01
-    n_iterations: int = 100
+    n_epochs: int = 100
     verify_negative_samples: bool = True
 
     _parameter_constraints: ClassVar[dict] = ImplicitRecommender._parameter_constraints | {
@@ -410,26 +394,10 @@ class ImplicitBPR(ImplicitRecommender):
         "verify_negative_samples": ["boolean"],
     }
 
-    def _library_model(self, n_threads, seed):
-        from implicit.cpu.bpr import BayesianPersonalizedRanking
-
-        return BayesianPersonalizedRanking(
-            factors=self.n_factors,
-            learning_rate=float(self.learning_rate),
-            regularization=float(self.regularization),
-            iterations=self.n_iterations,
-            verify_negative_samples=bool(self.verify_negative_samples),
-            num_threads=n_threads,
-            random_state=seed,
-        )
-
-    def _factors(self, model):
-        # The last column is the item's bias, and 1 for users.
-        return {
-            "user_factors_": model.user_factors[:, :-1].copy(),
-            "item_factors_": model.item_factors[:, :-1].copy(),
-            "item_bias_": model.item_factors[:, -1].copy(),
-        }
+    _library = "bpr", "BayesianPersonalizedRanking"
+    _handed_on = "learning_rate", "verify_negative_samples"
+    # Beside it, users have 1.
+    _bias_columns: ClassVar[dict[str, int]] = {"item_bias_": -1}
 
     def _newcomers(self, likes):
         factors = [self._newcomer(items) for items, _ in _rows(likes)]
@@ -440,13 +408,13 @@ class ImplicitBPR(ImplicitRecommender):
         if not len(items):
             return user
         rng = np.random.default_rng(self._seed)
-        n_pairs = len(items) * self.n_iterations_
+        n_pairs = len(items) * self.n_epochs_
         liked = rng.choice(items, n_pairs)
         other = rng.choice(len(self._popularity), n_pairs, p=self._popularity)
         if self.verify_negative_samples:
             kept = ~np.isin(other, items)
             liked, other = liked[kept], other[kept]
-        shrinkage = max(0.0, 1 - self.learning_rate * self.regularization)
+        shrinkage = max(0.0, 1 - self.learning_rate * self.reg)
         for start in range(0, len(liked), PAIRS_PER_STEP):
             i, j = (which[start : start + PAIRS_PER_STEP] for which in (liked, other))
             apart = self.item_factors_[i] - self.item_factors_[j]
@@ -467,7 +435,7 @@ class ImplicitLMF(ImplicitRecommender):
         sum over liked (u, i) of c_ui ln sigmoid(s_ui)
           + sum over sampled (u, j) of ln(1 - sigmoid(s_uj))
 
-    with c_ui = weight * y, less ``regularization / 2`` times the squares of the parameters,
+    with c_ui = weight * y, less ``reg / 2`` times the squares of the parameters,
     by AdaGrad on all users, then all items. In a user's step item j is sampled as often as
     users like it, and in an item's step user u as often as u likes items.
 
@@ -477,9 +445,9 @@ class ImplicitLMF(ImplicitRecommender):
         Length of p_u and q_i, without the biases (`factors` in implicit).
     learning_rate : float, default=1.0
         AdaGrad's step size (gamma).
-    regularization : float, default=0.6
+    reg : float, default=0.6
         Weight of the penalty (lambda).
-    n_iterations : int, default=30
+    n_epochs : int, default=30
         Steps of users, then of items (`iterations` in implicit).
     neg_prop : int, default=30
         Number of sampled items per liked one, but implicit 0.7 never samples more than
@@ -494,18 +462,12 @@ class ImplicitLMF(ImplicitRecommender):
 
     Attributes
     ----------
-    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
-        p_u.
-    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
-        q_i.
+    {float factors}
     user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
         b_u and b_i, in log-odds.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
-    n_iterations_ : int
-        Iterations done; fewer than `n_iterations` if a callback stopped the fit.
+    {ids}
+    n_epochs_ : int
+        Iterations done; fewer than `n_epochs` if a callback stopped the fit.
 
     Raises
     ------
@@ -541,7 +503,7 @@ class ImplicitLMF(ImplicitRecommender):
     >>> from fedrecsk import ImplicitLMF
     >>> X = [["ann", "alien"], ["ann", "aliens"], ["bob", "alien"], ["bob", "aliens"],
     ...      ["bob", "predator"], ["cat", "emma"], ["cat", "persuasion"]]
-    >>> model = ImplicitLMF(n_factors=2, n_iterations=200, random_state=0).fit(X)
+    >>> model = ImplicitLMF(n_factors=2, n_epochs=200, random_state=0).fit(X)
     >>> model.recommend(["ann"], 1)[0].tolist()
     [['predator']]
     >>> model.recommend(["dan"], 1, interactions=[["dan", "emma"]])[0].tolist()
@@ -551,8 +513,8 @@ class ImplicitLMF(ImplicitRecommender):
     n_factors: int = 30
     _: KW_ONLY
     learning_rate: float = 1.0
-    regularization: float = 0.6
-    n_iterations: int = 30
+    reg: float = 0.6
+    n_epochs: int = 30
     neg_prop: int = 30
 
     _parameter_constraints: ClassVar[dict] = ImplicitRecommender._parameter_constraints | {
@@ -560,27 +522,10 @@ class ImplicitLMF(ImplicitRecommender):
         "neg_prop": [Interval(Integral, 1, None, closed="left")],
     }
 
-    def _library_model(self, n_threads, seed):
-        from implicit.cpu.lmf import LogisticMatrixFactorization
-
-        return LogisticMatrixFactorization(
-            factors=self.n_factors,
-            learning_rate=float(self.learning_rate),
-            regularization=float(self.regularization),
-            iterations=self.n_iterations,
-            neg_prop=int(self.neg_prop),
-            num_threads=n_threads,
-            random_state=seed,
-        )
-
-    def _factors(self, model):
-        # The last two columns are 1 and the bias for users, the bias and 1 for items.
-        return {
-            "user_factors_": model.user_factors[:, :-2].copy(),
-            "user_bias_": model.user_factors[:, -1].copy(),
-            "item_factors_": model.item_factors[:, :-2].copy(),
-            "item_bias_": model.item_factors[:, -2].copy(),
-        }
+    _library = "lmf", "LogisticMatrixFactorization"
+    _handed_on = "learning_rate", "neg_prop"
+    # Beside them, the other side has 1.
+    _bias_columns: ClassVar[dict[str, int]] = {"user_bias_": -1, "item_bias_": -2}
 
     def _newcomers(self, likes):
         items = np.column_stack([self.item_factors_, np.ones(self.n_items_)])
@@ -590,11 +535,11 @@ class ImplicitLMF(ImplicitRecommender):
     def _newcomer(self, vectors, items, confidences):
         user, squares = np.zeros((2, vectors.shape[1]))
         n_sampled = min(len(user) + 1, len(items) * self.neg_prop)
-        for _ in range(self.n_iterations_):
+        for _ in range(self.n_epochs_):
             likely = expit(vectors @ user + self.item_bias_)
             slopes = -n_sampled * self._popularity * likely
             slopes[items] += confidences * (1 - likely[items])
-            gradient = slopes @ vectors - self.regularization * user
+            gradient = slopes @ vectors - self.reg * user
             squares += gradient**2
             user += self.learning_rate / np.sqrt(1e-6 + squares) * gradient
         return user
@@ -605,7 +550,7 @@ class _Stop(Exception):
 
 
 def _likes(data):
-    """The rows with y > 0 as a matrix users x items of weight * y, as the library takes it."""
+    """Return the rows with y > 0 as a matrix users x items of weight * y."""
     liked = data.take(data.values > 0)
     confidences = (liked.weights * liked.values).astype(np.float32)
     shape = (data.n_users, data.n_items)
@@ -613,16 +558,9 @@ def _likes(data):
 
 
 def _rows(matrix):
-    """Columns and values of each row of a CSR matrix."""
+    """Yield columns and values of each row of a CSR matrix."""
     cuts = matrix.indptr[1:-1]
     return zip(np.split(matrix.indices, cuts), np.split(matrix.data, cuts), strict=True)
-
-
-def _spread(rows, places, length):
-    """An array of the length with `rows` at `places` and 0 elsewhere."""
-    everything = np.zeros((length, *rows.shape[1:]), dtype=rows.dtype)
-    everything[places] = rows
-    return everything
 
 
 def _put(mean, users, mask):

@@ -8,19 +8,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrecsk import _kernels
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import linear_scores
 from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import (
     GradientDescent,
     item_vectors,
-    pieces,
     ridge_by_user,
     shuffled,
     vectors,
 )
+
+sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
 
 
 @documented
@@ -42,12 +43,7 @@ class PMF(GradientDescent):
     ----------
     n_factors : int, default=20
         Length of p_u and q_i (the paper's D).
-    n_epochs : int, default=60
-        Number of passes over the ratings, in total if `warm_start` continues a fit.
-    learning_rate : float, default=0.02
-        Learning rate of the first epoch, for a rating of mean weight.
-    learning_rate_decay : float, default=0.96
-        Factor on the learning rate after each epoch.
+    {epochs}
     reg : float, default=0.05
         Strength of the priors for each rating of the user or item (lambda_U and lambda_V, as
         the paper's authors apply them).
@@ -63,20 +59,9 @@ class PMF(GradientDescent):
         data.
     center : bool, default=True
         Whether to subtract the global mean mu from ratings. False: mu is 0.
-    init_std : float, default=0.03
-        Standard deviation of the first vectors around the prior mean. Plain PMF needs .1.
-    early_stopping : bool, default=False
-        Whether to hold out ratings, stop when their error no longer improves, and keep the best
-        epoch.
-    validation_fraction : float, default=0.1
-        Expected share of ratings held out.
-    n_iter_no_change : int, default=10
-        Number of epochs without progress after which to stop.
-    tol : float, default=1e-4
-        Smallest decrease of the mean squared error that is progress, in squared ratings.
-    warm_start : bool, default=False
-        Whether to continue the last fit to `n_epochs` epochs in total, exactly as if it had never
-        stopped.
+    {held-out rows}
+        In squared ratings.
+    {epochs warm_start}
     random_state : int, RandomState instance or None, default=None
         Seed of the first vectors, the order of ratings and the held-out rows.
     {items}
@@ -89,19 +74,8 @@ class PMF(GradientDescent):
         q_i.
     global_bias_ : float
         mu, in rating units.
-    rating_range_ : tuple of float
-        Least and greatest rating; predictions are clipped to it.
-    loss_curve_ : list of float
-        Weighted mean squared error of each epoch, each rating's before its update.
-    n_epochs_ : int
-        Epochs run.
-    best_epoch_, validation_curve_ : int, list of float
-        With early stopping: the epoch after which the model was best, 0 for the start, and
-        the held-out mean squared error of the start and after each epoch.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
+    {rating attributes}
+    {epochs attributes}
 
     Raises
     ------
@@ -126,8 +100,10 @@ class PMF(GradientDescent):
     random within. A step of weight w is rate w / (1 + 2 rate w), at most 1/2.
 
     The paper gives priors means in section 3 ("adaptive priors") and learns them; here one
-    coordinate's is set. With ``prior_mean=0, shrinkage=0, init_std=0.1`` and a `reg` of about
-    .09 this is the plain model of section 2 without the sigmoid.
+    coordinate's is set. With ``prior_mean=0, shrinkage=0`` and a `reg` of about .09
+    this is the plain model of section 2 without the sigmoid.
+
+    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.03``.
 
     References
     ----------
@@ -166,8 +142,8 @@ class PMF(GradientDescent):
 
     def _start(self, rows, key):
         generator = key.generator("first vectors")
-        P = vectors(rows.n_users, self.n_factors, self.init_std, generator)
-        Q = item_vectors(rows, self.n_factors, self.init_std, generator)
+        P = vectors(rows.n_users, self.n_factors, self.INIT_STD, generator)
+        Q = item_vectors(rows, self.n_factors, self.INIT_STD, generator)
         mean_user, mean_item = self._prior_means(P.shape[1])
         return {"P": P + mean_user, "Q": Q + mean_item}
 
@@ -186,12 +162,10 @@ class PMF(GradientDescent):
     def _epoch(self, arranged, state, rate):
         ratings, decays = arranged
         means = self._prior_means(state["P"].shape[1])
-        ends, vectors = pieces(len(ratings[0])), (state["P"], state["Q"])
-        return self._by_pieces(_kernels.sgd.pmf, ends, *ratings, rate, *vectors, *decays, *means)
+        return sgd_kernels.pmf(*ratings, rate, state["P"], state["Q"], *decays, *means)
 
     def _parameters(self, rows, state):
-        d = self.n_factors
-        return {"user_factors_": state["P"][:, :d], "item_factors_": state["Q"][:, :d]}
+        return {"user_factors_": state["P"], "item_factors_": state["Q"]}
 
     def _new_user_attributes(self, data):
         mean, items = self._fitted_prior_means()[0], self.item_factors_.astype(np.float64)

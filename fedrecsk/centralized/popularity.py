@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedrecsk._docs import documented
+from fedrecsk._utils.docs import documented
 from fedrecsk.base import RankingMixin, Recommender, check_likes
 
 
@@ -27,10 +27,7 @@ class Popularity(RankingMixin, Recommender):
     ----------
     item_popularity_ : ndarray of shape (n_items,), dtype float64
         Share of the users that have the item (with unit weights).
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
+    {ids}
 
     Raises
     ------

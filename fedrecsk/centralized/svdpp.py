@@ -8,12 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrecsk import _kernels
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.centralized import _sgd
-from fedrecsk.centralized._sgd import item_vectors, pieces
+from fedrecsk.centralized._sgd import item_vectors
 from fedrecsk.centralized.biased_mf import BiasedMF
+
+sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
 
 
 @documented
@@ -29,12 +31,8 @@ class SVDpp(BiasedMF):
     ----------
     n_factors : int, default=20
         Length of p_u, q_i and y_j (f).
-    n_epochs : int, default=40
-        Number of passes over the ratings, in total if `warm_start` continues a fit.
-    learning_rate : float, default=0.02
-        Learning rate of the first epoch, for a rating of mean weight (gamma).
-    learning_rate_decay : float, default=0.95
-        Factor on the learning rate after each epoch (the paper: .9).
+    {epochs}
+        The paper has .9.
     reg : float, default=0.04
         Weight of |p_u|^2 and |q_i|^2 for each rating of the user or item (lambda_7).
     shrinkage : float, default=5.0
@@ -47,21 +45,9 @@ class SVDpp(BiasedMF):
         Decay of y_j for each rating of each user who has rated j. The paper's gradient step
         decays all y_j of a user at each of its ratings by lambda_7: that is
         ``reg_implicit=reg``, which hardly lets y move for users with many ratings.
-    init_std : float, default=0.03
-        Standard deviation of the first vectors.
-    early_stopping : bool, default=False
-        Whether to hold out ratings, stop when their error no longer improves, and keep the best
-        epoch.
-        Held-out ratings are not in R_u.
-    validation_fraction : float, default=0.1
-        Expected share of ratings held out.
-    n_iter_no_change : int, default=10
-        Number of epochs without progress after which to stop.
-    tol : float, default=1e-4
-        Smallest decrease of the mean squared error that is progress, in squared ratings.
-    warm_start : bool, default=False
-        Whether to continue the last fit to `n_epochs` epochs in total, exactly as if it had never
-        stopped.
+    {held-out rows}
+        In squared ratings. Held-out ratings are not in R_u.
+    {epochs warm_start}
     random_state : int, RandomState instance or None, default=None
         Seed of the first vectors, the order of users and the held-out rows.
     {items}
@@ -82,19 +68,8 @@ class SVDpp(BiasedMF):
         b_i.
     global_bias_ : float
         Weighted mean of the ratings (mu).
-    rating_range_ : tuple of float
-        Least and greatest rating; predictions are clipped to it.
-    loss_curve_ : list of float
-        Weighted mean squared error of each epoch, each rating's before its update.
-    n_epochs_ : int
-        Epochs run.
-    best_epoch_, validation_curve_ : int, list of float
-        With early stopping: the epoch after which the model was best, 0 for the start, and
-        the held-out mean squared error of the start and after each epoch.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
+    {rating attributes}
+    {epochs attributes}
 
     Raises
     ------
@@ -117,6 +92,8 @@ class SVDpp(BiasedMF):
     Users are visited in a random order that is the same in each epoch, one thread. The y_j of
     a user take the gradients of all its ratings at once at the end of the visit, so that an
     epoch costs O(f) per rating; their decay and p_u's over these ratings are applied then, too.
+
+    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.03``.
 
     References
     ----------
@@ -148,42 +125,32 @@ class SVDpp(BiasedMF):
 
     def _start(self, rows, key):
         generator = key.generator("first implicit vectors")
-        Y = item_vectors(rows, self.n_factors, self.init_std, generator)
+        Y = item_vectors(rows, self.n_factors, self.INIT_STD, generator)
         return super()._start(rows, key) | {"Y": Y}
 
     def _arranged(self, rows, key):
         order = key.generator("order of users").permutation(rows.n_users)
         ratings = (rows.items, rows.targets(rows.mean), rows.relative_weights())
-        return pieces_of_users(rows, order), (order, rows.indptr, *ratings), self._decays(rows)
+        return (order, rows.indptr, *ratings), self._decays(rows)
 
     def _epoch(self, arranged, state, rate):
-        ends, ratings, decays = arranged
+        ratings, decays = arranged
         reg_implicit = type(rate)(self.reg_implicit)
         scratch = np.zeros((2, state["P"].shape[1]), _sgd.DTYPE)
-        return self._by_pieces(
-            _kernels.sgd.svdpp,
-            ends,
-            *ratings,
-            rate,
-            *state.values(),
-            *decays,
-            reg_implicit,
-            *scratch,
-        )
+        return sgd_kernels.svdpp(*ratings, rate, *state.values(), *decays, reg_implicit, *scratch)
 
     def _parameters(self, rows, state):
         implicit = np.empty_like(state["P"])
-        _kernels.sgd.implicit_sums(rows.indptr, rows.items, state["Y"], implicit)
-        d = self.n_factors
+        sgd_kernels.implicit_sums(rows.indptr, rows.items, state["Y"], implicit)
         return super()._parameters(rows, state) | {
-            "user_factors_": (state["P"] + implicit)[:, :d],
-            "user_private_factors_": state["P"][:, :d],
-            "implicit_factors_": state["Y"][:, :d],
+            "user_factors_": state["P"] + implicit,
+            "user_private_factors_": state["P"],
+            "implicit_factors_": state["Y"],
         }
 
     def _new_user_attributes(self, data):
         implicit = np.empty((data.n_users, self.n_factors), dtype=self.implicit_factors_.dtype)
-        _kernels.sgd.implicit_sums(data.indptr, data.items, self.implicit_factors_, implicit)
+        sgd_kernels.implicit_sums(data.indptr, data.items, self.implicit_factors_, implicit)
         told = np.einsum("kf,kf->k", implicit[data.users], self.item_factors_[data.items])
         residuals = data.values - self.global_bias_ - self.item_bias_[data.items] - told
         bias, factors = self._solve_users(data, residuals)
@@ -192,10 +159,3 @@ class SVDpp(BiasedMF):
             "user_factors_": implicit + factors,
             "user_private_factors_": factors,
         }
-
-
-def pieces_of_users(rows: _sgd.Rows, order: np.ndarray) -> list[int]:
-    """Ends of the pieces in which users are visited in this order, each of about equal work."""
-    visited = np.cumsum(np.diff(rows.indptr)[order])
-    ends = np.searchsorted(visited, pieces(len(rows.values))[:-1], side="right")
-    return [*np.unique(ends[ends > 0]).tolist(), len(order)]

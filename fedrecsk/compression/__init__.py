@@ -4,8 +4,7 @@ Each compressor returns what the receiver reconstructs and what the message cost
 for real numbers; counts and indices are sent as they are.
 
 To write your own compressor, implement one method, `_compress`, for one array. The built-in
-compressors also compress the uploads of all clients of a block at once, without storing each of
-them.
+compressors work on the updates of all clients of a block at once.
 """
 
 from fedrecsk.compression._base import Compressed, Compressor

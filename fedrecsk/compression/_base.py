@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-from sklearn.base import BaseEstimator
 
-from fedrecsk._sklearn import StrOptions
-from fedrecsk.uploads import INDEX_BYTES, Changes, Listed, Ragged, Update
+from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk._utils.sklearn_compat import StrOptions
+from fedrecsk.updates import INDEX_BYTES, FieldSpec, SparseRows, Update
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
 # Bytes of a scale in a message: float32.
 _SCALE_BYTES = 4
@@ -29,12 +30,12 @@ class Lengths(NamedTuple):
     itemsize: int | None = None
 
     def nbytes(self, wire_itemsize):
-        """As in :class:`Compressed`."""
+        """Return bytes as in :class:`Compressed`."""
         numbers = self.n_coordinates * (self.itemsize or wire_itemsize)
         return numbers + self.n_indices * INDEX_BYTES + self.n_scales * _SCALE_BYTES
 
     def payload_nbytes(self, wire_itemsize):
-        """As in :class:`Compressed`."""
+        """Return bytes as in :class:`Compressed`."""
         return self.n_payload * (self.itemsize or wire_itemsize) + self.n_indices * INDEX_BYTES
 
 
@@ -56,6 +57,8 @@ class Compressed:
         How many scales the message has.
     itemsize : int or None
         Bytes per number. None: as without compression.
+    step : float or None
+        Step of the integers that are sent in place of the numbers. None: numbers are sent.
     """
 
     values: np.ndarray
@@ -64,6 +67,7 @@ class Compressed:
     n_indices: int = 0
     n_scales: int = 0
     itemsize: int | None = None
+    step: float | None = None
 
     def nbytes(self, wire_itemsize: int = 4) -> int:
         """Bytes of the message if an uncompressed number has `wire_itemsize` bytes."""
@@ -79,7 +83,7 @@ class Compressed:
         return Lengths(*counts, self.itemsize)
 
 
-class Compressor(BaseEstimator, ABC):
+class Compressor(PlainParameters, ABC):
     """Base class of compressors: what ``Federation(compression=...)`` takes."""
 
     # Compressors without a parameter `direction` compress in both directions.
@@ -139,40 +143,34 @@ class Compressor(BaseEstimator, ABC):
     def _compress(self, values: np.ndarray, generator: np.random.Generator | None) -> Compressed:
         """Like `compress`, for an array of finite real numbers."""
 
-    def _compress_uploads(self, changes, form, sends, seeds, itemsize, summed):
-        """Compress one field of the uploads of a block, client by client.
+    def _compress_rows(self, rows: SparseRows, seeds: NDArray[np.uint64], itemsize: int) -> Packed:
+        """Compress one field of the updates of a block, client by client.
 
         Parameters
         ----------
-        changes : Changes
-        form : Form
-            Form of a matrix of real numbers.
-        sends : ndarray of shape (n_clients,), dtype bool
-            Mask of the clients that send something.
+        rows : SparseRows
+            Of a matrix of real numbers.
         seeds : ndarray of shape (n_clients,), dtype uint64
             Seeds of the clients' draws.
         itemsize : int
             Bytes of a number without compression.
-        summed : bool
-            Whether only the sum of the uploads will be used, so that one draw for the sum, with
-            the same distribution, is enough.
 
         Returns
         -------
         Packed
         """
-        updates: list[Update | None] = [None] * len(sends)
-        nbytes, payload = np.zeros((2, len(sends)), dtype=np.int64)
-        for client in np.flatnonzero(sends):
-            rows, change = changes.update(client)
+        updates, nbytes, payload = [], [], []
+        for client in range(rows.n_clients):
+            numbers, change = rows.update(client)
             sent = self._sent(change, np.random.default_rng(int(seeds[client])))
-            updates[client] = Update(rows, np.asarray(sent.values, dtype=np.float64))
-            nbytes[client] = sent.nbytes(itemsize) + row_number_bytes(form, len(change))
-            payload[client] = sent.payload_nbytes(itemsize)
-        return Packed(Listed(updates, form), nbytes, payload)
+            updates.append(Update(numbers, np.asarray(sent.values, dtype=np.float64)))
+            nbytes.append(sent.nbytes(itemsize) + row_number_bytes(rows.spec, len(change)))
+            payload.append(sent.payload_nbytes(itemsize))
+        received = SparseRows.listed(updates, rows.spec, center=rows.center)
+        return Packed(received, np.array(nbytes), np.array(payload))
 
     def _sent(self, change, generator):
-        """What a client sends; changes that are not finite stay so, and the server rejects them."""
+        """Compress a change; one that is not finite stays so, and the server rejects it."""
         if not np.isfinite(change).all():
             return untouched(change)
         sent = self.compress(change, generator)
@@ -181,18 +179,17 @@ class Compressor(BaseEstimator, ABC):
 
 
 class Packed(NamedTuple):
-    """One field of a block's uploads after compression.
+    """One field of a block's updates after compression.
 
     Attributes
     ----------
-    changes : Changes
+    rows : SparseRows
         What the server reconstructs.
     nbytes, payload : ndarray of shape (n_clients,), dtype int64
-        Bytes of each client's message, and the bytes that papers count; 0 for clients that send
-        nothing.
+        Bytes of each client's message, and the bytes that papers count.
     """
 
-    changes: Changes
+    rows: SparseRows
     nbytes: np.ndarray
     payload: np.ndarray
 
@@ -216,40 +213,76 @@ def _check_compressed(compressor, change, sent):
         )
 
 
-def row_number_bytes(form, n_rows):
-    """Bytes of the rows' indices, if clients choose their rows."""
-    return n_rows * INDEX_BYTES if form.rows == "chosen" else 0
+def row_number_bytes(spec, n_rows):
+    """Return the bytes of the rows' indices, if clients choose their rows."""
+    return n_rows * INDEX_BYTES if spec.rows == "chosen" else 0
 
 
-class Shortener(Compressor):
-    """What the built-in compressors share: the length of a message follows from its shape."""
+def untouched(values):
+    """Return an array that is sent without compression."""
+    return Compressed(values, values.size, values.size)
 
-    # Whether the numbers of a message give what `compress` returns, and not only nearly.
+
+class BlockCompressor(Compressor):
+    """What the built-in compressors share: they work on the clients of a block at once.
+
+    The length of a message follows from its shape.
+    """
+
+    # Whether decompression gives exactly what `compress` returns.
     _is_exact: ClassVar[bool] = True
 
     @abstractmethod
     def _lengths(self, n_rows: ArrayLike, width: int) -> Lengths:
-        """Sizes of one message, or of an array of messages."""
+        """Return the sizes of one message, or of an array of messages."""
 
     @abstractmethod
-    def _compressed(self, changes, form, sends, seeds, summed):
-        """The changes after compression, as a Changes."""
+    def _received(
+        self, rows: SparseRows, matrix: np.ndarray, generators: Iterable[np.random.Generator]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return what the server reconstructs of the own rows, and steps of integers or None.
+
+        Parameters
+        ----------
+        rows : SparseRows
+            Without a default. Clients whose numbers are not all finite stay as they are.
+        matrix : ndarray of shape (n_own, width), dtype float64
+            Their changes, which may be changed in place.
+        generators : iterable of Generator
+            One for each client.
+
+        Returns
+        -------
+        received : ndarray of shape (n_own, width), dtype float64
+        steps : ndarray of shape (n_clients,) or None
+        """
 
     @abstractmethod
-    def _encoded(self, change, received):
-        """The numbers of one message, and an array of what else it has, or None.
+    def _encoded(self, received, step):
+        """Return the numbers of one message, and an array of what else it has, or None.
 
-        `received` is what the receiver reconstructs from the matrix `change`.
+        `received` is what the receiver reconstructs, a matrix, and `step` its step of integers.
         """
 
     @abstractmethod
     def _decoded(self, values, extra, shape):
-        """What a message of `_encoded` stands for; raises if it is malformed."""
+        """Return what a message of `_encoded` stands for; raise if it is malformed."""
 
-    def _sizes_of_upload(self, form, n_rows, itemsize):
-        """Bytes of a message with these rows of a field, and the bytes that papers count."""
-        lengths = self._lengths(n_rows, form.width)
-        nbytes = lengths.nbytes(itemsize) + row_number_bytes(form, n_rows)
+    def _compress(self, values, generator):
+        if values.size == 0:
+            return untouched(values)
+        n_rows = len(values)
+        spec = FieldSpec((n_rows, *values.shape[1:]), "held")
+        rows = SparseRows(np.array([0, n_rows]), np.arange(n_rows), values, spec=spec)
+        received, steps = self._received(rows, rows.matrix.astype(np.float64), [generator])
+        lengths = self._lengths(n_rows, spec.width)
+        received = received.reshape(values.shape).astype(values.dtype)
+        return Compressed(received, *map(_plain, lengths), step=None if steps is None else steps[0])
+
+    def _sizes_of_upload(self, spec, n_rows, itemsize):
+        """Return the bytes of a message with these rows, and the bytes that papers count."""
+        lengths = self._lengths(n_rows, spec.width)
+        nbytes = lengths.nbytes(itemsize) + row_number_bytes(spec, n_rows)
         return nbytes, lengths.payload_nbytes(itemsize)
 
     @property
@@ -258,16 +291,21 @@ class Shortener(Compressor):
         methods = type(self).compress, type(self)._compress
         return any(not method.__module__.startswith("fedrecsk.compression") for method in methods)
 
-    def _compress_uploads(self, changes, form, sends, seeds, itemsize, summed):
+    def _compress_rows(self, rows, seeds, itemsize):
         if self._is_changed:
-            return super()._compress_uploads(changes, form, sends, seeds, itemsize, summed)
-        n_rows = np.where(sends, rows_sent(changes, form, sends), 0)
-        nbytes, payload = self._sizes_of_upload(form, n_rows, itemsize)
-        return Packed(
-            self._compressed(changes, form, sends, seeds, summed),
-            np.where(sends, nbytes, 0),
-            np.where(sends, payload, 0),
-        )
+            return super()._compress_rows(rows, seeds, itemsize)
+        sizes = self._sizes_of_upload(rows.spec, rows.rows_sent, itemsize)
+        own = rows.written_out()
+        matrix = own.matrix.astype(np.float64, copy=own is rows)
+        generators = (np.random.default_rng(int(seed)) for seed in seeds)
+        received, steps = self._received(own, matrix, generators)
+        values = received.reshape(own.values.shape)
+        return Packed(replace(own, values=values, steps=steps), *sizes)
+
+
+def _plain(number):
+    """Turn a NumPy integer into one of Python."""
+    return None if number is None else int(number)
 
 
 def check_array(values, kinds, shape):
@@ -278,67 +316,3 @@ def check_array(values, kinds, shape):
         raise ValueError(
             f"A compressed upload has an array of shape {values.shape} instead of {tuple(shape)}."
         )
-
-
-def rows_sent(changes, form, sends):
-    """Number of rows that each client sends, shape (n_clients,)."""
-    if form.rows == "all":
-        return np.full(len(sends), form.shape[0])
-    if isinstance(changes, Ragged):
-        return changes.n_rows
-    n_rows = np.zeros(len(sends), dtype=np.int64)
-    for client in np.flatnonzero(sends):
-        n_rows[client] = len(changes.update(client).change)
-    return n_rows
-
-
-def untouched(values):
-    """An array that is sent without compression."""
-    return Compressed(values, values.size, values.size)
-
-
-class After(Changes):
-    """Changes after compression, computed on access.
-
-    Parameters
-    ----------
-    changes : Changes
-        The changes before compression.
-    compressor : Compressor
-    """
-
-    def __init__(self, changes, compressor):
-        self.changes = changes
-        self.compressor = compressor
-
-    @property
-    def shape(self):
-        return self.changes.shape
-
-    @property
-    def n_clients(self):
-        return self.changes.n_clients
-
-    def update(self, client):
-        rows, change = self.changes.update(client)
-        return Update(rows, self.compressor._sent(change, None).values)
-
-
-class OneByOne(After):
-    """Top-K or low rank of changes that are not Ragged."""
-
-
-class AfterRagged(After):
-    """Compressed Ragged changes; `common` is the change of all rows that are not a client's own."""
-
-    @property
-    def common(self):
-        return self.changes.common if self.changes.form.rows == "all" else None
-
-    @property
-    def _change(self):
-        """The common change as the kernels take it."""
-        return None if self.common is None else self.common.change
-
-    def finite(self, mask):
-        return self.changes.finite(mask)

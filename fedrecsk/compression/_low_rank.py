@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from numbers import Integral
 from typing import ClassVar, Literal
 
 import numpy as np
-from scipy import linalg
 
-from fedrecsk import _kernels
-from fedrecsk._sklearn import Interval
-from fedrecsk.compression._base import (
-    AfterRagged,
-    Compressed,
-    Compressor,
-    Lengths,
-    OneByOne,
-    Shortener,
-    check_array,
-    rows_sent,
-    untouched,
-)
-from fedrecsk.uploads import Ragged
+from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.compression._base import BlockCompressor, Compressor, Lengths, check_array
 
 
-class LowRank(Shortener):
+class LowRank(BlockCompressor):
     """Send the best low-rank approximation of a matrix, as two factors.
 
     This is the "SVD" in CoLR's comparison. An array that is not a matrix, or that has fewer
@@ -69,20 +55,6 @@ class LowRank(Shortener):
         self.rank = rank
         self.direction = direction
 
-    def _compress(self, values, generator):
-        if values.ndim != 2:
-            return untouched(values)
-        n_rows, width = values.shape
-        if not self._shortens(n_rows, width):
-            return untouched(values)
-        received = np.zeros_like(values)
-        # Most items of a client's upload are often 0.
-        rows = values.any(axis=1)
-        matrix = values[rows].astype(np.float64)
-        basis = _leading(matrix, self.rank)[1]
-        received[rows] = (matrix @ basis) @ basis.T
-        return Compressed(received, self.rank * (n_rows + width), self.rank * n_rows)
-
     def _shortens(self, n_rows, width):
         return self.rank * (n_rows + width) < n_rows * width
 
@@ -91,11 +63,11 @@ class LowRank(Shortener):
         sent = np.where(shortens, r * (n_rows + width), n_rows * width)
         return Lengths(sent, np.where(shortens, r * n_rows, n_rows * width))
 
-    def _encoded(self, change, received):
-        if not self._shortens(*change.shape) or not np.isfinite(change).all():
-            return change, None
-        basis = _leading(change[change.any(axis=1)], self.rank)[1]
-        return change @ basis, basis.T
+    def _encoded(self, received, step):
+        if not self._shortens(*received.shape) or not np.isfinite(received).all():
+            return received, None
+        basis = _leading(received, self.rank)
+        return received @ basis, basis.T
 
     def _decoded(self, values, extra, shape):
         n_rows, width = shape
@@ -108,75 +80,21 @@ class LowRank(Shortener):
         check_array(extra, "f", (self.rank, width))
         return values.astype(np.float64) @ extra.astype(np.float64)
 
-    def _compressed(self, changes, form, sends, seeds, summed):
-        if not isinstance(changes, Ragged):
-            return OneByOne(changes, self)
-        shortens = self._shortens(rows_sent(changes, form, sends), form.width)
-        return _Projected(changes, self, sends & shortens)
+    def _received(self, rows, matrix, generators):
+        shortens = self._shortens(rows.rows_sent, rows.spec.width) & rows.finite()
+        for client in np.flatnonzero(shortens):
+            own = matrix[rows.indptr[client] : rows.indptr[client + 1]]
+            basis = _leading(own, self.rank)
+            np.matmul(own @ basis, basis.T, out=own)
+        return matrix, None
 
 
 def _leading(matrix, rank):
-    """Squares of the largest singular values, ascending, and their right singular vectors."""
-    largest = np.abs(matrix).max(initial=0) or 1.0
-    scaled, last = matrix / largest, matrix.shape[1] - 1
-    squares, basis = linalg.eigh(scaled.T @ scaled, subset_by_index=[last + 1 - int(rank), last])
+    """Return the right singular vectors of the largest singular values, as columns."""
     with np.errstate(over="ignore"):
-        return np.maximum(squares, 0) * largest**2, basis
-
-
-class _Projected(AfterRagged):
-    """Low rank of Ragged changes: each client's change times a projector (`_kernels.low_rank`).
-
-    Parameters
-    ----------
-    shortened : ndarray of shape (n_clients,), dtype bool
-        Mask of the clients that send factors; the others send their change as it is.
-    """
-
-    def __init__(self, changes, compressor, shortened):
-        super().__init__(changes, compressor)
-        self.shortened = shortened
-
-    @cached_property
-    def _factors(self):
-        """Leading eigenvectors (n_clients, rank, width), and the squared norms that they keep."""
-        rank, width = self.compressor.rank, self.shape[1]
-        bases, squares = np.zeros((self.n_clients, rank, width)), np.zeros(self.n_clients)
-        gram = np.zeros((width, width))
-        if self._change is not None:
-            gram = self._change.T @ self._change
-        _kernels.low_rank.factor(
-            *self.changes._matrix, self._change, gram, self.shortened, bases, squares
-        )
-        for client in np.flatnonzero(np.isnan(squares)):
-            bases[client], squares[client] = self._slowly(client)
-        return bases, squares
-
-    def _slowly(self, client):
-        """The same for one client by LAPACK; NaN if the change is not finite."""
-        change = self.changes.update(client).change
-        if not np.isfinite(change).all():
-            return 0.0, np.nan
-        squares, basis = _leading(change, self.compressor.rank)
-        return basis.T, squares.sum()
-
-    def norms(self, mask):
-        norms = self.changes.norms(mask & ~self.shortened)
-        return np.where(mask & self.shortened, np.sqrt(self._factors[1]), norms)
-
-    def largest(self, mask):
-        """An upper bound: no number is larger than the norm."""
-        return np.where(self.shortened, self.norms(mask), self.changes.largest(mask))
-
-    def add_to(self, sums, weights):
-        weights = np.asarray(weights, dtype=np.float64)
-        bases = self._factors[0]
-        if self._change is not None:
-            factors = np.where(self.shortened, weights, 0)
-            stacked = bases.reshape(-1, self.shape[1])
-            projectors = stacked.T @ (np.repeat(factors, bases.shape[1])[:, None] * stacked)
-            rest = weights[~self.shortened].sum()
-            sums += self._change @ (projectors + rest * np.eye(self.shape[1]))
-        _kernels.low_rank.add(
-            *self.changes._matrix, self._change, bases, self.shortened, weights, sums
-        )
+        gram = matrix.T @ matrix
+    if not 1e-200 < gram.trace() < 1e200:
+        # Squares would be zero or infinite.
+        scaled = matrix / (np.abs(matrix).max(initial=0) or 1.0)
+        gram = scaled.T @ scaled
+    return np.linalg.eigh(gram)[1][:, -int(rank) :]

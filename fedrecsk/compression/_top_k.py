@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from numbers import Real
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk import _kernels
-from fedrecsk._sklearn import Interval
-from fedrecsk._warnings import warn
-from fedrecsk.compression._base import (
-    AfterRagged,
-    Compressed,
-    Compressor,
-    Lengths,
-    OneByOne,
-    Shortener,
-    check_array,
-    rows_sent,
-    untouched,
-)
-from fedrecsk.uploads import Ragged
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk._utils.user_warnings import warn
+from fedrecsk.compression._base import BlockCompressor, Compressor, Lengths, check_array
+
+topk_kernels: LazyModule = LazyModule("fedrecsk.compression._top_k_kernels")
 
 
-class TopK(Shortener):
+class TopK(BlockCompressor):
     """Send only the coordinates of the largest size, each with its position.
 
     Parameters
@@ -70,15 +60,6 @@ class TopK(Shortener):
                 "4 bytes as well. Choose a ratio below 1/2, or compression=None.",
             )
 
-    def _compress(self, values, generator):
-        if values.size == 0:
-            return untouched(values)
-        k = int(self._n_kept(values.size))
-        kept = _largest(np.abs(values).ravel(), k)
-        received = np.zeros_like(values).ravel()
-        received[kept] = values.ravel()[kept]
-        return Compressed(received.reshape(values.shape), k, k, n_indices=k)
-
     def _n_kept(self, size):
         """How many of `size` numbers to send, for one array or for many."""
         wanted = np.floor(self.ratio * np.asarray(size) + 0.5).astype(np.int64)
@@ -88,7 +69,7 @@ class TopK(Shortener):
         k = self._n_kept(n_rows * width)
         return Lengths(k, k, n_indices=k)
 
-    def _encoded(self, change, received):
+    def _encoded(self, received, step):
         flat = received.ravel()
         kept, zeros = np.flatnonzero(flat), np.flatnonzero(flat == 0)
         # Zeros fill the message up, whose length is always the same.
@@ -110,74 +91,8 @@ class TopK(Shortener):
         received[positions] = values
         return received.reshape(shape)
 
-    def _compressed(self, changes, form, sends, seeds, summed):
-        if not isinstance(changes, Ragged):
-            return OneByOne(changes, self)
-        n_rows = rows_sent(changes, form, sends)
-        return _Largest(changes, self, sends, self._n_kept(n_rows * form.width))
-
-
-def _largest(sizes, k):
-    """Positions of the k largest sizes, without zeros; among equal sizes, the first ones."""
-    # Most rows of a client's upload are often 0, and equal numbers make np.partition slow.
-    other = np.flatnonzero(sizes)
-    if len(other) <= k:
-        return other
-    sizes = sizes[other]
-    threshold = np.partition(sizes, len(sizes) - k)[len(sizes) - k]
-    above = np.flatnonzero(sizes > threshold)
-    return other[np.concatenate([above, np.flatnonzero(sizes == threshold)[: k - len(above)]])]
-
-
-class _Largest(AfterRagged):
-    """Top-K of Ragged changes, computed in `_kernels.topk`.
-
-    Parameters
-    ----------
-    sends : ndarray of shape (n_clients,), dtype bool
-        Mask of the clients that send something.
-    n_kept : ndarray of shape (n_clients,)
-        How many numbers each client sends.
-    """
-
-    def __init__(self, changes, compressor, sends, n_kept):
-        super().__init__(changes, compressor)
-        self.sends = sends
-        self.n_kept = n_kept
-
-    @property
-    def _descending(self):
-        return None if self.common is None else self.common.descending
-
-    @cached_property
-    def _cuts(self):
-        cut = np.zeros(self.n_clients, dtype=np.int64)
-        size, place = np.zeros(self.n_clients), np.zeros(self.n_clients, dtype=np.int64)
-        sends = self.sends & (self.common is None or self.common.is_finite)
-        _kernels.topk.cuts(
-            *self.changes._matrix, self._descending, self.n_kept, sends, cut, size, place
-        )
-        return cut, size, place
-
-    def largest(self, mask):
-        return self.changes.largest(mask)
-
-    def norms(self, mask):
-        squares = np.zeros(self.n_clients)
-        if self._descending is not None:
-            kept = np.cumsum(np.square(self._descending[1]))
-            squares = np.where(mask, np.append(0.0, kept)[self._cuts[0]], 0.0)
-        _kernels.topk.squared_norms(
-            *self.changes._matrix, self._change, self._descending, *self._cuts, mask, squares
-        )
-        return np.sqrt(np.maximum(squares, 0))
-
-    def add_to(self, sums, weights):
-        weights = np.asarray(weights, dtype=np.float64)
-        if self._descending is not None:
-            _kernels.topk.add_common(
-                self._change, self._descending[2], self._cuts[0], weights, sums
-            )
-        _kernels.topk.add(
-            *self.changes._matrix, self._change, self._descending, *self._cuts, weights, sums
-        )
+    def _received(self, rows, matrix, generators):
+        n_kept, kept = self._n_kept(rows.rows_sent * rows.spec.width), np.zeros(matrix.shape)
+        indptr = rows.indptr * rows.spec.width
+        topk_kernels.keep_largest(indptr, matrix.ravel(), n_kept, rows.finite(), kept.ravel())
+        return kept, None

@@ -3,20 +3,14 @@
 from collections.abc import Mapping
 
 import numpy as np
+import pandas as pd
 from sklearn.utils import Bunch
 
-from fedrecsk._extras import require
 
-
-def check_pandas(caller: str):
-    """Return pandas, or say which extra brings it."""
-    return require("pandas", f"{caller} with as_frame=True")
-
-
-def make_X(columns: Mapping[str, np.ndarray], caller: str, *, as_frame: bool):
+def make_X(columns: Mapping[str, np.ndarray], *, as_frame: bool) -> np.ndarray | pd.DataFrame:
     """Put columns side by side: int64 if all are, else each with its own type."""
     if as_frame:
-        return check_pandas(caller).DataFrame(dict(columns))
+        return pd.DataFrame(dict(columns))
     if all(values.dtype == np.int64 for values in columns.values()):
         return np.column_stack(list(columns.values()))
     X = np.empty((len(next(iter(columns.values()))), len(columns)), dtype=object)
@@ -25,11 +19,9 @@ def make_X(columns: Mapping[str, np.ndarray], caller: str, *, as_frame: bool):
     return X
 
 
-def make_y(values: np.ndarray | None, caller: str, *, as_frame: bool):
+def make_y(values: np.ndarray | None, *, as_frame: bool) -> np.ndarray | pd.Series | None:
     """Return the ratings as an array, or as a Series named `rating`."""
-    if values is None or not as_frame:
-        return values
-    return check_pandas(caller).Series(values, name="rating")
+    return pd.Series(values, name="rating") if as_frame and values is not None else values
 
 
 def make_bunch(X, y, feature_names: list[str], *, as_frame: bool, **more) -> Bunch:

@@ -9,9 +9,8 @@ import numpy as np
 from scipy.special import gammaincinv
 from sklearn.utils import check_random_state
 
-from fedrecsk._order import stable_order
-from fedrecsk._sklearn import Interval, validate_params
-from fedrecsk.datasets._bunch import check_pandas, make_X, make_y
+from fedrecsk._utils.sklearn_compat import Interval, validate_params
+from fedrecsk.datasets._bunch import make_X, make_y
 
 # Shares of MovieLens-100k's ratings up to each of its five stars.
 _STARS_CDF = (0.0, 0.0611, 0.1748, 0.4463, 0.7880, 1.0)
@@ -124,7 +123,7 @@ def make_ratings(
         Source of all random numbers. An int gives the same ratings in every call.
 
     as_frame : bool, default=False
-        Whether to return pandas objects. Needs pandas.
+        Whether to return pandas objects.
 
     Returns
     -------
@@ -140,8 +139,6 @@ def make_ratings(
     ValueError
         If there are more ratings than (user, item) pairs, or too few for
         `min_ratings_per_user`, or if `rating_scale` is not two whole numbers in ascending order.
-    ImportError
-        If `as_frame` is True and pandas is missing.
 
     See Also
     --------
@@ -178,8 +175,7 @@ def make_ratings(
     >>> np.unique(y)
     array([1., 2., 3., 4., 5.])
     """
-    if as_frame:
-        check_pandas("make_ratings")
+    n_users, n_items, n_ratings = int(n_users), int(n_items), int(n_ratings)
     low, high = _check_scale(rating_scale)
     minimum = _check_sizes(n_users, n_items, n_ratings, min_ratings_per_user, "ratings")
     rng = check_random_state(random_state)
@@ -202,8 +198,8 @@ def make_ratings(
         arrivals = _draw_arrivals(rng, n_users)
         # Random within a user: the order of the rows must not reveal the order in time.
         columns["timestamp"] = _lay_out(users, rng.random_sample(n_ratings), arrivals, gaps)
-    X = make_X(columns, "make_ratings", as_frame=as_frame)
-    return X, make_y(_to_stars(opinion, low, high), "make_ratings", as_frame=as_frame)
+    X = make_X(columns, as_frame=as_frame)
+    return X, make_y(_to_stars(opinion, low, high), as_frame=as_frame)
 
 
 def _check_scale(rating_scale) -> tuple[int, int]:
@@ -216,10 +212,7 @@ def _check_scale(rating_scale) -> tuple[int, int]:
 
 
 def _check_sizes(n_users, n_items, n_rows, minimum, what: str) -> int:
-    """Return the minimum number of rows per user, after checking that the sizes agree.
-
-    `what` is "ratings" or "interactions", as in the parameters' names.
-    """
+    """Check that the sizes agree, and return the minimum number of rows per user."""
     if n_rows > n_users * n_items:
         raise ValueError(
             f"n_{what}={n_rows} is more than the number of pairs, n_users * n_items = "
@@ -325,11 +318,7 @@ def _draw_items(rng, n_per_user, log_popularity, user_factors, item_factors):
 
 
 def _draw_different(rng, weights, n_per_row, n_items) -> np.ndarray:
-    """Draw items with probabilities proportional to each row's weights, until each row has enough.
-
-    An item that a row draws again does not count. The result has row after row, each with
-    ascending items.
-    """
+    """Draw items by each row's weights until it has enough different ones; ascending by row."""
     n_rows, width = weights.shape
     drawn, short, missing = np.empty(0, dtype=np.int64), np.arange(n_rows), n_per_row
     while len(short):
@@ -411,7 +400,7 @@ def _lay_out(
 ) -> np.ndarray:
     """Return each row's time: a user's rows follow its arrival, in the order of `turns`."""
     order = np.argsort(turns)
-    grouped = order[stable_order(users[order], len(arrivals))]
+    grouped = order[np.argsort(users[order], kind="stable")]
     counts = np.bincount(users)
     begins = np.cumsum(counts) - counts
     gaps[begins] = 0

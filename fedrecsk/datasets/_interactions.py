@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sklearn.utils import check_random_state
 
-from fedrecsk._sklearn import Interval, validate_params
-from fedrecsk.datasets._bunch import check_pandas, make_X
+from fedrecsk._utils.sklearn_compat import Interval, validate_params
+from fedrecsk.datasets._bunch import make_X
 from fedrecsk.datasets._generate import (
     _ARRIVALS,
     _activity,
@@ -111,7 +111,7 @@ def make_interactions(
         Source of all random numbers. An int gives the same interactions in every call.
 
     as_frame : bool, default=False
-        Whether to return a DataFrame. Needs pandas.
+        Whether to return a DataFrame.
 
     Returns
     -------
@@ -125,8 +125,6 @@ def make_interactions(
     ValueError
         If there are more interactions than (user, item) pairs, or too few for
         `min_interactions_per_user`, or if there is drift but there are no timestamps.
-    ImportError
-        If `as_frame` is True and pandas is missing.
 
     See Also
     --------
@@ -165,8 +163,7 @@ def make_interactions(
     >>> len({(user, item) for user, item, _ in X.tolist()})
     80
     """
-    if as_frame:
-        check_pandas("make_interactions")
+    n_users, n_items, n_interactions = int(n_users), int(n_items), int(n_interactions)
     minimum = _check_sizes(
         n_users, n_items, n_interactions, min_interactions_per_user, "interactions"
     )
@@ -194,4 +191,4 @@ def make_interactions(
     if timestamps:
         turns = trends[items] + rng.gumbel(size=n_interactions)
         columns["timestamp"] = _lay_out(users, turns, arrivals, _draw_gaps(rng, n_interactions))
-    return make_X(columns, "make_interactions", as_frame=as_frame)
+    return make_X(columns, as_frame=as_frame)

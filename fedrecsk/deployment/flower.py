@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from fedrecsk._extras import require
+from fedrecsk._utils.extras import require
 
 require("flwr", "fedrecsk.deployment.flower")
 
@@ -14,20 +14,18 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
-from fedrecsk.deployment._agreement import check_deployable  # noqa: E402
-from fedrecsk.deployment._carrier import Carrier, Reply, Request  # noqa: E402
-from fedrecsk.deployment._coordinator import Coordinator  # noqa: E402
-from fedrecsk.deployment._node import Node  # noqa: E402
-from fedrecsk.deployment._secure_coordinator import SecureCoordinator  # noqa: E402
-from fedrecsk.deployment._secure_node import SecureNode  # noqa: E402
-from fedrecsk.deployment._store import Store  # noqa: E402
+from fedrecsk.deployment.checks import check_deployable  # noqa: E402
+from fedrecsk.deployment.coordinator import Coordinator  # noqa: E402
+from fedrecsk.deployment.exchanges import Carrier, Reply, Request  # noqa: E402
 from fedrecsk.deployment.keys import read_keys  # noqa: E402
+from fedrecsk.deployment.node import Node  # noqa: E402
+from fedrecsk.deployment.store import Store  # noqa: E402
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Hashable, Iterable
 
-    from fedrecsk.simulation.keys import Key
+    from fedrecsk.protocol.keys import Key
 
 __all__ = ["client_app", "server_app"]
 
@@ -126,11 +124,8 @@ def server_app(
         carrier = FlowerCarrier(grid, float(given.pop("poll")), float(given["patience"]))
         store, path = Store(given.pop("folder")), given.pop("keys")
         method = _chosen(estimator, context)
-        if _encrypts(method):
-            party = read_keys(method, path, "server")
-            SecureCoordinator(method, carrier, store, party=party, key=key, **given).run()
-        else:
-            Coordinator(method, carrier, store, key=key, **given).run()
+        party = read_keys(method, path, "server") if _encrypts(method) else None
+        Coordinator(method, carrier, store, party=party, key=key, **given).run()
 
     return app
 
@@ -190,16 +185,12 @@ def client_app(
     @app.query()
     def answer(message: Message, context: Context) -> Message:
         _log_as_flower_does()
-        parts = (
-            _chosen(estimator, context),
-            lambda: load_data(context),
-            Store(_folder(folder, context)),
-        )
-        if _encrypts(parts[0]):
+        method, party = _chosen(estimator, context), None
+        if _encrypts(method):
             path = context.node_config.get("keys") if keys is None else keys(context)
-            node = SecureNode(*parts, read_keys(parts[0], path, "clients"))
-        else:
-            node = Node(*parts)
+            party = read_keys(method, path, "clients")
+        store = Store(_folder(folder, context))
+        node = Node(method, lambda: load_data(context), store, party)
         content = node.answer(_content(message))
         return Message(_record(content), reply_to=message)
 
@@ -230,11 +221,11 @@ def _folder(folder, context):
 
 
 def _check_settings(given):
-    for name, cure in (("n_clients", "3"), ("folder", '"server"')):
+    for name, hint in (("n_clients", "3"), ("folder", '"server"')):
         if not given[name]:
             raise ValueError(
-                f"{name} is missing; pass {name}={cure} to server_app, or set "
-                f"{name.replace('_', '-')} = {cure} in the run configuration."
+                f"{name} is missing; pass {name}={hint} to server_app, or set "
+                f"{name.replace('_', '-')} = {hint} in the run configuration."
             )
     if type(given["n_clients"]) is not int or given["n_clients"] < 1:
         raise ValueError(f"n_clients must be an int of at least 1, got {given['n_clients']!r}.")

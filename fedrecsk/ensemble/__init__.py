@@ -5,7 +5,6 @@ scikit-learn's own ensembles average predictions, too, but do not support `recom
 :class:`~sklearn.ensemble.VotingRegressor`.
 """
 
-from fedrecsk.ensemble._ranking import RankingEnsemble
-from fedrecsk.ensemble._rating import RatingEnsemble
+from fedrecsk.ensemble._ensemble import RankingEnsemble, RatingEnsemble
 
 __all__ = ["RankingEnsemble", "RatingEnsemble"]

@@ -1,25 +1,25 @@
 """The federated methods, one file each."""
 
-from fedrecsk._codes import pack_codes, unpack_codes
+from fedrecsk.base._binary_codes import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR
-from fedrecsk.federated.explicit_fcf import ExplicitFCF
 from fedrecsk.federated.fcf import FCF
 from fedrecsk.federated.fedease import FedEASE
 from fedrecsk.federated.fedeb import FedEB
-from fedrecsk.federated.fedfast import FedFast
 from fedrecsk.federated.fedmf import FedMF
-from fedrecsk.federated.fedrec import FedRec
-from fedrecsk.federated.fedspectral import FedSpectral
-from fedrecsk.federated.globsgd import GlobSGD
 from fedrecsk.federated.lightfr import LightFR
 from fedrecsk.federated.locals import LocALS
-from fedrecsk.federated.locsgd import LocSGD
+from fedrecsk.federated.papers.explicit_fcf import ExplicitFCF
+from fedrecsk.federated.papers.fedfast import FedFast
+from fedrecsk.federated.papers.fedrec import FedRec
+from fedrecsk.federated.papers.fedspectral import FedSpectral
+from fedrecsk.federated.papers.globsgd import GlobSGD
+from fedrecsk.federated.papers.locsgd import LocSGD
+from fedrecsk.federated.papers.privrec import PrivRec
+from fedrecsk.federated.papers.semidfegl import SemiDFEGL
 from fedrecsk.federated.privfedeb import PrivFedEB
-from fedrecsk.federated.privrec import PrivRec
 from fedrecsk.federated.rfrec import RFRec
 from fedrecsk.federated.rfrecf import RFRecF
 from fedrecsk.federated.scolr import SCoLR
-from fedrecsk.federated.semidfegl import SemiDFEGL
 
 __all__ = [
     "FCF",

@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrecsk import _kernels
+from fedrecsk._utils.kernels import LazyModule
+
+fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
+
 
 # Where precisions start, in units: of ratings, of users' biases, of items' biases and vectors given
 # their prior mean (R), and of that mean (psi).
@@ -78,13 +81,13 @@ def learned(server, sums):
         center, psi, of_center = server["prior"].center(items, psi, scales.reg)
     mass = scales.alpha * server["n_ratings"]
     away, variance = np.empty((2, len(scales.reg)))
-    _kernels.fedeb.spread(items, center, scales.reg, mass, away, variance)
+    fedeb_kernels.spread(items, center, scales.reg, mass, away, variance)
     reg = precision_of(len(items), scales.reg, away, variance + of_center)
     reg_implicit = scales.reg_implicit
     if len(reg_implicit):
         away, variance = np.empty((2, len(reg_implicit)))
         zero, shares = np.zeros_like(implicit), server["shares"]
-        _kernels.fedeb.spread(implicit, zero, reg_implicit, shares, away, variance)
+        fedeb_kernels.spread(implicit, zero, reg_implicit, shares, away, variance)
         reg_implicit = len(items) / (away + variance)
     alpha, lambda_0 = np.clip([n_ratings / errors, n_users / bias], LOWEST, HIGHEST)
     # A geometric mean, because precisions of vectors that are not needed grow without bound.

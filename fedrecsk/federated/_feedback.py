@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from scipy.special import expit
 
-from fedrecsk import _kernels
-from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation.keys import Key
-from fedrecsk.simulation.messages import Dense, Message, Uploads
-from fedrecsk.uploads import Form
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.updates import ClientUpdates, FieldSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sklearn.utils import Tags
+
+fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
 
 # Up to this many negatives are accepted for any catalogue, so that the default always works.
 FEW_NEGATIVES = 4
@@ -55,18 +57,18 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
     def _n_setups(self):
         return int(self.loss == "squared")
 
-    def _setup_forms(self, n_items, step):
-        return {"ratings": Form((2,), learned=False)}
+    def _setup_specs(self, n_items, step):
+        return {"ratings": FieldSpec((2,), learned=False)}
 
     def _setup_update(self, block, message, step, key):
         ratings = np.array([block.weights @ block.values, block.weights.sum()])
-        return Uploads(ratings=ratings)
+        return ClientUpdates({"ratings": ratings})
 
     def _setup_aggregate(self, server, upload, step, key):
         total, weight = upload["ratings"].sum
         return server | {"global_bias": total / weight}
 
-    def _announce(self, server):
+    def _initial_broadcast(self, server):
         if self.loss != "squared":
             return Message()
         return Message(global_bias=Dense(np.array([server["global_bias"]])))
@@ -78,7 +80,7 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
         targets = self._targets(block, message)
         n_ratings = np.diff(block.rating_indptr)
         weights = block.weights / np.repeat(self._data_sizes(block) / n_ratings, n_ratings)
-        return _kernels.fedmf.Feedback(targets.astype(self._dtype), weights.astype(self._dtype))
+        return fedmf_kernels.Feedback(targets.astype(self._dtype), weights.astype(self._dtype))
 
     def _targets(self, block, message):
         """What the score of each rating's pair should be."""
@@ -93,7 +95,7 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
 
     @staticmethod
     def _layout(block):
-        return _kernels.fedmf.Layout(block.client_indptr, block.indptr, block.items)
+        return fedmf_kernels.Layout(block.client_indptr, block.indptr, block.items)
 
     # --------------------------------------------------------------------- predictions
 
@@ -167,5 +169,5 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
         chance = Key(0).uniform("held-out negatives", addresses)
         negatives = np.empty(len(rows), dtype=items.dtype)
         ranks = (chance * n_unseen[users]).astype(np.int64)
-        _kernels.fedmf.unseen_items(ranks, users, indptr, items, negatives)
+        fedmf_kernels.unseen_items(ranks, users, indptr, items, negatives)
         return rows, negatives

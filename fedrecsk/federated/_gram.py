@@ -7,15 +7,16 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk import _kernels, _memory
-from fedrecsk._item_weights import add_gram, histories, liked, n_pairs
-from fedrecsk._sklearn import StrOptions
-from fedrecsk.attacks._inversion_gram import gram as invert
-from fedrecsk.attacks._unmixing import by_pairs
+from fedrecsk._utils import memory
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk.base import RankingMixin, check_likes
+from fedrecsk.base._item_weights import add_gram, histories, liked, n_pairs
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation.messages import Dense, Message, Summed, Uploads
-from fedrecsk.uploads import Form, Ragged
+from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
+
+gram_kernels: LazyModule = LazyModule("fedrecsk.base._gram_kernels")
 
 # At most this many float64 per pair of items at a time: sums, X'X and results computed from it.
 MATRICES = 6
@@ -30,18 +31,16 @@ class FederatedGram(RankingMixin, FederatedRecommender):
 
     _: KW_ONLY
     n_rounds: int = 1
-    upload: Literal["auto", "pairs", "dense"] = "auto"
+    upload: Literal["auto", "local", "all"] = "auto"
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "upload": [StrOptions({"auto", "pairs", "dense"})],
+        "upload": [StrOptions({"auto", "local", "all"})],
     }
 
     _single_uploads = True
     _max_uploads = 1
     # Every client is then reached once in a pass.
     _prefers_rotation = True
-    _inversion = staticmethod(invert)
-    _unmix = staticmethod(by_pairs)
     _dtype = np.float32
 
     # ---------------------------------------------------------------------- the algorithm
@@ -60,8 +59,8 @@ class FederatedGram(RankingMixin, FederatedRecommender):
         has_sent = np.zeros(block.n_clients, dtype=bool)
         return {"likes": likes, "history": histories(likes, self._dtype), "has_sent": has_sent}
 
-    def _upload_forms(self, n_items):
-        return {"gram": Form((n_pairs(n_items),), "chosen" if self._sends_pairs else "all")}
+    def _upload_specs(self, n_items):
+        return {"gram": FieldSpec((n_pairs(n_items),), "chosen" if self._sends_pairs else "all")}
 
     def _client_update(self, block, state, message, turn, key):
         likes, fresh = state["likes"], ~state["has_sent"]
@@ -76,7 +75,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
             gram = Summed(sums, n_pairs(likes.row_counts))
         # A client does not know whether its upload arrives, so it never sends another.
         state = state | {"has_sent": state["has_sent"] | senders}
-        return state, Uploads(gram=gram, sends=fresh), None
+        return state, ClientUpdates({"gram": gram}, sends=fresh), None
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -101,7 +100,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
     def _sends_pairs(self):
         if self.upload == "auto":
             return not self._hides_items
-        return self.upload == "pairs"
+        return self.upload == "local"
 
     @property
     def _hides_items(self):
@@ -136,7 +135,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
         if federation.secure_aggregation is not None and self._sends_pairs:
             raise ValueError(
                 f"With secure_aggregation {name} must send whole matrices, because pairs of only "
-                'some items cannot be added encrypted; set upload="dense" or "auto".'
+                'some items cannot be added encrypted; set upload="all" or "auto".'
             )
 
     def _check_setting(self, federation, data, blocks):
@@ -145,7 +144,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
         if federation.looks_at_uploads or federation.adversary is not None:
             held = [16 * n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
             nbytes += sum(held) if federation.holds_uploads else max(held)
-        _memory.require(
+        memory.require(
             int(nbytes),
             f"{type(self).__name__}'s matrices of {data.n_items} by {data.n_items} items, and the "
             f"pairs of {data.n_clients} clients,",
@@ -161,9 +160,9 @@ def _single(likes, senders):
     row_indptr = np.concatenate([[0], np.cumsum(np.where(senders, likes.row_counts, 0))])
     row_items = likes.row_items[np.repeat(senders, likes.row_counts)]
     numbers = np.empty(indptr[-1], dtype=np.int64)
-    _kernels.gram.pair_numbers(row_indptr, row_items, indptr[:-1], numbers)
+    gram_kernels.pair_numbers(row_indptr, row_items, indptr[:-1], numbers)
     values = np.zeros(len(numbers))
-    _kernels.gram.add_pairs(
+    gram_kernels.add_pairs(
         likes.client_indptr,
         likes.indptr,
         likes.rows,
@@ -173,4 +172,4 @@ def _single(likes, senders):
         indptr[:-1],
         values,
     )
-    return Ragged(indptr, numbers, values)
+    return SparseRows(indptr, numbers, values)

@@ -9,14 +9,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrecsk import _kernels
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.federated._item_rows import empty_uploads
 from fedrecsk.federated._wmf_users import WMFUsers
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation.messages import Dense, Message, Rows, Uploads
-from fedrecsk.uploads import Form
+from fedrecsk.protocol.messages import Dense, Message, Rows
+from fedrecsk.updates import ClientUpdates, FieldSpec
+
+wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 
 @dataclass(eq=False, repr=False)
@@ -28,14 +30,14 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
     alpha: float = 1.0
     reg_user: float = 30.0
     reg_item: float = 10.0
-    init_std: float = 0.03
+
+    init_std: ClassVar[float] = 0.03
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
         "alpha": [Interval(Real, 0, None, closed="left")],
         "reg_user": [Interval(Real, 0, None, closed="neither")],
         "reg_item": [Interval(Real, 0, None, closed="left")],
-        "init_std": [Interval(Real, 0, None, closed="neither")],
     }
 
     _single_uploads = True
@@ -56,14 +58,15 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
             "reg_item": self.reg_item / catalogue.n_clients,
         }
 
-    def _setup_forms(self, n_items, step):
+    def _setup_specs(self, n_items, step):
         if self._sends_all:
-            return {"held_items": Form((n_items,), dtype="uint8", learned=False)}
+            return {"held_items": FieldSpec((n_items,), dtype="uint8", learned=False)}
         # An int32 for each held item: its index.
-        return {"held_items": Form((n_items,), "held", dtype="int32", learned=False)}
+        return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
 
     def _setup_update(self, block, message, step, key):
-        return Uploads(held_items=np.bincount(block.row_items, minlength=block.n_items))
+        held = np.bincount(block.row_items, minlength=block.n_items)
+        return ClientUpdates({"held_items": held})
 
     # ---------------------------------------------------------------------- each round
 
@@ -91,13 +94,13 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
         """
         layout, users = self._layout(block), state["users"]
         out = self._empty_uploads(block, turn)
-        loss = _kernels.wmf.item_gradients(
+        loss = wmf_kernels.item_gradients(
             layout,
             self._feedback(state),
             turn.active,
             self._received(message),
-            _kernels.wmf.Problem(float(self.reg_user), 0.0, 0.0, full),
-            _kernels.wmf.workspace(layout, users),
+            wmf_kernels.Problem(float(self.reg_user), 0.0, 0.0, full),
+            wmf_kernels.workspace(layout, users),
             users,
             out,
         )

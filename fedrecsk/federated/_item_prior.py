@@ -13,8 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.sparse import csr_array
 
-from fedrecsk._pieces import pieces
-
 # Eigenvalues below this are rounding, and so are those below this share of the largest.
 SMALLEST = 1e-8
 ROUNDING = 1e-12
@@ -69,11 +67,7 @@ def sketch(block, directions):
     shape = block.n_users, block.n_items
     ones = np.ones(len(block.items))
     rated = csr_array((ones, block.items, block.indptr), shape=shape)
-    total = np.empty(directions.shape)
-    for first, last in pieces(np.full(directions.shape[1], 2 * len(block.items))):
-        some = np.ascontiguousarray(directions[:, first:last])
-        total[:, first:last] = rated.T @ (rated @ some)
-    return total
+    return rated.T @ (rated @ directions)
 
 
 def eigenpairs(sketch, directions, n_users):

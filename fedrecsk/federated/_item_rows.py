@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrecsk import _kernels
+from fedrecsk._utils.kernels import LazyModule
+
+shared_kernels: LazyModule = LazyModule("fedrecsk._utils.shared_kernels")
+wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 
 def layout_of(block):
     """Which users and items belong to which client."""
-    return _kernels.shared.Layout(
+    return shared_kernels.Layout(
         block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
     )
 
@@ -48,12 +51,12 @@ def empty_uploads(block, turn, width, dtype):
     Those of single clients are OwnRows of the active ones.
     """
     n = block.n_clients
-    sound = np.ones(n, dtype=bool)
+    is_finite = np.ones(n, dtype=bool)
     if turn.separate:
         own = OwnRows.of(block, turn.active)
         rows, slots = np.zeros((len(own.items), width), dtype), own.slots
         squares, numbers = np.zeros((n, width, width), dtype), np.arange(n, dtype=np.int32)
-        return _kernels.wmf.Uploads(turn.active, rows, slots, squares, numbers, sound, True)
+        return wmf_kernels.Uploads(turn.active, rows, slots, squares, numbers, is_finite, True)
     senders, sums = turn.active & turn.delivers, np.zeros((block.n_items, width))
     square, zeros = np.zeros((1, width, width)), np.zeros(n, dtype=np.int32)
-    return _kernels.wmf.Uploads(senders, sums, block.row_items, square, zeros, sound, False)
+    return wmf_kernels.Uploads(senders, sums, block.row_items, square, zeros, is_finite, False)

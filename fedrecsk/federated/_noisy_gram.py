@@ -11,7 +11,7 @@ import numpy as np
 from scipy.linalg import eigh
 from scipy.stats import norm
 
-from fedrecsk._warnings import warn
+from fedrecsk._utils.user_warnings import warn
 
 # Items are left out if their own count is below this many standard deviations of the noise.
 STANDARD_DEVIATIONS = 3.0
@@ -34,16 +34,16 @@ def items_above_noise(matrix: np.ndarray, noise_std: float) -> np.ndarray:
     """
     items = np.flatnonzero(np.diag(matrix) > STANDARD_DEVIATIONS * noise_std)
     by_chance = len(matrix) * norm.sf(STANDARD_DEVIATIONS)
-    cure = "Allow a larger epsilon, or train on more clients."
+    hint = "Allow a larger epsilon, or train on more clients."
     if not len(items):
         warn(
             "The noise of central_dp is larger than the count of every item, so all scores are 0. "
-            + cure
+            + hint
         )
     elif len(items) <= by_chance + STANDARD_DEVIATIONS * np.sqrt(by_chance):
         warn(
             f"Only {len(items)} of {len(matrix)} items have a count above the noise of "
-            f"central_dp, no more than noise alone may lift, so the scores say little. {cure}"
+            f"central_dp, no more than noise alone may lift, so the scores say little. {hint}"
         )
     return items
 

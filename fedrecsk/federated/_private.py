@@ -52,43 +52,43 @@ def check(method: Any, mechanism: CentralDP) -> None:
             "warm_start would add more; set noise_multiplier instead of epsilon, so that "
             "privacy_ adds up what each fit spends."
         )
-    forms = _forms(method)
-    _check_forms(method, forms)
-    _check_weights(name, mechanism, forms)
+    specs = _specs(method)
+    _check_specs(method, specs)
+    _check_weights(name, mechanism, specs)
 
 
-def _forms(method):
+def _specs(method):
     """All fields that clients send, in the set-up and in the rounds."""
     n_items = len(method.items)
-    forms = dict(method._upload_forms(n_items))
+    specs = dict(method._upload_specs(n_items))
     for step in range(method._n_setups):
-        forms |= method._setup_forms(n_items, step)
-    return forms
+        specs |= method._setup_specs(n_items, step)
+    return specs
 
 
-def _check_forms(method, forms):
+def _check_specs(method, specs):
     name = type(method).__name__
-    for field, form in forms.items():
-        if form.bits or (form.is_integer and form.learned):
+    for field, spec in specs.items():
+        if spec.bits or (spec.is_integer and spec.learned):
             raise ValueError(
                 f"{name} sends codes or exact integers ({field}), which noise would destroy; set "
                 "central_dp=None, or use a method that sends real numbers."
             )
-        if form.rows != "all":
+        if spec.rows != "all":
             options = method._parameter_constraints.get("upload", [])
             choices = {choice for one in options for choice in getattr(one, "options", ())}
-            cure = next((f'set upload="{c}"' for c in ("all", "dense") if c in choices), None)
+            hint = 'set upload="all"' if "all" in choices else None
             raise ValueError(
                 f"{name} sends only some rows of its matrix {field!r}, and which ones reveals the "
                 "items that a client holds; with central_dp clients must send whole matrices: "
-                f"{cure or 'use a method that does, such as RFRec'}."
+                f"{hint or 'use a method that does, such as RFRec'}."
             )
 
 
-def _check_weights(name, mechanism, forms):
-    unknown = sorted(set(mechanism.field_weights or {}) - set(forms))
+def _check_weights(name, mechanism, specs):
+    unknown = sorted(set(mechanism.field_weights or {}) - set(specs))
     if unknown:
         raise ValueError(
             f"CentralDP(field_weights=...) names {unknown[0]!r}, but {name} sends "
-            f"{', '.join(sorted(forms))}; use these names."
+            f"{', '.join(sorted(specs))}; use these names."
         )

@@ -1,6 +1,6 @@
 """The parameter `rating_scale` of federated methods."""
 
-from fedrecsk._rating_scale import check_ratings, check_scale
+from fedrecsk.data._rating_scale import check_ratings, check_scale
 
 
 class RatingScale:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 
 
 @dataclass(eq=False, repr=False)
@@ -18,16 +18,14 @@ class ServerStep:
     _: KW_ONLY
     learning_rate: float = 0.1
     optimizer: Literal["adam", "gd"] = "adam"
-    beta_1: float = 0.1
-    beta_2: float = 0.99
-    epsilon: float = 1e-8
+
+    beta_1: ClassVar[float] = 0.1
+    beta_2: ClassVar[float] = 0.99
+    epsilon: ClassVar[float] = 1e-8
 
     _step_constraints: ClassVar[dict] = {
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "optimizer": [StrOptions({"adam", "gd"})],
-        "beta_1": [Interval(Real, 0, 1, closed="left")],
-        "beta_2": [Interval(Real, 0, 1, closed="left")],
-        "epsilon": [Interval(Real, 0, None, closed="neither")],
     }
 
     def _gradient_moving(self, view, name, moves):

@@ -8,14 +8,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk import _kernels
-from fedrecsk._sklearn import Interval, StrOptions
-from fedrecsk.attacks._inversion_wmf import wmf as invert
-from fedrecsk.attacks._unmixing import by_lines
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.federated._implicit import ImplicitMF
 from fedrecsk.federated._item_rows import OwnRows
-from fedrecsk.simulation.messages import Dense, Message, Uploads
-from fedrecsk.uploads import Form, Ragged
+from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+
+wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 # Directions in which clients contribute less than this share of the largest do not change.
 RESOLUTION = 1e-6
@@ -26,18 +26,15 @@ class FederatedWMF(ImplicitMF):
     """Base class of LocALS, LocSGD and GlobSGD."""
 
     _: KW_ONLY
-    aggregation: Literal["full", "all", "holders"] = "full"
+    aggregation: Literal["full", "clients", "holders"] = "full"
     preconditioner: bool | Literal["auto"] = "auto"
-    upload: Literal["own", "all"] = "own"
+    upload: Literal["local", "all"] = "local"
 
     _parameter_constraints: ClassVar[dict] = ImplicitMF._parameter_constraints | {
-        "aggregation": [StrOptions({"full", "all", "holders"})],
+        "aggregation": [StrOptions({"full", "clients", "holders"})],
         "preconditioner": ["boolean", StrOptions({"auto"})],
-        "upload": [StrOptions({"own", "all"})],
+        "upload": [StrOptions({"local", "all"})],
     }
-
-    _inversion = staticmethod(invert)
-    _unmix = staticmethod(by_lines("rows"))
 
     @property
     def _sends_all(self):
@@ -52,14 +49,14 @@ class FederatedWMF(ImplicitMF):
 
     # ---------------------------------------------------------------------- each round
 
-    def _upload_forms(self, n_items):
+    def _upload_specs(self, n_items):
         d, rows = self.n_factors, "all" if self._sends_all else "held"
-        forms = {"rows": Form((n_items, d), rows)}
+        specs = {"rows": FieldSpec((n_items, d), rows)}
         if self.aggregation == "full":
-            forms["others"] = Form((d, d), compressible=False)
+            specs["others"] = FieldSpec((d, d), compressible=False)
         if self.aggregation == "holders":
-            forms["n_holders"] = Form((n_items,), rows, dtype="uint8", learned=False)
-        return forms
+            specs["n_holders"] = FieldSpec((n_items,), rows, dtype="uint8", learned=False)
+        return specs
 
     def _upload_centers(self, message):
         if self.aggregation != "full" or self._idle_matrix is None:
@@ -68,27 +65,27 @@ class FederatedWMF(ImplicitMF):
 
     # ------------------------------------------------------------------- on the clients
 
-    def _problem(self, reg_item=0.0, mu=0.0):
+    def _problem(self, reg_item=0.0, prox=0.0):
         full = self.aggregation == "full"
-        return _kernels.wmf.Problem(float(self.reg_user), float(reg_item), float(mu), full)
+        return wmf_kernels.Problem(float(self.reg_user), float(reg_item), float(prox), full)
 
     def _uploads(self, block, turn, out):
         """What the kernels have written: rows, and matrices or holders if they are sent."""
         sums = {"rows": out.rows, "others": out.squares[0]}
         if self.aggregation == "holders":
-            sends = np.repeat(out.senders & out.sound, block.row_counts)
+            sends = np.repeat(out.senders & out.is_finite, block.row_counts)
             sums["n_holders"] = np.bincount(block.row_items[sends], minlength=block.n_items)
         fields = sums
         if turn.separate:
             indptr, items, _ = OwnRows.of(block, turn.active)
             idle, ones = self._idle_matrix, np.ones(len(items), dtype=np.uint8)
             fields = {
-                "rows": Ragged(indptr, items, out.rows),
-                "others": Ragged.stacked(out.squares, origin=idle, center=idle),
-                "n_holders": Ragged(indptr, items, ones),
+                "rows": SparseRows(indptr, items, out.rows),
+                "others": SparseRows.stacked(_since(idle, out.squares), center=idle),
+                "n_holders": SparseRows(indptr, items, ones),
             }
-        names = self._upload_forms(block.n_items)
-        return Uploads(sound=out.sound, **{name: fields[name] for name in names})
+        names = self._upload_specs(block.n_items)
+        return ClientUpdates({name: fields[name] for name in names}, is_finite=out.is_finite)
 
     @property
     def _idle_matrix(self):
@@ -125,10 +122,9 @@ class FederatedWMF(ImplicitMF):
         """The mean of `others` over all clients, the adversary's own sending nothing learned."""
         return (1 - view.n_own / view.n_senders) * view.mean("others")
 
-    @property
-    def _share_of_step(self):
-        """Share of a preconditioned step that the server takes on items that few hold."""
-        return min(1.0, 2 * self.client_fraction)
+    def _share_of_step(self, view):
+        """Return the share of a preconditioned step that the server takes on items of few."""
+        return min(1.0, 2 * self._cohort_share(view.data.n_clients))
 
     @property
     def _preconditions(self):
@@ -146,7 +142,7 @@ class FederatedWMF(ImplicitMF):
                 "differential privacy."
             )
         super()._check_before_fit()
-        if self._setting().secure_aggregation is not None and self.upload == "own":
+        if self._setting().secure_aggregation is not None and self.upload == "local":
             raise ValueError(
                 f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
                 'rows of only some items cannot be added encrypted; set upload="all".'
@@ -163,12 +159,12 @@ class ClientItemsWMF(FederatedWMF):
     """Base class of LocALS and LocSGD: clients move the items, and the server averages."""
 
     _: KW_ONLY
-    mu: float = 10.0
+    prox: float = 10.0
     local_epochs: int = 1
     server_learning_rate: float | Literal["auto"] = "auto"
 
     _parameter_constraints: ClassVar[dict] = FederatedWMF._parameter_constraints | {
-        "mu": [Interval(Real, 0, None, closed="left")],
+        "prox": [Interval(Real, 0, None, closed="left")],
         "local_epochs": [Interval(Integral, 1, None, closed="left")],
         "server_learning_rate": [
             Interval(Real, 0, None, closed="neither"),
@@ -176,7 +172,7 @@ class ClientItemsWMF(FederatedWMF):
         ],
     }
 
-    def _announce(self, server):
+    def _initial_broadcast(self, server):
         return Message(reg_item=Dense(np.array([server["reg_item"]])))
 
     def _init_clients(self, block, message, key):
@@ -203,7 +199,7 @@ class ClientItemsWMF(FederatedWMF):
     def _upload_moving(self, view, rows, moves):
         rate = self.server_learning_rate
         if rate == "auto":
-            rate = self._share_of_step if self._preconditions else 1.0
+            rate = self._share_of_step(view) if self._preconditions else 1.0
         moves = moves / rate
         if self.aggregation == "full":
             # The server also moves every item by its vector times mean A - I.
@@ -217,3 +213,8 @@ class ClientItemsWMF(FederatedWMF):
 def divide(change, matrix):
     """change matrix^-1, without a change in the directions that the matrix does not resolve."""
     return change @ np.linalg.pinv(matrix, rcond=RESOLUTION)
+
+
+def _since(idle, squares):
+    """Return the change of each client's matrix from the idle one; None is zero."""
+    return squares if idle is None else squares - idle

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrecsk import _kernels
+from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.federated._item_rows import layout_of
-from fedrecsk.simulation.messages import Derived, Message
+from fedrecsk.protocol.messages import Derived, Message
+
+wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 
 class WMFUsers:
@@ -19,7 +21,7 @@ class WMFUsers:
     _dtype = np.float32
     _user_width = "n_factors"
 
-    def _on_receipt(self, message, key):
+    def _decode_broadcast(self, message, key):
         if "gram" in message or "item_factors" not in message:
             return message
         return Message(**message, gram=Derived(self._gram(message["item_factors"].values)))
@@ -34,13 +36,13 @@ class WMFUsers:
         # Users start afresh: only their own data count.
         part = block.part(turn.active)
         users = np.empty((part.n_users, self.n_factors), dtype=self._dtype)
-        _kernels.wmf.fit_users(
+        wmf_kernels.fit_users(
             part.indptr,
             part.items,
             self._feedback(self._preferences(part)),
             self._received(message),
             float(self.reg_user),
-            _kernels.wmf.workspace(self._layout(part), users),
+            wmf_kernels.workspace(self._layout(part), users),
             users,
         )
         return {"users": block.spread(users, turn.active)}
@@ -70,7 +72,7 @@ class WMFUsers:
 
     def _received(self, message):
         """The item vectors (a client reads only its own) and the sum of all q q'."""
-        return _kernels.wmf.Broadcast(
+        return wmf_kernels.Broadcast(
             message["item_factors"].values.astype(self._dtype, copy=False),
             message["gram"].values.astype(self._dtype, copy=False),
         )
@@ -79,7 +81,7 @@ class WMFUsers:
 
     @staticmethod
     def _feedback(state):
-        return _kernels.wmf.Feedback(state["extra"], state["pull"])
+        return wmf_kernels.Feedback(state["extra"], state["pull"])
 
     # -------------------------------------------------------------------- early stopping
 

@@ -13,17 +13,17 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
-from fedrecsk._sklearn import Interval, get_threadpool_controller
-from fedrecsk._threads import N_JOBS
+from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
+from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import Recommender
-from fedrecsk.federated import _fit, _private
-from fedrecsk.simulation import blocks as _blocks
-from fedrecsk.simulation.federation import Federation
-from fedrecsk.simulation.keys import Key, Keys
-from fedrecsk.simulation.messages import Message
-from fedrecsk.simulation.personal import personal_attributes
-from fedrecsk.simulation.release import Releases
-from fedrecsk.simulation.server import server_sees
+from fedrecsk.federated import _private, _round_loop
+from fedrecsk.protocol import blocks as _blocks
+from fedrecsk.protocol.central_noise import CentralNoise
+from fedrecsk.protocol.federation import Federation
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.personal import personal_attributes
+from fedrecsk.protocol.server import server_sees
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -37,12 +37,12 @@ class FederatedRecommender(Recommender):
 
     A method gives the hooks below, in the order of a paper's algorithm. `server` is the server's
     state and `state` the private one of a block of clients, both dicts. The two exchange only a
-    :class:`~fedrecsk.simulation.Message` (download) and
-    :class:`~fedrecsk.simulation.Uploads`. `self` is a copy of the estimator with its
+    :class:`~fedrecsk.protocol.Message` (download) and
+    :class:`~fedrecsk.protocol.ClientUpdates`. `self` is a copy of the estimator with its
     parameters only: do not set attributes on it.
 
-    Server hooks get the shared key, a :class:`~fedrecsk.simulation.keys.Key`; client hooks get
-    :class:`~fedrecsk.simulation.keys.Keys`, a shared and a private one.
+    Server hooks get the shared key, a :class:`~fedrecsk.protocol.keys.Key`; client hooks get
+    :class:`~fedrecsk.protocol.keys.Keys`, a shared and a private one.
     """
 
     _: KW_ONLY
@@ -70,13 +70,13 @@ class FederatedRecommender(Recommender):
         "federation": [Federation, None],
     }
 
-    # Users that have taken part in no round and are not computed yet: an Unreached, or None if
+    # Users that have taken part in no round and are not computed yet: LazyUserFactors, or None if
     # there are none. While there are, it keeps the per-user attributes.
     _waiting = None
 
     # Whether clients keep more than one vector of their own for each rating, in a way that is
     # exact only if all clients of a block have received the same broadcasts and updated in the
-    # same rounds. `_follow` is called for such methods alone.
+    # same rounds. `_update_unrated_items` is called for such methods alone.
     _shares_state = False
 
     # Whether `_client_update` returns uploads client by client if ``turn.separate`` is True.
@@ -89,7 +89,7 @@ class FederatedRecommender(Recommender):
 
     # What the server needs of a round's uploads: "sums", or "clients" for methods that treat
     # clients individually. Their `_aggregate` gets the single uploads (``upload.single()``), and
-    # their messages may have :class:`~fedrecsk.simulation.PerClient` fields. Secure sums are
+    # their messages may have :class:`~fedrecsk.protocol.PerClient` fields. Secure sums are
     # refused.
     _server_sees = "sums"
 
@@ -105,11 +105,6 @@ class FederatedRecommender(Recommender):
     # The parameter that says how many numbers of `_dtype` every user keeps; None if there is no
     # such parameter. By it, fits for which there is not enough memory are refused.
     _user_width = None
-
-    # How a curious server inverts one upload; see :func:`fedrecsk.attacks.measure_leak`.
-    _inversion = None
-    # How the server takes a sum of a few clients' uploads apart; None: not at all.
-    _unmix = None
 
     # How clients that promote an item move it: a method (view, rows, moves) that returns, for each
     # field in which clients send rows of items, what each of the adversary's uploads must hold in
@@ -136,22 +131,22 @@ class FederatedRecommender(Recommender):
     # Whether clients may join after the set-up: the server keeps nothing for each client.
     _admits_late_clients = True
 
-    def _setup_forms(self, n_items, step):
-        """What a client sends in a set-up exchange: a dict of Form."""
+    def _setup_specs(self, n_items, step):
+        """What a client sends in a set-up exchange: a dict of FieldSpec."""
         return {}
 
-    def _setup_message(self, server, step):
+    def _setup_broadcast(self, server, step):
         """Server: what every client receives in it. A Message; pure."""
         return Message()
 
     def _setup_update(self, block, message, step, key):
-        """Clients: their answer, added up over the block: Uploads, or None."""
+        """Clients: their answer, added up over the block: ClientUpdates, or None."""
 
     def _setup_aggregate(self, server, upload, step, key):
         """Server: its step on the answers' Upload. Returns its state."""
         return server
 
-    def _announce(self, server):
+    def _initial_broadcast(self, server):
         """Server: what it sends to every client once, after the set-up. A Message; pure.
 
         Its fields are part of the message that `_init_clients` and `_personalize` get.
@@ -183,18 +178,11 @@ class FederatedRecommender(Recommender):
         """
         return None
 
-    def _with_delta(self, message, delta):
-        """Clients: the fields of the model that follow from the last message and a delta. Pure.
-
-        A Message, by the arithmetic of the server. Fields that it lacks are sent as they are.
-        """
-        return Message()
-
     def _broadcast(self, server, key):
         """Server: this round's download. A Message, or None if `_may_be_silent`; pure."""
         return self._model(server)
 
-    def _on_receipt(self, message, key):
+    def _decode_broadcast(self, message, key):
         """Clients: a message with the fields that they derive from it. Pure.
 
         `key` is the shared one. It is computed once for all clients that receive the message.
@@ -203,7 +191,7 @@ class FederatedRecommender(Recommender):
 
     # ---------------------------------------------------------------- each round, clients
 
-    def _follow(self, common, message, key):
+    def _update_unrated_items(self, common, message, key):
         """Clients: what those of equal history share, computed once for all of them.
 
         Only where `_shares_state`; `common` is None at first, and the result is in
@@ -219,8 +207,8 @@ class FederatedRecommender(Recommender):
         """
 
     @abstractmethod
-    def _upload_forms(self, n_items):
-        """What a client sends in a round: a dict of Form, by the names of the fields."""
+    def _upload_specs(self, n_items):
+        """What a client sends in a round: a dict of FieldSpec, by the names of the fields."""
 
     def _exchange(self, block, state, message, turn, step, key):
         """Clients: what those in ``turn.active`` send to the other devices of their groups.
@@ -249,7 +237,7 @@ class FederatedRecommender(Recommender):
         Returns
         -------
         state : dict
-        uploads : Uploads or None
+        updates : ClientUpdates or None
             Sums over the clients in ``turn.delivers``, or with ``turn.separate`` each one's own.
         loss : tuple of float or None
             Sum of the training losses and of their weights, for `loss_curve_`; never sent.
@@ -260,8 +248,8 @@ class FederatedRecommender(Recommender):
     def _upload_centers(self, message):
         """Server: what a client that has changed nothing would send, from the last message.
 
-        A dict of arrays, for the fields of `_upload_forms` where that is not zero: the `center`
-        of a :class:`~fedrecsk.simulation.Ragged`. A server that needs single uploads of
+        A dict of arrays, for the fields of `_upload_specs` where that is not zero: the `center`
+        of :class:`~fedrecsk.protocol.SparseRows`. A server that needs single uploads of
         deployed clients computes their changes from it, without trusting the clients. Pure.
         """
         return {}
@@ -338,12 +326,16 @@ class FederatedRecommender(Recommender):
         """The federation that the method runs in."""
         return Federation() if self.federation is None else self.federation
 
-    def _rounds(self):
-        """How many rounds a fit runs in total: `n_rounds`, or what "auto" stands for."""
+    def _rounds(self, n_clients):
+        """Return the rounds of a fit to so many clients: `n_rounds`, or what "auto" stands for."""
         return self.n_rounds
 
-    def _n_tasks(self):
-        return self._rounds()
+    def _cohort_share(self, n_clients):
+        """Return `client_fraction`, or the share of one client, the smallest cohort."""
+        return max(self.client_fraction, 1 / n_clients)
+
+    def _n_tasks(self, data):
+        return self._rounds(data.n_clients)
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters; ``federation__...`` of a federation that is None makes one.
@@ -360,9 +352,9 @@ class FederatedRecommender(Recommender):
     def _least_bytes(self, data):
         # A round's sums, the server's model, and users' vectors during and after the rounds.
         itemsize = np.dtype(getattr(self, "_dtype", np.float32)).itemsize
-        forms = self._upload_forms(data.n_items).values()
-        total = sum(prod(form.shape) * np.dtype(form.sum_dtype).itemsize for form in forms)
-        model = [form for form in forms if form.learned and not form.is_integer]
+        specs = self._upload_specs(data.n_items).values()
+        total = sum(prod(spec.shape) * np.dtype(spec.sum_dtype).itemsize for spec in specs)
+        model = [spec for spec in specs if spec.learned and not spec.is_integer]
         total += itemsize * sum(prod(f.shape) for f in model if f.shape[0] == data.n_items)
         if self._user_width is not None and self.client_fraction == 1:
             total += 2 * itemsize * data.n_users * getattr(self, self._user_width)
@@ -419,15 +411,15 @@ class FederatedRecommender(Recommender):
         self._validate_params()
         self._check_before_fit()
         seed = check_random_state(copy.deepcopy(self.random_state)).randint(2**31 - 1)
-        releases = Releases(self, federation, n_clients, Key(int(seed)), Key(int(seed)))
+        releases = CentralNoise(self, federation, n_clients, Key(int(seed)), Key(int(seed)))
         return releases.planned(server_sees(self, federation))
 
     def _fit(self, data, report):
-        return _fit.fit(self, data, report)
+        return _round_loop.fit(self, data, report)
 
     def _watch(self, data, n_rounds):
-        """Run the rounds for a curious server; yields what it sees, see :func:`_fit.watch`."""
-        return _fit.watch(self, data, n_rounds)
+        """Run the rounds for a curious server; see :func:`_round_loop.watch`."""
+        return _round_loop.watch(self, data, n_rounds)
 
     @property
     def _unreached(self):
@@ -469,7 +461,7 @@ class FederatedRecommender(Recommender):
 
     def _new_user_attributes(self, data):
         clients = clone(self)
-        message = clients._on_receipt(self._final_message, Key(0))
+        message = clients._decode_broadcast(self._final_message, Key(0))
         keys, blocks, attributes = Keys(Key(0), Key(0)), _blocks.cut(data), []
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             for block in blocks:

@@ -8,15 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import Interval
-from fedrecsk.federated._steady_items import SteadyItems
-from fedrecsk.simulation.messages import Dense, Derived, Message
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.federated.fedmf import AveragedItems
+from fedrecsk.protocol.messages import Dense, Derived, Message
 
 
 @documented
 @dataclass(eq=False, repr=False)
-class CoLR(SteadyItems):
+class CoLR(AveragedItems):
     """Correlated low-rank updates: federated matrix factorisation that uploads little.
 
     As :class:`FedMF`, but a client trains ``Q + A_u B`` with the round's B fixed: r orthogonal
@@ -32,9 +32,7 @@ class CoLR(SteadyItems):
         As in :class:`FedMF`.
     learning_rate : float, default=0.5
         Step of SGD on user vectors (eta).
-    rank_exponent : float, default=0.75
-        A's step is ``learning_rate * (rank / n_factors) ** rank_exponent``.
-    weight_decay, aggregation, init_std, shrinkage, averaging
+    reg, aggregation, shrinkage, averaging
         As in :class:`FedMF`.
     {shared parameters}
 
@@ -63,7 +61,7 @@ class CoLR(SteadyItems):
           2  clients complete B to a basis and rotate Q to it             _on_receipt
           3  ... and their p_u                                            _client_update
           4  clients train p_u and A_u, q_i along B, as in FedMF          kernel train
-          5  clients upload A_u, and what they visited                    kernel visit_summed
+          5  clients upload A_u, and what they visited                    kernel visit
           6  server adds mean(A_u) B to Q                                 _aggregate
         at the end
           7  clients fit p_u to the final Q                               _personalize
@@ -78,6 +76,10 @@ class CoLR(SteadyItems):
 
     *What it reveals.* As in :class:`FedMF`: the rows of A_u that are not zero are the visited
     items.
+
+    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.03``, and A's step is
+    ``learning_rate * (rank / n_factors) ** 0.75`` (``RANK_EXPONENT``; 0.5 in the authors' code).
+    Subclasses may change them.
 
     References
     ----------
@@ -99,12 +101,16 @@ class CoLR(SteadyItems):
 
     rank: int = 4
     _: KW_ONLY
-    rank_exponent: float = 0.75
+    shrinkage: float = 0.5
+    averaging: bool = True
 
-    _parameter_constraints: ClassVar[dict] = SteadyItems._parameter_constraints | {
+    _parameter_constraints: ClassVar[dict] = AveragedItems._parameter_constraints | {
         "rank": [Interval(Integral, 1, None, closed="left")],
-        "rank_exponent": [Interval(Real, 0, None, closed="left")],
+        "shrinkage": [Interval(Real, 0, None, closed="left")],
+        "averaging": ["boolean"],
     }
+
+    RANK_EXPONENT = 0.75
 
     # ---------------------------------------------------------------------- each round
 
@@ -119,11 +125,7 @@ class CoLR(SteadyItems):
         basis = Dense(server["basis"], learned=False)
         return Message(update=Dense(server["update"]), basis=basis)
 
-    def _with_delta(self, message, delta):
-        moved = delta["update"].values @ delta["basis"].values
-        return Message(item_factors=Dense(message["item_factors"].values + moved))
-
-    def _on_receipt(self, message, key):
+    def _decode_broadcast(self, message, key):
         if "basis" not in message:
             return message
         directions = self._directions(key)
@@ -180,7 +182,7 @@ class CoLR(SteadyItems):
         return float(np.sqrt(self.n_factors / self.rank))
 
     def _rate_and_length(self):
-        rate = self.learning_rate * (self.rank / self.n_factors) ** self.rank_exponent
+        rate = self.learning_rate * (self.rank / self.n_factors) ** self.RANK_EXPONENT
         # A step on A of this rate is one on A B of a rate |b|^2 times as large.
         return float(rate * self._length**2), self._length
 

@@ -7,15 +7,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import StrOptions
-from fedrecsk.attacks._inversion_fcf import fcf as invert
-from fedrecsk.attacks._unmixing import by_lines_beside_a_matrix
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk.federated._implicit import ImplicitMF
 from fedrecsk.federated._item_rows import OwnRows
 from fedrecsk.federated._server_step import ServerStep
-from fedrecsk.simulation.messages import Uploads
-from fedrecsk.uploads import Form, Ragged
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 DENSE_LIMIT = 2 * 2**30
 
@@ -52,18 +49,10 @@ class FCF(ServerStep, ImplicitMF):
     optimizer : {"adam", "gd"}, default="adam"
         Whether the server uses Adam or plain gradient descent. The objective is divided by the
         number of clients, which makes no difference to Adam.
-    beta_1 : float in [0, 1), default=0.1
-        Decay of Adam's first moment.
-    beta_2 : float in [0, 1), default=0.99
-        Decay of Adam's second moment.
-    epsilon : float, default=1e-8
-        Adam's term against division by zero.
-    upload : {"all", "own"}, default="all"
+    upload : {"all", "local"}, default="all"
         What is sent in each round. "all", as in the paper: whole item matrices, down and up.
-        "own": the rows of the client's own items and a d x d matrix, down and up, which give the
+        "local": the rows of the client's own items and a d x d matrix, down and up, which give the
         same sum in fewer bytes.
-    init_std : float, default=0.03
-        Standard deviation of the initial item vectors.
     {shared parameters}
 
     Attributes
@@ -78,7 +67,7 @@ class FCF(ServerStep, ImplicitMF):
     ------
     ValueError
         By fit: if no row has y > 0; with `local_dp`; with `secure_aggregation` and
-        ``upload="own"``; if the clients diverge; if single uploads are needed and take more than
+        ``upload="local"``; if the clients diverge; if single uploads are needed and take more than
         2 GiB.
 
     See Also
@@ -90,9 +79,9 @@ class FCF(ServerStep, ImplicitMF):
     -----
     *Algorithm*::
 
-        set-up  with "own", clients report which items they hold  _setup_update
+        set-up  with "local", clients report which items they hold  _setup_update
         each round
-          1  server sends all q_i ("own": theirs, and sum q q')   _model
+          1  server sends all q_i ("local": theirs, and sum q q')   _model
           2  clients solve for their users                        kernels item_gradients, fit_client
           3  ... and upload the gradient of all items             _client_update
           4  server takes a step of Adam                          _aggregate
@@ -101,7 +90,7 @@ class FCF(ServerStep, ImplicitMF):
           6  clients solve for their users once more              _personalize: kernel fit_users
 
     *What is sent.* Each round, down: all q_i. Up: for every item
-    ``sum_u c_ui (p_u . q_i - r_ui) p_u``, m x d numbers. With "own", once, up: which items the
+    ``sum_u c_ui (p_u . q_i - r_ui) p_u``, m x d numbers. With "local", once, up: which items the
     client holds; each round, down: its own q_i, and the d x d sum of all q q'; up: its own
     items' gradients less ``(p_u . q_i) p_u``, and P_c' P_c. At the end, down: all q_i.
 
@@ -113,6 +102,9 @@ class FCF(ServerStep, ImplicitMF):
     *Gradients* are sent as half of the derivatives; the server doubles them. A cohort's sum
     stands for that of all clients: it is divided by the number of uploads accepted, and so is
     ``reg_item`` by the number of all clients.
+
+    *Constants*, which only a subclass can change: ``init_std = 0.03``, the standard deviation of
+    the initial item vectors; Adam's ``beta_1 = 0.1``, ``beta_2 = 0.99`` and ``epsilon = 1e-8``.
 
     *Simulation.* Over all clients the rows of items that they do not hold add up to
     ``Q sum_c P_c' P_c``, so a round takes time O(ratings d + m d^2), not O(clients m d). This
@@ -132,7 +124,7 @@ class FCF(ServerStep, ImplicitMF):
     >>> model = FCF(n_factors=8, random_state=0).fit(X)
     >>> model.communication_.bytes_up == 60 * 4 * 60 * 40 * 8
     True
-    >>> model.set_params(upload="own").fit(X).communication_.bytes_up == (
+    >>> model.set_params(upload="local").fit(X).communication_.bytes_up == (
     ...     4 * 900 + 60 * 4 * (900 * 8 + 60 * 8 * 8)
     ... )
     True
@@ -141,16 +133,13 @@ class FCF(ServerStep, ImplicitMF):
     _: KW_ONLY
     n_rounds: int = 60
     learning_rate: float = 0.05
-    upload: Literal["all", "own"] = "all"
+    upload: Literal["all", "local"] = "all"
 
     _parameter_constraints: ClassVar[dict] = (
         ImplicitMF._parameter_constraints
         | ServerStep._step_constraints
-        | {"upload": [StrOptions({"all", "own"})]}
+        | {"upload": [StrOptions({"all", "local"})]}
     )
-
-    _inversion = staticmethod(invert)
-    _unmix = staticmethod(by_lines_beside_a_matrix)
 
     @property
     def _sends_all(self):
@@ -163,11 +152,14 @@ class FCF(ServerStep, ImplicitMF):
 
     # ---------------------------------------------------------------------- the algorithm
 
-    def _upload_forms(self, n_items):
+    def _upload_specs(self, n_items):
         d = self.n_factors
         if self._sends_all:
-            return {"gradient": Form((n_items, d))}
-        return {"rows": Form((n_items, d), "held"), "others": Form((d, d), compressible=False)}
+            return {"gradient": FieldSpec((n_items, d))}
+        return {
+            "rows": FieldSpec((n_items, d), "held"),
+            "others": FieldSpec((d, d), compressible=False),
+        }
 
     def _client_update(self, block, state, message, turn, key):
         out, loss = self._gradients(block, state, message, turn, full=True)
@@ -178,7 +170,7 @@ class FCF(ServerStep, ImplicitMF):
             fields = {"gradient": out.rows + self._others(items, out.squares[0])}
         else:
             fields = {"rows": out.rows, "others": out.squares[0]}
-        return state, Uploads(sound=out.sound, **fields), loss
+        return state, ClientUpdates(fields, is_finite=out.is_finite), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -196,15 +188,15 @@ class FCF(ServerStep, ImplicitMF):
         """The fields client by client."""
         own = OwnRows.of(block, active)
         if not self._sends_all:
-            rows = Ragged(own.indptr, own.items, out.rows)
-            return {"rows": rows, "others": Ragged.stacked(out.squares)}
+            rows = SparseRows(own.indptr, own.items, out.rows)
+            return {"rows": rows, "others": SparseRows.stacked(out.squares)}
         n_items, d = items.shape
         whole = self._others(items, out.squares[active])
         client = np.repeat(np.arange(len(whole)), block.row_counts[active])
         whole[client, own.items] += out.rows
         rows = np.tile(np.arange(n_items, dtype=np.int32), len(whole))
         indptr = np.concatenate([[0], np.cumsum(active)]) * n_items
-        return {"gradient": Ragged(indptr, rows, whole.reshape(-1, d))}
+        return {"gradient": SparseRows(indptr, rows, whole.reshape(-1, d))}
 
     @staticmethod
     def _others(items, squares):
@@ -258,6 +250,6 @@ class FCF(ServerStep, ImplicitMF):
             raise ValueError(
                 f"The federation needs single uploads, and those of {n_clients} "
                 f"clients, each with {data.n_items} x {self.n_factors} numbers, would take "
-                f'{nbytes / 2**30:.1f} GiB at a time. Set upload="own", which gives the same '
+                f'{nbytes / 2**30:.1f} GiB at a time. Set upload="local", which gives the same '
                 "sums from fewer numbers, or a smaller client_fraction."
             )

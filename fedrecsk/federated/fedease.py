@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk._docs import documented
-from fedrecsk._item_weights import (
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
     histories,
     liked,
@@ -19,11 +20,10 @@ from fedrecsk._item_weights import (
     weights_of,
     whole,
 )
-from fedrecsk._sklearn import Interval, StrOptions
 from fedrecsk.federated._gram import FederatedGram
 from fedrecsk.federated._noisy_gram import cleaned, items_above_noise
-from fedrecsk.simulation.messages import Dense, Derived, Message, Rows, Uploads
-from fedrecsk.uploads import Form
+from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
+from fedrecsk.updates import ClientUpdates, FieldSpec
 
 
 def without_noise(matrix: np.ndarray, noise_std: float) -> np.ndarray:
@@ -51,15 +51,16 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     n_rounds : int, default=1
         Number of rounds in total. One is enough if all clients take part in it
         (``client_fraction=1``).
-    upload : {"auto", "pairs", "dense"}, default="auto"
+    upload : {"auto", "local", "all"}, default="auto"
         What a client sends: its own pairs of items with their indices, or all
-        n_items (n_items + 1) / 2 pairs. "auto": "dense" with secure aggregation or central
-        privacy, which need it, and otherwise "pairs", which is smaller for every client with under
+        n_items (n_items + 1) / 2 pairs. "auto": "all" with secure aggregation or central
+        privacy, which need it, and otherwise "local", which is smaller for every client with under
         7 in 10 of the items.
-    download : {"auto", "own", "all"}, default="auto"
+    download : {"auto", "local", "all"}, default="auto"
         What a client receives in the end: the rows of B of its own items, or one triangle of
         (X'X + reg I)^-1, from which B follows. "auto": "all" with secure aggregation or central
-        privacy, and otherwise "own", for which the client reports beforehand which items it holds.
+        privacy, and otherwise "local", for which the client reports beforehand which items it
+        holds.
     {shared parameters}
 
     Attributes
@@ -85,7 +86,7 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     -----
     *Algorithm*::
 
-        set-up  with download="own", clients report which items they hold  _setup_update
+        set-up  with download="local", clients report which items they hold  _setup_update
         each round
           1  server requests uploads (1 byte)                   _broadcast
           2  clients that have not sent before upload x x',
@@ -106,11 +107,11 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     stays lost, because the client does not learn of the loss: the sum is then over fewer users.
     `loss_curve_` is NaN, as clients train nothing.
 
-    *What is sent.* Once, up: with "own", the indices of the client's items; then 8 bytes (index
+    *What is sent.* Once, up: with "local", the indices of the client's items; then 8 bytes (index
     and value) for each pair of items that one of its users likes, an item with itself
-    included, or with "dense" 4 for each pair of the catalogue. Down: a byte for each round, and in
-    the end ``4 n_items`` bytes for each own item, or ``2 n_items (n_items + 1)`` with "all". B
-    itself is not symmetric, so the inverse is half the size. With encryption each client inverts
+    included, or with upload="all" 4 for each pair of the catalogue. Down: a byte for each round,
+    and in the end ``4 n_items`` bytes for each own item, or ``2 n_items (n_items + 1)`` with "all".
+    B itself is not symmetric, so the inverse is half the size. With encryption each client inverts
     the decrypted sum itself.
 
     *What it reveals.* A plaintext upload of a client with one user shows exactly what it likes: the
@@ -147,11 +148,11 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
 
     reg: float = 1000.0
     _: KW_ONLY
-    download: Literal["auto", "own", "all"] = "auto"
+    download: Literal["auto", "local", "all"] = "auto"
 
     _parameter_constraints: ClassVar[dict] = FederatedGram._parameter_constraints | {
         "reg": [Interval(Real, 0, None, closed="neither")],
-        "download": [StrOptions({"auto", "own", "all"})],
+        "download": [StrOptions({"auto", "local", "all"})],
     }
 
     # ---------------------------------------------------------------------- the algorithm
@@ -160,11 +161,12 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     def _n_setups(self):
         return int(self._sends_rows)
 
-    def _setup_forms(self, n_items, step):
-        return {"held_items": Form((n_items,), "held", dtype="int32", learned=False)}
+    def _setup_specs(self, n_items, step):
+        return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
 
     def _setup_update(self, block, message, step, key):
-        return Uploads(held_items=np.bincount(block.row_items, minlength=block.n_items))
+        held = np.bincount(block.row_items, minlength=block.n_items)
+        return ClientUpdates({"held_items": held})
 
     def _solve(self, gram, n_items, noise_std):
         if noise_std > 0:
@@ -180,7 +182,7 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
             return Message(item_weights=Rows(solved["item_weights"]))
         return Message(inverse=Dense(solved["inverse"]))
 
-    def _on_receipt(self, message, key):
+    def _decode_broadcast(self, message, key):
         if "inverse" not in message:
             return message
         triangle = message["inverse"].values
@@ -202,15 +204,15 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     def _sends_rows(self):
         if self.download == "auto":
             return not self._hides_items
-        return self.download == "own"
+        return self.download == "local"
 
     def _check_before_fit(self):
         if self._hides_items and self._sends_rows:
             secure = self._setting().secure_aggregation is not None
             by = "secure_aggregation" if secure else "central_dp"
             raise ValueError(
-                f'download="own" reports to the server which items a client holds, which {by} must '
-                'hide; set download="all" or "auto".'
+                'download="local" reports to the server which items a client holds, which '
+                f'{by} must hide; set download="all" or "auto".'
             )
         super()._check_before_fit()
 

@@ -8,20 +8,21 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from fedrecsk import _kernels
-from fedrecsk._docs import documented
-from fedrecsk._rating_scale import scale_of
-from fedrecsk._sklearn import Interval, StrOptions
-from fedrecsk.attacks._inversion_fedeb import fedeb as invert
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
+from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated import _item_prior
 from fedrecsk.federated._fedeb_scales import Scales, learned
 from fedrecsk.federated._item_rows import OwnRows, layout_of
 from fedrecsk.federated._rating_scale import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation.messages import Dense, Message, Rows, Uploads
-from fedrecsk.simulation.participation import Turn
-from fedrecsk.uploads import Form, Ragged
+from fedrecsk.protocol.messages import Dense, Message, Rows
+from fedrecsk.protocol.participation import RoundMasks
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+
+fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
 
 # The ends of the scale are this many units apart: on a scale from 1 to 5 a unit is a star.
 UNITS = 4.0
@@ -88,8 +89,6 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     learning_rate : float or "auto", default="auto"
         Step size of the server's Adam (eta). "auto": ``0.05 f^1/3``, where f is the share of
         the clients whose uploads were accepted in the round.
-    init_std : float, default=0.1
-        Standard deviation of the initial item vectors.
     upload : {"own", "all"}, default="own"
         "own": a client reports once which items it holds, and receives and sends only their
         rows. "all": the rows of all items are sent, as secure sums require.
@@ -159,6 +158,8 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     likelihood, at the users' optimum up to one sweep. A rating of weight w counts as w
     ratings.
 
+    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.1``.
+
     *What is sent.* Once, up: sum and number of ratings; for each item that the client holds (or
     for all) its number of ratings and users, the sum of 1 / n_u, and a row of
     `sketch_size` numbers; with "own", which items these are. Once, down: the scale, the mean and
@@ -204,7 +205,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     user_noise: bool = True
     posterior: Literal["variational", "map"] = "variational"
     learning_rate: float | Literal["auto"] = "auto"
-    init_std: float = 0.1
+    INIT_STD = 0.1
     upload: Literal["own", "all"] = "own"
     rating_scale: tuple[float, float] | None = None
 
@@ -216,14 +217,12 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         "user_noise": ["boolean"],
         "posterior": [StrOptions({"variational", "map"})],
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "init_std": [Interval(Real, 0, None, closed="neither")],
         "upload": [StrOptions({"own", "all"})],
         "rating_scale": [tuple, list, None],
     }
 
     _single_uploads = True
     _prefers_rotation = True
-    _inversion = staticmethod(invert)
     _dtype = np.float32
     _user_width = "n_factors"
     # How many ratings the prior of a user's own precision is worth (nu).
@@ -237,7 +236,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         low, high = scale_of(self.rating_scale, catalogue.rating_range)
         m, d = catalogue.n_items, self.n_factors
         items = np.zeros((m, d + 1), self._dtype)
-        items[:, 1:] = self.init_std * key.generator("item factors").standard_normal((m, d))
+        items[:, 1:] = self.INIT_STD * key.generator("item factors").standard_normal((m, d))
         implicit = np.zeros((m, d if self.implicit else 0), self._dtype)
         return {
             "rating_scale": (low, high),
@@ -250,19 +249,19 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             "scales": Scales.of(self.n_factors, implicit.shape[1]),
         }
 
-    def _setup_forms(self, n_items, step):
+    def _setup_specs(self, n_items, step):
         rows = "all" if self.upload == "all" else "held"
-        forms = {
-            "ratings": Form((2,), learned=False),
-            "counts": Form((n_items, 3), rows, learned=False),
+        specs = {
+            "ratings": FieldSpec((2,), learned=False),
+            "counts": FieldSpec((n_items, 3), rows, learned=False),
         }
         if self.sketch_size:
             n_columns = min(self.sketch_size, n_items)
-            forms["sketch"] = Form((n_items, n_columns), rows, learned=False)
+            specs["sketch"] = FieldSpec((n_items, n_columns), rows, learned=False)
         if self.upload == "own":
             # An int32 for each held item: its index.
-            forms["held_items"] = Form((n_items,), "held", dtype="int32", learned=False)
-        return forms
+            specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
+        return specs
 
     def _setup_update(self, block, message, step, key):
         n_rated = np.diff(block.indptr)
@@ -276,7 +275,9 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         if self.sketch_size:
             directions = _item_prior.directions(block.n_items, self.sketch_size, key.shared)
             fields["sketch"] = _item_prior.sketch(block, directions)
-        return Uploads(**{name: fields[name] for name in self._setup_forms(block.n_items, step)})
+        return ClientUpdates(
+            {name: fields[name] for name in self._setup_specs(block.n_items, step)}
+        )
 
     def _setup_aggregate(self, server, upload, step, key):
         total, weight = upload["ratings"].sum
@@ -289,7 +290,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             prior = prior._replace(vectors=prior.vectors.astype(self._dtype))
         return server | {"prior": prior, "center": np.zeros_like(server["items"])}
 
-    def _announce(self, server):
+    def _initial_broadcast(self, server):
         return Message(
             ratings=Dense(np.array([*server["rating_scale"], server["mean"]])),
             n_ratings=Dense(server["n_ratings"], learned=False),
@@ -306,7 +307,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
 
     def _init_clients(self, block, message, key):
         low, high, mean = message["ratings"].values
-        ratings = _kernels.fedeb.Ratings(
+        ratings = fedeb_kernels.Ratings(
             ((block.values - mean) / self._unit(low, high)).astype(self._dtype),
             block.weights.astype(self._dtype),
         )
@@ -314,7 +315,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             "ratings": ratings,
             "n_ratings": message["n_ratings"].values.astype(self._dtype),
             # The result of each update; the next one starts afresh.
-            "posterior": _kernels.fedeb.Posterior.of(
+            "posterior": fedeb_kernels.Posterior.of(
                 block.n_users, self.n_factors + 1, self._dtype, whole=False
             ),
             "unit": self._unit(low, high),
@@ -324,20 +325,20 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         covariances = np.dtype(self._dtype).itemsize * data.n_users * (self.n_factors + 1) ** 2
         return super()._least_bytes(data) + (covariances if self.client_fraction == 1 else 0)
 
-    def _upload_forms(self, n_items):
+    def _upload_specs(self, n_items):
         rows = "all" if self.upload == "all" else "held"
-        forms = {"items": Form((n_items, self.n_factors + 1), rows)}
+        specs = {"items": FieldSpec((n_items, self.n_factors + 1), rows)}
         if self.implicit:
-            forms["implicit"] = Form((n_items, self.n_factors), rows)
-        return forms | {"scales": Form((4,), learned=False)}
+            specs["implicit"] = FieldSpec((n_items, self.n_factors), rows)
+        return specs | {"scales": FieldSpec((4,), learned=False)}
 
     def _client_update(self, block, state, message, turn, key):
         implicit = message["implicit"].values if self.implicit else None
         model = self._received(state, message["items"].values, implicit, message["scales"].values)
         own = OwnRows.of(block, turn.active) if turn.separate else None
         layout, out = layout_of(block), self._empty_uploads(block, turn, own)
-        work = _kernels.fedeb.workspace(layout, model)
-        squares, weight = _kernels.fedeb.update(
+        work = fedeb_kernels.workspace(layout, model)
+        squares, weight = fedeb_kernels.update(
             layout, state["ratings"], turn.active, model, work, state["posterior"], out
         )
         loss = state["unit"] ** 2 * squares, weight
@@ -353,10 +354,10 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         moments = tuple(Moments(*map(np.copy, pair)) for pair in server["moments"])
         center = server["center"]
         reg, reg_implicit = scales.reg.astype(self._dtype), scales.reg_implicit.astype(self._dtype)
-        _kernels.fedeb.ascend(items, upload["items"].sum, 1 / share, reg, center, *moments[0], adam)
+        fedeb_kernels.ascend(items, upload["items"].sum, 1 / share, reg, center, *moments[0], adam)
         if self.implicit:
             sums, zero = upload["implicit"].sum, np.zeros_like(implicit)
-            _kernels.fedeb.ascend(implicit, sums, 1 / share, reg_implicit, zero, *moments[1], adam)
+            fedeb_kernels.ascend(implicit, sums, 1 / share, reg_implicit, zero, *moments[1], adam)
         server = server | {"items": items, "implicit": implicit, "moments": moments, "n_steps": t}
         if self.posterior == "variational":
             server |= learned(server, upload["scales"].sum / share)
@@ -382,11 +383,11 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             state, message["average_items"].values, implicit, message["scales"].values
         )
         layout, width = layout_of(part), self.n_factors + 1
-        posterior = _kernels.fedeb.Posterior.of(part.n_users, width, self._dtype)
+        posterior = fedeb_kernels.Posterior.of(part.n_users, width, self._dtype)
         everybody, nobody = np.ones(part.n_clients, dtype=bool), np.zeros(part.n_clients, bool)
-        silent = self._empty_uploads(part, Turn(everybody, nobody, False), None)
-        work = _kernels.fedeb.workspace(layout, model)
-        _kernels.fedeb.update(layout, state["ratings"], everybody, model, work, posterior, silent)
+        silent = self._empty_uploads(part, RoundMasks(everybody, nobody, False), None)
+        work = fedeb_kernels.workspace(layout, model)
+        fedeb_kernels.update(layout, state["ratings"], everybody, model, work, posterior, silent)
         users, precisions, covariances = posterior
         covariances = covariances.reshape(-1, width, width)
         unit = self._dtype(self._unit(*message["ratings"].values[:2]))
@@ -444,7 +445,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         alpha, lambda_0, *reg = scales
         prior = np.ones(items.shape[1], real)
         prior[0] = lambda_0
-        return _kernels.fedeb.Model(
+        return fedeb_kernels.Model(
             items.astype(real, copy=False),
             implicit.astype(real, copy=False),
             state["n_ratings"],
@@ -458,26 +459,26 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     def _empty_uploads(self, block, turn, own):
         """Where the kernel writes: sums by item, or the active clients' own rows and scales."""
         n, width = block.n_clients, self.n_factors + 1
-        sound, n_implicit = np.ones(n, dtype=bool), self.n_factors if self.implicit else 0
+        is_finite, n_implicit = np.ones(n, dtype=bool), self.n_factors if self.implicit else 0
         if own is not None:
-            return _kernels.fedeb.Uploads(
+            return fedeb_kernels.Uploads(
                 turn.active,
                 np.zeros((len(own.items), width), self._dtype),
                 np.zeros((len(own.items), n_implicit), self._dtype),
                 own.slots,
                 np.zeros((n, 4)),
                 np.arange(n, dtype=np.int32),
-                sound,
+                is_finite,
                 True,
             )
-        return _kernels.fedeb.Uploads(
+        return fedeb_kernels.Uploads(
             turn.active & turn.delivers,
             np.zeros((block.n_items, width)),
             np.zeros((block.n_items, n_implicit)),
             block.row_items,
             np.zeros((1, 4)),
             np.zeros(n, dtype=np.int32),
-            sound,
+            is_finite,
             False,
         )
 
@@ -486,19 +487,19 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         fields = {"items": out.items, "implicit": out.implicit, "scales": out.scales[0]}
         if own is not None:
             fields = {
-                "items": Ragged(own.indptr, own.items, out.items),
-                "implicit": Ragged(own.indptr, own.items, out.implicit),
-                "scales": Ragged.stacked(out.scales),
+                "items": SparseRows(own.indptr, own.items, out.items),
+                "implicit": SparseRows(own.indptr, own.items, out.implicit),
+                "scales": SparseRows.stacked(out.scales),
             }
-        names = self._upload_forms(block.n_items)
-        return Uploads(sound=out.sound, **{name: fields[name] for name in names})
+        names = self._upload_specs(block.n_items)
+        return ClientUpdates({name: fields[name] for name in names}, is_finite=out.is_finite)
 
     # -------------------------------------------------------------------- on the server
 
-    def _rounds(self):
+    def _rounds(self, n_clients):
         if self.n_rounds != "auto":
             return self.n_rounds
-        arriving = self.client_fraction * (1 - self._setting().dropout)
+        arriving = self._cohort_share(n_clients) * (1 - self._setting().dropout)
         return round(100 / np.sqrt(arriving))
 
     def _sent_scales(self, server):
@@ -509,7 +510,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         rate = self.learning_rate
         if rate == "auto":
             rate = 0.05 * share ** (1 / 3)
-        return _kernels.fedeb.Adam(
+        return fedeb_kernels.Adam(
             float(rate), BETA_1, BETA_2, EPSILON, 1 - BETA_1**t, 1 - BETA_2**t
         )
 
@@ -519,7 +520,8 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     def _upload_moving(self, view, rows, moves):
         # Adam divides by the size of past gradients, so only much larger ones decide.
         size = np.abs(view.mean("items")).max() * view.n_senders / view.n_own
-        return {"items": size / self._adam(1, self.client_fraction).rate * moves}
+        share = self._cohort_share(view.data.n_clients)
+        return {"items": size / self._adam(1, share).rate * moves}
 
     def _item_variance(self, n_ratings, scales):
         """V_i of all items, (n_items, d + 1), in squared units."""
@@ -576,7 +578,7 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         variance = noise + self.bias_std_**2 + spread[items]
         known = np.flatnonzero(users >= 0)
         of_known = np.empty(len(known))
-        _kernels.fedeb.variances(
+        fedeb_kernels.variances(
             users[known],
             items[known],
             self.user_factors_,

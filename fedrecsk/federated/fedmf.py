@@ -2,15 +2,306 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import ClassVar, Literal
 
-from fedrecsk._docs import documented
-from fedrecsk.federated._reptile import ReptileItems
+import numpy as np
+
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.base import linear_scores
+from fedrecsk.federated._feedback import LearnsFromFeedback
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+
+fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
+
+# Epochs on the final items of a user whose client was in no round.
+EPOCHS_OF_THE_NEW = 20
+# The server's step with "reptile". The more items, the fewer clients visit a given one. From HR@10
+# on validation rows of MovieLens-1M (benchmarks.private_rankings settings); with few items that all
+# visit, steps above 1 explode.
+ITEMS_PER_UNIT = 185
+LONGEST = 20.0
+
+
+@dataclass(eq=False, repr=False)
+class AveragedItems(LearnsFromFeedback):
+    """Base class of FedMF, CoLR and FedFast: an item matrix trained by federated averaging.
+
+    The average of the item matrix over the rounds is a polynomial-decay one (O. Shamir and
+    T. Zhang, "Stochastic Gradient Descent for Non-smooth Optimization", ICML 2013), which does not
+    need the length of a window. "reptile" is algorithm 2 of A. Nichol, J. Achiam and J. Schulman,
+    "On First-Order Meta-Learning Algorithms", arXiv:1803.02999.
+    """
+
+    _: KW_ONLY
+    n_factors: int = 64
+    n_rounds: int = 200
+    local_epochs: int = 2
+    batch_size: int = 64
+    learning_rate: float = 0.5
+    reg: float = 2e-3
+    aggregation: Literal["visits", "data_size"] = "visits"
+    client_fraction: float = 0.2
+
+    _parameter_constraints: ClassVar[dict] = LearnsFromFeedback._parameter_constraints | {
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "local_epochs": [Interval(Integral, 1, None, closed="left")],
+        "batch_size": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "reg": [Interval(Real, 0, None, closed="left")],
+        "aggregation": [StrOptions({"visits", "data_size"})],
+    }
+
+    INIT_STD = 0.03
+    # How much more later rounds count: the average is of the last tenth of the rounds, roughly.
+    EMPHASIS = 9
+    # Parameters of FedMF, the first two also of CoLR.
+    shrinkage = 0.0
+    averaging = False
+    server_learning_rate = "auto"
+
+    _single_uploads = True
+    _dtype = np.float32
+    _user_width = "n_factors"
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _init_server(self, catalogue, key):
+        shape = (catalogue.n_items, self.n_factors)
+        items = self.INIT_STD * key.generator("item factors").standard_normal(shape)
+        server = {"item_factors": items.astype(self._dtype)}
+        if self._averages:
+            server |= {"average_items": server["item_factors"], "n_averaged": 0}
+        return server
+
+    @property
+    def _averages(self):
+        """Whether the final model is an average; clients measure the model that they receive."""
+        return self.averaging and not self.early_stopping
+
+    # ---------------------------------------------------------------------- each round
+
+    def _model(self, server):
+        return Message(item_factors=Dense(server["item_factors"]))
+
+    def _init_clients(self, block, message, key):
+        coordinates = block.users[:, None] * self.n_factors + np.arange(self.n_factors)
+        users = self.INIT_STD * key.private.at(-1).normal("user factors", coordinates)
+        return {
+            "feedback": self._feedback(block, message),
+            "users": users.astype(self._dtype),
+        }
+
+    def _least_bytes(self, data):
+        # The mean update beside the sum.
+        return super()._least_bytes(data) + 8 * data.n_items * self._n_columns
+
+    def _upload_specs(self, n_items):
+        specs = {"updates": FieldSpec((n_items, self._n_columns))}
+        if self.aggregation == "data_size":
+            return specs | {"data_size": FieldSpec((1,), learned=False)}
+        if self.aggregation == "reptile":
+            return specs
+        counts = FieldSpec((n_items, self._n_count_columns), dtype="uint8", learned=False)
+        return specs | {"n_visits": counts}
+
+    def _client_update(self, block, state, message, turn, key):
+        items, layout, config = message["item_factors"].values, self._layout(block), self._config()
+        columns, is_finite = self._columns(block, key), np.ones(block.n_clients, dtype=bool)
+        seeds = key.private.hashed("visit", block.clients)
+        out = self._empty_upload(block, turn, config, items.dtype)
+        loss = fedmf_kernels.visit(
+            layout,
+            state["feedback"],
+            fedmf_kernels.Cohort(turn.active, turn.delivers, seeds, is_finite),
+            config,
+            items,
+            self._moving(block, columns),
+            state["users"],
+            fedmf_kernels.scratch(layout, turn.active, config, items),
+            out,
+        )
+        fields = self._fields(block, turn, columns, is_finite, out)
+        return state, ClientUpdates(fields, is_finite=is_finite), loss
+
+    def _empty_upload(self, block, turn, config, dtype):
+        """Return where the kernel writes what is sent."""
+        n_own, n_items = 0, block.n_items
+        if turn.separate:
+            # No client visits more items than it has examples.
+            n_examples = np.diff(block.rating_indptr) * (1 + config.n_negatives)
+            n_own, n_items = np.minimum(n_examples, n_items)[turn.active].sum(), 0
+        return fedmf_kernels.Upload(
+            turn.separate,
+            np.zeros(block.n_clients + 1, np.int64),
+            np.empty(n_own, np.int32),
+            np.empty((n_own, self._n_columns), dtype),
+            np.zeros((n_items, self._n_columns)),
+            np.zeros((n_items, self._n_count_columns), dtype=np.int64),
+        )
+
+    def _fields(self, block, turn, columns, is_finite, out):
+        sizes, indptr = self._data_sizes(block), out.indptr
+        if turn.separate:
+            rows, values = out.rows[: indptr[-1]], out.values[: indptr[-1]]
+            fields = {
+                "updates": SparseRows(indptr, rows, values),
+                "data_size": SparseRows.stacked(sizes[:, None]),
+                "n_visits": SparseRows(indptr, rows, self._visits(indptr, columns)),
+            }
+        else:
+            senders = turn.active & turn.delivers & is_finite
+            size = sizes[senders].sum(keepdims=True)
+            fields = {"updates": out.sums, "data_size": size, "n_visits": out.n_visits}
+        specs = self._upload_specs(block.n_items)
+        return {name: fields[name] for name in specs if name in fields}
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        return server | self._moved_items(server, self._mean_update(upload))
+
+    def _moved_items(self, server, update):
+        """Return the server's item matrix after an update, and its average."""
+        items = (server["item_factors"] + update).astype(self._dtype)
+        if not self._averages:
+            return {"item_factors": items}
+        n, average = server["n_averaged"] + 1, server["average_items"]
+        weight = self._dtype((self.EMPHASIS + 1) / (n + self.EMPHASIS))
+        average = average + weight * (items - average)
+        return {"item_factors": items, "average_items": average, "n_averaged": n}
+
+    def _final_model(self, server):
+        if not self._averages:
+            return super()._final_model(server)
+        return Message(average_items=Dense(server["average_items"]))
+
+    # ------------------------------------------------------------------------- the end
+
+    def _personalize(self, block, state, message, turn, key):
+        active, trained = block.users_of(turn.active), np.zeros(block.n_users, dtype=bool)
+        users = np.zeros((block.n_users, self.n_factors), dtype=self._dtype)
+        if state is not None:
+            trained = active & np.isfinite(state["users"]).all(axis=1)
+            users[trained] = state["users"][trained]
+        feedback = self._feedback(block, message) if state is None else state["feedback"]
+        new = active & ~trained
+        for whom, n_epochs in ((new, EPOCHS_OF_THE_NEW), (trained, self.local_epochs)):
+            self._fit_users(block, feedback, message, np.flatnonzero(whom), n_epochs, users)
+        return {"users": users}
+
+    def _final_items(self, message):
+        """Return the item matrix of a final message."""
+        averaged = "average_items" in message
+        return message["average_items" if averaged else "item_factors"].values
+
+    def _server_attributes(self, message):
+        attributes = {"item_factors_": self._final_items(message)}
+        if self.loss == "squared":
+            attributes["global_bias_"] = float(message["global_bias"].values[0])
+        return attributes
+
+    def _user_attributes(self, block, state):
+        return {"user_factors_": state["users"]}
+
+    # ------------------------------------------------------------------- on the clients
+
+    def _config(self):
+        return fedmf_kernels.Config(
+            n_negatives=self.n_negatives if self.loss == "bce" else 0,
+            local_epochs=self.local_epochs,
+            batch_size=self.batch_size,
+            learning_rate=float(self.learning_rate),
+            reg=float(self.reg),
+            shrinkage=float(self.shrinkage),
+            squared=self.loss == "squared",
+        )
+
+    def _fit_users(self, block, feedback, message, whom, n_epochs, users):
+        """Train these users' vectors, in place, with the items fixed."""
+        items, layout = self._final_items(message), self._layout(block)
+        config = self._config()._replace(local_epochs=n_epochs)
+        arguments = (
+            layout,
+            feedback,
+            whom,
+            # A user's vector must not depend on which others are computed, or when.
+            Key(0).hashed("personal"),
+            config,
+            items,
+            fedmf_kernels.scratch_of_users(layout, config, items),
+            users,
+        )
+        fedmf_kernels.fit_users(*arguments)
+
+    @property
+    def _n_columns(self):
+        """Columns of an upload."""
+        return self.n_factors
+
+    @property
+    def _n_count_columns(self):
+        """Columns of the visits: one for all of an item's coordinates."""
+        return 1
+
+    def _columns(self, block, key):
+        """Which coordinates of items each client trains, (n_clients, n_columns), dtype bool."""
+        return np.ones((block.n_clients, self._n_columns), dtype=bool)
+
+    def _rate_and_length(self):
+        """Learning rate of the items, and by what their changes are divided when sent."""
+        return float(self.learning_rate), 1.0
+
+    def _moving(self, block, columns):
+        rate, length = self._rate_and_length()
+        by_size = self.aggregation == "data_size"
+        scale = self._data_sizes(block) if by_size else np.ones(block.n_clients)
+        return fedmf_kernels.Moving(rate, columns, (scale / length).astype(self._dtype))
+
+    def _visits(self, indptr, columns):
+        """A one for each item that a client has visited, client by client."""
+        return np.ones((indptr[-1], 1), dtype=np.uint8)
+
+    # -------------------------------------------------------------------- on the server
+
+    def _mean_update(self, upload):
+        """Return the mean of the clients' updates, by `aggregation`."""
+        sums = upload["updates"].sum
+        if self.aggregation == "data_size":
+            return sums / upload["data_size"].sum
+        if self.aggregation == "reptile":
+            return self._length_of_step(len(sums)) / upload.n_clients * sums
+        return sums / np.maximum(upload["n_visits"].sum, 1)
+
+    def _upload_moving(self, view, rows, moves):
+        if self.aggregation == "data_size":
+            own = np.bincount(view.data.clients, view.data.weights)
+            divisor = view.n_senders * own[own > 0].mean()
+        elif self.aggregation == "reptile":
+            divisor = view.n_senders / self._length_of_step(len(view.item_vectors))
+        else:
+            divisor = view.n_expected("updates")
+        return {"updates": divisor / view.n_own * moves}
+
+    def _length_of_step(self, n_items):
+        if self.server_learning_rate != "auto":
+            return self.server_learning_rate
+        return min(max(1.0, n_items / ITEMS_PER_UNIT), LONGEST)
+
+    # --------------------------------------------------------------------- predictions
+
+    def _raw_scores(self, users, items):
+        return linear_scores(users, items, *self._linear_part())
 
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedMF(ReptileItems):
+class FedMF(AveragedItems):
     """Federated matrix factorisation: averaging of an item matrix, user vectors kept private.
 
     Each round a few clients receive the item matrix Q, train it and their own users' vectors p_u
@@ -43,7 +334,7 @@ class FedMF(ReptileItems):
         Number of examples in a mini-batch; an epoch's last one may be smaller.
     learning_rate : float, default=0.5
         Step of SGD (eta).
-    weight_decay : float, default=2e-3
+    reg : float, default=2e-3
         Weight of ``|p_u|^2 + |q_i|^2`` in the loss of each example.
     aggregation : {"visits", "data_size", "reptile"}, default="visits"
         What the server divides an item's summed updates by. "visits": by the number of
@@ -54,11 +345,9 @@ class FedMF(ReptileItems):
     server_learning_rate : float or "auto", default="auto"
         Length of the server's step, as a multiple of that mean; only with "reptile". "auto": 1 for
         each 185 items, at least 1 and at most 20.
-    init_std : float, default=0.03
-        Standard deviation of the initial vectors.
     shrinkage : float, default=0.5
         Smallest total weight decay of a user's examples in each epoch. It matters for users with
-        fewer than about 50 rows, for which `weight_decay` alone overfits. 0: no such limit.
+        fewer than about 50 rows, for which `reg` alone overfits. 0: no such limit.
     averaging : bool, default=True
         Whether the final item matrix is the server's average over the rounds, with more weight on
         later ones, instead of the last one. With `early_stopping` it is the best one that clients
@@ -97,7 +386,7 @@ class FedMF(ReptileItems):
           2  clients draw negatives                                  kernel draw_examples
           3  in each batch, every q_i of it takes one step,          kernel move_items
           4  ... and every p_u, both on the mean of their gradients  kernel move_users
-          5  clients upload the change of Q, and what they visited   kernel visit_summed
+          5  clients upload the change of Q, and what they visited   kernel visit
           6  server adds the mean over the visitors of each item     _aggregate
         at the end
           7  server sends its average of Q                           _final_model
@@ -114,6 +403,9 @@ class FedMF(ReptileItems):
 
     *Weights.* `sample_weight` multiplies an example's loss; a negative has the weight of its
     positive. It is divided by its mean on the client, so that its scale does not change step sizes.
+
+    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.03``; subclasses may
+    change it.
 
     *Final vectors.* A client that took part in a round fits p_u for `local_epochs` more, with the
     final items fixed; one that never did, and every new user, trains 20 epochs from zero. All
@@ -145,3 +437,18 @@ class FedMF(ReptileItems):
     """
 
     n_factors: int = 64
+    _: KW_ONLY
+    aggregation: Literal["visits", "data_size", "reptile"] = "visits"
+    server_learning_rate: float | Literal["auto"] = "auto"
+    shrinkage: float = 0.5
+    averaging: bool = True
+
+    _parameter_constraints: ClassVar[dict] = AveragedItems._parameter_constraints | {
+        "aggregation": [StrOptions({"visits", "data_size", "reptile"})],
+        "server_learning_rate": [
+            Interval(Real, 0, None, closed="neither"),
+            StrOptions({"auto"}),
+        ],
+        "shrinkage": [Interval(Real, 0, None, closed="left")],
+        "averaging": ["boolean"],
+    }

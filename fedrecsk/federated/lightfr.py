@@ -10,27 +10,30 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from fedrecsk import _kernels
-from fedrecsk._codes import pack_codes, random_codes, unpack_codes
-from fedrecsk._docs import documented
-from fedrecsk._fixed_point import FRACTION_BITS, fixed
-from fedrecsk._hamming_search import HammingSearch
-from fedrecsk._sklearn import Interval, StrOptions
-from fedrecsk.attacks._inversion_lightfr import lightfr as invert
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.fixed_point import FRACTION_BITS, fixed
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions, check_sample_weight
 from fedrecsk.base import RankingMixin
-from fedrecsk.federated._lightfr_checks import check_parameters, check_rows, check_setting
-from fedrecsk.federated._lightfr_items import ItemFoldIn
-from fedrecsk.federated._lightfr_step import Listing, by_curvature, by_sign
+from fedrecsk.base._binary_codes import n_words, random_codes, unpack_codes
+from fedrecsk.base._hamming_search import HammingSearch
+from fedrecsk.data._checks import hint
+from fedrecsk.data._rating_scale import check_ratings, check_scale
+from fedrecsk.data.interactions import Ids, encode, id_columns
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation.messages import Dense, Derived, Message, Summed, Uploads
-from fedrecsk.uploads import Form, Ragged
+from fedrecsk.protocol.blocks import Block
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.messages import Dense, Derived, Message, Total
+from fedrecsk.protocol.participation import RoundMasks, cohort_size
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
 
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Self
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
-AGGREGATIONS = ("full", "gradient", "parameter")
+lightfr_kernels: LazyModule = LazyModule("fedrecsk.federated._lightfr_kernels")
+
 # Purposes of the keys that negatives are drawn with.
 TRAINING_DRAWS, FINAL_DRAWS = "negatives of a user", "negatives in the end"
 # The mean vector of fewer users would reveal too much of each to the others.
@@ -39,7 +42,7 @@ LEAST_USERS = 10
 
 @documented
 @dataclass(eq=False, repr=False)
-class LightFR(HammingSearch, ItemFoldIn, RankingMixin, FederatedRecommender):
+class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, fitted and searched in Hamming space.
 
     Every item has a code of `n_bits` signs. Codes are all that the server sends and the device
@@ -70,44 +73,24 @@ class LightFR(HammingSearch, ItemFoldIn, RankingMixin, FederatedRecommender):
     user_bits : int in [1, 16], default=4
         Number of bits of each entry of a user's vector; the paper uses 1.
     targets : {"implicit", "ratings"}, default="implicit"
-        "implicit": rows with y > 0 have `positive_target`, others are left out. "ratings": rows
+        "implicit": rows with y > 0 are positives, others are left out. "ratings": rows
         have y scaled to [0, 1], and `predict` gives ratings.
-    positive_target : float in [0, 1], default=0.65
-        Target similarity of positives.
-    negative_target : float in [0, 1], default=0.5
-        Target similarity of negatives.
     alpha : float, default=4.0
         Extra weight of a row of weight 1, on top of the weight 1 of every pair; only with "full".
     n_negatives : int, default=4
         Number of negatives per row, redrawn in each round from the items without a row of the
         user. No effect with "full".
-    reg_user, reg_item : float, default=0.0
-        Weights of the balance terms (lambda) on users and items.
-    balance : {"code", "bits"}, default="code"
-        What is balanced: "code", each code has as many +1 as -1, as in the paper's update
-        rules; "bits", each bit is +1 for as many users, or items, as it is -1, as in its
-        objective.
-    shrinkage : float, default=1000.0
-        Weight of the squared distance between a user's vector and `prior`, in pairs of weight 1.
-    prior : {"crowd", "zero"}, default="crowd"
-        What users' vectors are shrunk towards. "crowd": the mean vector of the last cohort
-        of at least ten users, so that users with few rows get what is popular. It needs no
-        further upload, because ``aggregation="full"`` uploads the sum of the vectors anyway; the
-        other aggregations always use zero. "zero": zero.
-    sparse_shrinkage : float, default=12000.0
-        Towards a mean vector, a user with n rows that count is shrunk by sparse_shrinkage / n if
-        that is more than `shrinkage`; with the default, a user with fewer than 12 rows.
-    memory : int, default=4
-        The server keeps a total of the rounds' sums, of which 1/memory is dropped in each round; 1
-        is the paper's server. No effect with "full".
-    n_sweeps : int or None, default=3
-        Number of sweeps over a user's bits per round, fewer if nothing changes. None: until nothing
-        changes. The paper has 1.
-    init : "random" or ndarray of shape (n_items, n_bits), default="random"
-        First item codes. An array's signs are taken, for example those of a real-valued
-        model's factors, with rows in ascending order of the items' ids.
-    train_items : bool, default=True
-        Whether to train the items at all. False, with `init`, is the paper's ablation.
+    reg_user : float, default=1000.0
+        Weight of the squared distance between a user's vector and a mean vector, in pairs of
+        weight 1. With "full" it is the mean vector of the last cohort of at least ten users, so
+        that users with few rows get what is popular: those with n < 12 rows have the weight
+        12000 / n if that is more. With the other aggregations it is zero.
+    balance_user, balance_item : float, default=0.0
+        Weights (lambda) of the terms that balance the codes of users and items: as many
+        +1 as -1 within a code.
+    server_decay : int, default=4
+        The server keeps a total of the rounds' sums, of which 1/server_decay is dropped in each
+        round; 1 is the paper's server. No effect with "full".
     upload : {"visited", "all"}, default="visited"
         "visited": each client sends the rows of its visited items with their indices. "all":
         it sends the whole matrix, so that a secure sum hides which items it has visited.
@@ -131,8 +114,8 @@ class LightFR(HammingSearch, ItemFoldIn, RankingMixin, FederatedRecommender):
     ------
     ValueError
         By fit: if no row is positive; if ratings are all equal without a `rating_scale`, or
-        outside of it; if `init` has another shape; if exact sums might not fit into 64 bits; if
-        the federation has `local_dp` or `compression`.
+        outside of it; if exact sums might not fit into 64 bits; if the federation has
+        `local_dp` or `compression`.
 
     Notes
     -----
@@ -140,36 +123,41 @@ class LightFR(HammingSearch, ItemFoldIn, RankingMixin, FederatedRecommender):
 
         each round
           1  server sends the packed codes of all items           _model
-          2  clients unpack them                                  _on_receipt
-          3  ... draw negatives                                   kernel fit_users: visit
-          4  ... move their users' vectors bit by bit             kernel fit_users: fit_user
-          5  ... upload gradients of visited items, and a a'      kernel send: add_gradients
-          6  ... or vote on the items' bits                       kernel send: add_votes
+          2  clients unpack them                                  _decode_broadcast
+          3  ... draw negatives                                   update_clients: visit
+          4  ... move their users' vectors entry by entry         update_clients: fit_user
+          5  ... upload gradients of visited items, and a a'      update_clients: add_gradients
+          6  ... or vote on the items' bits                       update_clients: add_votes
           7  server moves bits by the loss's quadratic model      kernel step_by_curvature
-          8  ... or by the sign of what it remembers              kernel step_by_sign
+          8  ... or by the sign of its total                      kernel step_by_sign
         in the end
           9  clients fit their users to the final codes           _personalize
 
-    *What is sent.* Down, each round: the packed codes of all items, and with ``prior="crowd"`` the
-    mean vector, ``4 n_bits`` bytes. Up, with "full": for
-    each of the client's rated items its index, n_bits integers (int64) and the sum of its
-    weights; an n_bits x n_bits matrix, n_bits integers and the number of users. With
+    *What is sent.* Down, each round: the packed codes of all items, and with "full" the
+    mean vector, ``4 n_bits`` bytes. Up, with "full": for each of
+    the client's rated items its index, n_bits integers (int64) and the sum of its weights; an
+    n_bits x n_bits matrix, n_bits integers and the number of users. With
     "gradient": n_bits integers and the index of each visited item, negatives included. With
-    "parameter": n_bits bits and the index. With ``balance="bits"`` and `reg_user`, clients also
-    upload the sum of the users' vectors and receive that of the last cohort. There is no set-up.
+    "parameter": n_bits bits and the index. There is no set-up.
 
     *What it reveals.* In plaintext, one upload of one client gives its code and all its
     ratings, up to mirroring both (:func:`fedrecsk.attacks.measure_leak`); with "full" the
     vector can be read from it. Row indices reveal which items were visited. Secure sums of integers
-    with ``upload="all"`` hide single clients. With ``prior="crowd"`` each client receives the mean
+    with ``upload="all"`` hide single clients. With "full" each client receives the mean
     vector of the last cohort of at least ten users; smaller ones leave it as it was.
 
     *Losses.* The training loss is the weighted mean squared error of similarities over the pairs
     of a round's clients, after their step. Early stopping measures the same on held-out rows and
     a share of the items without a row (with "ratings", the squared error of ratings).
 
+    *Constants.* The target similarity is 0.65 for positives and 0.5 for negatives
+    (``POSITIVE_TARGET``, ``NEGATIVE_TARGET``), users' vectors take at most 3 sweeps per round
+    (``N_SWEEPS``; None: until nothing changes), and the mean vector of "full" is used
+    (``MEAN_PRIOR``), with the weight ``SPARSE_REG`` / n for few rows. Subclasses may change them.
+
     *The paper's literal method* is ``LightFR(aggregation="gradient", user_bits=1,
-    targets="ratings", n_negatives=0, memory=1, reg_user=0.5, reg_item=0.5, n_sweeps=1)``.
+    targets="ratings", n_negatives=0, reg_user=0, server_decay=1, balance_user=0.5,
+    balance_item=0.5)`` with ``N_SWEEPS = 1``.
 
     *Fixed point.* Weights and targets are rounded to multiples of 2^-20. An unknown user or item
     has similarity 1/2.
@@ -199,70 +187,57 @@ class LightFR(HammingSearch, ItemFoldIn, RankingMixin, FederatedRecommender):
     aggregation: Literal["full", "gradient", "parameter"] = "full"
     user_bits: int = 4
     targets: Literal["implicit", "ratings"] = "implicit"
-    positive_target: float = 0.65
-    negative_target: float = 0.5
     alpha: float = 4.0
     n_negatives: int = 4
-    reg_user: float = 0.0
-    reg_item: float = 0.0
-    balance: Literal["code", "bits"] = "code"
-    shrinkage: float = 1000.0
-    prior: Literal["crowd", "zero"] = "crowd"
-    sparse_shrinkage: float = 12000.0
-    memory: int = 4
-    n_sweeps: int | None = 3
-    init: Literal["random"] | NDArray[Any] = "random"
-    train_items: bool = True
+    reg_user: float = 1000.0
+    balance_user: float = 0.0
+    balance_item: float = 0.0
+    server_decay: int = 4
     upload: Literal["visited", "all"] = "visited"
     rating_scale: tuple[float, float] | None = None
     client_fraction: float = 0.6
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_bits": [Interval(Integral, 1, None, closed="left")],
-        "aggregation": [StrOptions(set(AGGREGATIONS))],
+        "aggregation": [StrOptions({"full", "gradient", "parameter"})],
         "user_bits": [Interval(Integral, 1, 16, closed="both")],
         "targets": [StrOptions({"implicit", "ratings"})],
-        "positive_target": [Interval(Real, 0, 1, closed="both")],
-        "negative_target": [Interval(Real, 0, 1, closed="both")],
         "alpha": [Interval(Real, 0, None, closed="left")],
         "n_negatives": [Interval(Integral, 0, None, closed="left")],
         "reg_user": [Interval(Real, 0, None, closed="left")],
-        "reg_item": [Interval(Real, 0, None, closed="left")],
-        "balance": [StrOptions({"code", "bits"})],
-        "shrinkage": [Interval(Real, 0, None, closed="left")],
-        "sparse_shrinkage": [Interval(Real, 0, None, closed="left")],
-        "prior": [StrOptions({"crowd", "zero"})],
-        "memory": [Interval(Integral, 1, None, closed="left")],
-        "n_sweeps": [Interval(Integral, 1, None, closed="left"), None],
-        "init": [StrOptions({"random"}), np.ndarray],
-        "train_items": ["boolean"],
+        "balance_user": [Interval(Real, 0, None, closed="left")],
+        "balance_item": [Interval(Real, 0, None, closed="left")],
+        "server_decay": [Interval(Integral, 1, None, closed="left")],
         "upload": [StrOptions({"visited", "all"})],
         "rating_scale": [tuple, list, None],
     }
 
+    POSITIVE_TARGET = 0.65
+    NEGATIVE_TARGET = 0.5
+    N_SWEEPS = 3
+    MEAN_PRIOR = True
+    SPARSE_REG = 12000.0
+    # False is the paper's ablation.
+    _trains_items = True
     _single_uploads = True
-    _inversion = staticmethod(invert)
 
     # ------------------------------------------------------------------- the server begins
 
     def _init_server(self, catalogue, key):
-        if isinstance(self.init, str):
-            codes = random_codes(key, "item codes", np.arange(catalogue.n_items), 1, self.n_bits)
-            codes = codes[:, 0]
-        else:
-            codes = pack_codes(self.init)
         server = {
-            "item_codes": codes,
+            "item_codes": self._init_items(catalogue.n_items, key),
             "rating_scale": self._scale(catalogue.rating_range),
-            "crowd": np.zeros(self.n_bits, dtype=np.int64),
         }
-        if self._leans:
+        if self._has_prior:
             server["mean_user"] = np.zeros(self.n_bits, dtype=np.float32)
         if self.aggregation != "full":
-            server["memory"] = np.zeros((catalogue.n_items, self.n_bits), dtype=np.int64)
+            server["total"] = np.zeros((catalogue.n_items, self.n_bits), dtype=np.int64)
         return server
 
-    def _announce(self, server):
+    def _init_items(self, n_items, key):
+        return random_codes(key, "item codes", np.arange(n_items), 1, self.n_bits)[:, 0]
+
+    def _initial_broadcast(self, server):
         if self.targets == "implicit":
             return Message()
         return Message(scale=Dense(np.array(server["rating_scale"])))
@@ -271,13 +246,11 @@ class LightFR(HammingSearch, ItemFoldIn, RankingMixin, FederatedRecommender):
 
     def _model(self, server):
         fields = {"item_codes": Dense(server["item_codes"], dtype="uint64", learned=True)}
-        if self._crowded:
-            fields["crowd"] = Dense(server["crowd"], dtype="int64")
-        if self._leans:
+        if self._has_prior:
             fields["mean_user"] = Dense(server["mean_user"])
         return Message(**fields)
 
-    def _on_receipt(self, message, key):
+    def _decode_broadcast(self, message, key):
         signs = unpack_codes(message["item_codes"].values, self.n_bits)
         products = np.zeros((0, 0), dtype=np.int64)
         if self.aggregation == "full":
@@ -294,66 +267,176 @@ class LightFR(HammingSearch, ItemFoldIn, RankingMixin, FederatedRecommender):
     def _init_clients(self, block, message, key):
         key = key.private.at(-1)
         codes = random_codes(key, "user codes", block.users, self.user_bits, self.n_bits)
-        return self._targets(block, message) | {"codes": codes}
+        return {"rows": self._targets(block, message), "codes": codes}
 
-    def _upload_forms(self, n_items):
-        f, full = self.n_bits, self.aggregation == "full"
+    def _upload_specs(self, n_items):
+        f = self.n_bits
         rows = "all" if self.upload == "all" else "chosen"
-        if not self.train_items:
+        if not self._trains_items:
             return {}
         if self.aggregation == "parameter":
-            forms = {"votes": Form((n_items, f), rows="chosen", bits=True)}
-        else:
+            return {"votes": FieldSpec((n_items, f), rows="chosen", bits=True)}
+        if self.aggregation == "gradient":
+            return {"rows": FieldSpec((n_items, f), rows=rows, dtype="int64")}
+        return {
             # The last column has the sums of the weights.
-            forms = {"rows": Form((n_items, f + full), rows=rows, dtype="int64")}
-        if full:
-            forms["gram"] = Form((f, f), dtype="int64")
-            forms["n_users"] = Form((1,), dtype="uint32", learned=False)
-        if full or self._crowded:
-            forms["total"] = Form((f,), dtype="int64")
-        return forms
+            "rows": FieldSpec((n_items, f + 1), rows=rows, dtype="int64"),
+            "gram": FieldSpec((f, f), dtype="int64"),
+            "n_users": FieldSpec((1,), dtype="uint32", learned=False),
+            "total": FieldSpec((f,), dtype="int64"),
+        }
 
     def _client_update(self, block, state, message, turn, key):
-        uploads, loss = self._step(block, state, message, turn, key, sends=self.train_items)
-        return state, uploads, loss
+        updates, loss = self._step(block, state, message, turn, key, sends=self._trains_items)
+        return state, updates, loss
+
+    def _step(
+        self, block, state, message, turn, key, *, sends=True, moves=True, draws=TRAINING_DRAWS
+    ):
+        """Update the clients' codes; return what they send (None if nothing), and their loss.
+
+        `draws` is the purpose of the key under which negatives are drawn.
+        """
+        items = lightfr_kernels.Items(
+            message["item_codes"].values,
+            message["item_signs"].values,
+            message["item_sums"].values,
+            message["item_products"].values,
+            *self._base,
+        )
+        mean = message["mean_user"].values if self._has_prior else np.zeros(self.n_bits)
+        rule = lightfr_kernels.Rule(
+            self._max_entry,
+            moves,
+            self.N_SWEEPS or 0,
+            0 if self.aggregation == "full" else self.n_negatives,
+            self._fixed_balance(self.balance_user),
+            int(fixed(self.reg_user)),
+            int(fixed(self.SPARSE_REG)) if mean.any() else 0,
+            mean.astype(np.float64),
+            self.aggregation == "parameter",
+            self._fixed_balance(self.balance_item),
+        )
+        clients = np.flatnonzero(turn.active)
+        n_rows = np.diff(block.indptr[block.client_indptr])
+        n_visits = n_rows * (1 + rule.n_negatives)
+        out = self._empty_upload(block, turn, n_visits[clients], sends)
+        loss, weight = lightfr_kernels.update_clients(
+            clients,
+            block.client_indptr,
+            state["rows"],
+            key.private.hashed(draws, block.users),
+            items,
+            rule,
+            state["codes"],
+            self._scratch(block, n_visits[clients].max(initial=0)),
+            out,
+        )
+        loss /= (2.0 * self._max_dot) ** 2
+        return self._updates(block, turn, out) if sends else None, (loss, weight)
+
+    def _scratch(self, block, n_visits):
+        most_users = np.diff(block.client_indptr).max(initial=0)
+        return lightfr_kernels.Visits(
+            *np.empty((4, n_visits), dtype=np.int64),
+            np.empty((most_users, self.n_bits), dtype=np.int64),
+            np.empty((n_words(self.n_bits), n_visits), dtype=np.uint64),
+            np.empty(n_visits, dtype=np.int64),
+            *np.empty((2, self.n_bits), dtype=np.int64),
+            np.empty(block.n_items, dtype=np.int64),
+            np.empty(n_visits, dtype=np.int64),
+        )
+
+    def _empty_upload(self, block, turn, n_visits, sends):
+        """Return where the kernel writes what is sent; `n_visits` are those of active clients."""
+        f, full, n_items = self.n_bits, self.aggregation == "full", block.n_items
+        n_own, n_out = (n_items, 1) if sends else (0, 0)
+        if sends and turn.separate:
+            n_own, n_out = np.minimum(n_visits, n_items).sum(), len(n_visits)
+        return lightfr_kernels.Upload(
+            sends,
+            turn.separate,
+            turn.active if turn.separate else turn.delivers,
+            np.zeros(block.n_clients, dtype=np.int64),
+            np.empty(n_own, dtype=np.int64),
+            np.arange(n_items),
+            np.zeros((n_own, f + full), dtype=np.int64),
+            np.zeros((n_out, f, f if full else 0), dtype=np.int64),
+            np.zeros((n_out, f), dtype=np.int64),
+            np.zeros(-(-n_items // 64), dtype=np.uint64),
+        )
+
+    def _updates(self, block, turn, out):
+        """Return what is sent of the items visited, and of the users alone."""
+        specs, n_users = self._upload_specs(block.n_items), np.diff(block.client_indptr)
+        if turn.separate:
+            indptr = np.concatenate([[0], np.cumsum(out.n_rows)])
+            rows = SparseRows(indptr, out.rows[: indptr[-1]], out.values[: indptr[-1]])
+            fields = {"gram": out.gram, "total": out.total, "n_users": n_users[turn.active, None]}
+            fields = {n: _of_each(fields[n], turn.active) for n in specs.keys() & fields}
+        else:
+            rows = out.values
+            if self.upload == "visited":
+                rows = Summed(rows, n_rows=out.n_rows)
+            n_users = n_users[turn.active & turn.delivers].sum(keepdims=True)
+            fields = {"gram": out.gram[0], "total": out.total[0], "n_users": n_users}
+        fields |= {"rows": rows, "votes": rows}
+        return ClientUpdates({name: fields[name] for name in specs})
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
             return server
-        server = server | {"item_codes": server["item_codes"].copy()}
+        codes = server["item_codes"].copy()
+        server = server | {"item_codes": codes}
+        signs = unpack_codes(codes, self.n_bits)
         sums = {name: np.ascontiguousarray(total.sum) for name, total in upload.items()}
-        if self._crowded:
-            server["crowd"] = sums["total"]
-        if self._leans and sums["n_users"][0] >= LEAST_USERS:
-            server["mean_user"] = (sums["total"] / sums["n_users"][0]).astype(np.float32)
-        codes, rule = server["item_codes"], self._server_rule()
+        balance = self._fixed_balance(self.balance_item)
         if self.aggregation == "full":
-            by_curvature(codes, self.n_bits, sums, rule)
+            if self._has_prior and sums["n_users"][0] >= LEAST_USERS:
+                mean = sums["total"] / sums["n_users"][0]
+                server["mean_user"] = mean.astype(np.float32)
+            gradients, curvatures = self._quadratic_model(signs, sums)
+            lightfr_kernels.step_by_curvature(
+                codes, signs, gradients, curvatures, sums["gram"], balance
+            )
             return server
-        old = server["memory"]
-        sent = sums["votes" if self.aggregation == "parameter" else "rows"]
-        server["memory"] = old - old // self.memory + sent
-        by_sign(codes, self.n_bits, server["memory"], rule)
+        votes = self.aggregation == "parameter"
+        old = server["total"]
+        server["total"] = old - old // self.server_decay + sums["votes" if votes else "rows"]
+        # Voters have balanced their codes themselves.
+        lightfr_kernels.step_by_sign(codes, signs, server["total"], 0 if votes else balance)
         return server
+
+    def _quadratic_model(self, signs, sums):
+        """Return the gradient of the loss over all pairs, and the curvature's factor by item."""
+        base, base_target = self._base
+        gram, rows = sums["gram"], sums["rows"]
+        # BLAS where float64 holds all sums exactly.
+        if np.abs(gram.astype(np.float64)).sum(axis=0).max(initial=0) < 2.0**53:
+            dots = (signs.astype(np.float64) @ gram.astype(np.float64)).astype(np.int64)
+        else:
+            dots = signs.astype(np.int64) @ gram
+        gradients = rows[:, : self.n_bits] + (base_target * sums["total"] - base * dots)
+        return gradients, base + rows[:, self.n_bits] // max(int(sums["n_users"][0]), 1)
 
     def _item_vectors(self, message):
         return message["item_signs"].values
 
     def _upload_moving(self, view, rows, moves):
-        # Only signs move: the pulls decide if they exceed all others, and votes have one size.
+        # Only signs move: gradients must exceed all others, and votes have one size.
         signs = np.sign(view.item_vectors[rows] + moves)
         if self.aggregation == "parameter":
             return {"votes": signs}
         if self.aggregation == "gradient":
-            pulls = self.memory * np.abs(view.mean("rows")).max(initial=0)
-            return {"rows": view.n_senders / view.n_own * pulls * signs}
-        # Twice what all pairs together can pull, if everybody held the items.
-        base, base_pull = self._base
-        pulls = 2 * (1 + self.alpha) * base * np.abs(view.mean("gram")).sum(axis=1)
-        pulls = pulls + np.abs(base_pull * view.mean("total"))
-        pulls = view.n_senders / view.n_own * pulls * signs
+            sizes = self.server_decay * np.abs(view.mean("rows")).max(initial=0)
+            return {"rows": view.n_senders / view.n_own * sizes * signs}
+        # Twice the largest gradient of all pairs together, if everybody held the items.
+        base, base_target = self._base
+        sizes = 2 * (1 + self.alpha) * base * np.abs(view.mean("gram")).sum(axis=1)
+        sizes = sizes + np.abs(base_target * view.mean("total"))
+        sizes = view.n_senders / view.n_own * sizes * signs
         # The last column has weights, of which there are none.
-        return {"rows": np.column_stack([pulls, np.zeros(len(rows))])}
+        return {"rows": np.column_stack([sizes, np.zeros(len(rows))])}
 
     # ------------------------------------------------------------------------- the end
 
@@ -380,40 +463,35 @@ class LightFR(HammingSearch, ItemFoldIn, RankingMixin, FederatedRecommender):
     # ------------------------------------------------------------------- its single lines
 
     @property
-    def _limit(self):
+    def _max_entry(self):
         """The largest entry of a user's vector."""
         return 2**self.user_bits - 1
 
     @property
-    def _top(self):
+    def _max_dot(self):
         """The largest dot product, that of similarity 1."""
-        return self.n_bits * self._limit
+        return self.n_bits * self._max_entry
 
     @property
-    def _crowded(self):
-        return self.balance == "bits" and self.reg_user > 0
-
-    @property
-    def _leans(self):
+    def _has_prior(self):
         """Whether users' vectors are shrunk towards the mean vector."""
-        full = self.aggregation == "full" and self.train_items
-        strength = max(self.shrinkage, self.sparse_shrinkage)
-        return full and self.prior == "crowd" and strength > 0
+        full = self.aggregation == "full" and self._trains_items
+        return full and self.MEAN_PRIOR and max(self.reg_user, self.SPARSE_REG) > 0
 
     @property
     def _base(self):
-        """Weight and pull of every pair of user and item, before its own row adds to them."""
+        """Weight and weighted target of every pair, before its own row adds to them."""
         if self.aggregation != "full":
             return 0, 0
-        return 2**FRACTION_BITS, int(self._pulls(1.0, self.negative_target))
+        return 2**FRACTION_BITS, int(self._weighted_targets(1.0, self.NEGATIVE_TARGET))
 
-    def _pulls(self, weights, targets):
-        """Weight times the dot product whose similarity is the target, in fixed point."""
-        return fixed(weights * (2 * np.asarray(targets) - 1) * self._top)
+    def _weighted_targets(self, weights, targets):
+        """Weights times the dot products whose similarity is the target, in fixed point."""
+        return fixed(weights * (2 * np.asarray(targets) - 1) * self._max_dot)
 
-    def _fixed_balance(self, reg):
+    def _fixed_balance(self, balance):
         # The paper's rule times 2 f^2, like everything else.
-        return int(fixed(4 * reg * self._top**2))
+        return int(fixed(4 * balance * self._max_dot**2))
 
     def _scale(self, rating_range):
         if self.targets == "implicit":
@@ -424,201 +502,133 @@ class LightFR(HammingSearch, ItemFoldIn, RankingMixin, FederatedRecommender):
     def _scale_of(self, message):
         return self._scale(None if self.targets == "implicit" else message["scale"].values)
 
-    def _aims(self, data, scale):
-        """Which rows count, and their targets."""
+    def _similarities_of(self, data, scale):
+        """Return which rows count, and their target similarities."""
         if self.targets == "implicit":
-            return data.values > 0, np.full(len(data.values), float(self.positive_target))
+            return data.values > 0, np.full(len(data.values), self.POSITIVE_TARGET)
         low, high = scale
         return np.ones(len(data.values), dtype=bool), (data.values - low) / (high - low)
 
     def _targets(self, block, message):
-        """What a client's rows pull at the codes, in fixed point."""
-        chosen, aims = self._aims(block, self._scale_of(message))
-        base, base_pull = self._base
+        """Return the clients' rows in fixed point."""
+        chosen, aims = self._similarities_of(block, self._scale_of(message))
+        base, base_target = self._base
         own = 1 + self.alpha * block.weights if base else block.weights
-        return {
-            "rows": _kernels.lightfr.Rows(
-                block.indptr,
-                block.items,
-                chosen,
-                self._pulls(own, aims) - base_pull,
-                fixed(own) - base,
-                self._pulls(block.weights, self.negative_target),
-            )
-        }
-
-    def _client_rule(self, message, moves):
-        reg_user = self._fixed_balance(self.reg_user)
-        crowd = np.zeros(self.n_bits, dtype=np.int64)
-        if self._crowded:
-            crowd = reg_user * message["crowd"].values
-        mean = np.zeros(self.n_bits)
-        if self._leans:
-            mean = message["mean_user"].values.astype(np.float64)
-        within = self.balance == "code"
-        return _kernels.lightfr.Rule(
-            self._limit,
-            moves,
-            self.n_sweeps or 0,
-            reg_user if within else 0,
-            int(fixed(self.shrinkage)),
-            int(fixed(self.sparse_shrinkage)) if mean.any() else 0,
-            mean,
-            crowd,
-            bool(crowd.any()),
-            self._fixed_balance(self.reg_item) if within else 0,
+        return lightfr_kernels.Rows(
+            block.indptr,
+            block.items,
+            chosen,
+            self._weighted_targets(own, aims) - base_target,
+            fixed(own) - base,
+            self._weighted_targets(block.weights, self.NEGATIVE_TARGET),
         )
 
-    def _server_rule(self):
-        # Voters have balanced their codes themselves.
-        balances = self.aggregation != "parameter" or self.balance == "bits"
-        return _kernels.lightfr.ServerRule(
-            *self._base,
-            self._fixed_balance(self.reg_item) if balances else 0,
-            self.balance == "bits",
-        )
-
-    def _negatives(self, users, key, draws):
-        """How the kernels draw them: a seed for each of these users, and how many per row."""
-        if self.aggregation == "full":
-            return None
-        seeds = key.private.hashed(draws, users)
-        return _kernels.lightfr.Negatives(seeds, self.n_negatives)
-
-    def _step(
-        self, block, state, message, turn, key, *, sends=True, moves=True, draws=TRAINING_DRAWS
-    ):
-        """One update of the clients: what they send (None if nothing), and their loss.
-
-        `draws` is the purpose of the key under which negatives are drawn.
-        """
-        kernels, full = _kernels.lightfr, self.aggregation == "full"
-        codes = message["item_codes"].values
-        items = kernels.Items(codes, message["item_sums"].values, *self._base)
-        products = message["item_products"].values if full else None
-        signs = None if full else message["item_signs"].values
-        rule = self._client_rule(message, moves)
-        listing = Listing(block, turn.active, 1 if full else 1 + self.n_negatives, self.n_bits)
-        visits, scratch = listing.room()
-        out = self._out(block, listing, turn, len(visits.items)) if sends else None
-        ballots = self._ballots(block, visits) if self.aggregation == "parameter" else None
-        delivers = turn.active if turn.separate else turn.delivers
-        loss, weight, written = 0.0, 0.0, (0, 0)
-        for run, indptr, places, runs in listing.pieces():
-            users, clients = listing.users[places], listing.clients[run]
-            negatives = self._negatives(block.users[users], key, draws)
-            for first, last in runs:
-                loss, weight = kernels.fit_users(
-                    first,
-                    last,
-                    loss,
-                    weight,
-                    users,
-                    state["rows"],
-                    negatives,
-                    items,
-                    products,
-                    rule,
-                    state["codes"],
-                    visits,
-                    scratch,
-                )
-            if sends:
-                written = kernels.send(
-                    clients, indptr, delivers[clients], *written, visits, rule, out, signs, ballots
-                )
-        loss /= (2.0 * rule.limit * self.n_bits) ** 2
-        return self._uploads(block, turn, out) if sends else None, (loss, weight)
-
-    def _out(self, block, listing, turn, n_visits):
-        """Where the kernel writes what is sent."""
-        f, full, n_items = self.n_bits, self.aggregation == "full", block.n_items
-        n_out = len(listing.clients) if turn.separate else 1
-        n_own = n_items
-        if turn.separate:
-            n_own = int(np.minimum(listing.most_rows, n_items).sum())
-        return _kernels.lightfr.Upload(
-            turn.separate,
-            np.zeros(block.n_clients, dtype=np.int64),
-            np.empty(n_own, dtype=np.int64),
-            np.zeros((n_own, f + full), dtype=np.int64),
-            np.zeros((n_out, f, f if full else 0), dtype=np.int64),
-            np.zeros((n_out, f), dtype=np.int64),
-            np.zeros(-(-n_items // 64), dtype=np.uint64),
-            np.empty(n_items, dtype=np.int64),
-            *np.empty((2, n_visits), dtype=np.int64),
-        )
-
-    def _ballots(self, block, visits):
-        return _kernels.lightfr.Ballots(
-            np.empty(block.n_items, dtype=np.int64),
-            np.empty(len(visits.items), dtype=np.int64),
-            np.empty(self.n_bits, dtype=np.int64),
-        )
-
-    def _uploads(self, block, turn, out):
-        """What is sent of the items visited, and what is sent of the users alone."""
-        forms, n_users = self._upload_forms(block.n_items), np.diff(block.client_indptr)
-        if turn.separate:
-            indptr = np.concatenate([[0], np.cumsum(out.n_rows)])
-            n_own = indptr[-1]
-            rows = Ragged(indptr, out.rows[:n_own], out.values[:n_own])
-            n_users = n_users[turn.active, None]
-            fields = {"gram": out.gram, "total": out.total, "n_users": n_users}
-            fields = {n: _of_each(fields[n], turn.active) for n in forms.keys() & fields}
-        else:
-            rows = out.values
-            if self.upload == "visited":
-                rows = Summed(rows, n_rows=out.n_rows)
-            n_users = n_users[turn.active & turn.delivers].sum(keepdims=True)
-            fields = {"gram": out.gram[0], "total": out.total[0], "n_users": n_users}
-        fields |= {"rows": rows, "votes": rows}
-        return Uploads(**{name: fields[name] for name in forms})
-
-    # ------------------------------------------------------------- checks, early stopping
+    # ------------------------------------------------------------------------------ checks
 
     @property
     def _sees_ratings(self):
         return self.targets == "ratings"
 
     def _check_before_fit(self):
-        check_parameters(self)
+        federation = self._setting()
+        if self.rating_scale is not None:
+            check_scale(self.rating_scale)
+        if federation.secure_aggregation is not None and self.upload == "visited":
+            raise ValueError(
+                "With secure_aggregation LightFR must send whole matrices, because rows of only "
+                'some items cannot be added encrypted; set upload="all", with aggregation="full" '
+                'or "gradient".'
+            )
+        if federation.compression is not None:
+            raise ValueError(
+                f"{type(federation.compression).__name__} shortens real numbers, but LightFR "
+                "sends codes and integers; set compression=None, and n_bits for shorter codes."
+            )
+        if federation.local_dp is not None:
+            raise ValueError(
+                "LightFR has no local_dp: noise on the scale of its gradients would drown their "
+                "signs. Use RFRec for local differential privacy."
+            )
+        if self.aggregation == "parameter" and self.upload == "all":
+            raise ValueError(
+                'upload="all" hides the visited items among sums, but a vote on an item is +1 or '
+                '-1, never 0; use upload="visited" with aggregation="parameter".'
+            )
         super()._check_before_fit()
 
     def _check_setting(self, federation, data, blocks):
-        check_setting(self, federation, data)
+        if self.targets == "implicit" and not (data.values > 0).any():
+            raise ValueError(
+                "No row of X has y > 0, so there are no positives. Pass y=None to count every "
+                'row, shift y so that positives are above 0, or use targets="ratings".'
+            )
+        self._check_rows(data, self._scale((data.values.min(), data.values.max())))
+        scheme = federation.secure_aggregation
+        if scheme is None:
+            return
+        n_clients = cohort_size(data.n_clients, self.client_fraction)
+        n_users = np.diff(data.client_indptr).max()
+        weight = n_users * (data.weights.max() * (1 + self.alpha + self.n_negatives) + 1)
+        largest = 2.0**FRACTION_BITS * 2 * self._max_dot * self._max_entry * weight
+        if largest > scheme.max_value(n_clients):
+            raise ValueError(
+                f"LightFR's integers may be as large as {largest:.3g}, but {scheme} holds "
+                f"{scheme.max_value(n_clients):.3g} in a sum over {n_clients} clients; use "
+                "CKKS(8192, (60, 60, 60)), or Paillier(fraction_bits=0), which is exact."
+            )
 
-    def _new_user_attributes(self, data):
-        check_rows(self, data, self.rating_scale_)
-        # Section 3.3.3: new users' codes are not balanced.
-        model = copy.copy(self)
-        model.reg_user = 0.0
-        return super(LightFR, model)._new_user_attributes(data)
+    def _check_rows(self, data, scale):
+        """Raise for ratings off their scale, and for weights too large for exact sums."""
+        if self.targets == "ratings":
+            if scale[0] == scale[1]:
+                raise ValueError(
+                    f'All ratings are {scale[0]:g}, which is no scale for targets="ratings"; pass '
+                    'rating_scale=(low, high), for example (1, 5), or use targets="implicit".'
+                )
+            check_ratings(data.values, scale)
+        if self._largest_sum(data) >= 2**62:
+            raise ValueError(
+                "The exact sums of LightFR may not fit into 64-bit integers with these weights and "
+                f"parameters. {hint(self, data)} Fewer n_bits, user_bits or n_negatives help too."
+            )
 
-    def _as_newcomers(self, block):
-        # All begin and draw alike: a user's code must not depend on which others are computed.
-        return replace(block, users=np.zeros_like(block.users))
+    def _largest_sum(self, data):
+        """Return a bound on every integer that occurs, as a float."""
+        if self.aggregation == "full":
+            own = data.weights * (self.alpha + 1)
+            weight = max(np.bincount(data.items, own).max(), np.bincount(data.users, own).max())
+            weight += (1 + own.max()) * (data.n_users + data.n_items)
+        elif self.aggregation == "parameter":
+            # What adds up over clients are signs.
+            weight = np.bincount(data.clients, data.weights).max() * (1 + self.n_negatives)
+        else:
+            weight = data.weights.sum() * (1 + self.n_negatives) * self.server_decay
+        balance = self.balance_user + self.balance_item
+        balance *= max(data.n_users, data.n_items, self._max_dot) * self._max_dot
+        weight = weight + max(self.reg_user, self.SPARSE_REG) + balance
+        return 2.0**FRACTION_BITS * 4 * self._max_dot * self._max_entry * weight
+
+    # ----------------------------------------------------------------------- early stopping
 
     def _validation_losses(self, held_out):
-        """The objective on held-out rows.
+        """Return the objective on held-out rows, which count with their weight.
 
-        Held-out rows count with their weight; the items without a row of the user are
-        negatives, divided among its held-out rows.
+        The items without a row of the user are negatives, divided among its held-out rows.
         """
         if self.targets == "ratings":
             return super()._validation_losses(held_out)
-        chosen, aims = self._aims(held_out, None)
+        chosen, aims = self._similarities_of(held_out, None)
         similarity = self._score_pairs(held_out.users, held_out.items)
         users, n_users, n_items = held_out.users, held_out.n_users, held_out.n_items
         vectors, signs = self.user_factors_.astype(float), self.item_factors_.astype(float)
-        goal = (2 * self.negative_target - 1) * self._top
+        goal = (2 * self.NEGATIVE_TARGET - 1) * self._max_dot
         squares = np.sum((vectors @ (signs.T @ signs)) * vectors, axis=1)
         squares += n_items * goal**2 - 2 * goal * (vectors @ signs.sum(axis=0))
         seen_indptr, seen_items = self._seen
-        seen_users = np.repeat(np.arange(n_users), np.diff(seen_indptr))
-        seen = (self._score_pairs(seen_users, seen_items) - self.negative_target) ** 2
         n_seen = np.diff(seen_indptr)
-        unseen = squares / (2 * self._top) ** 2 - np.bincount(seen_users, seen, n_users)
+        seen_users = np.repeat(np.arange(n_users), n_seen)
+        seen = (self._score_pairs(seen_users, seen_items) - self.NEGATIVE_TARGET) ** 2
+        unseen = squares / (2 * self._max_dot) ** 2 - np.bincount(seen_users, seen, n_users)
         if self.aggregation == "full":
             weights = held_out.weights * self.alpha + 1
             shares = 1 / np.maximum(np.bincount(users, chosen, n_users), 1)[users]
@@ -627,6 +637,144 @@ class LightFR(HammingSearch, ItemFoldIn, RankingMixin, FederatedRecommender):
             shares = weights * self.n_negatives / np.maximum(n_items - n_seen, 1)[users]
         losses = weights * (aims - similarity) ** 2 + shares * unseen[users]
         return np.where(chosen, losses, 0), np.where(chosen, weights, 0)
+
+    # ---------------------------------------------------------------- new users, new items
+
+    def _new_user_attributes(self, data):
+        self._check_rows(data, self.rating_scale_)
+        # Section 3.3.3: new users' codes are not balanced.
+        model = copy.copy(self)
+        model.balance_user = 0.0
+        return super(LightFR, model)._new_user_attributes(data)
+
+    def _as_newcomers(self, block):
+        # All begin and draw alike: a user's code must not depend on which others are computed.
+        return replace(block, users=np.zeros_like(block.users))
+
+    def fold_in_items(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        sample_weight: ArrayLike | None = None,
+        n_rounds: int = 20,
+    ) -> Self:
+        """Add items that were not in fit, without retraining (the paper's section 3.3.3).
+
+        This takes a few rounds with all users, whose codes stay fixed: those that have rows of a
+        new item upload what they would in fit, and the server sets only the bits of the new
+        items, without a balance term. These rounds are not in `communication_`.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in `fit`. Rows of users unknown to the model are left out.
+        n_rounds : int, default=20
+            Largest number of rounds; they end when no bit changes.
+
+        Returns
+        -------
+        self : object
+
+        Raises
+        ------
+        ValueError
+            If an item is already known, no row has a user that the model knows, y is required but
+            missing or outside the scale, or weights are too large for exact sums.
+        """
+        check_is_fitted(self)
+        new = self._rows_of_new_items(X, y, sample_weight)
+        self._check_rows(new, self.rating_scale_)
+        users = self._users.codes(new.user_ids.values)[new.users]
+        rows = np.flatnonzero(users >= 0)
+        kept, items = np.unique(new.items[rows], return_inverse=True)
+        ids = np.concatenate([self.item_ids_, new.item_ids.values[kept]])
+        items = items + self.n_items_
+        block = self._with_new_rows(
+            users[rows], items, new.values[rows], new.weights[rows], len(ids)
+        )
+        self.item_codes_ = self._fitted_item_codes(block, len(kept), n_rounds)
+        codes = replace(self._final_message["item_codes"], values=self.item_codes_.copy())
+        self._final_message = Message(**self._final_message | {"item_codes": codes})
+        self._seen = block.indptr, block.items
+        self.item_ids_, self.n_items_ = ids, len(ids)
+        self._items = Ids(ids, self._items.name)
+        return self
+
+    def _rows_of_new_items(self, X, y, sample_weight):
+        """The rows, encoded, after a check that the model can take them."""
+        if y is None and self.targets == "ratings":
+            raise ValueError('targets="ratings" needs y; pass the ratings of the new items.')
+        X, y = self._checked(X, y)
+        if sample_weight is not None:
+            sample_weight = check_sample_weight(
+                sample_weight, X, dtype=np.float64, ensure_non_negative=True
+            )
+        users, items = id_columns(X)
+        known = self._items.codes(items) >= 0
+        if known.any():
+            raise ValueError(
+                f"Item {items[known.argmax()]!s} is already known; fold_in_items adds new items "
+                "only. Drop its rows, or refit with them."
+            )
+        if not (self._users.codes(users) >= 0).any():
+            raise ValueError(
+                "No row of X has a user that the model knows, so there is no data to learn the "
+                "items from; fold_in their users first."
+            )
+        return encode(X, y, sample_weight=sample_weight)
+
+    def _with_new_rows(self, users, items, values, weights, n_items):
+        """All users' rows, each user a client; of the old ones only the items matter."""
+        seen_indptr, seen_items = self._seen
+        owners = np.concatenate([np.repeat(np.arange(self.n_users_), np.diff(seen_indptr)), users])
+        order = np.argsort(owners, kind="stable")
+        lengths = np.bincount(owners, minlength=self.n_users_)
+        old = np.full(len(seen_items), self.rating_scale_[1]), np.ones(len(seen_items))
+        return Block(
+            clients=np.arange(self.n_users_),
+            users=np.arange(self.n_users_),
+            client_indptr=np.arange(self.n_users_ + 1),
+            indptr=np.concatenate([[0], np.cumsum(lengths)]),
+            items=np.concatenate([seen_items, items])[order].astype(np.int32),
+            values=np.concatenate([old[0], values])[order],
+            weights=np.concatenate([old[1], weights])[order],
+            n_items=n_items,
+        )
+
+    def _fitted_item_codes(self, block, n_new, n_rounds):
+        """Codes of all items after rounds in which only those of the last n_new may change."""
+        model = copy.copy(self)
+        model.balance_item, n_old = 0.0, block.n_items - n_new
+        index = np.arange(n_old, block.n_items)
+        fresh = random_codes(Key(0), "item codes", index, 1, self.n_bits)[:, 0]
+        server = model._server_of(np.concatenate([self.item_codes_, fresh]))
+        everyone = np.ones(block.n_clients, dtype=bool)
+        turn = RoundMasks(everyone, everyone, False)
+        for t in range(n_rounds):
+            key = Key(0, t)
+            message = Message(**model._initial_broadcast(server), **model._model(server))
+            message = model._decode_broadcast(message, key)
+            state = {"rows": model._targets(block, message), "codes": self.user_codes_}
+            updates, _ = model._step(block, state, message, turn, Keys(key, key), moves=False)
+            stepped = model._aggregate(server, message, _totals(updates, block.n_clients), key)
+            codes = stepped["item_codes"]
+            codes[:n_old] = server["item_codes"][:n_old]
+            # Sampled negatives are redrawn in every round.
+            ended = self.aggregation == "full" and np.array_equal(codes, server["item_codes"])
+            server = stepped
+            if ended:
+                break
+        return server["item_codes"]
+
+    def _server_of(self, item_codes):
+        """The server's state with these items, as far as the final model has it."""
+        server = {"item_codes": item_codes, "rating_scale": self.rating_scale_}
+        if "mean_user" in self._final_message:
+            server["mean_user"] = self._final_message["mean_user"].values
+        if self.aggregation != "full":
+            server["total"] = np.zeros((len(item_codes), self.n_bits), dtype=np.int64)
+        return server
 
     # ---------------------------------------------------------------------- predictions
 
@@ -679,4 +827,12 @@ def _of_each(values, active):
     """One small array for each active client."""
     n, n_rows = values.shape[:2]
     indptr = np.concatenate([[0], np.cumsum(active * n_rows)])
-    return Ragged(indptr, np.tile(np.arange(n_rows), n), values.reshape(-1, *values.shape[2:]))
+    return SparseRows(indptr, np.tile(np.arange(n_rows), n), values.reshape(-1, *values.shape[2:]))
+
+
+def _totals(updates, n_clients):
+    """Return what the server gets of one block's sums, a dict of Total."""
+    return {
+        name: Total(field.values if isinstance(field, Summed) else field, n_clients)
+        for name, field in updates.fields.items()
+    }

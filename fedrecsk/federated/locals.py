@@ -7,10 +7,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk import _kernels
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import StrOptions
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk.federated._wmf import ClientItemsWMF
+
+wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 CG_STEPS = 3
 
@@ -27,7 +29,7 @@ class LocALS(ClientItemsWMF):
     Client c minimises::
 
         sum_{u of c} sum_{all i} c_ui (p_u . q_ci - r_ui)^2 + reg_user sum_u |p_u|^2
-          + (reg_item / n_clients) sum_i |q_ci|^2 + mu sum_i |q_ci - q_i|^2
+          + (reg_item / n_clients) sum_i |q_ci|^2 + prox sum_i |q_ci - q_i|^2
 
     where q_i is the server's vector. A row of X with y > 0 is a positive: r_ui = 1 with
     confidence c_ui = 1 + alpha * sample_weight. Everything else, rows with y <= 0 included, is
@@ -47,35 +49,33 @@ class LocALS(ClientItemsWMF):
     reg_item : float, default=10.0
         Weight of the penalty on item vectors (lambda_q), in total over all clients, as in a
         centralised fit.
-    mu : float, default=10.0
-        Weight of the coupling between a client's items and the server's. ``mu + reg_item`` must be
-        positive.
+    prox : float, default=10.0
+        Weight of the proximal term, which ties a client's items to the server's (mu).
+        ``prox + reg_item`` must be positive.
     local_epochs : int, default=1
         Number of times that a client solves for its users and its items per round (E).
     solver : {"exact", "cg"}, default="exact"
         How a client finds its users' vectors: exactly, or by three steps of conjugate
         gradients from the last round's vectors, which is inexact and faster with many factors.
         Items and the final user vectors are always exact.
-    aggregation : {"full", "all", "holders"}, default="full"
+    aggregation : {"full", "clients", "holders"}, default="full"
         How the server averages the clients' versions of an item. "full": over all clients. Those
         that do not hold the item contribute the minimiser of their objective, ``A_c q_i`` with
-        ``A_c = mu ((mu + reg_item / n_clients) I + P_c' P_c)^-1``. "all": over all clients;
-        those that do not hold it contribute q_i unchanged, which learns slowly. "holders": over
-        the clients that hold it. This ranks no better than popularity, because no upload shows
-        which users did *not* take the item.
+        ``A_c = prox ((prox + reg_item / n_clients) I + P_c' P_c)^-1``. "clients": over all
+        clients; those that do not hold it contribute q_i unchanged, which learns slowly.
+        "holders": over the clients that hold it. This ranks no better than popularity, because
+        no upload shows which users did *not* take the item.
     preconditioner : bool or "auto", default="auto"
         Whether the server multiplies its step by ``(I - mean A_c)^-1``, which compensates for the
-        small steps that `mu` allows each client. "auto": with "full", which it requires.
+        small steps that `prox` allows each client. "auto": with "full", which it requires.
     server_learning_rate : float or "auto", default="auto"
         Fraction of its step that the server takes. "auto": 1 without the preconditioner. With it,
         twice the share of the clients whose uploads were accepted in the round, at most 1, over
         ``1 + alpha h_i t / 2``, where h_i is the share of the clients that hold item i and t
         the mean of the diagonal of mean A_c: an item that many hold overshoots otherwise.
-    upload : {"own", "all"}, default="own"
+    upload : {"local", "all"}, default="local"
         Whether clients receive and send the rows of their own items only, or of all items. See
         Notes for what each reveals.
-    init_std : float, default=0.03
-        Standard deviation of the initial item vectors.
     {shared parameters}
 
     Attributes
@@ -112,7 +112,7 @@ class LocALS(ClientItemsWMF):
           6  server sends all items                             _final_model
           7  clients solve for their users once more            _personalize: kernel fit_users
 
-    *What is sent.* Once: up, which items the client holds, with ``upload="own"`` as their
+    *What is sent.* Once: up, which items the client holds, with ``upload="local"`` as their
     indices and with "all" as a vector of 0 and 1 over all items, so that a secure sum gives only
     the number of holders; down, reg_item / n_clients. Each round, down: q_i of the client's own
     items and the d x d matrix ``sum q_i q_i'`` over all items. Up: for each own item
@@ -122,7 +122,7 @@ class LocALS(ClientItemsWMF):
     ``upload="all"`` the rows of all items are sent in both directions, zero where the client
     holds nothing: n_items / (own items) times the bytes.
 
-    *What it reveals.* "own" reveals to the server which items each client holds. "all" hides it
+    *What it reveals.* "local" reveals to the server which items each client holds. "all" hides it
     only if uploads are summed securely; in plaintext, a zero row reveals it. A plaintext upload of
     a client with one user gives p_u exactly: every row is a multiple of it, and A_c gives its
     length. The server uses sums over clients only.
@@ -132,11 +132,14 @@ class LocALS(ClientItemsWMF):
     just received. Early stopping uses the same over the pairs that a client does not train on.
 
     *Simulation.* A one-user client's item step has a closed form,
-    ``q_ci = mu/k q_i + s p_u``, and its upload's rows are multiples of p_u. This is exact.
+    ``q_ci = prox/k q_i + s p_u``, and its upload's rows are multiples of p_u. This is exact.
 
-    *Rounds and clients.* A client that holds all users, with ``mu=0``, makes one sweep of
-    centralised ALS per round. With ``mu=0`` and one user per client, nothing ties the clients'
-    versions to each other beyond the users' vectors, so keep mu positive.
+    *Rounds and clients.* A client that holds all users, with ``prox=0``, makes one sweep of
+    centralised ALS per round. With ``prox=0`` and one user per client, nothing ties the clients'
+    versions to each other beyond the users' vectors, so keep prox positive.
+
+    *Constant*, which only a subclass can change: ``init_std = 0.03``, the standard deviation of the
+    initial item vectors.
 
     References
     ----------
@@ -173,21 +176,21 @@ class LocALS(ClientItemsWMF):
 
     def _client_update(self, block, state, message, turn, key):
         layout, by_row, users = self._layout(block), state["by_row"], state["users"]
-        work = _kernels.wmf.workspace(layout, users, by_row.sizes)
-        given = self._received(message), self._problem(state["reg_item"], self.mu)
+        work = wmf_kernels.workspace(layout, users, by_row.sizes)
+        given = self._received(message), self._problem(state["reg_item"], self.prox)
         n_steps = CG_STEPS if self.solver == "cg" else None
         out = self._empty_uploads(block, turn)
         loss = np.zeros(2)
         # A kernel for clients that need no item of their own, and one for the others.
         short = turn.active & self._is_short(block)
         if short.any():
-            loss += _kernels.wmf.local_als_of_one(
+            loss += wmf_kernels.local_als_of_one(
                 layout, self._feedback(state), short, *given, n_steps, work, users, out
             )
         long = turn.active & ~short
         if long.any():
             steps = self.local_epochs, n_steps
-            loss += _kernels.wmf.local_als(
+            loss += wmf_kernels.local_als(
                 layout, self._feedback(state), by_row, long, *given, *steps, work, users, out
             )
         return state, self._uploads(block, turn, out), self._loss(block, turn, *loss)
@@ -202,21 +205,21 @@ class LocALS(ClientItemsWMF):
     def _upload_of_one(self, vector, items, message):
         """What a one-user client with this vector sends for items of weight 1, as changes."""
         reg_item = float(message["reg_item"].values[0])
-        tie, square, confidence = self.mu + reg_item, vector @ vector, 1 + self.alpha
-        share = self.mu / tie
+        tie, square, confidence = self.prox + reg_item, vector @ vector, 1 + self.alpha
+        share = self.prox / tie
         scores = share * (items @ vector)
         multiples = confidence * (1 - scores) / (tie + confidence * square)
         if self.aggregation != "full":
             return {"rows": np.outer(multiples, vector) + (share - 1) * items}
         eye = np.eye(len(vector))
-        others = self.mu * np.linalg.inv(tie * eye + np.outer(vector, vector)) - eye
+        others = self.prox * np.linalg.inv(tie * eye + np.outer(vector, vector)) - eye
         return {"rows": np.outer(multiples + scores / (tie + square), vector), "others": others}
 
     def _check_before_fit(self):
         super()._check_before_fit()
-        if self.mu == 0 and self.reg_item == 0:
+        if self.prox == 0 and self.reg_item == 0:
             raise ValueError(
-                "mu=0 with reg_item=0 leaves a client's item vectors undetermined; make one of "
+                "prox=0 with reg_item=0 leaves a client's item vectors undetermined; make one of "
                 "them positive."
             )
 
@@ -226,6 +229,6 @@ def _by_row(block, state):
     users = np.repeat(np.arange(block.n_users, dtype=np.int32), np.diff(block.indptr))
     sizes = np.bincount(block.rows, minlength=len(block.row_items))
     if block.n_users == block.n_clients:
-        return _kernels.wmf.ByRow(sizes, users, state["extra"], state["pull"])
+        return wmf_kernels.ByRow(sizes, users, state["extra"], state["pull"])
     order = np.argsort(block.rows, kind="stable")
-    return _kernels.wmf.ByRow(sizes, users[order], state["extra"][order], state["pull"][order])
+    return wmf_kernels.ByRow(sizes, users[order], state["extra"][order], state["pull"][order])

@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk import _kernels
-from fedrecsk._docs import documented
-from fedrecsk._rating_scale import scale_of
-from fedrecsk._sklearn import Interval, StrOptions
-from fedrecsk._warnings import warn
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import RatingMixin
+from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._item_rows import OwnRows, layout_of
 from fedrecsk.federated._privfedeb_server import (
     ALPHA,
@@ -26,9 +26,12 @@ from fedrecsk.federated._privfedeb_server import (
 )
 from fedrecsk.federated._rating_scale import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation.messages import Dense, Message, Uploads
-from fedrecsk.simulation.participation import Turn
-from fedrecsk.uploads import Form, Ragged
+from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.participation import RoundMasks
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+
+fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
+privfedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._privfedeb_kernels")
 
 # The ends of the scale are this many units apart: on a scale from 1 to 5 a unit is a star.
 UNITS = 4.0
@@ -84,8 +87,6 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
     center : float in [0, 1], default=0.625
         Where on the rating scale most ratings are, from 0 (its low end) to 1; on a scale from 1 to
         5, 0.625 is 3.5 stars. It is a guess, because the mean of the data is private.
-    init_std : float, default=0.025
-        Standard deviation of the initial item vectors.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, to which predictions are clipped. None: the range of y, which
         is an error under central differential privacy.
@@ -164,6 +165,8 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
     upload before it is scaled. As uploads have norm 1, users with large weights do not count more
     than others.
 
+    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.025``.
+
     *What is sent.* Once, up: two numbers for each item of the catalogue, and one more; down:
     a_i, the scale and the center. Each round: d + 1 numbers for each item, in both directions.
 
@@ -197,14 +200,13 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
     _: KW_ONLY
     n_rounds: int | Literal["auto"] = "auto"
     center: float = 0.625
-    init_std: float = 0.025
+    INIT_STD = 0.025
     rating_scale: tuple[float, float] | None = None
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 0, None, closed="left"), StrOptions({"auto"})],
         "n_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "center": [Interval(Real, 0, 1, closed="both")],
-        "init_std": [Interval(Real, 0, None, closed="neither")],
         "rating_scale": [tuple, list, None],
     }
 
@@ -223,32 +225,33 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
             "n_steps": 0,
         }
 
-    def _setup_forms(self, n_items, step):
+    def _setup_specs(self, n_items, step):
         return {
-            "first": Form((n_items, 2), learned=False),
-            "squares": Form((1,), learned=False),
+            "first": FieldSpec((n_items, 2), learned=False),
+            "squares": FieldSpec((1,), learned=False),
         }
 
-    def _setup_message(self, server, step):
+    def _setup_broadcast(self, server, step):
         return Message(scale=self._sent_scale(server))
 
     def _setup_update(self, block, message, step, key):
         everybody = np.ones(block.n_clients, dtype=bool)
         separate = self._setting().central_dp is not None
-        turn = Turn(everybody, everybody, separate)
+        turn = RoundMasks(everybody, everybody, separate)
         layout, ratings = layout_of(block), self._ratings(block, message)
         out, squares = self._empty_uploads(block, turn, 2), np.zeros(1)
         if separate:
             squares = np.zeros(block.n_clients)
-        work = _kernels.privfedeb.workspace(layout, 2)
+        work = privfedeb_kernels.workspace(layout, 2)
         share = np.sqrt(1 - SQUARES**2)
-        _kernels.privfedeb.first(layout, ratings, SHRINKAGE, LARGEST, share, work, out, squares)
+        privfedeb_kernels.first(layout, ratings, SHRINKAGE, LARGEST, share, work, out, squares)
         squares *= SQUARES
         if separate:
             own = OwnRows.of(block, everybody)
-            first = Ragged(own.indptr, own.items, out.items)
-            return Uploads(first=first, squares=Ragged.stacked(squares[:, None]))
-        return Uploads(first=out.items, squares=squares)
+            first = SparseRows(own.indptr, own.items, out.items)
+            squares = SparseRows.stacked(squares[:, None])
+            return ClientUpdates({"first": first, "squares": squares})
+        return ClientUpdates({"first": out.items, "squares": squares})
 
     def _setup_aggregate(self, server, upload, step, key):
         share = np.sqrt(1 - SQUARES**2)
@@ -258,11 +261,11 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
         n_items, n_columns = len(release.counts), self._n_columns()
         n_factors = n_columns
         if self.n_factors == "auto":
-            n_factors = min(n_columns, release.n_factors(self._arriving()))
+            n_factors = min(n_columns, release.n_factors(self._arriving(upload.n_clients)))
         items = np.zeros((n_items, n_columns + 1))
         items[:, 0], variance = release.biases()
         start = key.generator("item factors").standard_normal((n_items, n_factors))
-        items[:, 1 : n_factors + 1] = self.init_std * start
+        items[:, 1 : n_factors + 1] = self.INIT_STD * start
         return server | {
             "release": release,
             "row_weights": release.row_weights(),
@@ -272,7 +275,7 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
             "average": items,
         }
 
-    def _announce(self, server):
+    def _initial_broadcast(self, server):
         return Message(
             scale=self._sent_scale(server),
             row_weights=Dense(server["row_weights"], learned=False),
@@ -292,8 +295,8 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
             "users": np.zeros((block.n_users, self._n_columns() + 1)),
         }
 
-    def _upload_forms(self, n_items):
-        return {"items": Form((n_items, self._n_columns() + 1))}
+    def _upload_specs(self, n_items):
+        return {"items": FieldSpec((n_items, self._n_columns() + 1))}
 
     def _client_update(self, block, state, message, turn, key):
         items = message["items"].values
@@ -302,8 +305,12 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
         fields = {"items": out.items}
         if turn.separate:
             own = OwnRows.of(block, turn.active)
-            fields = {"items": Ragged(own.indptr, own.items, out.items)}
-        return state, Uploads(sound=out.sound, **fields), (state["unit"] ** 2 * squares, weight)
+            fields = {"items": SparseRows(own.indptr, own.items, out.items)}
+        return (
+            state,
+            ClientUpdates(fields, is_finite=out.is_finite),
+            (state["unit"] ** 2 * squares, weight),
+        )
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -341,7 +348,7 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
         items = np.ascontiguousarray(message["average_items"].values)
         users = np.zeros((part.n_users, items.shape[1]))
         everybody, nobody = np.ones(part.n_clients, dtype=bool), np.zeros(part.n_clients, bool)
-        silent = self._empty_uploads(part, Turn(everybody, nobody, False), items.shape[1])
+        silent = self._empty_uploads(part, RoundMasks(everybody, nobody, False), items.shape[1])
         self._infer(part, state, items, everybody, users, silent)
         # The bias counts in ratings; p_u has no unit.
         users[:, 0] *= state["unit"]
@@ -375,13 +382,13 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
         """Ratings from the center, in units; weights of a user's ratings, the largest one 1."""
         low, high, center = message["scale"].values
         values = (block.values - center) / self._unit(low, high)
-        return _kernels.fedeb.Ratings(values, block.weights)
+        return fedeb_kernels.Ratings(values, block.weights)
 
     def _infer(self, block, state, items, active, users, out):
         """Compute the users of the active clients, and what the senders among these send."""
         prior = np.ones(items.shape[1])
         prior[0] = LAMBDA_0
-        model = _kernels.privfedeb.Model(
+        model = privfedeb_kernels.Model(
             items.astype(np.float64, copy=False),
             state["row_weights"],
             prior,
@@ -390,19 +397,19 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
             FLOOR,
         )
         layout = layout_of(block)
-        work = _kernels.privfedeb.workspace(layout, items.shape[1])
-        return _kernels.privfedeb.update(layout, state["ratings"], active, model, work, users, out)
+        work = privfedeb_kernels.workspace(layout, items.shape[1])
+        return privfedeb_kernels.update(layout, state["ratings"], active, model, work, users, out)
 
     @staticmethod
     def _empty_uploads(block, turn, width):
         """Where the kernels write: sums by item, or the active clients' own rows."""
-        sound = np.ones(block.n_clients, dtype=bool)
+        is_finite = np.ones(block.n_clients, dtype=bool)
         if turn.separate:
             own = OwnRows.of(block, turn.active)
             rows = np.zeros((len(own.items), width))
-            return _kernels.privfedeb.Uploads(turn.active, rows, own.slots, sound, True)
+            return privfedeb_kernels.Uploads(turn.active, rows, own.slots, is_finite, True)
         senders, sums = turn.active & turn.delivers, np.zeros((block.n_items, width))
-        return _kernels.privfedeb.Uploads(senders, sums, block.row_items, sound, False)
+        return privfedeb_kernels.Uploads(senders, sums, block.row_items, is_finite, False)
 
     # -------------------------------------------------------------------- on the server
 
@@ -422,17 +429,17 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
             return mechanism.epsilon < SMALL
         return (mechanism.noise_multiplier or 0.0) > LOUD
 
-    def _arriving(self):
-        """Share of the clients whose uploads arrive in a round, as planned."""
-        return self.client_fraction * (1 - self._setting().dropout)
+    def _arriving(self, n_clients):
+        """Return the share of the clients whose uploads arrive in a round, as planned."""
+        return self._cohort_share(n_clients) * (1 - self._setting().dropout)
 
-    def _rounds(self):
+    def _rounds(self, n_clients):
         if self.n_rounds != "auto":
             return self.n_rounds
         n = FEW_ROUNDS if self._is_loud() else ROUNDS
         if self._setting().central_dp is None:
             n = ROUNDS_WITHOUT_NOISE
-        return round(n / np.sqrt(self._arriving()))
+        return round(n / np.sqrt(self._arriving(n_clients)))
 
     def _sent_scale(self, server):
         low, high = server["rating_scale"]

@@ -9,19 +9,20 @@ from typing import ClassVar, Literal
 import numpy as np
 from scipy.special import expit, logit
 
-from fedrecsk import _kernels
-from fedrecsk._docs import documented
-from fedrecsk._rating_scale import scale_of
-from fedrecsk._sklearn import Interval, StrOptions
-from fedrecsk.attacks._inversion_rfrec import rfrec as invert
-from fedrecsk.attacks._unmixing import by_lines
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin, linear_scores
+from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated._rating_scale import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.simulation.messages import Dense, Message, Uploads
-from fedrecsk.uploads import Common, Form, Ragged, all_finite
+from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, all_finite
+
+rfrec_kernels: LazyModule = LazyModule("fedrecsk.federated._rfrec_kernels")
+shared_kernels: LazyModule = LazyModule("fedrecsk._utils.shared_kernels")
 
 DENSE_LIMIT = 2 * 2**30
 SOLVER_STEPS = 10
@@ -52,7 +53,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         sum_r w (y - link(level + b_u + b_i + p_u . q_i))^2
           + sum_u [reg_user n_u^reg_power |p_u|^2 + reg_bias b_u^2]
           + sum_i (n_ci / n_i) [reg_item n_i^reg_power |q_i|^2 + reg_bias b_i^2]
-          + coupling / 2 |V_c - mean V|^2
+          + prox / 2 |V_c - mean V|^2
 
     where n_u and n_i count the ratings of user u and item i, and n_ci those of item i that
     the client has: summed over the clients, items are penalised just as users are.
@@ -63,34 +64,21 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         Length of p_u and q_i (d). With the bias, 20 numbers per item.
     n_rounds : int, default=100
         Number of rounds in total (K).
-    coupling : float, default=0.1
-        Weight of the coupling between a client's item matrix and the mean (lambda).
+    prox : float, default=0.1
+        Weight of the proximal term, which ties a client's item matrix to the mean (lambda).
     reg_user, reg_item : float, default=0.04
         Weights of the penalties on user vectors (lambda_u) and item vectors.
     reg_bias : float, default=0.07
         Weight of the penalty on every user's and item's bias, whatever its number of ratings.
-    reg_power : float, default=0.5
-        How fast the penalties on vectors grow with the number of ratings: 0, not at all; 1, in
-        proportion.
-    few_ratings : float, default=15.0
-        Number of ratings below which penalties grow, because the data say little. The penalties
-        of a user with n ratings, also on its bias, are multiplied by ``few_ratings / n`` if that
-        is more than 1, and those of an item by a third of that. 0: never.
     learning_rate : float, default=0.1
         Step size (alpha).
     optimizer : {"adam", "gd"}, default="adam"
         Adam (each client keeps its moments) or plain gradient descent.
-    beta_1, beta_2 : float in [0, 1), default=0.9
-        Decay of Adam's first and second moments.
-    epsilon : float, default=1e-8
-        Adam's term against division by zero.
-    link : {"sigmoid", "identity"}, default="sigmoid"
-        From score to scaled rating. With "identity", predictions are clipped to the scale.
     biases : bool, default=True
         Whether to model a global level (fixed at the mean rating) and biases of users and
         items.
-    aggregation : {"all", "holders"}, default="all"
-        What the server's matrix becomes. "all", the paper's: the mean of all clients'
+    aggregation : {"clients", "holders"}, default="clients"
+        What the server's matrix becomes. "clients", the paper's: the mean of all clients'
         matrices, most of which have not rated a given item and only followed earlier means.
         "holders", a larger server step: an item moves by the sum of its changes at the
         clients that have rated it, divided by the expected number of these among the clients
@@ -101,8 +89,6 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, assumed to be public. None: the range of y,
         which is refused under local differential privacy because it depends on the data.
-    init_std : float, default=0.1
-        Standard deviation of the initial vectors.
     {shared parameters}
 
     Attributes
@@ -149,18 +135,26 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     *Participation.* Lost uploads do little harm, even nine in ten; so do clients without a
     connection ("stale") if half of the clients have one. If nine in ten have none, the model ends
-    worse than biases alone on ML-100k with "all", and slightly better with "holders". Clients that
-    do nothing for some rounds do more harm: with cohorts (``client_fraction`` below 1) or dropout
-    mode "offline", the mean over all clients includes outdated copies of unrated items and the
-    model ends worse than biases alone. ``aggregation="holders"`` helps while
-    half of the clients take part; with a tenth of them no parameters that we tried beat biases
+    worse than biases alone on ML-100k with "clients", and slightly better with "holders". Clients
+    that do nothing for some rounds do more harm: with cohorts (``client_fraction`` below 1) or
+    dropout mode "offline", the mean over all clients includes outdated copies of unrated items and
+    the model ends worse than biases alone. ``aggregation="holders"`` helps while half of the
+    clients take part; with a tenth of them no parameters that we tried beat biases
     (``python -m benchmarks.rfrec participation``).
 
     *Simulation.* Clients that have received the same broadcasts and updated in the same rounds
     have equal vectors for all items that they have not rated, so they share one copy. This
     is exact. With "holders" and global prediction these vectors are not needed, and any
-    participation costs the same; with "all" or local prediction, every client with a history of
+    participation costs the same; with "clients" or local prediction, every client with a history of
     its own has such a matrix, and the fit raises an error if these take more than 2 GiB.
+
+    *Constants*, which only a subclass can change: ``init_std = 0.1``, the standard deviation of
+    the initial vectors; ``reg_power = 0.5``, how fast the penalties on vectors grow with the number
+    of ratings (0: not at all; 1: in proportion); ``few_ratings = 15``, the number of ratings below
+    which penalties grow, because the data say little: those of a user with n ratings, also on its
+    bias, are multiplied by ``few_ratings / n`` if that is more than 1, and those of an item by a
+    third of that; ``link = "sigmoid"``, from score to scaled rating (with "identity" predictions
+    are clipped to the scale); Adam's ``beta_1 = beta_2 = 0.9`` and ``epsilon = 1e-8``.
 
     *Unknown users* get the user bias with which the items' biases alone give the mean rating. The
     server computes it from the sums of the set-up.
@@ -186,55 +180,47 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     n_factors: int = 19
     _: KW_ONLY
     n_rounds: int = 100
-    coupling: float = 0.1
+    prox: float = 0.1
     reg_user: float = 0.04
     reg_item: float = 0.04
     reg_bias: float = 0.07
-    reg_power: float = 0.5
-    few_ratings: float = 15.0
     learning_rate: float = 0.1
     optimizer: Literal["adam", "gd"] = "adam"
-    beta_1: float = 0.9
-    beta_2: float = 0.9
-    epsilon: float = 1e-8
-    link: Literal["sigmoid", "identity"] = "sigmoid"
     biases: bool = True
-    aggregation: Literal["all", "holders"] = "all"
+    aggregation: Literal["clients", "holders"] = "clients"
     predict_with: Literal["global", "local"] = "global"
     rating_scale: tuple[float, float] | None = None
-    init_std: float = 0.1
+
+    init_std: ClassVar[float] = 0.1
+    reg_power: ClassVar[float] = 0.5
+    few_ratings: ClassVar[float] = 15.0
+    link: ClassVar[Literal["sigmoid", "identity"]] = "sigmoid"
+    beta_1: ClassVar[float] = 0.9
+    beta_2: ClassVar[float] = 0.9
+    epsilon: ClassVar[float] = 1e-8
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "coupling": [Interval(Real, 0, None, closed="left")],
+        "prox": [Interval(Real, 0, None, closed="left")],
         "reg_user": [Interval(Real, 0, None, closed="left")],
         "reg_item": [Interval(Real, 0, None, closed="left")],
         "reg_bias": [Interval(Real, 0, None, closed="left")],
-        "reg_power": [Interval(Real, 0, 1, closed="both")],
-        "few_ratings": [Interval(Real, 0, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "optimizer": [StrOptions({"adam", "gd"})],
-        "beta_1": [Interval(Real, 0, 1, closed="left")],
-        "beta_2": [Interval(Real, 0, 1, closed="left")],
-        "epsilon": [Interval(Real, 0, None, closed="neither")],
-        "link": [StrOptions({"sigmoid", "identity"})],
         "biases": ["boolean"],
-        "aggregation": [StrOptions({"all", "holders"})],
+        "aggregation": [StrOptions({"clients", "holders"})],
         "predict_with": [StrOptions({"global", "local"})],
         "rating_scale": [tuple, list, None],
-        "init_std": [Interval(Real, 0, None, closed="left")],
     }
 
     _single_uploads = True
-    _inversion = staticmethod(invert)
-    _unmix = staticmethod(by_lines("item_vectors", tolerance=1e-3, signed=True))
     _dtype = np.float32
     _user_width = "n_factors"
 
     @property
     def _shares_state(self):
         # Otherwise the vectors of items that a client has not rated are not needed.
-        return self.aggregation == "all" or self.predict_with == "local"
+        return self.aggregation == "clients" or self.predict_with == "local"
 
     # --------------------------------------------------------------- before the rounds
 
@@ -255,19 +241,19 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     @property
     def _n_setups(self):
-        return int(bool(self._setup_forms(1, 0)))
+        return int(bool(self._setup_specs(1, 0)))
 
-    def _setup_forms(self, n_items, step):
-        forms = {}
+    def _setup_specs(self, n_items, step):
+        specs = {}
         if self._private_by is not None:
-            return forms
+            return specs
         if self.biases:
-            forms["ratings"] = Form((2,), learned=False)
+            specs["ratings"] = FieldSpec((2,), learned=False)
         if self.biases or self.reg_item > 0:
-            forms["n_ratings"] = Form((n_items,), learned=False)
+            specs["n_ratings"] = FieldSpec((n_items,), learned=False)
         if self.aggregation == "holders":
-            forms["n_holders"] = Form((n_items,), dtype="uint8", learned=False)
-        return forms
+            specs["n_holders"] = FieldSpec((n_items,), dtype="uint8", learned=False)
+        return specs
 
     def _setup_update(self, block, message, step, key):
         fields = {
@@ -275,7 +261,9 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             "n_ratings": np.bincount(block.items, block.weights, minlength=block.n_items),
             "n_holders": np.bincount(block.row_items, minlength=block.n_items),
         }
-        return Uploads(**{name: fields[name] for name in self._setup_forms(block.n_items, step)})
+        return ClientUpdates(
+            {name: fields[name] for name in self._setup_specs(block.n_items, step)}
+        )
 
     def _setup_aggregate(self, server, upload, step, key):
         sums = {name: total.sum for name, total in upload.items()}
@@ -289,7 +277,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             server["item_vectors"] = np.where(rated, server["item_vectors"], self._dtype(0))
         return server
 
-    def _announce(self, server):
+    def _initial_broadcast(self, server):
         fields = {"scale": Dense(np.array([*server["rating_scale"], server["level"]]))}
         if server["n_ratings"] is not None:
             fields["n_ratings"] = Dense(server["n_ratings"])
@@ -300,14 +288,15 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     def _model(self, server):
         return Message(item_vectors=Dense(server["item_vectors"]))
 
-    def _follow(self, common, message, key):
+    def _update_unrated_items(self, common, message, key):
         broadcast = message["item_vectors"].values
         if common is None:
             common = {"vectors": self._vectors(broadcast.copy()), "step": 0}
         common["step"] += 1
         rule = self._rule(common["step"], self.learning_rate)
         rule = rule._replace(rate=float(rule.rate), debias=float(rule.debias))
-        _kernels.rfrec.follow(common["vectors"], broadcast, self.coupling, rule)
+        gradient = np.empty_like(broadcast)
+        rfrec_kernels.follow(common["vectors"], broadcast, self.prox, rule, gradient)
         return self._to_upload(common, broadcast)
 
     def _init_clients(self, block, message, key):
@@ -328,25 +317,25 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         everybody = self.client_fraction == 1 and not self.early_stopping
         return super()._least_bytes(data) + (own if everybody else 0)
 
-    def _upload_forms(self, n_items):
-        return {"item_vectors": Form((n_items, self._width), clip=self._clip)}
+    def _upload_specs(self, n_items):
+        return {"item_vectors": FieldSpec((n_items, self._width), clip=self._clip)}
 
     def _client_update(self, block, state, message, turn, key):
         broadcast = message["item_vectors"].values
         self._join(block, state, turn.active, broadcast)
         totals = self._totals(block, state, broadcast, turn)
-        loss = self._step(block, state, broadcast, turn, self.coupling, self.learning_rate, totals)
+        loss = self._step(block, state, broadcast, turn, self.prox, self.learning_rate, totals)
         return state, self._upload(block, state, broadcast, turn, totals), loss
 
     def _upload_centers(self, message):
-        if self.aggregation != "all":
+        if self.aggregation != "clients":
             return {}
         return {"item_vectors": message["item_vectors"].values}
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
             return server
-        if self.aggregation == "all":
+        if self.aggregation == "clients":
             items = upload["item_vectors"].mean
         else:
             share = upload.n_clients / server["n_clients"]
@@ -380,7 +369,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _steps_of(self, key):
         """What a client does in a round, as a curious server replays it; see `attacks`."""
-        return [("step", self.learning_rate, self.coupling), ("send",)]
+        return [("step", self.learning_rate, self.prox), ("send",)]
 
     def _private_vectors(self, state):
         return state["users"].now
@@ -411,10 +400,10 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     def _vectors(self, now):
         """Vectors with Adam's moments; plain gradient descent has none."""
         if self.optimizer == "gd":
-            return _kernels.rfrec.Vectors(now, None, None)
+            return rfrec_kernels.Vectors(now, None, None)
         # Not zeros_like, which writes them: memory is for the clients that have taken part.
         moments = (np.zeros(now.shape, now.dtype) for _ in range(2))
-        return _kernels.rfrec.Vectors(now, *moments)
+        return rfrec_kernels.Vectors(now, *moments)
 
     def _private_data(self, block, message):
         """Scaled ratings and the weights of the penalties."""
@@ -467,37 +456,32 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     def _step(self, block, state, broadcast, turn, pull, rate, totals):
         """The active clients' gradient step, with the senders' own vectors added to the totals."""
         state["steps"][turn.active] += 1
-        layout, held, rfrec = self._layout(block), state["held"], _kernels.rfrec
+        layout, held, rfrec = self._layout(block), state["held"], rfrec_kernels
         rule = self._rule(np.maximum(state["steps"], 1), rate)
-        objective, loss = self._penalties(state, pull), np.zeros(2)
-        lone = np.diff(block.client_indptr) == 1
-        for kernel, which in ((rfrec.step_lone, lone), (rfrec.step_groups, ~lone)):
-            whom = turn.active & which
-            if whom.any():
-                loss += kernel(
-                    layout,
-                    state["values"],
-                    state["weights"],
-                    whom,
-                    state["users"],
-                    held,
-                    broadcast,
-                    objective,
-                    rule,
-                    totals,
-                    rfrec.scratch(layout, held, lone=kernel is rfrec.step_lone),
-                )
+        loss = rfrec.step(
+            layout,
+            state["values"],
+            state["weights"],
+            turn.active,
+            state["users"],
+            held,
+            broadcast,
+            self._penalties(state, pull),
+            rule,
+            totals,
+            rfrec.scratch(layout, held),
+        )
         # In squared ratings, like the validation loss.
-        return loss * (state["unit"] ** 2, 1.0)
+        return np.multiply(loss, (state["unit"] ** 2, 1.0))
 
     @staticmethod
     def _layout(block):
-        return _kernels.shared.Layout(
+        return shared_kernels.Layout(
             block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
         )
 
     def _penalties(self, state, pull=0.0):
-        return _kernels.rfrec.Objective(
+        return rfrec_kernels.Objective(
             state["level"],
             self.link == "sigmoid",
             bool(self.biases),
@@ -509,11 +493,11 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         )
 
     def _rule(self, steps, rate):
-        """The kernels' step rule for clients that take their step of these numbers, from 1."""
+        """Return the kernels' rule for clients that take their `steps`-th step, from 1."""
         if self.optimizer == "gd":
             rate = np.broadcast_to(float(rate), np.shape(steps)).copy()
-            return _kernels.rfrec.Rule(rate, 0.0, 0.0, 0.0, rate)
-        return _kernels.rfrec.Rule(
+            return rfrec_kernels.Rule(rate, 0.0, 0.0, 0.0, rate)
+        return rfrec_kernels.Rule(
             rate / (1 - self.beta_1**steps),
             float(self.beta_1),
             float(self.beta_2),
@@ -526,48 +510,38 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         shared = common["vectors"].now
         if (clip := self._clip) is not None:
             shared = np.clip(shared, -clip, clip)
-        kept = {name: one for name, one in common.items() if name != "change"}
-        return kept | {"shared": shared, "broadcast": broadcast}
-
-    @staticmethod
-    def _common_change(common):
-        """The change of that from the broadcast; one object for all clients that share it."""
-        if "change" not in common:
-            change = common["shared"].astype(np.float64) - common["broadcast"]
-            # Several threads may get here at once: the first one's object is used by all.
-            common.setdefault("change", Common(change))
-        return common["change"]
+        return common | {"shared": shared, "broadcast": broadcast}
 
     def _upload(self, block, state, broadcast, turn, totals):
         """clip(V_c) of each client, or with "holders" its change where it has rated."""
         if turn.separate:
             return self._single(block, state, broadcast)
-        sound = None
+        is_finite = None
         if not all_finite(totals.sums):
             # Once more without the clients that have diverged.
-            sound = self._sound(block, state)
-            turn = turn._replace(delivers=turn.delivers & sound)
+            is_finite = self._sound(block, state)
+            turn = turn._replace(delivers=turn.delivers & is_finite)
             totals = self._totals(block, state, broadcast, turn)
             self._add_held(block, state, totals)
-        return Uploads(sound=sound, item_vectors=totals.sums)
+        return ClientUpdates({"item_vectors": totals.sums}, is_finite=is_finite)
 
     def _single(self, block, state, broadcast):
         held = state["held"].now
         if (clip := self._clip) is not None:
             held = np.clip(held, -clip, clip)
         others = {}
-        if self.aggregation == "all":
-            change = self._common_change(state["common"])
-            others = {"common": change, "center": broadcast}
-        ragged = Ragged(block.row_indptr, block.row_items, held, origin=broadcast, **others)
-        return Uploads(sound=self._sound(block, state), item_vectors=ragged)
+        if self.aggregation == "clients":
+            default = state["common"]["shared"].astype(np.float64) - broadcast
+            others = {"default": default, "center": broadcast}
+        rows = SparseRows.since(broadcast, block.row_indptr, block.row_items, held, **others)
+        return ClientUpdates({"item_vectors": rows}, is_finite=self._sound(block, state))
 
     def _sound(self, block, state):
-        sound = np.empty(block.n_clients, dtype=bool)
-        _kernels.rfrec.sound_clients(
-            block.row_indptr, state["held"].now, block.client_indptr, state["users"].now, sound
+        is_finite = np.empty(block.n_clients, dtype=bool)
+        rfrec_kernels.sound_clients(
+            block.row_indptr, state["held"].now, block.client_indptr, state["users"].now, is_finite
         )
-        return sound
+        return is_finite
 
     def _totals(self, block, state, broadcast, turn):
         """Where the kernels add up uploads: what all send alike, to which they add changes of it.
@@ -578,17 +552,17 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         origin = broadcast
         if turn.separate:
             sums, senders = np.zeros((0, self._width)), np.zeros_like(senders)
-        elif self.aggregation == "all":
+        elif self.aggregation == "clients":
             origin, n_senders = state["common"]["shared"], np.count_nonzero(senders)
             sums = np.multiply(origin, n_senders, dtype=np.float64)
         else:
             sums = np.zeros(shape)
-        return _kernels.rfrec.Totals(senders, self._clip, origin, sums)
+        return rfrec_kernels.Totals(senders, self._clip, origin, sums)
 
     def _add_held(self, block, state, totals):
         """Add the senders' own vectors to the totals."""
         layout = self._layout(block)
-        _kernels.rfrec.upload(layout.row_indptr, layout.row_items, state["held"].now, totals)
+        rfrec_kernels.upload(layout.row_indptr, layout.row_items, state["held"].now, totals)
 
     def _solved(self, block, state, whom, items):
         """Users' vectors, some of them fitted from zero with the items fixed."""
@@ -597,7 +571,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             penalties[:, 0] = state["reg_user_bias"]
         users = state["users"].now.copy()
         users[whom] = 0
-        _kernels.rfrec.solve_users(
+        rfrec_kernels.solve_users(
             self._layout(block),
             state["values"],
             state["weights"],
@@ -607,16 +581,17 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             self._penalties(state),
             penalties,
             SOLVER_STEPS,
-            _kernels.rfrec.Newton.of(self._width),
+            rfrec_kernels.Newton.of(self._width),
         )
         return users
 
     def _upload_moving(self, view, rows, moves):
-        if self.aggregation == "all":
+        if self.aggregation == "clients":
             return {"item_vectors": view.n_senders / view.n_own * moves}
         if "n_ratings" in view.message:
             # With weights of 1 these are the numbers of holders.
-            n_holders = view.message["n_ratings"].values[rows, None] * self.client_fraction
+            share = self._cohort_share(view.data.n_clients)
+            n_holders = view.message["n_ratings"].values[rows, None] * share
         else:
             n_holders = view.n_expected("item_vectors")
         return {"item_vectors": np.maximum(n_holders, 1) / view.n_own * moves}
@@ -631,7 +606,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         if self.aggregation == "holders":
             raise ValueError(
                 f"aggregation='holders' needs the number of holders of each item, which {part} "
-                f'does not protect; set aggregation="all" with {part}.'
+                f'does not protect; set aggregation="clients" with {part}.'
             )
         if self.rating_scale is None:
             raise ValueError(

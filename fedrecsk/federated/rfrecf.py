@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated.rfrec import RFRec
 
 
@@ -32,29 +32,20 @@ class RFRecF(RFRec):
         Number of rounds in total, most of them without messages.
     aggregation_probability : float in (0, 1), default=0.3
         Probability that the coin is 1 (p).
-    coupling : float, default=5.0
-        Weight of the coupling to the mean (lambda). A client moves the share
-        ``min(1, learning_rate * coupling / p)`` of the way to it; by default, all the way.
+    prox : float, default=5.0
+        Weight of the proximal term (lambda). A client moves the share
+        ``min(1, learning_rate * prox / p)`` of the way to it; by default, all the way.
     reg_user, reg_item : float, default=0.04
         Weights of the penalties on user vectors (lambda_u) and item vectors.
     reg_bias : float, default=0.07
         Weight of the penalty on every bias.
-    reg_power : float, default=0.5
-        How fast the penalties on vectors grow with the number of ratings.
-    few_ratings : float, default=15.0
-        As in :class:`RFRec`.
     learning_rate : float, default=0.084
         alpha; a gradient step is ``learning_rate / (1 - p)``.
     optimizer : {"adam", "gd"}, default="adam"
         Adam's moments see the gradient steps only.
-    beta_1 : float in [0, 1), default=0.5
-    beta_2 : float in [0, 1), default=0.999
-    epsilon : float, default=0.02
-        Adam's decays and its term against division by zero, which here also damps steps
-        along tiny gradients.
-    aggregation : {"all", "holders"}, default="holders"
-        As in :class:`RFRec`; under local differential privacy only "all" is allowed.
-    link, biases, predict_with, rating_scale, init_std
+    aggregation : {"clients", "holders"}, default="holders"
+        As in :class:`RFRec`; under local differential privacy only "clients" is allowed.
+    biases, predict_with, rating_scale
         As in :class:`RFRec`.
     {shared parameters}
 
@@ -85,6 +76,9 @@ class RFRecF(RFRec):
     never sent. Early stopping measures a model when it is sent, so `n_iter_no_change` counts
     broadcasts. A round without a gradient step has no training loss, and repeats the last one.
 
+    *Constants* are those of :class:`RFRec`, but Adam's: ``beta_1 = 0.5``, ``beta_2 = 0.999`` and
+    ``epsilon = 0.02``, which here also damps steps along tiny gradients.
+
     References
     ----------
     .. [1] L. Liu et al., "Efficient and Robust Regularized Federated Recommendation",
@@ -104,23 +98,24 @@ class RFRecF(RFRec):
     _: KW_ONLY
     n_rounds: int = 300
     aggregation_probability: float = 0.3
-    coupling: float = 5.0
+    prox: float = 5.0
     learning_rate: float = 0.084
-    beta_1: float = 0.5
-    beta_2: float = 0.999
-    epsilon: float = 0.02
-    aggregation: Literal["all", "holders"] = "holders"
+    aggregation: Literal["clients", "holders"] = "holders"
+
+    beta_1: ClassVar[float] = 0.5
+    beta_2: ClassVar[float] = 0.999
+    epsilon: ClassVar[float] = 0.02
 
     _parameter_constraints: ClassVar[dict] = RFRec._parameter_constraints | {
         "aggregation_probability": [Interval(Real, 0, 1, closed="neither")],
     }
 
     def _check_on_devices(self, federation):
-        if self.aggregation == "all" and federation.compression and federation.compression.up:
+        if self.aggregation == "clients" and federation.compression and federation.compression.up:
             raise ValueError(
-                'RFRecF with aggregation="all" sends compressed changes from the last broadcast, '
-                "which a device may have missed, and the server could not tell from what they "
-                'start; set aggregation="holders" or compression=None, or call fit.'
+                'RFRecF with aggregation="clients" sends compressed changes from the last '
+                "broadcast, which a device may have missed, and the server could not tell "
+                'from what they start; set aggregation="holders" or compression=None, or call fit.'
             )
 
     # ---------------------------------------------------------------------- each round
@@ -130,7 +125,7 @@ class RFRecF(RFRec):
     def _broadcast(self, server, key):
         return self._model(server) if key.round == 0 or self._coins(key) == (1, 0) else None
 
-    def _follow(self, common, message, key):
+    def _update_unrated_items(self, common, message, key):
         mean = message["item_vectors"].values
         if common is None:
             common = {"vectors": self._vectors(mean.copy())}
@@ -177,7 +172,7 @@ class RFRecF(RFRec):
     @property
     def _share(self):
         """Which share of the way to the mean a client goes (eta)."""
-        share = min(1.0, self.learning_rate * self.coupling / self.aggregation_probability)
+        share = min(1.0, self.learning_rate * self.prox / self.aggregation_probability)
         return self._dtype(share)
 
     def _move_to_mean(self, block, state, active, mean):

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.federated.colr import CoLR
-from fedrecsk.simulation.messages import Summed
-from fedrecsk.uploads import Form, Ragged
+from fedrecsk.updates import FieldSpec, SparseRows, Summed
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -37,15 +36,13 @@ class SCoLR(CoLR):
         (n_rows, n_clients) each round uses the next row, and after the last the first again.
     n_factors, n_rounds, loss, n_negatives, local_epochs, batch_size, learning_rate
         As in :class:`FedMF`.
-    rank_exponent : float, default=0.75
-        As in :class:`CoLR`; `rank` is the server's.
-    weight_decay : float, default=2e-3
+    reg : float, default=2e-3
         As in :class:`FedMF`.
     aggregation : {"visits", "entries", "data_size"}, default="visits"
         As in :class:`FedMF`. "entries": divide each entry of A by the number of clients that
         trained it, instead of by all that visited its item; its counts take m r_u bytes
         in place of m. Steps are larger and noisier.
-    init_std, shrinkage, averaging
+    shrinkage, averaging
         As in :class:`FedMF`.
     {shared parameters}
 
@@ -118,26 +115,26 @@ class SCoLR(CoLR):
 
     # ---------------------------------------------------------------------- each round
 
-    def _upload_forms(self, n_items):
-        forms = super()._upload_forms(n_items)
+    def _upload_specs(self, n_items):
+        specs = super()._upload_specs(n_items)
         # A compressor would have to send which columns it has kept.
-        forms["updates"] = replace(forms["updates"], compressible=False)
-        return forms | {"rows_of_basis": Form((self.rank,), dtype="uint8", learned=False)}
+        specs["updates"] = replace(specs["updates"], compressible=False)
+        return specs | {"rows_of_basis": FieldSpec((self.rank,), dtype="uint8", learned=False)}
 
     def _client_update(self, block, state, message, turn, key):
-        state, uploads, loss = super()._client_update(block, state, message, turn, key)
-        columns = self._columns(block, key)
+        state, updates, loss = super()._client_update(block, state, message, turn, key)
+        columns, fields = self._columns(block, key), updates.fields
         for name in self._picked:
             if turn.separate:
-                uploads[name] = replace(uploads[name], columns=columns)
+                fields[name] = replace(fields[name], columns=columns)
             else:
-                uploads[name] = Summed(uploads[name], n_columns=columns.sum(axis=1))
+                fields[name] = Summed(fields[name], n_columns=columns.sum(axis=1))
         if turn.separate:
-            uploads["rows_of_basis"] = Ragged.stacked(columns.astype(np.uint8))
+            fields["rows_of_basis"] = SparseRows.stacked(columns.astype(np.uint8))
         else:
-            senders = turn.active & turn.delivers & uploads.sound
-            uploads["rows_of_basis"] = columns[senders].sum(axis=0)
-        return state, uploads, loss
+            senders = turn.active & turn.delivers & updates.is_finite
+            fields["rows_of_basis"] = columns[senders].sum(axis=0)
+        return state, updates, loss
 
     def _columns(self, block, key):
         """The rows of B that each client trains, redrawn in each round."""
@@ -151,7 +148,7 @@ class SCoLR(CoLR):
         if self.aggregation == "entries":
             return sent
         # Not all of the adversary's clients send a column.
-        columns = [batch.changes["updates"].columns[batch.sends] for batch in view.batches]
+        columns = [one.fields["updates"].columns for one in view.updates]
         n_own = np.concatenate(columns).sum(axis=0)
         return {"updates": sent["updates"] * (view.n_own / np.maximum(n_own, 1))}
 

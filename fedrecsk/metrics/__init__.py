@@ -15,9 +15,9 @@ from fedrecsk.metrics._costs import (
     rounds_scorer,
 )
 from fedrecsk.metrics._evaluate import catalogue_ndcg as catalogue_ndcg
-from fedrecsk.metrics._evaluate import evaluate_ranking
-from fedrecsk.metrics._exposure import exposure
+from fedrecsk.metrics._evaluate import evaluate_ranking, exposure
 from fedrecsk.metrics._held_out import warn_if_unknown as warn_if_unknown
+from fedrecsk.metrics._rank import top_k as top_k
 from fedrecsk.metrics._ranking import (
     average_precision_at_k,
     hit_rate_at_k,
@@ -28,7 +28,6 @@ from fedrecsk.metrics._ranking import (
     user_auc,
 )
 from fedrecsk.metrics._scorers import make_ranking_scorer
-from fedrecsk.metrics._top_k import top_k as top_k
 
 __all__ = [
     "average_precision_at_k",

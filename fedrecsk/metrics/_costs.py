@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -132,24 +133,11 @@ def _means(results, name):
     return values.astype(np.float64)
 
 
-def _bytes_up(model):
+def _mean_bytes(directions, model):
     ledger = _ledger(model)
-    return 0.0 if ledger is None else ledger.client_bytes_up.mean()
-
-
-def _bytes_down(model):
-    ledger = _ledger(model)
-    return 0.0 if ledger is None else ledger.client_bytes_down.mean()
-
-
-def _bytes_device_to_device(model):
-    ledger = _ledger(model)
-    return 0.0 if ledger is None else ledger.client_bytes_device_to_device.mean()
-
-
-def _bytes(model):
-    # What devices send to each other is received as well.
-    return _bytes_up(model) + _bytes_down(model) + 2 * _bytes_device_to_device(model)
+    if ledger is None:
+        return 0.0
+    return sum(getattr(ledger, f"client_bytes_{one}").mean() for one in directions)
 
 
 def _rounds(model):
@@ -174,15 +162,7 @@ def _ledger(model):
 
 
 class CostScorer(RecommenderScorer):
-    """A cost of the fit as a negative number, because scikit-learn maximises scores.
-
-    Parameters
-    ----------
-    name : str
-        Name of the module's scorer.
-    cost : callable
-        Takes a fitted recommender, returns a number.
-    """
+    """A cost of the fit as a negative number, because scikit-learn maximises scores."""
 
     def __init__(self, name: str, cost: Callable[[Any], float]) -> None:
         super().__init__(cost)
@@ -202,14 +182,14 @@ class CostScorer(RecommenderScorer):
         return self._name
 
 
-bytes_up_scorer: CostScorer = CostScorer("bytes_up_scorer", _bytes_up)
+bytes_up_scorer: CostScorer = CostScorer("bytes_up_scorer", partial(_mean_bytes, ["up"]))
 """Mean number of bytes that a client sent during fit, as a negative number.
 
 Taken from `communication_`, including the set-up. 0 for a centralised model, which sends no
 messages (although it has to collect all data in one place).
 """
 
-bytes_down_scorer: CostScorer = CostScorer("bytes_down_scorer", _bytes_down)
+bytes_down_scorer: CostScorer = CostScorer("bytes_down_scorer", partial(_mean_bytes, ["down"]))
 """Mean number of bytes that a client received during fit, as a negative number.
 
 Taken from `communication_`, including the final model, from which clients predict. 0 for a
@@ -217,14 +197,17 @@ centralised model.
 """
 
 bytes_device_to_device_scorer: CostScorer = CostScorer(
-    "bytes_device_to_device_scorer", _bytes_device_to_device
+    "bytes_device_to_device_scorer", partial(_mean_bytes, ["device_to_device"])
 )
 """Mean number of bytes that a client sent directly to other clients, as a negative number.
 
 Taken from `communication_`. 0 for methods whose clients talk to the server only.
 """
 
-bytes_scorer: CostScorer = CostScorer("bytes_scorer", _bytes)
+# Clients receive what they send to each other, too.
+bytes_scorer: CostScorer = CostScorer(
+    "bytes_scorer", partial(_mean_bytes, ["up", "down", "device_to_device", "device_to_device"])
+)
 """Mean number of bytes that a client sent and received during fit, as a negative number.
 
 From and to the server and other clients.

@@ -1,4 +1,4 @@
-"""Ranking metrics of a fitted recommender on held-out rows."""
+"""Ranking metrics of a fitted recommender on held-out rows, and the exposure of an item."""
 
 from __future__ import annotations
 
@@ -8,12 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrecsk._sklearn import Interval, check_feature_names, validate_parameter_constraints
-from fedrecsk.metrics import _checks, _negatives
+from fedrecsk._utils.sklearn_compat import (
+    Interval,
+    check_feature_names,
+    validate_parameter_constraints,
+)
+from fedrecsk._utils.user_warnings import warn
+from fedrecsk.data.interactions import id_array
 from fedrecsk.metrics._held_out import check_rows, hold_out, warn_if_seen
-from fedrecsk.metrics._metrics import OF_LISTS, Need, key_of, value
-from fedrecsk.metrics._rank import rank_among, rank_catalogue
-from fedrecsk.metrics._recommender import PEERS, adapt, unwrap_and_adapt
+from fedrecsk.metrics._metrics import (
+    OF_LISTS,
+    RankingSpec,
+    check_cutoffs,
+    check_metrics,
+    key_of,
+    value,
+)
+from fedrecsk.metrics._rank import (
+    draw_negatives,
+    group_negatives,
+    rank_among,
+    rank_catalogue,
+    read_negatives,
+    transform_negatives,
+)
+from fedrecsk.metrics._recommender import PEERS, adapt, unwrap, unwrap_and_adapt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,8 +136,8 @@ def evaluate_ranking(
     ValueError
         If a metric is unknown or has no meaning among negatives, k is below 1 or above the
         number of candidates, no row is relevant, lengths differ, a score is NaN, both kinds of
-        negatives are requested, a user has fewer than `n_negatives` items left or none in
-        `negatives`, or what users have seen is not known.
+        negatives are requested, the columns of X are swapped, a user has fewer than
+        `n_negatives` items left or none in `negatives`, or what users have seen is not known.
 
     Warns
     -----
@@ -147,11 +166,11 @@ def evaluate_ranking(
     >>> evaluate_ranking(model, [["ann", "clue"], ["zoe", "brazil"]], k=[1, 2])
     {'ndcg@1': 0.5, 'ndcg@2': 0.657..., 'hit_rate@1': 0.5, 'hit_rate@2': 0.75}
     """
-    names, cutoffs = _checks.metric_names(metrics), _checks.cutoffs(k)
+    names, cutoffs = check_metrics(metrics), check_cutoffs(k)
     protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state, X_train)
     protocol.check(names, cutoffs)
-    need = Need.of(names, cutoffs)
-    ranking = protocol.rank(estimator, X, y, sample_weight, need=need, warn_of_seen=True)
+    spec = RankingSpec.of(names, cutoffs)
+    ranking = protocol.rank(estimator, X, y, sample_weight, spec=spec, warn_of_seen=True)
     return {key_of(m, k): value(m, ranking, k) for m in names for k in cutoffs}
 
 
@@ -163,15 +182,78 @@ def catalogue_ndcg(
     *,
     k: int = 10,
 ) -> float:
-    """NDCG at k of a recommender of this package over its catalogue, however small that is."""
+    """Return NDCG at k of a recommender of this package over its catalogue, however small."""
     adapted = adapt(model)
     held_out = hold_out(adapted, *check_rows(X, y, sample_weight), relevant_above=0.0)
-    return value("ndcg", rank_catalogue(adapted, held_out, Need(k)), k)
+    return value("ndcg", rank_catalogue(adapted, held_out, RankingSpec(k)), k)
+
+
+def exposure(
+    model: object, item: float | str, users: ArrayLike | None = None, *, k: int = 10
+) -> float:
+    """Share of users whose first k recommendations include an item.
+
+    Users who have the item already do not count.
+
+    Parameters
+    ----------
+    model : fitted recommender
+    item : int, float or str
+        Id of the item.
+    users : array-like of shape (n_users,), default=None
+        Users to recommend to, for example the honest ones. None: all users of fit.
+    k : int, default=10
+        Length of the list.
+
+    Returns
+    -------
+    exposure : float
+        In [0, 1].
+
+    Raises
+    ------
+    ValueError
+        If the item is unknown to the model, k is below 1, there are no users, or all of them have
+        the item already.
+
+    Warns
+    -----
+    UserWarning
+        If the model knows none of the users.
+
+    Examples
+    --------
+    >>> from fedrecsk import Popularity
+    >>> from fedrecsk.metrics import exposure
+    >>> X = [[1, "a"], [2, "a"], [2, "b"], [3, "c"]]
+    >>> exposure(Popularity().fit(X), "a", k=1)
+    1.0
+    """
+    (k,) = check_cutoffs([k])
+    _, model = unwrap(model)
+    (code,) = model._items.codes(id_array([item], "item"))
+    if code < 0:
+        raise ValueError(f"Item {item!r} is unknown to the model; name one of its item_ids_.")
+    users = id_array(model.user_ids_ if users is None else users, "users")
+    if len(users) == 0:
+        raise ValueError("users is empty; give at least one, or None for all users of fit.")
+    if (model._users.codes(users) < 0).all():
+        warn(
+            f"The model knows none of these {len(users)} users, so all of them get the list of an "
+            "unknown user.",
+        )
+    indptr, items = model._seen
+    owners = np.searchsorted(indptr, np.flatnonzero(items == code), side="right") - 1
+    without = users[~np.isin(model._users.codes(users), owners)]
+    if len(without) == 0:
+        raise ValueError(f"All {len(users)} users have item {item!r} already; pass other users.")
+    items, _ = model.recommend(without, k)
+    return float((items == item).any(axis=1).mean())
 
 
 @dataclass(frozen=True, eq=False)
 class Protocol:
-    """How held-out rows are ranked; the fields are :func:`evaluate_ranking`'s."""
+    """Rank held-out rows by the options of :func:`evaluate_ranking`."""
 
     n_negatives: int | None = None
     negatives: object = None
@@ -196,7 +278,7 @@ class Protocol:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Key by which equal protocols share one ranking."""
+        """Return the key by which equal protocols share one ranking."""
         state = self.random_state
         return (
             self.n_negatives,
@@ -225,15 +307,15 @@ class Protocol:
         y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         *,
-        need: Need,
+        spec: RankingSpec,
         warn_of_seen: bool = False,
     ) -> Ranking:
-        """Rank the rows, with what is needed of the rankings."""
+        """Rank the rows, as exactly as the specification needs."""
         transformers, recommender, model = unwrap_and_adapt(estimator, self.X_train)
         X, y, sample_weight = check_rows(X, y, sample_weight)
         given = None
         if self.negatives is not None:
-            given = _negatives.transformed(*_negatives.read(self.negatives), X, transformers)
+            given = transform_negatives(*read_negatives(self.negatives), X, transformers)
         for transformer in transformers:
             X = transformer.transform(X)
         if hasattr(X, "columns") and hasattr(recommender, "feature_names_in_"):
@@ -241,19 +323,19 @@ class Protocol:
         held_out = hold_out(model, X, y, sample_weight, self.relevant_above)
         if warn_of_seen:
             warn_if_seen(model, held_out)
-        self._check_depth(need.cutoff, len(model.item_ids), "items of the catalogue")
-        if self.n_negatives is not None or need.listed or (given is None and self.exclude_seen):
+        self._check_depth(spec.cutoff, len(model.item_ids), "items of the catalogue")
+        if self.n_negatives is not None or spec.n_listed or (given is None and self.exclude_seen):
             _check_seen_is_known(model, recommender)
         if given is None and self.n_negatives is None:
-            return rank_catalogue(model, held_out, need, exclude_seen=self.exclude_seen)
+            return rank_catalogue(model, held_out, spec, exclude_seen=self.exclude_seen)
         if given is None:
-            negatives = _negatives.drawn(model, held_out, self.n_negatives, self.random_state)
+            negatives = draw_negatives(model, held_out, self.n_negatives, self.random_state)
         else:
-            negatives = _negatives.given(model, held_out, *given)
+            negatives = group_negatives(model, held_out, *given)
         n_candidates = np.diff(negatives[0]) + held_out.n_rows
         user = held_out.user_ids.values[n_candidates.argmin()]
-        self._check_depth(need.cutoff, n_candidates.min(), f"candidates of user {user!s}")
-        return rank_among(model, held_out, negatives, need)
+        self._check_depth(spec.cutoff, n_candidates.min(), f"candidates of user {user!s}")
+        return rank_among(model, held_out, negatives, spec)
 
     @staticmethod
     def _check_depth(k, n_candidates, what):

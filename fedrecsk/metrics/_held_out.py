@@ -9,9 +9,10 @@ import numpy as np
 from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.validation import check_consistent_length
 
-from fedrecsk._sklearn import check_sample_weight
-from fedrecsk._warnings import warn
-from fedrecsk.interactions import Ids, as_table, encode
+from fedrecsk._utils.sklearn_compat import check_sample_weight
+from fedrecsk._utils.user_warnings import warn
+from fedrecsk.data._mistakes import check_order
+from fedrecsk.data.interactions import Ids, as_table, encode
 
 if TYPE_CHECKING:
     from typing import Any
@@ -23,33 +24,16 @@ USERS_LOOKED_AT = 100
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Test rows of all users who have at least one relevant row.
-
-    Attributes
-    ----------
-    user_ids : Ids of n_users
-    item_ids : Ids
-        All items of the test rows, whether or not the recommender knows them.
-    users : ndarray of shape (n_users,)
-        The recommender's codes, -1 for users it does not know.
-    indptr : ndarray of shape (n_users + 1,)
-        Rows of each user.
-    own_items : ndarray of shape (n_rows,)
-        Item of each row, a code of `item_ids`.
-    items : ndarray of shape (n_rows,)
-        Item of each row, the recommender's code or -1.
-    relevant : ndarray of shape (n_rows,), dtype bool
-    weights : ndarray of shape (n_rows,)
-    """
+    """Test rows of all users who have at least one relevant row."""
 
     user_ids: Ids
-    item_ids: Ids
-    users: np.ndarray
-    indptr: np.ndarray
-    own_items: np.ndarray
-    items: np.ndarray
-    relevant: np.ndarray
-    weights: np.ndarray
+    item_ids: Ids  # all items of the test rows, known to the recommender or not
+    users: np.ndarray  # the recommender's codes, -1 for unknown users
+    indptr: np.ndarray  # rows of each user
+    own_items: np.ndarray  # of each row, as a code of `item_ids`
+    items: np.ndarray  # of each row, as the recommender's code or -1
+    relevant: np.ndarray  # of each row, bool
+    weights: np.ndarray  # of each row
 
     @property
     def n_users(self):
@@ -57,22 +41,16 @@ class HeldOut:
 
     @property
     def n_rows(self):
-        """Rows of each user."""
+        """Return the number of rows of each user."""
         return np.diff(self.indptr)
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def check_rows(X, y=None, sample_weight=None):
-    """Check a scorer's input; returns X as a table and the others as arrays or None.
-
-    Later columns of X may hold anything; its ids are checked where they are encoded.
-
-    Raises
-    ------
-    ValueError
-        If X has fewer than two columns or no rows, lengths differ, or y or a weight is NaN.
-    """
+    """Return X as a table, y and the weights as arrays or None; raise if they are invalid."""
     X = as_table(X)
     checked = check_array(X, dtype=None, ensure_all_finite=False, ensure_min_features=2)
+    # Later columns of X may hold anything; its ids are checked where they are encoded.
     table = X if hasattr(X, "columns") else checked
     if y is not None:
         if any(isinstance(one, str) for one in np.asarray(y).ravel()[:1]):
@@ -87,13 +65,7 @@ def check_rows(X, y=None, sample_weight=None):
 
 
 def hold_out(model, X, y, sample_weight, relevant_above):
-    """Encode test rows for `model`.
-
-    Raises
-    ------
-    ValueError
-        If no row is relevant.
-    """
+    """Encode test rows for `model`; raise if none is relevant or the columns are swapped."""
     test = encode(X, y, sample_weight=sample_weight)
     relevant = test.values > relevant_above
     kept = np.add.reduceat(relevant, test.indptr[:-1], dtype=np.int64) > 0
@@ -113,6 +85,9 @@ def hold_out(model, X, y, sample_weight, relevant_above):
         users = model.user_ids.codes(user_ids.values)
     own_items = items[rows]
     codes = model.item_ids.codes(test.item_ids.values)
+    if model.user_ids is not None:
+        known = model.user_ids, model.item_ids
+        check_order(user_ids.values, test.item_ids.values, (users, codes), known)
     warn_if_unknown(model, user_ids.values, users, test.item_ids.values, codes)
     return HeldOut(
         user_ids=user_ids,
@@ -129,17 +104,7 @@ def hold_out(model, X, y, sample_weight, relevant_above):
 def warn_if_unknown(
     model: Any, user_ids: np.ndarray, users: np.ndarray, item_ids: np.ndarray, items: np.ndarray
 ) -> None:
-    """Warn if the model knows none of the test users, or none of the test items.
-
-    Parameters
-    ----------
-    model
-        It has `user_ids`, an Ids or None, and `item_ids`, an Ids.
-    user_ids, item_ids : ndarray
-        Ids of the test rows.
-    users, items : ndarray
-        Their codes, -1 for unknown.
-    """
+    """Warn if the model knows no test user or no test item; codes are -1 for unknown."""
     if model.user_ids is None:
         return
     for role, known, asked, codes, effect in (

@@ -8,14 +8,13 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils import check_array
 
-from fedrecsk import _kernels
-from fedrecsk.metrics import _checks
-from fedrecsk.metrics import _places as _of_places
-from fedrecsk.metrics._metrics import AT_PLACES, EVERYWHERE
-from fedrecsk.metrics._places import Places
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk.metrics._metrics import METRICS, Ranking, RankingSpec, check_cutoffs
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+ranking_kernels: LazyModule = LazyModule("fedrecsk.metrics._ranking_kernels")
 
 
 def ndcg_at_k(
@@ -274,44 +273,32 @@ def user_auc(
     >>> user_auc([[1, 0, 1, 0]], [[4.0, 3.0, 2.0, 1.0]])
     0.75
     """
-    _check_average(average)
+    return _metric("auc", y_true, y_score, None, average)
+
+
+def _metric(name, y_true, y_score, k, average):
+    if k is not None:
+        (k,) = check_cutoffs([k])
+    if average not in ("macro", None):
+        raise ValueError(f"average must be 'macro' or None, got {average!r}.")
     relevant, scores = _matrices(y_true, y_score)
+    if k is not None and k > scores.shape[1]:
+        raise ValueError(f"k={k} is more than the {scores.shape[1]} candidates; lower k.")
     judged = np.diff(relevant.indptr) > 0
     values = np.full(len(scores), np.nan)
     if judged.any():
-        values[judged] = _of_places.auc(_places(relevant, scores, EVERYWHERE))
+        spec = RankingSpec(whole=True) if k is None else RankingSpec(k)
+        values[judged] = METRICS[name](_rank(relevant, scores, spec), k)
     if average is None:
         return values
     if np.isnan(values).all():
         raise ValueError(
-            "No user has both a relevant candidate (y_true > 0) and one that is not, so there is "
-            "no AUC."
+            "No user has a relevant candidate (y_true > 0), so there is nothing to average."
+            if k is not None
+            else "No user has both a relevant candidate (y_true > 0) and one that is not, so there "
+            "is no AUC."
         )
     return float(np.nanmean(values))
-
-
-def _check_average(average):
-    if average not in ("macro", None):
-        raise ValueError(f"average must be 'macro' or None, got {average!r}.")
-
-
-def _metric(name, y_true, y_score, k, average):
-    (k,) = _checks.cutoffs([k])
-    _check_average(average)
-    relevant, scores = _matrices(y_true, y_score)
-    if k > scores.shape[1]:
-        raise ValueError(f"k={k} is more than the {scores.shape[1]} candidates; lower k.")
-    counts = np.diff(relevant.indptr)
-    judged = counts > 0
-    if average is not None and not judged.any():
-        raise ValueError(
-            "No user has a relevant candidate (y_true > 0), so there is nothing to average."
-        )
-    values = np.full(len(scores), np.nan)
-    if judged.any():
-        places = _places(relevant, scores, k)
-        values[judged] = AT_PLACES[name](places, k)
-    return values if average is None else float(np.nanmean(values))
 
 
 def _matrices(y_true, y_score):
@@ -330,19 +317,18 @@ def _matrices(y_true, y_score):
     return relevant, np.ascontiguousarray(scores)
 
 
-def _places(relevant, scores, depth):
+def _rank(relevant, scores, spec):
     n_users, n_candidates = scores.shape
-    ahead = np.empty(relevant.nnz, dtype=np.int64)
-    tied = np.empty(relevant.nnz, dtype=np.int64)
+    ahead, tied = np.empty((2, relevant.nnz), dtype=np.int64)
     indptr = relevant.indptr.astype(np.int64)
-    _kernels.ranking.places(
+    ranking_kernels.places(
         scores.ravel(),
         np.arange(n_users + 1) * n_candidates,
         indptr,
         relevant.indices.astype(np.int64),
-        depth,
+        spec.depth,
         ahead,
         tied,
     )
     n_ranked = (scores > -np.inf).sum(axis=1)[np.diff(indptr) > 0]
-    return Places(np.unique(indptr), ahead, tied, relevant.data, depth, n_ranked)
+    return Ranking(spec, np.unique(indptr), ahead, tied, relevant.data, n_ranked)

@@ -6,12 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from scipy import sparse
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
-from fedrecsk._extras import require
-from fedrecsk.interactions import Ids, encode
+from fedrecsk.data.interactions import Ids, encode
 from fedrecsk.metrics._held_out import check_rows
 
 if TYPE_CHECKING:
@@ -26,31 +26,12 @@ PEERS = (
 
 
 def _class(module, name):
-    """A class of a module, or () if the module has not been imported: then no object is one."""
+    """Return a class, or () if its module has not been imported: then no object is one."""
     return getattr(sys.modules.get(module), name, ())
 
 
 def unwrap(estimator):
-    """Find the recommender inside pipelines and searches.
-
-    Parameters
-    ----------
-    estimator : object
-        A fitted recommender, or a fitted Pipeline or search object that ends in one.
-
-    Returns
-    -------
-    transformers : list
-        What X goes through before it reaches the recommender, in order.
-    recommender : object
-
-    Raises
-    ------
-    NotFittedError
-        If `estimator` is not fitted.
-    TypeError
-        If there is no recommender inside.
-    """
+    """Return the transformers of pipelines and searches, and the recommender inside."""
     transformers, inner = [], estimator
     while True:
         check_is_fitted(inner)
@@ -74,27 +55,7 @@ def unwrap(estimator):
 
 
 def unwrap_and_adapt(estimator, X_train=None):
-    """Find the recommender that ranks, and adapt it.
-
-    Parameters
-    ----------
-    estimator : object
-        As for :func:`unwrap`. With `X_train`, also anything fitted that has `predict`.
-    X_train : table of shape (n_samples, n_features >= 2) or None
-        Training rows, for a model that does not expose what its users have seen.
-
-    Returns
-    -------
-    transformers : list
-    recommender : object
-    model : object
-        As :func:`adapt` gives it.
-
-    Raises
-    ------
-    NotFittedError, TypeError
-        As :func:`unwrap`, or if there is no `predict`.
-    """
+    """Return transformers, recommender and adapted model; `X_train` says what users have seen."""
     if X_train is not None and not hasattr(estimator, "predict"):
         raise TypeError(f"{type(estimator).__name__} cannot be ranked: it has no predict. {PEERS}")
     try:
@@ -117,10 +78,7 @@ def adapt(recommender: Any) -> Any:
 
 
 class _Own:
-    """A recommender of this package, by its codes.
-
-    Scores are those before the response (clipping to the scale, say), which makes ties.
-    """
+    """A recommender of this package, by its codes; scores are those before the response."""
 
     scores_per_batch = 2**22
 
@@ -135,24 +93,20 @@ class _Own:
         self._model = self._model._serving(users)
 
     def n_scored(self, n_candidates):
-        """Number of scores to compute for each user's candidates."""
+        """Return the number of scores to compute for each user's candidates."""
         return np.full_like(n_candidates, len(self.item_ids))
 
     def board(self, users, ids):
-        """Scores of all items, which the caller may overwrite; shape (n_users, n_items)."""
+        """Return scores of all items, which the caller may overwrite, (n_users, n_items)."""
         return np.ascontiguousarray(self._model._score_all(users))
 
     def pairs(self, users, ids, rows, items):
-        """Scores of pairs: position in `users` and item code of each."""
+        """Return scores of pairs: position in `users` and item code of each."""
         return self._model._score_all(users)[rows, items]
 
 
 class _Peer:
-    """Any recommender with `predict`, `item_ids_` and perhaps `user_ids_`, by its ids.
-
-    What its users have seen is read from `interactions_`, a sparse matrix of shape
-    (n_users, n_items), where there is one.
-    """
+    """Any recommender with `predict`, `item_ids_` and perhaps `user_ids_` and `interactions_`."""
 
     scores_per_batch = 2**20
 
@@ -174,26 +128,25 @@ class _Peer:
                 self.seen = matrix.indptr.astype(np.int64), code[matrix.indices]
 
     def n_scored(self, n_candidates):
-        """Number of scores to compute for each user's candidates."""
+        """Return the number of scores to compute for each user's candidates."""
         return n_candidates
 
     def board(self, users, ids):
-        """Scores of all items; shape (n_users, n_items)."""
+        """Return scores of all items, shape (n_users, n_items)."""
         n_items = len(self.item_ids)
         rows = np.repeat(np.arange(len(ids)), n_items)
         items = np.tile(np.arange(n_items), len(ids))
         return self.pairs(users, ids, rows, items).reshape(len(ids), n_items)
 
     def pairs(self, users, ids, rows, items):
-        """Scores of pairs: position in `ids` and item code of each."""
+        """Return scores of pairs: position in `ids` and item code of each."""
         columns = ids[rows], self.item_ids.values[items]
         scores = np.array(self._model.predict(self._table(*columns)))
         return scores if scores.dtype.kind == "f" else scores.astype(np.float64)
 
     def _table(self, users, items):
         if self._columns is not None:
-            pandas = require("pandas", "A model fitted on a table with column names")
-            return pandas.DataFrame({self._columns[0]: users, self._columns[1]: items})
+            return pd.DataFrame({self._columns[0]: users, self._columns[1]: items})
         if (users.dtype.kind == "U") != (items.dtype.kind == "U"):
             users, items = users.astype(object), items.astype(object)
         return np.column_stack([users, items])

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.utils.metadata_routing import MetadataRequest
 
-from fedrecsk._sklearn import BaseScorer, MultimetricScorer
-from fedrecsk.metrics import _checks
+from fedrecsk._utils.sklearn_compat import BaseScorer, MultimetricScorer
 from fedrecsk.metrics._evaluate import Protocol
-from fedrecsk.metrics._metrics import Need, key_of, value
+from fedrecsk.metrics._metrics import RankingSpec, check_cutoffs, check_metrics, key_of, value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, KeysView, Mapping, Sequence
@@ -86,14 +85,14 @@ def make_ranking_scorer(
     >>> sorted(scores)
     ['fit_time', 'score_time', 'test_bytes_up', 'test_hit_rate@10', 'test_ndcg@10']
     """
-    metrics, cutoffs = _checks.metric_names(metric, "metric"), _checks.cutoffs(k)
+    metrics, cutoffs = check_metrics(metric, "metric"), check_cutoffs(k)
     protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state)
     protocol.check(metrics, cutoffs)
-    need = Need.of(metrics, cutoffs)
+    spec = RankingSpec.of(metrics, cutoffs)
     if isinstance(metric, str) and np.ndim(k) == 0:
-        return RankingScorer(metric, cutoffs[0], protocol, need)
+        return RankingScorer(metric, cutoffs[0], protocol, spec)
     return RankingScorers(
-        {key_of(m, k): RankingScorer(m, k, protocol, need) for m in metrics for k in cutoffs}
+        {key_of(m, k): RankingScorer(m, k, protocol, spec) for m in metrics for k in cutoffs}
     )
 
 
@@ -120,9 +119,9 @@ class RecommenderScorer(BaseScorer):
 class RankingScorer(RecommenderScorer):
     """One ranking metric at one cutoff; see :func:`make_ranking_scorer`."""
 
-    def __init__(self, metric: str, k: int, protocol: Protocol, need: Need) -> None:
+    def __init__(self, metric: str, k: int, protocol: Protocol, spec: RankingSpec) -> None:
         super().__init__(value)
-        self._metric, self._k, self._protocol, self._need = metric, k, protocol, need
+        self._metric, self._k, self._protocol, self._spec = metric, k, protocol, spec
         self._metadata_request = MetadataRequest(owner=self)
         self._metadata_request.score.add_request(param="sample_weight", alias=True)
 
@@ -131,10 +130,10 @@ class RankingScorer(RecommenderScorer):
         # responses, or to None. Rankings are shared there too.
         cache = method_caller.args[0]
         key = (self._protocol.key, id(sample_weight))
-        ranking, need = None if cache is None else cache.get(key), self._need
-        if ranking is None or ranking.need.joined(need) != ranking.need:
-            need = need if ranking is None else need.joined(ranking.need)
-            ranking = self._protocol.rank(estimator, X, y_true, sample_weight, need=need)
+        ranking, spec = None if cache is None else cache.get(key), self._spec
+        if ranking is None or ranking.spec.joined(spec) != ranking.spec:
+            spec = spec if ranking is None else spec.joined(ranking.spec)
+            ranking = self._protocol.rank(estimator, X, y_true, sample_weight, spec=spec)
             if cache is not None:
                 cache[key] = ranking
         return value(self._metric, ranking, self._k)

@@ -8,11 +8,8 @@ To hold out whole users, use scikit-learn's own splitters with the users as grou
 
 from fedrecsk.model_selection._compare import compare
 from fedrecsk.model_selection._comparison import Comparison
-from fedrecsk.model_selection._leave_last_out import LeaveLastOut
-from fedrecsk.model_selection._temporal_holdout import TemporalHoldout
-from fedrecsk.model_selection._user_holdout import UserHoldout
-from fedrecsk.model_selection._user_kfold import UserKFold
-from fedrecsk.model_selection._warm_start_kfold import WarmStartKFold
+from fedrecsk.model_selection._holdout import LeaveLastOut, TemporalHoldout, UserHoldout
+from fedrecsk.model_selection._kfold import UserKFold, WarmStartKFold
 
 __all__ = [
     "Comparison",

@@ -1,4 +1,4 @@
-"""Base classes of the splitters: CV objects that are also transformers for a single split."""
+"""Base class of the splitters: CV objects that are also transformers for a single split."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin
-from sklearn.utils import check_random_state, metadata_routing
+from sklearn.base import TransformerMixin
+from sklearn.utils import metadata_routing
 from sklearn.utils.validation import check_consistent_length, indexable, validate_data
 
-from fedrecsk._sklearn import fit_context, safe_indexing
+from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk._utils.sklearn_compat import fit_context, safe_indexing
 from fedrecsk.preprocessing._rows import as_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
-    from numpy.random import RandomState
     from numpy.typing import ArrayLike, NDArray
     from sklearn.utils import Tags
 
 
-class Splitter(TransformerMixin, BaseEstimator, ABC):
+class Splitter(TransformerMixin, PlainParameters, ABC):
     """Base class of the splitters.
 
     A subclass implements `_splits`, which checks its input at once and returns an iterator of
@@ -41,10 +41,10 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
 
     @abstractmethod
     def _splits(self, X: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Iterate over (train, test); X is an ndarray or DataFrame with columns of ids."""
+        """Return an iterator of (train, test); X is an ndarray or DataFrame with columns of ids."""
 
     def _parts(self, X: Any) -> dict[str, NDArray[np.int64]]:
-        """Name the parts of the first split; a dict of arrays of row numbers."""
+        """Return the row numbers of the first split's parts, by name."""
         return dict(zip(("train", "test"), next(self._splits(X)), strict=True))
 
     def split(
@@ -78,11 +78,10 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         table, _ = indexable(as_rows(X), y)
         return self._splits(table)
 
-    @abstractmethod
     def get_n_splits(
         self, X: ArrayLike | None = None, y: ArrayLike | None = None, groups: None = None
     ) -> int:
-        """Return the number of splits.
+        """Return the number of splits, 1 for splitters without `n_splits`.
 
         Parameters
         ----------
@@ -93,6 +92,7 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         -------
         n_splits : int
         """
+        return getattr(self, "n_splits", 1)
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
@@ -172,66 +172,12 @@ class Splitter(TransformerMixin, BaseEstimator, ABC):
         return tags
 
 
-class Holdout(Splitter):
-    """Base class of splitters that split once."""
-
-    def get_n_splits(
-        self, X: ArrayLike | None = None, y: ArrayLike | None = None, groups: None = None
-    ) -> int:
-        """Return the number of splits, which is 1.
-
-        Parameters
-        ----------
-        X, y, groups
-            Ignored.
-
-        Returns
-        -------
-        n_splits : int
-        """
-        return 1
-
-
-class FoldSplitter(Splitter):
-    """Base class of splitters with `n_splits` folds; a subclass implements `_folds`."""
-
-    n_splits: int
-    shuffle: bool
-    random_state: int | RandomState | None
-
-    @abstractmethod
-    def _folds(self, X: Any, order: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the fold of each row, -1 for rows that are never tested."""
-
-    def _splits(self, X):
-        if not self.shuffle and self.random_state is not None:
-            raise ValueError(
-                f"random_state={self.random_state!r} has no effect since shuffle is False; set "
-                "shuffle=True, or leave random_state at None."
-            )
-        order = np.arange(X.shape[0])
-        if self.shuffle:
-            order = check_random_state(self.random_state).permutation(order)
-        folds = self._folds(X, order)
-        return (two_parts(folds == fold) for fold in range(self.n_splits))
-
-    def get_n_splits(
-        self, X: ArrayLike | None = None, y: ArrayLike | None = None, groups: None = None
-    ) -> int:
-        """Return the number of splits.
-
-        Parameters
-        ----------
-        X, y, groups
-            Ignored.
-
-        Returns
-        -------
-        n_splits : int
-        """
-        return self.n_splits
-
-
-def two_parts(held_out: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row numbers of the training and of the test rows."""
+def two_parts(held_out):
+    """Return the row numbers of the training and of the test rows."""
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def by_group(codes, n_groups, order):
+    """Return rows, starts and counts: group g is ``rows[starts[g]:starts[g] + counts[g]]``."""
+    counts = np.bincount(codes, minlength=n_groups)
+    return order[np.argsort(codes[order], kind="stable")], np.cumsum(counts) - counts, counts

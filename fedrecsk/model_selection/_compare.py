@@ -17,8 +17,6 @@ from sklearn.metrics import (
     get_scorer,
     get_scorer_names,
     make_scorer,
-    mean_absolute_error,
-    root_mean_squared_error,
 )
 from sklearn.model_selection import check_cv, cross_validate
 from sklearn.utils import get_tags
@@ -26,8 +24,8 @@ from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_consistent_length
 
-from fedrecsk import _kernels
-from fedrecsk._sklearn import (
+from fedrecsk._utils.kernels import seconds_compiling
+from fedrecsk._utils.sklearn_compat import (
     BaseScorer,
     InvalidParameterError,
     MultimetricScorer,
@@ -35,14 +33,20 @@ from fedrecsk._sklearn import (
     safe_indexing,
     validate_parameter_constraints,
 )
-from fedrecsk._threads import N_JOBS
-from fedrecsk._warnings import warn
+from fedrecsk._utils.threads import N_JOBS
+from fedrecsk._utils.user_warnings import warn
 from fedrecsk.metrics import make_ranking_scorer
 from fedrecsk.metrics._metrics import METRICS, key_of
 from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, RecommenderScorer
-from fedrecsk.model_selection._comparison import COSTS, TIMES, Comparison, error_lines
-from fedrecsk.model_selection._user_kfold import UserKFold
+from fedrecsk.model_selection._comparison import (
+    COSTS,
+    ERRORS,
+    TIMES,
+    Comparison,
+    error_lines,
+)
+from fedrecsk.model_selection._kfold import UserKFold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -124,7 +128,7 @@ def compare(
     Returns
     -------
     comparison : Comparison
-        Its `per_fold` and `summary` are DataFrames, or lists of dicts where pandas is missing.
+        Its `per_fold` and `summary` are DataFrames.
 
     Raises
     ------
@@ -191,23 +195,25 @@ def compare(
     scorers = _scorers(scoring, y)
     folds = _folds(cv, X, y)
 
-    fits = (
-        delayed(_fit_and_score)(
-            name,
-            estimator,
-            X,
-            y,
-            fold,
-            folds[fold],
-            scorers,
-            metadata,
-            error_score,
-            return_estimator,
-        )
-        for name, estimator in estimators.items()
-        for fold in range(len(folds))
+    outcomes = cast(
+        "list[Outcome]",
+        Parallel(n_jobs=n_jobs)(
+            delayed(_fit_and_score)(
+                name,
+                fold,
+                estimator,
+                X,
+                y,
+                rows,
+                scorers,
+                metadata,
+                raises=error_score == "raise",
+                keep=return_estimator,
+            )
+            for name, estimator in estimators.items()
+            for fold, rows in enumerate(folds)
+        ),
     )
-    outcomes = cast("list[Outcome]", Parallel(n_jobs=n_jobs)(fits))
     _warn_or_raise(outcomes, asked=() if scoring is None else scorers)
     columns = [*scorers, *TIMES, *COSTS]
     blank = dict.fromkeys(columns, float("nan"))
@@ -215,7 +221,7 @@ def compare(
         {"estimator": one.name, "fold": one.fold, **(blank | one.values), "error": one.error}
         for one in outcomes
     ]
-    fitted = {name: [o.estimator for o in outcomes if o.name == name] for name in estimators}
+    fitted = {name: [one.estimator for one in outcomes if one.name == name] for name in estimators}
     return Comparison(rows, columns, fitted if return_estimator else None)
 
 
@@ -252,15 +258,17 @@ def _named(estimators):
 
 
 def _folds(cv, X, y):
-    """Pairs of train and test rows, checked before anything is fitted."""
-    if isinstance(cv, Iterable):
+    """Return pairs of train and test rows, checked before anything is fitted."""
+    if cv is None or isinstance(cv, Integral):
+        cv = UserKFold(5 if cv is None else cv, shuffle=True, random_state=0)
+    elif isinstance(cv, Iterable):
         cv = list(cv)
         if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in cv):
             raise ValueError(
                 "cv must give pairs (train, test) of arrays of rows; put a single pair in a list: "
                 "cv=[(train, test)]."
             )
-    folds = [tuple(map(np.asarray, pair)) for pair in _splitter(cv).split(X, y)]
+    folds = [tuple(map(np.asarray, pair)) for pair in check_cv(cv).split(X, y)]
     if not folds:
         raise ValueError("cv gives no folds; give at least one pair of train and test rows.")
     n_rows = len(X) if hasattr(X, "__len__") else X.shape[0]
@@ -291,17 +299,8 @@ def _folds(cv, X, y):
     return folds
 
 
-def _splitter(cv):
-    if cv is None or isinstance(cv, Integral):
-        return UserKFold(5 if cv is None else cv, shuffle=True, random_state=0)
-    return check_cv(cv)
-
-
-ERRORS = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
-
-
 def _scorers(scoring, y):
-    """The requested scorers, by the names of their columns."""
+    """Return the requested scorers, by the names of their columns."""
     if scoring is None:
         scoring = ["ndcg@10", "hit_rate@10"]
         if y is not None:
@@ -326,7 +325,7 @@ def _scorers(scoring, y):
 
 
 def _scorer_of(name):
-    """The scorer for the name of a column or a name of scikit-learn; a scorer is returned as is."""
+    """Return the scorer of a column or of a name of scikit-learn; return a scorer as it is."""
     if not isinstance(name, str):
         if not callable(name):
             raise ValueError(f"scoring holds {name!r}, which is neither a name nor callable.")
@@ -372,42 +371,30 @@ def _compares_with_y(scorer):
 
 
 class Outcome(NamedTuple):
-    """Result of one estimator on one fold.
-
-    Attributes
-    ----------
-    name, fold : str, int
-    values : dict of str to float
-        By column; without those that do not apply.
-    error : str
-        Empty if all went well.
-    fitted : bool
-        Whether fit succeeded; if not, there are no values.
-    estimator : object or None
-        The fitted estimator, with ``return_estimator=True``.
-    """
+    """Result of one estimator on one fold: values by column, those that apply, and an error."""
 
     name: str
     fold: int
     values: dict
-    error: str
-    fitted: bool
+    error: str = ""
     estimator: object = None
+
+    @property
+    def fitted(self):
+        """Return whether fit succeeded."""
+        return "fit_seconds" in self.values
 
 
 class _Scores(MultimetricScorer):
-    """All scores of a fitted model; what fails is NaN, with its names by error in `errors`.
-
-    `compiled_in_fit` is how long the process had compiled when the fit ended.
-    """
+    """Compute all scores of a fitted model; NaN for what fails, with its names in `errors`."""
 
     def __init__(self, scorers, raise_exc):
         super().__init__(scorers=scorers, raise_exc=raise_exc)
         self.errors = {}
-        self.compiled_in_fit = 0.0
+        self.compiled_in_fit = 0.0  # seconds of compilation in this process until fit ended
 
     def __call__(self, estimator, *args, **kwargs):
-        self.compiled_in_fit = _kernels.seconds_compiling()
+        self.compiled_in_fit = seconds_compiling()
         scores = super().__call__(estimator, *args, **kwargs)
         # scikit-learn returns the traceback of a failed scorer in place of its score.
         tracebacks = {name: text for name, text in scores.items() if isinstance(text, str)}
@@ -421,39 +408,34 @@ class _Scores(MultimetricScorer):
 
 
 def _raised(text):
-    """The error at the end of a traceback, in one line."""
+    """Return the error at the end of a traceback, in one line."""
     lines = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
-    return _one_line("\n".join(dropwhile(lambda line: line.startswith(" "), lines)) or lines[-1])
+    error = list(dropwhile(lambda line: line.startswith(" "), lines)) or lines[-1:]
+    return " ".join(" ".join(error).split())
 
 
-def _one_line(text):
-    return " ".join(text.split())
-
-
-def _fit_and_score(
-    name, estimator, X, y, fold, split, scorers, metadata, error_score, return_estimator
-):
-    raises = error_score == "raise"
+def _fit_and_score(name, fold, estimator, X, y, rows, scorers, metadata, *, raises, keep):
     try:
-        X_train = safe_indexing(X, split[0])
+        X_train = safe_indexing(X, rows[0])
         scorers = {
             score: scorer.trained_on(X_train) if isinstance(scorer, RankingScorer) else scorer
             for score, scorer in _scorers_for(estimator, scorers).items()
         }
+        params = None
         with config_context(**_ROUTING if metadata else {}):
             if metadata:
                 estimator, params = _asking(estimator, metadata)
                 scorers = _weighing(scorers)
             scores = _Scores(scorers, raises)
             # This loads numba, so that its import does not count as part of a fit.
-            before = _kernels.seconds_compiling()
+            before = seconds_compiling()
             result = cross_validate(
                 estimator,
                 X,
                 y,
-                cv=[split],
+                cv=[rows],
                 scoring=scores,
-                params=params if metadata else None,
+                params=params,
                 return_estimator=True,
                 error_score="raise",
             )
@@ -465,18 +447,17 @@ def _fit_and_score(
             error = error.__cause__
         if raises:
             raise error
-        text = _one_line(f"{type(error).__name__}: {error}")
-        return Outcome(name, fold, {}, text, fitted=False)
+        return Outcome(name, fold, {}, " ".join(f"{type(error).__name__}: {error}".split()))
     values = {score: float(result[f"test_{score}"][0]) for score in scorers}
-    in_fit, after = scores.compiled_in_fit, _kernels.seconds_compiling()
+    in_fit, after = scores.compiled_in_fit, seconds_compiling()
     values["fit_seconds"] = max(0.0, result["fit_time"][0] - (in_fit - before))
     values["score_seconds"] = max(0.0, result["score_time"][0] - (after - in_fit))
     error = "; ".join(f"{', '.join(of)}: {message}" for message, of in scores.errors.items())
-    return Outcome(name, fold, values | costs, error, True, fitted if return_estimator else None)
+    return Outcome(name, fold, values | costs, error, fitted if keep else None)
 
 
 def _asking(estimator, metadata):
-    """The estimator, with requests for the metadata that its fit takes, and that metadata."""
+    """Return the estimator, which requests the metadata that its fit takes, and that metadata."""
     wanted = get_routing_for_object(estimator).consumes("fit", metadata)
     if hasattr(estimator, "set_fit_request"):
         # Only its own requests, even if it passes metadata on to others.
@@ -493,7 +474,7 @@ def _asking(estimator, metadata):
 
 
 def _weighing(scorers):
-    """The scorers; those that take weights request them, unless they say otherwise."""
+    """Return the scorers; let those that take weights request them, unless they say otherwise."""
     asking = {}
     for name, scorer in scorers.items():
         if _compares_with_y(scorer) and scorer._accept_sample_weight():
@@ -520,23 +501,15 @@ def _costs(estimator):
 def _warn_or_raise(outcomes, asked):
     unfitted = [one for one in outcomes if not one.fitted]
     unscored = [one for one in outcomes if one.fitted and one.error]
+    hint = "error_score='raise' shows where."
     if len(unfitted) == len(outcomes):
-        raise ValueError(
-            f"All {len(outcomes)} fits failed; error_score='raise' shows where.\n"
-            f"{_listed(unfitted)}"
-        )
+        raise ValueError(f"All {len(outcomes)} fits failed; {hint}\n{_listed(unfitted)}")
     if unfitted:
-        message = (
-            f"{len(unfitted)} of {len(outcomes)} fits failed, and their rows hold NaN; "
-            f"error_score='raise' shows where.\n{_listed(unfitted)}"
-        )
-        warn(message, FitFailedWarning)
+        message = f"{len(unfitted)} of {len(outcomes)} fits failed, and their rows hold NaN; {hint}"
+        warn(f"{message}\n{_listed(unfitted)}", FitFailedWarning)
     if unscored:
-        message = (
-            f"Scores failed in {len(unscored)} of {len(outcomes)} rows, and are NaN; "
-            f"error_score='raise' shows where.\n{_listed(unscored)}"
-        )
-        warn(message)
+        message = f"Scores failed in {len(unscored)} of {len(outcomes)} rows, and are NaN; {hint}"
+        warn(f"{message}\n{_listed(unscored)}")
     without = {}
     for one in outcomes:
         missing = ", ".join(score for score in asked if score not in one.values)

@@ -1,12 +1,14 @@
-"""The result of a comparison of recommenders, as tables."""
+"""The result of a comparison of recommenders, as tables in text, HTML and LaTeX."""
 
 from __future__ import annotations
 
-import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
+from fedrecsk._utils import html
 from fedrecsk.metrics import (
     bytes_device_to_device_scorer,
     bytes_down_scorer,
@@ -14,12 +16,11 @@ from fedrecsk.metrics import (
     epsilon_scorer,
     rounds_scorer,
 )
-from fedrecsk.model_selection import _tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ERRORS = ("rmse", "mae")
+ERRORS = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
 TIMES = ("fit_seconds", "score_seconds")
 COSTS = {
     "mb_up": (bytes_up_scorer, 1e6),
@@ -28,6 +29,45 @@ COSTS = {
     "rounds": (rounds_scorer, 1),
     "epsilon": (epsilon_scorer, 1),
 }
+HEADINGS = {
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "ndcg": "NDCG",
+    "hit_rate": "Hit rate",
+    "precision": "Precision",
+    "recall": "Recall",
+    "mrr": "MRR",
+    "map": "MAP",
+    "auc": "AUC",
+    "coverage": "Coverage",
+    "novelty": "Novelty",
+    "diversity": "Diversity",
+    "fit_seconds": "Fit time (s)",
+    "mb_up": "MB up",
+    "mb_down": "MB down",
+    "mb_device_to_device": "MB device to device",
+    "rounds": "Rounds",
+    "epsilon": "ε",
+}
+LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "{": r"\{",
+        "}": r"\}",
+        "$": r"\$",
+        "&": r"\&",
+        "#": r"\#",
+        "%": r"\%",
+        "_": r"\_",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "ε": r"$\varepsilon$",
+        "↓": r"$\downarrow$",
+        "↑": r"$\uparrow$",
+    }
+)
 
 
 class Comparison:
@@ -35,7 +75,7 @@ class Comparison:
 
     Attributes
     ----------
-    per_fold : DataFrame or list of dict
+    per_fold : DataFrame
         One row per estimator and fold: `estimator` and `fold`; one column per score;
         `fit_seconds` and `score_seconds`; for federated models `mb_up` and `mb_down` (megabytes,
         1e6 bytes, that a client sent and received during fit, on average over clients),
@@ -43,7 +83,7 @@ class Comparison:
         `epsilon` (total privacy loss of the client that lost most, infinite without noise); and
         `error`, which is empty if all went well. NaN means that a number does not apply, or
         that its computation failed.
-    summary : DataFrame or list of dict
+    summary : DataFrame
         One row per estimator: `estimator`, `n_folds`, `n_failed` (folds with an error), and for
         each number ``mean_...`` and ``std_...`` over the folds that have it (the population's
         standard deviation, as in scikit-learn's searches).
@@ -56,8 +96,8 @@ class Comparison:
     Notebooks show a comparison as `to_html` gives it.
     """
 
-    per_fold: Any
-    summary: Any
+    per_fold: pd.DataFrame
+    summary: pd.DataFrame
     estimators: dict[str, list[Any]] | None
 
     def __init__(
@@ -66,12 +106,14 @@ class Comparison:
         columns: Sequence[str],
         estimators: dict[str, list[Any]] | None = None,
     ) -> None:
-        rows, columns = _without_unused(rows, columns)
-        self._rows = rows
-        self._columns = columns
-        self._summary = _summary(rows, columns)
-        self.per_fold = _frame(rows)
-        self.summary = _frame(self._summary)
+        table = pd.DataFrame(rows)
+        unused = "mb_device_to_device"
+        if unused in table and not (table[unused] > 0).any():
+            table = table.drop(columns=unused)
+        self._table = table
+        self._columns = [name for name in columns if name in table]
+        self.per_fold = table.copy()
+        self.summary = _summary(table, self._columns)
         self.estimators = estimators
 
     def to_html(self) -> str:
@@ -93,7 +135,9 @@ class Comparison:
         >>> html.count("<tr>"), "RMSE" in html
         (3, True)
         """
-        return _tables.html(self._caption(), self._shown(), self._cells(), self._error_lines())
+        head = ["", *(_heading(*column) for column in self._shown())]
+        body = [[name, *map(_in_html, cells)] for name, cells in self._cells()]
+        return html.table(self._caption(), head, body, notes=self._error_lines())
 
     def to_latex(self, *, caption: str | None = None, label: str | None = None) -> str:
         r"""Write the table in LaTeX (booktabs), with the best value of each column in bold.
@@ -127,7 +171,25 @@ class Comparison:
         \bottomrule
         \end{tabular}
         """
-        return _tables.latex(self._shown(), self._cells(), self._error_lines(), caption, label)
+        columns = self._shown()
+        lines = [
+            rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
+            r"\toprule",
+            _latex_row(["", *(_heading(*column).translate(LATEX) for column in columns)]),
+            r"\midrule",
+            *(
+                _latex_row([name.translate(LATEX), *map(_in_latex, cells)])
+                for name, cells in self._cells()
+            ),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+        if caption is not None or label is not None:
+            lines = [r"\begin{table}", r"\centering", *lines]
+            lines += [] if caption is None else [rf"\caption{{{caption}}}"]
+            lines += [] if label is None else [rf"\label{{{label}}}"]
+            lines.append(r"\end{table}")
+        return "\n".join([*lines, *(f"% {note}" for note in self._error_lines())])
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -145,48 +207,40 @@ class Comparison:
         return "\n".join(line.rstrip() for line in lines)
 
     def _caption(self):
-        n, n_folds = len(self._summary), self._summary[0]["n_folds"]
+        n, n_folds = self._table["estimator"].nunique(), self._table["fold"].nunique()
         folds = "1 fold" if n_folds == 1 else f"{n_folds} folds, mean ± standard deviation"
         return f"{n} recommender{'s' * (n > 1)} on {folds}"
 
     def _shown(self):
-        """Columns that any estimator has, and whether smaller is better; None: not a score."""
-        shown = []
-        for name in self._columns:
-            means = np.array([row[f"mean_{name}"] for row in self._summary])
-            if name != "score_seconds" and not np.isnan(means).all():
-                is_cost = name in TIMES or name in COSTS
-                shown.append((name, None if is_cost else is_error(name, means)))
-        return shown
+        """Return columns that any estimator has, and whether smaller is better (None: a cost)."""
+        return [
+            (name, None if name in TIMES or name in COSTS else is_error(name, self._table[name]))
+            for name in self._columns
+            if name != "score_seconds" and self._table[name].notna().any()
+        ]
 
     def _cells(self):
-        """Each estimator's name and cells."""
-        table = []
-        for row in self._summary:
-            own = [one for one in self._rows if one["estimator"] == row["estimator"]]
-            cells = [_cell(row, name, [one[name] for one in own]) for name, _ in self._shown()]
-            table.append((row["estimator"], cells))
-        for place, (_, is_error) in enumerate(self._shown()):
-            column = [cells[place] for _, cells in table]
-            best = _tables.best(column, smaller=is_error is not False)
-            for (_, cells), is_best in zip(table, best, strict=True):
-                cells[place] = cells[place]._replace(best=is_best)
-        return table
+        """Return pairs of each estimator's name and its cells."""
+        by_estimator = self._table.groupby("estimator", sort=False)
+        columns = []
+        for name, is_error in self._shown():
+            cells = [_cell(values.to_numpy(), name) for _, values in by_estimator[name]]
+            columns.append(_with_best(cells, smaller=is_error is not False))
+        names = self._table["estimator"].unique()
+        return [(name, [column[i] for column in columns]) for i, name in enumerate(names)]
 
     def _error_lines(self):
-        return error_lines((row["estimator"], row["fold"], row["error"]) for row in self._rows)
+        table = self._table
+        return error_lines(zip(table["estimator"], table["fold"], table["error"], strict=True))
 
 
 def is_error(name, values):
-    """Whether a score is better where it is smaller, by its name.
-
-    Values below 0 are negated errors, as scikit-learn's scorers return them: larger is better.
-    """
+    """Return whether smaller is better, by the name; scikit-learn's negated errors are below 0."""
     return name.removeprefix("mean_") in ERRORS and not (np.asarray(values, float) < 0).any()
 
 
 def error_lines(errors):
-    """A line for each estimator and error, from (name, fold, error)."""
+    """Return a line for each estimator and error, from (name, fold, error)."""
     folds = {}
     for name, fold, error in errors:
         if error:
@@ -197,30 +251,15 @@ def error_lines(errors):
     ]
 
 
-def _without_unused(rows, columns):
-    """Rows and columns without messages from device to device, if there are none."""
-    unused = "mb_device_to_device"
-    if any(row.get(unused, 0) > 0 for row in rows):
-        return rows, columns
-    rows = [{name: value for name, value in row.items() if name != unused} for row in rows]
-    return rows, [name for name in columns if name != unused]
-
-
-def _summary(rows, columns):
+def _summary(table, columns):
     summary = []
-    for name in dict.fromkeys(row["estimator"] for row in rows):
-        own = [row for row in rows if row["estimator"] == name]
-        line = {
-            "estimator": name,
-            "n_folds": len(own),
-            "n_failed": sum(bool(row["error"]) for row in own),
-        }
+    for name, own in table.groupby("estimator", sort=False):
+        failed = int((own["error"] != "").sum())
+        line = {"estimator": name, "n_folds": len(own), "n_failed": failed}
         for column in columns:
-            line[f"mean_{column}"], line[f"std_{column}"] = _mean_and_std(
-                np.array([row[column] for row in own])
-            )
+            line[f"mean_{column}"], line[f"std_{column}"] = _mean_and_std(own[column].to_numpy())
         summary.append(line)
-    return summary
+    return pd.DataFrame(summary)
 
 
 def _mean_and_std(values):
@@ -233,29 +272,66 @@ def _mean_and_std(values):
     return float(values.mean()), 0.0 if (values == values[0]).all() else float("nan")
 
 
-def _frame(rows):
-    if importlib.util.find_spec("pandas") is None:
-        return rows
-    import pandas as pd
+class Cell(NamedTuple):
+    """A mean as text, its spread and a note, and its value, NaN if it cannot be the best."""
 
-    return pd.DataFrame(rows)
+    mean: str
+    spread: str
+    note: str
+    value: float
+    best: bool = False
+
+    @property
+    def plain(self):
+        """Return the cell in one line."""
+        spread = f" ± {self.spread}" if self.spread else ""
+        return self.mean + spread + (f" {self.note}" if self.note else "")
 
 
-def _cell(row, column, values):
-    mean, spread = row[f"mean_{column}"], row[f"std_{column}"]
+def _cell(values, column):
+    mean, spread = _mean_and_std(values)
     n_known = int((~np.isnan(values)).sum())
     if n_known == 0:
-        return _tables.Cell("", "", "", float("nan"))
+        return Cell("", "", "", float("nan"))
     if column not in COSTS:
         text, shown = f"{mean:.3f}", f"{spread:.3f}"
     else:
         # Costs span orders of magnitude, so significant digits are shown.
         text = f"{mean:.4g}" if mean < 1e4 else f"{mean:.0f}"
         shown = f"{spread:.1g}" if spread > 5e-4 * mean else ""
-    all_known = n_known == len(values)
-    return _tables.Cell(
-        text,
-        shown if n_known > 1 else "",
-        "" if all_known else f"({n_known} of {len(values)})",
-        mean if all_known else float("nan"),
-    )
+    note = "" if n_known == len(values) else f"({n_known} of {len(values)})"
+    return Cell(text, shown if n_known > 1 else "", note, float("nan") if note else mean)
+
+
+def _with_best(cells, *, smaller):
+    """Mark the best cells of a column, as they are written; none if all are alike."""
+    known = [cell for cell in cells if not np.isnan(cell.value)]
+    if len({cell.mean for cell in known}) < 2:
+        return cells
+    best = (min if smaller else max)(known, key=lambda cell: cell.value).mean
+    return [cell._replace(best=not np.isnan(cell.value) and cell.mean == best) for cell in cells]
+
+
+def _heading(column, is_error):
+    """Return the name of a column; of a score, with an arrow to where it is better."""
+    kind, at, k = column.partition("@")
+    arrow = "" if is_error is None else " ↓" if is_error else " ↑"
+    return HEADINGS.get(kind, kind) + at + k + arrow
+
+
+def _in_html(cell):
+    text = cell.plain.replace("inf", "∞")
+    return html.Bold(text) if cell.best else text
+
+
+def _latex_row(cells):
+    return " & ".join(cells) + r" \\"
+
+
+def _in_latex(cell):
+    if not cell.mean:
+        return ""
+    mean = cell.mean.replace("inf", r"\infty")
+    mean = rf"\mathbf{{{mean}}}" if cell.best else mean
+    spread = rf" \pm {cell.spread}" if cell.spread else ""
+    return f"${mean}{spread}$" + (f" {cell.note}" if cell.note else "")

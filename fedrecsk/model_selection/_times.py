@@ -1,4 +1,4 @@
-"""The time of each row."""
+"""Read the time of each row."""
 
 from __future__ import annotations
 
@@ -6,41 +6,18 @@ import datetime
 from numbers import Integral
 
 import numpy as np
+import pandas as pd
 
-from fedrecsk._iso_dates import iso_seconds
-from fedrecsk._sklearn import Interval, safe_indexing
-from fedrecsk._warnings import warn
+from fedrecsk._utils.sklearn_compat import Interval, safe_indexing
+from fedrecsk._utils.user_warnings import warn
 
 ROW_ORDER = "row_order"
 CONSTRAINT = [Interval(Integral, 2, None, closed="left"), str]
-_MISSING = {"NoneType", "NaTType", "NAType"}  # by name, because pandas is optional
 _CONVERT = "Convert the column, for example with pandas.to_datetime."
 
 
 def read_times(X, timestamps):
-    """Read the timestamps of the rows.
-
-    Parameters
-    ----------
-    X : ndarray or DataFrame of shape (n_samples, n_features >= 2)
-    timestamps : int or str
-        Position or name of a column, or "row_order".
-
-    Returns
-    -------
-    times : ndarray of shape (n_samples,)
-        Integers, floats or datetime64.
-
-    Raises
-    ------
-    ValueError
-        If the column is missing, does not hold times, has missing values, or is all equal.
-
-    Warns
-    -----
-    UserWarning
-        If the column looks like ratings.
-    """
+    """Return the times of the rows as integers, floats or datetime64."""
     if isinstance(timestamps, str) and timestamps == ROW_ORDER:
         return np.arange(X.shape[0])
     _check_column(X, timestamps)
@@ -86,60 +63,61 @@ def _look_like_ratings(times):
 
 
 def _check_column(X, timestamps):
-    cure = f"or timestamps={ROW_ORDER!r} if the rows of X are in the order of time."
+    hint = f"or timestamps={ROW_ORDER!r} if the rows of X are in the order of time."
     if isinstance(timestamps, str):
         names = list(getattr(X, "columns", []))
         if not names:
             raise ValueError(
                 f"timestamps={timestamps!r} names a column, but X has no column names; give X as "
-                f"a DataFrame, or the position of the column, {cure}"
+                f"a DataFrame, or the position of the column, {hint}"
             )
         if timestamps not in names:
             raise ValueError(
                 f"timestamps={timestamps!r} is not a column of X, which has {names}; give one of "
-                f"them, {cure}"
+                f"them, {hint}"
             )
     elif timestamps >= X.shape[1]:
         raise ValueError(
             f"X has no timestamps: timestamps={timestamps}, but X has {X.shape[1]} columns (0 to "
             f"{X.shape[1] - 1}). Add the time of each interaction as a column after user and "
-            f"item, {cure}"
+            f"item, {hint}"
         )
 
 
-def _as_times(times, name):
-    if times.dtype.kind == "O":
-        times = _from_objects(times)
-    if times.dtype.kind == "U":
-        # Numbers beside ids of strings, in one ndarray of strings.
-        try:
-            times = times.astype(np.float64)
-        except ValueError as error:
-            seconds = iso_seconds(times.tolist())
-            if seconds is None:
-                culprit = next(text for text in times.tolist() if iso_seconds([text]) is None)
-                raise ValueError(
-                    f"{name} are strings, and {culprit!r} is not an ISO date such as "
-                    f"2024-05-01T12:30:00. {_CONVERT}"
-                ) from error
-            times = seconds
+def _as_times(column, name):
+    """Return numbers or dates in UTC; NaN or NaT where a time is missing."""
+    times = pd.Series(column)
+    known = times.dropna()
+    if len(known) and all(isinstance(time, str) for time in known):
+        # Numbers are strings, too, beside ids of strings in one ndarray.
+        times = _from_strings(times, known, name)
+    elif times.dtype.kind == "M" or (times.dtype == object and _are_dates(known)):
+        times = pd.to_datetime(times, utc=True).dt.tz_localize(None)
+    elif times.dtype == object:
+        times = times.where(times.notna(), np.nan).infer_objects()
+    times = times.to_numpy()
     if times.dtype.kind not in "biufM":
         raise ValueError(
-            f"{name} are neither numbers nor dates; the first is {times.flat[0]!r}. {_CONVERT}"
+            f"{name} are neither numbers nor dates; the first is {times[0]!r}. {_CONVERT}"
         )
     return times
 
 
-def _from_objects(times):
-    times = [None if type(time).__name__ in _MISSING else time for time in times]
-    known = [time for time in times if time is not None]
-    if known and all(isinstance(time, str) for time in known) and len(known) == len(times):
-        return np.array(times, dtype=str)
-    if not all(isinstance(time, datetime.date) for time in known):
-        return np.array([np.nan if time is None else time for time in times])
+def _are_dates(known):
+    """Return whether all are dates, all or none of them with a time zone."""
     zoned = [getattr(time, "tzinfo", None) is not None for time in known]
-    if any(zoned) and not all(zoned):
-        return np.array(times, dtype=object)
-    if any(zoned):
-        times = [time and time.astimezone(datetime.UTC).replace(tzinfo=None) for time in times]
-    return np.array(times, dtype="datetime64[us]")
+    return all(isinstance(time, datetime.date) for time in known) and len(set(zoned)) < 2
+
+
+def _from_strings(times, known, name):
+    values = pd.to_numeric(times, errors="coerce").astype(float)
+    if values[known.index].notna().all():
+        return values
+    dates = pd.to_datetime(times, format="ISO8601", utc=True, errors="coerce").dt.tz_localize(None)
+    wrong = known[dates[known.index].isna()]
+    if len(wrong):
+        raise ValueError(
+            f"{name} are strings, and {wrong.iloc[0]!r} is not an ISO date such as "
+            f"2024-05-01T12:30:00. {_CONVERT}"
+        )
+    return dates

@@ -1,6 +1,6 @@
 """Neural methods, and torch modules of your own as federated recommenders; needs torch."""
 
-from fedrecsk._extras import require
+from fedrecsk._utils.extras import require
 
 require("torch", "fedrecsk.neural")
 

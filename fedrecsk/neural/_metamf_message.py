@@ -12,7 +12,7 @@ from fedrecsk.neural._metamf_network import CLIENTS_AT_A_TIME, Parts, Sizes, par
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedrecsk.simulation import Message
+    from fedrecsk.protocol import Message
 
 
 class Made:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -99,25 +99,18 @@ class WholeTables(Descent):
 
 
 class Adam(WholeTables):
-    """Adam, as ``torch.optim.Adam(..., lr=rate)``.
-
-    The function of torch is used instead of its class, because that imports torch's compiler, which
-    takes longer than a small fit.
-    """
+    """Adam, as ``torch.optim.Adam(..., lr=rate)``."""
 
     def __init__(self, parameters, rates):
         super().__init__(parameters, rates)
         self.means, self.squares = ([torch.zeros_like(p) for p in self.parameters] for _ in "mv")
-        self.steps = [torch.zeros((), device=one.device) for one in self.parameters]
+        self.n_steps = 0
 
     def _move(self, gradients):
-        options = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0}
-        state = self.parameters, gradients, self.means, self.squares, self.steps
-        for parameter, gradient, mean, square, step, rate in zip(*state, self.rates, strict=True):
-            adam(
-                [parameter], [gradient], [mean], [square], [], [step],
-                lr=rate, fused=True, amsgrad=False, maximize=False, **options,
-            )  # fmt: skip
+        self.n_steps += 1
+        state = self.parameters, self.means, self.squares, gradients
+        for *one, rate in zip(*state, self.rates, strict=True):
+            adam_step(*([tensor] for tensor in one), self.n_steps, rate)
 
     def keep_first(self, n):
         super().keep_first(n)
@@ -152,6 +145,29 @@ class Foreign(WholeTables):
         for before, after in fresh.items():
             state = self.optimizer.state.pop(before, {})
             self.optimizer.state[after] = {k: _first(v, before, n) for k, v in state.items()}
+
+
+def adam_step(
+    parameters: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    n_steps: int,
+    learning_rate: float,
+) -> None:
+    """Take step `n_steps`, from 1, of Adam; parameters and moments change in place.
+
+    The function of torch is used instead of its class, because that imports torch's compiler, which
+    takes longer than a small fit.
+    """
+    steps = [torch.tensor(n_steps - 1.0, device=one.device) for one in parameters]
+    gradients = [gradient.contiguous() for gradient in gradients]
+    with torch.no_grad():
+        adam(
+            list(parameters), gradients, list(means), list(squares), [], steps,
+            lr=learning_rate, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0,
+            fused=True, amsgrad=False, maximize=False,
+        )  # fmt: skip
 
 
 def _flat(table: Tensor, gradient: Rows) -> Tensor:

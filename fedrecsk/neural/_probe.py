@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedrecsk._warnings import warn
+from fedrecsk._utils.user_warnings import warn
 from fedrecsk.neural._layout import LARGE, TABLES, Layout, Make, built
 from fedrecsk.neural._threads import one_thread, seeded
 
@@ -80,10 +80,10 @@ def _scored(module):
         ) from error
     if not torch.is_tensor(scores) or scores.shape != USERS.shape:
         got = tuple(scores.shape) if torch.is_tensor(scores) else type(scores).__name__
-        cure = " Did you forget .squeeze(-1)?" if got == (*USERS.shape, 1) else ""
+        hint = " Did you forget .squeeze(-1)?" if got == (*USERS.shape, 1) else ""
         raise ValueError(
             f"module(users, items) must return a tensor with a score for each pair, in the shape "
-            f"of users: got {got} for {tuple(USERS.shape)}.{cure}"
+            f"of users: got {got} for {tuple(USERS.shape)}.{hint}"
         )
     if scores.dtype not in (torch.float32, torch.float64):
         raise ValueError(

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedrecsk import _kernels
+from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.neural import _optimizers
 from fedrecsk.neural._layout import TABLES, Kind, Layout, matching
-from fedrecsk.simulation.blocks import Block
-from fedrecsk.simulation.failures import ClientFailed
+from fedrecsk.protocol.blocks import Block
+from fedrecsk.protocol.failures import ClientFailed
+
+fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
+neural_kernels: LazyModule = LazyModule("fedrecsk.neural._kernels")
 
 # Rows of items that the clients of a chunk have together, padded: enough that calling torch takes
 # less time than computing.
@@ -103,10 +106,10 @@ class Trained(NamedTuple):
 
     def finite(self) -> np.ndarray:
         """Whether all that a client has trained is finite, shape (n_clients,), dtype bool."""
-        sound = np.ones(len(self.clients), dtype=bool)
+        is_finite = np.ones(len(self.clients), dtype=bool)
         for value in self.after.values():
-            _kernels.neural.find_broken(value.reshape(len(value), -1), sound)
-        return sound
+            neural_kernels.find_broken(value.reshape(len(value), -1), is_finite)
+        return is_finite
 
 
 @dataclass(eq=False)
@@ -133,7 +136,7 @@ class Trainer:
     layout: Layout
     plan: Plan
     block: Block
-    feedback: _kernels.fedmf.Feedback
+    feedback: Any
     received: Tensors
     users: np.ndarray
 
@@ -167,10 +170,10 @@ class Trainer:
         plan, n_items, dtype = self.plan, self.block.n_items, self.feedback.targets.dtype
         layout = self.block.client_indptr, self.block.indptr, self.block.items
         config = plan.n_negatives, plan.n_epochs, plan.batch_size
-        steps, visits = _kernels.neural.empty(n_examples, n_items, *config[1:], dtype)
-        work = _kernels.neural.room(int(n_examples.max()), n_items, dtype)
-        layout = _kernels.fedmf.Layout(*layout)
-        _kernels.neural.plan(clients, layout, self.feedback, seeds, *config, steps, visits, work)
+        steps, visits = neural_kernels.empty(n_examples, n_items, *config[1:], dtype)
+        work = neural_kernels.room(int(n_examples.max()), n_items, dtype)
+        layout = fedmf_kernels.Layout(*layout)
+        neural_kernels.plan(clients, layout, self.feedback, seeds, *config, steps, visits, work)
         # A client whose users have rated everything has no negatives, and fewer steps than others.
         order = np.argsort(-visits.n_steps, kind="stable")
         if (np.diff(order) > 0).all():

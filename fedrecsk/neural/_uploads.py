@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrecsk import _kernels
+from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.neural._layout import Layout
 from fedrecsk.neural._training import Trained
-from fedrecsk.uploads import Ragged
+from fedrecsk.updates import SparseRows
+
+neural_kernels: LazyModule = LazyModule("fedrecsk.neural._kernels")
 
 VISITS = "n_visits"
 Matrices = dict[str, np.ndarray]
@@ -37,7 +39,7 @@ class Sums:
             if self.layout.parts[name].kind == "item":
                 after = after.reshape(*trained.items.shape, -1)
                 rows = sends, trained.items, trained.n_items
-                _kernels.neural.add_changes(*rows, after, before, total)
+                neural_kernels.add_changes(*rows, after, before, total)
             else:
                 change = after.reshape(-1, *before.shape)[sends] - before
                 total += change.sum(axis=0, dtype=np.float64)
@@ -83,14 +85,14 @@ class Single:
             after = trained.after[name].reshape(-1, *wholes.shape[1:])
             wholes[trained.clients] = after - self.received[name]
 
-    def fields(self) -> dict[str, Ragged]:
+    def fields(self) -> dict[str, SparseRows]:
         """The changes by the names of the parameters, and a one for each visited item."""
         clients, items = np.concatenate(self._clients), np.concatenate(self._items)
         # Stable, so that a client's items stay in ascending order.
         order = np.argsort(clients, kind="stable")
         counts = np.bincount(clients, minlength=self.n_clients)
         indptr, items = np.concatenate([[0], np.cumsum(counts)]), items[order]
-        fields = {name: Ragged.stacked(whole) for name, whole in self._wholes.items()}
+        fields = {name: SparseRows.stacked(whole) for name, whole in self._wholes.items()}
         for name, rows in self._rows.items():
-            fields[name] = Ragged(indptr, items, np.concatenate(rows)[order])
-        return fields | {VISITS: Ragged(indptr, items, np.ones((len(items), 1), np.uint8))}
+            fields[name] = SparseRows(indptr, items, np.concatenate(rows)[order])
+        return fields | {VISITS: SparseRows(indptr, items, np.ones((len(items), 1), np.uint8))}

@@ -14,11 +14,10 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fedrecsk import _memory
-from fedrecsk._sklearn import Interval, StrOptions
-from fedrecsk.attacks._inversion_neural import neural as invert
+from fedrecsk._utils import memory
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.data.interactions import id_array
 from fedrecsk.federated._feedback import LearnsFromFeedback
-from fedrecsk.interactions import id_array
 from fedrecsk.neural import _optimizers, _probe
 from fedrecsk.neural._blueprint import blueprint
 from fedrecsk.neural._layout import built, check_patterns, matching
@@ -27,11 +26,11 @@ from fedrecsk.neural._scoring import Scorer
 from fedrecsk.neural._threads import one_thread, seeded
 from fedrecsk.neural._training import Plan, Trainer, write_private
 from fedrecsk.neural._uploads import VISITS, Single, Sums
-from fedrecsk.simulation.blocks import Block
-from fedrecsk.simulation.failures import ClientFailed
-from fedrecsk.simulation.keys import Key
-from fedrecsk.simulation.messages import Dense, Message, Uploads
-from fedrecsk.uploads import Form
+from fedrecsk.protocol.blocks import Block
+from fedrecsk.protocol.failures import ClientFailed
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.updates import ClientUpdates, FieldSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +72,6 @@ class NeuralRecommender(LearnsFromFeedback):
     }
 
     _single_uploads = True
-    _inversion = staticmethod(invert)
     # Whether in each batch the private parameters move first and then, by another gradient, the
     # others; if not, all move at once.
     _alternating = False
@@ -107,11 +105,11 @@ class NeuralRecommender(LearnsFromFeedback):
             server[name] = np.array([first[name].mean(), first[name].std()])
         return server
 
-    def _announce(self, server):
+    def _initial_broadcast(self, server):
         """How clients begin: mean and deviation of users' rows, and the other private numbers."""
         names = self._module_layout().named("user", "private", "private item")
         first = {n: Dense(server[n], learned=False, compressible=False) for n in names}
-        return super()._announce(server) | first
+        return super()._initial_broadcast(server) | first
 
     # ---------------------------------------------------------------------- each round
 
@@ -139,17 +137,17 @@ class NeuralRecommender(LearnsFromFeedback):
             newcomer[column] = first[0] if layout.parts[name].kind == "user" else first
         return newcomer
 
-    def _upload_forms(self, n_items):
+    def _upload_specs(self, n_items):
         layout = self._module_layout()
-        forms = {name: Form(layout.matrix_shape(name, n_items)) for name in layout.sent}
+        specs = {name: FieldSpec(layout.matrix_shape(name, n_items)) for name in layout.sent}
         if self._counts_visits(layout):
-            forms[VISITS] = Form((n_items, 1), dtype="uint8", learned=False)
-        return forms
+            specs[VISITS] = FieldSpec((n_items, 1), dtype="uint8", learned=False)
+        return specs
 
     def _client_update(self, block, state, message, turn, key):
         layout, users = self._module_layout(), state["users"]
         trainer = self._trainer(block, state["feedback"], message, users)
-        clients, sound = np.flatnonzero(turn.active), np.ones(block.n_clients, dtype=bool)
+        clients, is_finite = np.flatnonzero(turn.active), np.ones(block.n_clients, dtype=bool)
         seeds = key.private.hashed("visit", block.clients[clients])
         received = self._received(message)
         if turn.separate:
@@ -159,15 +157,15 @@ class NeuralRecommender(LearnsFromFeedback):
         loss = np.zeros(2)
         with one_thread():
             for trained in trainer.train(clients, seeds):
-                sound[trained.clients] = trained.finite()
-                sends = turn.delivers & sound
+                is_finite[trained.clients] = trained.finite()
+                sends = turn.delivers & is_finite
                 uploads.add(trained, sends[trained.clients])
                 write_private(layout, block, trained, users)
                 loss += trained.loss
             fields = uploads.fields()
         if not self._counts_visits(layout):
             fields.pop(VISITS)
-        return state, Uploads(sound=sound, **fields), loss
+        return state, ClientUpdates(fields, is_finite=is_finite), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -335,7 +333,7 @@ class NeuralRecommender(LearnsFromFeedback):
         layout = self._module_layout()
         tables = layout.named("private item")
         numbers = data.n_users * data.n_items * sum(layout.parts[name].width for name in tables)
-        _memory.require(
+        memory.require(
             2 * numbers * layout.dtype.itemsize,
             f"Private tables with a row per item ({', '.join(tables)}) for {data.n_users} users",
             "Share them among the clients, or use fewer users or items.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
-from fedrecsk._docs import documented
+from fedrecsk._utils.docs import documented
 from fedrecsk.neural._net import Net
 from fedrecsk.neural.base import NeuralRecommender
 from fedrecsk.neural.modules import GMF

@@ -7,8 +7,8 @@ from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import ClassVar
 
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.neural.base import NeuralRecommender
 from fedrecsk.neural.modules import NeuMF
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fedrecsk._docs import documented
-from fedrecsk._rating_scale import scale_of
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin
+from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._item_rows import OwnRows
 from fedrecsk.federated._rating_scale import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
@@ -27,8 +27,8 @@ from fedrecsk.neural._metamf_network import (
     scores,
 )
 from fedrecsk.neural._threads import one_thread
-from fedrecsk.simulation.messages import Dense, Message, PerClient, Uploads
-from fedrecsk.uploads import Form, Ragged
+from fedrecsk.protocol.messages import Dense, Message, PerClient
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 # What the server makes for a client, and the attributes in which a device keeps it.
 PARTS = {"table": "user_tables_", "basis": "user_bases_", "scorer": "user_scorers_"}
@@ -65,20 +65,10 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         Number of rounds in total.
     learning_rate : float, default=2e-3
         Step of the server's Adam. The authors' code has 1e-4, with a step for every 64 ratings.
-    beta_1 : float in [0, 1), default=0.9
-        Decay of Adam's first moment.
-    beta_2 : float in [0, 1), default=0.999
-        Decay of Adam's second moment.
-    epsilon : float, default=1e-8
-        Adam's term against division by zero.
-    weight_decay : float, default=0.0
+    reg : float, default=0.0
         Multiple of the weights that is added to their gradient; 1e-3 in the authors' code.
     max_norm : float or None, default=5.0
         Gradients of all weights together are shortened to this norm before Adam's step.
-    init_common : float, default=1.0
-        Standard deviation of a vector with which all codes begin; 0 in the authors' code.
-    init_std : float, default=0.03
-        Standard deviation of each code around this vector; 1 in the authors' code.
     level : bool, default=True
         Whether scores are deviations from the mean rating. In the paper they are ratings.
     rating_scale : tuple (low, high) or None, default=None
@@ -139,6 +129,10 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     (T_u, B_u), comes from a generator of its own: one hidden layer of ReLUs on c_u, followed by a
     linear layer for each matrix and bias.
 
+    *Constants.* Adam has ``BETA_1 = 0.9``, ``BETA_2 = 0.999`` and ``EPSILON = 1e-8``. All codes
+    begin with the same vector, of standard deviation ``INIT_COMMON = 1``, plus their own, of
+    ``INIT_STD = 0.03``; in the authors' code these are 0 and 1. Subclasses may change them.
+
     *What is sent.* For m items, rank s and ``S = (d + 2) q + 1`` numbers of a scorer with q hidden
     units: down, each round and at the end, ``4 (m s + s d + S)`` bytes. Up, for each rated item
     its index and s numbers, ``(4 + 4 s)`` bytes; s d + S numbers, and the number of ratings. The
@@ -184,13 +178,13 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     hidden_size: int = 128
     n_rounds: int = 750
     learning_rate: float = 2e-3
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
+    BETA_1 = 0.9
+    BETA_2 = 0.999
+    EPSILON = 1e-8
+    reg: float = 0.0
     max_norm: float | None = 5.0
-    init_common: float = 1.0
-    init_std: float = 0.03
+    INIT_COMMON = 1.0
+    INIT_STD = 0.03
     level: bool = True
     rating_scale: tuple[float, float] | None = None
     client_fraction: float = 0.01
@@ -203,13 +197,8 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         "memory_size": [Interval(Integral, 1, None, closed="left")],
         "hidden_size": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "beta_1": [Interval(Real, 0, 1, closed="left")],
-        "beta_2": [Interval(Real, 0, 1, closed="left")],
-        "epsilon": [Interval(Real, 0, None, closed="neither")],
-        "weight_decay": [Interval(Real, 0, None, closed="left")],
+        "reg": [Interval(Real, 0, None, closed="left")],
         "max_norm": [Interval(Real, 0, None, closed="neither"), None],
-        "init_common": [Interval(Real, 0, None, closed="left")],
-        "init_std": [Interval(Real, 0, None, closed="left")],
         "level": ["boolean"],
         "rating_scale": [tuple, list, None],
     }
@@ -225,8 +214,8 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     def _init_server(self, catalogue, key):
         sizes = self._sizes(catalogue.n_items)
         draw = key.generator("codes").standard_normal
-        common = self.init_common * draw(self.code_size)
-        codes = common + self.init_std * draw((catalogue.n_clients, self.code_size))
+        common = self.INIT_COMMON * draw(self.code_size)
+        codes = common + self.INIT_STD * draw((catalogue.n_clients, self.code_size))
         weights = first_weights(sizes, key.generator("network"), self._dtype)
         return {
             "weights": weights | {"codes": codes.astype(self._dtype)},
@@ -237,17 +226,18 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
 
     _n_setups = 1
 
-    def _setup_forms(self, n_items, step):
-        return {"ratings": Form((2,), learned=False)}
+    def _setup_specs(self, n_items, step):
+        return {"ratings": FieldSpec((2,), learned=False)}
 
     def _setup_update(self, block, message, step, key):
-        return Uploads(ratings=np.array([block.weights @ block.values, block.weights.sum()]))
+        ratings = np.array([block.weights @ block.values, block.weights.sum()])
+        return ClientUpdates({"ratings": ratings})
 
     def _setup_aggregate(self, server, upload, step, key):
         total, number = upload["ratings"].sum
         return server | {"level": float(total / number) if self.level else 0.0}
 
-    def _announce(self, server):
+    def _initial_broadcast(self, server):
         return Message(scale=Dense(np.array([*server["rating_scale"], server["level"]])))
 
     # -------------------------------------------------------------------- each round, down
@@ -264,13 +254,13 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     def _init_clients(self, block, message, key):
         return {"level": message["scale"].values[2]}
 
-    def _upload_forms(self, n_items):
+    def _upload_specs(self, n_items):
         sizes = self._sizes(n_items)
         return {
-            "table": Form((n_items, self.rank), rows="chosen"),
-            "basis": Form(sizes.basis),
-            "scorer": Form((sum(sizes.scorer),)),
-            "n_ratings": Form((1,), learned=False),
+            "table": FieldSpec((n_items, self.rank), rows="chosen"),
+            "basis": FieldSpec(sizes.basis),
+            "scorer": FieldSpec((sum(sizes.scorer),)),
+            "n_ratings": FieldSpec((1,), learned=False),
         }
 
     def _client_update(self, block, state, message, turn, key):
@@ -288,15 +278,14 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
                 table[rows], basis[who], scorer[who] = gradients
                 n_ratings[who, 0] = _sums(part.rating_indptr, part.weights)
                 loss += lost
-        sound = np.isfinite(basis).all(axis=(1, 2)) & np.isfinite(scorer).all(axis=1)
-        uploads = Uploads(
-            sound=sound,
-            table=Ragged(own.indptr, own.items, table),
-            basis=Ragged.stacked(basis),
-            scorer=Ragged.stacked(scorer),
-            n_ratings=Ragged.stacked(n_ratings),
-        )
-        return state, uploads, (loss, n_ratings.sum())
+        is_finite = np.isfinite(basis).all(axis=(1, 2)) & np.isfinite(scorer).all(axis=1)
+        fields = {
+            "table": SparseRows(own.indptr, own.items, table),
+            "basis": SparseRows.stacked(basis),
+            "scorer": SparseRows.stacked(scorer),
+            "n_ratings": SparseRows.stacked(n_ratings),
+        }
+        return state, ClientUpdates(fields, is_finite=is_finite), (loss, n_ratings.sum())
 
     # ----------------------------------------------------------------- each round, server
 
@@ -343,9 +332,9 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         adam = torch.optim.Adam(
             weights.values(),
             lr=self.learning_rate,
-            betas=(self.beta_1, self.beta_2),
-            eps=self.epsilon,
-            weight_decay=self.weight_decay,
+            betas=(self.BETA_1, self.BETA_2),
+            eps=self.EPSILON,
+            weight_decay=self.reg,
             fused=True,
         )
         for name, one in weights.items():

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from scipy.special import expit
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
+from torch.func import functional_call
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fedrecsk import _kernels
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import Interval, StrOptions, get_threadpool_controller
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.centralized._sgd import DTYPE, Epochs
 from fedrecsk.neural import modules
-from fedrecsk.neural._ncf_examples import Examples
-from fedrecsk.neural._ncf_network import Network, Room
-from fedrecsk.neural._ncf_trainer import Trainer
-from fedrecsk.simulation.keys import Key
+from fedrecsk.neural._optimizers import adam_step
+from fedrecsk.neural._threads import one_thread, seeded
+from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sklearn.utils import Tags
+
+fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
 
 # Steps on a new user's vectors, each on all of its examples, and their learning rate.
 STEPS_OF_THE_NEW = 60
 RATE_OF_THE_NEW = 0.03
 # Examples that are scored at once.
 SCORED_AT_ONCE = 2**14
+TABLES = ("user.weight", "item.weight")
 
 
 @documented
@@ -77,20 +83,9 @@ class NCF(RankingMixin, Epochs):
         Number of rows of X in a batch. Their negatives come on top.
     reg : float, default=3e-4
         Weight of |p_u|^2 + |p'_u|^2 + |q_i|^2 + |q'_i|^2 in the loss of each example.
-    init_std : float, default=0.1
-        Standard deviation of the first vectors. The paper has .01.
-    early_stopping : bool, default=False
-        Whether to hold out rows, stop when the loss on them no longer improves, and keep the best
-        epoch.
-    validation_fraction : float, default=0.1
-        Expected share of rows held out.
-    n_iter_no_change : int, default=10
-        Number of epochs without progress after which to stop.
-    tol : float, default=1e-4
-        Smallest decrease of the mean loss of held-out rows and negatives that is progress.
-    warm_start : bool, default=False
-        Whether to continue the last fit to `n_epochs` epochs in total, exactly as if it had never
-        stopped.
+    {held-out rows}
+        Their negatives count, too.
+    {epochs warm_start}
     random_state : int, RandomState instance or None, default=None
         Seed of the first parameters, the order of rows, negatives and held-out rows.
     {items}
@@ -109,15 +104,7 @@ class NCF(RankingMixin, Epochs):
         Least and greatest rating, to which predictions are clipped; only with ``loss="squared"``.
     loss_curve_ : list of float
         Weighted mean loss of each epoch, each example's before its update, without the penalty.
-    n_epochs_ : int
-        Epochs run.
-    best_epoch_, validation_curve_ : int, list of float
-        With early stopping: the epoch after which the model was best, 0 for the start, and
-        the held-out loss of the start and after each epoch.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
+    {epochs attributes}
 
     Raises
     ------
@@ -139,14 +126,12 @@ class NCF(RankingMixin, Epochs):
 
         each epoch, for each batch of rows in random order
           1  draw negatives                                     Examples.draw
-          2  score all examples                                 Network.forward
-          3  derive the loss by the scores,                     kernel slopes_of
-          4  ... and by the vectors and weights                 Network.backward
-          5  Adam moves what the batch has used                 kernel step
+          2  score all examples, and derive the loss            train_on
+          3  Adam moves what the batch has used                 train_on
 
     Adam treats a vector as torch's SparseAdam does: a batch without the user or item leaves it, and
-    its moments, as they are. All of it runs on one thread and does not touch torch's
-    random numbers; torch is needed for :meth:`to_module` only.
+    its moments, as they are. All of it runs on one thread and does not touch torch's random
+    numbers.
 
     `sample_weight` multiplies a row's loss and that of its negatives. It is divided by its mean,
     so that its scale does not change step sizes. A user who has rated everything has no negatives.
@@ -158,6 +143,8 @@ class NCF(RankingMixin, Epochs):
 
     At the start all weights are random, but h of GMF is 1. The paper also starts NeuMF from a
     trained GMF and MLP; this does not.
+
+    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.1``.
 
     References
     ----------
@@ -187,7 +174,7 @@ class NCF(RankingMixin, Epochs):
     learning_rate_decay: float = 0.8
     batch_size: int = 256
     reg: float = 3e-4
-    init_std: float = 0.1
+    INIT_STD = 0.1
 
     _parameter_constraints: ClassVar[dict] = Epochs._parameter_constraints | {
         "architecture": [StrOptions({"neumf", "gmf", "mlp"})],
@@ -197,28 +184,29 @@ class NCF(RankingMixin, Epochs):
         "n_negatives": [Interval(Integral, 0, None, closed="left")],
         "batch_size": [Interval(Integral, 1, None, closed="left")],
         "reg": [Interval(Real, 0, None, closed="left")],
-        "init_std": [Interval(Real, 0, None, closed="neither")],
     }
 
     # ------------------------------------------------------------------- before the epochs
 
     def _check_before_fit(self):
         widths = list(self.layers)
-        sound = all(isinstance(width, Integral) and width >= 1 for width in widths)
-        if not (sound and len(widths) >= 2 and widths[0] >= 2):
+        are_widths = all(isinstance(width, Integral) and width >= 1 for width in widths)
+        if not (are_widths and len(widths) >= 2 and widths[0] >= 2):
             raise ValueError(
                 f"layers={self.layers!r} must be whole numbers: the width of the MLP's input, at "
                 "least 2, and of each hidden layer, at least one, such as (64, 32, 16, 8)."
             )
 
     def _least_bytes(self, data):
-        network = self._made_network()
-        n_numbers = data.n_users * network.user_width + data.n_items * network.item_width
+        d, layers = self._sizes()
+        n_numbers = (data.n_users + data.n_items) * (d + (layers[0] // 2 if layers else 0))
+        n_numbers += sum(n_inputs * n_outputs for n_inputs, n_outputs in pairwise(layers))
         # Beside them, the two moments of Adam.
-        return 3 * np.dtype(DTYPE).itemsize * (n_numbers + network.n_weights)
+        return 3 * np.dtype(DTYPE).itemsize * n_numbers
 
-    def _made_network(self):
-        return Network(
+    def _sizes(self):
+        """Return the length of GMF's vectors, 0 without GMF, and the MLP's widths, or ()."""
+        return (
             self.n_factors if self.architecture != "mlp" else 0,
             tuple(int(width) for width in self.layers) if self.architecture != "gmf" else (),
         )
@@ -226,37 +214,19 @@ class NCF(RankingMixin, Epochs):
     def _fit(self, data, report):
         if self.loss == "bce":
             check_likes(data)
-        with get_threadpool_controller().limit(limits=1, user_api="blas"):
+        with one_thread(), torch.enable_grad():
             return super()._fit(data, report)
 
     def _start(self, rows, key):
-        network, generator = self._made_network(), key.generator("first parameters")
-        state = {
-            "users": self._vectors(rows.n_users, network.user_width, generator),
-            "items": self._vectors(rows.n_items, network.item_width, generator),
-            "weights": np.zeros((3, 1, network.n_weights), DTYPE),
-        }
-        weights = network.views(state["weights"][0, 0])
-        for name, weight in weights.items():
-            if name.endswith("weight"):
-                # As Glorot and Bengio have it.
-                bound = np.sqrt(6 / sum(weight.shape))
-                weight[:] = generator.uniform(-bound, bound, weight.shape)
-        # GMF begins as a plain matrix factorisation.
-        weights["output.weight"][:, : network.n_factors] = 1
-        return state
-
-    def _vectors(self, n, width, generator):
-        """Normal vectors, followed by the moments of Adam."""
-        stacked = np.zeros((3, n, width), DTYPE)
-        stacked[0] = self.init_std * generator.standard_normal((n, width))
-        return stacked
+        seed = int(key.hashed("first parameters"))
+        network = network_of(*self._sizes(), rows.n_users, rows.n_items, self.INIT_STD, seed)
+        return with_moments(network.state_dict())
 
     def _arranged(self, rows, key):
         return self._examples(rows, rows, self.n_negatives)
 
     def _examples(self, rows, seen, n_negatives):
-        """Examples of some rows, with negatives that are not in others."""
+        """Return the examples of rows, with negatives that are not in `seen`."""
         implicit = self.loss == "bce"
         targets = (rows.values > 0).astype(DTYPE) if implicit else rows.targets(rows.mean)
         return Examples(
@@ -273,53 +243,46 @@ class NCF(RankingMixin, Epochs):
     # ------------------------------------------------------------------------- each epoch
 
     def _pass(self, rows, arranged, run):
-        squared, reg = self.loss == "squared", float(self.reg)
-        network, n_most = self._made_network(), min(len(rows.users), self.batch_size)
-        trainer = Trainer(network, arranged, run.state, n_most, squared=squared, reg=reg)
-        key = run.key.at(run.n_epochs)
+        network, reg, key = network_of(*self._sizes()), float(self.reg), run.key.at(run.n_epochs)
         order = key.generator("order of rows").permutation(len(arranged.users))
-        rate, n_batches = self._rate(run), -(-len(order) // self.batch_size)
+        generator, rate = key.generator("negatives"), float(self._rate(run))
+        batches = range(0, len(order), self.batch_size)
         loss = 0.0
-        # What diverges is found, and named, after the epoch.
-        with np.errstate(over="ignore", invalid="ignore"):
-            for k in range(n_batches):
-                batch = order[k * self.batch_size : (k + 1) * self.batch_size]
-                loss += trainer.step(batch, rate, run.n_epochs * n_batches + k + 1, key)
+        for k, start in enumerate(batches, run.n_epochs * len(batches) + 1):
+            batch = arranged.draw(order[start : start + self.batch_size], generator)
+            loss += train_on(batch, network, run.state, self._losses, reg, rate, k)
         return loss / arranged.total
+
+    def _losses(self, scores, targets, weights):
+        """Return the weighted loss of each example."""
+        if self.loss == "squared":
+            return weights * (scores - targets) ** 2 / 2
+        return binary_cross_entropy_with_logits(scores, targets, weights, reduction="none")
 
     # -------------------------------------------------------------------- early stopping
 
     def _validation_rows(self, rows, held_out, key):
-        everything = rows._replace(
-            users=np.concatenate([rows.users, held_out.users]),
-            items=np.concatenate([rows.items, held_out.items]),
-        )
-        order = np.lexsort((everything.items, everything.users))
-        everything = everything._replace(
-            users=everything.users[order], items=everything.items[order]
-        )
+        pairs = [one.users * np.int64(rows.n_items) + one.items for one in (rows, held_out)]
+        users, items = divmod(np.sort(np.concatenate(pairs)), rows.n_items)
+        everything = rows._replace(users=users, items=items.astype(np.int32))
         # Cross-entropy has no meaning without negatives.
         examples = self._examples(held_out, everything, max(1, self.n_negatives))
-        if self.loss == "squared":
-            examples = examples._replace(targets=((held_out.values - rows.mean) / rows.scale))
-        return examples, examples.draw(np.arange(len(examples.users)), key)
+        batch = examples.draw(np.arange(len(examples.users)), key.generator("held-out negatives"))
+        return batch, examples.total
 
     def _validation_loss(self, rows, held_out):
-        examples, (items, targets, weights) = held_out
-        users = np.argsort(rows.rank_of_user)[examples.users]
-        scores = self._scores(users, items)
-        losses = np.empty(scores.shape)
-        squared = self.loss == "squared"
-        total = _kernels.ncf.slopes_of(
-            scores, targets.astype(float), weights.astype(float), squared, losses
+        (users, items, *targets_and_weights), total = held_out
+        codes = np.argsort(rows.rank_of_user)[users]
+        scores = torch.from_numpy(self._scores(codes, items.numpy()))
+        return float(
+            self._losses(scores, *(one.double() for one in targets_and_weights)).sum() / total
         )
-        return float(total / examples.total)
 
     # ------------------------------------------------------------------ the fitted model
 
     def _fitted(self, rows, state):
-        network = self._made_network()
-        users, items = state["users"][0], state["items"][0].copy()
+        weights = {name: moments[0].copy() for name, moments in state.items()}
+        users, items = (weights.pop(name) for name in TABLES)
         rated = np.bincount(rows.items, minlength=rows.n_items) > 0
         means = users.mean(axis=0), items[rated].mean(axis=0)
         fitted = {}
@@ -334,8 +297,8 @@ class NCF(RankingMixin, Epochs):
         return fitted | {
             "user_factors_": users[rows.rank_of_user],
             "item_factors_": items,
-            "weights_": network.views(state["weights"][0, 0].copy()),
-            "_network": network,
+            "weights_": weights,
+            "_fitted_sizes": self._sizes(),
             "_means": means,
         }
 
@@ -357,16 +320,22 @@ class NCF(RankingMixin, Epochs):
         return self._scores(users, everything)
 
     def _scores(self, users, items):
-        """Scores of each user (n,) with its items (n, n_each), codes, -1 for unknown."""
-        scores, room = np.empty(items.shape), Room(DTYPE)
-        P = _with(self._means[0], self.user_factors_)
-        Q = _with(self._means[1], self.item_factors_)
+        """Return scores of each user (n,) with its items (n, n_each), codes, -1 for unknown."""
+        network, scores = network_of(*self._fitted_sizes), np.empty(items.shape)
+        factors = zip(TABLES, (self.user_factors_, self.item_factors_), self._means, strict=True)
+        # The last row is that of unknown users or items.
+        tables = {name: np.concatenate([rows, mean[None]]) for name, rows, mean in factors}
+        parameters = tensors(tables | self.weights_)
         n_users = max(1, SCORED_AT_ONCE // max(1, items.shape[1]))
-        with get_threadpool_controller().limit(limits=1, user_api="blas"):
+        with one_thread(), torch.no_grad():
             for start in range(0, len(users), n_users):
                 part = slice(start, start + n_users)
-                rows = P[users[part]], Q[items[part]]
-                scores[part], _ = self._network.forward(self.weights_, *rows, room)
+                codes = np.broadcast_arrays(users[part, None], items[part])
+                codes = [
+                    torch.from_numpy(one % len(table))
+                    for one, table in zip(codes, tables.values(), strict=True)
+                ]
+                scores[part] = functional_call(network, parameters, tuple(codes)).numpy()
         return scores
 
     def to_module(self) -> torch.nn.Module:
@@ -390,36 +359,25 @@ class NCF(RankingMixin, Epochs):
         True
         """
         check_is_fitted(self)
-        d, layers = self._network
-        sizes = {"n_users": self.n_users_, "n_items": self.n_items_}
-        # Its first numbers are drawn, and then replaced.
-        with torch.random.fork_rng(devices=[]):
-            if not layers:
-                module = modules.GMF(**sizes, n_factors=d)
-            elif not d:
-                module = modules.MLP(**sizes, layers=layers)
-            else:
-                module = modules.NeuMF(**sizes, n_factors=d, layers=layers)
-        tables = {"user.weight": self.user_factors_, "item.weight": self.item_factors_}
-        state = {n: torch.from_numpy(a.copy()) for n, a in (tables | self.weights_).items()}
-        module.load_state_dict(state)
+        tables = dict(zip(TABLES, (self.user_factors_, self.item_factors_), strict=True))
+        module = network_of(*self._fitted_sizes, self.n_users_, self.n_items_)
+        module.load_state_dict(tensors(tables | self.weights_))
         return module
 
     # -------------------------------------------------------------------------- new users
 
     def _new_user_attributes(self, data):
         rows = [slice(*ends) for ends in zip(data.indptr[:-1], data.indptr[1:], strict=True)]
-        with get_threadpool_controller().limit(limits=1, user_api="blas"):
+        with one_thread(), torch.enable_grad():
             found = [
                 self._newcomer(data.items[own], data.values[own], data.weights[own]) for own in rows
             ]
         return {"user_factors_": np.array(found, DTYPE)}
 
     def _newcomer(self, items, values, weights):
-        """The vectors of a user with these rows."""
-        implicit = self.loss == "bce"
+        """Return the vectors of a user with these rows."""
+        implicit, n = self.loss == "bce", len(items)
         targets = values > 0 if implicit else (values - self.global_bias_) / self._scale
-        n = len(items)
         examples = Examples(
             np.zeros(n, np.int32),
             items,
@@ -430,23 +388,155 @@ class NCF(RankingMixin, Epochs):
             self.n_items_,
             self.n_negatives if implicit else 0,
         )
-        weights = np.concatenate([weight.ravel() for weight in self.weights_.values()])
-        state = {
-            "users": np.zeros((3, 1, self._network.user_width), DTYPE),
-            "items": self.item_factors_[None],
-            "weights": weights[None, None],
-        }
-        state["users"][0] = self._means[0]
-        reg, squared = float(self.reg), not implicit
-        trainer = Trainer(
-            self._network, examples, state, n, trained=("users",), squared=squared, reg=reg
-        )
+        network, generator = network_of(*self._fitted_sizes), Key(0).generator("negatives")
+        fixed = {name: one[None] for name, one in self.weights_.items()}
+        fixed["item.weight"] = self.item_factors_[None]
+        user = with_moments({"user.weight": torch.from_numpy(self._means[0])[None]})
         for step in range(STEPS_OF_THE_NEW):
             rate = RATE_OF_THE_NEW * (1 - step / STEPS_OF_THE_NEW)
-            trainer.step(np.arange(n), rate, step + 1, Key(0).at(step))
-        return state["users"][0, 0]
+            batch = examples.draw(np.arange(n), generator)
+            train_on(
+                batch, network, user | fixed, self._losses, float(self.reg), rate, step + 1, user
+            )
+        return user["user.weight"][0, 0]
 
 
-def _with(unknown, rows):
-    """The rows, and one more at -1, the place of unknown users or items."""
-    return np.concatenate([rows, unknown[None]])
+class Examples(NamedTuple):
+    """Rows of X in the order of their users, and what their negatives are drawn from.
+
+    Attributes
+    ----------
+    users, items : ndarray of shape (n_rows,), dtype int32
+    targets, weights : ndarray of shape (n_rows,), dtype float32
+    indptr, seen : ndarray
+        Items ``seen[indptr[u]:indptr[u + 1]]`` are no negatives of user u; ascending.
+    n_items : int
+    n_negatives : int
+        Number of negatives of each row.
+    """
+
+    users: np.ndarray
+    items: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    indptr: np.ndarray
+    seen: np.ndarray
+    n_items: int
+    n_negatives: int
+
+    @property
+    def total(self) -> float:
+        """Sum of the weights of all examples."""
+        n_unseen = self.n_items - np.diff(self.indptr)
+        have = (self.targets > 0) & (n_unseen[self.users] > 0)
+        return float((1.0 + self.n_negatives * have) @ self.weights)
+
+    def draw(self, rows: np.ndarray, generator: np.random.Generator) -> tuple[torch.Tensor, ...]:
+        """Return the users (n,) of these rows, and (n, 1 + n_negatives) items, targets and weights.
+
+        The row itself is first, then come its negatives, of weight 0 if it has none.
+        """
+        users, shape = self.users[rows], (len(rows), 1 + self.n_negatives)
+        items, targets = np.empty(shape, np.int64), np.zeros(shape, self.targets.dtype)
+        items[:, 0], targets[:, 0] = self.items[rows], self.targets[rows]
+        weights = np.repeat(self.weights[rows, None], shape[1], axis=1)
+        if self.n_negatives:
+            n_unseen = self.n_items - (self.indptr[users + 1] - self.indptr[users])
+            have = (targets[:, 0] > 0) & (n_unseen > 0)
+            weights[~have, 1:] = 0
+            ranks = generator.integers(np.maximum(n_unseen, 1)[:, None], size=items[:, 1:].shape)
+            whose, found = np.repeat(users, self.n_negatives), np.empty(ranks.size, np.int64)
+            fedmf_kernels.unseen_items(ranks.ravel(), whose, self.indptr, self.seen, found)
+            items[:, 1:] = np.where(have[:, None], found.reshape(ranks.shape), items[:, :1])
+        return tuple(
+            torch.from_numpy(one) for one in (users.astype(np.int64), items, targets, weights)
+        )
+
+
+def network_of(
+    n_factors: int,
+    layers: Sequence[int],
+    n_users: int = 1,
+    n_items: int = 1,
+    std: float = 1.0,
+    seed: int = 0,
+) -> nn.Module:
+    """Return the module of these sizes with its first parameters."""
+    sizes = {"n_users": n_users, "n_items": n_items, "std": std}
+    with seeded(seed):
+        if not layers:
+            network = modules.GMF(**sizes, n_factors=n_factors)
+        elif not n_factors:
+            network = modules.MLP(**sizes, layers=layers)
+        else:
+            network = modules.NeuMF(**sizes, n_factors=n_factors, layers=layers)
+        nn.init.xavier_uniform_(network.output.weight)
+    nn.init.zeros_(network.output.bias)
+    # GMF begins as a plain matrix factorisation.
+    network.output.weight.data[:, :n_factors] = 1
+    return network
+
+
+def tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Return tensors that share the arrays' memory."""
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def with_moments(parameters: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Return arrays (3, *shape): each parameter, and zeros for the two moments of Adam."""
+    return {
+        name: np.stack([one.numpy(), *np.zeros((2, *one.shape))]).astype(DTYPE)
+        for name, one in parameters.items()
+    }
+
+
+def train_on(
+    batch: tuple[torch.Tensor, ...],
+    network: nn.Module,
+    state: dict[str, np.ndarray],
+    losses_of: Callable[..., torch.Tensor],
+    reg: float,
+    learning_rate: float,
+    n_steps: int,
+    trained: Iterable[str] | None = None,
+) -> float:
+    """Take step `n_steps`, from 1, of Adam on a batch, in place; return its summed loss.
+
+    Parameters
+    ----------
+    batch : tuple of Tensor
+        From `Examples.draw`.
+    network : Module
+        For any number of users and items.
+    state : dict of str to ndarray of shape (3, *shape)
+        Parameters and their two moments; those that are not trained need no moments.
+    losses_of : callable
+        Returns the losses of scores, targets and weights.
+    reg : float
+        Weight of squared vectors in the loss of each example.
+    learning_rate : float
+    n_steps : int
+    trained : iterable of str, default=None
+        Names of the parameters that move; None for all.
+    """
+    users, items, targets, weights = batch
+    trained = list(state if trained is None else trained)
+    # Adam sees only the rows of the tables that the batch uses, as if there were no others.
+    parts, used, codes = tensors(state), {}, {}
+    for name, whose in zip(TABLES, (users, items), strict=True):
+        used[name], codes[name] = whose.unique(return_inverse=True)
+        parts[name] = parts[name].index_select(1, used[name])
+    parameters = {name: part[0].requires_grad_(name in trained) for name, part in parts.items()}
+    codes["user.weight"] = codes["user.weight"][:, None].expand(items.shape)
+    losses = losses_of(functional_call(network, parameters, (*codes.values(),)), targets, weights)
+    penalty = sum(
+        torch.bincount(codes[name].ravel(), weights.ravel()) @ parameters[name].square().sum(1)
+        for name in TABLES
+    )
+    goal = (losses.sum() + reg * penalty) / weights.numel()
+    gradients = torch.autograd.grad(goal, [parameters[name] for name in trained])
+    moved = zip(*(parts[name] for name in trained), strict=True)
+    adam_step(*moved, gradients, n_steps, learning_rate)
+    for name in set(trained) & set(used):
+        torch.from_numpy(state[name]).index_copy_(1, used[name], parts[name])
+    return losses.sum().item()

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from fedrecsk._docs import documented
-from fedrecsk._sklearn import Interval, StrOptions
-from fedrecsk.interactions import id_array
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.data.interactions import id_array
 from fedrecsk.neural.base import NeuralRecommender
 from fedrecsk.neural.modules import ScoreFunction
 

@@ -13,7 +13,6 @@ whose legend would take more than a third of the height is made taller.
 
 from fedrecsk.plotting._convergence import ConvergenceDisplay
 from fedrecsk.plotting._cost import CostDisplay
-from fedrecsk.plotting._privacy import PrivacyDisplay
-from fedrecsk.plotting._robustness import RobustnessDisplay
+from fedrecsk.plotting._curves import PrivacyDisplay, RobustnessDisplay
 
 __all__ = ["ConvergenceDisplay", "CostDisplay", "PrivacyDisplay", "RobustnessDisplay"]

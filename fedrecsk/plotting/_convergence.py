@@ -1,28 +1,32 @@
-"""Convergence: the loss by round."""
+"""Draw the loss by round."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from sklearn.utils.validation import check_is_fitted
 
+from fedrecsk._utils.docs import documented
 from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.model_selection import Comparison
-from fedrecsk.plotting._curves import CurvesDisplay
-from fedrecsk.plotting._drawing import check_reference
-from fedrecsk.plotting._results import as_rows, check_any, numbers
+from fedrecsk.plotting._base import CurvesDisplay, check_any, check_reference
+from fedrecsk.plotting._results import as_table, numbers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
     from matplotlib.axes import Axes
-    from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
 
 
+@documented
+@dataclass(kw_only=True, eq=False, repr=False)
 class ConvergenceDisplay(CurvesDisplay):
     """Loss by round, or any other number that a method reports each round.
 
@@ -33,15 +37,11 @@ class ConvergenceDisplay(CurvesDisplay):
         standard deviation of the number after each.
     score_name : str, default="loss"
         Name of the number, which labels the axis.
-    reference : float or dict of str to float, default=None
-        Scores of baselines by name, to draw as dashed horizontal lines.
+    {reference}
 
     Attributes
     ----------
-    ax_ : matplotlib Axes
-    figure_ : matplotlib Figure
-    references_ : list of matplotlib Line2D
-        One per reference score.
+    {display attributes}
     lines_ : list of matplotlib Line2D
         One per method.
     bands_ : list of matplotlib artists
@@ -66,16 +66,12 @@ class ConvergenceDisplay(CurvesDisplay):
     [1, 2, 3, 4, 5]
     """
 
-    def __init__(
-        self,
-        *,
-        curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
-        score_name: str = "loss",
-        reference: float | Mapping[str, float] | None = None,
-    ) -> None:
-        super().__init__(curves=curves, x_name="rounds", score_name=score_name, reference=reference)
+    x_name: str = field(init=False, default="rounds")
+    score_name: str = "loss"
+    failed: Sequence[str] = field(init=False, default=())
 
     @classmethod
+    @documented
     def from_estimator(
         cls,
         estimator: BaseEstimator,
@@ -96,13 +92,7 @@ class ConvergenceDisplay(CurvesDisplay):
             Key of the rows of `history_`: "loss", or "validation_loss" after early stopping.
         name : str, default=None
             Label of the line. None: the name of the class.
-        reference : float or dict of str to float, default=None
-            Scores of baselines by name, to draw as dashed horizontal lines:
-            ``{"BiasOnly": 0.94}``.
-        ax : matplotlib Axes, default=None
-            Axes to draw in. None: those of a new figure.
-        **kwargs
-            Passed to :meth:`plot`.
+        {drawing}
 
         Returns
         -------
@@ -127,6 +117,7 @@ class ConvergenceDisplay(CurvesDisplay):
         )
 
     @classmethod
+    @documented
     def from_results(
         cls,
         results: Comparison | Mapping[str, Any],
@@ -147,13 +138,7 @@ class ConvergenceDisplay(CurvesDisplay):
             ``return_estimator=True``; its federated models are drawn.
         score : str, default="loss"
             Key of the rows of `history_`, or the name of the numbers.
-        reference : float or dict of str to float, default=None
-            Scores of baselines by name, to draw as dashed horizontal lines:
-            ``{"BiasOnly": 0.94}``.
-        ax : matplotlib Axes, default=None
-            Axes to draw in. None: those of a new figure.
-        **kwargs
-            Passed to :meth:`plot`.
+        {drawing}
 
         Returns
         -------
@@ -177,19 +162,11 @@ class ConvergenceDisplay(CurvesDisplay):
             )
         curves = {}
         for name, result in results.items():
-            runs = [_by_round(name, run, score) for run in _runs(name, result)]
-            by_round = np.full((len(runs), max(map(len, runs))), np.nan)
-            for line, run in zip(by_round, runs, strict=True):
-                line[: len(run)] = run
-            known = ~np.isnan(by_round).all(axis=0)
-            if known.any():
-                rounds = np.flatnonzero(known)
-                losses = by_round[:, rounds]
-                curves[str(name)] = (
-                    rounds + 1,
-                    np.nanmean(losses, axis=0),
-                    np.nanstd(losses, axis=0),
-                )
+            runs = [pd.Series(_by_round(name, run, score)) for run in _runs(name, result)]
+            losses = pd.concat(runs, axis="columns").dropna(how="all")
+            if len(losses):
+                mean, std = losses.mean(axis="columns"), losses.std(axis="columns", ddof=0)
+                curves[str(name)] = losses.index.to_numpy() + 1, mean.to_numpy(), std.to_numpy()
         check_any(curves, score)
         return cls(curves=curves, score_name=score, reference=reference).plot(ax, **kwargs)
 
@@ -204,16 +181,16 @@ def _federated_of(comparison):
         raise ValueError(
             "The comparison kept no fitted estimators; compare with return_estimator=True."
         )
-    runs = {}
-    for row in as_rows(comparison):
-        if not np.isnan(row["rounds"]):
-            fitted = comparison.estimators[row["estimator"]][row["fold"]]
-            runs.setdefault(row["estimator"], []).append(fitted)
-    return runs
+    table = as_table(comparison)
+    federated = table[table["rounds"].notna()]
+    return {
+        str(name): [comparison.estimators[name][fold] for fold in own["fold"]]
+        for name, own in federated.groupby("estimator", sort=False)
+    }
 
 
 def _runs(name, result):
-    """A list of models, histories or arrays of numbers, from one or several."""
+    """Return a list of models, histories or arrays of numbers, from one or several."""
     if hasattr(result, "fit"):
         return [result]
     if isinstance(result, str) or not isinstance(result, Iterable):
@@ -222,8 +199,7 @@ def _runs(name, result):
             f"got {result!r}."
         )
     result = list(result)
-    one = len(result) == 0 or isinstance(result[0], Mapping | Real)
-    return [result] if one else result
+    return [result] if not result or isinstance(result[0], Mapping | Real) else result
 
 
 def _by_round(name, run, score):
@@ -237,8 +213,9 @@ def _by_round(name, run, score):
     run = list(run)
     if len(run) == 0:
         raise ValueError(f"{name} has no rounds to draw.")
-    rows = run if isinstance(run[0], Mapping) else [{score: number} for number in run]
-    losses = np.array(numbers(rows, score))
+    if not isinstance(run[0], Mapping):
+        run = [{score: loss} for loss in run]
+    losses = numbers(as_table(run), score)
     # An infinite loss leaves a gap, like an unknown one.
     losses[np.isinf(losses)] = np.nan
     return losses

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from sklearn.utils.validation import check_consistent_length
 
+from fedrecsk._utils.docs import documented
 from fedrecsk.model_selection._comparison import is_error
-from fedrecsk.plotting._drawing import (
+from fedrecsk.plotting._base import (
     DASHES,
     axes,
+    check_any,
     check_reference,
+    draw_level,
     draw_reference,
     finish,
     legible,
     make_logarithmic,
     pyplot,
-    restyled,
     style,
+    with_style,
 )
-from fedrecsk.plotting._results import (
-    as_rows,
-    check_any,
-    column,
-    failures,
-    numbers,
-    scores_of,
-    vary,
-)
+from fedrecsk.plotting._results import as_table, column, failures, numbers, scores_of, vary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,6 +38,8 @@ if TYPE_CHECKING:
     from fedrecsk.model_selection import Comparison
 
 
+@documented
+@dataclass(kw_only=True, eq=False, repr=False)
 class CostDisplay:
     """Accuracy against communication cost, with the Pareto front.
 
@@ -60,19 +59,14 @@ class CostDisplay:
     greater_is_better : bool, default=None
         Whether a larger score is better. None: True, except for "rmse" and "mae" if they are not
         negative.
-    failed : list of str, default=()
-        Notes for the legend about fits that failed.
-    reference : float or dict of str to float, default=None
-        Scores of baselines by name, to draw as dashed horizontal lines.
+    {failed}
+    {reference}
 
     Attributes
     ----------
     pareto_ : list of str
         Methods on the Pareto front, the cheapest first.
-    ax_ : matplotlib Axes
-    figure_ : matplotlib Figure
-    references_ : list of matplotlib Line2D
-        One per reference score.
+    {display attributes}
     points_ : list of matplotlib ErrorbarContainer
         One per method with a cost.
     baselines_ : list of matplotlib Line2D
@@ -98,32 +92,19 @@ class CostDisplay:
     ['thrifty', 'lavish']
     """
 
-    def __init__(
-        self,
-        *,
-        names: Sequence[str],
-        costs: ArrayLike,
-        scores: ArrayLike,
-        cost_stds: ArrayLike | None = None,
-        score_stds: ArrayLike | None = None,
-        cost_name: str = "mb",
-        score_name: str = "score",
-        greater_is_better: bool | None = None,
-        failed: Sequence[str] = (),
-        reference: float | Mapping[str, float] | None = None,
-    ) -> None:
-        self.names = names
-        self.costs = costs
-        self.scores = scores
-        self.cost_stds = cost_stds
-        self.score_stds = score_stds
-        self.cost_name = cost_name
-        self.score_name = score_name
-        self.greater_is_better = greater_is_better
-        self.failed = failed
-        self.reference = reference
+    names: Sequence[str]
+    costs: ArrayLike
+    scores: ArrayLike
+    cost_stds: ArrayLike | None = None
+    score_stds: ArrayLike | None = None
+    cost_name: str = "mb"
+    score_name: str = "score"
+    greater_is_better: bool | None = None
+    failed: Sequence[str] = ()
+    reference: float | Mapping[str, float] | None = None
 
     @classmethod
+    @documented
     def from_results(
         cls,
         results: Comparison | ArrayLike | Sequence[Mapping[str, Any]],
@@ -153,13 +134,7 @@ class CostDisplay:
         greater_is_better : bool, default=None
             Whether a larger score is better. None: True, except for "rmse" and "mae" if they are
             not negative.
-        reference : float or dict of str to float, default=None
-            Scores of baselines by name, to draw as dashed horizontal lines:
-            ``{"BiasOnly": 0.94}``.
-        ax : matplotlib Axes, default=None
-            Axes to draw in. None: those of a new figure.
-        **kwargs
-            Passed to :meth:`plot`.
+        {drawing}
 
         Returns
         -------
@@ -174,45 +149,45 @@ class CostDisplay:
             row has the score.
         """
         check_reference(reference)
-        rows = as_rows(results)
-        if cost == "mb" and "mb" not in rows[0]:
-            sums = np.add(numbers(rows, "mb_up"), numbers(rows, "mb_down"))
-            if "mb_device_to_device" in rows[0]:
-                sums = sums + 2 * np.array(numbers(rows, "mb_device_to_device"))
-            rows = [{**row, "mb": both} for row, both in zip(rows, sums.tolist(), strict=True)]
-        methods = {}
-        for name, value, paid in zip(
-            column(rows, by), scores_of(rows, score), numbers(rows, cost), strict=True
-        ):
-            if not np.isnan(value):
-                methods.setdefault(str(name), []).append((paid, value))
-        all_paid = np.array([paid for pairs in methods.values() for paid, _ in pairs])
-        if (all_paid < 0).any():
+        table = as_table(results)
+        if cost == "mb" and "mb" not in table:
+            table = table.assign(mb=numbers(table, "mb_up") + numbers(table, "mb_down"))
+            if "mb_device_to_device" in table:
+                table["mb"] += 2 * numbers(table, "mb_device_to_device")
+        points = pd.DataFrame(
+            {
+                "name": list(map(str, column(table, by))),
+                "score": scores_of(table, score),
+                "cost": numbers(table, cost),
+            }
+        ).dropna(subset="score")
+        if (points["cost"] < 0).any():
             raise ValueError(
                 f"{cost!r} has negative values; cost scorers return those, so negate them."
             )
-        if np.isinf(all_paid).any():
+        if np.isinf(points["cost"]).any():
             raise ValueError(
                 f"{cost!r} is infinite for some methods; draw epsilon by PrivacyDisplay."
             )
-        check_any(methods, score)
-        means = np.array([np.mean(pairs, axis=0) for pairs in methods.values()])
-        stds = np.array([np.std(pairs, axis=0) for pairs in methods.values()])
+        check_any(len(points), score)
+        methods = points.groupby("name", sort=False)
+        means, stds = pd.DataFrame(methods.mean()), pd.DataFrame(methods.std(ddof=0))
         display = cls(
-            names=list(methods),
-            costs=means[:, 0],
-            scores=means[:, 1],
-            cost_stds=stds[:, 0],
-            score_stds=stds[:, 1],
+            names=means.index.tolist(),
+            costs=means["cost"].to_numpy(),
+            scores=means["score"].to_numpy(),
+            cost_stds=stds["cost"].to_numpy(),
+            score_stds=stds["score"].to_numpy(),
             cost_name=cost,
             score_name=score,
             greater_is_better=greater_is_better,
-            failed=failures(rows, score, by),
+            failed=failures(table, score, by),
             reference=reference,
         )
         return display.plot(ax, **kwargs)
 
     @classmethod
+    @documented
     def from_estimator(
         cls,
         estimator: BaseEstimator,
@@ -234,20 +209,15 @@ class CostDisplay:
         Parameters
         ----------
         estimator : estimator
-        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
-        y : array-like of shape (n_samples,), default=None
+        {data}
         param_name : str
             Name of the parameter to vary, as in `set_params`.
         param_range : iterable, or dict of str to value
             Values of the parameter, or a dict of labels to values.
         score, cost, greater_is_better, ax, **kwargs
             As in :meth:`from_results`.
-        reference : float, dict of str to float or estimator, or list of estimators, default=None
-            Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are
-            cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
-        compare_params : dict, default=None
-            Further parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`,
-            `clients`, `n_jobs`...
+        {estimators in reference}
+        {compare_params}
 
         Returns
         -------
@@ -255,12 +225,12 @@ class CostDisplay:
         """
         pyplot("CostDisplay.from_estimator", ax)
         scores = [score, "mb_up" if cost == "mb" else cost]
-        results, reference = vary(
+        table, reference = vary(
             [estimator], X, y, param_name, param_range, scores, compare_params, reference
         )
-        rows = [{**row, param_name: f"{param_name}={row[param_name]}"} for row in results]
+        labels = [f"{param_name}={value}" for value in table[param_name]]
         return cls.from_results(
-            rows,
+            table.assign(**{param_name: labels}),
             score=score,
             cost=cost,
             by=param_name,
@@ -276,21 +246,21 @@ class CostDisplay:
         return [self.names[i] for i in self._front()]
 
     def _front(self):
-        parts = self.names, self.costs, self.scores, self.cost_stds, self.score_stds
-        check_consistent_length(*parts)
+        check_consistent_length(
+            self.names, self.costs, self.scores, self.cost_stds, self.score_stds
+        )
         costs, scores = np.asarray(self.costs, float), np.asarray(self.scores, float)
-        losses = -scores if self._greater_is_better() else scores
+        greater = self.greater_is_better
+        if greater is None:
+            greater = not is_error(self.score_name, self.scores)
+        losses = -scores if greater else scores
         front = []
         for i in np.lexsort((losses, costs)):
             if np.isfinite(costs[i]) and (not front or losses[i] < losses[front[-1]]):
                 front.append(i)
         return front
 
-    def _greater_is_better(self):
-        if self.greater_is_better is not None:
-            return self.greater_is_better
-        return not is_error(self.score_name, self.scores)
-
+    @documented
     def plot(
         self,
         ax: Axes | None = None,
@@ -302,8 +272,7 @@ class CostDisplay:
 
         Parameters
         ----------
-        ax : matplotlib Axes, default=None
-            Axes to draw in. None: those of a new figure.
+        {ax}
         front_kw : dict, default=None
             How to draw the front: parameters of matplotlib's `plot`.
         **kwargs
@@ -330,20 +299,20 @@ class CostDisplay:
         for i, name in enumerate(self.names):
             if np.isnan(costs[i]):
                 dashes = DASHES[len(self.baselines_) % len(DASHES)]
-                look = {"color": "0.5", "linestyle": dashes, "linewidth": 1.3, "zorder": 1}
-                line = ax.axhline(scores[i], label=legible(f"{name} (centralised)"), **look)
+                look = {"color": "0.5", "linestyle": dashes, "linewidth": 1.3}
+                line = draw_level(ax, scores[i], f"{name} (centralised)", **look)
                 self.baselines_.append(line)
                 continue
             look = style(taken + len(self.points_)) | {"linestyle": "none", "markersize": 8}
             look |= {"label": legible(name), "capsize": 3, "zorder": 3}
             look |= {"xerr": _bar(self.cost_stds, i), "yerr": _bar(self.score_stds, i)}
-            point = ax.errorbar(costs[i], scores[i], **restyled(kwargs, **look))
+            point = ax.errorbar(costs[i], scores[i], **with_style(kwargs, **look))
             self.points_.append(point)
         draw_reference(self, ax)
         self.front_: Any = None
         if len(on_front) > 1:
             look = {"color": "0.6", "linewidth": 1.5, "zorder": 2, "drawstyle": "steps-post"}
-            look = restyled(front_kw, label="Pareto front", **look)
+            look = with_style(front_kw, label="Pareto front", **look)
             (self.front_,) = ax.plot(costs[on_front], scores[on_front], **look)
         positive = costs[np.isfinite(costs)]
         if len(positive) and positive.min() > 0 and positive.max() > 20 * positive.min():

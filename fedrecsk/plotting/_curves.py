@@ -1,101 +1,406 @@
-"""Base class of displays with one curve per method."""
+"""Draw a score under conditions that get worse, and over the privacy loss."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedrecsk.plotting._drawing import (
-    axes,
+from fedrecsk._utils.docs import documented
+from fedrecsk.plotting._base import (
+    CurvesDisplay,
+    check_any,
     check_reference,
-    draw_reference,
-    finish,
+    draw_level,
     legible,
-    restyled,
+    make_logarithmic,
+    name_ticks,
+    pyplot,
     style,
+    with_style,
 )
-from fedrecsk.plotting._results import check_any
+from fedrecsk.plotting._results import (
+    VARIANT,
+    as_table,
+    conditions,
+    curves_by_method,
+    failures,
+    numbers,
+    vary,
+    worst_rows,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Self
 
     from matplotlib.axes import Axes
     from numpy.typing import ArrayLike
+    from sklearn.base import BaseEstimator
+
+    from fedrecsk.model_selection import Comparison
 
 
-class CurvesDisplay:
-    """One line per method, with a band of one standard deviation.
+@documented
+@dataclass(kw_only=True, eq=False, repr=False)
+class RobustnessDisplay(CurvesDisplay):
+    """A score as conditions get worse: more dropout, stronger attacks.
+
+    If the condition is a number, each method is a line. If it is a name, such as that of an attack,
+    the methods are points side by side. What an attacker chooses, such as the strength of its
+    attack, should not be assumed: give several strengths, and the worst score is drawn.
 
     Parameters
     ----------
     curves : dict of str to (x, mean, std)
-        For each method, arrays of shape (n_points,).
-    x_name, score_name : str
-    failed : list of str, default=()
-        Notes for the legend about fits that failed.
-    reference : float or dict of str to float, default=None
-        Scores of baselines by name, to draw as dashed horizontal lines.
+        For each method, arrays of shape (n_conditions,): the conditions, and the mean and
+        standard deviation of the score under each.
+    x_name, score_name : str, default="dropout", "ndcg@10"
+        Names of the condition and the score, which label the axes.
+    {failed}
+    {reference}
+
+    Attributes
+    ----------
+    {display attributes}
+    lines_ : list of matplotlib Line2D or ErrorbarContainer
+        One per method.
+    bands_ : list of matplotlib artists
+        One per line with a standard deviation above 0.
+    worst_ : dict of (str, float or str) to dict
+        For each method and condition, what the attacker has chosen, by column of `over`. Empty
+        without `over`.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> from fedrecsk.plotting import RobustnessDisplay
+    >>> results = [
+    ...     {"estimator": "A", "dropout": 0.0, "rmse": 0.90},
+    ...     {"estimator": "A", "dropout": 0.5, "rmse": 1.00},
+    ...     {"estimator": "A", "dropout": 0.5, "rmse": 1.50},
+    ... ]
+    >>> display = RobustnessDisplay.from_results(results, score="rmse")
+    >>> display.lines_[0].get_ydata().tolist()
+    [0.9, 1.25]
+
+    The worst of several strengths:
+
+    >>> results = [
+    ...     {"estimator": "A", "attack": "noise", "strength": strength, "ndcg@10": score}
+    ...     for strength, score in ((0.1, 0.4), (1.0, 0.2), (10.0, 0.3))
+    ... ]
+    >>> display = RobustnessDisplay.from_results(results, x="attack", over="strength")
+    >>> display.worst_
+    {('A', 'noise'): {'strength': 1.0}}
     """
 
-    def __init__(
-        self,
-        *,
-        curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
-        x_name: str,
-        score_name: str,
-        failed: Sequence[str] = (),
-        reference: float | Mapping[str, float] | None = None,
-    ) -> None:
-        self.curves = curves
-        self.x_name = x_name
-        self.score_name = score_name
-        self.failed = failed
-        self.reference = reference
+    x_name: str = "dropout"
+    score_name: str = "ndcg@10"
+    worst_: dict[tuple[str, float | str], dict[str, Any]] = field(init=False, default_factory=dict)
 
-    def plot(self, ax: Axes | None = None, **kwargs: Any) -> Self:
-        """Draw the display.
+    @classmethod
+    @documented
+    def from_results(
+        cls,
+        results: ArrayLike | Sequence[Mapping[str, Any]],
+        *,
+        x: str = "dropout",
+        score: str = "ndcg@10",
+        by: str = "estimator",
+        over: str | Sequence[str] = (),
+        worst: Literal["auto", "lowest", "highest"] = "auto",
+        reference: float | Mapping[str, float] | None = None,
+        ax: Axes | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Draw a table of scores under several conditions.
 
         Parameters
         ----------
-        ax : matplotlib Axes, default=None
-            Axes to draw in. None: those of a new figure.
-        **kwargs
-            How to draw the lines: parameters of matplotlib's `plot`, or of `errorbar` for points
-            side by side.
+        results : DataFrame or list of dict
+            One row or more per method and condition, such as ``comparison.per_fold`` with a column
+            for the condition. Their mean is drawn with one standard deviation. Rows without the
+            score are left out.
+        x, score, by : str, default="dropout", "ndcg@10", "estimator"
+            Columns of the condition, the score and the method's name.
+        over : str or list of str, default=()
+            Columns of what the attacker chooses, such as its strength. For each method and
+            condition, the rows with the worst mean score over these columns are drawn. Fits that
+            failed do not count, and are noted in the legend.
+        worst : {"auto", "lowest", "highest"}, default="auto"
+            Which score is the worst. "auto": the highest of "rmse", "mae" and "exposure", the
+            lowest of others.
+        {drawing}
 
         Returns
         -------
-        display : object
-            Itself.
+        display : RobustnessDisplay
 
         Raises
         ------
         ImportError
             If matplotlib is missing.
+        ValueError
+            If there is no such column, a condition or score is infinite, no row has the score, or
+            `worst` is unknown.
         """
-        check_any(self.curves, self.score_name)
-        check_reference(self.reference)
-        ax, own = axes(f"{type(self).__name__}.plot", ax)
-        self._draw(ax, kwargs)
-        draw_reference(self, ax)
-        return finish(self, ax, own, x_name=self.x_name, score_name=self.score_name)
+        check_reference(reference)
+        table = as_table(results)
+        if any(value in (np.inf, -np.inf) for value in conditions(table, x)):
+            raise ValueError(f"{x!r} is infinite in some rows; leave them out.")
+        over, chosen = [over] if isinstance(over, str) else list(over), {}
+        if over:
+            table, chosen = worst_rows(table, x=x, score=score, by=by, over=over, worst=worst)
+        curves = curves_by_method(table, setting=x, x=x, score=score, by=by)
+        failed = failures(table, score, by)
+        display = cls(curves=curves, x_name=x, score_name=score, failed=failed, reference=reference)
+        display.worst_ = chosen
+        return display.plot(ax, **kwargs)
+
+    @classmethod
+    @documented
+    def from_estimator(
+        cls,
+        estimator: BaseEstimator | Sequence[BaseEstimator] | Mapping[str, BaseEstimator],
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        param_name: str = "federation__dropout",
+        param_range: Iterable[Any] | Mapping[str, Any] = (0.0, 0.25, 0.5, 0.75),
+        score: str = "ndcg@10",
+        worst: Literal["auto", "lowest", "highest"] = "auto",
+        reference: float | Mapping[str, Any] | Sequence[Any] | None = None,
+        ax: Axes | None = None,
+        compare_params: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Cross-validate federated models under several conditions, and draw the results.
+
+        Parameters
+        ----------
+        estimator : estimator, list of estimators, or dict of str to estimator
+        {data}
+        param_name : str, default="federation__dropout"
+            Name of the parameter to vary, as in `set_params`.
+        param_range : iterable or dict, default=(0.0, 0.25, 0.5, 0.75)
+            Values of the parameter, or a dict of labels to values: ``{"none": None, "noise":
+            RandomUpload()}`` for "federation__adversary". If a value of the dict is a list, such as
+            ``[RandomUpload(strength=s) for s in (0.1, 1, 10)]``, the worst of its values is drawn.
+        {column score}
+        worst : {"auto", "lowest", "highest"}, default="auto"
+            Which score of a list of values is the worst, as in :meth:`from_results`. Choose
+            "highest" for a scorer of your own that measures an attack's success.
+        {comparing}
+
+        Returns
+        -------
+        display : RobustnessDisplay
+        """
+        pyplot("RobustnessDisplay.from_estimator", ax)
+        table, reference = vary(
+            estimator,
+            X,
+            y,
+            param_name,
+            param_range,
+            [score],
+            compare_params,
+            reference,
+            variants=True,
+        )
+        x = param_name.split("__")[-1]
+        table = table.assign(**{x: table[param_name]})
+        values = param_range.values() if isinstance(param_range, Mapping) else ()
+        over = [VARIANT] if any(isinstance(value, list) for value in values) else []
+        return cls.from_results(
+            table, x=x, score=score, over=over, worst=worst, reference=reference, ax=ax, **kwargs
+        )
 
     def _draw(self, ax, kwargs):
-        self._draw_lines(ax, self.curves, kwargs)
+        conditions = [value for x, _, _ in self.curves.values() for value in x]
+        if all(isinstance(value, Real) for value in conditions):
+            super()._draw(ax, kwargs)
+        else:
+            self._draw_side_by_side(ax, list(dict.fromkeys(conditions)), kwargs)
 
-    def _draw_lines(self, ax, curves, kwargs):
+    def _draw_side_by_side(self, ax, conditions, kwargs):
         self.lines_: list[Any] = []
         self.bands_: list[Any] = []
-        taken = len(ax.lines)
-        for name, (x, mean, std) in curves.items():
-            look = style(taken + len(self.lines_)) | {"label": legible(name), "markersize": 6}
-            if len(x) > 20:
-                look["markevery"] = len(x) // 10
-            (line,) = ax.plot(x, mean, **restyled(kwargs, **look))
-            self.lines_.append(line)
-            if np.any(np.asarray(std) > 0):
-                low, high = np.subtract(mean, std), np.add(mean, std)
-                band = ax.fill_between(x, low, high, alpha=0.2, color=line.get_color(), lw=0)
-                self.bands_.append(band)
+        n_methods = len(self.curves)
+        for i, (name, (x, mean, std)) in enumerate(self.curves.items()):
+            look = {"label": legible(name), "linestyle": "none", "markersize": 7, "capsize": 3}
+            look = with_style(kwargs, **style(i), **look, yerr=std)
+            shift = (i - (n_methods - 1) / 2) * min(0.12, 0.7 / n_methods)
+            places = [conditions.index(value) + shift for value in x]
+            self.lines_.append(ax.errorbar(places, mean, **look))
+        name_ticks(ax, conditions)
+
+
+@documented
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivacyDisplay(CurvesDisplay):
+    """A score against the privacy loss epsilon, on a logarithmic axis.
+
+    Each method is a line. A dashed horizontal line is the method without noise.
+
+    Parameters
+    ----------
+    curves : dict of str to (epsilon, mean, std)
+        For each method, arrays of shape (n_settings,): the privacy losses, and the mean and
+        standard deviation of the score under each. An infinite epsilon means no noise.
+    x_name, score_name : str, default="epsilon", "ndcg@10"
+        Names of the privacy loss and the score, which label the axes.
+    {failed}
+    {reference}
+
+    Attributes
+    ----------
+    {display attributes}
+    lines_ : list of matplotlib Line2D
+        One per method with a finite epsilon.
+    bands_ : list of matplotlib artists
+        One per line with a standard deviation above 0.
+    baselines_ : list of matplotlib Line2D
+        One per method that has fits without noise.
+
+    Notes
+    -----
+    The column "epsilon" of a comparison is the total privacy loss in `privacy_`, over all
+    coordinates and uploads of the client with the largest loss. Papers often quote epsilon of one
+    coordinate of one upload, which is smaller by orders of magnitude. Name the column that you
+    draw by `x`, so that the axis says which it is.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> from fedrecsk.plotting import PrivacyDisplay
+    >>> results = [
+    ...     {"estimator": "A", "epsilon": 1.0, "rmse": 1.1},
+    ...     {"estimator": "A", "epsilon": 10.0, "rmse": 0.95},
+    ...     {"estimator": "A", "epsilon": float("inf"), "rmse": 0.9},
+    ... ]
+    >>> display = PrivacyDisplay.from_results(results, score="rmse")
+    >>> display.ax_.get_xscale(), len(display.lines_), len(display.baselines_)
+    ('log', 1, 1)
+    """
+
+    x_name: str = "epsilon"
+    score_name: str = "ndcg@10"
+
+    @classmethod
+    @documented
+    def from_results(
+        cls,
+        results: Comparison | ArrayLike | Sequence[Mapping[str, Any]],
+        *,
+        x: str = "epsilon",
+        score: str = "ndcg@10",
+        by: str = "estimator",
+        setting: str | None = None,
+        reference: float | Mapping[str, float] | None = None,
+        ax: Axes | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Draw a table of scores under several privacy losses.
+
+        Parameters
+        ----------
+        results : Comparison, DataFrame or list of dict
+            One row or more per method and setting. Their mean is drawn with a band of one
+            standard deviation. Rows without the score or an epsilon, such as those of centralised
+            models, are left out.
+        x, score, by : str, default="epsilon", "ndcg@10", "estimator"
+            Columns of the privacy loss, the score and the method's name.
+        setting : str, default=None
+            Column of the varied parameter, such as the scale of the noise; rows are averaged by it.
+            Folds of one setting may differ a little in their epsilon. None: `x`.
+        {drawing}
+
+        Returns
+        -------
+        display : PrivacyDisplay
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is missing.
+        ValueError
+            If there is no such column, no row has the score, a score is infinite, or an epsilon is
+            not positive.
+        """
+        check_reference(reference)
+        table = as_table(results)
+        losses = numbers(table, x)
+        if (losses <= 0).any():
+            raise ValueError(f"{x!r} must be positive; the axis is logarithmic.")
+        known = table[~np.isnan(losses)]
+        check_any(len(known), x)
+        curves = curves_by_method(known, setting=setting or x, x=x, score=score, by=by)
+        failed = failures(table, score, by)
+        display = cls(curves=curves, x_name=x, score_name=score, failed=failed, reference=reference)
+        return display.plot(ax, **kwargs)
+
+    @classmethod
+    @documented
+    def from_estimator(
+        cls,
+        estimator: BaseEstimator | Sequence[BaseEstimator] | Mapping[str, BaseEstimator],
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        param_name: str = "federation__local_dp",
+        param_range: Iterable[Any] | Mapping[str, Any],
+        score: str = "ndcg@10",
+        reference: float | Mapping[str, Any] | Sequence[Any] | None = None,
+        ax: Axes | None = None,
+        compare_params: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Cross-validate federated models under several mechanisms, and draw the results.
+
+        Parameters
+        ----------
+        estimator : estimator, list of estimators, or dict of str to estimator
+        {data}
+        param_name : str, default="federation__local_dp"
+            Name of the parameter to vary, as in `set_params`, such as
+            "federation__local_dp__scale".
+        param_range : iterable, or dict of str to value
+            Values of the parameter, or a dict of labels to values; None means no noise.
+        {column score}
+        {comparing}
+
+        Returns
+        -------
+        display : PrivacyDisplay
+        """
+        pyplot("PrivacyDisplay.from_estimator", ax)
+        table, reference = vary(
+            estimator, X, y, param_name, param_range, [score], compare_params, reference
+        )
+        return cls.from_results(
+            table, score=score, setting=param_name, reference=reference, ax=ax, **kwargs
+        )
+
+    def _draw(self, ax, kwargs):
+        noisy, clear = {}, {}
+        for name, (x, mean, std) in self.curves.items():
+            x, mean, std = (np.asarray(part, dtype=float) for part in (x, mean, std))
+            finite = np.isfinite(x)
+            if finite.any():
+                noisy[name] = x[finite], mean[finite], std[finite]
+            if not finite.all():
+                clear[name] = mean[~finite].mean()
+        self._draw_lines(ax, noisy, kwargs)
+        colours = {name: line.get_color() for name, line in zip(noisy, self.lines_, strict=True)}
+        self.baselines_: list[Any] = []
+        for name, score in clear.items():
+            look = {"color": colours.get(name, "0.35"), "linestyle": "--", "linewidth": 1}
+            self.baselines_.append(draw_level(ax, score, f"{name}, no noise", **look))
+        make_logarithmic(ax)

@@ -1,70 +1,61 @@
-"""Tables of results, as rows and as one curve per method."""
+"""Turn comparisons and tables of results into curves, and compare fits for a display."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from numbers import Real
-from typing import Any
 
 import numpy as np
+import pandas as pd
 from sklearn.base import clone
 
 from fedrecsk.model_selection import Comparison, compare
 from fedrecsk.model_selection._compare import _named, _scorers, _scorers_for
 from fedrecsk.model_selection._comparison import COSTS, TIMES
-from fedrecsk.plotting._drawing import check_reference
+from fedrecsk.plotting._base import check_any, check_reference
 
 # Scores that are worse when they are higher.
 HIGHER_IS_WORSE = ("rmse", "mae", "exposure")
-# Column of the number of a value, where several values of a parameter share a label.
+# Column of the value, where several values of a parameter share a label.
 VARIANT = "variant"
 
 
-def as_rows(results) -> list[Mapping[str, Any]]:
-    """Rows of a comparison, a DataFrame or a list of dicts, as dicts."""
-    if isinstance(results, Comparison):
-        results = results.per_fold
-    if hasattr(results, "to_dict"):
-        results = results.to_dict("records")
-    rows = list(results) if isinstance(results, Iterable) else []
-    if not rows or not all(isinstance(row, Mapping) for row in rows):
+def as_table(results):
+    """Return a comparison, a DataFrame or a list of dicts as a DataFrame."""
+    table = results.per_fold if isinstance(results, Comparison) else results
+    if not isinstance(table, pd.DataFrame):
+        rows = list(table) if isinstance(table, Iterable) else []
+        table = pd.DataFrame(
+            rows if all(isinstance(row, Mapping) for row in rows) else [], dtype=object
+        )
+    if table.empty:
         raise ValueError("results must be a Comparison, or a table with at least one row.")
-    return rows
+    return table.reset_index(drop=True)
 
 
-def column(rows, name):
-    for row in rows:
-        if name not in row:
-            it = "give the comparison itself; this" if f"mean_{name}" in row else "it"
-            raise ValueError(
-                f"results has no column {name!r}; {it} has {', '.join(map(str, row))}."
-            )
-    return [row[name] for row in rows]
+def column(table, name):
+    """Return a column; the error for a missing one lists those that there are."""
+    if name not in table:
+        it = "give the comparison itself; this" if f"mean_{name}" in table else "it"
+        raise ValueError(f"results has no column {name!r}; {it} has {', '.join(map(str, table))}.")
+    return table[name]
 
 
-def numbers(rows, name):
-    """A column of numbers, NaN where a row has none.
-
-    Raises
-    ------
-    ValueError
-        If there is no such column, or it holds something else.
-    """
-    values = []
-    for value in column(rows, name):
-        if value is not None and not isinstance(value, Real):
+def numbers(table, name):
+    """Return a column of numbers, NaN where a row has none."""
+    values = column(table, name)
+    for value in values:
+        if not (pd.isna(value) or isinstance(value, Real)):
             raise ValueError(
                 f"Column {name!r} holds {value!r}, which is not a number; convert the column, or "
                 "name another."
             )
-        values.append(float("nan") if value is None else float(value))
-    return values
+    return np.array([np.nan if pd.isna(value) else float(value) for value in values])
 
 
-def scores_of(rows, name):
-    """A column of scores; raises where one is infinite."""
-    values = numbers(rows, name)
+def scores_of(table, name):
+    """Return a column of scores; raise where one is infinite."""
+    values = numbers(table, name)
     if np.isinf(values).any():
         raise ValueError(
             f"{name!r} is infinite in row {int(np.isinf(values).argmax())}; did the fit diverge? "
@@ -73,87 +64,81 @@ def scores_of(rows, name):
     return values
 
 
-def check_any(found, name):
-    if not found:
-        raise ValueError(f"Nothing to draw: no row of the results has {name!r}.")
-
-
-def failures(rows, score, by):
-    """Notes about methods with rows that have an error in place of the score."""
-    n_rows, n_failed = Counter(row[by] for row in rows), Counter()
-    for row in rows:
-        error = row.get("error")
-        missing = row[score] is None or row[score] != row[score]
-        n_failed[row[by]] += missing and isinstance(error, str) and error != ""
-    return [f"{name}: {n} of {n_rows[name]} failed" for name, n in n_failed.items() if n]
-
-
-def by_method(rows, *, setting, x, score, by):
-    """Mean and standard deviation of the score, by method and setting."""
-    columns = [column(rows, name) for name in (by, setting, x)] + [scores_of(rows, score)]
-    points = {}
-    for name, key, place, value in zip(*columns, strict=True):
-        if not np.isnan(value):
-            of_method = points.setdefault(str(name), {})
-            of_method.setdefault(_condition(key), []).append((_condition(place), value))
-    check_any(points, score)
-    curves = {}
-    for name, settings in points.items():
-        pairs = list(settings.values())
-        if all(isinstance(place, Real) for group in pairs for place, _ in group):
-            places = [float(np.mean([place for place, _ in group])) for group in pairs]
-            order = np.argsort(places, kind="stable")
-        else:
-            places = [group[0][0] for group in pairs]
-            order = range(len(places))
-        scores = [[value for _, value in pairs[i]] for i in order]
-        curves[name] = (
-            [places[i] for i in order],
-            np.array([np.mean(values) for values in scores]),
-            np.array([np.std(values) for values in scores]),
-        )
-    return curves
-
-
-def worst_rows(rows, *, x, score, by, over, worst):
-    """Rows with the worst mean score over the columns `over`, for each method and condition.
-
-    Returns the rows, and a dict from (method, condition) to the values of these columns there.
-    """
-    groups = {}
-    scores = scores_of(rows, score)
-    keys = zip(*[column(rows, name) for name in (by, x, *over)], strict=True)
-    for row, value, (name, place, *chosen) in zip(rows, scores, keys, strict=True):
-        of_place = groups.setdefault((str(name), _condition(place)), {})
-        of_place.setdefault(tuple(map(_condition, chosen)), []).append((row, value))
-    sign = -1 if is_worse_when_higher(score, worst) else 1
-    found, settings = [], {}
-    for place, choices in groups.items():
-        means = {
-            chosen: sign * np.mean(values)
-            for chosen, pairs in choices.items()
-            if (values := [value for _, value in pairs if not np.isnan(value)])
-        }
-        kept = min(means, key=means.__getitem__) if means else next(iter(choices))
-        settings[place] = dict(zip(over, kept, strict=True))
-        # Fits that failed stay, for the note in the legend.
-        for chosen, pairs in choices.items():
-            found += [row for row, value in pairs if chosen == kept or np.isnan(value)]
-    return found, settings
-
-
-def is_worse_when_higher(score, worst):
-    """Whether higher scores are worse, which "auto" takes from the name of the score."""
-    if worst not in ("auto", "lowest", "highest"):
-        raise ValueError(f"worst={worst!r} must be 'auto', 'lowest' or 'highest'.")
-    return worst == "highest" or (worst == "auto" and score in HIGHER_IS_WORSE)
+def conditions(table, name):
+    """Return a column of numbers and names; a DataFrame may turn None into NaN."""
+    return [_condition(value) for value in column(table, name)]
 
 
 def _condition(value):
-    """A number, or a name; a DataFrame turns None into NaN."""
     if value is None or value != value:
         return "none"
     return value if isinstance(value, Real) else str(value)
+
+
+def failures(table, score, by):
+    """Return notes about methods with rows that have an error in place of the score."""
+    if "error" not in table:
+        return []
+    has_error = [isinstance(error, str) and error != "" for error in table["error"]]
+    failed = table[score].isna() & np.array(has_error)
+    return [
+        f"{name}: {own.sum()} of {len(own)} failed"
+        for name, own in failed.groupby(table[by], sort=False)
+        if own.any()
+    ]
+
+
+def curves_by_method(table, *, setting, x, score, by):
+    """Return x, mean and standard deviation of the score over settings, by method."""
+    points = pd.DataFrame(
+        {
+            "method": list(map(str, column(table, by))),
+            "setting": pd.Series(conditions(table, setting), dtype=object),
+            "x": pd.Series(conditions(table, x), dtype=object),
+            "score": scores_of(table, score),
+        }
+    ).dropna(subset="score")
+    check_any(len(points), score)
+    curves = {}
+    for name, own in points.groupby("method", sort=False):
+        numeric = all(isinstance(place, Real) for place in own["x"])
+        settings = own.astype({"x": float} if numeric else {}).groupby("setting", sort=False)
+        curve = pd.DataFrame(
+            {
+                "x": settings["x"].agg("mean" if numeric else "first"),
+                "mean": settings["score"].mean(),
+                "std": settings["score"].std(ddof=0),
+            }
+        )
+        if numeric:
+            curve = curve.sort_values("x", kind="stable")
+        curves[name] = curve["x"].tolist(), curve["mean"].to_numpy(), curve["std"].to_numpy()
+    return curves
+
+
+def worst_rows(table, *, x, score, by, over, worst):
+    """Return the rows with the worst mean score over the columns `over`, and what is worst there.
+
+    The second is a dict from (method, condition) to the values of these columns.
+    """
+    if worst not in ("auto", "lowest", "highest"):
+        raise ValueError(f"worst={worst!r} must be 'auto', 'lowest' or 'highest'.")
+    highest = worst == "highest" or (worst == "auto" and score in HIGHER_IS_WORSE)
+    scores = scores_of(table, score) * (-1 if highest else 1)
+    places = list(zip(map(str, column(table, by)), conditions(table, x), strict=True))
+    choices = list(zip(*(conditions(table, name) for name in over), strict=True))
+    groups = {}
+    for place, choice, value in zip(places, choices, scores, strict=True):
+        groups.setdefault(place, {}).setdefault(choice, []).append(value)
+    chosen = {}
+    for place, of_place in groups.items():
+        known = {choice: np.array(values) for choice, values in of_place.items()}
+        means = {c: v[~np.isnan(v)].mean() for c, v in known.items() if not np.isnan(v).all()}
+        chosen[place] = min(means, key=means.__getitem__) if means else next(iter(of_place))
+    # Fits that failed stay, for the note in the legend.
+    kept = [chosen[place] == choice for place, choice in zip(places, choices, strict=True)]
+    found = {place: dict(zip(over, choice, strict=True)) for place, choice in chosen.items()}
+    return table[np.array(kept) | np.isnan(scores)].reset_index(drop=True), found
 
 
 def vary(
@@ -161,65 +146,62 @@ def vary(
 ):
     """Compare the estimators with each value of a parameter.
 
-    Returns the rows, with the value in a new column, and the reference scores by name. With
+    Return the table, with the value in a new column, and the reference scores by name. With
     `variants`, a list in a dict is several values with one label.
     """
-    numbers, baselines = _numbers_and_estimators(reference)
+    known, baselines = _scores_and_estimators(reference)
     several = isinstance(estimator, Mapping | list | tuple)
-    named = _named(estimator if several else [estimator])
+    models = _named(estimator if several else [estimator])
     params = dict(compare_params or {})
-    params["scoring"] = _scoring(params.get("scoring"), scores, named, y)
+    params["scoring"] = _scoring(params.get("scoring"), scores, models, y)
     if isinstance(param_range, str) or not isinstance(param_range, Iterable):
         raise TypeError(f"param_range must be a list of values or a dict, got {param_range!r}.")
-    if isinstance(param_range, Mapping):
-        values = dict(param_range)
-    else:
-        values = {_condition(value): value for value in param_range}
-    variants = variants and isinstance(param_range, Mapping)
+    if not isinstance(param_range, Mapping):
+        param_range, variants = {_condition(value): value for value in param_range}, False
     values = {
         label: value if variants and isinstance(value, list) else [value]
-        for label, value in values.items()
+        for label, value in param_range.items()
     }
     if not values or not all(values.values()):
         raise ValueError("param_range is empty, or has an empty list; give at least one value.")
-    settings, varied = {}, {}
-    for label, value in values.items():
-        for variant, one_value in enumerate(value):
-            for name, one in named.items():
-                full = f"{name} with {param_name}={label}" + f", {one_value}" * (variant > 0)
-                settings[full] = {"estimator": name, param_name: label, VARIANT: str(one_value)}
-                varied[full] = clone(one).set_params(**{param_name: clone(one_value, safe=False)})
-    rows = as_rows(compare(varied | baselines, X, y, **params))
+    varied, settings = {}, {}
+    for label, group in values.items():
+        for i, value in enumerate(group):
+            for name, model in models.items():
+                full = f"{name} with {param_name}={label}" + f", {value}" * (i > 0)
+                settings[full] = {"estimator": name, param_name: label, VARIANT: str(value)}
+                varied[full] = clone(model).set_params(**{param_name: clone(value, safe=False)})
+    table = as_table(compare(varied | baselines, X, y, **params))
     for name in baselines:
-        values = [row[scores[0]] for row in rows if row["estimator"] == name]
-        numbers[name] = float(np.mean(values))
-        if np.isnan(numbers[name]):
+        own = table["estimator"] == name
+        known[name] = float(np.mean(table.loc[own, scores[0]].to_numpy()))
+        if np.isnan(known[name]):
             raise ValueError(
                 f"reference {name!r} has no {scores[0]!r}; leave it out, or draw another score."
             )
-    order = map(str, reference) if isinstance(reference, Mapping) else numbers
-    settled = [row for row in rows if row["estimator"] in settings]
-    found = [{**row, **settings[row["estimator"]]} for row in settled]
-    return found, {name: numbers[name] for name in order}
+    table = table[table["estimator"].isin(settings)].reset_index(drop=True)
+    columns = pd.DataFrame([settings[name] for name in table["estimator"]], dtype=object)
+    order = map(str, reference) if isinstance(reference, Mapping) else known
+    return table.assign(**columns), {name: known[name] for name in order}
 
 
-def _numbers_and_estimators(reference):
+def _scores_and_estimators(reference):
     """Split a reference into scores and estimators, both by name."""
     if isinstance(reference, list | tuple) or hasattr(reference, "fit"):
         return {}, _named(reference if isinstance(reference, list | tuple) else [reference])
     if not isinstance(reference, Mapping):
         return check_reference(reference), {}
     estimators = {name: one for name, one in reference.items() if hasattr(one, "fit")}
-    numbers = {name: one for name, one in reference.items() if name not in estimators}
-    return check_reference(numbers), _named(estimators) if estimators else {}
+    known = {name: one for name, one in reference.items() if name not in estimators}
+    return check_reference(known), _named(estimators) if estimators else {}
 
 
-def _scoring(given, wanted, named, y):
-    """The wanted scorers; raises before anything is fitted if one does not apply."""
+def _scoring(given, wanted, models, y):
+    """Return the wanted scorers; raise before anything is fitted if one does not apply."""
     known, scorers = _scorers(given, y), {}
     for name in wanted:
         if name not in [*TIMES, *COSTS]:
             scorers[name] = known[name] if name in [*known] else _scorers([name], y)[name]
-            if not any(name in _scorers_for(one, scorers) for one in named.values()):
+            if not any(name in _scorers_for(one, scorers) for one in models.values()):
                 raise ValueError(f"{name!r} applies to rating models only, and there is none.")
     return scorers or given

@@ -8,9 +8,9 @@ import numpy as np
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedrecsk._mistakes import warn_about_columns
-from fedrecsk._sklearn import StrOptions, fit_context
-from fedrecsk.interactions import ROLES, Ids, as_table, id_columns
+from fedrecsk._utils.sklearn_compat import StrOptions, fit_context
+from fedrecsk.data._mistakes import warn_about_columns
+from fedrecsk.data.interactions import ROLES, Ids, as_table, id_columns
 from fedrecsk.preprocessing._rows import as_rows
 
 if TYPE_CHECKING:

@@ -9,7 +9,12 @@ import numpy as np
 from sklearn.utils import column_or_1d
 from sklearn.utils.validation import check_consistent_length
 
-from fedrecsk._sklearn import Interval, check_sample_weight, safe_indexing, validate_params
+from fedrecsk._utils.sklearn_compat import (
+    Interval,
+    check_sample_weight,
+    safe_indexing,
+    validate_params,
+)
 from fedrecsk.preprocessing._rows import coded_rows
 
 if TYPE_CHECKING:

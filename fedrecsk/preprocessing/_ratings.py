@@ -6,11 +6,12 @@ from numbers import Real
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedrecsk._sklearn import Interval, fit_context, validate_params
-from fedrecsk._warnings import warn
+from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk._utils.sklearn_compat import Interval, fit_context, validate_params
+from fedrecsk._utils.user_warnings import warn
 from fedrecsk.preprocessing._filters import ratings
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     return preferred.astype(np.float64)
 
 
-class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class RatingScaler(OneToOneFeatureMixin, TransformerMixin, PlainParameters):
     """Map ratings linearly to another scale, and predictions back.
 
     Use it as the `transformer` of :class:`sklearn.compose.TransformedTargetRegressor`: the
@@ -202,6 +203,7 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         ratings = self.rating_min_ + (scaled - self.feature_range[0]) * self._step()
         return np.clip(ratings, self.rating_min_, self.rating_max_) if self.clip else ratings
 
+    @np.errstate(invalid="ignore", over="ignore")
     def _read(self, X, *, reset):
         return cast("NDArray[np.float64]", validate_data(self, X, dtype=np.float64, reset=reset))
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedrecsk._mistakes import warn_about_columns
-from fedrecsk.interactions import as_table, id_columns
+from fedrecsk.data._mistakes import warn_about_columns
+from fedrecsk.data.interactions import as_table, factorized, id_columns
 
 
 def coded_rows(X):
@@ -40,35 +40,12 @@ def appearance_codes(ids):
 
     Parameters
     ----------
-    ids : ndarray of shape (n,), as :func:`fedrecsk.interactions.id_array` gives it
+    ids : ndarray of shape (n,), as :func:`fedrecsk.data.interactions.id_array` gives it
 
     Returns
     -------
     codes : ndarray of shape (n,), dtype int64
     n_ids : int
     """
-    offsets, first = _lookup(ids) if _is_compact(ids) else _sorted(ids)
-    present = np.flatnonzero(first < len(ids))
-    code_of = np.empty(len(first), dtype=np.int64)
-    code_of[present[np.argsort(first[present])]] = np.arange(len(present))
-    return code_of[offsets], len(present)
-
-
-def _is_compact(ids):
-    if ids.dtype.kind not in "iu" or not len(ids):
-        return False
-    low, high = int(ids.min()), int(ids.max())
-    return high < 2**63 and high - low < 4 * len(ids)
-
-
-def _lookup(ids):
-    offsets = ids.astype(np.int64) - int(ids.min())
-    first = np.full(int(offsets.max()) + 1, len(ids), dtype=np.int64)
-    # The last of repeated assignments wins; in reverse order that is the first appearance.
-    first[offsets[::-1]] = np.arange(len(ids))[::-1]
-    return offsets, first
-
-
-def _sorted(ids):
-    _, first, offsets = np.unique(ids, return_index=True, return_inverse=True)
-    return offsets, first
+    codes, values = factorized(ids)
+    return codes, len(values)

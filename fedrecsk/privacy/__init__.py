@@ -10,9 +10,8 @@ from fedrecsk.privacy._secure_sum import (
     SecureSum,
     secure_sum,
 )
-from fedrecsk.privacy._shuffling import shuffled_epsilon
 from fedrecsk.privacy._sphere import SphereMechanism
-from fedrecsk.privacy.accounting import Event, epsilon_of
+from fedrecsk.privacy.accounting import Event, epsilon_of, shuffled_epsilon
 from fedrecsk.privacy.budget import PrivacyBudget
 from fedrecsk.privacy.central_dp import CentralDP
 from fedrecsk.privacy.ckks import CKKS

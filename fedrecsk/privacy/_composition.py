@@ -14,31 +14,22 @@ from scipy.stats import binom
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Delta of the Gaussian mechanism whose sensitivity is `mu` standard deviations.
-
-    Balle and Wang, "Improving the Gaussian mechanism for differential privacy", ICML 2018,
-    theorem 8. It is exact.
-    """
+    """Return delta of the Gaussian mechanism of sensitivity `mu` standard deviations, exactly."""
+    # Balle and Wang, ICML 2018, theorem 8.
     first = log_ndtr(mu / 2 - epsilon / mu)
     second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
     return float(np.exp(first) * -np.expm1(min(second - first, 0.0)))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Epsilon of the Gaussian mechanism whose sensitivity is `mu` standard deviations, exactly.
-
-    n releases with sensitivity m compose to one with sensitivity ``sqrt(n) m``.
-    """
+    """Return epsilon of the Gaussian mechanism of sensitivity `mu` standard deviations, exactly."""
+    # n releases with sensitivity m compose to one with sensitivity sqrt(n) m.
     return _least(lambda epsilon: gaussian_delta(mu, epsilon), delta)
 
 
 def pure_epsilon(each: float, n: int, delta: float) -> float:
-    """Total epsilon of n releases of which each is `each`-differentially private, exactly.
-
-    Kairouz, Oh and Viswanath, "The composition theorem for differential privacy", ICML 2015: the
-    worst case is randomised response, whose privacy loss has two values. No mechanism of this
-    epsilon loses more.
-    """
+    """Return the total epsilon of n releases that are `each`-differentially private, exactly."""
+    # Kairouz, Oh and Viswanath, ICML 2015: randomised response is the worst case.
     if delta == 0 or n == 0:
         return n * each
     wrong = np.arange(n + 1)
@@ -54,16 +45,12 @@ def pure_epsilon(each: float, n: int, delta: float) -> float:
 
 
 def laplace_epsilon(each: float, n: int, delta: float) -> float:
-    """Bound on the total epsilon of n numbers with Laplace noise, of epsilon `each` alone.
-
-    The least of basic composition, of the composition of pure mechanisms (as in `pure_epsilon`,
-    for n up to a million), and of Renyi differential privacy: Mironov, "Renyi differential
-    privacy", CSF 2017, proposition 6, converted as in Canonne, Kamath and Steinke, "The discrete
-    Gaussian for differential privacy", NeurIPS 2020, proposition 12.
-    """
+    """Bound the total epsilon of n numbers with Laplace noise, of epsilon `each` alone."""
     basic = n * each
     if delta == 0 or n == 0:
         return basic
+    # Mironov, CSF 2017, proposition 6; converted as in Canonne, Kamath and Steinke, NeurIPS 2020,
+    # proposition 12.
     bounds = [basic, _by_renyi(each, n, delta)]
     if n <= 1_000_000:
         bounds.append(pure_epsilon(each, n, delta))
@@ -71,7 +58,7 @@ def laplace_epsilon(each: float, n: int, delta: float) -> float:
 
 
 def _by_renyi(each, n, delta):
-    """The best bound over all orders; the logarithm of order - 1 is searched."""
+    """Return the best bound over all orders; the logarithm of order - 1 is searched."""
 
     def bound(log_excess):
         excess = math.exp(log_excess)
@@ -92,7 +79,7 @@ def _by_renyi(each, n, delta):
 
 
 def _least(delta_of, delta):
-    """The least epsilon at which a falling function is at most delta."""
+    """Return the least epsilon at which a falling function is at most delta."""
     if delta_of(0.0) <= delta:
         return 0.0
     high = 1.0

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from scipy.optimize import brentq
 
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.privacy._composition import gaussian_delta, gaussian_epsilon
-from fedrecsk.privacy._rounding import rounded, step_of, towards_zero
-from fedrecsk.privacy._whole_uploads import (
-    Clipped,
+from fedrecsk.privacy._grid import rounded, step_of, towards_zero
+from fedrecsk.privacy.local_dp import (
+    LARGEST,
+    SMALLEST,
+    LocalMechanism,
     clip_factors,
     norms,
     own_parts,
-    replace_fields,
+    with_default,
 )
-from fedrecsk.privacy.local_dp import LARGEST, LocalMechanism
-from fedrecsk.uploads import Update, client_generator
+from fedrecsk.updates import client_generator
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -36,9 +38,9 @@ class GaussianMechanism(LocalMechanism):
 
     Parameters
     ----------
-    clip : float in (0, 1e30]
+    clip : float in [1e-30, 1e30]
         Largest norm of an upload, in the units of the uploaded parameters.
-    noise_multiplier : float in (0, 1e30]
+    noise_multiplier : float in [1e-30, 1e30]
         Standard deviation of the noise, divided by `clip` (z).
     delta : float in (0, 1), default=1e-5
         Probability, roughly, with which the total epsilon may be exceeded. It should be well below
@@ -69,8 +71,8 @@ class GaussianMechanism(LocalMechanism):
     name = "gaussian"
     protects_uploads = True
     _parameter_constraints: ClassVar[dict] = {
-        "clip": [Interval(Real, 0, LARGEST, closed="right")],
-        "noise_multiplier": [Interval(Real, 0, LARGEST, closed="right")],
+        "clip": [Interval(Real, SMALLEST, LARGEST, closed="both")],
+        "noise_multiplier": [Interval(Real, SMALLEST, LARGEST, closed="both")],
         "delta": [Interval(Real, 0, 1, closed="neither")],
     }
 
@@ -93,8 +95,7 @@ class GaussianMechanism(LocalMechanism):
 
         Parameters
         ----------
-        epsilon : float
-            Positive.
+        epsilon : float in (0, 1e6]
         n_uploads : int
             Number of uploads of a client: the rounds, if all clients take part in each.
         clip : float, default=1.0
@@ -107,14 +108,12 @@ class GaussianMechanism(LocalMechanism):
         Raises
         ------
         ValueError
-            If `epsilon` is not positive, `n_uploads` is not at least 1, or `clip` or `delta` is
-            out of range.
+            If `epsilon`, `n_uploads`, `clip` or `delta` is out of range.
         """
-        if not epsilon > 0 or n_uploads < 1:
-            raise ValueError(
-                f"epsilon={epsilon} must be positive, and n_uploads={n_uploads} at least 1."
-            )
-        cls(clip, 1.0, delta=delta)._validate_params()
+        epsilon, n_uploads = cls._calibration(epsilon, n_uploads)
+        mechanism = cls(clip, 1.0, delta=delta)
+        mechanism._validate_params()
+        delta = mechanism.delta
 
         def excess(log_mu):
             # A ratio, because values of delta are small.
@@ -123,7 +122,7 @@ class GaussianMechanism(LocalMechanism):
         root: Any = brentq(excess, np.log(1e-9 * epsilon), np.log(10 + 10 * epsilon))
         mu = float(np.exp(root))
         multiplier = 2 * float(np.sqrt(n_uploads)) / mu * (1 + 1e-9)
-        return cls(clip, multiplier, delta=delta)
+        return mechanism.set_params(noise_multiplier=multiplier)
 
     def _validate_params(self):
         if self.clip is not None and self.noise_multiplier is None:
@@ -149,6 +148,7 @@ class GaussianMechanism(LocalMechanism):
     def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:
         self._validate_params()
         assert self.noise_multiplier is not None
+        (n_uploads,) = self._counts(n_uploads=n_uploads)
         if n_uploads == 0:
             return 0.0
         return gaussian_epsilon(2 * float(np.sqrt(n_uploads)) / self.noise_multiplier, self.delta)
@@ -165,37 +165,17 @@ class GaussianMechanism(LocalMechanism):
         noise *= np.sqrt(n_clients) * self.std
         return rounded(noise, step_of(self.std))
 
-    def _protect(self, batch, seeds, *, each):
-        parts = own_parts(batch, self)
-        factors = clip_factors(norms(parts, batch.accepted), self.clip)
-        if each:
-            own = seeds("noise of the upload")
-            fields = {n: _Noised(one, factors, own, n, self.std) for n, one in parts.items()}
-        else:
-            fields = {name: Clipped(one, factors) for name, one in parts.items()}
-            batch.lacks_noise = True
-        replace_fields(batch, fields)
-
-
-class _Noised(Clipped):
-    """One field of a block's uploads, clipped, with each client's own Gaussian noise."""
-
-    def __init__(self, own, factors, seeds, name, std):
-        super().__init__(own, factors)
-        self.seeds = seeds
-        self.name = name
-        self.std = std
-
-    def update(self, client):
-        step = step_of(self.std)
-        noised = self.weights[client] * self.honest.whole(client)
-        towards_zero(noised, step)
-        generator = client_generator(self.seeds[client], self.name)
-        noise = generator.standard_normal(self.shape)
-        noise *= self.std
-        noised += rounded(noise, step)
-        return Update(slice(None), self.shifted(noised))
-
-    def add_to(self, sums, weights):
-        for client in np.flatnonzero(weights):
-            sums += weights[client] * self.update(client).change
+    def _protect(self, updates, seeds, *, each):
+        parts = own_parts(updates, self)
+        factors, step = clip_factors(norms(parts), self.clip), step_of(self.std)
+        own, fields = seeds("noise of the upload") if each else None, {}
+        for name, part in parts.items():
+            part = part.scaled(factors)
+            if own is not None:
+                noised = towards_zero(part.whole(), step)
+                for one, seed in zip(noised, own, strict=True):
+                    noise = client_generator(seed, name).standard_normal(one.shape)
+                    one += rounded(noise * self.std, step)
+                part = part.with_whole(noised)
+            fields[name] = with_default(part, updates.fields[name])
+        return replace(updates.with_fields(**fields), lacks_noise=not each)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.privacy._composition import laplace_epsilon
-from fedrecsk.privacy._rounding import rounded, step_of, towards_zero
-from fedrecsk.privacy.local_dp import LARGEST, LocalMechanism
-from fedrecsk.uploads import Changes, Update, as_integers, client_generator
+from fedrecsk.privacy._grid import rounded, step_of, towards_zero
+from fedrecsk.privacy.local_dp import LARGEST, SMALLEST, LocalMechanism
+from fedrecsk.updates import as_integers, client_generator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,9 +27,9 @@ class LaplaceMechanism(LocalMechanism):
 
     Parameters
     ----------
-    clip : float in (0, 1e30]
+    clip : float in [1e-30, 1e30]
         Bound on the size of each coordinate (delta), in the units of the uploaded parameters.
-    scale : float in (0, 1e30]
+    scale : float in [1e-30, 1e30]
         Scale of the Laplace noise (s), in the same units.
     delta : float in [0, 1), default=0.0
         Probability, roughly, with which the total epsilon may be exceeded. 0: pure differential
@@ -61,8 +61,8 @@ class LaplaceMechanism(LocalMechanism):
     name = "laplace"
     protects_uploads = False
     _parameter_constraints: ClassVar[dict] = {
-        "clip": [Interval(Real, 0, LARGEST, closed="right")],
-        "scale": [Interval(Real, 0, LARGEST, closed="right")],
+        "clip": [Interval(Real, SMALLEST, LARGEST, closed="both")],
+        "scale": [Interval(Real, SMALLEST, LARGEST, closed="both")],
         "delta": [Interval(Real, 0, 1, closed="left")],
     }
 
@@ -105,7 +105,8 @@ class LaplaceMechanism(LocalMechanism):
                 "LaplaceMechanism protects number by number: total_epsilon needs n_coordinates, "
                 "how many numbers a client uploads in all its uploads together."
             )
-        return laplace_epsilon(self.epsilon, int(n_coordinates), self.delta)
+        _, n_coordinates = self._counts(n_uploads=n_uploads, n_coordinates=n_coordinates)
+        return laplace_epsilon(self.epsilon, n_coordinates, self.delta)
 
     def noise_std(self, n_coordinates: int) -> float:
         """Standard deviation of the noise in each number."""
@@ -124,83 +125,40 @@ class LaplaceMechanism(LocalMechanism):
         plus = generator.gamma(n_clients, self.scale, shape)
         return rounded(plus - generator.gamma(n_clients, self.scale, shape), step_of(self.scale))
 
-    def _check_form(self, name, form):
+    def _check_spec(self, name, spec):
         """Raise if the noise would not protect a field of this form."""
-        if form.rows != "all" or form.clip != self.clip:
+        if spec.rows != "all" or spec.clip != self.clip:
             raise RuntimeError(
-                f"Field {name!r} would be sent without noise: it has rows={form.rows!r} and "
-                f"clip={form.clip}. With local_dp, every field must have rows='all' and the "
-                f"clip of local_dp, {self.clip}; declare them in _upload_forms, and clip."
+                f"Field {name!r} would be sent without noise: it has rows={spec.rows!r} and "
+                f"clip={spec.clip}. With local_dp, every field must have rows='all' and the "
+                f"clip of local_dp, {self.clip}; declare them in _upload_specs, and clip."
             )
 
-    def _protect(self, batch, seeds, *, each):
-        for fields in (batch.changes, batch.counts):
-            for name, changes in fields.items():
-                center, own = batch.centers.get(name), seeds(f"noise of {name}")
-                fields[name] = self._noised(changes, batch.forms[name], own, name, center)
+    def _protect(self, updates, seeds, *, each):
+        """Clip each number of every client and add the client's own noise to it."""
+        clip: Any = self.clip
+        fields, step = {}, step_of(self.scale)
+        for name, rows in updates.fields.items():
+            self._check_spec(name, updates.specs[name])
+            honest = rows.whole()
+            center = np.zeros(1) if rows.center is None else rows.center.astype(np.float64)
+            # Clipped again, because adding what was subtracted may round up.
+            noised = np.clip(honest + center, -clip, clip)
+            noised = towards_zero(noised, step)
+            for one, seed in zip(noised, seeds(f"noise of {name}"), strict=True):
+                one += rounded(self._noise(client_generator(seed, name), one.shape), step)
+            noised -= center
+            if rows.columns is not None:
+                noised = np.where(rows.columns[:, None, :], noised, honest)
+            if rows.spec.is_integer:
+                noised = as_integers(noised, rows.spec)
+            fields[name] = rows.with_whole(noised)
+        return updates.with_fields(**fields)
 
-    def _noised(self, changes, form, seeds, name="", center=None):
-        """Add each client's own noise to its change of one field, drawn when it is used.
-
-        Parameters
-        ----------
-        changes : Changes
-        form : Form
-            Declared form of the field.
-        seeds : ndarray of shape (n_clients,), dtype uint64
-        name : str, default=""
-            Name of the field. Fields with the same seeds need different names, or they would get
-            the same noise.
-        center : ndarray of the field's shape, or None
-            What the changes are counted from: the clipped numbers less it. None: zero.
-
-        Returns
-        -------
-        Changes
-
-        Raises
-        ------
-        RuntimeError
-            If the noise would not protect the field.
-        """
-        self._check_form(name, form)
-        center = np.zeros((1,) * len(form.shape)) if center is None else center
-        return _Noised(changes, form, seeds, name, self, center.astype(np.float64))
-
-
-class _Noised(Changes):
-    """One field of a block's uploads with each client's own Laplace noise."""
-
-    def __init__(self, honest, form, seeds, name, mechanism, center):
-        self.honest = honest
-        self.shape = form.shape
-        self.n_clients = len(seeds)
-        self.is_integer = form.is_integer
-        self.form = form
-        self.seeds = seeds
-        self.name = name
-        self.clip, self.scale = mechanism.clip, mechanism.scale
-        self.center = center
-
-    def update(self, client):
-        rows, change = self.honest.update(client)
-        step = step_of(self.scale)
-        # Clipped again, because adding what was subtracted may round up.
-        noised = towards_zero(np.clip(change + self.center, -self.clip, self.clip), step)
-        noised += rounded(self._noise(client, change.shape), step)
-        noised -= self.center
-        columns = getattr(self.honest, "columns", None)
-        if columns is not None:
-            noised = np.where(columns[client], noised, change)
-        return Update(rows, as_integers(noised, self.form) if self.is_integer else noised)
-
-    def _noise(self, client, shape):
-        generator = client_generator(self.seeds[client], self.name)
+    def _noise(self, generator, shape):
+        """Draw independent noise."""
         # The difference of two exponential draws is a Laplace draw, in half the time.
         noise = generator.standard_exponential(shape)
         noise -= generator.standard_exponential(shape)
         noise *= self.scale
         return noise
-
-    def finite(self, mask):
-        return self.honest.finite(mask)

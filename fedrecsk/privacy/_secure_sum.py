@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import time
@@ -11,10 +12,10 @@ from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
-from sklearn.base import BaseEstimator
 
-from fedrecsk._extras import require
-from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk._utils.extras import require
+from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -225,14 +226,16 @@ class Party(ABC):
 
         Those of the clients' side decrypt everything: keep them from the server.
         """
+        keys = self._key_bytes()
         head = {
             "scheme": self.scheme._public_parameters(),
             "n_clients": self.n_clients,
             "key_id": self.key_id,
             "secret": self.holds_secret_key,
+            "sha256": hashlib.sha256(keys).hexdigest(),
         }
         text = json.dumps(head).encode()
-        return struct.pack("<I", len(text)) + text + self._key_bytes()
+        return struct.pack("<I", len(text)) + text + keys
 
     @abstractmethod
     def _key_bytes(self) -> bytes:
@@ -287,7 +290,7 @@ class Party(ABC):
         """Decrypt the values of a block."""
 
 
-class SecureAggregation(BaseEstimator, ABC):
+class SecureAggregation(PlainParameters, ABC):
     """Base class of encryption schemes: what ``Federation(secure_aggregation=...)`` takes."""
 
     _parameter_constraints: ClassVar[dict] = {
@@ -338,14 +341,14 @@ class SecureAggregation(BaseEstimator, ABC):
         Raises
         ------
         ValueError
-            If these are no keys, or keys of a scheme with other parameters.
+            If these are no keys, damaged keys, or keys of a scheme with other parameters.
         """
         self._validate_params()
         try:
             (length,) = struct.unpack_from("<I", content)
             head = json.loads(content[4 : 4 + length])
             scheme, n_clients, key_id = (head[one] for one in ("scheme", "n_clients", "key_id"))
-            secret = head["secret"]
+            secret, checksum = head["secret"], head["sha256"]
         except (struct.error, ValueError, LookupError, TypeError) as error:
             raise ValueError(
                 "These bytes are no keys of secure sums; make them with generate_keys() and "
@@ -357,7 +360,13 @@ class SecureAggregation(BaseEstimator, ABC):
                 f"These keys are of {_as_text(scheme)}, and not of {_as_text(own)}; make keys "
                 "with the parameters of the estimator's federation."
             )
-        return self._party(n_clients, key_id, content[4 + length :], secret)
+        keys = content[4 + length :]
+        if hashlib.sha256(keys).hexdigest() != checksum:
+            raise ValueError(
+                f"The keys {key_id!r} are damaged or incomplete and would give random numbers; "
+                "copy them again, or make new ones for all with generate_keys()."
+            )
+        return self._party(n_clients, key_id, keys, secret)
 
     def _public_parameters(self):
         """The name of the scheme and its parameters, as JSON has them."""

@@ -10,51 +10,43 @@ import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import betainc, betaincinv, betaln
 
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.privacy._composition import pure_epsilon
-from fedrecsk.privacy._rounding import rounded, step_of
-from fedrecsk.privacy._whole_uploads import Clipped, norms, own_parts, replace_fields
-from fedrecsk.privacy.local_dp import LARGEST, LocalMechanism
-from fedrecsk.uploads import Update
+from fedrecsk.privacy._grid import rounded, step_of
+from fedrecsk.privacy.local_dp import (
+    LARGEST,
+    SMALLEST,
+    LocalMechanism,
+    norms,
+    own_parts,
+    with_default,
+)
 
 if TYPE_CHECKING:
     from typing import Self
 
-# Up to here the probability of the cap is a normal float64.
-MOST = 500.0
+# From here the probability of the cap differs enough from its share, and up to here it is a normal
+# float64.
+LEAST, MOST = 1e-9, 500.0
 # Steps of the grid in the typical size of a number, as a power of two: coarser than for noise that
 # is added, so that the rounding of the computation hardly ever changes the result.
 BITS = 10
 
 
 class Cap(NamedTuple):
-    """The cap of the sphere around an upload's direction, and how likely an answer is in it.
+    """The directions near an upload's, and how likely an answer is among them."""
 
-    Attributes
-    ----------
-    height : float
-        The cap has the directions whose cosine with the upload's is at least this (gamma).
-    share : float
-        Share of the sphere that the cap has (q).
-    chance : float
-        Probability with which the answer is in the cap (p).
-    mean : float
-        Expected cosine of the answer with the upload's direction (m).
-    """
-
-    height: float
-    share: float
-    chance: float
-    mean: float
+    height: float  # least cosine of its directions with the upload's (gamma)
+    share: float  # share of the sphere (q)
+    chance: float  # probability with which the answer is in the cap (p)
+    mean: float  # expected cosine of the answer with the upload's direction (m)
 
 
 @lru_cache(maxsize=64)
 def best_cap(dimension: int, epsilon: float) -> Cap:
-    """The cap with the largest expected cosine that is `epsilon`-differentially private.
-
-    Answers in the cap have the density p / q relative to a uniform direction, all others
-    (1 - p) / (1 - q). Their ratio is exp(epsilon).
-    """
+    """Return the cap with the largest expected cosine that is `epsilon`-differentially private."""
+    # Answers in the cap have the density p / q relative to a uniform direction, all others
+    # (1 - p) / (1 - q). Their ratio is exp(epsilon).
 
     def negative_mean(height):
         return -np.log(_cap(dimension, epsilon, height).mean)
@@ -89,9 +81,9 @@ class SphereMechanism(LocalMechanism):
 
     Parameters
     ----------
-    clip : float in (0, 1e30]
+    clip : float in [1e-30, 1e30]
         Largest norm of an upload, in the units of the uploaded parameters.
-    epsilon : float in (0, 500]
+    epsilon : float in [1e-9, 500]
         Epsilon of one whole upload.
     delta : float in [0, 1), default=0.0
         Probability, roughly, with which the total epsilon of several uploads may be exceeded. 0:
@@ -140,8 +132,8 @@ class SphereMechanism(LocalMechanism):
     name = "sphere"
     protects_uploads = True
     _parameter_constraints: ClassVar[dict] = {
-        "clip": [Interval(Real, 0, LARGEST, closed="right")],
-        "epsilon": [Interval(Real, 0, MOST, closed="right")],
+        "clip": [Interval(Real, SMALLEST, LARGEST, closed="both")],
+        "epsilon": [Interval(Real, LEAST, MOST, closed="both")],
         "delta": [Interval(Real, 0, 1, closed="left")],
     }
 
@@ -160,8 +152,7 @@ class SphereMechanism(LocalMechanism):
 
         Parameters
         ----------
-        epsilon : float
-            Positive.
+        epsilon : float in (0, 1e6]
         n_uploads : int
             Number of uploads of a client: the rounds, if all clients take part in each.
         clip : float, default=1.0
@@ -174,14 +165,13 @@ class SphereMechanism(LocalMechanism):
         Raises
         ------
         ValueError
-            If `epsilon` is not positive, `n_uploads` is not at least 1, `clip` or `delta` is out of
-            range, or the epsilon of one upload would be above 500.
+            If `epsilon`, `n_uploads`, `clip` or `delta` is out of range, or the epsilon of one
+            upload would be below 1e-9 or above 500.
         """
-        if not epsilon > 0 or n_uploads < 1:
-            raise ValueError(
-                f"epsilon={epsilon} must be positive, and n_uploads={n_uploads} at least 1."
-            )
-        cls(clip, 1.0, delta=delta)._validate_params()
+        epsilon, n_uploads = cls._calibration(epsilon, n_uploads)
+        mechanism = cls(clip, 1.0, delta=delta)
+        mechanism._validate_params()
+        delta = mechanism.delta
         each = epsilon / n_uploads
         if delta > 0 and n_uploads > 1:
 
@@ -190,14 +180,14 @@ class SphereMechanism(LocalMechanism):
 
             # The composition is never above the sum.
             each = float(brentq(excess, each, _above(excess, each), rtol=1e-9)) * (1 - 1e-8)
-        mechanism = cls(clip, each, delta=delta)
-        mechanism._validate_params()
+        mechanism.set_params(epsilon=each)._validate_params()
         return mechanism
 
     def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:
         self._validate_params()
         assert self.epsilon is not None
-        return float(pure_epsilon(self.epsilon, int(n_uploads), self.delta))
+        (n_uploads,) = self._counts(n_uploads=n_uploads)
+        return float(pure_epsilon(self.epsilon, n_uploads, self.delta))
 
     def noise_std(self, n_coordinates: int) -> float:
         """Standard deviation of the noise in each number of a clipped upload, on average."""
@@ -207,16 +197,26 @@ class SphereMechanism(LocalMechanism):
         length = self.clip / best_cap(dimension, float(self.epsilon)).mean
         return float(np.sqrt((length**2 - self.clip**2) / dimension))
 
-    def _protect(self, batch, seeds, *, each):
-        parts = own_parts(batch, self)
-        answers = _Answers(self, parts, norms(parts, batch.accepted), seeds("sphere"))
-        replace_fields(batch, {name: _Part(name, answers) for name in parts})
+    def _protect(self, updates, seeds, *, each):
+        parts = own_parts(updates, self)
+        wholes = {name: part.whole() for name, part in parts.items()}
+        flat = [whole.reshape(len(whole), -1) for whole in wholes.values()]
+        ends, uploads = np.cumsum([one.shape[1] for one in flat]), np.concatenate(flat, axis=1)
+        lengths = norms(parts)
+        for upload, length, seed in zip(uploads, lengths, seeds("sphere"), strict=True):
+            if np.isfinite(length):
+                upload[:] = self._draw(upload, length, np.random.default_rng(int(seed)))
+        fields = {}
+        for name, answers in zip(parts, np.split(uploads, ends[:-1], axis=1), strict=True):
+            part = parts[name].with_whole(answers.reshape(wholes[name].shape))
+            fields[name] = with_default(part, updates.fields[name])
+        return updates.with_fields(**fields)
 
-    def _drawn(self, upload, length, generator):
-        """A client's answer to its upload, a vector of this norm, which is not clipped yet."""
+    def _draw(self, upload, length, generator):
+        """Draw a client's answer to its upload, a vector of this norm, which is not changed."""
         if len(upload) == 1:
             # A circle, of which one coordinate is sent.
-            return self._drawn(np.append(upload, 0.0), length, generator)[:1]
+            return self._draw(np.append(upload, 0.0), length, generator)[:1]
         assert self.clip is not None
         cap = best_cap(len(upload), float(self.epsilon))
         kept = (1 + min(1.0, length / self.clip)) / 2
@@ -237,7 +237,7 @@ class SphereMechanism(LocalMechanism):
 
 
 def _above(excess, start):
-    """A number at which a rising function is positive, at most at MOST."""
+    """Return a number at which a rising function is positive, at most MOST."""
     while excess(start) <= 0:
         if start > MOST:
             break
@@ -246,7 +246,7 @@ def _above(excess, start):
 
 
 def _cosine(cap, dimension, generator):
-    """A random cosine with the upload's direction, in the cap or outside it."""
+    """Draw a cosine with the upload's direction, in the cap or outside it."""
     half = (dimension - 1) / 2
     within = generator.random() < cap.chance
     # Share of the sphere with a larger cosine; never 0.
@@ -254,43 +254,3 @@ def _cosine(cap, dimension, generator):
     above = cap.share * above if within else cap.share + (1 - cap.share) * above
     size = np.sqrt(1 - betaincinv(half, 0.5, 2 * min(above, 1 - above)))
     return size if above <= 0.5 else -size
-
-
-class _Answers:
-    """Every client's random answer, all fields together, drawn when it is used."""
-
-    def __init__(self, mechanism, parts, lengths, seeds):
-        self.mechanism = mechanism
-        self.parts = parts
-        self.lengths = lengths
-        self.seeds = seeds
-        self._last = None, None
-
-    def of(self, client):
-        """The answer of one client, cut into fields."""
-        if self._last[0] != client:
-            wholes = [np.ravel(one.apart.whole(client)) for one in self.parts.values()]
-            generator = np.random.default_rng(int(self.seeds[client]))
-            answer = self.mechanism._drawn(
-                np.concatenate(wholes), float(self.lengths[client]), generator
-            )
-            ends = np.cumsum([len(one) for one in wholes])[:-1]
-            self._last = client, dict(zip(self.parts, np.split(answer, ends), strict=True))
-        return self._last[1]
-
-
-class _Part(Clipped):
-    """One field of a block's random answers."""
-
-    def __init__(self, name, answers):
-        super().__init__(answers.parts[name], np.ones(len(answers.seeds)))
-        self.name = name
-        self.answers = answers
-
-    def update(self, client):
-        answer = self.answers.of(client)[self.name].reshape(self.shape)
-        return Update(slice(None), self.shifted(answer))
-
-    def add_to(self, sums, weights):
-        for client in np.flatnonzero(weights):
-            sums += weights[client] * self.update(client).change

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.optimize import root_scalar
 
-from fedrecsk._extras import require
+from fedrecsk._utils.extras import require
+from fedrecsk._utils.parameters import checked
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.privacy._grid import sensitivity
 
 if TYPE_CHECKING:
@@ -60,7 +64,7 @@ def epsilon_of(events: Sequence[Event], delta: float, *, accountant: str = "pld"
     Parameters
     ----------
     events : list of Event
-    delta : float in (0, 1)
+    delta : float in [0, 1)
     accountant : {"pld", "rdp"}, default="pld"
         "pld": the privacy loss distribution, exact up to rounding; for Gaussian noise without
         sampling its closed form (Balle and Wang, ICML 2018). "rdp": Renyi differential privacy, an
@@ -87,7 +91,7 @@ def epsilon_of(events: Sequence[Event], delta: float, *, accountant: str = "pld"
     events = [event for event in events if event.count]
     if not events:
         return 0.0
-    if any(event.noise_multiplier == 0 for event in events):
+    if delta == 0 or any(event.noise_multiplier == 0 for event in events):
         return float("inf")
     if accountant == "rdp" or any(event.mechanism == "skellam" for event in events):
         return _by_rdp(events, delta)
@@ -99,34 +103,84 @@ def epsilon_of(events: Sequence[Event], delta: float, *, accountant: str = "pld"
 
 
 def noise_for(events: Sequence[Event], epsilon: float, delta: float) -> float:
-    """Find the factor by which to multiply all noise so that the events spend `epsilon`.
+    """Return the least factor on all noise multipliers with which the events spend `epsilon`."""
+    return _noise_for(tuple(events), float(epsilon), float(delta))
+
+
+def shuffled_epsilon(epsilon: float, n_clients: int, delta: float) -> float:
+    """Bound the epsilon of one round if a shuffler hides who sent which upload.
+
+    A client's upload is then hidden among those of the others. The theorem needs all of this:
+
+    - A shuffler that everybody trusts removes everything that tells the senders apart (names,
+      addresses, times) and mixes the uploads before the server sees them. Nothing in this package
+      does so; a federation must provide it.
+    - Each of `n_clients` clients sends exactly one upload, with the same mechanism and parameters,
+      which is `epsilon`-differentially private as a whole, with delta 0: that of
+      :class:`SphereMechanism`, or of :class:`LaplaceMechanism` with the sum over all its
+      coordinates. Gaussian noise is not covered.
+    - Clients that drop out hide nobody: count those that surely send.
+
+    Several rounds compose: the epsilons add up, and so do the deltas.
 
     Parameters
     ----------
-    events : list of Event
-        Their noise multipliers count in proportion.
     epsilon : float
+        Epsilon of one client's upload, positive and at most
+        ``log(n_clients / (16 log(2 / delta)))``.
+    n_clients : int
+        Number of clients whose uploads are shuffled together.
     delta : float in (0, 1)
+        Probability, roughly, with which the bound may fail.
 
     Returns
     -------
-    factor : float
-        The smallest such factor; with cohorts in secret, one that leaves at most 0.2 % of
-        `epsilon` unspent.
+    epsilon : float
+        For replacing one client's data, together with `delta`. At most the epsilon given.
 
     Raises
     ------
-    ImportError
-        If dp-accounting is missing.
+    ValueError
+        If a number is out of range, or the theorem does not hold for these numbers.
+
+    Notes
+    -----
+    This is the closed form of [1]_. The better one of the same authors' later paper is not used,
+    because an erratum restricts it to some mechanisms [2]_.
+
+    References
+    ----------
+    .. [1] V. Feldman, A. McMillan and K. Talwar, "Hiding among the clones: a simple and nearly
+       optimal analysis of privacy amplification by shuffling", FOCS 2021, theorem 3.1.
+    .. [2] V. Feldman, A. McMillan and K. Talwar, "Stronger privacy amplification by shuffling for
+       Renyi and approximate differential privacy", SODA 2023, with the erratum in
+       arXiv:2208.04591.
 
     Examples
     --------
-    >>> from fedrecsk.privacy import Event
-    >>> from fedrecsk.privacy.accounting import noise_for
-    >>> round(noise_for([Event("gaussian", 1.0, count=5)], epsilon=10, delta=1e-5), 3)
-    1.118
+    >>> from fedrecsk.privacy import shuffled_epsilon
+    >>> round(shuffled_epsilon(1.0, n_clients=100_000, delta=1e-6), 3)
+    0.073
     """
-    return _noise_for(tuple(events), float(epsilon), float(delta))
+    constraints = {
+        "epsilon": [Interval(Real, 0, None, closed="neither")],
+        "n_clients": [Interval(Integral, 1, None, closed="left")],
+        "delta": [Interval(Real, 0, 1, closed="neither")],
+    }
+    epsilon, n_clients, delta = checked(
+        "shuffled_epsilon", constraints, epsilon=epsilon, n_clients=n_clients, delta=delta
+    )
+    least = 16 * math.log(2 / delta)
+    if epsilon > math.log(n_clients / least):
+        needed = math.inf if epsilon > 700 else math.ceil(least * math.exp(epsilon))
+        raise ValueError(
+            f"Shuffling {n_clients} uploads of epsilon={epsilon:g} has no proven effect at "
+            f"delta={delta:g}: the theorem needs {needed:,} clients or more for this epsilon. Use "
+            "a smaller epsilon per upload, or do without the shuffler's effect."
+        )
+    spread = 8 * math.sqrt(math.exp(epsilon) * math.log(4 / delta) / n_clients)
+    spread += 8 * math.exp(epsilon) / n_clients
+    return min(epsilon, math.log1p(math.tanh(epsilon / 2) * spread))
 
 
 @lru_cache(maxsize=64)
@@ -140,14 +194,14 @@ def _noise_for(events, epsilon, delta):
         return epsilon_of(scaled, delta, accountant=accountant) > epsilon
 
     # The bound by RDP is quick and close.
-    high = _bisected(lambda f: spends_too_much(f, "rdp"), *_bracket(spends_too_much))
+    high = _bisect(lambda f: spends_too_much(f, "rdp"), *_bracket(spends_too_much))
     if any(one.mechanism == "skellam" for one in events):
         return high
-    return _corrected(events, high, epsilon, delta)
+    return _correct(events, high, epsilon, delta)
 
 
-def _corrected(events, factor, epsilon, delta):
-    """The factor for the exact epsilon, from one that is a little too large."""
+def _correct(events, factor, epsilon, delta):
+    """Return the factor for the exact epsilon, from one that is a little too large."""
 
     def excess(log_factor):
         factor = np.exp(log_factor)
@@ -176,8 +230,8 @@ def _bracket(spends_too_much):
     return low, high
 
 
-def _bisected(is_too_low, low, high):
-    """The least number, from above, of which `is_too_low` is false."""
+def _bisect(is_too_low, low, high):
+    """Return the least number, from above, of which `is_too_low` is false."""
     while high > (1 + TOLERANCE) * low:
         middle = np.sqrt(low * high)
         low, high = (middle, high) if is_too_low(middle) else (low, middle)
@@ -185,7 +239,7 @@ def _bisected(is_too_low, low, high):
 
 
 def _as_one(events):
-    """Noise multiplier of the one Gaussian sum that is worth the same as several."""
+    """Return the noise multiplier of the one Gaussian sum that costs the same as several."""
     return float(sum(one.count / one.noise_multiplier**2 for one in events) ** -0.5)
 
 
@@ -218,11 +272,8 @@ def _dp_event(event):
 
 
 def _skellam_divergence(event):
-    """xi and rho, where the Renyi divergence of one sum is at most xi + rho order.
-
-    Agarwal, Kairouz and Liu, "The Skellam mechanism for differentially private federated
-    learning", NeurIPS 2021, theorem 3.5, the first of its two bounds; for integer orders.
-    """
+    """Return xi and rho: the Renyi divergence of one sum is at most xi + rho order."""
+    # Agarwal, Kairouz and Liu, NeurIPS 2021, theorem 3.5, first bound; for integer orders.
     l2 = sensitivity(event.size)
     l1 = min(np.sqrt(event.size) * l2, l2**2)
     variance = (event.noise_multiplier * l2) ** 2

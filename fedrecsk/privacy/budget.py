@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
-from fedrecsk import _html
+from fedrecsk._utils import html
+from fedrecsk._utils.parameters import checked
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.privacy.report import PrivacyReport
 
 if TYPE_CHECKING:
@@ -27,16 +30,17 @@ class PrivacyBudget:
     epsilon : float
         The budget.
     delta : float, default=1e-5
-        Probability, roughly, with which the guarantee may fail.
+        Probability, roughly, with which the guarantee may fail. What fits with central noise spend
+        is computed for it, and not for their own delta; those with local noise count with theirs.
 
     Attributes
     ----------
     spent : float
-        Total epsilon of what has been charged.
+        Total epsilon of what has been charged, at the budget's `delta`.
     is_exceeded : bool
-        Whether that is more than the budget, or its delta is larger.
+        Whether that is more than the budget, or the delta of fits with local noise is larger.
     report : PrivacyReport or None
-        Of everything together.
+        Of everything together, at the budget's `delta`.
 
     Examples
     --------
@@ -45,7 +49,7 @@ class PrivacyBudget:
     >>> from fedrecsk.privacy import CentralDP, PrivacyBudget
     >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
     >>> private = Federation(central_dp=CentralDP(clip=0.5, noise_multiplier=4, delta=1e-3))
-    >>> public = {"items": range(40), "rating_scale": (1, 5), "aggregation": "all"}
+    >>> public = {"items": range(40), "rating_scale": (1, 5), "aggregation": "clients"}
     >>> model = RFRec(n_rounds=5, federation=private, random_state=0, **public)
     >>> budget = PrivacyBudget(epsilon=5, delta=1e-3)
     >>> budget.check(model, n_clients=60).charge(model.fit(X, y)).charge(model)
@@ -53,19 +57,19 @@ class PrivacyBudget:
     """
 
     def __init__(self, epsilon: float, delta: float = 1e-5) -> None:
-        if not epsilon > 0 or not 0 <= delta < 1:
-            raise ValueError(
-                f"PrivacyBudget(epsilon={epsilon!r}, delta={delta!r}): epsilon must be positive, "
-                "and delta in [0, 1)."
-            )
-        self.epsilon = epsilon
-        self.delta = delta
+        constraints = {
+            "epsilon": [Interval(Real, 0, None, closed="right")],
+            "delta": [Interval(Real, 0, 1, closed="left")],
+        }
+        given = checked("PrivacyBudget", constraints, epsilon=epsilon, delta=delta)
+        self.epsilon: float = given[0]
+        self.delta: float = given[1]
         self._reports: list[PrivacyReport] = []
 
     @property
     def report(self) -> PrivacyReport | None:
         """Report on everything together; None before the first fit."""
-        return PrivacyReport.joined(self._reports) if self._reports else None
+        return PrivacyReport.joined(self._reports, self.delta) if self._reports else None
 
     @property
     def spent(self) -> float:
@@ -112,28 +116,36 @@ class PrivacyBudget:
         ValueError
             If the budget does not suffice.
         """
+        whole = [Interval(Integral, 1, None, closed="left")]
+        constraints = {"n_clients": whole, "n_fits": whole}
+        n_clients, n_fits = checked(
+            "PrivacyBudget.check", constraints, n_clients=n_clients, n_fits=n_fits
+        )
         planned = [estimator.planned_privacy(n_clients)] * n_fits
         everything = [*self._reports, *planned]
         if self._exceeds(everything):
-            total = PrivacyReport.joined(everything)
-            if total.delta > self.delta:
+            total = PrivacyReport.joined(everything, self.delta)
+            if self._has_too_large_delta(total):
                 raise ValueError(
-                    f"The fits' delta {total.delta:g} is above the budget's {self.delta:g}; set "
-                    f"CentralDP(delta={self.delta:g})."
+                    f"The fits' delta {total.delta:g} is above the budget's {self.delta:g}; give "
+                    "local mechanisms a smaller delta, or the budget a larger one."
                 )
             more = f"{n_fits} more fit{'s' * (n_fits != 1)}"
             raise ValueError(
                 f"{more} would spend epsilon {total.epsilon:.4g} in total (delta "
                 f"{total.delta:g}), and the budget is {self.epsilon:g} (delta {self.delta:g}); add "
-                "noise, or fit less often."
+                "noise, fit less often, or raise the budget's delta."
             )
         return self
 
     def _exceeds(self, reports):
         if not reports:
             return False
-        total = PrivacyReport.joined(reports)
-        return total.epsilon > self.epsilon * (1 + 1e-9) or total.delta > self.delta
+        total = PrivacyReport.joined(reports, self.delta)
+        return total.epsilon > self.epsilon * (1 + 1e-9) or self._has_too_large_delta(total)
+
+    def _has_too_large_delta(self, total):
+        return total.delta > self.delta * (1 + 1e-9)
 
     def __repr__(self) -> str:
         n_fits = len(self._reports)
@@ -150,11 +162,11 @@ class PrivacyBudget:
             ["Fits", f"{len(self._reports):,}"],
             ["Exceeded", "yes" if self.is_exceeded else "no"],
         ]
-        return _html.table("Privacy budget", [], rows)
+        return html.table("Privacy budget", [], rows)
 
 
 def _reports(fitted):
-    """Reports of all fits behind an object."""
+    """Return the reports of all fits behind an object."""
     if isinstance(fitted, PrivacyReport):
         return [fitted]
     if not hasattr(fitted, "cv_results_"):
@@ -173,7 +185,7 @@ def _reports(fitted):
 
 
 def _planned(candidate, n_clients):
-    """The report that a fit of a candidate would have."""
+    """Return the report that a fit of a candidate would have."""
     if candidate._setting().central_dp is None:
         return PrivacyReport.of(None, [1], [1])
     return candidate.planned_privacy(n_clients)

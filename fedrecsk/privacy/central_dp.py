@@ -5,11 +5,11 @@ from __future__ import annotations
 from numbers import Real
 from typing import ClassVar, Literal
 
-from sklearn.base import BaseEstimator
-
-from fedrecsk._extras import require
-from fedrecsk._sklearn import Interval, StrOptions
+from fedrecsk._utils.extras import require
+from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.privacy.accounting import CALLER
+from fedrecsk.privacy.local_dp import LARGEST, SMALLEST
 
 # Largest weight of a field.
 _HEAVIEST = 1e6
@@ -19,7 +19,7 @@ _MOST_OF_SHARES = 1e3
 _LEAST_NOISE, _LEAST_EPSILON = 1e-6, 0.05
 
 
-class CentralDP(BaseEstimator):
+class CentralDP(PlainParameters):
     """Clip every client's whole upload, and add Gaussian noise to the sum of all uploads.
 
     What the server publishes, the models of all rounds, is then (epsilon, delta)-differentially
@@ -33,7 +33,7 @@ class CentralDP(BaseEstimator):
 
     Parameters
     ----------
-    clip : float, default=1.0
+    clip : float in [1e-30, 1e30], default=1.0
         Largest L2 norm of a client's upload, over all fields together (C). Longer uploads are
         scaled down.
     noise_multiplier : float or None, default=None
@@ -108,18 +108,18 @@ class CentralDP(BaseEstimator):
     >>> from fedrecsk.privacy import CentralDP
     >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
     >>> private = Federation(central_dp=CentralDP(clip=0.5, epsilon=10, delta=1e-3))
-    >>> public = {"items": np.arange(40), "rating_scale": (1, 5), "aggregation": "all"}
+    >>> public = {"items": np.arange(40), "rating_scale": (1, 5), "aggregation": "clients"}
     >>> model = RFRec(n_rounds=5, federation=private, random_state=0, **public).fit(X, y)
     >>> round(model.privacy_.epsilon, 6)
     10.0
     """
 
     _parameter_constraints: ClassVar[dict] = {
-        "clip": [Interval(Real, 0, None, closed="neither")],
+        "clip": [Interval(Real, SMALLEST, LARGEST, closed="both")],
         "noise_multiplier": [Interval(Real, 0, 1e6, closed="both"), None],
         "epsilon": [Interval(Real, 0, 1e6, closed="right"), None],
         "delta": [Interval(Real, 0, 1, closed="neither")],
-        "setup_clip": [Interval(Real, 0, None, closed="neither"), None],
+        "setup_clip": [Interval(Real, SMALLEST, LARGEST, closed="both"), None],
         "setup_share": [Interval(Real, 0, 1, closed="neither"), None],
         "field_weights": [dict, None],
         "quantile": [Interval(Real, 0, 1, closed="neither"), None],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk._sklearn import Interval, Options
+from fedrecsk._utils.sklearn_compat import Interval, Options
 from fedrecsk.privacy._secure_sum import Ciphertext, Keys, Party, SecureAggregation
 
 if TYPE_CHECKING:

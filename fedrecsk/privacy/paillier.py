@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk._sklearn import Interval
+from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk._utils.user_warnings import warn
 from fedrecsk.privacy._secure_sum import Keys, Party, SecureAggregation
 
 # NIST SP 800-57 part 1, table 2: a modulus of 3072 bits is 128-bit security; 2048 is 112.
@@ -144,8 +145,6 @@ class Paillier(SecureAggregation):
 
     def _party(self, n_clients, key_id, keys, secret):
         phe, size = self._import("phe.paillier"), self.key_bits // 8
-        if len(keys) != size:
-            raise ValueError(f"Keys of {8 * len(keys)} bits came instead of {self.key_bits}.")
         if not secret:
             public = phe.PaillierPublicKey(int.from_bytes(keys, "little"))
             return _PaillierParty(self, n_clients, key_id, public, None)
@@ -218,8 +217,15 @@ class _PaillierParty(Party):
 
     def _decrypt_block(self, block, n_values, n_clients):
         plaintext = int(self._private.raw_decrypt(int.from_bytes(block, "little")))
-        # A client that sends random numbers spoils the sum, but does not end the fit.
-        plaintext %= 1 << (8 * _SLOT_BYTES * n_values)
+        used = 8 * _SLOT_BYTES * n_values
+        if plaintext >> used:
+            # A client that sends random numbers spoils the sum, but does not end the fit.
+            warn(
+                f"What the keys {self.key_id!r} decrypt is no sum of clients' numbers, but random: "
+                "a ciphertext in it was made with other keys, or forged. Make sure that all "
+                "clients have these keys."
+            )
+            plaintext %= 1 << used
         slots = np.frombuffer(plaintext.to_bytes(_SLOT_BYTES * n_values, "little"), "<u8")
         fixed = slots - np.uint64(n_clients * _offset(self.n_clients))
         return fixed.view(np.int64) / 2.0**self.scheme.fraction_bits

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk import _html
+from fedrecsk._utils import html
 from fedrecsk.privacy.accounting import Event, epsilon_of
 
 if TYPE_CHECKING:
@@ -99,15 +99,18 @@ class PrivacyReport:
         )
 
     @classmethod
-    def joined(cls, reports: Sequence[PrivacyReport]) -> PrivacyReport:
+    def joined(cls, reports: Sequence[PrivacyReport], delta: float | None = None) -> PrivacyReport:
         """Combine the reports of several fits to the same clients.
 
-        Fits with central noise compose by the privacy loss distribution, at the largest delta of
-        any. Other fits compose by adding up their epsilons and deltas.
+        Fits with central noise compose by the privacy loss distribution. Other fits compose by
+        adding up their epsilons and deltas.
 
         Parameters
         ----------
         reports : list of PrivacyReport
+        delta : float or None, default=None
+            Total delta. Fits with central noise have what others leave of it. None: the largest
+            delta of any of them, and those of the others.
 
         Returns
         -------
@@ -116,8 +119,14 @@ class PrivacyReport:
         central = [one for one in reports if one.is_central]
         others = [one for one in reports if not one.is_central]
         events = tuple(event for one in central for event in one.events)
-        delta = max((one.delta for one in central), default=0.0)
-        epsilon = epsilon_of(events, delta) if events else 0.0
+        others_delta = sum(one.delta for one in others)
+        if not central:
+            left = 0.0
+        elif delta is None:
+            left = max(one.delta for one in central)
+        else:
+            left = max(0.0, delta - others_delta)
+        epsilon = epsilon_of(events, left)
         return cls(
             _common((one.mechanism for one in reports), ", "),
             max(one.epsilon_per_coordinate for one in reports),
@@ -126,7 +135,7 @@ class PrivacyReport:
             epsilon + sum(one.epsilon for one in others),
             # The fit in which the server sees the most.
             max((one.server_sees for one in reports), key=SERVER_SEES.index),
-            delta=delta + sum(one.delta for one in others),
+            delta=left + others_delta,
             neighbours=_common((one.neighbours for one in reports), "; "),
             sampling=_common((one.sampling for one in reports), "; "),
             trust=_trusted([one.trust for one in reports]),
@@ -171,7 +180,7 @@ class PrivacyReport:
             notes.append(
                 "ε = ∞: no formal guarantee. Set central_dp or local_dp for differential privacy."
             )
-        return _html.table("Privacy", [], rows, notes=notes)
+        return html.table("Privacy", [], rows, notes=notes)
 
 
 def _trusted(words):
@@ -180,7 +189,7 @@ def _trusted(words):
 
 
 def _common(words, separator):
-    """The one thing that all say, or all things that some say."""
+    """Return the one thing that all say, or all things that some say."""
     different = list(dict.fromkeys(words))
     if len(different) == 1:
         return different[0]

@@ -11,7 +11,7 @@ from fedrecsk.attacks._audit import _proved
 from fedrecsk.privacy import CentralDP, _grid
 from tests.conftest import make_toy
 
-PUBLIC = {"items": np.arange(40) * 3 + 1000, "rating_scale": (1, 5), "aggregation": "all"}
+PUBLIC = {"items": np.arange(40) * 3 + 1000, "rating_scale": (1, 5), "aggregation": "clients"}
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +43,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_attack_proves_less_than_the_promise(setting, toy):
     # 10 audits in all.

@@ -7,6 +7,8 @@ from fedrecsk import CoLR, FedMF, LightFR, SCoLR
 from fedrecsk.attacks import measure_leak
 from tests.conftest import make_toy
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def toy():

@@ -3,15 +3,19 @@
 import numpy as np
 import pytest
 
+from benchmarks._variants import variant
 from fedrecsk import CoLR, Federation, FedMF, RFRec, RFRecF, SCoLR
-from fedrecsk.attacks import measure_leak
-from fedrecsk.attacks._guesses import Exchange
-from fedrecsk.attacks._replay_rfrec import Move, Replay
+from fedrecsk.attacks import measure_leak, register_inversion
+from fedrecsk.attacks._inversion_rfrec import Move, Replay, rfrec
+from fedrecsk.attacks._inversions import inversion_of
+from fedrecsk.attacks._server_view import Exchange
 from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism
-from fedrecsk.simulation import Dense, Message
-from fedrecsk.simulation.keys import Key
-from fedrecsk.uploads import Update
+from fedrecsk.protocol import Dense, Message
+from fedrecsk.protocol.keys import Key
+from fedrecsk.updates import Update
 from tests.conftest import make_toy
+
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ def rated():
     [
         (RFRec(5), 2),
         (RFRec(5), 4),
-        (RFRec(5, link="identity"), 2),
+        (variant(RFRec, 5, link="identity"), 2),
         (RFRec(5, optimizer="gd"), 1),
         (RFRec(5, aggregation="holders"), 2),
         (RFRecF(5), 18),
@@ -51,15 +55,17 @@ def test_the_last_digits_of_one_upload_give_most_ratings(rated):
 def test_the_replay_computes_what_a_client_uploads():
     """Against RFRec's own client: user 0, after two rounds of which the server sends the means."""
     X, y = make_toy(n_users=8, n_items=12, density=0.5)
-    model = RFRec(3, rating_scale=(1, 5), random_state=0, init_std=0.3)
+    model = variant(RFRec, 3, rating_scale=(1, 5), random_state=0, init_std=0.3)
     seen = []
 
     class Watched(RFRec):
-        @staticmethod
-        def _inversion(method, exchanges, n_items):
-            seen.append((method, exchanges))
-            return RFRec._inversion(method, exchanges, n_items)
+        pass
 
+    def invert(method, exchanges, n_items):
+        seen.append((method, exchanges))
+        return rfrec(method, exchanges, n_items)
+
+    register_inversion(Watched, invert)
     watched = Watched(**model.get_params())
     measure_leak(watched, X, y, n_rounds=3, max_clients=1)
     method, exchanges = seen[0]
@@ -124,15 +130,17 @@ def listening_to_noise(Base, field):
     """The method with uploads of noise in place of the clients' own."""
 
     class Silent(Base):
-        @staticmethod
-        def _inversion(method, exchanges, n_items):
-            random, false = np.random.default_rng(0), []
-            for one in exchanges:
-                noise = random.normal(size=(n_items, one.upload[field].change.shape[1]))
-                upload = one.upload | {field: Update(slice(None), noise)}
-                false.append(one._replace(upload=upload))
-            return Base._inversion(method, false, n_items)
+        pass
 
+    def invert(method, exchanges, n_items):
+        random, false = np.random.default_rng(0), []
+        for one in exchanges:
+            noise = random.normal(size=(n_items, one.upload[field].change.shape[1]))
+            upload = one.upload | {field: Update(slice(None), noise)}
+            false.append(one._replace(upload=upload))
+        return inversion_of(Base).invert(method, false, n_items)
+
+    register_inversion(Silent, invert)
     return Silent
 
 
@@ -154,5 +162,5 @@ def test_an_upload_without_a_change_is_no_rated_item():
     scale = Dense(np.array([1.0, 5.0, 0.0]))
     message = Message(scale=scale, item_vectors=Dense(np.zeros((7, 4), dtype=np.float32)))
     nothing = {"item_vectors": Update(slice(None), np.zeros((7, 4)))}
-    guess = model._inversion(model, [Exchange(Key(0, 0), message, nothing)], 7)
+    guess = rfrec(model, [Exchange(Key(0, 0), message, nothing)], 7)
     assert len(guess.items) == 0

@@ -9,6 +9,8 @@ from fedrecsk import CoLR, Federation, FedMF, GlobSGD, LightFR, LocALS, RFRec, R
 from fedrecsk.attacks import Adversary
 from tests.conftest import make_toy
 
+pytestmark = pytest.mark.sampled
+
 X, Y = make_toy(n_users=20, n_items=12)
 USERS = np.unique(X[:, 0])
 METHODS = [RFRec, RFRecF, LocALS, GlobSGD, FedMF, CoLR, SCoLR, LightFR]
@@ -88,8 +90,8 @@ def test_its_uploads_are_those_that_its_clients_would_send():
 
 def test_means_and_deviations_are_those_of_its_clients():
     (view, *_), _ = watched(LocALS)
-    for name, form in view.forms.items():
-        whole = np.full((3, *form.shape), np.nan)
+    for name, spec in view.specs.items():
+        whole = np.full((3, *spec.shape), np.nan)
         for client, upload in enumerate(view.honest):
             whole[client][upload[name].rows] = upload[name].change
         sent = ~np.isnan(whole).all(axis=(0, -1))

@@ -6,8 +6,8 @@ from sklearn.base import clone
 from fedrecsk import SVDpp
 from fedrecsk.centralized import BayesianSVDpp, _gibbs, bayesian_svdpp
 from fedrecsk.centralized._sgd import Rows
-from fedrecsk.interactions import encode
-from fedrecsk.simulation.keys import Key
+from fedrecsk.data.interactions import encode
+from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy, rmse, split
 from tests.reference import bayesian_svdpp as reference
 

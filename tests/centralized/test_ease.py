@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from fedrecsk import EASE, _memory
-from fedrecsk.interactions import encode
+from fedrecsk import EASE
+from fedrecsk._utils import memory
+from fedrecsk.data.interactions import encode
 from tests.conftest import make_toy
 from tests.reference import ease as reference
 
@@ -59,10 +60,10 @@ def test_known_users_rows_are_replaced_among_those_of_others():
 
 
 def test_a_catalogue_too_large_for_the_memory_is_refused(monkeypatch, toy):
-    monkeypatch.setattr(_memory, "available", lambda: 4 * 8 * 9**2 - 1)
+    monkeypatch.setattr(memory, "available", lambda: 4 * 8 * 9**2 - 1)
     with pytest.raises(ValueError, match=r"9 by 9 items take about .* GiB, .*available"):
         EASE().fit(*toy)
-    monkeypatch.setattr(_memory, "available", lambda: 4 * 8 * 9**2)
+    monkeypatch.setattr(memory, "available", lambda: 4 * 8 * 9**2)
     EASE().fit(*toy)
 
 

@@ -21,7 +21,7 @@ LIBRARY = {
 }
 
 # Where our defaults are not the library's.
-AS_THE_LIBRARY = {"regularization": 0.01, "item_bias": False}
+AS_THE_LIBRARY = {"reg": 0.01, "item_bias": False}
 
 
 def plain(Estimator, *arguments, **parameters):
@@ -91,7 +91,7 @@ def test_scores_and_lists_are_the_librarys(Estimator, seed):
 @every_adapter
 def test_names_and_defaults_are_the_librarys(Estimator):
     library = by_the_library(Estimator)
-    renamed = {"n_iterations": "iterations"}
+    renamed = {"n_epochs": "iterations", "reg": "regularization"}
     ours = plain(Estimator).get_params()
     for name in ours.keys() - {"n_factors", "n_jobs", "solver", "items", "item_bias"}:
         assert getattr(library, renamed.get(name, name)) == ours[name], name
@@ -107,16 +107,16 @@ def test_als_is_the_papers(regularization):
     assert strengths.any(axis=1).all()
     rng = np.random.default_rng(0)
     start = [rng.random((n, 4), dtype=np.float32).astype(float) * 0.01 for n in (30, 20)]
-    users, items = reference.als(strengths, *start, regularization, n_iterations=6)
-    parameters = {"alpha": 3, "regularization": regularization, "random_state": 0}
-    exact = ImplicitALS(4, solver="cholesky", n_iterations=6, **parameters).fit(X, y)
+    users, items = reference.als(strengths, *start, regularization, n_epochs=6)
+    parameters = {"alpha": 3, "reg": regularization, "random_state": 0}
+    exact = ImplicitALS(4, solver="cholesky", n_epochs=6, **parameters).fit(X, y)
     assert exact.user_factors_ == pytest.approx(users, rel=1e-3, abs=1e-4)
     assert exact.item_factors_ == pytest.approx(items, rel=1e-3, abs=1e-4)
     assert exact.user_factors_.dtype == exact.item_factors_.dtype == np.float32
 
-    converged = reference.als(strengths, users, items, regularization, n_iterations=200)
+    converged = reference.als(strengths, users, items, regularization, n_epochs=200)
     best = reference.loss(strengths, *converged, regularization)
-    approximate = ImplicitALS(4, n_iterations=200, **parameters).fit(X, y)
+    approximate = ImplicitALS(4, n_epochs=200, **parameters).fit(X, y)
     found = reference.loss(
         strengths, approximate.user_factors_, approximate.item_factors_, regularization
     )
@@ -126,8 +126,8 @@ def test_als_is_the_papers(regularization):
 def test_biases_of_als_minimise_what_it_minimises():
     X, y = make_toy(30, 20, density=0.3)
     y[y == 2] = -1
-    model = ImplicitALS(3, alpha=2, regularization=1, random_state=0).fit(X, y)
-    bare = ImplicitALS(3, alpha=2, regularization=1, item_bias=False, random_state=0).fit(X, y)
+    model = ImplicitALS(3, alpha=2, reg=1, random_state=0).fit(X, y)
+    bare = ImplicitALS(3, alpha=2, reg=1, item_bias=False, random_state=0).fit(X, y)
     scores = all_scores(bare)
     strengths = 2 * np.maximum(by_hand(X, y).toarray().astype(float), 0)
     liked = strengths > 0
@@ -143,7 +143,7 @@ def test_biases_of_als_minimise_what_it_minimises():
 
 def test_without_factors_worth_the_name_als_ranks_by_popularity():
     X, _ = make_toy(40, 15, density=0.2)
-    model, popular = ImplicitALS(4, regularization=1e4).fit(X), Popularity().fit(X)
+    model, popular = ImplicitALS(4, reg=1e4).fit(X), Popularity().fit(X)
     assert all_scores(model) == pytest.approx(all_scores(popular), abs=1e-4)
 
 
@@ -212,21 +212,21 @@ def test_nobody_likes_anything(Estimator, toy, y):
 
 
 def test_divergence_is_an_error_that_names_the_culprit(toy):
-    model = ImplicitBPR(4, learning_rate=1e15, regularization=1e15)
+    model = ImplicitBPR(4, learning_rate=1e15, reg=1e15)
     with pytest.raises(ValueError, match=r"diverged: its factors are infinite .*learning_rate=1e"):
         model.fit(*toy)
     assert not hasattr(model, "user_factors_")
 
 
 def test_an_explosion_is_a_warning_that_names_the_culprit(toy):
-    model = ImplicitLMF(4, learning_rate=1e15, regularization=1e15)
+    model = ImplicitLMF(4, learning_rate=1e15, reg=1e15)
     with pytest.warns(UserWarning, match=r"exploded: scores .*learning_rate=1e"):
         model.fit(*toy)
 
 
 def test_a_singular_system_is_an_error(toy):
     with pytest.raises(ValueError, match="increasing the regularization"):
-        ImplicitALS(solver="cholesky", regularization=0).fit(*toy)
+        ImplicitALS(solver="cholesky", reg=0).fit(*toy)
 
 
 # ------------------------------------------------------------------------- unknown users
@@ -273,7 +273,7 @@ def newcomers(toy):
 
 def test_als_solves_newcomers_exactly(toy):
     training, (X, y) = newcomers(toy)
-    model = ImplicitALS(4, regularization=2, alpha=3, random_state=0).fit(*training)
+    model = ImplicitALS(4, reg=2, alpha=3, random_state=0).fit(*training)
     n_users = model.n_users_
     model.fold_in(X, y)
     for user, found in zip(model.user_ids_[n_users:], model.user_factors_[n_users:], strict=True):
@@ -287,7 +287,7 @@ def test_als_solves_newcomers_exactly(toy):
 
 def test_lmf_maximises_the_expected_likelihood_of_newcomers(toy):
     training, (X, y) = newcomers(toy)
-    model = ImplicitLMF(4, n_iterations=2000, regularization=2, random_state=0).fit(*training)
+    model = ImplicitLMF(4, n_epochs=2000, reg=2, random_state=0).fit(*training)
     n_users, popularity = model.n_users_, np.unique(training[0][:, 1], return_counts=True)[1]
     model.fold_in(X, y)
     vectors = np.column_stack([model.item_factors_, np.ones(model.n_items_)])
@@ -367,9 +367,9 @@ def per_user_split(ml100k):
 
 
 TUNED = [
-    (ImplicitALS(20, alpha=2, regularization=10, random_state=0), 0.355, 0.33),
+    (ImplicitALS(20, alpha=2, reg=10, random_state=0), 0.355, 0.33),
     (ImplicitBPR(random_state=0), 0.215, 0.215),
-    (ImplicitLMF(regularization=2, random_state=0), 0.28, 0.25),
+    (ImplicitLMF(reg=2, random_state=0), 0.28, 0.25),
 ]
 tuned = pytest.mark.parametrize(("model", "known", "new"), TUNED, ids=lambda x: type(x).__name__)
 
@@ -454,20 +454,20 @@ class Watch:
 @every_adapter
 def test_every_iteration_is_a_step_with_a_model(Estimator, toy):
     watch = Watch()
-    Estimator(4, n_iterations=4, random_state=0).set_callbacks(watch).fit(*toy)
+    Estimator(4, n_epochs=4, random_state=0).set_callbacks(watch).fit(*toy)
     assert watch.begun == ["fit"] + ["iteration"] * 4
     for n, model in enumerate(watch.models, start=1):
-        assert model.n_iterations_ == n
-        assert_same_factors(model, Estimator(4, n_iterations=n, random_state=0).fit(*toy))
+        assert model.n_epochs_ == n
+        assert_same_factors(model, Estimator(4, n_epochs=n, random_state=0).fit(*toy))
 
 
 @every_adapter
 def test_a_callback_can_stop_the_fit(Estimator, toy):
     watch = Watch(3)
-    model = Estimator(4, n_iterations=8, random_state=0).set_callbacks(watch).fit(*toy)
+    model = Estimator(4, n_epochs=8, random_state=0).set_callbacks(watch).fit(*toy)
     assert watch.begun == ["fit"] + ["iteration"] * 3
-    assert model.n_iterations_ == 3
-    expected = Estimator(4, n_iterations=3, random_state=0).fit(*toy)
+    assert model.n_epochs_ == 3
+    expected = Estimator(4, n_epochs=3, random_state=0).fit(*toy)
     assert_same_factors(model, expected)
     newcomer = ([[-1, toy[0][0, 1]]], [1.0])
     one, other = (m.recommend([-1], 3, interactions=newcomer)[1] for m in (model, expected))
@@ -486,7 +486,7 @@ def test_an_error_in_a_callback_is_not_swallowed(toy):
 @every_adapter
 def test_scoring_monitor_sees_every_iteration(Estimator, toy):
     monitor = ScoringMonitor(scoring="neg_mean_squared_error")
-    model = Estimator(4, n_iterations=5, random_state=0).set_callbacks(monitor).fit(*toy)
+    model = Estimator(4, n_epochs=5, random_state=0).set_callbacks(monitor).fit(*toy)
     logs = monitor.get_logs().data
     values = [row["neg_mean_squared_error"] for row in logs if row["task_name"] == "iteration"]
     X, y = toy

@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
 
-from fedrecsk import _kernels
 from fedrecsk.centralized import PMF, BiasedMF, BiasOnly, SVDpp, _sgd
-from fedrecsk.interactions import encode
-from fedrecsk.simulation.keys import Key
-from tests.conftest import make_toy, rmse, split
+from fedrecsk.data.interactions import encode
+from fedrecsk.protocol.keys import Key
+from tests.conftest import make_toy, rmse, split, with_constants
 from tests.reference import mf as reference
 
 every_method = pytest.mark.parametrize("Estimator", [PMF, BiasedMF, SVDpp])
@@ -78,7 +77,9 @@ def test_equals_the_naive_reference(Estimator, n_factors, weighted, monkeypatch)
     monkeypatch.setattr(_sgd, "DTYPE", np.float64)
     X, y, weights = weighted_toy()
     weights = weights if weighted else np.ones(len(y))
-    model = Estimator(n_factors, n_epochs=3, learning_rate=0.1, init_std=0.3, random_state=3)
+    model = with_constants(Estimator, INIT_STD=0.3)(
+        n_factors, n_epochs=3, learning_rate=0.1, random_state=3
+    )
     model.fit(X, y, sample_weight=weights)
     rows, state, losses = by_the_reference(model, X, y, weights)
     assert model.loss_curve_ == pytest.approx(losses, rel=1e-9)
@@ -120,9 +121,10 @@ def test_the_literal_decay_of_implicit_vectors_is_the_papers(monkeypatch):
     """One user with one rating: all decays at once are one per rating, to first order."""
     monkeypatch.setattr(_sgd, "DTYPE", np.float64)
     X, y = [["ann", "emma"], ["bob", "alien"]], [1.0, 5.0]
-    parameters = {"n_epochs": 1, "init_std": 0.5, "random_state": 0, "learning_rate": 1e-4}
-    free = SVDpp(3, reg_implicit=0, **parameters).fit(X, y)
-    literal = SVDpp(3, reg=0.1, reg_implicit=0.1, **parameters).fit(X, y)
+    Wide = with_constants(SVDpp, INIT_STD=0.5)
+    parameters = {"n_epochs": 1, "random_state": 0, "learning_rate": 1e-4}
+    free = Wide(3, reg_implicit=0, **parameters).fit(X, y)
+    literal = Wide(3, reg=0.1, reg_implicit=0.1, **parameters).fit(X, y)
     pulled = (literal.implicit_factors_ - free.implicit_factors_) / free.implicit_factors_
     assert pulled == pytest.approx(np.full((2, 3), -1e-4 * 0.1), rel=1e-2)
 
@@ -186,7 +188,8 @@ def test_no_weight_is_too_heavy(Estimator):
 @every_method
 def test_loss_decreases_and_predictions_stay_in_range(Estimator):
     X, y = make_toy(60, 40)
-    model = Estimator(random_state=0, reg=0, shrinkage=0, n_epochs=200, init_std=0.3).fit(X, y)
+    Wide = with_constants(Estimator, INIT_STD=0.3)
+    model = Wide(random_state=0, reg=0, shrinkage=0, n_epochs=200).fit(X, y)
     assert model.loss_curve_[-1] < 0.5 * model.loss_curve_[0]
     pairs = np.stack(np.meshgrid(model.user_ids_, model.item_ids_), axis=-1).reshape(-1, 2)
     predicted = model.predict(pairs)
@@ -199,9 +202,9 @@ def test_loss_decreases_and_predictions_stay_in_range(Estimator):
 def test_divergence_is_named(Estimator, toy):
     with (
         np.errstate(all="ignore"),
-        pytest.raises(ValueError, match=r"diverged: .* Bring init_std=1e\+10"),
+        pytest.raises(ValueError, match="diverged: "),
     ):
-        Estimator(4, init_std=1e10, random_state=0).fit(*toy)
+        with_constants(Estimator, INIT_STD=1e10)(4, random_state=0).fit(*toy)
 
 
 # ------------------------------------------------------------ early stopping, warm starts
@@ -212,13 +215,14 @@ def test_early_stopping_keeps_the_best_epoch(Estimator):
     X, y = make_toy(60, 20)
     y = np.random.default_rng(0).normal(size=len(y))
     options = {"early_stopping": True, "validation_fraction": 0.3, "random_state": 0}
-    options |= {"init_std": 0.3, "reg": 0, "shrinkage": 0}
-    model = Estimator(n_epochs=200, n_iter_no_change=3, **options).fit(X, y)
+    options |= {"reg": 0, "shrinkage": 0}
+    Wide = with_constants(Estimator, INIT_STD=0.3)
+    model = Wide(n_epochs=200, n_iter_no_change=3, **options).fit(X, y)
     curve = model.validation_curve_
     assert model.n_epochs_ < 200
     assert len(curve) == model.n_epochs_ + 1 == len(model.loss_curve_) + 1
     assert model.best_epoch_ == int(np.argmin(curve))
-    until = Estimator(n_epochs=max(1, model.best_epoch_), **options).fit(X, y)
+    until = Wide(n_epochs=max(1, model.best_epoch_), **options).fit(X, y)
     np.testing.assert_array_equal(model.predict(X), until.predict(X))
 
 
@@ -362,7 +366,7 @@ def test_targets_on_movielens_100k(ml100k):
 
 def test_plain_pmf_learns_centred_or_not(ml100k):
     train_X, train_y, test_X, test_y = split(*ml100k, seed=0)
-    plain = PMF(prior_mean=0, shrinkage=0, reg=0.1, init_std=0.1, random_state=0)
+    plain = with_constants(PMF, INIT_STD=0.1)(prior_mean=0, shrinkage=0, reg=0.1, random_state=0)
     for center in (True, False):
         model = plain.set_params(center=center).fit(train_X, train_y)
         assert (model.global_bias_ == 0) == (not center)
@@ -386,6 +390,17 @@ def test_never_worse_than_biases_on_sparse_data(Estimator, early_stopping, most,
     assert rmse(model, test_X, test_y) <= rmse(biases, test_X, test_y)
 
 
+@every_method
+def test_more_patience_continues_a_stopped_fit(Estimator, toy):
+    options = {"early_stopping": True, "tol": 1.0, "random_state": 0}
+    model = Estimator(n_epochs=9, n_iter_no_change=2, warm_start=True, **options).fit(*toy)
+    assert model.n_epochs_ == 2
+    model.set_params(n_iter_no_change=5).fit(*toy)
+    patient = Estimator(n_epochs=9, n_iter_no_change=5, **options).fit(*toy)
+    assert model.n_epochs_ == patient.n_epochs_ == 5
+    np.testing.assert_array_equal(model.item_factors_, patient.item_factors_)
+
+
 def test_early_stopping_gets_past_the_slow_start(ml1m):
     X, y = ml1m
     some = np.isin(X[:, 0], np.unique(X[:, 0])[::4])
@@ -395,26 +410,3 @@ def test_early_stopping_gets_past_the_slow_start(ml1m):
         model = Estimator(early_stopping=True, random_state=0).fit(train_X, train_y)
         assert model.best_epoch_ > 20
         assert rmse(model, test_X, test_y) < biases - 0.02
-
-
-@every_method
-def test_pieces_of_an_epoch_change_no_bit(Estimator, toy, monkeypatch):
-    whole = Estimator(n_epochs=2, random_state=0).fit(*toy)
-    monkeypatch.setattr(_sgd, "PIECE", 7)
-    assert_same_model(whole, Estimator(n_epochs=2, random_state=0).fit(*toy))
-
-
-def test_pieces_of_an_epoch_have_about_equal_work(toy, monkeypatch):
-    calls = []
-
-    def kernel(start, stop, loss, order, indptr, *rest):
-        calls.append(np.diff(indptr)[order[start:stop]].sum())
-        return loss
-
-    monkeypatch.setattr(_sgd, "PIECE", 20)
-    monkeypatch.setattr(_kernels.sgd, "svdpp", kernel)
-    SVDpp(n_epochs=1, random_state=0).fit(*toy)
-    longest = np.unique(toy[0][:, 0], return_counts=True)[1].max()
-    assert sum(calls) == len(toy[1])
-    assert len(calls) > 1
-    assert max(calls) < 20 + longest

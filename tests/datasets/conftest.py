@@ -1,5 +1,4 @@
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,3 @@ def real_data():
     if not folder.is_dir():
         pytest.skip(f"no real ratings: {folder} does not exist; set FEDRECSK_DATA to a copy")
     return folder
-
-
-@pytest.fixture
-def without_pandas(monkeypatch):
-    """Make `import pandas` fail as it does where it is not installed."""
-    monkeypatch.setitem(sys.modules, "pandas", None)

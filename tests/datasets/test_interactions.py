@@ -1,19 +1,15 @@
 import numpy as np
+import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from scipy import sparse
 
 from fedrecsk.datasets import _interactions, make_interactions
+from tests.datasets.test_generate import gini, sizes
 
 FIRST_SECOND = np.datetime64("2020-01-01", "s").astype(int)
-
-
-def gini(counts):
-    counts = np.sort(counts)
-    n = len(counts)
-    return (2 * np.arange(1, n + 1) - n - 1) @ counts / (n * counts.sum())
 
 
 def last_fifth(X, turns):
@@ -52,13 +48,6 @@ def precision_at_10(X, test, n_factors=20, n_sweeps=8):
     return precision(train.sum(axis=0)), precision(user_factors @ item_factors.T)
 
 
-@st.composite
-def sizes(draw):
-    n_users, n_items = draw(st.integers(1, 40)), draw(st.integers(1, 40))
-    return n_users, n_items, draw(st.integers(n_users, n_users * n_items))
-
-
-@settings(deadline=None)
 @given(
     sizes(),
     st.integers(0, 3),
@@ -88,16 +77,6 @@ def test_any_size(size, n_factors, taste, popularity, drift, timestamps, seed):
     assert len(np.unique(X[:, 1])) == n_items or n_interactions < n_items
     if timestamps:
         assert X[:, 2].min() >= FIRST_SECOND
-
-
-@settings(deadline=None)
-@given(st.integers(1, 30), st.integers(1, 30), st.data())
-def test_min_interactions_per_user(n_users, n_items, data):
-    minimum = data.draw(st.integers(1, n_items))
-    n = data.draw(st.integers(n_users * minimum, n_users * n_items))
-    X = make_interactions(n_users, n_items, n, min_interactions_per_user=minimum, random_state=0)
-    assert len(X) == n
-    assert np.bincount(X[:, 0], minlength=n_users).min() >= minimum
 
 
 def test_same_seed_same_interactions():
@@ -133,6 +112,7 @@ def test_default_ranks_as_movielens_100k_does():
     assert als == pytest.approx(0.360, abs=0.03)
 
 
+@pytest.mark.full
 def test_time_is_decoration_without_drift_and_matters_with_it():
     popular, als = {}, {}
     for drift in (0.0, 1.0, 2.0):
@@ -161,6 +141,7 @@ def test_drift_moves_popularity_between_users_and_within_them():
     assert within[1] > 1.5 * within[0]
 
 
+@pytest.mark.full
 def test_taste_is_what_a_factor_model_gains_by():
     gains = []
     for taste in (0.0, 1.0, 2.0):
@@ -177,14 +158,6 @@ def test_without_factors_there_is_no_taste():
     assert als < popular
 
 
-def test_popularity_is_the_skew():
-    skews = [
-        gini(np.bincount(make_interactions(200, 300, 12_000, popularity=p, random_state=0)[:, 1]))
-        for p in (0, 2, 5)
-    ]
-    assert skews[0] + 0.1 < skews[1] < skews[2] - 0.1
-
-
 def test_timestamps_are_sessions_in_random_order():
     X = make_interactions(drift=1.0, random_state=0)
     times = X[:, 2]
@@ -199,16 +172,10 @@ def test_timestamps_are_sessions_in_random_order():
 
 
 def test_as_frame():
-    pd = pytest.importorskip("pandas")
     frame = make_interactions(20, 15, 80, random_state=0, as_frame=True)
     assert isinstance(frame, pd.DataFrame)
     assert list(frame.columns) == ["user", "item", "timestamp"]
     assert_array_equal(frame.to_numpy(), make_interactions(20, 15, 80, random_state=0))
-
-
-def test_missing_pandas_is_named_with_its_extra(without_pandas):
-    with pytest.raises(ImportError, match=r"make_interactions.*pandas.*fedrecsk\[plot\]"):
-        make_interactions(20, 15, 80, as_frame=True)
 
 
 @pytest.mark.parametrize(

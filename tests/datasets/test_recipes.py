@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_array_equal
 from scipy.io import savemat
 
-from fedrecsk.datasets import _catalogue
+from fedrecsk.datasets import published
 
 PAGE = Path(__file__).parents[2] / "docs" / "datasets.md"
 KUAIREC = (
@@ -32,9 +33,9 @@ def run(tmp_path, monkeypatch):
     """Run a section's only block, or the one of that position, among the given files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDRECSK_DATA", str(tmp_path))
-    for name, spec in _catalogue.PUBLISHED.items():
+    for name, spec in published.PUBLISHED.items():
         lenient = dataclasses.replace(spec, counts=None, n_rows_between=None)
-        monkeypatch.setitem(_catalogue.PUBLISHED, name, lenient)
+        monkeypatch.setitem(published.PUBLISHED, name, lenient)
 
     def run(heading, files, position=None):
         for name, text in files.items():
@@ -74,12 +75,12 @@ def test_all_blocks_of_the_page_are_run_here():
 
 def test_the_page_has_the_counts_that_are_checked():
     text = PAGE.read_text()
-    for name, spec in _catalogue.PUBLISHED.items():
+    for name, spec in published.PUBLISHED.items():
         if spec.counts and name != "kuairec-small":
             users, items, rows = spec.counts
             items = "about 84,000" if items is None else f"{items:,}"
             assert f"| {users:,} | {items} | {rows:,} |" in text
-    assert _catalogue.PUBLISHED["kuairec-big"].checksum.split(":")[1] in text
+    assert published.PUBLISHED["kuairec-big"].checksum.split(":")[1] in text
 
 
 def test_your_own_file(run):
@@ -101,7 +102,6 @@ def test_lastfm_2k(run):
 
 
 def test_lastfm_360k(run):
-    pytest.importorskip("pandas")
     ann, bob = "a" * 40, "b" * 40
     rows = [
         f'{ann}\tmbid\tthe "beatles\t2137',
@@ -167,7 +167,6 @@ def test_filmtrust(run, position):
 
 
 def test_jester(run, monkeypatch):
-    pd = pytest.importorskip("pandas")
     sheets = {}
     for n in (1, 2, 3):
         sheet = np.full((2, 101), 99.0)

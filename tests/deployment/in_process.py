@@ -9,12 +9,12 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
-from fedrecsk.deployment._carrier import Carrier, Reply
-from fedrecsk.deployment._coordinator import Coordinator
-from fedrecsk.deployment._node import Node
-from fedrecsk.deployment._store import Store
-from fedrecsk.interactions import encode
-from fedrecsk.simulation.keys import Key
+from fedrecsk.data.interactions import encode
+from fedrecsk.deployment.coordinator import Coordinator
+from fedrecsk.deployment.exchanges import Carrier, Reply
+from fedrecsk.deployment.node import Node
+from fedrecsk.deployment.store import Store
+from fedrecsk.protocol.keys import Key
 
 
 class InProcess(Carrier):

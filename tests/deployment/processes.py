@@ -44,7 +44,7 @@ METHOD = """
 import numpy as np
 from fedrecsk import Federation, {name}
 from fedrecsk.privacy import CKKS
-from fedrecsk.simulation.keys import Key
+from fedrecsk.protocol.keys import Key
 
 plain = {estimator}
 key = Key({seed})
@@ -180,14 +180,12 @@ class Processes:
         with socket.socket() as one:
             return one.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def start_node(self, name, rows, client, *options, resident=True):
+    def start_node(self, name, rows, client, *options):
         """A node with these rows: user, item, rating."""
         np.save(self.folder / f"{name}.npy", rows)
         config = f'data="{name}.npy" folder="{name}" client={client} keys="keys/clients.key"'
-        before = [sys.executable, "-m", "fedrecsk.deployment.resident"] if resident else []
         self.start(
             name,
-            *before,
             "flower-supernode",
             *("--superlink", f"127.0.0.1:{self.port}", "--port", free_port()),
             *("--node-config", config),
@@ -236,5 +234,5 @@ class Processes:
                 raise AssertionError(f"Not within {seconds} s.\n" + "\n".join(logs))
             time.sleep(0.1)
 
-    def wait_for(self, *paths, seconds=120):
+    def wait_for(self, *paths, seconds=400):
         self.wait(lambda: all((self.folder / path).exists() for path in paths), seconds)

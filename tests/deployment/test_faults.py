@@ -6,11 +6,20 @@ import joblib
 import numpy as np
 import pytest
 
-from fedrecsk import FedFast, LocALS, RFRec
-from fedrecsk.deployment._exchange import NotEnough
-from fedrecsk.deployment._node import Node
-from fedrecsk.deployment._store import Store
-from fedrecsk.deployment._wire import pack, unpack
+from fedrecsk import (
+    FedEB,
+    Federation,
+    FedFast,
+    FedMF,
+    LightFR,
+    LocALS,
+    RFRec,
+)
+from fedrecsk.aggregation import HierarchicalClipping, Krum
+from fedrecsk.deployment.exchanges import NotEnough
+from fedrecsk.deployment.node import Node
+from fedrecsk.deployment.records import pack, unpack
+from fedrecsk.deployment.store import Store
 from tests.conftest import make_toy
 from tests.deployment.in_process import coordinator, make_nodes, prepared
 
@@ -198,6 +207,59 @@ def test_nan_in_uploads_is_rejected_and_counted(tmp_path):
     assert [entry["rejected"] for entry in rounds(one.run())] == [1, 1, 1]
 
 
+def enlarge(one, node, factor):
+    """Let a node send numbers of this size in round 1."""
+
+    def spoil(request, reply):
+        if request.node != node or unpack(request.content)[0].get("number") != 1:
+            return reply
+        head, arrays = unpack(reply)
+        reals = {name for name, values in arrays.items() if values.dtype.kind == "f"}
+        return pack(head, {n: v * 0 + factor if n in reals else v for n, v in arrays.items()})
+
+    one.exchanges.carrier.tamper = spoil
+
+
+def implicit(Estimator):
+    return prepared(Estimator(3, n_rounds=3, client_fraction=1.0, random_state=0), X, Y)
+
+
+@pytest.mark.parametrize("estimator", [small(), implicit(FedMF), prepared(FedEB(3), X, Y)], ids=str)
+def test_a_finite_but_huge_upload_is_rejected_and_counted(estimator, tmp_path):
+    one, nodes = a_fit(tmp_path, estimator.set_params(n_rounds=3))
+    enlarge(one, max(nodes), 3e38)
+    server = one.run()
+    assert [entry["rejected"] for entry in rounds(server)] == [0, 1, 0]
+    assert [entry["messages_up"] for entry in rounds(server)] == [3, 2, 3]
+    assert np.abs(server.item_factors_).max() < 10
+
+
+def test_a_model_that_has_exploded_warns_on_the_server_and_on_the_nodes(tmp_path):
+    one, nodes = a_fit(tmp_path, implicit(FedMF))
+    enlarge(one, max(nodes), 1e14)
+    with pytest.warns(UserWarning, match="FedMF has exploded") as seen:
+        one.run()
+    texts = [str(warning.message) for warning in seen]
+    assert sum("scores of training rows reach" in text for text in texts) == len(nodes)
+    assert sum("the items' factors or biases reach" in text for text in texts) == 1
+
+
+class NoUserFits(RFRec):
+    """Nobody can be fitted to its items."""
+
+    def _user_attributes(self, block, state):
+        attributes = super()._user_attributes(block, state)
+        return {name: values * np.nan for name, values in attributes.items()}
+
+
+def test_a_model_to_which_no_user_can_be_fitted_names_no_client(tmp_path):
+    one, nodes = a_fit(tmp_path, prepared(NoUserFits(3, n_rounds=2), X, Y))
+    with pytest.raises(ValueError, match="NoUserFits diverged: no user can be fitted") as error:
+        one.run()
+    assert "nobody" not in str(error.value)
+    assert not any((node.store.folder / "model.joblib").exists() for node in nodes.values())
+
+
 def test_bytes_that_are_no_message_are_no_answer(tmp_path, caplog):
     one, nodes = a_fit(tmp_path, quorum=0.6)
     one.exchanges.carrier.tamper = lambda request, reply: (
@@ -223,6 +285,19 @@ def test_a_round_of_nothing_but_nan_leaves_the_model_as_it_is(tmp_path, caplog):
     server = one.run()
     assert [entry["messages_up"] for entry in rounds(server)] == [3, 0, 3]
     assert "All 1 uploads of round 1 held NaN" in caplog.text
+
+
+def test_rounds_with_too_few_uploads_for_the_aggregator_are_named(tmp_path, caplog):
+    one, _ = a_fit(tmp_path, small().set_params(federation=Federation(aggregator=Krum(1))))
+    one.run()
+    assert "Krum() had too few uploads in round 0, so the model stays as it is" in caplog.text
+
+
+def test_an_aggregator_that_does_not_suit_the_uploads_is_refused_at_once(tmp_path):
+    federation = Federation(aggregator=HierarchicalClipping(share=0.5))
+    estimator = prepared(LightFR(5, federation=federation), X, Y)
+    with pytest.raises(ValueError, match="as integers"):
+        a_fit(tmp_path, estimator)
 
 
 def test_a_malformed_answer_to_the_set_up_ends_the_run(tmp_path):
@@ -441,6 +516,44 @@ def test_a_node_with_a_copy_of_before_the_first_round_takes_part_again(tmp_path,
     assert [entry["messages_up"] for entry in rounds(server)] == [3, 3, 3]
     assert "lacks its place in the fit, and is sent it again" in caplog.text
     assert np.isfinite(joblib.load(node.store.folder / "model.joblib").predict(X)).all()
+
+
+def test_a_node_that_has_lost_the_model_it_has_measured_gets_it_again(tmp_path, caplog):
+    """Others are not sent again for the round what they have just measured."""
+    estimator = small().set_params(early_stopping=True, validation_fraction=0.3)
+    one, nodes = a_fit(tmp_path, estimator)
+    node, said, copies = nodes[max(nodes)], [], []
+
+    def set_back(request, reply):
+        head = unpack(request.content)[0]
+        step = request.kind, head.get("number")
+        if request.node == max(nodes):
+            if step == ("round", 0):
+                copies.append(node.store.load(f"{head['fit']}.state"))
+            if step == ("validate", 1):
+                node.store.save(f"{head['fit']}.state", copies[0])
+        if step == ("round", 1):
+            kept = bool(head["message"].get("kept"))
+            said.append((request.node == max(nodes), kept, "lacks" in unpack(reply)[0]))
+        return reply
+
+    one.exchanges.carrier.tamper = set_back
+    server = one.run()
+    # With the validation losses.
+    assert [entry["messages_up"] for entry in rounds(server)] == [3, 6, 6]
+    assert said.count((False, True, False)) == 2
+    assert [one for one in said if one[0]] == [(True, True, True), (True, False, False)]
+    assert "lacks its model in the fit, and is sent it again" in caplog.text
+
+
+def test_a_node_that_says_that_it_lacks_what_it_was_just_sent_is_not_asked_for_ever(tmp_path):
+    one, nodes = a_fit(tmp_path, quorum=0.6)
+    one.exchanges.carrier.tamper = lambda request, reply: (
+        pack({"lacks": "model"}, {})
+        if request.kind == "round" and request.node == max(nodes)
+        else reply
+    )
+    assert [entry["dropped"] for entry in rounds(one.run())] == [1, 1, 1]
 
 
 def test_nodes_refuse_a_server_with_an_older_checkpoint(tmp_path):

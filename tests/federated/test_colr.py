@@ -8,13 +8,13 @@ from sklearn.base import clone
 from fedrecsk import CoLR, Federation, FedMF, Popularity, PrivRec, SCoLR
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.compression import TopK
-from fedrecsk.federated._fedmf import EPOCHS_OF_THE_NEW, AveragedItems
-from fedrecsk.interactions import encode
+from fedrecsk.data.interactions import encode
+from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW, AveragedItems
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.simulation import blocks, participation
-from fedrecsk.simulation.keys import Key, Keys
-from fedrecsk.simulation.stopping import HeldOut
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
+from fedrecsk.protocol import blocks, participation
+from fedrecsk.protocol.early_stopping import HeldOut
+from fedrecsk.protocol.keys import Key, Keys
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, made, make_toy
 from tests.reference import colr as reference
 
 METHODS = [FedMF, CoLR, SCoLR]
@@ -33,14 +33,14 @@ def make(Estimator, **parameters):
         "n_rounds": 3,
         "n_negatives": 2,
         "batch_size": 7,
-        "weight_decay": 0.01,
-        "init_std": 0.5,
+        "reg": 0.01,
+        "INIT_STD": 0.5,
         "client_fraction": 1.0,
         "random_state": 0,
     }
     if not issubclass(Estimator, FedMF):
         defaults["rank"] = 3
-    return Estimator(**defaults | parameters)
+    return made(Estimator, defaults | parameters)
 
 
 def key_of(model):
@@ -49,7 +49,7 @@ def key_of(model):
 
 def first_items(model, n_items):
     shape = (n_items, model.n_factors)
-    return model.init_std * key_of(model).generator("item factors").standard_normal(shape)
+    return model.INIT_STD * key_of(model).generator("item factors").standard_normal(shape)
 
 
 def rows_of_basis(model, key, n_clients):
@@ -84,7 +84,7 @@ def clients_of(model, data):
     targets[data.users, data.items] = values
     weights[data.users, data.items] = data.weights
     coordinates = np.arange(data.n_users * model.n_factors).reshape(data.n_users, -1)
-    users = model.init_std * key_of(model).normal("user factors", coordinates)
+    users = model.INIT_STD * key_of(model).normal("user factors", coordinates)
     spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
     return [reference.Client(model, targets[s], weights[s], users[s]) for s in spans]
 
@@ -118,7 +118,7 @@ COMBINATIONS = [
     (PrivRec, {"server_learning_rate": 3.0}),
     (CoLR, {}),
     (CoLR, {"rank": 5, "aggregation": "data_size"}),
-    (CoLR, {"rank_exponent": 0.5}),
+    (CoLR, {"RANK_EXPONENT": 0.5}),
     (CoLR, {"rank": 1, "loss": "squared", "learning_rate": 0.1}),
     (SCoLR, {}),
     (SCoLR, {"aggregation": "visits", "local_epochs": 1}),
@@ -303,7 +303,7 @@ def test_predict_gives_chances_or_ratings(Estimator, toy):
 
 def test_ratings_are_learned(toy):
     X, y = toy
-    model = make(FedMF, loss="squared", learning_rate=0.1, n_rounds=300, init_std=0.1).fit(X, y)
+    model = make(FedMF, loss="squared", learning_rate=0.1, n_rounds=300, INIT_STD=0.1).fit(X, y)
     assert np.mean((model.predict(X) - y) ** 2) < 0.5 * y.var()
     assert model.loss_curve_[-1] < 0.5 * model.loss_curve_[0]
 

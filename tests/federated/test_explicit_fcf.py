@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from benchmarks._variants import variant
 from fedrecsk import BiasOnly, ExplicitFCF, Federation
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
-from fedrecsk.interactions import encode
+from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CentralDP, LaplaceMechanism, Paillier
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.test_fcf import turns_of
@@ -21,7 +22,7 @@ def float64(monkeypatch):
 
 def make(**parameters):
     defaults = {"n_factors": 3, "n_rounds": 5, "init_std": 0.5, "random_state": 0}
-    return ExplicitFCF(**defaults | parameters)
+    return variant(ExplicitFCF, **defaults | parameters)
 
 
 def first_items(model, n_items):
@@ -77,7 +78,7 @@ def test_noise_on_counts_makes_no_penalty_negative_and_keeps_the_mean_on_the_sca
     assert np.isfinite(model.item_factors_).all()
 
 
-every_upload = pytest.mark.parametrize("upload", ["all", "own"])
+every_upload = pytest.mark.parametrize("upload", ["all", "local"])
 PARAMETERS = [
     {},
     {"biases": False, "reg_power": 0.0, "reg_user": 0.5},
@@ -129,7 +130,7 @@ def test_the_ledger_counts_own_rows_or_whole_matrices(n_clients, toy):
     n, n_items, width = len(np.unique(clients)), 9, 4
     n_rows = len(np.unique(np.column_stack([clients, X[:, 1]]), axis=0))
     for upload, n_setup, n_numbers in (
-        ("own", 2 * n + 2 * n_rows, n_rows * width),
+        ("local", 2 * n + 2 * n_rows, n_rows * width),
         ("all", 2 * n + n * n_items, n * n_items * width),
     ):
         _, setup, *rounds, final = (
@@ -154,8 +155,14 @@ def test_items_that_nobody_has_rated_have_no_vector(toy):
 @every_upload
 def test_one_plaintext_upload_gives_all_ratings(upload, biases, n_rounds):
     X, y = make_toy(n_users=30, n_items=20, density=0.4)
-    model = ExplicitFCF(
-        4, biases=biases, upload=upload, init_std=0.3, rating_scale=(1, 5), random_state=0
+    model = variant(
+        ExplicitFCF,
+        4,
+        biases=biases,
+        upload=upload,
+        init_std=0.3,
+        rating_scale=(1, 5),
+        random_state=0,
     )
     report = measure_leak(model, X, y, n_rounds=n_rounds)
     assert report.vectors == report.directions == 1.0

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
+from benchmarks._variants import variant
 from fedrecsk import FCF, Federation, GlobSGD
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
+from fedrecsk.data.interactions import encode
 from fedrecsk.federated._implicit import ImplicitMF
-from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism, Paillier
-from fedrecsk.simulation import participation
+from fedrecsk.protocol import participation
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.test_wmf import dense, first_items, key_of
 from tests.reference import fcf as reference
@@ -32,7 +33,7 @@ def make(**parameters):
         "init_std": 0.5,
         "random_state": 0,
     }
-    return FCF(**defaults | parameters)
+    return variant(FCF, **defaults | parameters)
 
 
 def turns_of(model, n_clients):
@@ -58,7 +59,7 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
         assert np.abs(items - start).max() > 1e-3
 
 
-every_upload = pytest.mark.parametrize("upload", ["all", "own"])
+every_upload = pytest.mark.parametrize("upload", ["all", "local"])
 PARAMETERS = [
     {},
     {"optimizer": "gd", "learning_rate": 0.2},
@@ -108,9 +109,9 @@ def test_stale_gradients_in_few_bytes_are_taken_at_the_servers_items(extra, toy)
     """As GlobSGD's are, of which FCF with plain gradient descent is a form."""
     X, _ = toy
     common = {"n_rounds": 5, "random_state": 0, "federation": Federation(**STALE, **extra)}
-    one = make(upload="own", optimizer="gd", learning_rate=0.1, **common).fit(X)
+    one = make(upload="local", optimizer="gd", learning_rate=0.1, **common).fit(X)
     parameters = {name: getattr(one, name) for name in ("alpha", "reg_user", "reg_item")}
-    other = GlobSGD(3, learning_rate=0.2, init_std=0.5, **parameters, **common).fit(X)
+    other = variant(GlobSGD, 3, learning_rate=0.2, init_std=0.5, **parameters, **common).fit(X)
     np.testing.assert_allclose(one.item_factors_, other.item_factors_, atol=1e-12)
 
 
@@ -130,7 +131,7 @@ def test_the_ledger_counts_own_rows_and_small_matrices(n_clients, toy):
     clients = X[:, 0] if n_clients is None else X[:, 0] % n_clients
     n, d = len(np.unique(clients)), 3
     n_rows = len(np.unique(np.column_stack([clients, X[:, 1]]), axis=0))
-    model = make(upload="own").fit(X, clients=clients)
+    model = make(upload="local").fit(X, clients=clients)
     _, setup, *rounds, _ = model.communication_.entries
     assert setup["bytes_up"] == 4 * n_rows
     assert {e["bytes_up"] for e in rounds} == {4 * (n_rows * d + n * d * d)}
@@ -141,7 +142,7 @@ def test_the_ledger_counts_own_rows_and_small_matrices(n_clients, toy):
 def test_both_uploads_give_the_same_model(setting, toy):
     X, _ = toy
     one, other = (
-        make(upload=upload, federation=Federation(**setting)).fit(X) for upload in ("all", "own")
+        make(upload=upload, federation=Federation(**setting)).fit(X) for upload in ("all", "local")
     )
     np.testing.assert_allclose(one.item_factors_, other.item_factors_, atol=1e-12)
 
@@ -153,11 +154,11 @@ def test_dense_uploads_that_do_not_fit_are_refused(toy, monkeypatch):
     # 12 clients, 9 items, 3 factors, 8 bytes each.
     monkeypatch.setattr(fcf, "DENSE_LIMIT", 12 * 9 * 3 * 8 - 1)
     model = make(federation=Federation(aggregator=IDLE))
-    with pytest.raises(ValueError, match=r'those of 12 clients, each with 9 x 3 .* upload="own"'):
+    with pytest.raises(ValueError, match=r'those of 12 clients, each with 9 x 3 .* upload="local"'):
         model.fit(X)
     for fits in (
         make(),
-        clone(model).set_params(upload="own"),
+        clone(model).set_params(upload="local"),
         clone(model).set_params(client_fraction=0.5),
     ):
         assert np.isfinite(fits.fit(X).item_factors_).all()
@@ -167,7 +168,7 @@ def test_dense_uploads_that_do_not_fit_are_refused(toy, monkeypatch):
 @every_upload
 def test_one_plaintext_upload_gives_everything(upload, n_rounds):
     X, y = make_toy(n_users=30, n_items=20, density=0.4)
-    model = FCF(4, reg_user=1.0, init_std=0.3, random_state=0, upload=upload)
+    model = variant(FCF, 4, reg_user=1.0, init_std=0.3, random_state=0, upload=upload)
     report = measure_leak(model, X, y, n_rounds=n_rounds, max_clients=10)
     assert report.vectors == report.directions == 1.0
     assert report.interactions == report.values == 1.0
@@ -183,7 +184,7 @@ def test_an_encrypted_fit_is_the_plain_one(toy):
     np.testing.assert_allclose(secret.item_factors_, plain.item_factors_, atol=1e-9)
     assert secret.encryption_.n_encrypted == 5 * 12
     with pytest.raises(ValueError, match='cannot be added encrypted; set upload="all"'):
-        make(upload="own", federation=setting).fit(X)
+        make(upload="local", federation=setting).fit(X)
 
 
 def test_what_does_not_go_together_is_refused(toy):

@@ -6,11 +6,11 @@ import pytest
 from fedrecsk import BiasOnly, FedEB, Federation
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
+from fedrecsk.data.interactions import encode
 from fedrecsk.federated import _item_prior
-from fedrecsk.interactions import encode
 from fedrecsk.privacy import CKKS
-from fedrecsk.simulation import blocks, participation
-from fedrecsk.simulation.keys import Key
+from fedrecsk.protocol import blocks, participation
+from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse
 from tests.reference import fedeb as reference
 
@@ -39,7 +39,7 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
     spans = [range(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
     key = Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
     shape = data.n_items, model.n_factors
-    start = model.init_std * key.generator("item factors").standard_normal(shape)
+    start = model.INIT_STD * key.generator("item factors").standard_normal(shape)
     setting = model.federation or Federation()
     turns = [
         participation.draw(
@@ -348,9 +348,9 @@ def test_secure_sums_do_not(toy):
 
 @pytest.mark.parametrize(("share", "rounds"), [(1.0, 100), (0.1, 316), (0.01, 1000)])
 def test_automatic_rounds(share, rounds):
-    assert FedEB(client_fraction=share)._rounds() == rounds
+    assert FedEB(client_fraction=share)._rounds(1000) == rounds
     lossy = FedEB(federation=Federation(dropout=1 - share))
-    assert lossy._rounds() == rounds
+    assert lossy._rounds(1000) == rounds
 
 
 def test_cohorts_take_turns_unless_told_otherwise(toy):

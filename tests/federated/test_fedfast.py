@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import Federation, FedFast, FedMF, _checks
+from fedrecsk import Federation, FedFast, FedMF
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip, measure_leak
 from fedrecsk.compression import TopK
-from fedrecsk.federated._fedmf import EPOCHS_OF_THE_NEW
-from fedrecsk.interactions import catalogue_ids, encode
+from fedrecsk.data import _checks
+from fedrecsk.data.interactions import catalogue_ids, encode
+from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW
 from fedrecsk.privacy import CKKS, LaplaceMechanism
-from fedrecsk.simulation import participation
-from fedrecsk.simulation.keys import Key
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
+from fedrecsk.protocol import participation
+from fedrecsk.protocol.keys import Key
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, made, make_toy
 from tests.federated.test_colr import clients_of, first_items, key_of
 from tests.reference import fedfast as reference
 
@@ -34,19 +35,19 @@ def make(**parameters):
         "n_rounds": 4,
         "n_negatives": 2,
         "batch_size": 7,
-        "weight_decay": 0.01,
-        "init_std": 0.5,
+        "reg": 0.01,
+        "INIT_STD": 0.5,
         "client_fraction": 0.5,
         "n_clusters": 3,
         "cluster_every": 2,
         "random_state": 0,
     }
-    return FedFast(**defaults | parameters)
+    return made(FedFast, defaults | parameters)
 
 
 def first_vectors(model, n_clients):
     shape = (n_clients, model.n_factors)
-    return model.init_std * key_of(model).generator("client vectors").standard_normal(shape)
+    return model.INIT_STD * key_of(model).generator("client vectors").standard_normal(shape)
 
 
 def turn_of(model, n, key):
@@ -90,7 +91,7 @@ PARAMETERS = [
     {"sampling": "federation", "aggregation": "visits"},
     PLAIN,
     {"loss": "squared", "learning_rate": 0.1, "n_clusters": 1},
-    {"client_fraction": 1.0, "final_epochs": 2},
+    {"client_fraction": 1.0, "FINAL_EPOCHS": 2},
     {"n_clusters": 99, "client_fraction": 0.1},
 ]
 every_parameters = pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
@@ -170,7 +171,7 @@ def test_newcomers_begin_without_the_server(toy):
     """They have no vector there, and fit one to the final items."""
     X, _ = toy
     new = X[:, 0] == X[0, 0]
-    model = make(init_std=0.03).fit(X[~new]).fold_in(X[new])
+    model = make(INIT_STD=0.03).fit(X[~new]).fold_in(X[new])
     (client,) = clients_of(model, encode(X[new], item_ids=catalogue_ids(model.item_ids_)))
     n_epochs = {False: EPOCHS_OF_THE_NEW}
     seed = Key(0).hashed("personal")

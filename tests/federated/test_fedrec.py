@@ -3,11 +3,11 @@ import pytest
 
 from fedrecsk import BiasOnly, Federation, FedRec
 from fedrecsk.attacks import measure_leak
-from fedrecsk.interactions import encode
+from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CKKS, LaplaceMechanism
-from fedrecsk.simulation import participation
-from fedrecsk.simulation.keys import Key
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
+from fedrecsk.protocol import participation
+from fedrecsk.protocol.keys import Key
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, made, make_toy, rmse, split
 from tests.reference import fedrec as reference
 
 
@@ -40,7 +40,7 @@ def reference_fit(model, X, y, clients=None, sample_weight=None):
     width = model.n_factors + model.biases
     items = key.generator("item vectors").uniform(-1, 1, (data.n_items, width))
     users = 2 * key.uniform("user vectors", np.arange(data.n_users * width)) - 1
-    items, users = model.init_range * items, model.init_range * users.reshape(-1, width)
+    items, users = model.INIT_RANGE * items, model.INIT_RANGE * users.reshape(-1, width)
     if model.biases:
         items[:, 0] = users[:, 0] = 0
 
@@ -81,9 +81,9 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
 
 
 def make(**parameters):
-    small = {"n_factors": 3, "n_rounds": 8, "n_virtual": 1, "hybrid_start": 3, "hybrid_steps": 2}
-    small |= {"random_state": 0, "init_range": 0.3, "client_fraction": 1.0}
-    return FedRec(**small | parameters)
+    small = {"n_factors": 3, "n_rounds": 8, "n_virtual": 1, "hybrid_start": 3, "HYBRID_STEPS": 2}
+    small |= {"random_state": 0, "INIT_RANGE": 0.3, "client_fraction": 1.0}
+    return made(FedRec, small | parameters)
 
 
 PAPER = {"biases": False, "learning_rate_decay": 0.9, "reg": 0.001, "user_steps": 1}
@@ -131,9 +131,9 @@ def uploads_of(model, X, y, n_rounds):
     rounds = []
     for _, _, seen in model._watch(data, n_rounds):
         rounds.append({})
-        for batch in seen.batches:
-            for place, client in enumerate(batch.clients):
-                rounds[-1][client] = batch.upload(place)["gradients"].rows
+        for tile in seen.tiles():
+            for place, client in enumerate(tile.clients):
+                rounds[-1][client] = tile.upload(place)["gradients"].rows
     return data, rounds
 
 
@@ -169,8 +169,8 @@ def test_weights_do_not_tell_which_items_are_virtual(toy):
     model = make(n_virtual=1)
     data = model._prepared(X, y, sample_weight=np.full(len(y), 2.5))
     for _, _, seen in model._watch(data, 1):
-        for batch in seen.batches:
-            assert (batch.counts["weights"].values == 2.5).all()
+        for tile in seen.tiles():
+            assert (tile.fields["weights"].values == 2.5).all()
 
 
 def test_intersecting_rounds_finds_redrawn_virtual_items_out():

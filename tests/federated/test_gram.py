@@ -3,20 +3,21 @@
 import numpy as np
 import pytest
 
-from fedrecsk import EASE, FedEASE, Federation, FedSpectral, Popularity, _memory
+from fedrecsk import EASE, FedEASE, Federation, FedSpectral, Popularity
+from fedrecsk._utils import memory
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import Promotion, SignFlip, measure_leak
 from fedrecsk.compression import Quantization
+from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_interactions
 from fedrecsk.federated._gram import FederatedGram
 from fedrecsk.federated._noisy_gram import items_above_noise, signal
 from fedrecsk.federated._wmf_users import WMFUsers
-from fedrecsk.interactions import encode
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
-from fedrecsk.simulation import blocks, participation
-from fedrecsk.simulation.keys import Key
+from fedrecsk.protocol import blocks, participation
+from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy
 from tests.reference import ease as reference
 
@@ -69,14 +70,14 @@ def assert_equals_the_reference(model, X, y, clients=None, weight=None):
 
 COHORTS = [
     {},
-    {"upload": "dense"},
+    {"upload": "all"},
     {"client_fraction": 0.3, "n_rounds": 2},
     {"client_fraction": 0.3, "n_rounds": 9, "federation": Federation(dropout=0.4)},
     {"client_fraction": 0.25, "n_rounds": 4, "federation": Federation(sampling="rotating")},
     {"n_rounds": 3, "federation": Federation(dropout=0.5, dropout_mode="offline")},
     # Looks at single uploads and changes nothing.
     {"federation": Federation(aggregator=NormClipping(1e9)), "client_fraction": 0.5, "n_rounds": 3},
-    {"upload": "dense", "federation": Federation(aggregator=NormClipping(1e9))},
+    {"upload": "all", "federation": Federation(aggregator=NormClipping(1e9))},
 ]
 
 
@@ -93,8 +94,8 @@ def test_equals_the_sum_over_clients(Estimator, setting, n_silos, monkeypatch):
     assert_equals_the_reference(model, X, y, clients, weight)
 
 
-@pytest.mark.parametrize("download", ["own", "all"])
-@pytest.mark.parametrize("upload", ["pairs", "dense"])
+@pytest.mark.parametrize("download", ["local", "all"])
+@pytest.mark.parametrize("upload", ["local", "all"])
 def test_fedease_is_ease_whatever_is_sent(upload, download):
     X, y = make_toy(30, 9, seed=2)
     model = FedEASE(3.0, upload=upload, download=download).fit(X, y)
@@ -103,9 +104,9 @@ def test_fedease_is_ease_whatever_is_sent(upload, download):
     np.testing.assert_allclose(model.predict(X), expected.predict(X), atol=1e-12)
     n_own, counts = np.unique(X[:, 0], return_counts=True)[1], model.communication_
     pairs = (n_own * (n_own + 1) // 2).sum()
-    up = 8 * pairs if upload == "pairs" else 30 * 4 * 45
+    up = 8 * pairs if upload == "local" else 30 * 4 * 45
     ids, request = 30 * 9 * 8, 30
-    if download == "own":
+    if download == "local":
         up += 4 * len(X)
         down = 4 * 9 * len(X)
     else:
@@ -161,7 +162,7 @@ def test_poisoned_clients_do_not_break_the_server(Estimator):
         ({"local_dp": LaplaceMechanism(1, 1)}, {}, "has no local_dp"),
         ({"compression": Quantization("int8")}, {}, "has nothing to compress"),
         ({"adversary": Promotion(0.2, item=1003)}, {}, "no rows of items.*set scale=1"),
-        ({"secure_aggregation": CKKS()}, {"upload": "pairs"}, 'set upload="dense" or "auto"'),
+        ({"secure_aggregation": CKKS()}, {"upload": "local"}, 'set upload="all" or "auto"'),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(Estimator, toy, federation, parameters, message):
@@ -173,7 +174,7 @@ def test_settings_that_make_no_sense_are_refused(Estimator, toy, federation, par
 def test_rows_of_own_items_are_refused_under_encryption(toy):
     federation = Federation(secure_aggregation=CKKS())
     with pytest.raises(ValueError, match='set download="all" or "auto"'):
-        FedEASE(download="own", federation=federation).fit(*toy)
+        FedEASE(download="local", federation=federation).fit(*toy)
 
 
 @every_method
@@ -188,17 +189,17 @@ def test_encrypted_sums_give_the_same_model(Estimator):
 
 @every_method
 def test_what_does_not_fit_into_memory_is_refused_before_any_work(Estimator, toy, monkeypatch):
-    monkeypatch.setattr(_memory, "available", lambda: 6 * 8 * 81)
+    monkeypatch.setattr(memory, "available", lambda: 6 * 8 * 81)
     make(Estimator).fit(*toy)
     with pytest.raises(ValueError, match=r"9 by 9 items, and the pairs of 12 clients, take"):
         make(Estimator, federation=Federation(aggregator=NormClipping())).fit(*toy)
-    monkeypatch.setattr(_memory, "available", lambda: 6 * 8 * 81 - 1)
+    monkeypatch.setattr(memory, "available", lambda: 6 * 8 * 81 - 1)
     with pytest.raises(ValueError, match=f"{Estimator.__name__}'s matrices"):
         make(Estimator).fit(*toy)
 
 
 @every_method
-@pytest.mark.parametrize("upload", ["pairs", "dense"])
+@pytest.mark.parametrize("upload", ["local", "all"])
 def test_one_plaintext_upload_says_everything(Estimator, upload, toy):
     report = measure_leak(make(Estimator, upload=upload), toy[0], toy[1] - 2)
     assert report.vectors == report.interactions == 1
@@ -206,8 +207,8 @@ def test_one_plaintext_upload_says_everything(Estimator, upload, toy):
 
 @pytest.mark.parametrize(
     "model",
-    [FedEASE(download="own"), FedEASE(download="all"), FedSpectral(4)],
-    ids=["own", "all", "spectral"],
+    [FedEASE(download="local"), FedEASE(download="all"), FedSpectral(4)],
+    ids=["local", "all", "spectral"],
 )
 def test_the_model_that_clients_measure_is_counted(model):
     X, y = make_toy(30, 9, seed=2)
@@ -335,8 +336,8 @@ def test_no_more_items_than_noise_alone_lifts_give_a_warning(recwarn):
 @every_method
 def test_pairs_of_own_items_are_refused_under_central_privacy(Estimator):
     X, y = make_toy(30, 9, seed=2)
-    with pytest.raises(ValueError, match='must send whole matrices: set upload="dense"'):
-        private(Estimator, {"upload": "pairs"}, noise_multiplier=1).fit(X, y)
+    with pytest.raises(ValueError, match='must send whole matrices: set upload="all"'):
+        private(Estimator, {"upload": "local"}, noise_multiplier=1).fit(X, y)
     if Estimator is FedEASE:
         with pytest.raises(ValueError, match='central_dp must hide; set download="all" or "auto"'):
-            private(Estimator, {"download": "own"}, noise_multiplier=1).fit(X, y)
+            private(Estimator, {"download": "local"}, noise_multiplier=1).fit(X, y)

@@ -7,27 +7,27 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import Federation, Popularity
-from fedrecsk._codes import n_words, random_codes
 from fedrecsk.aggregation import Aggregator, NormClipping, TrimmedMean, plain_sum
 from fedrecsk.attacks import RandomUpload, SignFlip
 from fedrecsk.base import Recommender
+from fedrecsk.base._binary_codes import n_words, random_codes
 from fedrecsk.compression import TopK
+from fedrecsk.data.interactions import encode
 from fedrecsk.federated import LightFR, pack_codes, unpack_codes
-from fedrecsk.interactions import encode
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
-from fedrecsk.simulation import blocks, participation
-from fedrecsk.simulation.keys import Key, Keys
-from fedrecsk.simulation.messages import Message
-from fedrecsk.simulation.participation import Turn
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
+from fedrecsk.protocol import blocks, participation
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.participation import RoundMasks
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, made, make_toy, with_constants
 from tests.reference import lightfr as reference
 
 
 def make(**parameters):
     """Small enough for the reference."""
     defaults = {"n_bits": 6, "n_rounds": 3, "n_negatives": 2, "random_state": 0}
-    return LightFR(**defaults | {"user_bits": 2, "client_fraction": 1.0} | parameters)
+    return made(LightFR, defaults | {"user_bits": 2, "client_fraction": 1.0} | parameters)
 
 
 def key_of(model):
@@ -37,18 +37,18 @@ def key_of(model):
 def first_message(model, data):
     """The server's first state, and what clients have when they have received it."""
     server = model._init_server(Catalogue(data), key_of(model))
-    message = Message(**model._announce(server), **model._model(server))
-    return server, model._on_receipt(message, key_of(model))
+    message = Message(**model._initial_broadcast(server), **model._model(server))
+    return server, model._decode_broadcast(message, key_of(model))
 
 
 def first_round(model, block, message):
-    """State and uploads, client by client, of a block's clients after a first round."""
+    """State and updates, client by client, of a block's clients after a first round."""
     keys = Keys(key_of(model).at(0), key_of(model).at(0))
     everyone = np.ones(block.n_clients, dtype=bool)
     state = model._init_clients(block, message, keys)
-    turn = Turn(everyone, everyone, True)
-    state, uploads, _ = model._client_update(block, state, message, turn, keys)
-    return state, uploads
+    turn = RoundMasks(everyone, everyone, True)
+    state, updates, _ = model._client_update(block, state, message, turn, keys)
+    return state, updates.fields
 
 
 def first_codes(model, data):
@@ -91,37 +91,34 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
     for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
         np.testing.assert_array_equal(fitted.item_factors_, naive.items)
         np.testing.assert_array_equal(fitted.user_factors_, final_users)
-        assert (fitted.item_factors_ != items).any() == model.train_items
+        assert (fitted.item_factors_ != items).any() == model._trains_items
 
 
 METHODS = {
     "full": {},
-    "full, one bit": {"user_bits": 1, "positive_target": 1.0},
-    "full, balanced": {"reg_user": 0.002, "reg_item": 0.003, "negative_target": 0.45},
-    "full, bits balanced": {"reg_user": 0.002, "reg_item": 0.003, "balance": "bits"},
-    "full, one sweep": {"n_sweeps": 1, "n_bits": 3},
-    "full, shrunk": {"n_sweeps": None, "shrinkage": 4.5, "sparse_shrinkage": 0.0},
-    "full, few rows shrunk more": {"shrinkage": 0.5, "sparse_shrinkage": 12.5},
-    "full, shrunk to zero": {"shrinkage": 4.5, "prior": "zero"},
-    "gradient": {"aggregation": "gradient", "user_bits": 1, "negative_target": 0.4},
-    "gradient, no memory": {"aggregation": "gradient", "user_bits": 1, "memory": 1},
-    "gradient, several bits": {"aggregation": "gradient", "reg_user": 0.01, "n_sweeps": 2},
-    "gradient, bits balanced": {"aggregation": "gradient", "reg_user": 0.001, "balance": "bits"},
-    "parameter": {"aggregation": "parameter", "user_bits": 1, "reg_item": 0.01},
-    "parameter, several bits": {"aggregation": "parameter", "memory": 1},
-    "parameter, bits balanced": {"aggregation": "parameter", "reg_item": 0.01, "balance": "bits"},
+    "full, one bit": {"user_bits": 1, "POSITIVE_TARGET": 1.0},
+    "full, balanced": {"balance_user": 0.002, "balance_item": 0.003, "NEGATIVE_TARGET": 0.45},
+    "full, one sweep": {"N_SWEEPS": 1, "n_bits": 3},
+    "full, shrunk": {"N_SWEEPS": None, "reg_user": 4.5, "SPARSE_REG": 0.0},
+    "full, few rows shrunk more": {"reg_user": 0.5, "SPARSE_REG": 12.5},
+    "full, shrunk to zero": {"reg_user": 4.5, "MEAN_PRIOR": False},
+    "gradient": {"aggregation": "gradient", "user_bits": 1, "NEGATIVE_TARGET": 0.4},
+    "gradient, no memory": {"aggregation": "gradient", "user_bits": 1, "server_decay": 1},
+    "gradient, several bits": {"aggregation": "gradient", "balance_user": 0.01, "N_SWEEPS": 2},
+    "parameter": {"aggregation": "parameter", "user_bits": 1, "balance_item": 0.01},
+    "parameter, several bits": {"aggregation": "parameter", "server_decay": 1},
     "ratings": {"targets": "ratings", "rating_scale": (0, 6)},
     "ratings, literal": {
         "aggregation": "gradient",
         "targets": "ratings",
         "user_bits": 1,
         "n_negatives": 0,
-        "memory": 1,
-        "reg_user": 0.02,
-        "reg_item": 0.02,
-        "n_sweeps": 1,
+        "server_decay": 1,
+        "balance_user": 0.02,
+        "balance_item": 0.02,
+        "N_SWEEPS": 1,
     },
-    "items stay": {"train_items": False},
+    "items stay": {"_trains_items": False},
 }
 every_method = pytest.mark.parametrize("parameters", METHODS.values(), ids=METHODS)
 
@@ -412,10 +409,10 @@ def test_forged_matrices_do_not_stop_the_server():
 def test_new_users_are_fitted_without_balance():
     X, y = make_toy(12, 9, seed=3)
     mine = X[:, 0] == X[0, 0]
-    model = make(reg_user=0.5, n_sweeps=None).fit(X[~mine], y[~mine])
+    model = make(balance_user=0.5, N_SWEEPS=None).fit(X[~mine], y[~mine])
     model.fold_in(X[mine], y[mine])
     naive = reference.LightFR(
-        clone(model).set_params(reg_user=0.0),
+        clone(model).set_params(balance_user=0.0),
         [[0]],
         np.ones((1, model.n_items_)),
         np.isin(model.item_ids_, X[mine, 1])[None].astype(float),
@@ -424,7 +421,7 @@ def test_new_users_are_fitted_without_balance():
         first_codes(model, encode(X[mine], y[mine]))[1] * 0 + folded_start(model),
     )
     mean = model._final_message["mean_user"].values
-    naive.fit_user(0, naive.items, naive.crowd, mean, Key(0), balanced=False)
+    naive.fit_user(0, naive.items, mean, Key(0), balanced=False)
     np.testing.assert_array_equal(model.user_factors_[-1], naive.users[0])
 
 
@@ -459,7 +456,7 @@ def folded_start(model):
 def test_new_items_are_folded_in(aggregation):
     X, y = make_toy(40, 20, density=0.4, seed=2)
     new = np.isin(X[:, 1], np.unique(X[:, 1])[:3])
-    model = make(n_bits=32, aggregation=aggregation, prior="zero", n_rounds=10)
+    model = make(n_bits=32, aggregation=aggregation, MEAN_PRIOR=False, n_rounds=10)
     model.fit(X[~new], y[~new])
     old, users = model.item_codes_.copy(), model.user_codes_.copy()
     before = model.predict(X[~new])
@@ -516,9 +513,6 @@ def test_bad_new_items_are_named():
     [
         ({"n_bits": 0}, "'n_bits' parameter of LightFR"),
         ({"user_bits": 0}, "'user_bits' parameter of LightFR"),
-        ({"init": np.ones((9, 5))}, r"init has shape \(9, 5\), but with n_bits=6"),
-        ({"init": np.ones((8, 6))}, "init has 8 rows, but there are 9 items"),
-        ({"init": np.full((9, 6), np.nan)}, "init contains NaN"),
         ({"rating_scale": (5, 1)}, "rating_scale must be"),
         ({"targets": "ratings", "rating_scale": (1, 4)}, r"y has the rating 5, outside"),
         ({"aggregation": "parameter", "upload": "all"}, 'use upload="visited"'),
@@ -577,13 +571,6 @@ def test_items_that_nobody_likes_get_a_code():
     assert unliked < model.predict(X[y > 0]).mean()
 
 
-def test_init_gives_the_first_codes():
-    X, y = make_toy()
-    init = np.random.default_rng(0).normal(size=(9, 6))
-    model = make(init=init, train_items=False).fit(X, y)
-    np.testing.assert_array_equal(model.item_factors_, np.where(init > 0, 1, -1))
-
-
 def chronological(X, y, when):
     """Training rows, and each user's last row for the test."""
     order = np.lexsort((X[:, 1], when, X[:, 0]))
@@ -609,21 +596,20 @@ class TestQuality:
         popular = self.hit_rate(Popularity().fit(X), test)
         ours = self.hit_rate(LightFR(n_rounds=20, random_state=0).fit(X), test)
         assert ours > popular + 0.08
-        frozen = LightFR(n_rounds=5, random_state=0, train_items=False).fit(X)
+        frozen = with_constants(LightFR, _trains_items=False)(n_rounds=5, random_state=0).fit(X)
         assert self.hit_rate(frozen, test) < popular
 
     def test_the_papers_balance_learns_nothing(self, parts):
         X, y, test = parts
-        literal = LightFR(
+        literal = with_constants(LightFR, N_SWEEPS=1)(
             aggregation="gradient",
             user_bits=1,
             targets="ratings",
             n_negatives=0,
-            memory=1,
-            reg_user=0.5,
-            reg_item=0.5,
-            shrinkage=0.0,
-            n_sweeps=1,
+            server_decay=1,
+            balance_user=0.5,
+            balance_item=0.5,
+            reg_user=0.0,
             n_rounds=10,
             random_state=0,
         ).fit(X, y)

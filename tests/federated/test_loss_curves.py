@@ -5,6 +5,7 @@ import pytest
 from scipy.special import expit
 from sklearn.base import clone
 
+from benchmarks._variants import variant
 from fedrecsk import (
     FCF,
     CoLR,
@@ -21,12 +22,12 @@ from fedrecsk import (
     SCoLR,
     SemiDFEGL,
 )
-from fedrecsk.federated._fedmf import AveragedItems
+from fedrecsk.data.interactions import encode
 from fedrecsk.federated._implicit import ImplicitMF
 from fedrecsk.federated._wmf import FederatedWMF
-from fedrecsk.interactions import encode
-from fedrecsk.simulation import participation
-from tests.conftest import make_toy
+from fedrecsk.federated.fedmf import AveragedItems
+from fedrecsk.protocol import participation
+from tests.conftest import make_toy, with_constants
 from tests.federated import (
     test_colr,
     test_explicit_fcf,
@@ -109,7 +110,7 @@ def ratings_after_inference(model, data, whom, y, **_):
     """FedEB's, at the mean of each user's posterior."""
     ratings, weights, _, unit = test_fedeb.dense(data, (y.min(), y.max()))
     m, d = data.n_items, model.n_factors
-    start = model.init_std * key_of(model).generator("item factors").standard_normal((m, d))
+    start = model.INIT_STD * key_of(model).generator("item factors").standard_normal((m, d))
     items, reg = np.column_stack([np.zeros(m), start]), np.r_[5.0, np.full(d, 100.0)]
     known = fedeb.Model(items, np.zeros((m, d)), weights.sum(axis=0), reg, 6.0, 1.3)
     for u in users_of(data, whom):
@@ -158,7 +159,7 @@ def examples(model, data, whom, **_):
         vectors = test_fedfast.first_vectors(model, data.n_clients)
     else:
         basis = test_colr.basis_of(model, key)
-    exponent = getattr(model, "rank_exponent", 1.0)
+    exponent = getattr(model, "RANK_EXPONENT", 1.0)
     rate = model.learning_rate * (len(basis) / model.n_factors) ** exponent
     for c in whom:
         one, seed = everyone[c], key.hashed("visit", np.arange(data.n_clients))[c]
@@ -201,18 +202,18 @@ METHODS = [
     (test_wmf.make(LocALS), all_pairs),
     (test_wmf.make(LocSGD), all_pairs),
     (test_wmf.make(GlobSGD), all_pairs),
-    (FCF(3, alpha=2.0, reg_user=0.5, init_std=0.5), all_pairs),
-    (RFRec(3, init_std=0.5), scaled_ratings),
-    (RFRecF(3, init_std=0.5, aggregation_probability=1e-9), scaled_ratings),
+    (variant(FCF, 3, alpha=2.0, reg_user=0.5, init_std=0.5), all_pairs),
+    (variant(RFRec, 3, init_std=0.5), scaled_ratings),
+    (variant(RFRecF, 3, init_std=0.5, aggregation_probability=1e-9), scaled_ratings),
     (test_fedrec.make(user_steps=1), real_ratings),
-    (FedEB(3, init_std=0.5), ratings_after_inference),
+    (with_constants(FedEB, INIT_STD=0.5)(3), ratings_after_inference),
     (test_explicit_fcf.make(), ratings_after_regression),
     (test_semidfegl.make(), ratings_after_propagation),
     (test_colr.make(FedMF), examples),
     (test_colr.make(FedMF, loss="squared", learning_rate=0.1), examples),
     (test_colr.make(CoLR), examples),
     (test_colr.make(SCoLR), examples),
-    (test_fedfast.make(sampling="federation", init_std=0.5), examples),
+    (test_fedfast.make(sampling="federation"), examples),
     (test_lightfr.make(), similarities),
     (test_lightfr.make(aggregation="gradient", user_bits=1, n_negatives=2), similarities),
     (test_lightfr.make(targets="ratings"), similarities),

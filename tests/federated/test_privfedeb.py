@@ -6,14 +6,14 @@ from scipy.integrate import quad
 
 from fedrecsk import BiasOnly, Federation, PrivFedEB
 from fedrecsk.aggregation import NormClipping
+from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import _privfedeb_server as server
-from fedrecsk.interactions import encode
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
-from fedrecsk.simulation import blocks, participation
-from fedrecsk.simulation.keys import Key, setup_round
-from fedrecsk.simulation.messages import Dense
-from tests.conftest import make_toy, rmse, split
+from fedrecsk.protocol import blocks, participation
+from fedrecsk.protocol.keys import Key, setup_round
+from fedrecsk.protocol.messages import Dense
+from tests.conftest import made, make_toy, rmse, split
 from tests.reference import privfedeb as reference
 
 # Nothing is that long; but single uploads are looked at.
@@ -21,9 +21,8 @@ IDLE = NormClipping(1e9)
 
 
 def make(**parameters):
-    return PrivFedEB(
-        **{"n_factors": 2, "n_rounds": 6, "init_std": 0.3, "random_state": 0} | parameters
-    )
+    defaults = {"n_factors": 2, "n_rounds": 6, "INIT_STD": 0.3, "random_state": 0}
+    return made(PrivFedEB, defaults | parameters)
 
 
 def dense(data, low, high, center=0.625):
@@ -43,7 +42,7 @@ def assert_equals_reference(model, X, y, **fit_params):
     clients = [range(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
     key = Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
     at_setup = key.at(setup_round(0)).generator("item factors")
-    start = model.init_std * at_setup.standard_normal((data.n_items, model.n_factors))
+    start = model.INIT_STD * at_setup.standard_normal((data.n_items, model.n_factors))
     setting = model.federation or Federation()
     turns = [
         participation.draw(
@@ -103,8 +102,8 @@ def test_no_upload_is_longer_than_one(seed):
     method = make(federation=dp, rating_scale=(1, 5), n_factors=3)
     data = encode(X, y, clients=groups, sample_weight=weight)
     (block,) = blocks.cut(data)
-    scale = method._setup_message({"rating_scale": (1.0, 5.0)}, 0)
-    answer = method._setup_update(block, scale, 0, None)
+    scale = method._setup_broadcast({"rating_scale": (1.0, 5.0)}, 0)
+    answer = method._setup_update(block, scale, 0, None).fields
     first, squares = answer["first"], answer["squares"]
     for c in range(block.n_clients):
         own = first.values[first.indptr[c] : first.indptr[c + 1]]
@@ -117,10 +116,10 @@ def test_no_upload_is_longer_than_one(seed):
         "items": Dense(items),
     }
     everybody = np.ones(block.n_clients, dtype=bool)
-    turn = participation.Turn(everybody, everybody, separate=True)
+    turn = participation.RoundMasks(everybody, everybody, separate=True)
     state = method._init_clients(block, message, None)
     _, answer, _ = method._client_update(block, state, message, turn, None)
-    rows = answer["items"]
+    rows = answer.fields["items"]
     norms = [
         np.linalg.norm(rows.values[slice(*rows.indptr[c : c + 2])]) for c in range(block.n_clients)
     ]

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.private_rankings import PAPER, epsilons
 from fedrecsk import Federation, FedMF, PrivRec
-from fedrecsk.interactions import encode
+from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CentralDP
 from tests.federated.test_colr import clients_of, first_items, float64, key_of, make
 
@@ -42,7 +42,7 @@ def test_noise_is_divided_by_the_planned_cohort():
     X = np.column_stack([np.repeat(np.arange(40), 3), np.tile(np.arange(60), 2)])
     mechanism = CentralDP(clip=0.01, noise_multiplier=100.0, delta=1e-3)
     private = Federation(central_dp=mechanism, sampling="poisson")
-    parameters = {"n_rounds": 1, "averaging": False, "server_learning_rate": 2.0, "init_std": 1e-9}
+    parameters = {"n_rounds": 1, "averaging": False, "server_learning_rate": 2.0}
     model = PrivRec(
         50,
         items=np.arange(60),

@@ -3,12 +3,13 @@ import itertools
 import numpy as np
 import pytest
 
+from benchmarks._variants import variant
 from fedrecsk import BiasOnly, Federation, RFRec, RFRecF
 from fedrecsk.aggregation import NormClipping
-from fedrecsk.interactions import encode
+from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.simulation import participation
-from fedrecsk.simulation.keys import Key
+from fedrecsk.protocol import participation
+from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.reference import rfrec as reference
 
@@ -86,9 +87,10 @@ CATALOGUE = 1000 + 3 * np.arange(9)
 def make(Estimator, **parameters):
     if getattr(parameters.get("federation"), "local_dp", None) is not None:
         parameters = {"items": CATALOGUE} | parameters
-    return Estimator(
+    return variant(
+        Estimator,
         **{"n_factors": 3, "n_rounds": 25 if Estimator is RFRecF else 8, "random_state": 0}
-        | parameters
+        | parameters,
     )
 
 
@@ -98,8 +100,8 @@ METHODS = [
     {"link": "identity"},
     {"link": "identity", "optimizer": "gd", "biases": False, "reg_item": 0.0, "reg_power": 0.0},
     {"few_ratings": 0.0},
-    {"aggregation": "holders", "coupling": 1.3},
-    {"aggregation": "all", "reg_power": 1.0, "coupling": 0.7},
+    {"aggregation": "holders", "prox": 1.3},
+    {"aggregation": "clients", "reg_power": 1.0, "prox": 0.7},
     {"biases": False, "rating_scale": (0, 6)},
 ]
 
@@ -129,7 +131,7 @@ SETTINGS = [
 
 @BOTH
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-@pytest.mark.parametrize("aggregation", ["all", "holders"])
+@pytest.mark.parametrize("aggregation", ["clients", "holders"])
 def test_equals_the_naive_reference_in_any_setting(Estimator, setting, aggregation, toy):
     X, y = toy
     assert_equals_reference(make(Estimator, aggregation=aggregation, **setting), X, y)
@@ -144,7 +146,7 @@ def test_clipping_equals_the_naive_reference(Estimator, toy, monkeypatch):
         LaplaceMechanism, "summed_noise", lambda self, n, shape, generator: np.zeros(shape)
     )
     setting = Federation(local_dp=LaplaceMechanism(clip=0.05, scale=1.0), dropout=0.2)
-    model = make(Estimator, aggregation="all", rating_scale=(1, 5), federation=setting)
+    model = make(Estimator, aggregation="clients", rating_scale=(1, 5), federation=setting)
     assert_equals_reference(model, *toy, block_sizes=BLOCK_SIZES)
 
 

@@ -3,18 +3,19 @@
 import numpy as np
 import pytest
 
+from benchmarks._variants import variant
 from fedrecsk import BiasOnly, ExplicitFCF, Federation, SemiDFEGL
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
-from fedrecsk.federated._semidfegl_groups import clustered, memberships
-from fedrecsk.interactions import encode
+from fedrecsk.data.interactions import encode
+from fedrecsk.federated.papers._semidfegl_groups import clustered, memberships
 from fedrecsk.metrics import bytes_device_to_device_scorer, bytes_scorer
 from fedrecsk.model_selection import compare
 from fedrecsk.plotting import CostDisplay
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.simulation import Device, estimate_training_time
-from fedrecsk.simulation.exchange import GroupMessages, deliver
-from fedrecsk.simulation.ledger import Ledger
+from fedrecsk.protocol import Device, estimate_training_time
+from fedrecsk.protocol.exchange import GroupMessages, deliver
+from fedrecsk.protocol.ledger import Ledger
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.test_explicit_fcf import first_items
 from tests.federated.test_fcf import turns_of
@@ -45,7 +46,7 @@ def make(**parameters):
         "user_learning_rate": 0.2,
         "random_state": 0,
     }
-    return SemiDFEGL(**defaults | parameters)
+    return variant(SemiDFEGL, **defaults | parameters)
 
 
 def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_params):

@@ -4,18 +4,20 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
+from benchmarks._variants import variant
 from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, Popularity
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
-from fedrecsk.attacks._guesses import Exchange
+from fedrecsk.attacks._inversion_factors import wmf
+from fedrecsk.attacks._server_view import Exchange
+from fedrecsk.data.interactions import encode
 from fedrecsk.federated._wmf import FederatedWMF
-from fedrecsk.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.simulation import blocks, participation
-from fedrecsk.simulation.keys import Key, Keys
-from fedrecsk.simulation.messages import Message
-from fedrecsk.simulation.participation import Turn
-from fedrecsk.uploads import Update
+from fedrecsk.protocol import blocks, participation
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.participation import RoundMasks
+from fedrecsk.updates import Update
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, split
 from tests.reference import wmf as reference
 
@@ -40,13 +42,13 @@ def make(Estimator, **parameters):
         "random_state": 0,
     }
     if Estimator is not GlobSGD:
-        defaults["mu"] = 0.3
+        defaults["prox"] = 0.3
     if Estimator is LocSGD:
         defaults |= {"learning_rate": 0.05, "n_steps": 2}
     if Estimator is GlobSGD:
         auto = parameters.get("aggregation", "full") == "full"
         defaults["learning_rate"] = "auto" if auto else 0.3
-    return Estimator(**defaults | parameters)
+    return variant(Estimator, **defaults | parameters)
 
 
 def dense(data, alpha):
@@ -93,7 +95,7 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
 def parameters_of(Estimator):
     """Every combination of aggregation, preconditioner and local epochs."""
     epochs = [{}] if Estimator is GlobSGD else [{"local_epochs": 1}, {"local_epochs": 2}]
-    for aggregation in ("full", "all", "holders"):
+    for aggregation in ("full", "clients", "holders"):
         for preconditioner in (True, False) if aggregation == "full" else (False,):
             for epoch in epochs:
                 yield {"aggregation": aggregation, "preconditioner": preconditioner} | epoch
@@ -162,7 +164,7 @@ def test_a_given_rate_is_used(Estimator, parameters, toy):
 
 @every_combination
 def test_what_is_sent_does_not_change_the_model(Estimator, parameters, toy):
-    own, whole = (make(Estimator, upload=d, **parameters).fit(toy[0]) for d in ("own", "all"))
+    own, whole = (make(Estimator, upload=d, **parameters).fit(toy[0]) for d in ("local", "all"))
     np.testing.assert_allclose(own.item_factors_, whole.item_factors_, atol=1e-12)
 
 
@@ -171,7 +173,7 @@ def test_one_client_without_a_tie_is_centralised_als(local_epochs, toy):
     X, _ = toy
     data = encode(X, clients=np.zeros(len(X)))
     c, r, _ = dense(data, 2.0)
-    model = make(LocALS, mu=0.0, n_rounds=2, local_epochs=local_epochs)
+    model = make(LocALS, prox=0.0, n_rounds=2, local_epochs=local_epochs)
     model.fit(X, clients=np.zeros(len(X)))
     items = first_items(model, data.n_items)
     for _ in range(2 * local_epochs):
@@ -206,7 +208,7 @@ def test_the_ledger_counts_own_items_and_small_matrices(Estimator, n_clients, to
         n_rows * d + n * d * d,
         {
             "full": n_rows * d + n * d * d,
-            "all": n_rows * d,
+            "clients": n_rows * d,
             "holders": n_rows * d + n_rows / 4,
         },
     )
@@ -226,7 +228,7 @@ def test_the_ledger_counts_own_items_and_small_matrices(Estimator, n_clients, to
 def test_the_ledger_counts_the_whole_matrix(Estimator, toy):
     X, _ = toy
     n, n_items, d = 12, 9, 3
-    for aggregation, extra in {"full": 4 * d * d, "all": 0, "holders": n_items}.items():
+    for aggregation, extra in {"full": 4 * d * d, "clients": 0, "holders": n_items}.items():
         model = make(Estimator, aggregation=aggregation, upload="all")
         _, setup, *rounds, final = ledger_of(model, X).entries
         assert setup["bytes_up"] == n * n_items
@@ -236,14 +238,14 @@ def test_the_ledger_counts_the_whole_matrix(Estimator, toy):
 
 
 def first_update(model, block, items, *, separate=False):
-    """State and uploads of a block's clients in a first round in which all take part."""
+    """State and updates of a block's clients in a first round in which all take part."""
     everyone, keys = np.ones(block.n_clients, dtype=bool), Keys(Key(0), Key(0))
     server = {"item_factors": items, "reg_item": 0.1}
-    message = model._on_receipt(model._model(server), Key(0))
-    state = model._init_clients(block, Message(**model._announce(server), **message), keys)
-    turn = Turn(everyone, everyone, separate)
-    state, uploads, _ = model._client_update(block, state, message, turn, keys)
-    return state, uploads
+    message = model._decode_broadcast(model._model(server), Key(0))
+    state = model._init_clients(block, Message(**model._initial_broadcast(server), **message), keys)
+    turn = RoundMasks(everyone, everyone, separate)
+    state, updates, _ = model._client_update(block, state, message, turn, keys)
+    return state, updates.fields
 
 
 @every_method
@@ -279,34 +281,35 @@ def test_sums_are_those_of_single_uploads(Estimator, parameters, n_clients, toy)
     block, items = blocks.cut(data)[0], first_items(model, data.n_items)
     _, sums = first_update(model, block, items)
     _, single = first_update(model, block, items, separate=True)
-    forms = model._upload_forms(data.n_items)
-    assert sums.keys() == single.keys() == forms.keys()
-    for name, form in forms.items():
-        expected = np.zeros(form.shape)
-        np.add.at(expected, single[name].rows, single[name].values)
+    specs = model._upload_specs(data.n_items)
+    assert sums.keys() == single.keys() == specs.keys()
+    for name, spec in specs.items():
+        rows = single[name]
+        expected = np.zeros(spec.shape) if rows.center is None else block.n_clients * rows.center
+        np.add.at(expected, rows.rows, rows.values)
         np.testing.assert_allclose(sums[name], expected, atol=1e-11)
 
 
 # A plain sum cannot say that an idle client sends an identity matrix.
-WITHOUT_CENTER = [(LocALS, "all"), (LocALS, "holders"), (LocSGD, "holders"), (GlobSGD, "full")]
+WITHOUT_CENTER = [(LocALS, "clients"), (LocALS, "holders"), (LocSGD, "holders"), (GlobSGD, "full")]
 
 
 @pytest.mark.parametrize(("Estimator", "aggregation"), WITHOUT_CENTER)
-@pytest.mark.parametrize("upload", ["own", "all"])
+@pytest.mark.parametrize("upload", ["local", "all"])
 def test_single_uploads_are_treated_like_sums_of_one_client(
     Estimator, aggregation, upload, toy, monkeypatch
 ):
     federation = Federation(adversary=SignFlip(0.3, scale=2.0), aggregator=NormClipping())
     model = make(Estimator, aggregation=aggregation, upload=upload, federation=federation)
-    ragged = clone(model).fit(toy[0])
+    together = clone(model).fit(toy[0])
     monkeypatch.setattr(Estimator, "_single_uploads", False)
     one_by_one = clone(model).fit(toy[0])
-    np.testing.assert_allclose(ragged.item_factors_, one_by_one.item_factors_, atol=1e-9)
-    assert ragged.communication_.bytes_up == one_by_one.communication_.bytes_up
+    np.testing.assert_allclose(together.item_factors_, one_by_one.item_factors_, atol=1e-9)
+    assert together.communication_.bytes_up == one_by_one.communication_.bytes_up
 
 
 @every_method
-@pytest.mark.parametrize("aggregation", ["full", "all"])
+@pytest.mark.parametrize("aggregation", ["full", "clients"])
 def test_a_curious_server_finds_vector_and_items_of_one_user(Estimator, aggregation, toy):
     """What the docstring warns of: rows are multiples of p_u, and the rest gives its length."""
     X, _ = toy
@@ -317,8 +320,8 @@ def test_a_curious_server_finds_vector_and_items_of_one_user(Estimator, aggregat
     model = make(Estimator, **parameters)
     items = first_items(model, data.n_items)
     server = {"item_factors": items, "reg_item": 0.1}
-    message = model._on_receipt(model._model(server), Key(0))
-    message = Message(**model._announce(server), **message)
+    message = model._decode_broadcast(model._model(server), Key(0))
+    message = Message(**model._initial_broadcast(server), **message)
     for block in blocks.cut(data, max_ratings=1):
         state, uploads = first_update(model, block, items, separate=True)
         p, own = state["users"][0], uploads["rows"]
@@ -326,11 +329,10 @@ def test_a_curious_server_finds_vector_and_items_of_one_user(Estimator, aggregat
         np.testing.assert_allclose(own.values, expected["rows"], atol=1e-12)
         upload = {"rows": Update(own.rows, own.values)}
         if aggregation == "full":
-            others = uploads["others"]
-            change = others.values - (0 if others.origin is None else others.origin)
+            change = uploads["others"].values
             np.testing.assert_allclose(change, expected["others"], atol=1e-12)
             upload["others"] = Update(slice(None), change)
-        guess = model._inversion(model, [Exchange(Key(0), message, upload)], data.n_items)
+        guess = wmf(model, [Exchange(Key(0), message, upload)], data.n_items)
         np.testing.assert_allclose(guess.vector, p, atol=1e-6)
         np.testing.assert_array_equal(guess.items, block.items)
 
@@ -431,8 +433,10 @@ def test_diverging_clients_are_an_error(toy):
 
 
 def test_locsgd_does_not_diverge_whatever_its_rate(toy):
-    model = make(LocSGD, learning_rate=1e7, n_rounds=50, n_steps=5).fit(toy[0])
+    model = make(LocSGD, learning_rate=1000, n_rounds=50, n_steps=5).fit(toy[0])
     assert np.abs(model.predict(toy[0])).max() < 10
+    with pytest.raises(ValueError, match=r"'learning_rate' .* of LocSGD must be .* 1000.0\]"):
+        make(LocSGD, learning_rate=1e9).fit(toy[0])
 
 
 @every_method
@@ -452,12 +456,12 @@ def test_local_dp_is_refused_with_the_reason(Estimator, toy):
 @every_method
 def test_a_preconditioner_without_its_matrices_is_refused(Estimator, toy):
     with pytest.raises(ValueError, match='needs the matrices that aggregation="full" uploads'):
-        make(Estimator, preconditioner=True, aggregation="all").fit(toy[0])
+        make(Estimator, preconditioner=True, aggregation="clients").fit(toy[0])
 
 
 def test_items_without_any_penalty_are_refused(toy):
-    with pytest.raises(ValueError, match="mu=0 with reg_item=0"):
-        make(LocALS, mu=0, reg_item=0).fit(toy[0])
+    with pytest.raises(ValueError, match="prox=0 with reg_item=0"):
+        make(LocALS, prox=0, reg_item=0).fit(toy[0])
 
 
 @every_method
@@ -542,5 +546,5 @@ def test_bad_rows_are_named_and_empty_ones_ignored(Estimator, toy):
 @pytest.mark.parametrize("local_epochs", [1, 2])
 def test_a_single_user_without_a_tie_still_fits(local_epochs, toy):
     X = toy[0][toy[0][:, 0] == toy[0][0, 0]]
-    model = make(LocALS, mu=0.0, local_epochs=local_epochs).fit(X)
+    model = make(LocALS, prox=0.0, local_epochs=local_epochs).fit(X)
     assert np.isfinite(model.predict(X)).all()

@@ -51,7 +51,7 @@ def private():
     return RFRec(
         n_rounds=4,
         federation=federation,
-        aggregation="all",
+        aggregation="clients",
         rating_scale=(1, 5),
         items=range(5000),
         random_state=0,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression
@@ -41,8 +41,8 @@ every_model = pytest.mark.parametrize("Model", MODELS)
 
 @st.composite
 def splits(draw):
-    """Training pairs, test rows and test ratings; items 0..6, users 1..4."""
-    pairs = st.tuples(st.integers(1, 4), st.integers(0, 6))
+    """Training pairs, test rows and test ratings; items 0..6, users 11..14."""
+    pairs = st.tuples(st.integers(11, 14), st.integers(0, 6))
     train = draw(st.lists(pairs, min_size=1, max_size=12))
     test = draw(st.lists(pairs, min_size=1, max_size=8, unique=True))
     y = draw(st.lists(st.sampled_from([-1.0, 0.0, 2.0]), min_size=len(test), max_size=len(test)))
@@ -59,7 +59,6 @@ def known_score(model):
 
 @every_model
 @given(case=splits(), exclude_seen=st.booleans(), above=st.sampled_from([0.0, 1.5, -0.5]))
-@settings(deadline=None, max_examples=60)
 def test_the_whole_catalogue(Model, case, exclude_seen, above):
     train, test, y = case
     y[0] = 2.0
@@ -89,7 +88,6 @@ BEYOND = ("coverage", "novelty", "diversity")
 
 @every_model
 @given(case=splits())
-@settings(deadline=None, max_examples=60)
 def test_auc_and_what_is_beyond_accuracy(Model, case):
     train, test, y = case
     model = Model().fit(train)
@@ -162,7 +160,6 @@ def test_lists_have_no_meaning_among_negatives(toy):
 @pytest.mark.filterwarnings("ignore:.*given negatives are not negatives")
 @every_model
 @given(case=splits(), data=st.data())
-@settings(deadline=None, max_examples=60)
 def test_given_negatives(Model, case, data):
     train, test, y = case
     model = Model().fit(train)
@@ -201,7 +198,7 @@ def test_drawn_negatives_are_new_items_and_equally_likely(Model, monkeypatch):
         return rank_among(model, held_out, negatives, depth)
 
     monkeypatch.setattr(_evaluate, "rank_among", spy)
-    for seed in range(300):
+    for seed in range(100):
         evaluate_ranking(model, test, k=3, n_negatives=4, random_state=seed)
     n_users = len(np.unique(test[:, 0]))
     for pairs in drawn:
@@ -212,7 +209,7 @@ def test_drawn_negatives_are_new_items_and_equally_likely(Model, monkeypatch):
     items = np.concatenate([pairs[pairs[:, 0] == user, 1] for pairs in drawn])
     free = [i for i in model.item_ids_ if (user, i) not in seen | tested]
     counts = np.array([np.sum(items == i) for i in free])
-    mean = 4 * 300 / len(free)
+    mean = 4 * 100 / len(free)
     # Each count is binomial; five standard deviations either way.
     assert np.all(np.abs(counts - mean) < 5 * np.sqrt(mean))
 
@@ -513,7 +510,7 @@ def test_drawn_negatives_agree_with_given_ones(ml100k):
         ),
         (lambda X: X + np.array([0, 5000]), {}, ["none of the .* items in the test rows"]),
         (
-            lambda X: X[:, ::-1],
+            lambda X: X + 9000,
             {},
             ["none of the .* users in the test rows", "none of the .* items in"],
         ),

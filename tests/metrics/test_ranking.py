@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import sparse
 from sklearn.metrics import ndcg_score, roc_auc_score
 
 from fedrecsk import metrics
-from fedrecsk.metrics._top_k import top_k
+from fedrecsk.metrics._rank import top_k
 from tests.reference import ranking as reference
 
 FUNCTIONS = {
@@ -32,7 +32,6 @@ def rankings(draw, scores=(-np.inf, 0.0, 1.0, 2.0, np.inf)):
 
 @every_metric
 @given(case=rankings(), data=st.data())
-@settings(deadline=None)
 def test_metrics_are_the_mean_over_all_orders_of_ties(name, case, data):
     gains, scores = case
     k = data.draw(st.integers(1, scores.shape[1]))
@@ -48,7 +47,6 @@ def test_metrics_are_the_mean_over_all_orders_of_ties(name, case, data):
 
 
 @given(case=rankings())
-@settings(deadline=None)
 def test_auc_is_the_mean_over_all_orders_of_ties(case):
     gains, scores = case
     expected = [
@@ -64,7 +62,6 @@ def test_auc_is_the_mean_over_all_orders_of_ties(case):
 
 
 @given(seed=st.integers(0, 2**16), levels=st.sampled_from([3, 1000]))
-@settings(deadline=None)
 def test_auc_is_scikit_learns(seed, levels):
     rng = np.random.default_rng(seed)
     truth = rng.random((5, 30)) < 0.3
@@ -75,7 +72,6 @@ def test_auc_is_scikit_learns(seed, levels):
 
 
 @given(seed=st.integers(0, 2**16), k=st.integers(1, 30), levels=st.sampled_from([3, 1000]))
-@settings(deadline=None)
 def test_ndcg_is_scikit_learns(seed, k, levels):
     rng = np.random.default_rng(seed)
     gains = rng.integers(0, 3, (5, 30)).astype(float)
@@ -85,7 +81,6 @@ def test_ndcg_is_scikit_learns(seed, k, levels):
 
 @every_metric
 @given(case=rankings(scores=(0.0, 1.0, 2.0)), data=st.data())
-@settings(deadline=None)
 def test_only_the_order_of_scores_matters(name, case, data):
     gains, scores = case
     k = data.draw(st.integers(1, scores.shape[1]))
@@ -102,7 +97,6 @@ def test_only_the_order_of_scores_matters(name, case, data):
 
 @pytest.mark.parametrize("name", ["hit_rate", "recall", "mrr"])
 @given(case=rankings())
-@settings(deadline=None)
 def test_a_longer_list_finds_no_less(name, case):
     gains, scores = case
     values = [
@@ -144,7 +138,6 @@ def test_a_model_without_opinion_scores_as_chance(name):
     assert value == pytest.approx(by_hand[name])
 
 
-@every_metric
 @pytest.mark.parametrize(
     ("y_true", "y_score", "k", "message"),
     [
@@ -158,9 +151,9 @@ def test_a_model_without_opinion_scores_as_chance(name):
         ([[0, -1]], [[1.0, 2.0]], 1, "No user has a relevant candidate"),
     ],
 )
-def test_bad_input_is_named(name, y_true, y_score, k, message):
+def test_bad_input_is_named(y_true, y_score, k, message):
     with pytest.raises(ValueError, match=message):
-        FUNCTIONS[name](y_true, y_score, k=k)
+        metrics.recall_at_k(y_true, y_score, k=k)
 
 
 def test_bad_average_is_named():
@@ -178,8 +171,8 @@ def test_top_k_is_a_stable_sort(scores, k):
     )
 
 
-@pytest.mark.parametrize("decimals", [0, 1, 3, 8])
-@pytest.mark.parametrize("k", [1, 7, 25])
+@pytest.mark.parametrize("decimals", [0, 1, 8])
+@pytest.mark.parametrize("k", [1, 25, 80])
 @pytest.mark.parametrize("odd", [None, -np.inf, np.nan, np.inf])
 def test_top_k_of_long_rows(decimals, k, odd):
     """With ties from everywhere to nowhere; what is not finite comes last."""

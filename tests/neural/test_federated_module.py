@@ -11,7 +11,7 @@ from torch import nn
 
 from fedrecsk import Federation
 from fedrecsk.aggregation import NormClipping
-from fedrecsk.federated import _fit
+from fedrecsk.federated import _round_loop
 from fedrecsk.neural import FederatedModule, Net, PFedRec
 from fedrecsk.neural.modules import GMF, NeuMF
 from tests.conftest import fits_in_blocks
@@ -52,11 +52,11 @@ def rated_of(data, client, targets, weights):
 
 def two_rounds_by_a_loop(model, X, y, clients):
     """Server and private parameters after two rounds, from the same beginning as the fit."""
-    run = _fit.Run.new(model, model._prepared(X, y, clients), is_watched=False)
+    run = _round_loop.Run.new(model, model._prepared(X, y, clients), is_watched=False)
     method, data = run.server.method, model._prepared(X, y, clients)
     key, layout = run.server.key, model._module_layout()
     state = method._init_server(type("Catalogue", (), {"n_items": data.n_items}), key)
-    message = method._announce(state | ({"global_bias": np.average(data.values)}))
+    message = method._initial_broadcast(state | ({"global_bias": np.average(data.values)}))
     block = run.clients[0].block
     first = method._init_clients(block, message, run.clients[0].keys)
     feedback, columns = first["feedback"], layout.columns(data.n_items)
@@ -468,7 +468,7 @@ def test_an_explosion_is_a_warning_that_names_the_learning_rate(toy):
 
 
 def test_private_tables_of_items_must_fit_into_memory(toy, monkeypatch):
-    monkeypatch.setattr("fedrecsk._memory.available", lambda: 1500)
+    monkeypatch.setattr("fedrecsk._utils.memory.available", lambda: 1500)
     model = FederatedModule(Everything, private=PRIVATE, client_fraction=0.1)
     with pytest.raises(ValueError, match=r"row per item \(own_item_bias\) for 12 users"):
         model.fit(*toy)

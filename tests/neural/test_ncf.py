@@ -1,4 +1,4 @@
-"""NCF: gradients and steps against torch, negatives, ratings, early stopping, warm starts."""
+"""NCF: fits against a plain loop, negatives, ratings, early stopping, warm starts."""
 
 import pickle
 
@@ -7,76 +7,35 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from fedrecsk.data.interactions import encode  # noqa: E402
 from fedrecsk.datasets import make_ratings  # noqa: E402
-from fedrecsk.interactions import encode  # noqa: E402
-from fedrecsk.neural import NCF, modules  # noqa: E402
-from fedrecsk.neural import _ncf_trainer as trainers  # noqa: E402
+from fedrecsk.neural import NCF  # noqa: E402
 from fedrecsk.neural import ncf as ncf_file  # noqa: E402
-from fedrecsk.neural._ncf_network import Network, Room  # noqa: E402
-from fedrecsk.simulation.keys import Key  # noqa: E402
 from tests.conftest import make_toy  # noqa: E402
 from tests.reference.neural import ncf as reference  # noqa: E402
 
 ARCHITECTURES = ["neumf", "gmf", "mlp"]
-NETWORKS = [
-    (modules.NeuMF(6, 5, 3, (7, 5, 4)), Network(3, (7, 5, 4))),
-    (modules.NeuMF(6, 5), Network(8, (64, 32, 16, 8))),
-    (modules.GMF(6, 5, 3), Network(3, ())),
-    (modules.MLP(6, 5, (4, 3)), Network(0, (4, 3))),
-]
 
 
 def recorded(model, X, y=None, sample_weight=None):
     """Fit a model; the first parameters, the batches, and the learning rates of its fit."""
     start, batches, rates = {}, [], []
+    train_on = ncf_file.train_on
 
-    class Recorder(trainers.Trainer):
-        def step(self, rows, rate, n_steps, key):
-            if not batches:
-                start.update({"user.weight": self.users.copy(), "item.weight": self.items.copy()})
-                start.update({name: weight.copy() for name, weight in self.weights.items()})
-            batches.append((self.examples.users[rows], *self.examples.draw(rows, key)))
-            rates.append(rate)
-            return super().step(rows, rate, n_steps, key)
+    def recorder(batch, network, state, losses_of, reg, rate, *others):
+        if not batches:
+            start.update({name: moments[0].copy() for name, moments in state.items()})
+        batches.append(tuple(one.numpy() for one in batch))
+        rates.append(rate)
+        return train_on(batch, network, state, losses_of, reg, rate, *others)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ncf_file, "Trainer", Recorder)
+        patch.setattr(ncf_file, "train_on", recorder)
         model.fit(X, y, sample_weight=sample_weight)
     return start, batches, rates
 
 
-# ------------------------------------------------------------------------- against torch
-
-
-@pytest.mark.parametrize(("module", "network"), NETWORKS, ids=str)
-def test_scores_and_gradients_are_torchs(module, network):
-    rng = np.random.default_rng(0)
-    module = module.double()
-    for parameter in module.parameters():
-        parameter.data = torch.from_numpy(rng.normal(size=parameter.shape))
-    arrays = {name: one.detach().numpy() for name, one in module.named_parameters()}
-    weights = network.views(np.empty(network.n_weights))
-    assert {n: a.shape for n, a in weights.items()} == {
-        n: a.shape for n, a in arrays.items() if not n.startswith(("user", "item"))
-    }
-    for name, weight in weights.items():
-        weight[:] = arrays[name]
-    users, items = rng.integers(6, size=4), rng.integers(5, size=(4, 3))
-    slopes = rng.normal(size=items.shape)
-    room, gradients = Room(np.float64), network.views(np.full(network.n_weights, np.nan))
-    P, Q = arrays["user.weight"][users], arrays["item.weight"][items]
-    scores, outputs = network.forward(weights, P, Q, room)
-    dP, dQ = network.backward(weights, P, Q, outputs, slopes, gradients, room)
-    expected = module(torch.from_numpy(users)[:, None].expand(4, 3), torch.from_numpy(items))
-    (expected * torch.from_numpy(slopes)).sum().backward()
-    np.testing.assert_allclose(scores, expected.detach().numpy(), rtol=1e-9)
-    found = gradients | {"user.weight": np.zeros((6, P.shape[1]))}
-    found |= {"item.weight": np.zeros((5, Q.shape[2]))}
-    np.add.at(found["user.weight"], users, dP)
-    np.add.at(found["item.weight"], items, dQ)
-    for name, parameter in module.named_parameters():
-        theirs = parameter.grad.numpy()
-        np.testing.assert_allclose(found[name], theirs, rtol=1e-9, atol=1e-12, err_msg=name)
+# ------------------------------------------------------------------ against a plain loop
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -261,10 +220,11 @@ def test_an_unknown_user_is_the_mean_user(toy):
     X, y = toy
     model = NCF(random_state=0).fit(X, y)
     before = model.predict([[-1, X[0, 1]], [-1, -1], [X[0, 0], -1]])
-    weights, room = model.weights_, Room(np.float32)
-    P = model.user_factors_.mean(axis=0)[None]
-    Q = model.item_factors_[np.searchsorted(model.item_ids_, X[:1, 1])][None]
-    score = model._network.forward(weights, P, Q, room)[0][0, 0]
+    module = model.to_module()
+    with torch.no_grad():
+        module.user.weight[0] = module.user.weight.mean(axis=0)
+        item = np.searchsorted(model.item_ids_, X[0, 1])
+        score = module(torch.tensor([0]), torch.tensor([item])).item()
     assert before[0] == pytest.approx(1 / (1 + np.exp(-score)))
     model.fold_in([[7, X[0, 1]]])
     np.testing.assert_array_equal(model.predict([[-1, X[0, 1]], [-1, -1], [X[0, 0], -1]]), before)
@@ -293,25 +253,3 @@ def test_divergence_is_named(toy):
 def test_too_large_models_are_refused_before_any_work(toy):
     with pytest.raises(ValueError, match=r"n_factors=1000000000000, .*GiB"):
         NCF(n_factors=10**12).fit(*toy)
-
-
-def test_a_row_s_negatives_do_not_depend_on_its_batch(toy, monkeypatch):
-    X, y = toy
-    model, rows = NCF(random_state=0), None
-
-    class Stop(Exception):
-        pass
-
-    def keep(self, rows_, arranged, run):
-        nonlocal rows
-        rows = arranged
-        raise Stop
-
-    monkeypatch.setattr(NCF, "_pass", keep)
-    with pytest.raises(Stop):
-        model.fit(X, y)
-    key, order = Key(5), np.arange(len(X))[::-1]
-    together = rows.draw(order, key)[0]
-    alone = [rows.draw(np.array([k]), key)[0][0] for k in order]
-    np.testing.assert_array_equal(together, alone)
-    assert (rows.draw(order, key.at(1))[0] != together).any()

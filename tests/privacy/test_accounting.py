@@ -76,6 +76,20 @@ def test_skellam_divergence_bounds_the_true_one():
     assert true <= xi + rho * order <= 1.5 * true
 
 
+@pytest.mark.parametrize(("size", "l1"), [(1, 3), (2, 3 * np.sqrt(2)), (100, 9)])
+def test_skellam_divergence_is_that_of_the_theorem(size, l1, monkeypatch):
+    # Agarwal, Kairouz and Liu (2021), theorem 3.5: the integers' L1 norm is at most the square of
+    # their L2 norm, here 3.
+    from fedrecsk.privacy import accounting
+
+    monkeypatch.setattr(accounting, "sensitivity", lambda size: 3.0)
+    event = Event("skellam", np.sqrt(20) / 3, size=size)
+    xi, rho = accounting._skellam_divergence(event)
+    for order in (2, 16):
+        theorem = order * 9 / (2 * 20) + ((2 * order - 1) * 9 + 6 * l1) / (4 * 20**2)
+        assert xi + rho * order == pytest.approx(theorem)
+
+
 def test_nothing_and_no_noise():
     assert epsilon_of([], DELTA) == 0
     assert epsilon_of([Event("gaussian", 1.0, 0)], DELTA) == 0

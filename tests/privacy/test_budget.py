@@ -1,14 +1,16 @@
 """Budgets: what several fits and searches cost together."""
 
+import dp_accounting
 import numpy as np
 import pytest
+from scipy.stats import norm
 from sklearn.model_selection import GridSearchCV
 
 from fedrecsk import Federation, RFRec
-from fedrecsk.privacy import CentralDP, PrivacyBudget, PrivacyReport
+from fedrecsk.privacy import CentralDP, GaussianMechanism, PrivacyBudget, PrivacyReport
 from tests.conftest import make_toy
 
-PUBLIC = {"items": np.arange(9) * 3 + 1000, "rating_scale": (1, 5), "aggregation": "all"}
+PUBLIC = {"items": np.arange(9) * 3 + 1000, "rating_scale": (1, 5), "aggregation": "clients"}
 
 
 def make(**parameters):
@@ -65,7 +67,7 @@ def test_a_budget_refuses_what_it_cannot_pay(toy):
     for _ in range(10):
         budget.charge(budget.report)
     assert budget.is_exceeded
-    assert PrivacyBudget(epsilon=100, delta=1e-4).charge(make().fit(*toy)).is_exceeded
+    assert PrivacyBudget(epsilon=100, delta=0).charge(make().fit(*toy)).is_exceeded
 
 
 def test_fits_without_noise_exceed_every_budget(toy):
@@ -74,10 +76,21 @@ def test_fits_without_noise_exceed_every_budget(toy):
     assert budget.spent == float("inf")
 
 
-@pytest.mark.parametrize("parameters", [(0, 1e-5), (-1, 1e-5), (1, 1), (1, -1e-9)])
-def test_bad_budgets(parameters):
-    with pytest.raises(ValueError, match="epsilon must be positive"):
-        PrivacyBudget(*parameters)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("epsilon", 0), ("epsilon", -1), ("epsilon", "1"), ("delta", 1), ("delta", -1e-9)],
+)
+def test_bad_budgets(name, value):
+    with pytest.raises(ValueError, match=f"The '{name}' parameter of PrivacyBudget must be"):
+        PrivacyBudget(**{"epsilon": 1.0, name: value})
+
+
+@pytest.mark.parametrize("name", ["n_clients", "n_fits"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
+def test_plans_for_wrong_numbers_are_refused(name, value):
+    budget, numbers = PrivacyBudget(epsilon=100), {"n_clients": 20, "n_fits": 1}
+    with pytest.raises(ValueError, match=f"'{name}' parameter of PrivacyBudget.check must be an"):
+        budget.check(make(), **numbers | {name: value})
 
 
 def test_what_cannot_be_planned():
@@ -85,3 +98,31 @@ def test_what_cannot_be_planned():
         RFRec().planned_privacy(20)
     with pytest.raises(ValueError, match="the catalogue must be public"):
         make().set_params(items=None).planned_privacy(20)
+
+
+@pytest.mark.parametrize(("delta", "epsilon"), [(1e-6, 5.57), (1e-5, 5.0), (1e-4, 4.36)])
+def test_a_budget_counts_at_its_own_delta(delta, epsilon, toy):
+    mechanism = CentralDP(epsilon=5, delta=1e-5)
+    model = make().set_params(federation__central_dp=mechanism).fit(*toy)
+    budget = PrivacyBudget(epsilon=5.3, delta=delta).charge(model)
+    assert budget.spent == pytest.approx(epsilon, abs=0.005)
+    assert budget.report.delta == delta
+    assert budget.is_exceeded == (epsilon > 5.3)
+    # By the definition: the delta of a Gaussian whose sensitivity is mu standard deviations.
+    mu = sum(one.count / one.noise_multiplier**2 for one in budget.report.events) ** 0.5
+    spent = budget.spent
+    tail = norm.cdf(mu / 2 - spent / mu) - np.exp(spent) * norm.cdf(-mu / 2 - spent / mu)
+    assert tail == pytest.approx(delta, rel=1e-6)
+
+
+def test_central_fits_have_the_delta_that_local_ones_leave(toy):
+    central = make().fit(*toy).privacy_
+    local = PrivacyReport.of(GaussianMechanism(1.0, 5.0, delta=3e-6), [2], [20])
+    budget = PrivacyBudget(epsilon=100, delta=1e-5).charge(central).charge(local)
+    rest = dp_accounting.get_epsilon_gaussian(4.0 / np.sqrt(2), 7e-6)
+    assert budget.spent == pytest.approx(rest + local.epsilon, rel=1e-6)
+    assert not budget.is_exceeded
+    with pytest.raises(ValueError, match="add noise, fit less often, or raise the budget's delta"):
+        PrivacyBudget(epsilon=100, delta=3e-6).charge(local).check(make(), 20)
+    with pytest.raises(ValueError, match="fits' delta 3e-06 is above the budget's 1e-06"):
+        PrivacyBudget(epsilon=100, delta=1e-6).charge(local).check(make(), 20)

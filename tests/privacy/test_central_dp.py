@@ -12,14 +12,14 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import TopK
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier, PrivacyReport
-from fedrecsk.privacy._clipped import clip_uploads, rounded
-from fedrecsk.privacy._grid import STEPS, noisy_sum, skellam
-from fedrecsk.simulation.keys import Key
-from fedrecsk.uploads import Batch, Common, Form, Listed, Ragged, Update
+from fedrecsk.privacy._grid import STEPS, clip_updates, noisy_sum, round_updates, skellam
+from fedrecsk.protocol.keys import Key
+from fedrecsk.updates import FieldSpec, SparseRows
 from tests.conftest import make_toy
+from tests.updates.making import updates_of
 
 N_ITEMS, N_CLIENTS = 9, 20
-PUBLIC = {"items": np.arange(N_ITEMS) * 3 + 1000, "rating_scale": (1, 5), "aggregation": "all"}
+PUBLIC = {"items": np.arange(N_ITEMS) * 3 + 1000, "rating_scale": (1, 5), "aggregation": "clients"}
 
 
 @pytest.fixture
@@ -46,49 +46,35 @@ def quiet(model, *data, **more):
 # ------------------------------------------------------------------------------ clipping
 
 
-def make_batch():
-    """Fields of all kinds: own rows around an origin, a common change, integers, or a list."""
+def make_updates(with_default=True):
+    """Fields of all kinds: own rows and a default, small arrays, integers."""
     generator = np.random.default_rng(0)
-    n, indptr = 4, np.array([0, 2, 2, 5, 6])
-    rows = np.array([1, 3, 0, 2, 4, 4])
-    origin = generator.normal(size=(5, 2))
-    forms = {
-        "vectors": Form((5, 2)),
-        "listed": Form((3,)),
-        "counts": Form((5,), dtype="uint8", learned=False),
+    indptr, rows = np.array([0, 2, 2, 5, 6]), np.array([1, 3, 0, 2, 4, 4])
+    center, default = generator.normal(size=(2, 5, 2))
+    specs = {
+        "vectors": FieldSpec((5, 2)),
+        "small": FieldSpec((3,)),
+        "counts": FieldSpec((5,), dtype="uint8", learned=False),
     }
-    vectors = Ragged(
-        indptr,
-        rows,
-        generator.normal(size=(6, 2)),
-        origin=origin,
-        common=Common(generator.normal(size=(5, 2))),
-        center=origin,
-        form=forms["vectors"],
-    )
-    listed = Listed(
-        [Update(slice(None), generator.normal(size=3)) for _ in range(n)], forms["listed"]
-    )
-    counts = Ragged(indptr, rows, np.ones(6, dtype=np.uint8), form=forms["counts"])
-    mask = np.ones(n, dtype=bool)
-    accepted = np.array([True, True, False, True])
-    return Batch(
-        np.arange(n),
-        mask,
-        mask,
-        accepted,
-        forms,
-        {"vectors": vectors, "listed": listed},
-        {"counts": counts},
-        {"vectors": origin},
-    )
+    fields = {
+        "vectors": SparseRows(
+            indptr,
+            rows,
+            generator.normal(size=(6, 2)),
+            default=default if with_default else None,
+            center=center,
+        ),
+        "small": SparseRows.stacked(generator.normal(size=(4, 3))),
+        "counts": SparseRows(indptr, rows, np.ones(6, dtype=np.uint8)),
+    }
+    return updates_of(fields, specs, [True, True, False, True])
 
 
-def naive_sums(batch, clip, weights):
-    sums = {name: np.zeros(form.shape) for name, form in batch.forms.items()}
+def naive_sums(updates, clip, weights):
+    sums = {name: np.zeros(spec.shape) for name, spec in updates.specs.items()}
     n_short = 0
-    for client in np.flatnonzero(batch.accepted):
-        upload = {n: (batch.changes | batch.counts)[n].whole(client) for n in batch.forms}
+    for client in np.flatnonzero(updates.accepted):
+        upload = {name: rows.whole()[client] for name, rows in updates.fields.items()}
         weighted = [weights.get(name, 1) * np.ravel(values) for name, values in upload.items()]
         norm = np.linalg.norm(np.concatenate(weighted))
         n_short += norm <= clip
@@ -100,33 +86,32 @@ def naive_sums(batch, clip, weights):
 @pytest.mark.parametrize("weights", [{}, {"vectors": 3.0, "counts": 0.1}])
 @pytest.mark.parametrize("clip", [0.5, 4.0, 100.0])
 def test_uploads_are_clipped_over_all_fields(weights, clip):
-    expected, n_short = naive_sums(make_batch(), clip, weights)
-    batch = make_batch()
-    assert clip_uploads(batch, clip, weights) == n_short
-    sums = {name: batch.sum_of_changes(name) for name in batch.changes} | batch.sum_of_rest()
+    updates = make_updates()
+    expected, n_short = naive_sums(updates, clip, weights)
+    clipped, is_short = clip_updates(updates, clip, weights)
+    assert (is_short & updates.accepted).sum() == n_short
     for name, values in expected.items():
-        np.testing.assert_allclose(sums[name], values, rtol=1e-12)
-        one = sum((batch.changes | batch.counts)[name].whole(c) for c in (0, 1, 3))
-        np.testing.assert_allclose(one, values, rtol=1e-12)
+        # Without the center, which the server adds.
+        np.testing.assert_allclose(clipped.total(name), values, rtol=1e-12)
 
 
-@pytest.mark.parametrize("with_common", [True, False])
-def test_rounded_uploads_lie_on_the_grid_and_add_up_alike(with_common):
-    batch, clip = make_batch(), 2.0
-    if not with_common:
-        vectors = batch.changes["vectors"]
-        batch.changes["vectors"] = Ragged(
-            vectors.indptr, vectors.rows, vectors.values, origin=vectors.origin, form=vectors.form
-        )
-    clip_uploads(batch, clip, {})
-    whole = {n: [c.whole(k) for k in range(4)] for n, c in (batch.changes | batch.counts).items()}
-    rounded(batch, clip, {}, 0.0, Key(0, 3))
-    for name, changes in (batch.changes | batch.counts).items():
-        steps = np.array([changes.whole(k) for k in range(4)]) * STEPS / clip
-        np.testing.assert_array_equal(steps, np.rint(np.array(whole[name]) * STEPS / clip))
-        sums = np.zeros(changes.shape)
-        changes.add_to(sums, batch.accepted.astype(float))
-        np.testing.assert_allclose(sums * STEPS / clip, steps[batch.accepted].sum(axis=0))
+@pytest.mark.parametrize("with_default", [True, False])
+def test_rounded_uploads_lie_on_the_grid(with_default):
+    clipped, _ = clip_updates(make_updates(with_default), 2.0, {})
+    rounded = round_updates(clipped, 2.0, {}, 0.0, Key(0, 3))
+    for name, rows in rounded.fields.items():
+        steps = np.rint(clipped.fields[name].whole() * STEPS / 2)
+        np.testing.assert_array_equal(rows.whole() * STEPS / 2, steps)
+
+
+def test_shares_of_the_noise_are_on_the_grid_and_on_all_rows():
+    clipped, _ = clip_updates(make_updates(False), 2.0, {})
+    quiet, noisy = (round_updates(clipped, 2.0, {}, v, Key(0, 3)) for v in (0.0, 1e4))
+    for name, rows in noisy.fields.items():
+        noise = (rows.whole() - quiet.fields[name].whole()) * STEPS / 2
+        np.testing.assert_array_equal(noise, np.rint(noise))
+        assert (noise != 0).all()
+        assert 30 < noise.std() < 300
 
 
 # --------------------------------------------------------------------------------- noise
@@ -165,6 +150,25 @@ def test_the_model_of_a_fit_is_as_noisy_as_announced(toy):
     std = 0.1 * 5 / N_CLIENTS
     assert np.std(noisy - clear) == pytest.approx(std, rel=0.2)
     assert np.std(exact.item_factors_.ravel() - clear) == pytest.approx(std, rel=0.2)
+
+
+def test_large_shares_of_the_noise_have_the_variance_that_is_announced():
+    X, y = make_toy(5, N_ITEMS, seed=1)
+    seen = {}
+
+    class Watching(RFRec):
+        def _aggregate(self, server, message, upload, key):
+            seen["sum"] = upload["item_vectors"]
+            return super()._aggregate(server, message, upload, key)
+
+    public = PUBLIC | {"items": np.append(PUBLIC["items"], np.arange(2000, 6000))}
+    model = Watching(20, n_rounds=1, random_state=0, **public)
+    quiet(model.set_params(federation=private(noise_multiplier=45.0, noise="clients")), X, y)
+    # Uploads are no longer than the clip, 1, and one client's own share does not count.
+    noise = seen["sum"].sum.ravel()
+    variance = seen["sum"].noise_std ** 2
+    assert variance == pytest.approx(45.0**2 * 5 / 4, rel=0.01)
+    assert abs(noise.var() / variance - 1) < 4 * np.sqrt(2 / noise.size)
 
 
 def test_a_long_upload_counts_no_more_than_a_short_one(toy):
@@ -211,7 +215,7 @@ def test_the_clip_follows_the_quantile(quantile):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CentralDP.delta=")
         for _, _, seen in model._watch(data, 60):
-            weights = [batch.changes["item_vectors"].weights for batch in seen.batches]
+            weights = [tile.fields["item_vectors"].factors for tile in seen.tiles()]
             shares.append(np.mean(np.concatenate(weights) == 1))
     assert shares[0] == 1
     assert np.mean(shares[-10:]) == pytest.approx(quantile, abs=0.1)
@@ -360,14 +364,14 @@ def test_bad_settings(toy, parameters, message):
     [
         (RFRec(**PUBLIC | {"items": None}), "the catalogue must be public"),
         (RFRec(**PUBLIC | {"rating_scale": None}), "the rating scale must be public"),
-        (RFRec(**PUBLIC | {"aggregation": "holders"}), 'set aggregation="all"'),
+        (RFRec(**PUBLIC | {"aggregation": "holders"}), 'set aggregation="clients"'),
         (RFRec(**PUBLIC, early_stopping=True), "set early_stopping=False"),
         (RFRec(**PUBLIC, warm_start=True), "set noise_multiplier instead"),
         (FedFast(items=PUBLIC["items"]), "treats clients individually"),
         (LightFR(items=PUBLIC["items"], rating_scale=(1, 5)), "sends codes"),
-        (FCF(items=PUBLIC["items"], upload="own"), 'set upload="all"'),
+        (FCF(items=PUBLIC["items"], upload="local"), 'set upload="all"'),
         (LocALS(items=PUBLIC["items"]), 'set upload="all"'),
-        (FedEASE(items=PUBLIC["items"], upload="pairs"), 'set upload="dense"'),
+        (FedEASE(items=PUBLIC["items"], upload="local"), 'set upload="all"'),
         (FedEB(items=PUBLIC["items"], rating_scale=(1, 5)), "Use PrivFedEB"),
     ],
 )
@@ -443,6 +447,7 @@ def test_different_fits_have_different_noise(noise, change, toy, monkeypatch):
     assert correlation > 0.999 if change == "nothing" else abs(correlation) < 0.8
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("federation", "parameters", "epsilon"),
     [

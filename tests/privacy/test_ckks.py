@@ -7,6 +7,8 @@ from sklearn.base import clone
 
 from fedrecsk.privacy import CKKS, Ciphertext, secure_sum
 
+pytestmark = pytest.mark.sampled
+
 tenseal = pytest.importorskip("tenseal", reason="needs the extra: pip install 'fedrecsk[privacy]'")
 
 SETTINGS = [

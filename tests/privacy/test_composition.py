@@ -102,10 +102,32 @@ def test_mechanisms_are_found_for_an_epsilon(epsilon, n_uploads):
 
 
 @pytest.mark.parametrize("Mechanism", [GaussianMechanism, SphereMechanism])
-@pytest.mark.parametrize(("epsilon", "n_uploads"), [(0, 3), (-1, 3), (float("nan"), 3), (1, 0)])
-def test_what_no_mechanism_has_is_refused(Mechanism, epsilon, n_uploads):
-    with pytest.raises(ValueError, match="must be positive, and n_uploads="):
+@pytest.mark.parametrize(
+    ("epsilon", "n_uploads", "culprit"),
+    [(wrong, 3, "epsilon") for wrong in (0, -1, float("nan"), float("inf"), 1e300, "1", None)]
+    + [(1, wrong, "n_uploads") for wrong in (0, 1.5, float("nan"), "1", None)],
+)
+def test_what_no_mechanism_has_is_refused(Mechanism, epsilon, n_uploads, culprit):
+    message = f"The '{culprit}' parameter of {Mechanism.__name__}.for_epsilon must be a"
+    with pytest.raises(ValueError, match=message):
         Mechanism.for_epsilon(epsilon, n_uploads)
+
+
+@pytest.mark.parametrize("Mechanism", [GaussianMechanism, SphereMechanism])
+def test_small_types_calibrate_as_plain_numbers(Mechanism):
+    found = Mechanism.for_epsilon(np.float16(2), np.int8(100), delta=np.float32(0.25))
+    assert found.get_params() == Mechanism.for_epsilon(2.0, 100, delta=0.25).get_params()
+    assert found.total_epsilon(np.int8(100)) == found.total_epsilon(100)
+
+
+@pytest.mark.parametrize("wrong", [-1, 0.5, float("nan"), "1", None])
+@pytest.mark.parametrize(
+    "mechanism", [GaussianMechanism(1, 1), SphereMechanism(1, 1), LaplaceMechanism(1, 1)]
+)
+def test_numbers_of_uploads_are_whole(mechanism, wrong):
+    name = type(mechanism).__name__
+    with pytest.raises(ValueError, match=f"'n_uploads' parameter of {name}.total_epsilon must be"):
+        mechanism.total_epsilon(wrong, 10)
 
 
 @pytest.mark.parametrize("Mechanism", [GaussianMechanism, SphereMechanism])

@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from fedrecsk import Federation
 from fedrecsk.privacy import LaplaceMechanism, PrivacyReport
+from fedrecsk.updates import FieldSpec, SparseRows
+from tests.updates.making import updates_of
 
 
 @pytest.mark.parametrize("n_clients", [1, 3, 50])
@@ -56,3 +60,57 @@ def test_plaintext_promises_nothing():
 def test_bad_parameters_are_named(parameters, message):
     with pytest.raises(ValueError, match=message):
         Federation(local_dp=LaplaceMechanism(**parameters))._validate_params()
+
+
+# ---------------------------------------------------------------- noise of single clients
+
+
+def with_noise(mechanism, rows, spec, name="x"):
+    """What clients send in place of rows, with seeds 5, 6, ..."""
+    seeds = np.arange(5, 5 + rows.n_clients, dtype=np.uint64)
+    updates = updates_of({name: rows}, {name: spec})
+    return mechanism._protect(updates, lambda purpose: seeds, each=True).fields[name]
+
+
+def test_each_client_has_laplace_noise_of_its_own():
+    spec = FieldSpec((400, 5), clip=0.5)
+    rows = SparseRows(np.array([0, 1, 1, 2]), np.array([3, 7]), np.full((2, 5), 0.5))
+    mechanism = LaplaceMechanism(clip=0.5, scale=0.3)
+    noised = with_noise(mechanism, rows, spec)
+    noise = noised.whole() - replace(rows, spec=spec).whole()
+    for sample in noise:
+        assert stats.kstest(sample.ravel(), stats.laplace(scale=0.3).cdf).pvalue > 1e-3
+    assert np.abs(np.corrcoef(noise.reshape(3, -1)) - np.eye(3)).max() < 0.1
+    again = with_noise(mechanism, replace(rows, spec=spec).take(np.arange(3) == 0), spec)
+    np.testing.assert_array_equal(again.whole()[0], noised.whole()[0])
+    assert (with_noise(mechanism, rows, spec, "others").whole()[1] != noised.whole()[1]).any()
+
+
+def test_noise_keeps_to_the_columns_and_to_integers():
+    columns = np.array([[True, False, True]])
+    none = SparseRows(np.zeros(2, int), np.zeros(0, int), np.zeros((0, 3)), columns=columns)
+    mechanism = LaplaceMechanism(clip=1.0, scale=5.0)
+    noised = with_noise(mechanism, none, FieldSpec((50, 3), clip=1.0))
+    np.testing.assert_array_equal(noised.whole()[0].any(axis=0), columns[0])
+    counts = SparseRows.stacked(np.ones((1, 50, 3), dtype=np.int64))
+    noised = with_noise(mechanism, counts, FieldSpec((50, 3), clip=1.0, dtype="int16"))
+    assert noised.values.dtype == np.int64
+    assert noised.values.std() > 2
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [FieldSpec((3, 2)), FieldSpec((3, 2), rows="held", clip=1.0), FieldSpec((3, 2), clip=2.0)],
+)
+def test_what_noise_would_not_protect_is_refused(spec):
+    rows = SparseRows.stacked(np.ones((2, 3, 2)))
+    with pytest.raises(RuntimeError, match="Field 'x' would be sent without noise: it has rows="):
+        with_noise(LaplaceMechanism(clip=1.0, scale=1.0), rows, spec)
+
+
+def test_noise_does_not_hide_what_is_not_finite():
+    values = np.ones((2, 3, 2))
+    values[1, 0, 0] = np.nan
+    mechanism = LaplaceMechanism(clip=1.0, scale=1.0)
+    noised = with_noise(mechanism, SparseRows.stacked(values), FieldSpec((3, 2), clip=1.0))
+    assert noised.finite().tolist() == [True, False]

@@ -1,9 +1,12 @@
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedrecsk.privacy import Paillier, secure_sum
+
+pytestmark = pytest.mark.sampled
 
 REASON = "needs the extra: pip install 'fedrecsk[privacy]'"
 pytest.importorskip("phe", reason=REASON)
@@ -28,6 +31,20 @@ def test_sums_of_fixed_point_numbers_are_exact(packing, n_clients):
     vectors = rng.integers(-(2**28), 2**28, (n_clients, 10)) / 2.0**20
     result = secure_sum(scheme.generate_keys(n_clients), vectors)
     assert result.error == 0
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_what_was_made_with_other_keys_is_reported(packing):
+    made = [small(packing=packing).generate_keys(2) for _ in range(2)]
+    # Whatever the smaller modulus makes is a ciphertext under the larger one.
+    others, keys = sorted(made, key=lambda one: one.clients._public.n)
+    upload = others.clients.encrypt([1.0, 2.0])
+    for call in (keys.clients.decrypt, keys.server.sum):
+        with pytest.raises(ValueError, match=r"belongs to the keys .* but this side has"):
+            call(upload)
+    forged = replace(upload, key_id=keys.clients.key_id)
+    with pytest.warns(UserWarning, match=f"keys '{keys.clients.key_id}' decrypt is no sum of"):
+        keys.clients.decrypt(keys.server.sum([forged, keys.clients.encrypt([1.0, 2.0])]))
 
 
 @pytest.mark.parametrize("fraction_bits", [0, 10, 40, 52])

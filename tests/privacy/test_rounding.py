@@ -5,8 +5,9 @@ import pytest
 from scipy import stats
 
 from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanism
-from fedrecsk.privacy._rounding import rounded, step_of, towards_zero
-from fedrecsk.uploads import Batch, Form, Ragged
+from fedrecsk.privacy._grid import rounded, step_of, towards_zero
+from fedrecsk.updates import FieldSpec, SparseRows
+from tests.updates.making import updates_of
 
 N = 20_000
 CLIP = 1.0
@@ -18,14 +19,10 @@ ADDED = [LAPLACE, GAUSSIAN]
 
 def sent(mechanism, value, seed=0):
     """What a client sends that has the same number everywhere."""
-    form = Form((N, 1), clip=mechanism.number_clip)
-    values = Ragged.stacked(np.full((1, N, 1), value))
-    values = Ragged(**{**vars(values), "form": form})
-    masks = np.ones((3, 1), dtype=bool)
-    batch = Batch(np.array([0]), *masks, {"x": form}, {"x": values}, {})
+    spec = FieldSpec((N, 1), clip=mechanism.number_clip)
+    updates = updates_of({"x": SparseRows.stacked(np.full((1, N, 1), value))}, {"x": spec})
     seeds = np.random.default_rng(seed).integers(2**63, size=1, dtype=np.uint64)
-    mechanism._protect(batch, lambda purpose: seeds, each=True)
-    return batch.changes["x"].whole(0).ravel()
+    return mechanism._protect(updates, lambda purpose: seeds, each=True).fields["x"].whole().ravel()
 
 
 def only_from_zero(numbers):

@@ -49,11 +49,18 @@ def test_more_clients_hide_more():
     [
         ((5.0, 943, 1e-6), "needs 34,453 clients or more"),
         ((1000.0, 943, 1e-6), "needs inf clients"),
-        ((1.0, 0, 1e-6), "no proven effect"),
-        ((0.0, 943, 1e-6), "epsilon=0.0 must be positive"),
-        ((1.0, 943, 0.0), "delta=0.0 must be between 0 and 1"),
+        ((1.0, 1, 1e-6), "no proven effect"),
+        ((1.0, 0, 1e-6), "'n_clients' parameter of shuffled_epsilon must be an int"),
+        ((0.0, 943, 1e-6), "'epsilon' parameter of shuffled_epsilon must be a float"),
+        (("1", 943, 1e-6), "'epsilon' parameter of shuffled_epsilon must be a float"),
+        ((1.0, 943, 0.0), "'delta' parameter of shuffled_epsilon must be a float"),
     ],
 )
 def test_where_the_theorem_does_not_hold_it_says_so(arguments, message):
     with pytest.raises(ValueError, match=message):
         shuffled_epsilon(*arguments)
+
+
+def test_the_bound_in_numbers():
+    # log(1 + (e - 1) / (e + 1) (8 sqrt(e log(4e6)) / sqrt(1e4) + 8 e / 1e4)).
+    assert shuffled_epsilon(1.0, 10_000, 1e-6) == pytest.approx(0.214026, abs=1e-6)

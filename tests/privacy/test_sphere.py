@@ -14,7 +14,7 @@ N = 4000
 
 def drawn(mechanism, upload, n=N, seed=0):
     upload, rng = np.asarray(upload, dtype=float), np.random.default_rng(seed)
-    return np.stack([mechanism._drawn(upload, np.linalg.norm(upload), rng) for _ in range(n)])
+    return np.stack([mechanism._draw(upload, np.linalg.norm(upload), rng) for _ in range(n)])
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
@@ -96,7 +96,7 @@ def test_extreme_parameters_stay_finite(dimension, epsilon):
     assert 0 < cap.mean < 1
     assert 0 < cap.share <= 0.5
     upload = np.eye(1, min(dimension, 1000)).ravel()
-    answer = SphereMechanism(1.0, epsilon)._drawn(upload, 1.0, np.random.default_rng(0))
+    answer = SphereMechanism(1.0, epsilon)._draw(upload, 1.0, np.random.default_rng(0))
     assert np.isfinite(answer).all()
 
 

@@ -1,104 +1,86 @@
 """Uploads that are clipped and protected as one vector, against loops."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 from sklearn.base import clone
 
 from fedrecsk import Federation, RFRec
-from fedrecsk.attacks import SignFlip
-from fedrecsk.compression import Quantization
 from fedrecsk.privacy import CKKS, GaussianMechanism, LaplaceMechanism, SphereMechanism
-from fedrecsk.simulation import blocks
-from fedrecsk.uploads import Batch, Common, Form, Ragged
+from fedrecsk.updates import FieldSpec, SparseRows
 from tests.conftest import make_toy
+from tests.updates.making import updates_of
 
 N_CLIENTS, N_ITEMS, WIDTH = 4, 6, 2
 FORMS = {
-    "items": Form((N_ITEMS, WIDTH)),
-    "matrix": Form((3, 3)),
-    "weights": Form((N_ITEMS,), learned=False),
+    "items": FieldSpec((N_ITEMS, WIDTH)),
+    "matrix": FieldSpec((3, 3)),
+    "weights": FieldSpec((N_ITEMS,), learned=False),
 }
 QUIET = GaussianMechanism(0.8, 1e-12)
-ALL = np.ones(N_CLIENTS, dtype=bool)
 
 
-def make_batch(forms=FORMS, **changed):
-    """Three fields: rows with a common change and a centre, a small matrix, and counts."""
+def make_updates(specs=FORMS, **changed):
+    """Three fields: rows with a default and a center, a small matrix, and counts."""
     rng = np.random.default_rng(0)
     rows = [np.sort(rng.choice(N_ITEMS, n, replace=False)) for n in (2, 3, 0, 1)]
     indptr, rows = np.concatenate([[0], np.cumsum([len(one) for one in rows])]), np.hstack(rows)
-    center = rng.standard_normal((N_ITEMS, WIDTH))
-    numbers = rng.standard_normal((len(rows), WIDTH))
-    common, sizes = Common(rng.standard_normal((N_ITEMS, WIDTH))), np.array([0.5, 0.5, 0, 5])
+    default, center = rng.standard_normal((2, N_ITEMS, WIDTH))
+    numbers, sizes = rng.standard_normal((len(rows), WIDTH)), np.array([0.5, 0.5, 0, 5])
     fields = {
-        "items": Ragged(indptr, rows, numbers, origin=center, common=common, center=center),
+        "items": SparseRows(indptr, rows, numbers, default=default, center=center),
         # The third client's upload is zero, and the last one's is large.
-        "matrix": Ragged.stacked(sizes[:, None, None] * rng.standard_normal((4, 3, 3))),
-        "weights": Ragged(indptr, rows, rng.random(len(rows))),
-    } | changed
-    fields = {name: Ragged(**{**vars(fields[name]), "form": form}) for name, form in forms.items()}
-    changes = {name: fields[name] for name in forms if forms[name].learned}
-    counts = {name: fields[name] for name in forms if not forms[name].learned}
-    return Batch(np.arange(4), ALL, ALL, ALL.copy(), forms, changes, counts, {"items": center})
+        "matrix": SparseRows.stacked(sizes[:, None, None] * rng.standard_normal((4, 3, 3))),
+        "weights": SparseRows(indptr, rows, rng.random(len(rows))),
+    }
+    return updates_of(fields | changed, specs)
 
 
-def naively_clipped(batch, clip):
+def naively_clipped(updates, clip):
     """Each client's fields, with loops over all that it sends."""
     clipped = []
     for client in range(N_CLIENTS):
-        apart, square = {}, 0.0
-        for name in FORMS:
-            changes = (batch.changes | batch.counts)[name]
-            change = changes.whole(client)
-            base = changes.common.change if changes.common is not None else np.zeros(change.shape)
-            apart[name] = change - base
+        apart, bases, square = {}, {}, 0.0
+        for name, rows in updates.fields.items():
+            change = rows.whole()[client]
+            bases[name] = np.zeros(change.shape) if rows.default is None else rows.default
+            apart[name] = change - bases[name]
             square += sum(number**2 for number in apart[name].ravel())
         factor = min(1.0, clip / square**0.5) if square else 1.0
-        clipped.append(
-            {
-                name: factor * apart[name]
-                + ((batch.changes | batch.counts)[name].whole(client) - apart[name])
-                for name in FORMS
-            }
-        )
+        clipped.append({name: factor * apart[name] + bases[name] for name in FORMS})
     return clipped
 
 
-def protected(mechanism, batch, *, each, seed=0):
+def protected(mechanism, updates, *, each, seed=0):
     seeds = np.random.default_rng(seed).integers(2**63, size=N_CLIENTS, dtype=np.uint64)
-    mechanism._protect(batch, lambda purpose: seeds, each=each)
-    return batch.changes | batch.counts
+    return mechanism._protect(updates, lambda purpose: seeds, each=each)
 
 
 @pytest.mark.parametrize("clip", [0.8, 3.0, 1e6])
 @pytest.mark.parametrize("each", [True, False])
 def test_clipping_is_that_of_loops(clip, each):
-    expected = naively_clipped(make_batch(), clip)
-    batch = make_batch()
-    fields = protected(GaussianMechanism(clip, 1e-15), batch, each=each)
-    assert batch.lacks_noise == (not each)
+    expected = naively_clipped(make_updates(), clip)
+    updates = protected(GaussianMechanism(clip, 1e-15), make_updates(), each=each)
+    assert updates.lacks_noise == (not each)
     for name in FORMS:
-        for client in range(N_CLIENTS):
-            whole = fields[name].whole(client)
-            np.testing.assert_allclose(whole, expected[client][name], rtol=1e-6, atol=1e-7)
-        weights = np.array([1.0, 0.0, 2.0, 1.0])
-        sums = np.zeros(FORMS[name].shape)
-        fields[name].add_to(sums, weights)
-        by_loop = sum(w * one[name] for w, one in zip(weights, expected, strict=True))
-        np.testing.assert_allclose(sums, by_loop, rtol=1e-6, atol=1e-6)
+        whole = updates.fields[name].whole()
+        by_loop = np.stack([one[name] for one in expected])
+        np.testing.assert_allclose(whole, by_loop, rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(
+        updates.fields["items"].center, make_updates().fields["items"].center
+    )
 
 
 def test_no_upload_is_longer_than_the_clip():
     """Rounding must not make it longer, or the guarantee would not hold."""
     rng = np.random.default_rng(1)
-    forms = {"matrix": Form((300, 9))}
     for clip in (0.1, 1 / 3, 7.7):
-        values = {"matrix": Ragged.stacked(rng.standard_normal((N_CLIENTS, 300, 9)))}
-        batch = make_batch(forms, **values)
-        batch.centers.clear()
-        fields = protected(GaussianMechanism(clip, 1e-12), batch, each=True)
-        norms = [np.linalg.norm(fields["matrix"].whole(client)) for client in range(N_CLIENTS)]
+        values = SparseRows.stacked(rng.standard_normal((N_CLIENTS, 300, 9)))
+        updates = make_updates({"matrix": FieldSpec((300, 9))}, matrix=values)
+        norms = protected(GaussianMechanism(clip, 1e-12), updates, each=True).fields["matrix"]
+        norms = np.linalg.norm(norms.whole().reshape(N_CLIENTS, -1), axis=1)
         # The noise is 1e-12 clip, on each of 2,700 numbers.
         assert max(norms) <= clip
         assert min(norms) > 0.999 * clip
@@ -106,49 +88,51 @@ def test_no_upload_is_longer_than_the_clip():
 
 @pytest.mark.parametrize("mechanism", [GaussianMechanism(1.0, 3.0), SphereMechanism(1.0, 1.0)])
 def test_each_client_and_field_has_noise_of_its_own(mechanism):
-    form = Form((40, 40))
-    changed = {name: Ragged.stacked(np.zeros((N_CLIENTS, 40, 40))) for name in "xyz"}
-    batch = make_batch(dict.fromkeys("xyz", form), **changed)
-    fields = protected(mechanism, batch, each=True)
-    noise = np.stack([fields[name].whole(c).ravel() for name in "xyz" for c in range(N_CLIENTS)])
+    spec = FieldSpec((40, 40))
+    zeros = {name: SparseRows.stacked(np.zeros((N_CLIENTS, 40, 40))) for name in "xyz"}
+    updates = make_updates(dict.fromkeys("xyz", spec), **zeros)
+    noised = [protected(mechanism, updates, each=True).fields[name].whole() for name in "xyz"]
+    noise = np.concatenate(noised).reshape(3 * N_CLIENTS, -1)
     # Uploads of zeros: an answer on the sphere turns around some axis, which one number shows.
     spread = mechanism.noise_std(3 * 1600)
     assert stats.kstest(noise.ravel()[1:], stats.norm(scale=spread).cdf).pvalue > 1e-3
     assert np.abs(np.corrcoef(noise) - np.eye(len(noise))).max() < 0.12
-    again = protected(mechanism, make_batch(dict.fromkeys("xyz", form), **changed), each=True)
-    np.testing.assert_array_equal(again["y"].whole(2), fields["y"].whole(2))
+    alone = updates.take(np.arange(N_CLIENTS) == 2)
+    seeds = np.random.default_rng(0).integers(2**63, size=N_CLIENTS, dtype=np.uint64)
+    again = mechanism._protect(alone, lambda purpose: seeds[2:3], each=True)
+    np.testing.assert_array_equal(again.fields["y"].whole()[0], noised[1][2])
 
 
 @pytest.mark.parametrize("mechanism", [QUIET, SphereMechanism(1.0, 1.0)], ids=str)
 @pytest.mark.parametrize(
-    ("form", "message"),
+    ("spec", "message"),
     [
-        (Form((N_ITEMS, WIDTH), rows="held"), "rows='held'"),
-        (Form((N_ITEMS, WIDTH), rows="chosen"), "rows='chosen'"),
-        (Form((N_ITEMS, WIDTH), dtype="int16"), "dtype='int16'"),
+        (FieldSpec((N_ITEMS, WIDTH), rows="held"), "rows='held'"),
+        (FieldSpec((N_ITEMS, WIDTH), rows="chosen"), "rows='chosen'"),
+        (FieldSpec((N_ITEMS, WIDTH), dtype="int16"), "dtype='int16'"),
     ],
 )
-def test_what_would_not_be_protected_is_refused(mechanism, form, message):
-    batch = make_batch(FORMS | {"items": form})
+def test_what_would_not_be_protected_is_refused(mechanism, spec, message):
+    updates = make_updates(FORMS | {"items": spec})
     with pytest.raises(RuntimeError, match=f"'items' would be sent without noise: .*{message}"):
-        protected(mechanism, batch, each=True)
+        protected(mechanism, updates, each=True)
 
 
 def test_columns_of_a_clients_own_are_refused():
-    items = make_batch().changes["items"]
+    items = make_updates().fields["items"]
     columns = np.ones((N_CLIENTS, WIDTH), dtype=bool)
-    batch = make_batch(items=Ragged(**{**vars(items), "columns": columns}))
+    updates = make_updates(items=replace(items, columns=columns))
     with pytest.raises(RuntimeError, match="'items' has columns of each client's own"):
-        protected(QUIET, batch, each=True)
+        protected(QUIET, updates, each=True)
 
 
 @pytest.mark.parametrize("mechanism", [QUIET, SphereMechanism(1.0, 1.0)], ids=str)
 def test_what_is_not_finite_stays_visible(mechanism):
     values = np.ones((N_CLIENTS, 3, 3))
     values[1, 0, 0] = np.inf
-    batch = make_batch(matrix=Ragged.stacked(values))
-    fields = protected(mechanism, batch, each=True)
-    assert fields["matrix"].finite(ALL).tolist() == [True, False, True, True]
+    updates = make_updates(matrix=SparseRows.stacked(values)).without_broken()
+    done = protected(mechanism, updates, each=True).without_broken()
+    assert done.accepted.tolist() == [True, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -193,13 +177,11 @@ def projections(mechanism, sign, seed):
     upload = sign * np.full((N_AUDITED, 2, 1), 9.0)
     if mechanism.number_clip is not None:
         upload = np.clip(upload, -mechanism.number_clip, mechanism.number_clip)
-    form = Form((2, 1), clip=mechanism.number_clip)
-    masks = np.ones((3, N_AUDITED), dtype=bool)
-    changes = {"x": Ragged(**{**vars(Ragged.stacked(upload)), "form": form})}
-    batch = Batch(np.arange(N_AUDITED), *masks, {"x": form}, changes, {})
+    spec = FieldSpec((2, 1), clip=mechanism.number_clip)
+    updates = updates_of({"x": SparseRows.stacked(upload)}, {"x": spec})
     seeds = np.random.default_rng(seed).integers(2**63, size=N_AUDITED, dtype=np.uint64)
-    mechanism._protect(batch, lambda purpose: seeds, each=True)
-    return np.array([batch.changes["x"].whole(client).sum() for client in range(N_AUDITED)])
+    done = mechanism._protect(updates, lambda purpose: seeds, each=True)
+    return done.fields["x"].whole().sum(axis=(1, 2))
 
 
 def proven_epsilon(positives, negatives, delta):
@@ -265,28 +247,6 @@ def make(mechanism, **setting):
     )
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS[:2], ids=lambda one: one.name)
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {},
-        {"dropout": 0.3, "dropout_mode": "stale"},
-        {"adversary": SignFlip(0.2)},
-        {"compression": Quantization("int8")},
-    ],
-    ids=lambda setting: "-".join(setting) or "plain",
-)
-def test_rfrec_fits_with_each_mechanism_whatever_the_blocks(mechanism, setting, monkeypatch):
-    X, y = make_toy()
-    model = make(mechanism, **setting)
-    monkeypatch.setattr(Federation, "draws_each", True)
-    first = clone(model).fit(X, y)
-    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
-    second = clone(model).fit(X, y)
-    np.testing.assert_allclose(first.item_factors_, second.item_factors_, atol=1e-4)
-    assert np.isfinite(first.predict(X)).all()
-
-
 @by_name
 def test_the_report_has_the_mechanisms_total(mechanism):
     X, y = make_toy()
@@ -338,8 +298,8 @@ def test_noisy_uploads_can_be_encrypted(mechanism):
 class Counting(RFRec):
     """Its clients count their ratings of each item before the first round."""
 
-    def _setup_forms(self, n_items, step):
-        return {"n_ratings": Form((n_items,), learned=False)}
+    def _setup_specs(self, n_items, step):
+        return {"n_ratings": FieldSpec((n_items,), learned=False)}
 
     @property
     def _n_setups(self):

@@ -13,11 +13,11 @@ def ridge(vectors, confidences, liked, regularization):
     return np.linalg.solve(gram, vectors.T @ C @ liked)
 
 
-def als(strengths, users, items, regularization, n_iterations):
-    """Users, then items, `n_iterations` times; 0 in `strengths` means not liked."""
+def als(strengths, users, items, regularization, n_epochs):
+    """Users, then items, `n_epochs` times; 0 in `strengths` means not liked."""
     liked = (strengths > 0).astype(float)
     confidences = np.where(strengths > 0, strengths, 1.0)
-    for _ in range(n_iterations):
+    for _ in range(n_epochs):
         for u in range(len(users)):
             users[u] = ridge(items, confidences[u], liked[u], regularization)
         for i in range(len(items)):

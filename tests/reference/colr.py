@@ -46,12 +46,12 @@ class Client:
         self.data_size = weights[rated].sum()
         self.weights = weights / weights[rated].mean()
         self.users = users.copy()
-        self.trained, self.decay = False, model.weight_decay
+        self.trained, self.decay = False, model.reg
 
     def decay_of(self, n_examples, n_users):
         """Weight decay that adds up to at least `shrinkage` over the examples of a user."""
         least = getattr(self.model, "shrinkage", 0.0) * n_users / n_examples
-        return max(self.model.weight_decay, least)
+        return max(self.model.reg, least)
 
     def examples_of(self, u, stream):
         """(user, item, target, weight) of every rating and every sampled negative."""
@@ -123,7 +123,7 @@ def run(model, clients, items, turns, draws):
     """
     received, average, n = [None] * len(clients), items, 0
     for (receives, active, delivers), (basis, rows, seeds) in zip(turns, draws, strict=True):
-        exponent = getattr(model, "rank_exponent", 1.0)
+        exponent = getattr(model, "RANK_EXPONENT", 1.0)
         rate_item = model.learning_rate * (len(basis) / model.n_factors) ** exponent
         total = np.zeros((len(items), len(basis)))
         n_visits, data_size, n_senders = np.zeros_like(total), 0.0, 0

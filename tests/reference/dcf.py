@@ -60,7 +60,7 @@ def relaxed(vector, rated, linear, ridge):
     return vector
 
 
-def fit(users, items, ratings, alpha, beta, n_iterations, n_sweeps, content=None):
+def fit(users, items, ratings, alpha, beta, n_epochs, n_sweeps, content=None):
     """Algorithm 1 from given codes, which are changed in place.
 
     Parameters
@@ -68,7 +68,7 @@ def fit(users, items, ratings, alpha, beta, n_iterations, n_sweeps, content=None
     users, items : lists of codes
     ratings : list of (user, item, weight, target in bits)
     alpha, beta : float
-    n_iterations, n_sweeps : int
+    n_epochs, n_sweeps : int
     content : object or None
         DDL: `pull(i)` is the linear term of item i, in fixed point, and ``learn(items, rated)``
         trains the network and sets the codes of items without ratings.
@@ -79,7 +79,7 @@ def fit(users, items, ratings, alpha, beta, n_iterations, n_sweeps, content=None
         Weighted squared errors in bits after each iteration.
     """
     rated, errors = sorted({i for _, i, _, _ in ratings}), []
-    for _ in range(n_iterations):
+    for _ in range(n_epochs):
         before = [list(code) for code in users + items]
         X = delegate(users)
         for u in range(len(users)):

@@ -102,12 +102,12 @@ def run(model, clients, items, vectors, rounds, seed_of_clusters):
 
 
 def final_users(model, clients, items, vectors, seed):
-    """What clients recommend with: the server's vectors, trained for `final_epochs`."""
+    """What clients recommend with: the server's vectors, trained for `FINAL_EPOCHS`."""
     users = []
     for client, vector in zip(clients, vectors, strict=True):
         move_to(client, vector)
         client.trained = True
-        users.append(client.personal_vectors(items, {True: model.final_epochs}, seed))
+        users.append(client.personal_vectors(items, {True: model.FINAL_EPOCHS}, seed))
     return np.concatenate(users)
 
 

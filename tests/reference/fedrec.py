@@ -57,7 +57,7 @@ class Client:
             mean = sum(w * r for _, r, w in real) / sum(w for _, _, w in real)
             own = self.users[u]
             if is_hybrid:
-                for _ in range(model.hybrid_steps):
+                for _ in range(model.HYBRID_STEPS):
                     own = own - rate * self.user_gradient(own, items, real, rate)
             filled = []
             for k, i in enumerate(virtual[u]):

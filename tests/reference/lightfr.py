@@ -44,8 +44,8 @@ class LightFR:
         self.f, self.limit = len(self.items[0]), 2**model.user_bits - 1
         self.top = self.f * self.limit
         self.full = model.aggregation == "full"
-        self.memory = [[0] * self.f for _ in self.items]
-        self.crowd, self.mean = [0] * self.f, [0.0] * self.f
+        self.total = [[0] * self.f for _ in self.items]
+        self.mean = [0.0] * self.f
         self.received = [None] * len(clients)
 
     # --- section 3.3.1, on a client
@@ -61,7 +61,7 @@ class LightFR:
             if self.model.targets == "implicit":
                 if y <= 0:
                     continue
-                target = self.model.positive_target
+                target = self.model.POSITIVE_TARGET
             else:
                 target = (y - self.scale[0]) / (self.scale[1] - self.scale[0])
             w = 1 + self.model.alpha * v if self.full else v
@@ -69,7 +69,7 @@ class LightFR:
             for _ in range(0 if self.full or not free else self.model.n_negatives):
                 n_drawn += 1
                 rank = (mixed((seed + n_drawn * GOLDEN) & MASK) >> 32) * len(free) >> 32
-                aim = fixed(v * (2 * self.model.negative_target - 1) * self.top)
+                aim = fixed(v * (2 * self.model.NEGATIVE_TARGET - 1) * self.top)
                 visits.append((free[rank], fixed(w), aim))
         return visits
 
@@ -78,7 +78,7 @@ class LightFR:
         pairs = self.visits(u, key, *draws)
         if self.full:
             own = {i for i, _, _ in pairs}
-            aim = fixed((2 * self.model.negative_target - 1) * self.top)
+            aim = fixed((2 * self.model.NEGATIVE_TARGET - 1) * self.top)
             pairs += [(i, ONE, aim) for i in range(len(self.items)) if i not in own]
         return pairs
 
@@ -86,16 +86,14 @@ class LightFR:
         """lambda in these units."""
         return fixed(4 * reg * self.top**2)
 
-    def fit_user(self, u, items, crowd, mean, key, *draws, balanced=True):
+    def fit_user(self, u, items, mean, key, *draws, balanced=True):
         """Equations 9 and 10, until no entry changes or for so many sweeps."""
         a, pairs = self.users[u], self.pairs(u, key, *draws)
-        balance = self.balance(self.model.reg_user) if balanced else 0
-        within = balance if self.model.balance == "code" else 0
-        across = balance if self.model.balance == "bits" else 0
-        n_sweeps, shrinkage = 0, fixed(self.model.shrinkage)
-        if self.full and self.model.prior == "crowd" and self.model.train_items and np.any(mean):
+        within = self.balance(self.model.balance_user) if balanced else 0
+        n_sweeps, shrinkage = 0, fixed(self.model.reg_user)
+        if self.full and self.model.MEAN_PRIOR and self.model._trains_items and np.any(mean):
             n_rows = max(len(self.visits(u, key, *draws)), 1)
-            shrinkage = max(shrinkage, fixed(self.model.sparse_shrinkage) // n_rows)
+            shrinkage = max(shrinkage, fixed(self.model.SPARSE_REG) // n_rows)
         while True:
             before = list(a)
             for k in range(self.f):
@@ -106,10 +104,10 @@ class LightFR:
                     rest = sum(a[j] * d[j] for j in range(self.f)) - a[k] * d[k]
                     best += (aim - w * rest) * d[k]
                     curvature += w
-                best -= within * (total - a[k]) + across * crowd[k]
+                best -= within * (total - a[k])
                 a[k] = nearest_odd(best, curvature, a[k], self.limit)
             n_sweeps += 1
-            if a == before or n_sweeps == self.model.n_sweeps:
+            if a == before or n_sweeps == self.model.N_SWEEPS:
                 return
 
     def gradients(self, c, items, key):
@@ -128,7 +126,7 @@ class LightFR:
     def local_items(self, c, items, key):
         """Equation 11: the client's own codes of the items it visits."""
         visits = [(u, *visit) for u in self.clients[c] for visit in self.visits(u, key)]
-        balance = self.balance(self.model.reg_item) if self.model.balance == "code" else 0
+        balance = self.balance(self.model.balance_item)
         own = {}
         for i in sorted({visit[1] for visit in visits}):
             d = list(items[i])
@@ -164,12 +162,12 @@ class LightFR:
         arrived, sums, uploads = [], [0] * self.f, []
         for c, users in enumerate(self.clients):
             if turn.receives[c]:
-                self.received[c] = [list(d) for d in self.items], list(self.crowd), self.mean
+                self.received[c] = [list(d) for d in self.items], self.mean
             if not turn.active[c] or self.received[c] is None:
                 continue
-            items, *crowd = self.received[c]
+            items, mean = self.received[c]
             for u in users:
-                self.fit_user(u, items, *crowd, key)
+                self.fit_user(u, items, mean, key)
             if turn.delivers[c]:
                 arrived.append((users, items))
                 sums = [s + sum(self.users[u][k] for u in users) for k, s in enumerate(sums)]
@@ -177,11 +175,10 @@ class LightFR:
                     uploads.append(self.gradients(c, items, key))
                 elif self.model.aggregation == "parameter":
                     uploads.append(self.local_items(c, items, key))
-        if not arrived or not self.model.train_items:
+        if not arrived or not self.model._trains_items:
             return
-        self.crowd = sums
         n_users = sum(len(users) for users, _ in arrived)
-        if self.full and self.model.prior == "crowd" and n_users >= 10:
+        if self.full and self.model.MEAN_PRIOR and n_users >= 10:
             self.mean = np.float32(np.array(sums) / n_users)
         if self.full:
             self.step_by_curvature(arrived, key)
@@ -190,21 +187,18 @@ class LightFR:
 
     def item_balance(self, i, k):
         """lambda times the sum that the balance term keeps near zero, without bit k of item i."""
-        if self.model.balance == "code":
-            return self.balance(self.model.reg_item) * (sum(self.items[i]) - self.items[i][k])
-        total = sum(d[k] for d in self.items) - self.items[i][k]
-        return self.balance(self.model.reg_item) * total
+        return self.balance(self.model.balance_item) * (sum(self.items[i]) - self.items[i][k])
 
     def step_by_sign(self, uploads):
-        """Equations 15 to 17 with a memory, bit by bit."""
-        balances = self.model.aggregation == "gradient" or self.model.balance == "bits"
-        for i, memory in enumerate(self.memory):
+        """Equations 15 to 17 with a decaying total, bit by bit."""
+        balances = self.model.aggregation == "gradient"
+        for i, total in enumerate(self.total):
             for k in range(self.f):
-                memory[k] = memory[k] - memory[k] // self.model.memory
-                memory[k] += sum(upload[i][k] for upload in uploads if i in upload)
+                total[k] = total[k] - total[k] // self.model.server_decay
+                total[k] += sum(upload[i][k] for upload in uploads if i in upload)
         for i, d in enumerate(self.items):
             for k in range(self.f):
-                best = self.memory[i][k] - (self.item_balance(i, k) if balances else 0)
+                best = self.total[i][k] - (self.item_balance(i, k) if balances else 0)
                 d[k] = sign(best, d[k])
 
     def step_by_curvature(self, arrived, key):
@@ -245,7 +239,7 @@ class LightFR:
     def final_users(self, key):
         """What clients predict with: their codes fitted to the final items."""
         for u in range(len(self.users)):
-            self.fit_user(u, self.items, self.crowd, self.mean, key, "negatives in the end")
+            self.fit_user(u, self.items, self.mean, key, "negatives in the end")
         return self.users
 
 

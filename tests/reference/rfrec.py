@@ -81,7 +81,7 @@ class Client:
     def update(self):
         """Line 7 of algorithm 1."""
         d_users, d_items = self.gradients()
-        d_items += self.model.coupling * (self.items - self.mean)
+        d_items += self.model.prox * (self.items - self.mean)
         rate = self.model.learning_rate
         self.users = self.adam_users.step(self.users, d_users, rate)
         self.items = self.adam_items.step(self.items, d_items, rate)
@@ -96,12 +96,12 @@ class Client:
     def move_to_average(self):
         """Line 12 of algorithm 2, the whole way at most."""
         model = self.model
-        share = min(1, model.learning_rate * model.coupling / model.aggregation_probability)
+        share = min(1, model.learning_rate * model.prox / model.aggregation_probability)
         self.items = self.items + share * (self.mean - self.items)
 
     def upload(self, clip):
         """Line 8 of algorithm 1 and equation 9, without the noise."""
-        if self.model.aggregation == "all":
+        if self.model.aggregation == "clients":
             return np.clip(self.items, -clip, clip)
         rated = ~np.isnan(self.ratings).all(axis=0)
         return np.where(rated[:, None], self.items - self.mean, 0)
@@ -118,7 +118,7 @@ class Server:
     def aggregate(self, uploads):
         if not uploads:
             return
-        if self.model.aggregation == "all":
+        if self.model.aggregation == "clients":
             self.items = np.mean(uploads, axis=0)
         else:
             expected = np.maximum(self.n_holders * len(uploads) / self.n_clients, 1)

@@ -51,8 +51,8 @@ class Client:
         for i in range(len(items)):
             if not self.holds[i] and model.aggregation != "full":
                 continue
-            matrix = (model.mu + self.reg_item) * np.eye(d)
-            right = model.mu * self.received[i]
+            matrix = (model.prox + self.reg_item) * np.eye(d)
+            right = model.prox * self.received[i]
             for u, p in enumerate(self.users):
                 matrix += self.c[u, i] * np.outer(p, p)
                 right = right + self.c[u, i] * self.r[u, i] * p
@@ -72,17 +72,17 @@ class Client:
                         continue
                     q = items[i].copy()
                     gradient = self.c[u, i] * (p @ q - self.r[u, i]) * p
-                    gradient = gradient + self.reg_item * q + model.mu * (q - self.received[i])
+                    gradient = gradient + self.reg_item * q + model.prox * (q - self.received[i])
                     items[i] = q - self.rate(self.c[u, i], p) * gradient
                 step = np.outer(p, p) @ self.follow + self.reg_item * self.follow
-                step += model.mu * (self.follow - eye)
+                step += model.prox * (self.follow - eye)
                 self.follow = self.follow - self.rate(1.0, p) * step
         return items
 
     def rate(self, confidence, p):
         """The largest step, up to `learning_rate`, that does not pass the pair's minimum."""
         model = self.model
-        return min(model.learning_rate, 1 / (confidence * p @ p + self.reg_item + model.mu))
+        return min(model.learning_rate, 1 / (confidence * p @ p + self.reg_item + model.prox))
 
     def local_items(self, rated):
         """The client's version of every item after a round."""
@@ -109,9 +109,9 @@ class Client:
         """How the client's version of an item it does not hold depends on the server's."""
         model = self.model
         if not hasattr(model, "n_steps"):
-            tie = (model.mu + self.reg_item) * np.eye(model.n_factors)
+            tie = (model.prox + self.reg_item) * np.eye(model.n_factors)
             matrix = tie + self.users.T @ self.users
-            return model.mu * np.linalg.inv(matrix)
+            return model.prox * np.linalg.inv(matrix)
         return self.follow
 
 

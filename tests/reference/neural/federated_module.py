@@ -9,7 +9,7 @@ import fnmatch
 import numpy as np
 import torch
 
-from fedrecsk.simulation.keys import Key
+from fedrecsk.protocol.keys import Key
 
 
 class Stream:

@@ -84,9 +84,9 @@ def run(model, server, data, level, rounds):
     adam = torch.optim.Adam(
         server.parameters(),
         lr=model.learning_rate,
-        betas=(model.beta_1, model.beta_2),
-        eps=model.epsilon,
-        weight_decay=model.weight_decay,
+        betas=(model.BETA_1, model.BETA_2),
+        eps=model.EPSILON,
+        weight_decay=model.reg,
     )
     for senders in rounds:
         adam.zero_grad()

@@ -1,0 +1,1 @@
+"""Small tools that every other folder uses."""

@@ -1,0 +1,407 @@
+"""Descriptions of parameters and attributes that many estimators share, written once.
+
+A class docstring names a shared description in braces, on a line of its own::
+
+    @documented
+    @dataclass(eq=False, repr=False)
+    class Method(FederatedRecommender):
+        \"\"\"One line.
+
+        Parameters
+        ----------
+        n_factors : int, default=20
+            Length of the vectors.
+        {early_stopping}
+        {tol}
+            In squared ratings.
+
+        Attributes
+        ----------
+        {shared attributes}
+        \"\"\"
+
+`documented` replaces such lines by the texts below, with the default value that the class
+has. Indented lines after a placeholder continue its text, like "In squared ratings." in the
+example. ``{shared parameters}`` and ``{shared attributes}`` stand for everything that all federated
+methods share, except `n_rounds`.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import TypeVar
+
+Documented = TypeVar("Documented")
+
+PLACEHOLDER = re.compile(r"^( *)\{([a-z_ -]+)\}$", re.MULTILINE)
+
+TEXTS = {
+    # ------------------------------------------------------------------------- parameters
+    "items": """
+items : array-like of shape (n_items,), default={default}
+    The public catalogue: the ids of all items on offer, in any order, including items
+    without ratings. None: the items of X.
+""",
+    "federated items": """
+items : array-like of shape (n_items,), default={default}
+    The public catalogue: the ids of all items on offer, in any order, including items
+    without ratings. None: the items of X, which is an error under differential privacy,
+    because it reveals whose data are in X.
+""",
+    "client_fraction": """
+client_fraction : float in (0, 1], default={default}
+    Share of the clients that are chosen for each round, at least one client. If a client was
+    never chosen, the vectors of its users are computed when they are first needed, or when you
+    read a per-user attribute such as ``user_factors_``.
+""",
+    "early_stopping": """
+early_stopping : bool, default={default}
+    Whether to stop once the loss on held-out rows stops improving, and to keep the model of
+    the best round. Each client holds out some of its own rows and reports its loss on them.
+""",
+    "validation_fraction": """
+validation_fraction : float in (0, 1), default={default}
+    Share of its rows that each client holds out for early stopping.
+""",
+    "n_iter_no_change": """
+n_iter_no_change : int, default={default}
+    Number of rounds without improvement after which early stopping ends the fit. If only a
+    share of the clients takes part in a round, it is the number of passes over all clients, and
+    models are compared by the mean loss of a pass.
+""",
+    "tol": """
+tol : float, default={default}
+    Smallest decrease of the validation loss that counts as an improvement.
+""",
+    "warm_start": """
+warm_start : bool, default={default}
+    Whether `fit` continues the previous fit, including the clients' private state, up to
+    `n_rounds` rounds in total. Otherwise it starts from scratch.
+""",
+    "n_jobs": """
+n_jobs : int or None, default={default}
+    Number of threads, at most one per core. None means 1, and -1 means all cores. The fitted
+    model does not depend on it.
+""",
+    "random_state": """
+random_state : int, RandomState instance or None, default={default}
+    Seed of everything random: initial vectors, negatives, noise, held-out rows, and which
+    clients are chosen or drop out. Pass an int to get the same model in every fit.
+""",
+    "federation": """
+federation : Federation or None, default={default}
+    Which clients drop out, and how uploads are protected, compressed, aggregated
+    or attacked. None means ``Federation()``: no dropout, attacks or protections.
+""",
+    # ------------------------------------------------------------------------- attributes
+    "user_ids_": """
+user_ids_ : ndarray of shape (n_users,)
+    User ids, in the order of the rows of the users' arrays.
+""",
+    "item_ids_": """
+item_ids_ : ndarray of shape (n_items,)
+    Item ids in ascending order, which is that of the rows of the items' arrays: the catalogue
+    `items`, or the items of X if there is none.
+""",
+    "n_users_": """
+n_users_ : int
+    Number of users.
+""",
+    "n_items_": """
+n_items_ : int
+    Number of items.
+""",
+    "n_rounds_": """
+n_rounds_ : int
+    Number of rounds run.
+""",
+    "best_round_": """
+best_round_ : int
+    The round whose model was kept, counted from 0. Only with ``early_stopping=True``.
+""",
+    "loss_curve_": """
+loss_curve_ : list of float
+    Training loss of each round: the mean, by weight, over what the clients that took part train
+    on. It is known only in a simulation, because clients never send it.
+""",
+    "history_": """
+history_ : list of dict
+    One dict per round: `round`, `loss`, `participants`, `bytes_down`, `bytes_up` and, with
+    early stopping, `validation_loss`.
+""",
+    "communication_": """
+communication_ : Ledger
+    All bytes that were sent, by phase, by round and by client.
+""",
+    "privacy_": """
+privacy_ : PrivacyReport
+    What the server sees of the clients' uploads, and the guarantee of differential privacy.
+""",
+    # ---------------------------------------------------------------- centralised models
+    "float user_factors_": """
+user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+    p_u.
+""",
+    "float item_factors_": """
+item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+    q_i.
+""",
+    "n_epochs": """
+n_epochs : int, default={default}
+    Number of passes over the ratings, in total if `warm_start` continues a fit.
+""",
+    "epochs learning_rate": """
+learning_rate : float, default={default}
+    Learning rate of the first epoch, for a rating of mean weight.
+""",
+    "learning_rate_decay": """
+learning_rate_decay : float, default={default}
+    Factor on the learning rate after each epoch.
+""",
+    "epochs early_stopping": """
+early_stopping : bool, default={default}
+    Whether to hold out rows, stop when the loss on them no longer improves, and keep the best
+    epoch.
+""",
+    "epochs validation_fraction": """
+validation_fraction : float, default={default}
+    Expected share of rows held out.
+""",
+    "epochs n_iter_no_change": """
+n_iter_no_change : int, default={default}
+    Number of epochs without progress after which to stop.
+""",
+    "epochs tol": """
+tol : float, default={default}
+    Smallest decrease of the mean loss of held-out rows that is progress.
+""",
+    "epochs warm_start": """
+warm_start : bool, default={default}
+    Whether to continue the last fit to `n_epochs` epochs in total, exactly as if it had never
+    stopped.
+""",
+    "rating_range_": """
+rating_range_ : tuple of float
+    Least and greatest rating; predictions are clipped to it.
+""",
+    "errors loss_curve_": """
+loss_curve_ : list of float
+    Weighted mean squared error of each epoch, each rating's before its update.
+""",
+    "n_epochs_": """
+n_epochs_ : int
+    Epochs run.
+""",
+    "best_epoch_": """
+best_epoch_ : int
+    With early stopping: the epoch after which the model was best, 0 for the start.
+""",
+    "validation_curve_": """
+validation_curve_ : list of float
+    With early stopping: the held-out loss of the start and after each epoch.
+""",
+    # -------------------------------------------------------------------------- splitters
+    "n_splits": """
+n_splits : int, default=5
+    Number of folds, at least 2.
+""",
+    "seed of the splits random_state": """
+random_state : int, RandomState instance or None, default=None
+    Source of the random numbers. An int gives the same splits in every call.
+""",
+    "train_indices_": """
+train_indices_, test_indices_ : ndarray of shape (n_train,) and (n_test,), dtype int64
+    Ascending row numbers of the first split, which `fit` made.
+""",
+    "held_out_": """
+held_out_ : ndarray or DataFrame of shape (n_test, n_features)
+    The test rows of X.
+""",
+    "n_features_in_": """
+n_features_in_ : int
+    Number of columns of X.
+""",
+    "feature_names_in_": """
+feature_names_in_ : ndarray of shape (n_features_in_,)
+    Names of the columns, if they are strings.
+""",
+    # --------------------------------------------------------------------------- displays
+    "failed": """
+failed : list of str, default=()
+    Notes for the legend about fits that failed.
+""",
+    "reference": """
+reference : float or dict of str to float, default=None
+    Scores of baselines by name, to draw as dashed horizontal lines: ``{"BiasOnly": 0.94}``.
+""",
+    "ax": """
+ax : matplotlib Axes, default=None
+    Axes to draw in. None: those of a new figure.
+""",
+    "kwargs": """
+**kwargs : dict
+    Passed to :meth:`plot`.
+""",
+    "X": """
+X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+    Column 0 is the user's id, column 1 the item's id.
+""",
+    "y": """
+y : array-like of shape (n_samples,), default=None
+    Rating or preference of each row.
+""",
+    "estimators in reference": """
+reference : float, dict of str to float or estimator, or list of estimators, default=None
+    Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are
+    cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
+""",
+    "compare_params": """
+compare_params : dict, default=None
+    Further parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
+    `n_jobs`...
+""",
+    "column score": """
+score : str, default="ndcg@10"
+    Column of the comparison to draw; the score is computed even if `scoring` does not have it.
+""",
+    "ax_": """
+ax_ : matplotlib Axes
+    Axes of the display.
+""",
+    "figure_": """
+figure_ : matplotlib Figure
+    Their figure.
+""",
+    "references_": """
+references_ : list of matplotlib Line2D
+    One per reference score.
+""",
+    # ---------------------------------------------------------------------------- data sets
+    "fetching": """
+data_home : str or path-like, default=None
+    Folder with the data. None: the environment variable `FEDRECSK_DATA`, and without
+    that `~/fedrecsk_data`.
+
+download_if_missing : bool, default=True
+    Whether to download the data if `data_home` has no copy. False raises an error then.
+
+as_frame : bool, default=False
+    Whether to return pandas objects.
+
+return_X_y : bool, default=False
+    Whether to return `(data, target)` instead of a Bunch.
+
+n_retries : int, default=3
+    Number of further tries after a failed download.
+
+delay : float, default=1.0
+    Seconds to wait before the first further try; the wait doubles with each try, up to a
+    minute.
+
+timeout : float, default=30.0
+    Seconds after which a try counts as failed if the server sends nothing.
+""",
+    "fetched": """
+frame : DataFrame or None
+    Data and target side by side, with `as_frame=True`.
+feature_names : list of str
+    The names of the columns of `data`.
+filename : str
+    The file that was read.
+DESCR : str
+    What the data are, their licence and what to cite.
+""",
+    "fetching errors": """
+OSError
+    If there is no copy and the download is not allowed or fails, or if `data_home` is a file
+    or not writable. The message lists the places where a copy was looked for, and what to do.
+""",
+}
+
+IDS = "user_ids_", "item_ids_", "n_users_", "n_items_"
+GROUPS = {
+    "shared parameters": (
+        "client_fraction",
+        "early_stopping",
+        "validation_fraction",
+        "n_iter_no_change",
+        "tol",
+        "warm_start",
+        "n_jobs",
+        "random_state",
+        "federation",
+        "federated items",
+    ),
+    "shared attributes": (
+        *IDS,
+        "n_rounds_",
+        "best_round_",
+        "loss_curve_",
+        "history_",
+        "communication_",
+        "privacy_",
+    ),
+    "epochs": ("n_epochs", "epochs learning_rate", "learning_rate_decay"),
+    "held-out rows": (
+        "epochs early_stopping",
+        "epochs validation_fraction",
+        "epochs n_iter_no_change",
+        "epochs tol",
+    ),
+    "epochs attributes": ("n_epochs_", "best_epoch_", "validation_curve_", *IDS),
+    "rating attributes": ("rating_range_", "errors loss_curve_"),
+    "float factors": ("float user_factors_", "float item_factors_"),
+    "ids": IDS,
+    "split attributes": ("train_indices_", "held_out_", "n_features_in_", "feature_names_in_"),
+    "data": ("X", "y"),
+    "display attributes": ("ax_", "figure_", "references_"),
+    "drawing": ("reference", "ax", "kwargs"),
+    "comparing": ("estimators in reference", "ax", "compare_params", "kwargs"),
+}
+
+
+def documented(cls: Documented) -> Documented:
+    """Write out the shared descriptions in the docstring of a class or a function.
+
+    Parameters
+    ----------
+    cls : type or function
+
+    Returns
+    -------
+    cls : type or function
+        The same.
+
+    Raises
+    ------
+    KeyError
+        If there is no such description.
+    AttributeError
+        If the class does not have the parameter.
+    """
+
+    def written_out(match):
+        indentation, name = match.groups()
+        texts = [_text(cls, one) for one in GROUPS.get(name, (name,))]
+        return textwrap.indent("\n".join(texts), indentation)
+
+    # Without docstrings (python -OO) there is nothing to replace.
+    if cls.__doc__:
+        cls.__doc__ = PLACEHOLDER.sub(written_out, cls.__doc__)
+    return cls
+
+
+def _text(cls, name):
+    text = TEXTS[name].strip()
+    if "{default}" in text:
+        default = getattr(cls, text.split()[0])
+        text = text.replace("{default}", _as_written(default))
+    return text
+
+
+def _as_written(value):
+    """A default value as one would write it: 1e-4 rather than 0.0001."""
+    if isinstance(value, float) and 0 < value < 1e-3:
+        return re.sub(r"e-0*", "e-", f"{value:e}".replace(".000000", ""))
+    return repr(value)

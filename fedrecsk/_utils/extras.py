@@ -1,0 +1,45 @@
+"""Import optional packages, with an error that names the extra to install."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+# Optional packages and the extras that they belong to.
+EXTRAS = {
+    "dp_accounting": "privacy",
+    "gmpy2": "privacy",
+    "flwr": "flower",
+    "matplotlib": "plot",
+    "phe": "privacy",
+    "tenseal": "privacy",
+    "torch": "torch",
+}
+
+
+def require(module: str, caller: str) -> ModuleType:
+    """Import a module of an optional package.
+
+    Parameters
+    ----------
+    module : str
+        Name of the module, such as "torch" or "matplotlib.pyplot".
+    caller : str
+        What needs the module, under the name that users know.
+
+    Returns
+    -------
+    module : module
+
+    Raises
+    ------
+    ImportError
+        If the package is not installed. The message says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(
+            f"{caller} needs {package}: pip install 'fedrecsk[{EXTRAS[package]}]'."
+        ) from error

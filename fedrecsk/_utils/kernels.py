@@ -1,0 +1,26 @@
+"""Compiled kernels load when they are first used: numba takes longer to import than the rest."""
+
+import importlib
+from typing import Any
+
+
+class LazyModule:
+    """A module that is imported when first used.
+
+    Parameters
+    ----------
+    name : str
+        The module's full name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+def seconds_compiling() -> float:
+    """Return the seconds that this process has spent compiling kernels until now."""
+    compiling = importlib.import_module("fedrecsk._utils.jit").compiling
+    return compiling.duration if compiling.done else 0.0

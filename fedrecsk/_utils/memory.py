@@ -1,0 +1,72 @@
+"""How much memory is available, without a dependency."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+GIB = 2**30
+# Files in which Linux reports the memory of the machine and of the container.
+MACHINE = Path("/proc/meminfo")
+CONTAINER = Path("/sys/fs/cgroup")
+
+
+def available() -> int | None:
+    """Bytes that can still be allocated, or None if that is unknown.
+
+    Returns
+    -------
+    nbytes : int or None
+        What the machine or the container has left, whichever is less. On systems that only report
+        their total memory, the total.
+    """
+    known = [size for size in (_of_machine(), _of_container()) if size is not None]
+    return min(known, default=None)
+
+
+def require(nbytes: int, what: str, hint: str) -> None:
+    """Raise if fewer than `nbytes` bytes of memory are available.
+
+    Parameters
+    ----------
+    nbytes : int
+        Bytes needed.
+    what : str
+        What needs them, as the plural subject of a sentence.
+    hint : str
+        What to do about it, as a sentence.
+
+    Raises
+    ------
+    ValueError
+        If they are not available.
+    """
+    free = available()
+    if free is not None and nbytes > free:
+        raise ValueError(
+            f"{what} take about {nbytes / GIB:.3g} GiB, but only {free / GIB:.3g} GiB of memory "
+            f"are available. {hint}"
+        )
+
+
+def _of_machine():
+    if MACHINE.exists():
+        kibibytes = _number(MACHINE, "MemAvailable:")
+        return None if kibibytes is None else 1024 * kibibytes
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _of_container():
+    limit = CONTAINER / "memory.max"
+    if not limit.exists() or limit.read_text().strip() == "max":
+        return None
+    taken = _number(CONTAINER / "memory.stat", "anon")
+    return None if taken is None else max(0, int(limit.read_text()) - taken)
+
+
+def _number(path, name):
+    """The number that follows a name in a file with one name per line; None if it is missing."""
+    rows = (line.split() for line in path.read_text().splitlines())
+    return next((int(row[1]) for row in rows if row[0] == name), None)

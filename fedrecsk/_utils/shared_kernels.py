@@ -1,0 +1,140 @@
+"""What several modules of kernels share."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedrecsk._utils.jit import inline
+
+
+class Layout(NamedTuple):
+    """Which users and items belong to which client.
+
+    Attributes
+    ----------
+    client_indptr : (n_clients + 1,), users of each client
+    indptr : (n_users + 1,), ratings of each user
+    row_indptr : (n_clients + 1,), held item rows of each client
+    rows : (n_ratings,), held row of each rating
+    row_items : (n_rows,), item code of each held row
+    """
+
+    client_indptr: np.ndarray
+    indptr: np.ndarray
+    row_indptr: np.ndarray
+    rows: np.ndarray
+    row_items: np.ndarray
+
+
+@inline
+def all_finite(matrix):
+    """Whether no entry is NaN or infinite."""
+    # A comparison, because `reassoc` folds x - x whether or not x is NaN.
+    n_broken = 0
+    flat = matrix.ravel()
+    for k in range(len(flat)):
+        n_broken += not abs(flat[k]) < np.inf
+    return n_broken == 0
+
+
+@inline
+def own_change(values, origin, k, i, f):
+    """By how much a client has changed number f of its k-th own row, row i of the field."""
+    x = np.float64(values[k, f])
+    if origin is not None:
+        x -= np.float64(origin[i, f])
+    return x
+
+
+# ------------------------------------------------------- the first n numbers of rows of matrices
+
+# A loop adds up or stores, never both: LLVM checks at run time whether what is stored overlaps
+# with what is read, and would add up in one order or another, by where arrays lie in memory.
+
+
+@inline
+def dot_rows(x, k, y, i, n):
+    """Return ``x[k] . y[i]``."""
+    total = x.dtype.type(0)
+    for f in range(n):
+        total += x[k, f] * y[i, f]
+    return total
+
+
+@inline
+def add_row(total, i, number, x, k, n):
+    """``total[i] += number x[k]``; the total may be of the wider type."""
+    for f in range(n):
+        total[i, f] += number * x[k, f]
+
+
+@inline
+def scale_row(out, i, number, x, k, n):
+    """``out[i] = number x[k]``; one may be the other."""
+    for f in range(n):
+        out[i, f] = number * x[k, f]
+
+
+@inline
+def copy_row(out, i, x, k, n):
+    """``out[i] = x[k]``."""
+    for f in range(n):
+        out[i, f] = x[k, f]
+
+
+@inline
+def fill_row(out, i, number, n):
+    """``out[i] = number``."""
+    for f in range(n):
+        out[i, f] = number
+
+
+@inline
+def is_finite_row(x, k, n):
+    """Return whether no number of ``x[k]`` is NaN or infinite."""
+    n_broken = 0
+    for f in range(n):
+        n_broken += not abs(x[k, f]) < np.inf
+    return n_broken == 0
+
+
+# -------------------------------------------------------------- positive definite linear equations
+
+
+@inline
+def factor(matrix, d):
+    """Replace the upper triangle by U with U'U = matrix; by NaN if not positive definite."""
+    for j in range(d):
+        pivot = matrix[j, j]
+        share = 1 / np.sqrt(pivot) if pivot > 0 else pivot * np.nan
+        for f in range(j, d):
+            matrix[j, f] *= share
+        for i in range(j + 1, d):
+            number = matrix[j, i]
+            for f in range(i, d):
+                matrix[i, f] -= number * matrix[j, f]
+
+
+@inline
+def solve(upper, d, right, x, i):
+    """``x[i] = (U'U)^-1 right[0]``; return right[0].x[i]. Destroys the right, which x may be."""
+    for f in range(d):
+        right[0, f] /= upper[f, f]
+        number = right[0, f]
+        for g in range(f + 1, d):
+            right[0, g] -= number * upper[f, g]
+    square = dot_rows(right, 0, right, 0, d)
+    for f in range(d - 1, -1, -1):
+        known = upper.dtype.type(0)
+        for g in range(f + 1, d):
+            known += upper[f, g] * x[i, g]
+        x[i, f] = (right[0, f] - known) / upper[f, f]
+    return square
+
+
+@inline
+def solve_positive(matrix, right):
+    """Solve matrix x = right[0] in place; the upper triangle of the matrix becomes U of U'U."""
+    d = right.shape[1]
+    factor(matrix, d)
+    solve(matrix, d, right, right, 0)

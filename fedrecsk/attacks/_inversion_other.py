@@ -1,0 +1,296 @@
+"""Inversions of methods whose uploads are not multiples of the user's vector alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedrecsk.attacks._reconstruction import Reconstruction, direction_of, one_by_one, sent_rows
+
+# FedRec: an error that virtual ratings leave at most, as a share of the largest; the least share of
+# virtual items to find; and iterations that turn least squares into least absolute errors.
+EXPLAINED, MOST, REWEIGHTINGS = 1e-3, 0.8, 60
+# SemiDFEGL: shifts to try for all ratings of a user.
+SHIFTS = np.linspace(-2, 2, 401)
+
+# ------------------------------------------------------------------------------------ FedEB
+
+
+@one_by_one
+def fedeb(model, message, upload, n_items):
+    """Solve the client's equations for the posterior mean phi, then for the ratings."""
+    # alpha_u follows from n_u and alpha_u / alpha E; it turns the rows of b_i into residuals. At
+    # the posterior mean these and Lambda (phi - m_u) balance. All ratings weigh n_u / n_rows.
+    rows, items = sent_rows(upload["items"], n_items)
+    n = max(len(items), 1)
+    n_ratings = float(upload["scales"].change[3])
+    weight = n_ratings / n or 1.0
+    low, high, mean = message["ratings"].values
+    alpha, lambda_0, *reg = message["scales"].values
+    precision = alpha
+    if model.user_noise:
+        nu = model._nu
+        precision = alpha * (nu + n_ratings - alpha * upload["scales"].change[2]) / nu
+    # Times their weights.
+    residuals = rows[:, 0] / (precision or 1)
+    received = message["items"].values[items].astype(np.float64)
+    x = np.column_stack([np.ones(len(items)), received[:, 1:]])
+    center, prior = np.zeros(x.shape[1]), np.ones(x.shape[1])
+    prior[0] = lambda_0
+    if model.implicit:
+        center[1:] = message["implicit"].values[items].sum(axis=0) / np.sqrt(n)
+    pull = np.zeros(x.shape[1])
+    if model.posterior == "variational":
+        known = alpha * message["n_ratings"].values[items, None]
+        pull = alpha * weight * (1 / (np.array(reg) + known)).sum(axis=0)
+        pull[0] = 0
+    phi = (alpha * residuals @ x + prior * center) / (prior + pull)
+    unit = model._unit(low, high)
+    ratings = mean + unit * (received[:, 0] + x @ phi + residuals / weight)
+    return Reconstruction(phi, items, ratings)
+
+
+# ----------------------------------------------------------------------------------- FedRec
+
+
+@one_by_one
+def fedrec(model, message, upload, n_items):
+    """Take rows for multiples of (1, p_u) or p_u, and find those of virtual ratings."""
+    # Virtual ratings are all equal, or scores w . (1, b_i, q_i) with the same w, which fits most of
+    # the rows. Weights are assumed to be 1, and ratings one apart.
+    items = message["item_vectors"].values.astype(np.float64)
+    rows, sent = sent_rows(upload["gradients"], n_items)
+    received = items[sent]
+    rows = rows - model._reg * received
+    if not model.biases:
+        direction = direction_of(rows)
+        return Reconstruction(direction, sent[~_virtual(model, -rows @ direction, received)])
+    slopes = rows[:, 0]
+    vector = slopes @ rows[:, 1:] / max(slopes @ slopes, 1e-300)
+    low, high, level = message["scale"].values
+    # Ratings without the user's bias.
+    shown = level + received[:, 0] + received[:, 1:] @ vector - slopes
+    rated = ~_virtual(model, shown, received)
+    unit = (high - low) / 4
+    ratings = _whole_ratings(low + unit * (shown[rated] - 1), low, high)
+    return Reconstruction(vector, sent[rated], ratings)
+
+
+def _virtual(model, shown, received):
+    """Return a mask of the items whose ratings are all equal or linear in the items, if enough."""
+    n_virtual = len(shown) * model.n_virtual / (1 + model.n_virtual)
+    ones = np.ones((len(shown), 1))
+    size = np.abs(shown).max(initial=0.0)
+    for design in (ones, np.hstack([ones, received])):
+        if model.n_virtual and n_virtual >= 2 * design.shape[1]:
+            explained = np.abs(_unexplained(design, shown, size)) <= EXPLAINED * size
+            if explained.sum() >= MOST * n_virtual:
+                return explained
+    return np.zeros(len(shown), dtype=bool)
+
+
+def _unexplained(design, shown, size):
+    """Return residuals of a fit with least absolute errors, by reweighted least squares."""
+    left = shown
+    for _ in range(REWEIGHTINGS):
+        root = 1 / np.sqrt(np.abs(left) + 1e-3 * EXPLAINED * size)
+        left = shown - design @ np.linalg.lstsq(root[:, None] * design, root * shown)[0]
+    return left
+
+
+def _whole_ratings(shown, low, high):
+    """Return whole ratings that differ from these by a constant, closest to the scale's middle."""
+    if len(shown) == 0:
+        return shown
+    turns = np.exp(2j * np.pi * (shown - low)).mean()
+    nearest = np.rint(shown - low - np.angle(turns) / (2 * np.pi)) + low
+    shifts = np.arange(low - nearest.max(), high - nearest.min() + 1)
+    inside = [s for s in shifts if low <= nearest.min() + s and nearest.max() + s <= high]
+    middle = (low + high) / 2
+    return nearest + min(inside or shifts, key=lambda s: abs(nearest.mean() + s - middle))
+
+
+# -------------------------------------------------------------------------------- SemiDFEGL
+
+
+@one_by_one
+def semidfegl(model, message, upload, n_items):
+    """Read the uploaded embedding; rows are errors times it, plus a common vector."""
+    rows, items = sent_rows(upload["gradient"], n_items)
+    vector = np.asarray(upload["embedding"].change, dtype=np.float64)
+    received = message["item_vectors"].values[items].astype(np.float64)
+    low, high, level = message["scale"].values
+    if model.biases:
+        errors, scores = rows[:, 0], received[:, 0] + received[:, 1:] @ vector
+    else:
+        scores = received @ vector
+        common = upload["common"].change if "common" in upload else np.zeros(len(vector))
+        errors = _errors(model, rows, scores, vector, common)
+    ratings = level + scores - errors
+    # Of the shifts that make whole numbers on the scale, the smallest.
+    shifted = ratings + SHIFTS[:, None]
+    away = np.abs(shifted - np.clip(np.round(shifted), low, high)).mean(axis=1)
+    best = SHIFTS[np.lexsort((np.abs(SHIFTS), np.round(away, 2)))[0]]
+    return Reconstruction(vector, items, ratings + best)
+
+
+def _errors(model, rows, scores, vector, common):
+    """Return errors along the embedding, without biases, less the common vector of all rows."""
+    square = max(vector @ vector, 1e-300)
+    along = rows @ vector / square
+    if common.any():
+        return along - common @ vector / square
+    # A device on its own sends it in no other field, but it is a sum of errors, too.
+    share = (model.n_layers - 1) / (model.n_layers + 1) / np.sqrt(len(rows)) / square
+    return along - share * (along @ scores) / (1 + share * scores.sum())
+
+
+# ---------------------------------------------------------------------- FedEASE, FedSpectral
+
+
+@one_by_one
+def gram(model, message, upload, n_items):
+    """Read the pair of each item with itself: the square of the user's weight for it."""
+    rows, change = upload["gram"]
+    diagonal, squares = np.arange(n_items), np.zeros(n_items)
+    numbers = diagonal * (diagonal + 3) // 2
+    if isinstance(rows, slice):
+        squares[:] = change[numbers]
+    else:
+        _, theirs, places = np.intersect1d(numbers, rows, return_indices=True)
+        squares[theirs] = change[places]
+    return Reconstruction(np.sqrt(np.maximum(squares, 0)), np.flatnonzero(squares > 0))
+
+
+# ---------------------------------------------------------------------------------- LightFR
+
+
+@one_by_one
+def lightfr(model, message, upload, n_items):
+    """Get the code from its product with itself or from one row; then subtract for the targets."""
+    if model.aggregation == "parameter":
+        return Reconstruction(None, sent_rows(upload["votes"], n_items)[1])
+    rows, items = sent_rows(upload["rows"], n_items)
+    rows = rows / 2.0**20
+    signs = message["item_signs"].values[items].astype(np.float64)
+    if model.aggregation == "full":
+        return _from_matrix(model, message, upload["gram"].change, rows, signs, items)
+    limit = 2**model.user_bits - 1
+    entries = np.arange(-limit, limit + 1, 2)
+    # rows[:, k] = residual * a_k + a_k^2 signs[:, k], with the same residual for every bit k.
+    best, code, residual = np.inf, entries[:0], rows[:, 0]
+    for first in entries[entries > 0]:
+        candidate = rows[:, 0] / first - first * signs[:, 0]
+        expected = candidate[:, None, None] * entries + entries**2 * signs[:, :, None]
+        misfit = np.abs(rows[:, :, None] - expected).sum(axis=0)
+        total = misfit.min(axis=1).sum()
+        if total < best:
+            best, code, residual = total, entries[misfit.argmin(axis=1)], candidate
+    targets = residual + signs @ code
+    # The opposite code fits as well, with mirrored targets.
+    if _strangeness(model, message, -targets) < _strangeness(model, message, targets):
+        code, targets = -code, -targets
+    similarity = (1 + targets / _top(model)) / 2
+    if model.targets == "implicit":
+        middle = (model.POSITIVE_TARGET + model.NEGATIVE_TARGET) / 2
+        own = (similarity > middle) == (model.POSITIVE_TARGET > model.NEGATIVE_TARGET)
+    else:
+        own = np.abs(similarity[:, None] - _levels(message)).min(axis=1) < 1e-4
+        if model.n_negatives:
+            own &= np.abs(similarity - model.NEGATIVE_TARGET) > 1e-4
+    return Reconstruction(code, items[own], _ratings(model, message, targets[own]))
+
+
+def _from_matrix(model, message, products, rows, signs, items):
+    """Invert an upload of `aggregation="full"`, which has the code's products with itself."""
+    products = np.asarray(products, dtype=np.float64)
+    # A difference of two rounds' sums may have negative squares.
+    code = np.sign(products[0]) * np.sqrt(np.maximum(np.diag(products), 0))
+    rows, mass = rows[:, :-1], rows[:, -1]
+    along = rows @ code / max(code @ code, 1e-300)
+    base = (2 * model.NEGATIVE_TARGET - 1) * _top(model)
+    # along = w aim - base - (w - 1) dot, where mass = w - 1.
+    guesses = [
+        ((sign * along + base + mass * (signs @ (sign * code))) / (1 + mass), sign * code)
+        for sign in (1, -1)
+    ]
+    targets, code = min(guesses, key=lambda guess: _strangeness(model, message, guess[0]))
+    return Reconstruction(code, items, _ratings(model, message, targets))
+
+
+def _strangeness(model, message, targets):
+    """Return the targets' distance from those that are possible with ratings in half stars."""
+    similarity = (1 + targets / _top(model)) / 2
+    if model.targets == "implicit":
+        levels = np.array([model.POSITIVE_TARGET, model.NEGATIVE_TARGET])
+        return np.abs(similarity[:, None] - levels).min(axis=1).sum()
+    levels = _levels(message)
+    if model.aggregation != "full" and model.n_negatives:
+        levels = np.append(levels, model.NEGATIVE_TARGET)
+    misfit = np.abs(similarity[:, None] - levels).min(axis=1).sum()
+    # A mirrored scale fits as well; people rate above its middle more often than below.
+    return misfit + 1e-3 * (similarity.mean() < 0.5)
+
+
+def _levels(message):
+    low, high = message["scale"].values
+    return (np.arange(low, high + 0.25, 0.5) - low) / (high - low)
+
+
+def _ratings(model, message, targets):
+    if model.targets == "implicit":
+        return None
+    low, high = message["scale"].values
+    return low + (high - low) * (1 + targets / _top(model)) / 2
+
+
+def _top(model):
+    return model.n_bits * (2**model.user_bits - 1)
+
+
+# --------------------------------------------------------------------------- neural methods
+
+
+def neural(model, exchanges, n_items):
+    """Find the items that are trained in every round and are mostly pulled as positives."""
+    # A positive pulls its rows one way, a negative the other way, all along about one line.
+    n_negatives = 0 if model._sees_ratings else model.n_negatives
+
+    n_trained, pull = np.zeros(n_items, dtype=int), np.zeros(n_items)
+    for one in exchanges:
+        rows, items = _read_moves(model, one.upload, n_items)
+        n_trained[items] += 1
+        pull[items] += _pulls(rows, n_items, n_negatives)
+    always = n_trained == len(exchanges)
+    return Reconstruction(None, np.flatnonzero(always & (pull > 0) if n_negatives else always))
+
+
+def _read_moves(model, upload, n_items):
+    """Return changes of the items' rows in all tables side by side, and the items."""
+    tables = [upload[name] for name in model._module_layout().named("item")]
+    whole = []
+    for table in tables:
+        rows, moved = sent_rows(table, n_items)
+        whole.append(np.zeros((n_items, rows.shape[1])))
+        whole[-1][moved] = rows
+    changes = np.concatenate([np.zeros((n_items, 0)), *whole], axis=1)
+    items = np.flatnonzero(changes.any(axis=1))
+    return changes[items], items
+
+
+def _pulls(rows, n_items, n_negatives):
+    """Return how far each row has moved along the common line, positives forwards."""
+    if len(rows) == 0:
+        return np.zeros(0)
+    along = rows @ direction_of(rows)
+    along /= np.abs(along).mean() or 1.0
+    n_forwards, n = (along > 0).sum(), len(along)
+    forwards = _misfit(n_forwards, n - n_forwards, n_items, n_negatives)
+    backwards = _misfit(n - n_forwards, n_forwards, n_items, n_negatives)
+    return along if forwards <= backwards else -along
+
+
+def _misfit(n_positives, n_others, n_items, n_negatives):
+    """Return how unusual so many others are for negatives drawn with replacement."""
+    n_unseen = max(1, n_items - n_positives)
+    expected = n_unseen * (1 - (1 - 1 / n_unseen) ** (n_negatives * n_positives))
+    return abs(n_others - expected)

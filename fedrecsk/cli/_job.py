@@ -1,0 +1,344 @@
+"""The main job: read or generate rows, split, fit each model, score it, recommend."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.metrics import mean_absolute_error, root_mean_squared_error
+
+from fedrecsk import (
+    BiasOnly,
+    FedEB,
+    Federation,
+    ImplicitALS,
+    Popularity,
+    RFRec,
+    SVDpp,
+    datasets,
+)
+from fedrecsk.cli import _options
+from fedrecsk.metrics import evaluate_ranking
+from fedrecsk.model_selection import UserHoldout
+from fedrecsk.privacy import CentralDP, LaplaceMechanism
+
+FEWEST_ROWS = 10
+K = 10
+# Generated ratings for models with noise on the sums: among many users noise averages out.
+MANY = {"n_users": 2_000, "n_items": 1_682, "n_ratings": 212_000}
+SEEN = {
+    "sums": "sums of uploads in plaintext",
+    "encrypted sums": "encrypted sums of uploads",
+    "single uploads": "each client's uploads",
+}
+
+
+class Rows(NamedTuple):
+    """A table of interactions, its ratings, and where both came from."""
+
+    X: Any
+    y: Any
+    name: str
+
+
+def run(options: argparse.Namespace) -> None:
+    """Do the job and print the results; raise if the method's parameters are wrong."""
+    ratings = _options.predicts_ratings(options.method)
+    rows = _rows(options, ratings)
+    if ratings:
+        order = np.random.default_rng(options.seed).permutation(len(rows.X))
+        train, test = order[len(order) // 5 :], order[: len(order) // 5]
+    else:
+        train, test = next(UserHoldout(0.2, random_state=options.seed).split(rows.X))
+    n_users, n_items = (len(np.unique(column)) for column in rows.X[:, :2].T)
+    what = "interactions" if rows.y is None else "ratings"
+    whose = "of the rows" if ratings else "of each user's rows"
+    print(
+        f"Data: {rows.name}, {len(rows.X):,} {what} of {n_items:,} items by {n_users:,} users; "
+        f"20 % {whose} held out at random."
+    )
+
+    model = _model(options, rows)
+    y = None if rows.y is None else rows.y[train]
+    # A wrong setting is named before the other models take their time.
+    model._prepared(rows.X[train], y)
+    others = [BiasOnly, SVDpp] if ratings else [Popularity, ImplicitALS]
+    if options.method is FedEB:
+        others.append(RFRec)
+    models = [_with_seed(other, options) for other in others if other is not options.method]
+    metrics = ("RMSE", "MAE") if ratings else (f"precision@{K}", f"NDCG@{K}", f"hit rate@{K}")
+    table = Table(("", "", *metrics, "kB up/client", "seconds"))
+    for one in [*models, model]:
+        start = time.perf_counter()
+        with progress(one):
+            one.fit(rows.X[train], y)
+        seconds = time.perf_counter() - start
+        kind = "federated" if _options.is_federated(type(one)) else "centralised"
+        ledger = getattr(one, "communication_", None)
+        sent = "" if ledger is None else f"{ledger.bytes_up / len(ledger.client_ids) / 1000:,.1f}"
+        scores = [f"{score:.4f}" for score in _score(one, rows, test, ratings)]
+        table.add(type(one).__name__, kind, *scores, sent, f"{seconds:.1f}")
+    table.end()
+    _print_recommendations(model, rows.X[train])
+    if hasattr(model, "communication_"):
+        _print_communication(model.communication_)
+        _print_privacy(model.privacy_)
+
+
+# ------------------------------------------------------------------------------------ rows
+
+
+def _rows(options: argparse.Namespace, ratings: bool) -> Rows:
+    """Return the rows to learn from; end the program if they are wrong."""
+    try:
+        rows = _load(options, ratings)
+        if not ratings:
+            rows = _positives(rows, options.threshold)
+    except (OSError, ValueError) as error:
+        options.error(f"--data {options.data}: {error}")
+        raise
+    if ratings and rows.y is None:
+        options.error(
+            f"--data {options.data} has no ratings; take a ranking method, such as --method LocALS"
+        )
+    if len(rows.X) < FEWEST_ROWS:
+        what = "with a rating" if ratings else "that count"
+        options.error(
+            f"--data {options.data} has too few rows {what}: {len(rows.X)}; {FEWEST_ROWS} are "
+            "needed"
+        )
+    return rows
+
+
+def _load(options: argparse.Namespace, ratings: bool) -> Rows:
+    """Generate, fetch or read the rows."""
+    data, home = options.data, options.data_home
+    if options.columns is not None and data in {"generated", *_options.PUBLISHED}:
+        raise ValueError("--columns is for a file of yours")
+    if data == "generated" and ratings:
+        size = {} if options.epsilon is None else MANY
+        return Rows(*datasets.make_ratings(**size, random_state=options.seed), data)
+    if data == "generated":
+        return Rows(datasets.make_interactions(random_state=options.seed), None, data)
+    name = data.removeprefix("ml-")
+    if not Path(data).exists():
+        name = name.lower().removeprefix("ml-")
+    if name in _options.PUBLISHED and hasattr(datasets, f"fetch_{name}"):
+        X, y = getattr(datasets, f"fetch_{name}")(data_home=home, return_X_y=True)
+        return Rows(X, y, name)
+    if name in _options.PUBLISHED:
+        X, y = datasets.fetch_movielens(name, data_home=home, return_X_y=True)
+        return Rows(X, y, f"MovieLens {name}")
+    with _file(data) as path:
+        try:
+            X, y = datasets.load_ratings(path, columns=options.columns, return_X_y=True)
+        except ValueError as error:
+            # A copy of a pipe has a name that says nothing.
+            raise ValueError(_with_options(str(error).replace(f"{path.parent}/", ""))) from error
+        return Rows(X, y, path.name)
+
+
+@contextmanager
+def _file(data: str) -> Iterator[Path]:
+    """Yield the path of a regular file with the rows, because it is read twice."""
+    path = Path(data).expanduser()
+    if data != "-" and not path.exists():
+        raise FileNotFoundError(
+            f"no such file, nor one of generated, {', '.join(_options.PUBLISHED)} (--help shows "
+            "what they are)"
+        )
+    if data != "-" and (path.is_file() or path.is_dir()):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, path.name if data != "-" else "stdin")
+        with copy.open("wb") as target:
+            if data == "-":
+                shutil.copyfileobj(sys.stdin.buffer, target)
+            else:
+                with path.open("rb") as source:
+                    shutil.copyfileobj(source, target)
+        yield copy
+
+
+def _positives(rows: Rows, threshold: float | None) -> Rows:
+    """Return the rows that count as positives, without their ratings."""
+    if threshold is None:
+        return rows._replace(y=None)
+    if rows.y is None:
+        raise ValueError("there are no ratings that --threshold could apply to")
+    kept = rows.y >= threshold
+    if not kept.any():
+        raise ValueError(f"no rating reaches --threshold {threshold:g}; most is {rows.y.max():g}")
+    return Rows(rows.X[kept], None, rows.name)
+
+
+# ---------------------------------------------------------------------------------- models
+
+
+def _with_seed(method: type, options: argparse.Namespace) -> Any:
+    model = method()
+    known = model.get_params(deep=False)
+    given = {"random_state": options.seed, "n_jobs": options.n_jobs}
+    return model.set_params(**{name: value for name, value in given.items() if name in known})
+
+
+def _model(options: argparse.Namespace, rows: Rows) -> Any:
+    """Return the chosen method with its parameters."""
+    model = _with_seed(options.method, options)
+    if options.method is FedEB:
+        model.set_params(client_fraction=0.1)
+    if options.epsilon is not None:
+        clip = 1.0 if options.clip is None else options.clip
+        noise = {"central_dp": CentralDP(clip=clip, epsilon=options.epsilon)}
+    elif options.scale is not None:
+        clip = 5 * options.scale if options.clip is None else options.clip
+        noise = {"local_dp": LaplaceMechanism(clip=clip, scale=options.scale)}
+    else:
+        return model.set_params(**options.parameters)
+    known = model.get_params(deep=False)
+    # The catalogue and the scale of a public data set are public.
+    public: dict[str, Any] = {"items": np.unique(rows.X[:, 1]).tolist()}
+    if "rating_scale" in known and rows.y is not None:
+        public["rating_scale"] = (float(rows.y.min()), float(rows.y.max()))
+        if known.get("aggregation") == "holders":
+            public["aggregation"] = "all"
+    model.set_params(federation=Federation(**noise), **public)
+    return model.set_params(**options.parameters)
+
+
+def _score(model: Any, rows: Rows, test: np.ndarray, ratings: bool) -> list[float]:
+    if ratings and rows.y is not None:
+        predicted, y = model.predict(rows.X[test]), rows.y[test]
+        return [root_mean_squared_error(y, predicted), mean_absolute_error(y, predicted)]
+    metrics, k = ("precision", "ndcg", "hit_rate"), min(K, model.n_items_)
+    return list(evaluate_ranking(model, rows.X[test], metrics=metrics, k=k).values())
+
+
+# ---------------------------------------------------------------------------------- output
+
+
+class Table:
+    """Two columns of words, then numbers; printed at the end where there are progress bars."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._widths = [-15, -12, *(max(9, len(name) + 2) for name in columns[2:])]
+        self._waits = shows_progress()
+        self._lines: list[str] = []
+        self._print("")
+        self.add(*columns)
+        self._print("-" * sum(map(abs, self._widths)))
+
+    def add(self, *cells: str) -> None:
+        """Add a row."""
+        self._print("".join(f"%{w}s" % one for one, w in zip(cells, self._widths, strict=True)))
+
+    def end(self) -> None:
+        """Finish the table."""
+        self._waits = False
+        self._print("\n".join([*self._lines, ""]))
+
+    def _print(self, line: str) -> None:
+        if self._waits:
+            self._lines.append(line)
+        else:
+            print(line, flush=True)
+
+
+@contextmanager
+def progress(model: Any) -> Iterator[None]:
+    """Show a progress bar while the model fits, where that is possible."""
+    if not shows_progress():
+        yield
+        return
+    from sklearn.callback import ProgressBar
+
+    model.set_callbacks(ProgressBar())
+    try:
+        yield
+    finally:
+        model.set_callbacks()
+
+
+def shows_progress() -> bool:
+    """Return whether there are progress bars: on a terminal, if rich is installed."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return is_terminal and importlib.util.find_spec("rich") is not None
+
+
+def show_warning(message, *args, **kwargs) -> None:
+    """Print a warning as a note."""
+    print(f"Note: {_with_options(str(message))}", file=sys.stderr)
+
+
+def _with_options(text: str) -> str:
+    """Replace the parameter `columns` by the option, in a message of `load_ratings`."""
+
+    def option(match: re.Match) -> str:
+        return "--columns " + match[1].replace("'", "").replace(": ", "=").replace(", ", ",")
+
+    return re.sub(r"columns=\{(.*?)\}", option, text)
+
+
+def _print_recommendations(model: Any, X: np.ndarray) -> None:
+    """Recommend to the user with the fewest rows."""
+    users, n_rows = np.unique(X[:, 0], return_counts=True)
+    user, n_left = users[n_rows.argmin()], model.n_items_ - int(n_rows.min())
+    if n_left > 0:
+        items, scores = model.recommend([user], n_recommendations=min(5, n_left))
+        shown = ", ".join(f"{i} ({s:.2f})" for i, s in zip(items[0], scores[0], strict=True))
+        print(f"{type(model).__name__} recommends to user {user}: {shown}.")
+
+
+def _print_communication(ledger: Any) -> None:
+    n_clients = len(ledger.client_ids)
+    n_rounds = sum(entry["phase"] == "round" for entry in ledger.entries)
+    up, down, direct = ledger.bytes_up, ledger.bytes_down, ledger.bytes_device_to_device
+    also = f" {_bytes(direct)} from device to device." if direct else ""
+    print(
+        f"Communication: {_bytes(up)} up and {_bytes(down)} down in {n_rounds:,} "
+        f"round{'s' * (n_rounds != 1)} with {n_clients:,} clients; {_bytes(up / n_clients)} up and "
+        f"{_bytes(down / n_clients)} down per client.{also}"
+    )
+
+
+def _print_privacy(report: Any) -> None:
+    sees = f"Privacy: the server sees {SEEN[report.server_sees]}"
+    if report.mechanism == "none":
+        print(f"{sees}. Without noise, epsilon is infinite.")
+    elif report.is_central:
+        uploads = f"{report.n_uploads:,} upload{'s' * (report.n_uploads != 1)}"
+        print(
+            f"{sees}, and adds noise before it publishes the model. Epsilon is "
+            f"{_plain(report.epsilon)} for all the data of one client, with delta "
+            f"{report.delta:g}, over {uploads}, if the catalogue and the scale, here taken from "
+            "the data, are public."
+        )
+    else:
+        print(
+            f"{sees}, with {report.mechanism.title()} noise. Epsilon is "
+            f"{_plain(report.epsilon_per_coordinate)} for one coordinate of one upload, and "
+            f"{_plain(report.epsilon)} in total: {report.n_coordinates:,} coordinates in "
+            f"{report.n_uploads:,} uploads per client."
+        )
+
+
+def _plain(number: float) -> str:
+    """Write four digits of a small number, a large one in full: 6,728,000, not 6.728e+06."""
+    return f"{number:.4g}" if number < 1000 else f"{number:,.0f}"
+
+
+def _bytes(number: float) -> str:
+    units = ("bytes", "kB", "MB", "GB", "TB")
+    power = next((p for p in range(len(units)) if number < 999.5 * 1000**p), len(units) - 1)
+    return f"{number / 1000**power:.3g} {units[power]}"

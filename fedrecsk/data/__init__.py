@@ -1,0 +1,1 @@
+"""From (X, y, clients, weights) to ids, codes and sparse rows; checks of input."""

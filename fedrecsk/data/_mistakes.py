@@ -1,0 +1,163 @@
+"""Warnings about tables that probably contain a mistake.
+
+The tests are strict enough not to warn about correct tables.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedrecsk._utils.user_warnings import warn
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Ids(Protocol):
+        """What this module needs of :class:`fedrecsk.data.interactions.Ids`."""
+
+        values: np.ndarray
+
+        def codes(self, ids: np.ndarray) -> np.ndarray: ...
+
+
+# In order of preference, as `plain_name` gives them.
+USUAL_NAMES = {
+    "user": "user userid uid userno users customer customerid reviewerid member memberid visitorid",
+    "item": "item itemid iid itemno items movie movieid film filmid product productid asin book "
+    "bookid isbn song songid track trackid artist artistid business businessid anime animeid",
+    "rating": "rating ratings score stars preference overall grade value",
+    "timestamp": "timestamp ts time unixtime unixreviewtime datetime date ratedat reviewtime",
+}
+USUAL_NAMES = {role: names.split() for role, names in USUAL_NAMES.items()}
+ROLES = tuple(USUAL_NAMES)
+_MISSING = ("nan", "<NA>", "NaT")
+# A matrix has one column per item; tables of interactions rarely have ten.
+_WIDE = 10
+_MAX_RATINGS = 25
+_N_ROWS = 1000
+# With fewer unknown ids in test rows, those are probably new ones.
+_MANY_UNKNOWN = 0.1
+_ALL_SWAPPED = (
+    "All users (column 0 of X) and items (column 1) are unknown, but all users are known items and "
+    "all items known users. Are the columns swapped? Put the user's id in column 0."
+)
+
+
+def plain_name(name: Any) -> str:
+    """Reduce `User_ID`, `userId` and RecBole's `user_id:token` to `userid`."""
+    return "".join(letter for letter in str(name).split(":")[0].lower() if letter.isalnum())
+
+
+def role_of(name: Any) -> str | None:
+    """Return the role of a column of that name, or None if the name is unusual."""
+    return next((role for role, names in USUAL_NAMES.items() if plain_name(name) in names), None)
+
+
+def warn_about_columns(X: Any) -> None:
+    """Warn if names or values suggest that X is not a table of users and items."""
+    _warn_about_names(X)
+    _warn_about_matrix(X)
+
+
+def _warn_about_names(X: Any) -> None:
+    names = getattr(X, "columns", ())
+    if len(names) < 2:
+        return
+    found = list(map(role_of, names[:2]))
+    if found == ["item", "user"]:
+        hint = f"Swap them: X[[{names[1]!r}, {names[0]!r}]] and then the other columns."
+    elif set(found) & {"rating", "timestamp"}:
+        hint = "Put the columns in the order user, item, and then the others."
+    else:
+        return
+    warn(
+        f"The first two columns of X are named {names[0]!r} and {names[1]!r}, but column 0 is read "
+        f"as the user's id and column 1 as the item's id. {hint}"
+    )
+
+
+def _warn_about_matrix(X: Any) -> None:
+    """Warn if the rows of X have few different values and the same first two over and over."""
+    if len(X.shape) != 2 or X.shape[1] < _WIDE or X.shape[0] < 2:
+        return
+    some = np.asarray(X[:_N_ROWS])
+    if some.dtype == object:
+        cells = some.ravel().tolist()
+        if not all(issubclass(kind, int | float | np.number) for kind in set(map(type, cells))):
+            return
+        some = np.array(some.tolist())  # lists of numbers, or columns of different types
+    if some.dtype.kind not in "biuf":
+        return
+    some = np.nan_to_num(some.astype(np.float64))
+    values = np.unique(some[:, 2:])
+    pairs = np.unique(some[:, :2], axis=0)
+    looks_like_ratings = len(values) <= _MAX_RATINGS and np.isin(pairs, values).all()
+    if looks_like_ratings and 4 * len(pairs) <= len(some):
+        warn(
+            f"X looks like a matrix of users by items: {X.shape[1]} columns with the same few "
+            "values. But X should have one row per interaction, with the user's id in column 0 "
+            "and the item's in column 1. For a matrix M, with 0 for no rating: "
+            "users, items = np.nonzero(M); X = np.column_stack([users, items]); "
+            "y = M[users, items]."
+        )
+
+
+def warn_about_fractions(ids: np.ndarray, name: str) -> None:
+    """Warn if distinct ids have fractions, which ratings have and ids do not."""
+    if ids.dtype.kind != "f":
+        return
+    fractions = ids != np.trunc(ids)
+    if fractions.any():
+        warn(
+            f"{name} have fractions, such as {ids[fractions.argmax()]!s}. Are they ratings or "
+            "features? Column 0 of X should be the user's id and column 1 the item's id."
+        )
+
+
+def warn_about_missing(ids: np.ndarray, name: str) -> None:
+    """Warn about strings that missing values become when they are converted to strings."""
+    if ids.dtype.kind != "U":
+        return
+    found = [text for text in _MISSING if (ids == text).any()]
+    if found:
+        warn(
+            f"{name} include {found[0]!r}, into which .astype(str) turns a missing value. It "
+            "counts as an id like any other; if it stands for a missing id, drop its rows first."
+        )
+
+
+def warn_about_unknown_pairs(
+    users: np.ndarray, items: np.ndarray, codes: tuple[np.ndarray, ...], known: tuple[Ids, Ids]
+) -> None:
+    """Warn if nobody and nothing is known, but would be if columns were swapped."""
+    if not len(users) or (codes[0] >= 0).any() or (codes[1] >= 0).any():
+        return
+    if _are_known_if_swapped(users, items, known):
+        warn(_ALL_SWAPPED)
+
+
+def check_order(
+    users: np.ndarray, items: np.ndarray, codes: tuple[np.ndarray, ...], known: tuple[Ids, Ids]
+) -> None:
+    """Raise if only swapped columns have known ids; warn if they have clearly more."""
+    unknown = [float(np.mean(one < 0)) for one in codes]
+    if max(unknown) < _MANY_UNKNOWN or not _are_known_if_swapped(users, items, known):
+        return
+    if min(unknown) == 1:
+        raise ValueError(_ALL_SWAPPED)
+    warn(
+        f"The model does not know {unknown[0]:.0%} of the users (column 0 of X) and "
+        f"{unknown[1]:.0%} of the items (column 1), but all users are known items and all items "
+        "known users. Are the columns swapped? Put the user's id in column 0."
+    )
+
+
+def _are_known_if_swapped(users, items, known):
+    """Return whether all users are known items and all items are known users."""
+    for ids, others in ((users, known[1]), (items, known[0])):
+        same_kind = (ids.dtype.kind == "U") == (others.values.dtype.kind == "U")
+        if not same_kind or (others.codes(ids) < 0).any():
+            return False
+    return True

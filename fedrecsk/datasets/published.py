@@ -1,0 +1,225 @@
+"""The published data sets: their addresses, checksums and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+_GROUPLENS_URL = "https://files.grouplens.org/datasets/"
+
+_MOVIELENS_LICENCE = (
+    "Licence: GroupLens allows research use and forbids redistribution without permission; see "
+    "the README in the archive. Acknowledge it by citing F. M. Harper and J. A. Konstan, 'The "
+    "MovieLens Datasets: History and Context', ACM Transactions on Interactive Intelligent "
+    "Systems 5 (4), 2015, https://doi.org/10.1145/2827872."
+)
+
+_FILMTRUST_LICENCE = (
+    "Licence: none is stated where LibRec offers the file, so use it for research only. Cite G. "
+    "Guo, J. Zhang and N. Yorke-Smith, 'A Novel Bayesian Similarity Measure for Recommender "
+    "Systems', IJCAI 2013, pages 2619-2625."
+)
+
+_KUAIREC_LICENCE = (
+    "Licence: CC BY-SA 4.0. Cite C. Gao and others, 'KuaiRec: A Fully-Observed Dataset and "
+    "Insights for Evaluating Recommender Systems', CIKM 2022, "
+    "https://doi.org/10.1145/3511808.3557220."
+)
+
+_HETREC_LICENCE = (
+    "Licence: GroupLens and Last.fm allow non-commercial use; see the readme in the archive. Cite "
+    "I. Cantador, P. Brusilovsky and T. Kuflik, 'Second Workshop on Information Heterogeneity and "
+    "Fusion in Recommender Systems (HetRec 2011)', RecSys 2011."
+)
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published data set: where it is, how to read it, and what it must contain."""
+
+    title: str
+    url: str
+    member: str  # file in the archive
+    unpacked: str  # its place once a user has unpacked it
+    licence: str
+    checksum: str | None = None  # "md5:..." or "sha256:..."
+    counts: tuple[int | None, int | None, int] | None = None  # users, items, rows
+    n_rows_between: tuple[int, int] | None = None  # where counts are not fixed
+    scale: tuple[float, ...] | None = None  # all values that a rating can have
+    tables: tuple[str, ...] = ()  # further names of a copy, with any separator and header
+    sep: str = ","
+    header: bool = False
+    columns: Mapping[str, str | None] | None = None
+    milliseconds: bool = False  # whether times are fractions of seconds, to count in thousandths
+
+    what: str = "ratings"
+    items: str = "films"
+
+    @property
+    def archive(self) -> str:
+        return self.url.rsplit("/", 1)[1]
+
+    @property
+    def pin(self) -> str:
+        """Return the name of the file with the SHA-256 of a first download, where none is known."""
+        return f"{self.archive}.sha256"
+
+    def has_counts(self, counts: tuple[int, int, int]) -> bool:
+        """Return whether the data have the numbers of users, items and rows that are known."""
+        known = self.counts or ()
+        return all(want in (None, got) for want, got in zip(known, counts, strict=False))
+
+    def local_copies(self, home: Path) -> list[Path]:
+        """List where a copy may be; the originals first, because they have timestamps."""
+        names = (self.unpacked, self.archive, *self.tables)
+        return list(dict.fromkeys(home / name for name in names))
+
+
+_HALF_STARS = tuple(np.arange(0.5, 5.5, 0.5).tolist())
+
+
+def _movielens(title: str, archive: str, member: str, **more) -> Published:
+    folder = member.partition("/")[0]
+    return Published(
+        title,
+        f"{_GROUPLENS_URL}movielens/{archive}.zip",
+        member=member,
+        unpacked=member,
+        licence=_MOVIELENS_LICENCE,
+        tables=(f"{folder}/ratings.csv", f"{folder}/ratings.csv.gz"),
+        **more,
+    )
+
+
+def _kuairec(title: str, member: str, timestamp: str | None, **more) -> Published:
+    return Published(
+        title,
+        "https://zenodo.org/records/18164998/files/KuaiRec.zip",
+        member=f"KuaiRec 2.0/data/{member}",
+        unpacked=f"KuaiRec 2.0/data/{member}",
+        licence=_KUAIREC_LICENCE,
+        checksum="md5:261550d472c48eff4990fb13c0e5bcf7",
+        header=True,
+        columns={
+            "user": "user_id",
+            "item": "video_id",
+            "rating": "watch_ratio",
+            "timestamp": timestamp,
+        },
+        what="watch ratios",
+        items="videos",
+        **more,
+    )
+
+
+# Several public projects name each SHA-256 of MovieLens, next to the MD5 that GroupLens publishes
+# beside the archive: TensorFlow Datasets and OmniRec (github.com/ISG-Siegen/OmniRec) among them.
+PUBLISHED = {
+    "movielens-100k": _movielens(
+        "MovieLens 100K",
+        "ml-100k",
+        "ml-100k/u.data",
+        sep="\t",
+        checksum="sha256:50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
+        counts=(943, 1682, 100_000),
+    ),
+    "movielens-1m": _movielens(
+        "MovieLens 1M",
+        "ml-1m",
+        "ml-1m/ratings.dat",
+        sep="::",
+        checksum="sha256:a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
+        counts=(6040, 3706, 1_000_209),
+    ),
+    "movielens-10m": _movielens(
+        "MovieLens 10M",
+        "ml-10m",
+        "ml-10M100K/ratings.dat",
+        sep="::",
+        checksum="sha256:813c411ccb6122564edfe752e7f80c4dcc5aa25fa94c93622f6877a7ba252862",
+        counts=(69_878, 10_677, 10_000_054),
+        scale=_HALF_STARS,
+    ),
+    "movielens-20m": _movielens(
+        "MovieLens 20M",
+        "ml-20m",
+        "ml-20m/ratings.csv",
+        header=True,
+        checksum="sha256:96f243c338a8665f6bcc89c53edf6ee39162a846940de6b7c8c48aeada765ff3",
+        counts=(138_493, 26_744, 20_000_263),
+        scale=_HALF_STARS,
+    ),
+    "movielens-25m": _movielens(
+        "MovieLens 25M",
+        "ml-25m",
+        "ml-25m/ratings.csv",
+        header=True,
+        checksum="sha256:8b21cfb7eb1706b4ec0aac894368d90acf26ebdfb6aced3ebd4ad5bd1eb9c6aa",
+        counts=(162_541, 59_047, 25_000_095),
+        scale=_HALF_STARS,
+    ),
+    # Its README counts users and ratings, and all films rather than those with a rating.
+    "movielens-32m": _movielens(
+        "MovieLens 32M",
+        "ml-32m",
+        "ml-32m/ratings.csv",
+        header=True,
+        checksum="sha256:e4a68655d7386b8f95f2f2424b2ff975dfdd15ffd59e0d864a14dca43e99d6ee",
+        counts=(200_948, None, 32_000_204),
+        scale=_HALF_STARS,
+    ),
+    # GroupLens replaces this one from time to time, so checksum and counts are not fixed.
+    # Its page says "100,000 ratings"; the releases so far had 100,004 to 100,836.
+    "movielens-latest-small": _movielens(
+        "MovieLens Latest Small",
+        "ml-latest-small",
+        "ml-latest-small/ratings.csv",
+        header=True,
+        n_rows_between=(50_000, 200_000),
+        scale=_HALF_STARS,
+    ),
+    # The SHA-256 is OmniRec's, and that of three other public projects.
+    "lastfm": Published(
+        "Last.fm 2K",
+        f"{_GROUPLENS_URL}hetrec2011/hetrec2011-lastfm-2k.zip",
+        member="user_artists.dat",
+        unpacked="hetrec2011-lastfm-2k/user_artists.dat",
+        licence=_HETREC_LICENCE,
+        sep="\t",
+        header=True,
+        columns={"user": "userID", "item": "artistID", "rating": "weight", "timestamp": None},
+        checksum="sha256:6738f48195667ff03caaab4d32ca9a3133d8cc026b7c3cdaf6ce1010e913c59c",
+        counts=(1892, 17_632, 92_834),
+        what="play counts",
+        items="artists",
+    ),
+    # The SHA-256 is the one that OmniRec (github.com/ISG-Siegen/OmniRec) checks.
+    "filmtrust": Published(
+        "FilmTrust",
+        "https://guoguibing.github.io/librec/datasets/filmtrust.zip",
+        member="ratings.txt",
+        unpacked="filmtrust/ratings.txt",
+        licence=_FILMTRUST_LICENCE,
+        sep=" ",
+        checksum="sha256:de4a55cb4ae26f663d88e9ad1ba1fae2d0d6d7a7499e37dc5245bab470c2d13c",
+        counts=(1508, 2071, 35_497),
+        scale=tuple(np.arange(0.5, 4.5, 0.5).tolist()),
+    ),
+    "kuairec-big": _kuairec(
+        "KuaiRec's big matrix",
+        "big_matrix.csv",
+        "timestamp",
+        milliseconds=True,
+        counts=(7176, 10_728, 12_530_806),
+    ),
+    # 181,992 of the small matrix' times are missing.
+    "kuairec-small": _kuairec(
+        "KuaiRec's small matrix",
+        "small_matrix.csv",
+        None,
+        counts=(1411, 3327, 4_676_570),
+    ),
+}

@@ -1,0 +1,672 @@
+"""Read ratings from delimited text."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import csv
+import gzip
+import io
+import lzma
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from sklearn.utils import Bunch
+
+from fedrecsk._utils.sklearn_compat import StrOptions, validate_params
+from fedrecsk._utils.user_warnings import warn
+from fedrecsk.data._mistakes import ROLES, USUAL_NAMES, plain_name, role_of
+from fedrecsk.datasets._bunch import make_bunch, make_X, make_y
+
+_SEPARATORS = ("::", "\t", ";", "|", ",", " ")
+_HEAD = 2**17  # bytes in which the separator, the header and the columns are looked for
+_CHUNK = 2**18  # rows
+_LONGEST_LINE = 2**20  # bytes
+# What comments begin with in most files; Excel writes "sep=;" into the first line.
+_COMMENT_SIGNS = ("#", "%", "//", "sep=")
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}", re.ASCII)
+# Tables of interactions have a few columns, matrices of users by items have hundreds.
+_WIDE = 15
+_MATRIX = (
+    " If it is a matrix of users by items, with one column per item, turn it into one row per "
+    "rating first, for example with pandas.DataFrame.stack."
+)
+_COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+@validate_params(
+    {
+        "path": [str, os.PathLike],
+        "sep": [str, None],
+        "columns": [Mapping, None],
+        "header": [StrOptions({"infer"}), "boolean"],
+        "encoding": [str],
+        "comment": [str, None],
+        "quoted": ["boolean"],
+        "as_frame": ["boolean"],
+        "return_X_y": ["boolean"],
+    },
+    prefer_skip_nested_validation=True,
+)
+def load_ratings(
+    path: str | os.PathLike[str],
+    *,
+    sep: str | None = None,
+    columns: Mapping[str, str | int | None] | None = None,
+    header: bool | str = "infer",
+    encoding: str = "utf-8",
+    comment: str | None = None,
+    quoted: bool = True,
+    as_frame: bool = False,
+    return_X_y: bool = False,
+) -> Bunch | tuple[Any, Any]:
+    """Load ratings from a delimited text file, plain or compressed.
+
+    The file has one interaction per line: a user, an item and, if it has them, a
+    rating and a timestamp. Blank lines are skipped. Other columns are not read; a
+    warning names them unless you pass `columns`.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file. Gzip, bzip2, xz, and zip archives of one file are recognised by their
+        content, whatever the name.
+
+    sep : str, default=None
+        Separator of two fields, of one or more characters. A blank stands for
+        any run of white space. None finds it in the first lines, among
+        `::`, tab, `;`, `|`, `,` and blank.
+
+    columns : dict, default=None
+        Maps the roles "user", "item", "rating" and "timestamp" to a column's name
+        or position (0 is the first), or to None for "the file has none". A role
+        that is not mentioned is guessed: from usual names such as `user_id`,
+        `movieId`, `score` or `ts` if there is a header, else from the order user,
+        item, rating, timestamp.
+
+    header : "infer" or bool, default="infer"
+        Whether the first line names the columns. "infer" says yes if `columns`
+        has names; otherwise, if no field of the first line is a number and either
+        one has a usual name or the second line does have a number.
+
+    encoding : str, default="utf-8"
+        Encoding of the text. With the default, text that begins with the byte order mark of
+        UTF-16 or UTF-32 is read as such.
+
+    comment : str, default=None
+        Lines that begin with this are comments and are skipped, for example "#". None:
+        there are no comments.
+
+    quoted : bool, default=True
+        Whether fields may be quoted as in CSV, if the separator is one character other than a
+        blank. False: quotation marks are ordinary characters.
+
+    as_frame : bool, default=False
+        Whether to return pandas objects.
+
+    return_X_y : bool, default=False
+        Whether to return `(data, target)` instead of a Bunch.
+
+    Returns
+    -------
+    data : :class:`~sklearn.utils.Bunch`
+        Dictionary-like object, with the attributes:
+
+        data : ndarray of shape (n_samples, 2) or (n_samples, 3), or DataFrame
+            The columns user, item and, if the file has it, timestamp. Ids are int64 if all
+            of them are whole numbers as Python writes them, else str: a column with `007`,
+            `1.0` or more than 18 digits is text. Timestamps are int64 or float64; ISO
+            dates, such as `2024-05-01` or `2024-05-01T12:30:00Z`, become seconds since 1970;
+            without a time zone they count as UTC. The array is int64 if every
+            column is, else of dtype object.
+        target : ndarray of shape (n_samples,) and dtype float64, Series or None
+            The ratings. None if the file has no rating column: implicit feedback.
+        frame : DataFrame or None
+            Data and target side by side, with `as_frame=True`.
+        feature_names : list of str
+            The names of the columns of `data`.
+        filename : str
+            The path that was read.
+        DESCR : str
+            A sentence on what was read from where.
+
+    (data, target) : tuple if `return_X_y` is True
+        The two attributes above.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the file is empty, damaged, binary or not in `encoding`; if its lines have different
+        numbers of fields; if it lacks the user or item column, or has several of that name; or if
+        an id is empty or a rating is not a finite number. The message names the file, the line
+        and what to do.
+
+    See Also
+    --------
+    fetch_movielens : MovieLens, downloaded; likewise `fetch_filmtrust`, `fetch_kuairec`.
+    make_ratings : Ratings that resemble MovieLens, generated.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from fedrecsk.datasets import load_ratings
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "ratings.csv")
+    ...     _ = path.write_text("userId,movieId,rating\\n7,31,4.5\\n7,2,3\\n9,31,1\\n")
+    ...     X, y = load_ratings(path, return_X_y=True)
+    >>> X
+    array([[ 7, 31],
+           [ 7,  2],
+           [ 9, 31]])
+    >>> y
+    array([4.5, 3. , 1. ])
+    """
+    if sep is not None and (sep == "" or set(sep) & set("\r\n")):
+        raise ValueError(
+            f"sep={sep!r} must have at least one character and no line break; sep=None finds it."
+        )
+    if comment == "":
+        raise ValueError("comment must have at least one character; None means no comments.")
+    if "://" in os.fspath(path):
+        raise FileNotFoundError(
+            f"{path} is an address, not a file; download it first, for example with "
+            "urllib.request.urlretrieve."
+        )
+    path = Path(path).expanduser()
+    if not path.is_file():
+        what = "is a folder, a pipe or a device" if path.exists() else "does not exist"
+        raise FileNotFoundError(
+            f"{path} {what} (working directory: {Path.cwd()}). Pass the path of a text file."
+        )
+    text = TextFile(str(path), lambda: path.open("rb"), encoding, comment, quoted)
+    fields, taken_from, others = read_ratings(text, sep=sep, columns=columns, header=header)
+    not_read = f"{'columns' if len(others) > 1 else 'column'} {_listed(others)}"
+    if others and columns is None:
+        warn(
+            f"{path}: {not_read} {'are' if len(others) > 1 else 'is'} not read. X "
+            f"and y have {', '.join(taken_from)}. To choose other columns, or to silence this "
+            "warning, pass columns={'user': ..., 'item': ..., 'rating': ..., 'timestamp': ...}.",
+        )
+
+    y = make_y(fields.pop("rating", None), as_frame=as_frame)
+    X = make_X(fields, as_frame=as_frame)
+    if return_X_y:
+        return X, y
+    read = ", ".join(f"{role} from {column}" for role, column in taken_from.items())
+    return make_bunch(
+        X,
+        y,
+        list(fields),
+        as_frame=as_frame,
+        filename=str(path),
+        DESCR=f"{len(X)} interactions read from {path}: {read}."
+        + (f" Not read: {not_read}." if others else ""),
+    )
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A text, plain or compressed; lines that begin with `comment` are skipped."""
+
+    name: str
+    open_raw: Callable[[], Any]
+    encoding: str = "utf-8"
+    comment: str | None = None
+    quoted: bool = True
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        """Open the unpacked bytes; errors name the file if they are damaged or no such text."""
+        try:
+            with self.open_raw() as raw, _unpacked(raw, self.name) as handle:
+                yield io.BufferedReader(_ShortLines(handle, self.name), _LONGEST_LINE)
+        except UnicodeError as error:
+            raise ValueError(
+                f"{self.name} is not {self.encoding} text ({error}). If it is text, pass its "
+                "encoding, for example encoding='latin-1'."
+            ) from error
+        except (*_DAMAGE, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # an error of the disk, not of the file's content
+            raise ValueError(
+                f"{self.name} is a damaged compressed file ({error}). Fetch or compress it again."
+            ) from error
+
+    def lines(self, text: Any) -> Iterator[tuple[int, str]]:
+        """Yield the lines that are neither blank nor comments, and their numbers."""
+        for number, line in enumerate(text, start=1):
+            if line.strip() and not (self.comment and line.startswith(self.comment)):
+                yield number, line
+
+    def line_of(self, row: int) -> int:
+        """Return the number of the line that holds the row of that position."""
+        with self.open() as handle:
+            lines = self.lines(io.TextIOWrapper(handle, self.encoding))
+            return next(islice(lines, row, None))[0]
+
+    def comment_lines(self) -> list[int]:
+        """Return the positions of all comments."""
+        if not self.comment:
+            return []
+        with self.open() as handle:
+            lines = enumerate(io.TextIOWrapper(handle, self.encoding))
+            return [position for position, line in lines if line.startswith(self.comment)]
+
+
+class _ShortLines(io.RawIOBase):
+    """Bytes that are refused if a line is very long: it would take minutes to read as a field."""
+
+    def __init__(self, handle: Any, name: str) -> None:
+        self._handle, self._name, self._n_bytes = handle, name, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        n_bytes = self._handle.readinto(buffer)
+        block = bytes(buffer[:n_bytes])
+        self._n_bytes = 0 if b"\n" in block or b"\r" in block else self._n_bytes + n_bytes
+        if self._n_bytes >= _LONGEST_LINE:
+            raise ValueError(
+                f"{self._name} has a line of more than {_LONGEST_LINE:,} bytes, so it is no table "
+                "with one interaction per line."
+            )
+        return n_bytes
+
+
+class Table(NamedTuple):
+    """An array per role, the column that it was taken from, and the columns not read."""
+
+    fields: dict[str, np.ndarray]
+    taken_from: dict[str, str]
+    others: list[str] | list[int]
+
+
+def read_ratings(
+    text: TextFile,
+    *,
+    sep: str | None = None,
+    columns: Mapping[str, str | int | None] | None = None,
+    header: bool | str = "infer",
+    whole_numbers: bool = False,  # whether all ids are plain integers, which takes less time
+) -> Table:
+    """Read users, items, ratings and timestamps; guess what is not given."""
+    text, lines = _first_lines(text)
+    try:
+        return _read(text, lines, sep, columns, header, whole_numbers)
+    except ValueError as error:
+        signs = [sign for sign in _COMMENT_SIGNS if lines[0][1].startswith(sign)]
+        if not signs or text.comment:
+            raise
+        raise ValueError(
+            f"{error} If lines that begin with {signs[0]!r} are comments, pass "
+            f"comment={signs[0]!r}."
+        ) from error
+
+
+def _read(
+    text: TextFile,
+    lines: list[tuple[int, str]],
+    sep: str | None,
+    columns: Mapping[str, str | int | None] | None,
+    header: bool | str,
+    whole_numbers: bool,
+) -> Table:
+    sep, rows = _split(text, lines, sep)
+    width = len(rows[0])
+    if header == "infer":
+        asks_for_names = any(isinstance(where, str) for where in (columns or {}).values())
+        header = asks_for_names or _looks_like_header(*rows[:2])
+    names = [name.strip() for name in rows[0]] if header else None
+    roles = _assign_roles(columns, names, width, text.name)
+
+    types = dict.fromkeys(range(width), object)
+    for role, place in roles.items():
+        if role in ("rating", "timestamp"):
+            del types[place]
+        elif whole_numbers:
+            types[place] = np.int64
+    parts = {role: [] for role in roles}
+    try:
+        for chunk in _chunks(text, sep, width, types, lines[0][0] if header else 0):
+            for role, position in roles.items():
+                parts[role].append(_converted(text, role, chunk[position], bool(header)))
+    except pd.errors.EmptyDataError:
+        pass  # a header and nothing else
+    except pd.errors.ParserError as error:
+        raise ValueError(
+            f"{text.name}: {str(error).split('C error: ')[-1].strip()} (separator {sep!r}). "
+            "Correct or delete the line, pass another sep, or quoted=False if quotation marks are "
+            "ordinary characters here."
+        ) from error
+    if not any(map(len, parts["user"])):
+        raise ValueError(f"{text.name} has a header and no rows after it.")
+
+    fields = {role: _joined(chunks) for role, chunks in parts.items()}
+    if "timestamp" in fields:
+        fields["timestamp"] = _times(fields["timestamp"], text.name)
+    taken_from = {
+        role: repr(names[position]) if names else f"column {position}"
+        for role, position in roles.items()
+    }
+    others = [position for position in range(width) if position not in roles.values()]
+    if names:
+        # A column without a name is a table's index, or comes from a separator at the line's end.
+        others = [names[position] for position in others if names[position]]
+    return Table(fields, taken_from, others)
+
+
+@contextmanager
+def _unpacked(raw: Any, name: str) -> Iterator[Any]:
+    """Yield the bytes of a text that may be compressed, or the only file of a zip archive."""
+    start = raw.peek(6)[:6]
+    for magic, unpack in _COMPRESSED.items():
+        if start.startswith(magic):
+            with unpack(raw) as handle:
+                yield handle
+            return
+    if not start.startswith(b"PK\x03\x04"):
+        yield raw
+        return
+    with zipfile.ZipFile(raw) as archive:
+        names = [one for one in archive.namelist() if not one.startswith("__MACOSX/")]
+        names = [one for one in names if not one.endswith("/")]
+        if "[Content_Types].xml" in names:
+            raise ValueError(f"{name} is an Excel workbook; save it as CSV first.")
+        if len(names) != 1:
+            raise ValueError(
+                f"{name} is a zip archive of {len(names)} files ({', '.join(names[:5])}...); "
+                "unpack it and pass the path of one of them."
+            )
+        try:
+            member = archive.open(names[0])
+        except RuntimeError as error:
+            raise ValueError(f"{name}: {error}. Unpack it yourself.") from error
+        with member:
+            yield member
+
+
+def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
+    """Return the text with the encoding of its byte order mark, and its first lines."""
+    try:
+        "".encode(text.encoding)
+    except LookupError as error:
+        raise ValueError(
+            f"encoding={text.encoding!r} is not an encoding of text that Python knows; common "
+            "ones are 'utf-8', 'latin-1', 'cp1252' and 'utf-16'."
+        ) from error
+    with text.open() as handle:
+        data = handle.read(_HEAD)
+        is_all = len(data) < _HEAD
+        if data[257:262] == b"ustar":
+            raise ValueError(f"{text.name} is a tar archive; unpack it and pass one of its files.")
+        marked = [encoding for mark, encoding in _MARKS.items() if data.startswith(mark)]
+        if marked and codecs.lookup(text.encoding).name == "utf-8":
+            text = replace(text, encoding=marked[0])
+        decoder = codecs.getincrementaldecoder(text.encoding)()
+        head = decoder.decode(data, final=is_all).removeprefix("\ufeff")
+    if "\0" in head:
+        raise ValueError(
+            f"{text.name} has NUL characters, so it is damaged, or a binary file (read it with "
+            "pandas.read_excel, read_parquet or the like, and save it with to_csv), or text in "
+            "UTF-16: then pass encoding='utf-16-le'."
+        )
+    lines = list(text.lines(io.StringIO(head, newline=None)))
+    if lines and not is_all and not lines[-1][1].endswith("\n"):
+        lines.pop()
+    if not lines:
+        raise ValueError(
+            f"{text.name} is empty, or no table with one interaction per line: it must have at "
+            f"least one user and item in its first {_HEAD:,} bytes."
+        )
+    first = lines[0][1].lstrip().lower()
+    if first.startswith(("{", "[[", "[{", "<!doctype", "<html", "<?xml")):
+        raise ValueError(
+            f"{text.name} is JSON, XML or a web page, not a table: it begins with "
+            f"{_shortened(first)}. Read JSON with pandas.read_json and save it with to_csv. A "
+            "download may have given a page with an error; fetch the file again."
+        )
+    return text, lines[:20]
+
+
+def _split(
+    text: TextFile, lines: list[tuple[int, str]], sep: str | None
+) -> tuple[str, list[list[str]]]:
+    """Return the separator and the fields of the first lines."""
+    rows = {one: _fields([line for _, line in lines], one, text.quoted) for one in _SEPARATORS}
+    fitting = [one for one, found in rows.items() if len(found[0]) > 1]
+    # Without one that cuts all lines into equally many fields, the reader names a line.
+    even = [one for one in fitting if len(set(map(len, rows[one]))) == 1]
+    found = next(iter(even + fitting), None)
+    if sep is None and found is not None:
+        return found, rows[found]
+    first = f"its first line {_shortened(lines[0][1])}"
+    if sep is None:
+        raise ValueError(
+            f"{text.name}: no separator found in {first}. Each line needs a user and an item; pass "
+            f"sep=... if they are there."
+        )
+    given = _fields([line for _, line in lines], sep, text.quoted)
+    if len(given[0]) == 1:
+        cure = f"pass sep={found!r}, or leave sep out" if found else "leave sep out"
+        raise ValueError(f"{text.name}: sep={sep!r} is not in {first}; {cure}.")
+    return sep, given
+
+
+def _fields(lines: list[str], sep: str, quoted: bool) -> list[list[str]]:
+    lines = [line.removesuffix("\n") for line in lines]
+    if sep == " ":
+        return [line.split() for line in lines]
+    if len(sep) > 1 or not quoted:
+        return [line.split(sep) for line in lines]
+    return list(csv.reader(lines, delimiter=sep, skipinitialspace=True))
+
+
+def _chunks(
+    text: TextFile, sep: str, width: int, types: dict[int, Any], n_skipped: int
+) -> Iterator[pd.DataFrame]:
+    """Read rows in chunks; pandas finds the types that are not given."""
+    comments = text.comment_lines()
+    quoted = text.quoted and len(sep) == 1 and sep != " "
+    options: dict[str, Any] = {
+        "sep": r"\s+" if sep == " " else sep,
+        "header": None,
+        "names": range(width),
+        "index_col": False,
+        "dtype": types,
+        "skiprows": [*range(n_skipped), *comments] if comments else n_skipped,
+        "skipinitialspace": True,
+        "quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+        "keep_default_na": False,
+        "na_values": [""],
+        "encoding": text.encoding,
+        "chunksize": _CHUNK,
+        "low_memory": False,
+    }
+    with text.open() as handle:
+        if len(sep) > 1:
+            # pandas reads other separators than single characters slowly.
+            content = handle.read().decode(text.encoding).replace(sep, "\x1f").encode(text.encoding)
+            handle, options["sep"] = io.BytesIO(content), "\x1f"
+        with pd.read_csv(handle, **options) as chunks:
+            yield from chunks
+
+
+def _converted(text: TextFile, role: str, column: pd.Series, has_header: bool) -> np.ndarray:
+    """Return ids as int64 or texts, ratings as float64, timestamps as numbers or texts."""
+    bad, fault = column.isna().to_numpy(), "is missing. Fill it in or delete the line, or"
+    if role == "rating" and not bad.any():
+        if column.dtype.kind in "iuf":
+            values = column.to_numpy(dtype=np.float64)
+        else:
+            values = np.array(pd.to_numeric(column.astype(str), errors="coerce"), dtype=np.float64)
+        bad, fault = ~np.isfinite(values), "is no finite number. Correct or delete the line, or"
+        if not bad.any():
+            return values
+    if bad.any():
+        row = int(column.index.to_numpy()[bad.argmax()])
+        value = column.to_numpy()[bad.argmax()]
+        shown = "" if pd.isna(value) else f" {str(value)!r}"
+        if re.fullmatch(r" '[+-]?\d+,\d+'", shown):
+            fault = "has a decimal comma: write points instead. Or"
+        raise ValueError(
+            f"{text.name}, line {text.line_of(row + has_header)}: the {role}{shown} {fault} pass "
+            f"columns={{{role!r}: ...}}."
+        )
+    if role == "timestamp" or column.dtype != object:
+        return column.to_numpy()
+    codes, texts = pd.factorize(column.to_numpy())
+    texts = np.array([one.strip() for one in texts], dtype=object)
+    if all(map(_WHOLE_NUMBER.fullmatch, texts)):
+        texts = texts.astype(np.int64)
+    return texts[codes]
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """Join chunks as numbers if all are, else as texts that each are kept once."""
+    if all(part.dtype != object for part in parts):
+        return np.concatenate(parts)
+    known: dict[str, str] = {}
+    texts = []
+    for part in parts:
+        codes, values = pd.factorize(part)
+        values = np.array([known.setdefault(one, one) for one in map(str, values)], dtype=object)
+        texts.append(values[codes])
+    return np.concatenate(texts)
+
+
+def _times(values: np.ndarray, name: str) -> np.ndarray:
+    """Return ISO dates as seconds; leave other text as it is, with a warning."""
+    if values.dtype != object:
+        return values
+    dates = pd.to_datetime(
+        pd.Series(values).str.removesuffix(" UTC"), format="ISO8601", utc=True, errors="coerce"
+    )
+    if dates.isna().any():
+        warn(
+            f"{name}: the timestamp {values[dates.isna().argmax()]!r} is not an ISO date such as "
+            "2024-05-01T12:30:00, so the timestamps stay text. Convert them, for example with "
+            "pandas.to_datetime, before you sort or split by time.",
+        )
+        return values
+    microseconds = dates.dt.as_unit("us").astype(np.int64).to_numpy()
+    whole = (microseconds % 1_000_000 == 0).all()
+    return microseconds // 1_000_000 if whole else microseconds / 1e6
+
+
+def _looks_like_header(first: list[str], second: list[str] = ()) -> bool:
+    """Return whether `first` names columns, rather than being a row like `second`."""
+    if any(map(_is_number, first)):
+        return False
+    return any(map(role_of, first)) or any(map(_is_number, second))
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
+
+
+def _assign_roles(
+    columns: Mapping[str, str | int | None] | None,
+    names: list[str] | None,
+    width: int,
+    source: str,
+) -> dict[str, int]:
+    """Map each role to its column's position: as given, or by a usual name, or in usual order."""
+    columns = dict(columns or {})
+    if unknown := [role for role in columns if role not in ROLES]:
+        raise ValueError(f"columns has the unknown role {unknown[0]!r}; the roles are {ROLES}.")
+    found = {
+        role: _position(role, where, names, width, source)
+        for role, where in columns.items()
+        if where is not None
+    }
+    for role in ROLES:
+        if role not in columns:
+            guess = _guess(role, names, found.values())
+            if guess is not None and guess < width:
+                found[role] = guess
+    is_wide = width > _WIDE and names is None and not columns
+    for role in ("user", "item"):
+        if role not in found or is_wide:
+            seen = f"the columns {_listed(names)}" if names else f"{width} column(s) and no header"
+            free = next((place for place in range(width) if place not in found.values()), 0)
+            raise ValueError(
+                f"{source}: no column found for the {role}; it has {seen}. Say which it is, for "
+                f"example columns={{{role!r}: {names[free] if names else free!r}}}."
+                f"{_MATRIX if width > _WIDE else ''}"
+            )
+    if len(set(found.values())) < len(found):
+        raise ValueError(f"{source}: columns gives one column two roles: {found}.")
+    for role, place in found.items():
+        by_position = isinstance(columns.get(role), int | np.integer)
+        if names and not by_position and names.count(names[place]) > 1:
+            raise ValueError(
+                f"{source}: the header names {names.count(names[place])} columns {names[place]!r}. "
+                f"Say by position which one is the {role}: columns={{{role!r}: {place}}}."
+            )
+    return {role: found[role] for role in ROLES if role in found}
+
+
+def _position(role: str, where: str | int, names: list[str] | None, width: int, source: str) -> int:
+    if isinstance(where, str):
+        if names is None:
+            raise ValueError(
+                f"{source}: columns names {where!r} as the {role}, but the file has no header. "
+                "Give a position (0 is the first column), or header=True if line 1 is one."
+            )
+        if where not in names:
+            raise ValueError(
+                f"{source}: no column {where!r} for the {role}; the header has {_listed(names)}."
+            )
+        return names.index(where)
+    if isinstance(where, bool) or not isinstance(where, int | np.integer):
+        raise TypeError(f"columns[{role!r}] must be a name, a position or None, got {where!r}.")
+    if not 0 <= where < width:
+        raise ValueError(
+            f"{source}: no column {where} for the {role}; the file has {width} columns, "
+            f"0 to {width - 1}."
+        )
+    return int(where)
+
+
+def _guess(role: str, names: list[str] | None, taken: Iterable[int]) -> int | None:
+    """Return the first free column with a usual name, or the usual place if there is no header."""
+    places = [ROLES.index(role)]
+    if names is not None:
+        plain = list(map(plain_name, names))
+        places = [plain.index(usual) for usual in USUAL_NAMES[role] if usual in plain]
+    return next((place for place in places if place not in taken), None)
+
+
+def _listed(names: list[str] | list[int]) -> str:
+    """List names or positions for a message: all of them, or the first ten of many."""
+    shown = ", ".join(map(repr, names[:10]))
+    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
+
+
+def _shortened(line: str) -> str:
+    line = line.rstrip()
+    return repr(line if len(line) <= 60 else line[:57] + "...")

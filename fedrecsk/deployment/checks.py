@@ -1,0 +1,116 @@
+"""What server and nodes must agree on, and what cannot be deployed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import joblib
+import numpy as np
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
+
+from fedrecsk._version import __version__
+from fedrecsk.data.interactions import catalogue_ids
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.checks import bare, check_secure
+from fedrecsk.protocol.clients import Registration
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.replica import Replica
+from fedrecsk.protocol.server import Server
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fedrecsk.privacy import Party
+
+# Parameters of a machine or of the simulator, which need not agree.
+OWN = frozenset({"random_state", "n_jobs", "warm_start", "callbacks", "federation", "items"})
+
+
+class Refused(ValueError):
+    """A node or the server refuses something. The text has no private data, so it may be sent."""
+
+
+def check_deployable(estimator: Any) -> None:
+    """Raise if an estimator cannot be deployed, and say which parameter is the reason."""
+    if not isinstance(estimator, FederatedRecommender):
+        raise TypeError(
+            f"Only federated estimators can be deployed, such as RFRec(), got {estimator!r}."
+        )
+    try:
+        check_is_fitted(estimator)
+    except NotFittedError:
+        pass
+    else:
+        raise ValueError(
+            f"This {type(estimator).__name__} is fitted already, and a deployment begins anew; "
+            "pass sklearn.base.clone(estimator)."
+        )
+    if estimator._setting().dropout > 0:
+        raise ValueError(
+            "federation.dropout simulates lost uploads, and a real network loses its own; set "
+            "federation.dropout=0, or call fit."
+        )
+    # A trial registration shows all that a server misses.
+    if estimator._setting().secure_aggregation is not None:
+        method = bare(estimator)
+        check_secure(method)
+        Replica(method, Key(0), 1)
+        return
+    one = np.ones(1, dtype=np.int64)
+    # FLTrust needs its reference.
+    name = getattr(estimator._setting().aggregator, "reference", "trial")
+    Server.of(estimator).register([Registration(np.array([name]), one, one)])
+
+
+def digests(estimator: Any, party: Party | None = None) -> dict[str, str]:
+    """Return a digest of each parameter that server and nodes must agree on, by its name."""
+    method = type(estimator)
+    parameters = {
+        name: value for name, value in estimator.get_params(deep=False).items() if name not in OWN
+    }
+    for name, value in estimator._setting().get_params(deep=False).items():
+        parameters[f"federation__{name}"] = value
+    parameters["items"] = catalogue_ids(estimator.items).values
+    digested = {name: str(joblib.hash(_plain(value))) for name, value in parameters.items()}
+    return {
+        "fedrecsk": __version__,
+        "estimator": f"{method.__module__}.{method.__qualname__}",
+        **digested,
+        **({} if party is None else {"keys": party.key_id}),
+    }
+
+
+def _plain(value):
+    """Return a value in a form that is the same on all machines."""
+    if hasattr(value, "get_params") and not isinstance(value, type):
+        parameters = value.get_params(deep=False)
+        return type(value).__qualname__, [(n, _plain(parameters[n])) for n in sorted(parameters)]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iufbU":
+        return value.dtype.kind, value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple | range):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def differences(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
+    """Return in what digests of this side and of the server differ; None if in nothing."""
+    differing = [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]
+    if not differing:
+        return None
+    if "fedrecsk" in differing:
+        return (
+            f"fedrecsk {ours.get('fedrecsk')} is installed here, and the server has "
+            f"{theirs.get('fedrecsk')}; install the same version on all machines."
+        )
+    if "estimator" in differing:
+        return (
+            f"the estimator here is a {ours.get('estimator')}, and the server has a "
+            f"{theirs.get('estimator')}; use the same on all machines."
+        )
+    names = ", ".join(differing)
+    return f"the estimator here differs from the server's in {names}; make them equal."

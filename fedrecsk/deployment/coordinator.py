@@ -1,0 +1,548 @@
+"""The server of a deployed fit: registration, set-up, rounds, the end, and checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import secrets
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+
+from fedrecsk.base import attributes_of
+from fedrecsk.data._checks import LARGEST, check_items, hint
+from fedrecsk.data.interactions import Ids, catalogue_ids
+from fedrecsk.deployment.checks import check_deployable, differences, digests
+from fedrecsk.deployment.exchanges import Exchanges, Members, NotEnough
+from fedrecsk.deployment.records import (
+    MalformedMessage,
+    message_arrays,
+    pack,
+    parcels_of,
+    place_head,
+)
+from fedrecsk.protocol.encryption import EncryptedSums
+from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.server import Server
+
+if TYPE_CHECKING:
+    from fedrecsk.deployment.exchanges import Carrier, Member
+    from fedrecsk.deployment.store import Store
+    from fedrecsk.privacy import Party, PrivacyReport
+    from fedrecsk.protocol import Ledger
+    from fedrecsk.protocol.keys import Key
+
+log = logging.getLogger("fedrecsk.deployment")
+CHECKPOINT = "checkpoint"
+
+
+@dataclass(eq=False)
+class Progress:
+    """All that a restarted server needs.
+
+    Parameters
+    ----------
+    fit : str
+        Name of the fit, by which nodes know their state.
+    digests : dict of {str: str}
+        Of the estimator's parameters.
+    server : Server
+    members : Members
+    best : int or None
+        Number of the validation whose model is the best so far.
+    traffic : list of dict
+        One per exchange: what was sent, and how long it took.
+    """
+
+    fit: str
+    digests: dict[str, str]
+    server: Server
+    members: Members
+    best: int | None = None
+    traffic: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Records:
+    """The server's results of a fit under secure sums, in which it has no model.
+
+    Attributes
+    ----------
+    communication_ : Ledger
+    privacy_ : PrivacyReport
+    n_rounds_ : int
+    traffic_ : list of dict
+        One per exchange: what was actually sent, and how long it took.
+    """
+
+    communication_: Ledger
+    privacy_: PrivacyReport
+    n_rounds_: int
+    traffic_: list[dict[str, Any]]
+
+
+class Coordinator:
+    """Runs a fit over a carrier.
+
+    Parameters
+    ----------
+    estimator : federated estimator
+    carrier : Carrier
+    store : Store
+        For the checkpoint, and at the end for the fitted estimator.
+    n_clients : int
+        Number of clients with which the fit begins.
+    quorum : float in (0, 1]
+        Share of a round's clients whose uploads suffice.
+    patience : float
+        Seconds to wait for the answers of a round.
+    gathering : float
+        Seconds to wait for the clients to register.
+    key : Key or None
+        The shared key. None: drawn by the operating system.
+    party : Party or None
+        The server's side of the keys, under secure sums.
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        carrier: Carrier,
+        store: Store,
+        *,
+        n_clients: int,
+        quorum: float = 0.5,
+        patience: float = 60.0,
+        gathering: float = 600.0,
+        key: Key | None = None,
+        party: Party | None = None,
+    ) -> None:
+        check_deployable(estimator)
+        if party is not None and n_clients > party.n_clients:
+            raise ValueError(
+                f"n_clients is {n_clients}, but the keys are for {party.n_clients} clients; make "
+                f"keys with write_keys(..., n_clients={n_clients})."
+            )
+        compression = estimator._setting().compression
+        if compression is not None and compression.down:
+            log.warning(
+                "Models are sent whole, so %s saves bytes of uploads only, but rounds the models "
+                'too; direction="up" leaves them as they are.',
+                compression,
+            )
+        self.estimator = estimator
+        self.party = party
+        self.store = store
+        self.n_clients = n_clients
+        self.quorum = quorum
+        self.gathering = gathering
+        self.is_resumed: bool = False
+        # What clients received last to measure it.
+        self._measured = Message()
+        store.remove_drafts(CHECKPOINT)
+        self.progress: Progress = self._resumed() or Progress(
+            secrets.token_hex(8),
+            digests(estimator, party),
+            Server.of(estimator, key, party=party),
+            Members(None if party is None else party.n_clients),
+        )
+        greeting = {
+            "kind": "register",
+            "fit": self.progress.fit,
+            "parameters": self.progress.digests,
+        }
+        self.exchanges: Exchanges = Exchanges(
+            carrier,
+            self.progress.members,
+            pack(greeting, {}),
+            patience,
+            len(self.server.item_ids),
+            # Under secure sums it has no model that it could send.
+            repeats=party is None,
+        )
+
+    def _resumed(self):
+        """Return the progress of a fit that was interrupted; None if there is none."""
+        progress = self.store.load(CHECKPOINT)
+        if progress is None:
+            return None
+        differing = differences(digests(self.estimator, self.party), progress.digests)
+        if differing:
+            raise ValueError(
+                f"{self.store.folder / CHECKPOINT} is of a fit that has not ended, but "
+                f"{differing} Or remove the file to begin anew."
+            )
+        progress.members.forget_addresses()
+        self.is_resumed = True
+        log.info("Resumed after %d rounds", progress.server.round)
+        return progress
+
+    @property
+    def server(self) -> Server:
+        """The server's half of the protocol."""
+        return self.progress.server
+
+    @property
+    def members(self) -> Members:
+        """The clients."""
+        return self.progress.members
+
+    # ------------------------------------------------------------------------ the loop
+
+    def run(self) -> Any:
+        """Run the fit; return the server's fitted estimator, or Records, which are also saved."""
+        if self.is_resumed:
+            self._gather_again()
+        else:
+            self._begin()
+        server = self.server
+        while (
+            server.round < server.method._rounds(server.n_clients) and not server.stopping.stopped
+        ):
+            self._admit_newcomers()
+            self._round()
+            if not server.stopping.stopped:
+                self.store.save(CHECKPOINT, self.progress)
+        result = self._end() if self.party is None else self._end_encrypted()
+        self.store.remove(CHECKPOINT)
+        log.info("The fit has ended after %d rounds: %s", server.round, self.store.folder)
+        return result
+
+    def _gather_again(self):
+        """Wait for the clients of a resumed fit: for all of them, or for enough."""
+        n_enough = self._quorum(len(self.members))
+        try:
+            self.exchanges.gather(len(self.members), self.exchanges.patience)
+        except NotEnough as error:
+            log.warning("%s", error)
+            self.exchanges.gather(n_enough, self.gathering)
+
+    def _begin(self):
+        """Register clients, and take the set-up exchanges with all of them."""
+        self.exchanges.gather(self.n_clients, self.gathering)
+        members, server = self.members, self.server
+        registered = list(members)
+        server.sends_whole = True
+        places = server.register([one.registration for one in registered])
+        for one, place in zip(registered, places, strict=True):
+            one.place = place
+        self._set_up(registered, quorum=1.0)
+        self.store.save(CHECKPOINT, self.progress)
+
+    def _set_up(self, members, quorum, late=False):
+        """Take the set-up exchanges with some members."""
+        server = self.server
+        asked = {one.code: one for one in sorted(members, key=lambda one: one.code)}
+        for step in range(server.n_setups):
+            message = server.setup_message(step, late=late)
+            specs = server.method._setup_specs(len(server.item_ids), step)
+            parcels, n_malformed = self._ask("setup", step, asked, message, specs, quorum=quorum)
+            _check_setup(step, n_malformed, late)
+            server.close_setup(step, parcels, late=late)
+            server.ledger.count(rejected=n_malformed)
+            answered = {int(one.client) for one in parcels}
+            asked = {code: one for code, one in asked.items() if code in answered}
+        server.send_announcement(late=late)
+        for one in asked.values():
+            one.is_set_up = True
+            # The announcement comes with the next request.
+            one.knows_place = False
+
+    def _admit_newcomers(self):
+        """Let clients join that have come since the fit began."""
+        newcomers = self.members.newcomers
+        if newcomers:
+            self._give_places(newcomers)
+        waiting = [one for one in self.members if one.place is not None and not one.is_set_up]
+        if not waiting:
+            return
+        # Some may have been asked before, and their answers were lost.
+        self.server.repeat_setup([one.code for one in waiting])
+        self._set_up(waiting, quorum=0.0, late=True)
+        for one in waiting:
+            if one.is_set_up:
+                log.info("Client %s joins in round %d", one.name, self.server.round + 1)
+
+    def _give_places(self, newcomers):
+        """Admit clients, if the server can."""
+        try:
+            places = self.server.admit([one.registration for one in newcomers])
+        except ValueError as error:
+            for one in newcomers:
+                self.members.remove(one)
+                log.warning("Client %s cannot join: %s", one.name, error)
+                if one.node is not None:
+                    self.exchanges.refuse(one.node, str(error))
+            return
+        for one, place in zip(newcomers, places, strict=True):
+            one.place = place
+        # If the server is killed now, they keep their places.
+        self.store.save(CHECKPOINT, self.progress)
+
+    def _round(self):
+        server = self.server
+        turn, message = server.open_round()
+        if message and server.round and server.method.early_stopping:
+            self._validate(turn.receives)
+            if server.stopping.stopped:
+                return
+        asked = self._of(turn.active)
+        specs = server.method._upload_specs(len(server.item_ids))
+        number = server.round
+        parcels, n_malformed = self._ask("round", number, asked, message, specs, self.quorum)
+        senders = {int(one.client) for one in parcels}
+        n_undecided = server.n_undecided_rounds
+        server.close_round(parcels)
+        n_silent = len(asked) - self.progress.traffic[-1]["answers"]
+        server.ledger.count(dropped=n_silent, rejected=n_malformed)
+        if server.totals is not None:
+            server.totals.forget(min(one.n_steps for one in self.members))
+        self._warn_of_lost_round(number, n_undecided)
+        log.info(
+            "Round %d of %d: %d uploads of %d clients, %.2f s",
+            *(number + 1, server.method._rounds(server.n_clients), len(senders), len(asked)),
+            self.progress.traffic[-1]["seconds"],
+        )
+
+    def _warn_of_lost_round(self, number, n_undecided):
+        entry = self.server.ledger.entries[-1]
+        if entry["rejected"] and not entry["messages_up"]:
+            log.warning(
+                "All %d uploads of round %d held NaN or numbers beyond %g, or were malformed, so "
+                "the model stays as it is. If all nodes are honest, their training diverges. %s",
+                *(entry["rejected"], number, LARGEST, hint(self.estimator)),
+            )
+        if self.server.n_undecided_rounds > n_undecided:
+            log.warning(
+                "%s had too few uploads in round %d, so the model stays as it is. Let more clients "
+                "take part, raise quorum or patience, or choose another aggregator.",
+                *(self.server.federation.aggregator, number),
+            )
+
+    def _of(self, mask):
+        """Return the clients of a mask that have been set up, by code."""
+        by_code = self.members.by_code
+        chosen = {code: by_code[code] for code in np.flatnonzero(mask).tolist()}
+        return {code: one for code, one in chosen.items() if one.is_set_up}
+
+    def _validate(self, receives):
+        """Let clients evaluate the model, and note whether it is the best so far."""
+        server = self.server
+        message = self._without_announcement(server.send_for_validation(receives))
+        self._measured = message
+        specs = server._specs(("validation", server.round))
+        asked = self._of(receives)
+        parcels, n_malformed = self._ask(
+            *("validate", server.round, asked, message, specs, self.quorum)
+        )
+        server.ledger.count(rejected=n_malformed)
+        if server.close_validation(parcels, receives):
+            self.progress.best = server.round
+
+    def _end(self):
+        """Send the final model, save the server's estimator and return it."""
+        server, stopping = self.server, self.server.stopping
+        if stopping.stopped:
+            message = server.send_best()
+        else:
+            message = server.send_final()
+            if server.method.early_stopping:
+                receives = server.final_participation().receives
+                self._validate(receives)
+                if stopping.message is None:
+                    warnings.warn(
+                        "No client has measured a validation loss, so the last model is kept.",
+                        ConvergenceWarning,
+                        stacklevel=2,
+                    )
+                elif stopping.best_round != server.round - 1:
+                    message = server.send_best()
+        final = self._without_announcement(message)
+        self._ask("finish", server.round, self.members.by_code, final, {}, 0.0)
+        self._refuse_newcomers(
+            "the fit has ended; its server's model.joblib serves new users by fold_in"
+        )
+        model = model_for_newcomers(self.estimator, server, message)
+        model.traffic_ = self.progress.traffic
+        self.store.save_model(model)
+        return model
+
+    def _end_encrypted(self):
+        """Send the last sums, save the server's records and return them."""
+        server = self.server
+        self._ask("finish", server.round, self.members.by_code, server.send_final(), {}, 0.0)
+        self._refuse_newcomers("the fit has ended; begin a new one with all clients")
+        records = Records(
+            server.ledger, server.privacy_report(), server.round, self.progress.traffic
+        )
+        self.store.save_records(records)
+        return records
+
+    def _refuse_newcomers(self, why):
+        """Tell clients that have come too late that nothing will be asked of them."""
+        for one in self.members.newcomers:
+            log.warning("Client %s cannot join: %s", one.name, why)
+            if one.node is not None:
+                self.exchanges.refuse(one.node, why)
+
+    def _without_announcement(self, message):
+        announced = self.server.announcement()
+        return Message(**{name: one for name, one in message.items() if name not in announced})
+
+    # ---------------------------------------------------------------------- exchanges
+
+    def _quorum(self, n_asked, quorum=None):
+        return math.ceil((self.quorum if quorum is None else quorum) * n_asked)
+
+    def _ask(self, kind, number, asked, message, specs, quorum):
+        """Ask clients; return their messages in the order of codes, and how many were malformed."""
+        answers = self._exchange(
+            *(kind, number, asked, quorum),
+            lambda member: self._request(kind, number, member, message),
+        )
+        parcels, n_malformed = [], 0
+        for member in asked.values():
+            if member.name not in answers:
+                continue
+            if kind == "validate":
+                member.measured = number
+            if isinstance(message, EncryptedSums):
+                member.n_steps = message.first + len(message.sums)
+            try:
+                parcels += self._parcels(kind, number, member, answers[member.name], specs)
+            except MalformedMessage as error:
+                n_malformed += 1
+                log.warning("Client %s: %s", member.name, error)
+        return parcels, n_malformed
+
+    def _exchange(self, kind, number, asked, quorum, request):
+        """Send clients a request each, note the traffic, and return their answers by name."""
+        exchanges, began = self.exchanges, time.monotonic()
+        before = exchanges.bytes_down, exchanges.bytes_up
+        answers = exchanges.ask(kind, asked.values(), request, self._quorum(len(asked), quorum))
+        self.progress.traffic.append(
+            {
+                "kind": kind,
+                "number": number,
+                "requests": len(asked),
+                "answers": len(answers),
+                "bytes_down": exchanges.bytes_down - before[0],
+                "bytes_up": exchanges.bytes_up - before[1],
+                "seconds": time.monotonic() - began,
+            }
+        )
+        return answers
+
+    def _request(self, kind, number, member, message):
+        """Return the bytes of a request to one member."""
+        server, code = self.server, member.code
+        wire_dtype = server.federation.wire_dtype
+        if isinstance(message, EncryptedSums):
+            message = message.since(member.n_steps)
+        held = None if kind == "finish" else server._held.get(code)
+        head: dict[str, Any] = {"kind": kind, "fit": self.progress.fit, "number": number}
+        parts = {"message": message}
+        if not member.knows_place:
+            head["place"] = place_head(member.place)
+            is_plain = kind != "setup" and self.party is None
+            parts["announcement"] = server.announcement() if is_plain else None
+        if self.progress.best is not None:
+            head["best"] = self.progress.best
+        arrays = {}
+        for name, one in parts.items():
+            spec, own = message_arrays(one, held, code, wire_dtype)
+            is_model = name == "message" and kind in ("round", "finish")
+            if is_model and spec and member.measured == number:
+                # It has what it has just measured.
+                measured = message_arrays(self._measured, server._held.get(code), code, wire_dtype)
+                spec["kept"] = _equal(*measured, spec, own)
+                own = {label: one for label, one in own.items() if label not in spec["kept"]}
+            head[name] = spec
+            arrays |= {f"{name}/{label}": values for label, values in own.items()}
+        return pack(head, arrays)
+
+    def _parcels(self, kind, number, member: Member, answer, specs):
+        """Return a member's messages; raise if they are not what it was asked for."""
+        if kind == "finish":
+            return []
+        heads = answer.head.get("parcels")
+        if isinstance(heads, list) and len(heads) > 1:
+            raise MalformedMessage(f"it sends {len(heads)} uploads at once.")
+        parcels = parcels_of(heads, answer.arrays, specs)
+        phase = {"setup": "setup", "round": "round", "validate": "validation"}[kind]
+        for one in parcels:
+            step = one.phase, one.round, one.client
+            are_codes = type(one.round) is type(one.client) is int
+            if step != (phase, number, member.code) or not are_codes:
+                raise MalformedMessage(
+                    f"it sends {str(step)[:80]} instead of {(phase, number, member.code)}."
+                )
+        return parcels
+
+
+def _equal(spec, arrays, other_spec, other_arrays):
+    """Return the names of the fields that are the same in two messages."""
+    return [
+        name
+        for name, values in other_arrays.items()
+        if name in arrays
+        and (name in spec["rows"]) == (name in other_spec["rows"])
+        and spec["computed"].get(name) == other_spec["computed"].get(name)
+        and values.dtype == arrays[name].dtype
+        and values.tobytes() == arrays[name].tobytes()
+    ]
+
+
+def _check_setup(step, n_malformed, late):
+    """Raise if a fit cannot begin, because a client does not answer as it should."""
+    if n_malformed and not late:
+        raise NotEnough(
+            f"{n_malformed} answers to set-up exchange {step} were malformed, and the fit needs "
+            "those of all clients; the log names them. Mend these nodes or leave them out, and run "
+            "this app again."
+        )
+
+
+def model_for_newcomers(estimator: Any, server: Server, message: Message) -> Any:
+    """Return a fitted estimator without users, which folds in newcomers."""
+    model = copy.copy(server.method)
+    received = model._decode_broadcast(message, server.key.at(server.round))
+    # An invented user shows which attributes users have.
+    items = catalogue_ids(estimator.items)
+    low, high = getattr(estimator, "rating_scale", None) or (1, 1)
+    X = np.array([["nobody", items.values[0]]], dtype=object)
+    data = model._read(X, np.array([(low + high) / 2]), None, None, item_ids=items)
+    attributes = model._server_attributes(received)
+    check_items(model, data, attributes)
+    vars(model).update(
+        attributes_of(data) | attributes,
+        _final_message=message,
+        n_rounds_=server.round,
+        history_=server.history,
+        communication_=server.ledger,
+        privacy_=server.privacy_report(),
+    )
+    if model.early_stopping:
+        model.best_round_ = server.stopping.best_round
+    try:
+        users = model._new_user_attributes(data)
+    except ValueError as error:
+        raise ValueError(
+            f"{type(model).__name__} diverged: no user can be fitted to its final items. "
+            f"{hint(estimator)}"
+        ) from error
+    nobody = {name: rows[:0] for name, rows in users.items()}
+    no_ids = Ids(np.zeros(0, dtype=np.int64), "user ids")
+    vars(model).update(
+        nobody,
+        user_ids_=no_ids.values.copy(),
+        n_users_=0,
+        _users=no_ids,
+        _seen=(np.zeros(1, dtype=np.int64), data.items[:0]),
+    )
+    return model

@@ -1,0 +1,423 @@
+"""The clients of a fit and how they are asked; meanwhile others may come or come back."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedrecsk.deployment.checks import Refused
+from fedrecsk.deployment.records import MalformedMessage, pack, registration_of, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+    from fedrecsk.protocol.clients import Registration
+    from fedrecsk.protocol.server import ClientCodes
+
+log = logging.getLogger("fedrecsk.deployment")
+# What a node may lack that it was sent before: its place, or the model that it has measured.
+PLACE, MODEL = "place", "model"
+# How often clients are asked before the server gives up.
+TRIES = 3
+
+
+# ------------------------------------------------------------------------------ the carrier
+
+
+class Request(NamedTuple):
+    """Bytes for a node.
+
+    Attributes
+    ----------
+    node : int
+        Its address.
+    kind : str
+        What the node is to do.
+    content : bytes
+    """
+
+    node: int
+    kind: str
+    content: bytes
+
+
+class Reply(NamedTuple):
+    """The reply to a request, or an error.
+
+    Attributes
+    ----------
+    ticket : hashable
+        Of the request.
+    content : bytes or None
+        None: there was an error.
+    error : str
+    """
+
+    ticket: Hashable
+    content: bytes | None
+    error: str = ""
+
+
+class Carrier(ABC):
+    """Carries requests to nodes and their replies back; it does not look into them."""
+
+    @abstractmethod
+    def nodes(self) -> set[int]:
+        """Return the addresses of the nodes that are connected."""
+
+    @abstractmethod
+    def send(self, requests: list[Request]) -> list[Hashable]:
+        """Send requests and return a ticket for each, by which its reply is recognised."""
+
+    @abstractmethod
+    def receive(self, tickets: Iterable[Hashable]) -> list[Reply]:
+        """Return the replies to these requests that have arrived since, without waiting."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Wait a moment before looking again."""
+
+
+# ------------------------------------------------------------------------------ the clients
+
+
+@dataclass(eq=False)
+class Member:
+    """One client.
+
+    Parameters
+    ----------
+    name : str, int or float
+        Its id.
+    token : str
+        By which its node is known again.
+    registration : Registration
+    node : int or None
+        Address of its node. None: unknown since the server was restarted.
+    place : ClientCodes or None
+        None: it has come after the fit has begun, and joins before the next round.
+    is_set_up : bool
+        Whether it has answered all exchanges before its first round.
+    knows_place : bool
+        Whether it has answered a request that had its place and the announcement.
+    is_late : bool
+        Whether it has not answered the last request in time. It is asked again, but nobody waits
+        for it.
+    measured : int or None
+        Number of the last model whose validation loss it has sent.
+    n_steps : int
+        Under secure sums: how many of the server's steps it has.
+    """
+
+    name: Any
+    token: str
+    registration: Registration
+    node: int | None
+    place: ClientCodes | None = None
+    is_set_up: bool = False
+    knows_place: bool = False
+    is_late: bool = False
+    measured: int | None = None
+    n_steps: int = 0
+
+    @property
+    def code(self) -> int:
+        """The number that the server has given to it."""
+        assert self.place is not None
+        return int(self.place.clients[0])
+
+
+class Members:
+    """All clients of a fit, by id.
+
+    Parameters
+    ----------
+    most : int or None
+        How many there may be. None: any number.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
+        self.by_name: dict[Any, Member] = {}
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def __iter__(self) -> Any:
+        return iter(self.by_name.values())
+
+    @property
+    def by_code(self) -> dict[int, Member]:
+        """All clients that have a code, in this order."""
+        placed = [one for one in self if one.place is not None]
+        return {one.code: one for one in sorted(placed, key=lambda one: one.code)}
+
+    @property
+    def newcomers(self) -> list[Member]:
+        """Clients that have come since the fit began."""
+        return [one for one in self if one.place is None]
+
+    def remove(self, member: Member) -> None:
+        """Forget a client that cannot join."""
+        del self.by_name[member.name]
+
+    def admit(self, registration: Registration, token: str, node: int) -> Member:
+        """Take in a client, or one that comes back elsewhere; raise Refused if it cannot join."""
+        name = registration.client_ids[0].item()
+        known = self.by_name.get(name)
+        if known is not None:
+            if known.token != token:
+                raise Refused(
+                    f"another node has registered as client {name!s}; give each client its own "
+                    "id, and start a client that comes back with its old folder"
+                )
+            known.node, known.is_late = node, False
+            return known
+        for other in self:
+            if isinstance(other.name, str) != isinstance(name, str):
+                raise Refused(
+                    f"client {name!r} has a {type(name).__name__} as its id, and client "
+                    f"{other.name!r} a {type(other.name).__name__}; use one type for all"
+                )
+        if self.most is not None and len(self) >= self.most:
+            raise Refused(
+                f"the keys are for {self.most} clients, who have registered; make keys for more "
+                "with write_keys(..., n_clients=), and begin a new fit"
+            )
+        self.by_name[name] = Member(name, token, registration, node)
+        return self.by_name[name]
+
+    def forget_addresses(self) -> None:
+        """Wait for all clients to say where they are, as after a restart."""
+        for one in self:
+            one.node, one.is_late = None, False
+
+
+# ---------------------------------------------------------------------------------- asking
+
+
+class NotEnough(RuntimeError):
+    """Too few clients have answered. The checkpoint is as it was."""
+
+
+class Answer(NamedTuple):
+    """A client's answer: a head and arrays."""
+
+    head: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+class Exchanges:
+    """Asks members of a fit over a carrier.
+
+    Parameters
+    ----------
+    carrier : Carrier
+    members : Members
+    greeting : bytes
+        The request to register, for every node that appears.
+    patience : float
+        Seconds to wait for answers.
+    n_items : int
+        Items of the catalogue.
+    repeats : bool
+        Whether the server has all that it has sent, and can send it again to a node that has lost
+        it.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        members: Members,
+        greeting: bytes,
+        patience: float,
+        n_items: int,
+        *,
+        repeats: bool = True,
+    ) -> None:
+        self.carrier = carrier
+        self.members = members
+        self.greeting = greeting
+        self.patience = patience
+        self.n_items = n_items
+        self.repeats = repeats
+        # When nodes were last asked to register, and nodes by the tickets of these requests.
+        self._greeted_at: dict[int, float] = {}
+        self._greetings: dict[Any, int] = {}
+        # Nodes that have registered.
+        self._registered: set[int] = set()
+        # What nodes that cannot take part have said.
+        self.refused: dict[int, str] = {}
+        self.bytes_down = self.bytes_up = 0
+
+    # ------------------------------------------------------------------ who is there
+
+    def gather(self, n_clients: int, patience: float) -> None:
+        """Wait until this many clients are connected; raise NotEnough if they are too late."""
+        deadline = time.monotonic() + patience
+        while (n_here := sum(one.node is not None for one in self.members)) < n_clients:
+            if time.monotonic() > deadline:
+                why = "".join(f"\n  {reason}" for reason in self.refused.values())
+                raise NotEnough(
+                    f"{n_here} of {n_clients} clients have registered within {patience:g} s; "
+                    f"start the other nodes, or lower n_clients.{why}"
+                )
+            self._welcome()
+            self.carrier.pause()
+
+    def _welcome(self):
+        """Ask nodes to register, again after `patience` seconds, and take in those that answer."""
+        now, connected = time.monotonic(), self.carrier.nodes()
+        # A node that has lost its connection may come back, and is then new again.
+        self._registered &= connected
+        self._greeted_at = {n: at for n, at in self._greeted_at.items() if n in connected}
+        self._greetings = {t: n for t, n in self._greetings.items() if n in connected}
+        for node in connected - self._registered:
+            if now - self._greeted_at.get(node, -math.inf) > self.patience:
+                self._greeted_at[node] = now
+                (ticket,) = self._send([Request(node, "register", self.greeting)])
+                self._greetings[ticket] = node
+        replies = self._receive(self._greetings)
+        return [self._take_in(self._greetings.pop(reply.ticket), reply) for reply in replies]
+
+    def _take_in(self, node, reply):
+        """Return the member of a registration; None if it cannot take part."""
+        try:
+            head = _read(reply).head
+            registration = registration_of(head.get("registration"), self.n_items)
+            token = head.get("token")
+            if not isinstance(token, str):
+                raise MalformedMessage("A registration needs a token.")
+            member = self.members.admit(registration, token, node)
+        except (Refused, MalformedMessage) as error:
+            reason = f"node {node}: {error}"
+            if self.refused.get(node) != reason:
+                self.refused[node] = reason
+                log.warning("Node %d cannot take part: %s", node, error)
+                if reply.content is not None:
+                    self.refuse(node, str(error))
+            return None
+        self._registered.add(node)
+        self.refused.pop(node, None)
+        log.info("Client %s has registered", member.name)
+        return member
+
+    def refuse(self, node: int, reason: str) -> None:
+        """Tell a node that it cannot take part, and why."""
+        fit = unpack(self.greeting)[0]["fit"]
+        refusal = pack({"kind": "refuse", "fit": fit, "reason": reason}, {})
+        self._send([Request(node, "refuse", refusal)])
+
+    # --------------------------------------------------------------------------- ask
+
+    def ask(
+        self,
+        kind: str,
+        clients: Iterable[Member],
+        request: Callable[[Member], bytes],
+        quorum: int,
+    ) -> dict[Any, Answer]:
+        """Ask clients; return their answers by name, or raise NotEnough for fewer than `quorum`."""
+        # Ends when all have answered that answered the last time, or after `patience` seconds if at
+        # least `quorum` have. If fewer have, those that lack are asked again, TRIES times in all.
+        asked = {one.name: one for one in clients}
+        answers, failed, tickets = {}, {}, {}
+        for trial in range(TRIES):
+            still = [one for name, one in asked.items() if name not in answers]
+            tickets.update(self._post(kind, still, request))
+            deadline = time.monotonic() + self.patience
+            while time.monotonic() <= deadline:
+                replies = [(tickets.pop(one.ticket), one) for one in self._receive(tickets)]
+                lacking = []
+                for one, reply in replies:
+                    if one not in lacking and self._note(one, reply, answers, failed):
+                        lacking.append(one)
+                # Their answers to earlier requests do not matter any more.
+                tickets = {t: one for t, one in tickets.items() if one not in lacking}
+                back = [one for one in self._welcome() if one is not None and one.name in asked]
+                back = [one for one in back if one.name not in answers]
+                tickets.update(self._post(kind, [*lacking, *back], request))
+                waited_for = {one.name for one in tickets.values() if not one.is_late}
+                if not waited_for - answers.keys() - failed.keys() and len(answers) >= quorum:
+                    break
+                self.carrier.pause()
+            if len(answers) >= quorum:
+                break
+            log.warning(
+                "%d of %d clients have answered %r after %g s (attempt %d of %d); %d must.",
+                *(len(answers), len(asked), kind, self.patience, trial + 1, TRIES, quorum),
+            )
+        for name, one in asked.items():
+            one.is_late = name not in answers
+        if len(answers) < quorum:
+            why = "".join(f"\n  client {name}: {reason}" for name, reason in failed.items())
+            silent = [str(n) for n in asked if n not in answers and n not in failed]
+            raise NotEnough(
+                f"{len(answers)} of {len(asked)} clients have answered the request {kind!r}, but "
+                f"{quorum} must. Without an answer: {', '.join(silent) or 'none'}. Start the "
+                f"missing nodes and run this app again; it resumes from its checkpoint.{why}"
+            )
+        return answers
+
+    def _post(self, kind, members, request):
+        """Send a request to members that are connected; return them by their tickets."""
+        connected = self.carrier.nodes() if members else set()
+        members = [one for one in members if one.node in connected]
+        tickets = self._send([Request(one.node, kind, request(one)) for one in members])
+        return dict(zip(tickets, members, strict=True))
+
+    def _note(self, member, reply, answers, failed):
+        """Note a member's answer or failure; return whether it must be asked again."""
+        try:
+            answer = _read(reply)
+            if "lacks" in answer.head and self.repeats:
+                _note_lack(member, answer.head["lacks"])
+                return True
+        except (Refused, MalformedMessage) as error:
+            failed[member.name] = str(error)
+            log.warning("Client %s cannot answer: %s", member.name, error)
+            return False
+        failed.pop(member.name, None)
+        answers.setdefault(member.name, answer)
+        member.is_late, member.knows_place = False, True
+        return False
+
+    def _send(self, requests):
+        self.bytes_down += sum(len(one.content) for one in requests)
+        return self.carrier.send(requests) if requests else []
+
+    def _receive(self, tickets):
+        replies = self.carrier.receive(tickets) if tickets else []
+        self.bytes_up += sum(len(one.content or b"") for one in replies)
+        return replies
+
+
+def _note_lack(member, what):
+    """Note what a member must be sent again; raise if it was just sent that."""
+    was_sent = member.measured is None if what == MODEL else not member.knows_place
+    if was_sent:
+        raise Refused("it says that it lacks what it was just sent")
+    if what == MODEL:
+        member.measured = None
+    else:
+        member.knows_place = False
+    log.warning("Client %s lacks its %s in the fit, and is sent it again", member.name, what)
+
+
+def _read(reply: Reply) -> Answer:
+    """Return an answer; raise Refused if the node has failed."""
+    if reply.content is None:
+        raise Refused(reply.error)
+    answer = Answer(*unpack(reply.content))
+    if "refused" in answer.head:
+        raise Refused(str(answer.head["refused"])[:1000])
+    if "failed" in answer.head:
+        what = str(answer.head["failed"])[:100]
+        raise Refused(f"it has failed with {what}; its own log says why")
+    return answer

@@ -1,0 +1,307 @@
+"""What a node does with each request of the server."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedrecsk.deployment.checks import Refused, check_deployable, differences, digests
+from fedrecsk.deployment.exchanges import MODEL, PLACE
+from fedrecsk.deployment.records import (
+    MalformedMessage,
+    message_of,
+    pack,
+    parcel_arrays,
+    place_of,
+    registration_head,
+    unpack,
+)
+from fedrecsk.protocol.clients import VALIDATION
+from fedrecsk.protocol.device import Device
+from fedrecsk.protocol.encryption import EncryptedSums
+from fedrecsk.protocol.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fedrecsk.deployment.store import Store
+    from fedrecsk.privacy import Party
+
+log = logging.getLogger("fedrecsk.deployment")
+SETUP = -1
+STATE = ".state"
+OLD_COPY = (
+    "this node's folder is a copy of before its last answers, and the server has no model that it "
+    "could send; restore a newer copy, or begin a new fit without it"
+)
+
+
+@dataclass
+class Memory:
+    """A node's state of one fit.
+
+    Parameters
+    ----------
+    device : Device or None
+        None: the fit has ended, and the folder has the model.
+    client : object
+        The client's id.
+    registration : dict
+        What the server was told.
+    token : str
+        By which the server knows this node again, whatever its address is then.
+    """
+
+    device: Device | None
+    client: Any
+    registration: dict[str, Any]
+    token: str
+    # Its place as the server has sent it, and whether the announcement has come, too.
+    place: dict[str, Any] | None = None
+    has_begun: bool = False
+    announcement: Message = field(default_factory=Message)
+    # Rounds of the model evaluated last, and of the one whose users are kept.
+    measured: int | None = None
+    kept: int | None = None
+    # The last model that was received to be evaluated, with the announcement.
+    model: Message | None = None
+    # Answers of the round that is under way, by kind and number.
+    answers: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    round: int = SETUP
+
+
+class Lacking(Exception):
+    """This node's folder is an older copy, and lacks what it was sent before."""
+
+
+class Node:
+    """One client's machine: answers the server's requests.
+
+    Parameters
+    ----------
+    estimator : federated estimator
+        With the same parameters as the server's.
+    load_data : callable
+        Returns the client's id and rows, as a dict of the arguments of :class:`Device`:
+        ``client_id`` and ``X``, and maybe ``y`` and ``sample_weight``.
+    store : Store
+        For the state, of which the keys are no part, and at the end for the fitted estimator.
+    party : Party or None
+        The clients' side of the keys, under secure sums: the server sees nothing but ciphertexts.
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        load_data: Callable[[], dict[str, Any]],
+        store: Store,
+        party: Party | None = None,
+    ) -> None:
+        self.estimator = estimator
+        self.load_data = load_data
+        self.store = store
+        self.party = party
+
+    def answer(self, content: bytes) -> bytes:
+        """Answer a request. If this fails, the server learns so, and this node's log why."""
+        try:
+            return self._answer(*unpack(content))
+        except Lacking as error:
+            # The state is as it was, and the server asks again.
+            log.info("This node's folder is an older copy, which lacks its %s", error)
+            return pack({"lacks": str(error)}, {})
+        except (Refused, MalformedMessage) as error:
+            log.error("This node refuses a request: %s", error)
+            return pack({"refused": str(error)}, {})
+        except Exception as error:
+            # The text of an error may have private data in it, so it stays here.
+            log.exception("This node cannot answer a request")
+            return pack({"failed": type(error).__name__}, {})
+
+    def _answer(self, head, arrays):
+        kind, fit = head.get("kind"), head.get("fit")
+        if not isinstance(fit, str) or not re.fullmatch(r"[0-9a-f]{16}", fit):
+            raise MalformedMessage("The request does not say to which fit it belongs.")
+        if kind == "register":
+            return self._register(fit, head)
+        if kind == "refuse":
+            raise Refused(f"the server does not let this node take part: {head['reason']}")
+        memory = self._loaded(fit)
+        if memory is None:
+            raise Refused("this node has no state of this fit; it must register first")
+        return self._step(kind, fit, memory, head, arrays)
+
+    def _step(self, kind, fit, memory, head, arrays):
+        """Take one step of the fit, unless it has been taken, and save the state after it."""
+        steps = {
+            "setup": self._setup,
+            "validate": self._validate,
+            "round": self._round,
+            "finish": self._finish,
+        }
+        if kind not in steps:
+            raise MalformedMessage(f"No request is of the kind {str(kind)[:20]!r}.")
+        step = kind, int(head["number"])
+        if head.get("place") not in (None, memory.place):
+            # A server that was killed gives places anew, and answers have the old one.
+            memory.answers = {}
+        if step in memory.answers:
+            return memory.answers[step]
+        number = SETUP if kind == "setup" else step[1]
+        _check_number(kind, number, memory)
+        self._learn(memory, kind, head, arrays)
+        answer = steps[kind](memory, head, arrays)
+        if number != memory.round:
+            memory.answers, memory.round = {}, number
+        memory.answers[step] = answer
+        if kind == "finish":
+            # The users' data and vectors are in the model, and not needed twice.
+            memory = replace(memory, device=None, announcement=Message(), model=None)
+        self.store.save(_file(fit), memory)
+        return answer
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _register(self, fit, head):
+        check_deployable(self.estimator)
+        differing = differences(digests(self.estimator, self.party), head["parameters"])
+        if differing:
+            raise Refused(differing)
+        data = self.load_data()
+        memory = self._loaded(fit)
+        if memory is None:
+            device = Device(self.estimator, **data, party=self.party)
+            registration = registration_head(device.register())
+            memory = Memory(device, data["client_id"], registration, secrets.token_hex(8))
+            self._forget_ended_fits()
+            self.store.save(_file(fit), memory)
+            log.info("Client %s registers", data["client_id"])
+        if str(memory.client) != str(data["client_id"]):
+            raise Refused(
+                f"the folder {self.store.folder} holds the state of client {memory.client!s}, but "
+                f"load_data returns client {data['client_id']!s}; give each node its own folder"
+            )
+        return pack({"registration": memory.registration, "token": memory.token}, {})
+
+    def _forget_ended_fits(self):
+        """Delete what is kept of earlier fits that have ended, and unfinished files."""
+        self.store.remove_drafts(f"*{STATE}")
+        for name in self.store.names(f"*{STATE}"):
+            if self.store.load(name).device is None:
+                self.store.remove(name)
+
+    def _loaded(self, fit):
+        """Return what this node keeps of a fit; None if it has no part in it."""
+        memory = self.store.load(_file(fit))
+        if memory is not None and memory.device is not None:
+            memory.device.party = self.party
+        return memory
+
+    def _learn(self, memory, kind, head, arrays):
+        """Take what may come with any request: place, announcement, and which model is the best."""
+        device = memory.device
+        if head.get("place") is not None:
+            device.place(place_of(head["place"]))
+            memory.place, memory.has_begun = head["place"], kind != "setup"
+        if memory.place is None or not (memory.has_begun or kind == "setup"):
+            if self.party is not None:
+                raise Refused(OLD_COPY)
+            raise Lacking(PLACE)
+        if head.get("announcement") is not None:
+            announcement = self._message(memory, head, arrays, "announcement")
+            memory.announcement = announcement
+            device.announce(announcement)
+        best = head.get("best")
+        if best is None or best == memory.kept:
+            return
+        if best == memory.measured:
+            device.keep_measured()
+            memory.kept = best
+        else:
+            device.forget_kept()
+            memory.kept = None
+
+    def _message(self, memory, head, arrays, name="message"):
+        block = memory.device.block
+        own = {
+            label.partition("/")[2]: values
+            for label, values in arrays.items()
+            if label.startswith(f"{name}/")
+        }
+        message = message_of(head[name], own, block.row_items, block.n_items)
+        if isinstance(message, EncryptedSums):
+            if message.first > memory.device.replica.n_taken:
+                raise Refused(OLD_COPY)
+            return message
+        kept = head[name].get("kept") if message is not None else None
+        if message is None or not kept:
+            return message
+        # Fields of the model that it has just measured are not sent again.
+        if memory.model is None or memory.measured != int(head["number"]):
+            raise Lacking(MODEL)
+        return message | {one: memory.model[one] for one in kept}
+
+    def _setup(self, memory, head, arrays):
+        step, device = int(head["number"]), memory.device
+        parcels = device.setup(step, self._message(memory, head, arrays))
+        return self._sent(memory, parcels, device.method._setup_specs(device.block.n_items, step))
+
+    # --------------------------------------------------------------------- each round
+
+    def _round(self, memory, head, arrays):
+        round, device = int(head["number"]), memory.device
+        device.receive(round, self._message(memory, head, arrays))
+        parcels, _ = device.update(round)
+        log.info("Client %s has trained in round %d", device.client_ids[0], round)
+        return self._sent(memory, parcels, device.method._upload_specs(device.block.n_items))
+
+    def _validate(self, memory, head, arrays):
+        round = int(head["number"])
+        memory.model = memory.announcement | self._message(memory, head, arrays)
+        parcels = memory.device.validate(round, memory.model)
+        memory.measured = round
+        return self._sent(memory, parcels, VALIDATION)
+
+    def _sent(self, memory, parcels, specs):
+        heads, arrays = parcel_arrays(parcels, specs, memory.device.federation.wire_dtype)
+        return pack({"parcels": heads}, arrays)
+
+    # ------------------------------------------------------------------------- the end
+
+    def _finish(self, memory, head, arrays):
+        message = self._message(memory, head, arrays)
+        if message is None:
+            raise MalformedMessage("The final model is missing.")
+        if self.party is None:
+            message = memory.announcement | message
+        model = memory.device.fitted(message, int(head["number"]))
+        self.store.save_model(model)
+        log.info("Client %s has its model: %s", *memory.device.client_ids, self.store.folder)
+        return pack({"n_users": int(np.size(model.user_ids_))}, {})
+
+
+def _check_number(kind, number, memory):
+    """Raise if this request cannot follow those before it, or the fit has no such round."""
+    if memory.device is None:
+        raise Refused("this node has ended the fit, and its folder has the model")
+    # Each round may cost privacy.
+    # A node does not know how many clients there are. More of them may need more rounds.
+    n_rounds = memory.device.method._rounds(np.inf)
+    if kind == "round" and not 0 <= number < n_rounds:
+        raise Refused(f"the server asks for round {number}, but the fit has {n_rounds} rounds")
+    if number < memory.round:
+        asked = "the set-up" if kind == "setup" else f"round {number}"
+        raise Refused(
+            f"this node is in round {memory.round}, and the server asks for {asked}: the "
+            "server's checkpoint is older than this node's state. Begin a new fit, with an empty "
+            "folder of the server"
+        )
+
+
+def _file(fit):
+    return f"{fit}{STATE}"

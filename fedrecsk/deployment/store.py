@@ -1,0 +1,121 @@
+"""A folder of private files that outlives processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import joblib
+
+if TYPE_CHECKING:
+    from typing import Any
+
+MODEL, RECORDS = "model.joblib", "records.joblib"
+
+
+class Store:
+    """A folder that belongs to one node or to one server.
+
+    Each file is written as a whole or not at all, even if the process is killed meanwhile.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Made with mode 0700 if it does not exist.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        given = Path(folder).expanduser().absolute()
+        # Resolved, so that no link leads elsewhere later.
+        self.folder: Path = given.resolve()
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.name == "posix":
+            _check_way_to(given)
+            _check_own(self.folder)
+
+    def load(self, name: str) -> Any:
+        """Return what was saved under this name; None if nothing was."""
+        file = self.folder / name
+        if not os.path.lexists(file):
+            return None
+        if os.name == "posix":
+            _check_own(file)
+        return pickle.loads(file.read_bytes())
+
+    def save(self, name: str, thing: Any) -> None:
+        """Save something under a name, in place of what was there."""
+        self._write(name, lambda file: file.write(pickle.dumps(thing)))
+
+    def save_model(self, model: Any) -> None:
+        """Save a fitted estimator as ``model.joblib``."""
+        self._write(MODEL, lambda file: joblib.dump(model, file))
+
+    def save_records(self, records: Any) -> None:
+        """Save a server's Records as ``records.joblib``."""
+        self._write(RECORDS, lambda file: joblib.dump(records, file))
+
+    def names(self, pattern: str) -> list[str]:
+        """Return the names under which something was saved that match a pattern."""
+        return sorted(file.name for file in self.folder.glob(pattern) if file.name[0] != ".")
+
+    def remove_drafts(self, *patterns: str) -> None:
+        """Remove files that killed processes have not finished, by patterns of the names."""
+        for pattern in (*patterns, MODEL, RECORDS):
+            for draft in self.folder.glob(f".{pattern}-*"):
+                draft.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Remove what was saved under a name."""
+        (self.folder / name).unlink(missing_ok=True)
+
+    def _write(self, name, write):
+        # Temporary files can only be read by their owner.
+        draft, path = tempfile.mkstemp(prefix=f".{name}-", dir=self.folder)
+        try:
+            with os.fdopen(draft, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path, self.folder / name)
+        except BaseException:
+            os.unlink(path)
+            raise
+
+
+def _check_own(path):
+    """Raise if a folder or file is a link, belongs to another user or can be changed by others."""
+    status = path.lstat()
+    mode, owner = status.st_mode, status.st_uid
+    if stat.S_ISLNK(mode) or owner != os.geteuid():
+        what = "is a link" if stat.S_ISLNK(mode) else f"belongs to user {owner}"
+        raise PermissionError(
+            f"{path} {what}, and what is read from it can run code as user {os.geteuid()}; "
+            "choose a folder that does not exist yet, or run this app as the owner."
+        )
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(
+            f"Other users may write into {path}, and whoever does so can run code here; "
+            f"chmod go-w {path}."
+        )
+
+
+def _check_way_to(folder):
+    """Raise if another user can put a different folder in the place of this one."""
+    trusted = (0, os.geteuid())
+    for path in (folder, *folder.parents):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode) and status.st_uid not in trusted:
+            raise PermissionError(f"The link {path} belongs to user {status.st_uid}; avoid it.")
+    for path in folder.resolve().parents:
+        status = path.stat()
+        # In a folder with the sticky bit, such as /tmp, only owners move what is theirs.
+        is_safe = status.st_mode & stat.S_ISVTX and status.st_uid in trusted
+        if status.st_mode & stat.S_IWOTH and not is_safe:
+            raise PermissionError(
+                f"Everybody may write into {path}, and can replace {folder}; chmod o-w {path}, or "
+                "choose another folder."
+            )

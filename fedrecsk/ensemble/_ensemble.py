@@ -1,0 +1,534 @@
+"""Sums of recommenders, and the search for their weights on rows that no part was fitted to."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import KW_ONLY, dataclass
+from itertools import combinations
+from numbers import Integral
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.utils import Bunch, check_random_state
+
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import BaseComposition, Interval, StrOptions
+from fedrecsk.base import RankingMixin, RatingMixin, Recommender, _batches
+from fedrecsk.privacy.report import PrivacyReport
+from fedrecsk.protocol.ledger import Ledger
+
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+    from numpy.typing import ArrayLike
+
+# Standard deviations below this share of the largest score are rounding.
+RESOLUTION = 1e-12
+# The search maximises NDCG@K over weights that are multiples of 1 / STEPS.
+K = 10
+STEPS = 10
+
+
+@dataclass(eq=False, repr=False)
+class RecommenderEnsemble(Recommender, BaseComposition):
+    """Base class of the ensembles; a subclass implements the sum of scores."""
+
+    estimators: list[Any]
+    _: KW_ONLY
+    weights: ArrayLike | None = None
+
+    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
+        "estimators": [list],
+        "weights": ["array-like", None],
+    }
+
+    _has_item_vectors = _has_user_vectors = False
+
+    # Kind of recommender that the parts must be: in words, and its class.
+    _kind: ClassVar[tuple[str, type]] = ("a recommender", Recommender)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters, those of the parts included as ``<name>__<parameter>``.
+
+        Returns
+        -------
+        params : dict
+        """
+        return self._get_params("estimators", deep=deep)
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; a part's by ``<name>__<parameter>``, a part itself by its name.
+
+        Returns
+        -------
+        self : object
+        """
+        return self._set_params("estimators", **params)
+
+    def _fit(self, data, report):
+        names, parts = self._named_parts()
+        weights, trial, found = self._weights_for(data, parts)
+        fitted = []
+        for name, part in zip(names, parts, strict=True):
+            close = report.step(name)
+            fitted.append(_fit_part(part, data))
+            # A part takes the same tables as this model.
+            for attribute in {"n_features_in_", "feature_names_in_"} & vars(self).keys():
+                setattr(fitted[-1], attribute, getattr(self, attribute))
+            if close(lambda: self._attributes(names, fitted, weights, trial)):
+                break
+        return self._attributes(names, fitted, weights, trial) | found
+
+    def _n_tasks(self, data):
+        return len(self._named_parts()[0])
+
+    def _weights_for(self, data, parts):
+        """Return the parts' weights, models fitted to find them, and attributes about these."""
+        if self.weights is None:
+            return np.ones(len(parts)), [], {}
+        return self._checked_weights(), [], {}
+
+    def _attributes(self, names, fitted, weights, trial):
+        """Return the fitted attributes with the parts fitted so far, whose weights add up to 1."""
+        weights = weights[: len(fitted)]
+        weights = weights if weights.any() else np.ones(len(fitted))
+        attributes = {
+            "estimators_": list(fitted),
+            "named_estimators_": Bunch(**dict(zip(names, fitted, strict=False))),
+            "weights_": weights / weights.sum(),
+        }
+        everything = [*trial, *fitted]
+        federated = [part for part in everything if hasattr(part, "communication_")]
+        if federated:
+            attributes["communication_"] = Ledger.joined([m.communication_ for m in federated])
+            attributes["n_rounds_"] = sum(m.n_rounds_ for m in federated)
+        if all(hasattr(part, "privacy_") for part in everything):
+            attributes["privacy_"] = PrivacyReport.joined([m.privacy_ for m in federated])
+        return attributes
+
+    def _new_user_attributes(self, data):
+        # Copies, because `recommend(interactions=)` folds users into a copy of this model.
+        parts = [copy.copy(part).fold_in(**_rows(data), replace=True) for part in self.estimators_]
+        self.estimators_ = parts
+        self.named_estimators_ = Bunch(**dict(zip(self.named_estimators_, parts, strict=True)))
+        return {}
+
+    def _serving(self, users):
+        model = copy.copy(self)
+        model.estimators_ = [part._serving(users) for part in self.estimators_]
+        return model
+
+    def _weighted_sum(self, scores_of):
+        parts = zip(self.weights_, self.estimators_, strict=True)
+        return sum(weight * scores_of(part) for weight, part in parts)
+
+    def _named_parts(self):
+        """Return names and copies of the parts that are kept, with this model's catalogue."""
+        kept = [(name, part) for name, part in self.estimators if part != "drop"]
+        names, parts = zip(*kept, strict=True)
+        return names, [clone(part).set_params(items=self.items) for part in parts]
+
+    # ------------------------------------------------------------------------------ checks
+
+    def _check_before_fit(self):
+        pairs = all(isinstance(one, tuple | list) and len(one) == 2 for one in self.estimators)
+        if not self.estimators or not pairs:
+            raise ValueError(
+                "estimators should be a list of (name, estimator), with at least one; got "
+                f"{self.estimators!r}."
+            )
+        self._validate_names([name for name, _ in self.estimators])
+        for name, part in self.estimators:
+            self._check_part(name, part)
+        if all(part == "drop" for _, part in self.estimators):
+            raise ValueError("Every estimator is dropped; keep at least one.")
+        self._check_weights()
+        for part in self._named_parts()[1]:
+            part._validate_params()
+            part._check_before_fit()
+
+    def _check_part(self, name, part):
+        what, kind = self._kind
+        if isinstance(part, str) and part == "drop":
+            return
+        if not (isinstance(part, Recommender) and isinstance(part, kind)):
+            raise TypeError(
+                f"{type(self).__name__} adds up estimators, each of which must be {what}; "
+                f"{name!r} is {part!r}."
+            )
+        if part.items is not None and not _same(part.items, self.items):
+            raise ValueError(
+                f"All estimators must have the same catalogue, but {name!r} has items of its own; "
+                f"set items= of the {type(self).__name__}, which passes it on."
+            )
+
+    def _check_weights(self):
+        if self.weights is not None:
+            self._checked_weights()
+
+    def _checked_weights(self):
+        """Return the given weights of the parts that are kept."""
+        try:
+            weights = np.asarray(self.weights, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"weights should be a number for each estimator, got {self.weights!r}."
+            ) from error
+        if weights.shape != (len(self.estimators),):
+            raise ValueError(
+                f"weights has shape {weights.shape}, and there are {len(self.estimators)} "
+                "estimators; give one weight for each, dropped ones included."
+            )
+        kept = weights[[part != "drop" for _, part in self.estimators]]
+        if not np.isfinite(weights).all() or (weights < 0).any() or not kept.any():
+            raise ValueError(
+                "weights should be finite, not negative, and not zero for all estimators that are "
+                f"kept, got {self.weights!r}."
+            )
+        return kept
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class RatingEnsemble(RatingMixin, RecommenderEnsemble):
+    """Weighted mean of the predictions of several rating models.
+
+    If the errors of models differ, their mean is better than each: even the mean of fits of one
+    method with different `random_state`.
+
+    :class:`~sklearn.ensemble.VotingRegressor` predicts the same means, but has no `recommend`, no
+    `fold_in`, no `items` and no ledger, and refuses `clients` unless metadata routing is switched
+    on.
+
+    Parameters
+    ----------
+    estimators : list of (str, estimator)
+        Rating models of this package, federated or not, each with a name. "drop" in place of an
+        estimator leaves it out, as in scikit-learn's ensembles.
+    weights : array-like of shape (n_estimators,), default=None
+        Weights of the predictions; they need not add up to 1. None: equal weights.
+    {items}
+        It is passed on to all parts.
+
+    Attributes
+    ----------
+    estimators_ : list of estimator
+        The fitted parts, without those that are dropped.
+    named_estimators_ : Bunch
+        The same by their names.
+    weights_ : ndarray of shape (n_estimators,), dtype float64
+        Their weights, which add up to 1.
+    {user_ids_}
+    {item_ids_}
+    {n_users_}
+    {n_items_}
+    n_rounds_ : int
+        Rounds of all federated parts. Only if there is one.
+    communication_ : Ledger
+        Every byte that federated parts have sent, one after the other. Only if there is one.
+    privacy_ : PrivacyReport
+        Their guarantees composed. Only if all parts are federated.
+
+    Raises
+    ------
+    TypeError
+        By fit: if a part is not a rating model of this package.
+    ValueError
+        By fit: if names or weights are wrong, if a part has `items` of its own, or as a part does.
+
+    See Also
+    --------
+    RankingEnsemble : The sum of rankers, whose scores have no common scale.
+
+    Notes
+    -----
+    Parts are fitted one after the other, each to all rows, with the same clients and sample
+    weights. `fold_in` and `recommend(interactions=)` fold new users into every part.
+
+    With federated parts, a client takes part in each of them, and computes the mean of their
+    predictions itself.
+
+    Examples
+    --------
+    >>> from fedrecsk import BiasOnly, RFRec
+    >>> from fedrecsk.datasets import make_ratings
+    >>> from fedrecsk.ensemble import RatingEnsemble
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> X = X[:, :2]
+    >>> parts = [("rfrec", RFRec(4, n_rounds=20, random_state=0)), ("bias", BiasOnly())]
+    >>> model = RatingEnsemble(parts, weights=[2, 1]).fit(X, y)
+    >>> mean = sum(w * part.predict(X) for w, part in zip(model.weights_, model.estimators_))
+    >>> bool(abs(model.predict(X) - mean).max() < 1e-12), model.n_rounds_
+    (True, 20)
+    """
+
+    _kind: ClassVar[tuple] = ("a rating model of fedrecsk", RatingMixin)
+
+    def _score_pairs(self, users, items):
+        return self._weighted_sum(lambda part: part._score_pairs(users, items))
+
+    def _score_all(self, users):
+        return self._weighted_sum(lambda part: part._response(part._score_all(users)))
+
+    def _standard_deviations(self, users, items):
+        # Of a mixture of the parts' distributions.
+        mean = self._score_pairs(users, items)
+        square = self._weighted_sum(
+            lambda part: (
+                part._standard_deviations(users, items) ** 2 + part._score_pairs(users, items) ** 2
+            )
+        )
+        return np.sqrt(np.maximum(square - mean**2, 0))
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class RankingEnsemble(RankingMixin, RecommenderEnsemble):
+    """Weighted sum of several rankers, on one scale for each user.
+
+    The scores of different methods have no common scale. Each estimator's are standardised before
+    they are added up: for every user, over all items, to mean 0 and standard deviation 1. If
+    estimators rank about equally well but differently, their sum is better than any of them.
+
+    Parameters
+    ----------
+    estimators : list of (str, estimator)
+        Ranking models of this package, federated or not, each with a name. "drop" in place of an
+        estimator leaves it out, as in scikit-learn's ensembles.
+    weights : array-like of shape (n_estimators,) or "search", default=None
+        Weights of the standardised scores; they need not add up to 1. None: equal weights.
+        "search": the best on held-out rows. One row with y > 0 is held out of each user that has
+        another row, and all estimators are fitted to the rest. Of all multiples of 1/10 that add
+        up to 1, the weights with the highest mean NDCG@10 are chosen. All estimators are then
+        fitted to all rows: twice the time, and twice the communication, which is counted.
+    n_negatives : int or None, default=None
+        With "search": among how many items, drawn from those without a row of the user, the
+        held-out row is ranked. None: all of them. Use the protocol of your evaluation.
+    random_state : int, RandomState instance or None, default=None
+        With "search": which rows are held out, and the items drawn. Parts have their own.
+    {items}
+        It is passed on to all parts.
+
+    Attributes
+    ----------
+    estimators_ : list of estimator
+        The fitted parts, without those that are dropped.
+    named_estimators_ : Bunch
+        The same by their names.
+    weights_ : ndarray of shape (n_estimators,), dtype float64
+        Their weights, which add up to 1.
+    search_results_ : dict
+        `weights` (array of shape (n_candidates, n_estimators)) and `score`, the mean NDCG@10
+        of each. Only with "search".
+    {user_ids_}
+    {item_ids_}
+    {n_users_}
+    {n_items_}
+    n_rounds_ : int
+        Rounds of all federated parts. Only if there is one.
+    communication_ : Ledger
+        Every byte that federated parts have sent, one after the other, those of the search first.
+        Only if there is one.
+    privacy_ : PrivacyReport
+        Their guarantees composed. Only if all parts are federated.
+
+    Raises
+    ------
+    TypeError
+        By fit: if a part is not a ranking model of this package.
+    ValueError
+        By fit: if names or weights are wrong, if a part has `items` of its own, if no row can be
+        held out for "search", or as a part does.
+
+    See Also
+    --------
+    RatingEnsemble : The mean of rating models.
+
+    Notes
+    -----
+    *Algorithm*, with "search"::
+
+        1  hold out a row of each user                        held_out
+        2  fit all parts to the others                        _weights_for
+        3  rank the held-out rows by each candidate's sum     mean_ndcg
+        4  keep the best candidate, and fit all parts again   _fit
+
+    Parts are fitted one after the other, each with the same clients and sample weights. `fold_in`
+    and `recommend(interactions=)` fold new users into every part.
+
+    A part that scores all items alike for a user (an unknown one, for example) adds nothing. An
+    unknown item scores 0, like the average item.
+
+    *In a federation* each client standardises and adds up its own users' scores, for which it needs
+    only the parts. A search needs one number from each client for each candidate: its
+    users' NDCG, in a sum. These numbers, 264 bytes per client for three parts, are not counted.
+
+    Examples
+    --------
+    >>> from fedrecsk import FedEASE, LocALS
+    >>> from fedrecsk.datasets import make_interactions
+    >>> from fedrecsk.ensemble import RankingEnsemble
+    >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
+    >>> parts = [("ease", FedEASE(100.0)), ("als", LocALS(4, random_state=0))]
+    >>> model = RankingEnsemble(parts, weights="search", random_state=0).fit(X)
+    >>> model.weights_.sum().round(6), len(model.search_results_["score"])
+    (np.float64(1.0), 11)
+    >>> model.recommend(X[:2, 0], n_recommendations=3)[0].shape
+    (2, 3)
+    """
+
+    _: KW_ONLY
+    weights: ArrayLike | Literal["search"] | None = None
+    n_negatives: int | None = None
+    random_state: int | np.random.RandomState | None = None
+
+    _parameter_constraints: ClassVar[dict] = RecommenderEnsemble._parameter_constraints | {
+        "weights": ["array-like", StrOptions({"search"}), None],
+        "n_negatives": [Interval(Integral, 1, None, closed="left"), None],
+        "random_state": ["random_state"],
+    }
+
+    _kind: ClassVar[tuple] = ("a ranking model of fedrecsk", RankingMixin)
+
+    def _weights_for(self, data, parts):
+        if not isinstance(self.weights, str):
+            return super()._weights_for(data, parts)
+        generator = check_random_state(self.random_state)
+        mask = held_out(data, generator)
+        # Items whose only row is held out stay in the catalogue.
+        catalogue, training = data.item_ids.values, data.take(~mask)
+        trial = [_fit_part(clone(part).set_params(items=catalogue), training) for part in parts]
+        weights = candidate_weights(len(parts))
+        ndcg = mean_ndcg(weights, trial, data, mask, self.n_negatives, generator)
+        found = {"search_results_": {"weights": weights, "score": ndcg}}
+        return weights[ndcg.argmax()], trial, found
+
+    def _check_weights(self):
+        if not isinstance(self.weights, str):
+            super()._check_weights()
+            return
+        for name, part in self.estimators:
+            federation = getattr(part, "federation", None)
+            if getattr(federation, "central_dp", None) or getattr(federation, "local_dp", None):
+                raise ValueError(
+                    'weights="search" chooses weights by held-out rows, and the privacy of '
+                    f"{name!r} does not cover that choice; give the weights."
+                )
+
+    def _score_all(self, users):
+        return self._weighted_sum(lambda part: _standardised(part, users))
+
+    def _score_pairs(self, users, items):
+        scores = np.zeros(len(users))
+        distinct, places = np.unique(users, return_inverse=True)
+        order = np.argsort(places, kind="stable")
+        starts = np.searchsorted(places[order], np.arange(len(distinct) + 1))
+        for batch in _batches(len(distinct), self.n_items_):
+            rows = order[starts[batch.start] : starts[batch.stop]]
+            board = self._score_all(distinct[batch])
+            known = items[rows] >= 0
+            rows = rows[known]
+            scores[rows] = board[places[rows] - batch.start, items[rows]]
+        return scores
+
+
+def _standardised(part, users):
+    """Return a part's scores of all items, for each user with mean 0 and standard deviation 1."""
+    board = np.asarray(part._score_all(users), dtype=np.float64)
+    board = board - board.mean(axis=1, keepdims=True)
+    spread = board.std(axis=1, keepdims=True)
+    # Scores that differ only by rounding count as equal.
+    flat = spread <= RESOLUTION * np.abs(board).max(axis=1, keepdims=True, initial=0)
+    return np.where(flat, 0.0, board / np.where(flat, 1.0, spread))
+
+
+def _fit_part(part, data):
+    return part.fit(**_rows(data))
+
+
+def _rows(data):
+    """Return Interactions as arguments of `fit` and `fold_in`."""
+    users, items = data.user_ids.values[data.users], data.item_ids.values[data.items]
+    if users.dtype == items.dtype:
+        X = np.column_stack([users, items])
+    else:
+        # Each column keeps a type of its own.
+        X = np.empty((len(users), 2), dtype=object)
+        X[:, 0], X[:, 1] = users, items
+    return {
+        "X": X,
+        "y": data.values,
+        "clients": data.client_ids[data.clients],
+        "sample_weight": data.weights,
+    }
+
+
+def _same(items, others):
+    if others is None:
+        return False
+    return set(np.asarray(items).tolist()) == set(np.asarray(others).tolist())
+
+
+# ------------------------------------------------------------------------- search for weights
+
+
+def candidate_weights(n_parts):
+    """Return all multiples of 1 / STEPS that add up to 1, shape (n_candidates, n_parts)."""
+    bars = combinations(range(STEPS + n_parts - 1), n_parts - 1)
+    cuts = np.array([(-1, *bar, STEPS + n_parts - 1) for bar in bars])
+    return (np.diff(cuts, axis=1) - 1) / STEPS
+
+
+def held_out(data, generator):
+    """Mark a random row of y > 0 of each user that has two of them."""
+    likes = data.values > 0
+    users = np.repeat(np.arange(data.n_users), np.diff(data.indptr))
+    spare = likes & (np.bincount(users, likes, data.n_users) > 1)[users]
+    draws = np.where(spare, generator.uniform(size=len(spare)), -1.0)
+    order = np.lexsort((draws, data.users))
+    last = order[data.indptr[1:] - 1]
+    mask = np.zeros(len(spare), dtype=bool)
+    mask[last[spare[last]]] = True
+    if not mask.any():
+        raise ValueError(
+            'weights="search" has no row to hold out, because no user has two rows of y > 0; '
+            "give weights."
+        )
+    return mask
+
+
+def mean_ndcg(weights, parts, data, mask, n_negatives, generator):
+    """Return the mean NDCG@K of the held-out rows under each of the weights, (n_candidates,)."""
+    users, items = data.users[mask], data.items[mask]
+    totals = np.zeros(len(weights))
+    for batch in _batches(len(users), data.n_items * len(parts)):
+        rows = np.arange(len(users[batch]))
+        others = _unseen(data, users[batch])
+        if n_negatives is not None:
+            others = _sample(others, n_negatives, generator)
+        boards = np.stack([_standardised(part, users[batch]) for part in parts])
+        for candidate, one in enumerate(weights):
+            board = np.tensordot(one, boards, 1)
+            own = board[rows, items[batch]][:, None]
+            ahead = ((board > own) & others).sum(axis=1)
+            place = ahead + ((board == own) & others).sum(axis=1) / 2
+            totals[candidate] += np.where(place < K, 1 / np.log2(place + 2), 0).sum()
+    return totals / len(users)
+
+
+def _unseen(data, users):
+    """Mark the items without any row of the users, held out or not."""
+    unseen = np.ones((len(users), data.n_items), dtype=bool)
+    for k, user in enumerate(users):
+        unseen[k, data.items[data.indptr[user] : data.indptr[user + 1]]] = False
+    return unseen
+
+
+def _sample(unseen, n, generator):
+    """Keep at most n unseen items of each user."""
+    draws = np.where(unseen, generator.uniform(size=unseen.shape), 2.0)
+    n = min(n, unseen.shape[1])
+    chosen = np.zeros_like(unseen)
+    np.put_along_axis(chosen, np.argpartition(draws, n - 1, axis=1)[:, :n], True, axis=1)
+    return chosen & unseen

@@ -1,0 +1,532 @@
+"""LightFR's clients and server, in integers.
+
+Users' vectors are odd integers in [-limit, limit] and items' are +1 and -1, both packed as
+:mod:`fedrecsk.base._hamming_kernels` says. A user's visits are its own rows that count and its
+drawn negatives; a visit has a weight w and a target t, the dot product that is aimed at, both in
+fixed point. Sums of integers do not depend on their order, so neither do the codes.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedrecsk._utils.jit import inline, kernel
+from fedrecsk.base._hamming_kernels import popcount
+
+# Honest sums converge in a few sweeps. Forged ones need not be symmetric and may never.
+MOST_SWEEPS = 100
+
+
+class Rows(NamedTuple):
+    """The users' rows.
+
+    Attributes
+    ----------
+    indptr : (n_users + 1,), rows of each user
+    items : (n_rows,), ascending within a user
+    chosen : (n_rows,) bool, whether it counts
+    targets, weights : (n_rows,) int64, w t and w
+    negative_targets : (n_rows,) int64, w t of the negatives drawn for it
+    """
+
+    indptr: np.ndarray
+    items: np.ndarray
+    chosen: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    negative_targets: np.ndarray
+
+
+class Items(NamedTuple):
+    """The items as the clients have received them.
+
+    Attributes
+    ----------
+    codes : (n_items, n_words) uint64
+    signs : (n_items, n_bits) int8
+    sums : (n_bits,) int64, D'1
+    products : (n_bits, n_bits) int64, D'D if base > 0
+    base, base_target : int, w and w t of every pair of user and item; 0 for none
+    """
+
+    codes: np.ndarray
+    signs: np.ndarray
+    sums: np.ndarray
+    products: np.ndarray
+    base: int
+    base_target: int
+
+
+class Rule(NamedTuple):
+    """A client's step.
+
+    Attributes
+    ----------
+    limit : int, largest entry of a user's vector
+    moves : bool, whether users' vectors move at all
+    n_sweeps : int, 0 for as many as it takes
+    n_negatives : int, drawn for each row
+    balance : int, weight of (sum a)^2
+    reg, sparse_reg : int
+        Weight of |a - mean|^2; the latter over the number of visits, where that is more.
+    mean : (n_bits,) float64
+    votes : bool, whether clients send their own codes of the items
+    item_balance : int, weight of (sum d)^2 where clients vote
+    """
+
+    limit: int
+    moves: bool
+    n_sweeps: int
+    n_negatives: int
+    balance: int
+    reg: int
+    sparse_reg: int
+    mean: np.ndarray
+    votes: bool
+    item_balance: int
+
+
+class Visits(NamedTuple):
+    """Scratch: the visits of one client's users, one user after the other.
+
+    Attributes
+    ----------
+    users, items : (n_visits,) int64, the client's users counted from 0, and the items
+    left, weights : (n_visits,) int64, residuals w (t - a.d), and w
+    vectors : (n_users, n_bits) int64, the users' vectors
+    words, dots : (n_words, n_visits) uint64, (n_visits,) int64
+        The items' codes, and a.d, of one user's visits.
+    background : (n_bits,) int64, D'D a of one user
+    signs : (n_bits,) int64, an item's code
+    heads, links : (n_items,), (n_visits,) int64, the visits of each item, linked
+    """
+
+    users: np.ndarray
+    items: np.ndarray
+    left: np.ndarray
+    weights: np.ndarray
+    vectors: np.ndarray
+    words: np.ndarray
+    dots: np.ndarray
+    background: np.ndarray
+    signs: np.ndarray
+    heads: np.ndarray
+    links: np.ndarray
+
+
+class Upload(NamedTuple):
+    """Where clients write what they send; numbers begin with zeros.
+
+    Attributes
+    ----------
+    sends : bool, whether anything is sent
+    each : bool, client by client instead of added up
+    delivers : (n_clients,) bool, whose uploads are written; the others' rows are counted
+    n_rows : (n_clients,) int64, receives how many items each client visits
+    rows : (n_own,) int64, receives each client's items in ascending order; scratch if not `each`
+    slots : (n_items,) int64, the row of `values` that an item adds to
+    values : (n_own or n_items, n_bits or one more) int64
+        The rows, in the order of `rows` if `each`, else added by item.
+    gram, total : (n_out, n_bits, n_bits or 0) and (n_out, n_bits) int64
+        Sums over users of a a' and of a; n_out is 1, or the number of active clients if `each`.
+    marks : (n_items / 64,) uint64, scratch of zeros
+    """
+
+    sends: bool
+    each: bool
+    delivers: np.ndarray
+    n_rows: np.ndarray
+    rows: np.ndarray
+    slots: np.ndarray
+    values: np.ndarray
+    gram: np.ndarray
+    total: np.ndarray
+    marks: np.ndarray
+
+
+# -------------------------------------------------------------------------------- clients
+
+
+@kernel
+def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out):
+    """One update of some clients: their users' codes, and what they send.
+
+    Parameters
+    ----------
+    clients : (n,) int64
+    indptr : (n_clients + 1,) int64, users of each client
+    rows : Rows
+    seeds : (n_users,) uint64, of the users' negatives
+    items : Items
+    rule : Rule
+    codes : (n_users, n_planes, n_words) uint64, in and out
+    visits : Visits
+    out : Upload, receives
+
+    Returns
+    -------
+    loss, weight : float
+        ``(2 rule.limit n_bits)^2`` times the squared error between target and similarity, and
+        weight, of all pairs that count; both in fixed point.
+    """
+    loss, weight = 0.0, 0.0
+    first, place = 0, 0
+    for c in clients:
+        n = 0
+        for u in range(indptr[c], indptr[c + 1]):
+            start, j = n, u - indptr[c]
+            n = visit(u, j, start, rows, seeds[u], rule.n_negatives, items.codes, visits)
+            left, weights = visits.left[start:n], visits.weights[start:n]
+            a = visits.vectors[j]
+            from_planes(codes[u], rule.limit, a)
+            measure(codes[u], rule.limit * len(a), left, weights, visits)
+            if items.base > 0:
+                multiply(items.products, a, visits.background)
+            if rule.moves:
+                fit_user(a, left, weights, visits, items, rule)
+                to_planes(a, rule.limit, codes[u])
+            more = loss_of(a, left, weights, visits, items)
+            loss += more[0]
+            weight += more[1]
+        if not out.sends:
+            continue
+        n_rows = collect(n, visits.items, out.marks, out.rows, first)
+        out.n_rows[c] = n_rows
+        if out.each:
+            for r in range(first, first + n_rows):
+                out.slots[out.rows[r]] = r
+        if out.delivers[c]:
+            add_users(indptr[c + 1] - indptr[c], visits.vectors, out, place)
+            if rule.votes:
+                add_votes(n, out.rows[first : first + n_rows], visits, items.signs, rule, out)
+            else:
+                add_gradients(n, visits, items, out)
+        if out.each:
+            first += n_rows
+            place += 1
+    return loss, weight
+
+
+@inline
+def draw(state, items, first, last, n_items):
+    """A random item that is not among ``items[first:last]``, which ascend."""
+    # Splitmix64's output step; the upper half of it scaled to the number of free items.
+    x = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> np.uint64(31))
+    n_free = np.uint64(n_items - (last - first))
+    rank = np.int64(((x >> np.uint64(32)) * n_free) >> np.uint64(32))
+    # Free items below items[first + j] number it less j; no branch to mispredict.
+    low, n = np.int64(0), last - first
+    while n > 0:
+        half = (n + 1) >> 1
+        middle = low + half - 1
+        low += half * (items[first + middle] - middle <= rank)
+        n -= half
+    return rank + low
+
+
+@inline
+def visit(u, j, start, rows, seed, n_negatives, item_codes, visits):
+    """List the visits of user u from `start` on, ``left`` being w t; return their end.
+
+    Each of its rows that count is followed by its negatives.
+    """
+    first, last = rows.indptr[u], rows.indptr[u + 1]
+    if last - first == len(item_codes):
+        n_negatives = 0
+    n, n_drawn = start, np.int64(0)
+    for r in range(first, last):
+        if not rows.chosen[r]:
+            continue
+        visits.items[n], visits.left[n] = rows.items[r], rows.targets[r]
+        visits.weights[n] = rows.weights[r]
+        n += 1
+        for _ in range(n_negatives):
+            n_drawn += 1
+            state = seed + np.uint64(n_drawn) * np.uint64(0x9E3779B97F4A7C15)
+            visits.items[n] = draw(state, rows.items, first, last, len(item_codes))
+            visits.left[n], visits.weights[n] = rows.negative_targets[r], rows.weights[r]
+            n += 1
+    for q in range(start, n):
+        visits.users[q] = j
+        for w in range(item_codes.shape[1]):
+            visits.words[w, q - start] = item_codes[visits.items[q], w]
+    return n
+
+
+@inline
+def measure(planes, top, left, weights, visits):
+    """Take the dot products a.d of one user with its visits, and subtract them from `left`."""
+    dots, words = visits.dots, visits.words
+    for q in range(len(left)):
+        dots[q] = top
+    for w in range(planes.shape[1]):
+        for p in range(planes.shape[0]):
+            plane = planes[p, w]
+            for q in range(len(left)):
+                dots[q] -= np.int64(popcount(plane ^ words[w, q])) << (p + 1)
+    for q in range(len(left)):
+        left[q] -= weights[q] * dots[q]
+
+
+@inline
+def from_planes(planes, limit, a):
+    """Set a user's vector from its planes."""
+    for k in range(len(a)):
+        level = np.int64(0)
+        for p in range(planes.shape[0]):
+            level |= np.int64((planes[p, k >> 6] >> np.uint64(k & 63)) & np.uint64(1)) << p
+        a[k] = 2 * level - limit
+
+
+@inline
+def to_planes(a, limit, planes):
+    """Set a user's planes from its vector."""
+    for p in range(planes.shape[0]):
+        for w in range(planes.shape[1]):
+            planes[p, w] = 0
+        for k in range(len(a)):
+            bit = np.uint64((((a[k] + limit) >> 1) >> p) & 1)
+            planes[p, k >> 6] |= bit << np.uint64(k & 63)
+
+
+@inline
+def multiply(products, a, background):
+    """Set the background to D'D a."""
+    for k in range(len(a)):
+        background[k] = 0
+    for other in range(len(a)):
+        for k in range(len(a)):
+            background[k] += products[other, k] * a[other]
+
+
+@inline
+def nearest_odd(top, bottom, old, limit):
+    """The odd integer in [-limit, limit] nearest to top / bottom; of two, the old one if it is."""
+    below = top // (2 * bottom)
+    new = 2 * below + 1
+    if below * 2 * bottom == top and old == new - 2:
+        new = old
+    return min(max(new, -limit), limit)
+
+
+@inline
+def fit_user(a, left, weights, visits, items, rule):
+    """Coordinate descent on one user's vector, entry by entry, until nothing changes.
+
+    Minimises ``sum_visits w (t - a.d)^2 + base sum_items (t0 - a.d)^2 + balance (sum a)^2
+    + reg |a - mean|^2`` over the odd integers, and keeps the residuals, `visits.dots` and
+    `visits.background` up to date.
+    """
+    words, dots, background = visits.words, visits.dots, visits.background
+    n_bits, n, base = len(a), len(left), items.base
+    reg = max(rule.reg, rule.sparse_reg // max(n, 1))
+    curvature, total = base * len(items.codes) + rule.balance + reg, np.int64(0)
+    for q in range(n):
+        curvature += weights[q]
+    if curvature == 0:
+        return
+    for k in range(n_bits):
+        total += a[k]
+    sweep = 0
+    while True:
+        changed = False
+        for k in range(n_bits):
+            word, shift, old = k >> 6, np.uint64(k & 63), a[k]
+            gradient = items.base_target * items.sums[k] - rule.balance * total
+            gradient += np.int64(np.floor(reg * rule.mean[k] + 0.5)) - reg * old
+            for q in range(n):
+                # Negate where the item's bit is 0.
+                mask = np.int64((words[word, q] >> shift) & np.uint64(1)) - 1
+                gradient += (left[q] ^ mask) - mask
+            if base > 0:
+                gradient -= base * background[k]
+            new = nearest_odd(gradient + curvature * old, curvature, old, rule.limit)
+            step = new - old
+            if step == 0:
+                continue
+            for q in range(n):
+                mask = np.int64((words[word, q] >> shift) & np.uint64(1)) - 1
+                change = (step ^ mask) - mask
+                dots[q] += change
+                left[q] -= weights[q] * change
+            total += step
+            if base > 0:
+                for other in range(n_bits):
+                    background[other] += items.products[k, other] * step
+            a[k] = new
+            changed = True
+        sweep += 1
+        if not changed or sweep == rule.n_sweeps:
+            break
+
+
+@inline
+def loss_of(a, left, weights, visits, items):
+    """Squared error of a user's pairs that count, and their weights."""
+    loss, weight, base = 0.0, 0.0, items.base
+    if base == 0:
+        for q in range(len(left)):
+            loss += float(left[q]) * float(left[q]) / max(weights[q], 1)
+            weight += weights[q]
+        return loss, weight
+    # All items as if none were visited, and then what is different of the visited ones.
+    aim, square, along = items.base_target / base, np.int64(0), np.int64(0)
+    for k in range(len(a)):
+        square += a[k] * visits.background[k]
+        along += a[k] * items.sums[k]
+    loss += base * (len(items.codes) * aim * aim - 2 * aim * along + square)
+    weight += base * float(len(items.codes))
+    for q in range(len(left)):
+        dot = visits.dots[q]
+        rest = float(left[q] + items.base_target - base * dot)
+        loss += rest * rest / (weights[q] + base) - base * (aim - dot) * (aim - dot)
+        weight += weights[q]
+    return loss, weight
+
+
+# ------------------------------------------------------------------------ what is sent
+
+
+@inline
+def collect(n, visited, marks, rows, first):
+    """Write the visited items in ascending order, each once, from `first` on; return how many.
+
+    `marks` has a bit for each item, all of them 0 before and after.
+    """
+    for q in range(n):
+        marks[visited[q] >> 6] |= np.uint64(1) << np.uint64(visited[q] & 63)
+    end = first
+    for w in range(len(marks)):
+        word = marks[w]
+        while word != np.uint64(0):
+            rows[end] = (w << 6) + np.int64(popcount((word - np.uint64(1)) & ~word))
+            word &= word - np.uint64(1)
+            end += 1
+        marks[w] = 0
+    return end - first
+
+
+@inline
+def add_users(n_users, vectors, out, place):
+    """Add a client's a a' and a."""
+    for j in range(n_users):
+        for k in range(vectors.shape[1]):
+            x = vectors[j, k]
+            out.total[place, k] += x
+            for other in range(out.gram.shape[2]):
+                out.gram[place, k, other] += x * vectors[j, other]
+
+
+@inline
+def add_gradients(n, visits, items, out):
+    """Add each visit's gradient in its item: all of it and w, or without the bit's own part."""
+    n_bits = len(items.sums)
+    for q in range(n):
+        i, rest, weight = visits.items[q], visits.left[q], visits.weights[q]
+        a, values = visits.vectors[visits.users[q]], out.values[out.slots[i]]
+        if items.base > 0:
+            for k in range(n_bits):
+                values[k] += rest * a[k]
+            values[n_bits] += weight
+        else:
+            for k in range(n_bits):
+                values[k] += (rest + weight * a[k] * items.signs[i, k]) * a[k]
+
+
+@inline
+def add_votes(n, rows, visits, signs, rule, out):
+    """Add one client's own codes of the items that it visits, found bit by bit."""
+    heads, links, d, n_bits = visits.heads, visits.links, visits.signs, len(visits.signs)
+    for i in rows:
+        heads[i] = -1
+    for q in range(n):
+        i = visits.items[q]
+        links[q], heads[i] = heads[i], q
+    for i in rows:
+        total = np.int64(0)
+        for k in range(n_bits):
+            d[k] = signs[i, k]
+            total += d[k]
+        for k in range(n_bits):
+            gradient, own, q = -rule.item_balance * (total - d[k]), np.int64(0), heads[i]
+            while q >= 0:
+                x = visits.vectors[visits.users[q], k]
+                gradient += visits.left[q] * x
+                own += visits.weights[q] * x * x
+                q = links[q]
+            if gradient * d[k] + own < 0:
+                q = heads[i]
+                while q >= 0:
+                    x = visits.vectors[visits.users[q], k]
+                    visits.left[q] += 2 * visits.weights[q] * x * d[k]
+                    q = links[q]
+                total -= 2 * d[k]
+                d[k] = -d[k]
+            out.values[out.slots[i], k] += d[k]
+
+
+# -------------------------------------------------------------------------------- server
+
+
+@kernel
+def step_by_curvature(item_codes, signs, gradients, curvatures, gram, balance):
+    """The server's step where users have sent a a' and a: bit by bit until nothing changes.
+
+    Item i's loss is quadratic in d. Its gradient is known; its curvature is taken as that of all
+    users, ``base sum a a'``, times one plus the item's weight per user.
+
+    Parameters
+    ----------
+    item_codes : (n_items, n_words) uint64, in and out
+    signs : (n_items, n_bits) int8, the same unpacked, in and out
+    gradients : (n_items, n_bits) int64, spoilt
+    curvatures : (n_items,) int64
+    gram : (n_bits, n_bits) int64
+    balance : int, weight of the balance term
+    """
+    n_bits = signs.shape[1]
+    for i in range(len(item_codes)):
+        total, curvature = np.int64(0), curvatures[i]
+        for k in range(n_bits):
+            total += signs[i, k]
+        for _ in range(MOST_SWEEPS):
+            changed = False
+            for k in range(n_bits):
+                old = np.int64(signs[i, k])
+                gradient = gradients[i, k] + curvature * gram[k, k] * old
+                gradient -= balance * (total - old)
+                if gradient * old >= 0:
+                    continue
+                factor = 2 * curvature * old
+                for other in range(n_bits):
+                    gradients[i, other] += factor * gram[k, other]
+                signs[i, k] = -old
+                item_codes[i, k >> 6] ^= np.uint64(1) << np.uint64(k & 63)
+                total -= 2 * old
+                changed = True
+            if not changed:
+                break
+
+
+@kernel
+def step_by_sign(item_codes, signs, sums, balance):
+    """The server's step of the paper: the sign of what was sent, bit by bit; a tie keeps the bit.
+
+    Parameters
+    ----------
+    item_codes : (n_items, n_words) uint64, in and out
+    signs : (n_items, n_bits) int8, the same unpacked
+    sums : (n_items, n_bits) int64
+    balance : int, weight of the balance term
+    """
+    for i in range(len(item_codes)):
+        total = np.int64(0)
+        for k in range(signs.shape[1]):
+            total += signs[i, k]
+        for k in range(signs.shape[1]):
+            old = np.int64(signs[i, k])
+            if (sums[i, k] - balance * (total - old)) * old < 0:
+                item_codes[i, k >> 6] ^= np.uint64(1) << np.uint64(k & 63)
+                total -= 2 * old

@@ -1,0 +1,536 @@
+"""The one loop that simulates all methods: a Server, and Clients in threads."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from joblib import delayed
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+
+from fedrecsk._utils.sklearn_compat import get_threadpool_controller
+from fedrecsk._utils.user_warnings import warn
+from fedrecsk.attacks import View
+from fedrecsk.data._checks import Diverged, hint
+from fedrecsk.federated._lazy_user_factors import LazyUserFactors
+from fedrecsk.protocol import blocks as _blocks
+from fedrecsk.protocol import participation
+from fedrecsk.protocol.clients import Clients, Group
+from fedrecsk.protocol.early_stopping import hold_out
+from fedrecsk.protocol.exchange import deliver
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.server import Server
+from fedrecsk.protocol.threads import Threads
+from fedrecsk.protocol.warm_start import check_resumable
+
+if TYPE_CHECKING:
+    from fedrecsk.attacks._base import ActiveAttack
+
+
+def fit(estimator, data, report):
+    """Run the rounds; returns the fitted attributes."""
+    try:
+        return _fit(estimator, data, report)
+    except Diverged as error:
+        raise ValueError(f"{error.what} {hint(estimator, data)}") from error
+
+
+def _fit(estimator, data, report):
+    run = _resumed(estimator, data) or Run.new(estimator, data)
+    # Clients update in place: a fit that fails half-way must not be continued.
+    estimator._run = None
+    with (
+        get_threadpool_controller().limit(limits=1, user_api="blas"),
+        Threads(estimator.n_jobs) as parallel,
+    ):
+        run.settle(estimator)
+        loop = Loop(run, parallel)
+        if run.server.state is None:
+            loop.set_up()
+        n_rounds = estimator._rounds(run.server.n_clients)
+        while run.server.round < n_rounds and not run.server.stopping.stopped:
+            close = report.step("round")
+            loop.round()
+            if close(loop.attributes_now):
+                break
+        attributes = Loop(run.at_its_end(), parallel).end()
+    estimator._run = run if estimator.warm_start else None
+    _warn_of_empty_rounds(run.server)
+    _warn_of_lost_shares(run.server, attributes["privacy_"].epsilon)
+    return attributes
+
+
+@dataclass(eq=False)
+class Run:
+    """A fit in progress: all that warm_start needs to continue exactly where it ended.
+
+    Attributes
+    ----------
+    server : Server
+    clients : list of Clients
+    client_ids : ndarray of shape (n_clients,)
+    attack : ActiveAttack or None
+    fingerprint : bytes or None
+        Of the data; only where the fit can be continued.
+    parameters : dict
+        Those that must not change between the rounds of one run.
+    block_of_client : ndarray of shape (n_clients,)
+        Position in `clients` of the object that simulates each client.
+    """
+
+    server: Server
+    clients: list
+    client_ids: np.ndarray
+    attack: ActiveAttack | None
+    fingerprint: bytes | None
+    parameters: dict
+    block_of_client: np.ndarray = field(repr=False)
+
+    @classmethod
+    def new(cls, estimator, data, *, is_watched=False):
+        """Before the set-up."""
+        seed = check_random_state(estimator.random_state).randint(2**31 - 1)
+        key, federation = Key(int(seed)), clone(estimator._setting())
+        federation.is_watched = is_watched
+        method = clone(estimator).set_params(random_state=None, federation=federation)
+        method = method.set_callbacks()
+        attack, training, held_out = None, data, None
+        if federation.adversary is not None:
+            federation.adversary._check_method(method)
+            attack = federation.adversary.enter(data, estimator._sees_ratings, key)
+            training = attack.data
+        if method.early_stopping:
+            training, held_out = hold_out(training, method.validation_fraction, key)
+        if federation.aggregator is not None:
+            cohort = participation.smallest_cohort(
+                data.n_clients,
+                method.client_fraction,
+                federation,
+                prefers_rotation=method._prefers_rotation,
+            )
+            federation.aggregator._check_clients(training, cohort)
+            federation.aggregator._check_specs(method._upload_specs(data.n_items))
+            if attack is not None:
+                federation.aggregator._check_adversary(data.client_ids[attack.controlled])
+        histories = _histories(method, training, federation, key)
+        groups = _groups(method, federation, histories, attack)
+        blocks = _blocks.cut(training, groups, share=method.client_fraction)
+        method._check_setting(federation, training, blocks)
+        rating_range = float(data.values.min()), float(data.values.max())
+        secret = key if federation.central_dp is None else _secret(estimator, data, seed)
+        server = Server(method, federation, key, data.item_ids.values, rating_range, secret)
+        clients = _clients(server, blocks, data.client_ids, histories, held_out, attack)
+        block_of_client = np.empty(data.n_clients, dtype=np.int64)
+        for b, block in enumerate(blocks):
+            block_of_client[block.clients] = b
+        return cls(
+            server,
+            clients,
+            data.client_ids,
+            attack,
+            data.fingerprint() if estimator.warm_start else None,
+            _parameters_of_a_run(estimator),
+            block_of_client,
+        )
+
+    def settle(self, estimator):
+        """Take the parameters that may change between the rounds of one run."""
+        self.server.method.set_params(n_rounds=estimator.n_rounds, n_jobs=estimator.n_jobs)
+        self.server.stopping.tol = estimator.tol
+        self.server.stopping.be_patient(estimator.n_iter_no_change)
+
+    def at_its_end(self):
+        """A copy in which the fit may end; this one can go on."""
+        ended, server = copy.copy(self), copy.copy(self.server)
+        kept = (server.federation, server.channel, server.ledger.client_ids)
+        memo = {id(one): one for one in kept}
+        accounts = server.ledger, server.downlink, server.uplink
+        server.ledger, server.downlink, server.uplink = copy.deepcopy(accounts, memo)
+        server.history = copy.deepcopy(server.history)
+        server.stopping = copy.copy(server.stopping)
+        ended.server, ended.clients = server, [copy.copy(one) for one in self.clients]
+        return ended
+
+
+class Loop:
+    """The protocol's steps, taken on both halves.
+
+    Parameters
+    ----------
+    run : Run
+    parallel : Threads
+    """
+
+    def __init__(self, run, parallel):
+        self.run = run
+        self.server = run.server
+        self.parallel = parallel
+
+    def set_up(self):
+        """Everything before the first round."""
+        server, clients = self.server, self.run.clients
+        server.register([one.register() for one in clients])
+        for step in range(server.n_setups):
+            message = server.setup_message(step)
+            answers = self.parallel(delayed(one.setup)(step, message) for one in clients)
+            answers = (answer for answer in answers if answer is not None)
+            server.close_setup(step, answers, trusted=True)
+        announcement = server.send_announcement()
+        for one in clients:
+            one.announce(announcement)
+
+    def round(self):
+        """One round of the protocol; returns what a curious server sees of it, a Seen."""
+        server = self.server
+        turn, message = server.open_round()
+        round = server.round
+        if message:
+            received = server.method._decode_broadcast(message, server.key.at(round))
+            if round and server.method.early_stopping:
+                self._validate(turn)
+                if server.stopping.stopped:
+                    return None
+        else:
+            received = None
+        clients = self._involved(turn.receives | turn.active)
+        for one in clients:
+            one.receive(round, received, turn)
+            one.follow(round)
+        busy = [one for one in clients if turn.active[one.block.clients].any()]
+        for step in range(server.method._n_exchanges):
+            self._exchange(busy, step)
+        self._show_adversary(busy, received, turn)
+        loss, total = np.zeros(2), server.new_total()
+        for answer, one in self.parallel(delayed(_updated)(clients, round) for clients in busy):
+            loss += one
+            for updates in answer:
+                total.add(updates)
+        upload = server.close_round(total, loss)
+        if self.run.attack is not None:
+            self.run.attack.look(None)
+        return Seen(received, total.held, upload)
+
+    def _exchange(self, clients, step):
+        """Let devices send something to the others of their groups, without the server."""
+        server = self.server
+        messages = list(self.parallel(delayed(one.exchange)(server.round, step) for one in clients))
+        means = deliver(
+            messages,
+            [one.block.clients for one in clients],
+            server.n_clients,
+            server.ledger,
+            server.federation.wire_dtype,
+        )
+        for one, received in zip(clients, means, strict=True):
+            if received is not None:
+                one.end_exchange(step, received)
+
+    def _show_adversary(self, busy, received, turn):
+        """Show an adversary that forges uploads what its clients have received and computed."""
+        server, attack = self.server, self.run.attack
+        if _forger(server.federation, attack) is None:
+            return
+        if received is not None and (turn.receives & attack.controlled).any():
+            attack.message = received
+        ours = [one for one in busy if one.forge is not None]
+        found = self.parallel(delayed(one.honest)(server.round) for one in ours)
+        honest = [updates for one in found for updates in one if len(updates.clients)]
+        if not honest:
+            return
+        codes = np.concatenate([updates.clients for updates in honest])
+        message = (server.announcement() | attack.message).of(codes)
+        attack.look(
+            View(
+                method=server.method,
+                round=server.round,
+                message=message,
+                n_senders=int(turn.active.sum()),
+                data=attack.own_data,
+                updates=honest,
+                memory=attack.memory,
+            )
+        )
+
+    def _validate(self, turn):
+        """Clients measure the model that they have just received on their held-out rows."""
+        server = self.server
+        key = server.key.at(server.round)
+        who = turn.receives
+        message = server.method._decode_broadcast(server.send_for_validation(who), key)
+        asked = self._involved(who)
+        answers = self.parallel(delayed(one.validate)(server.round, message, turn) for one in asked)
+        if server.close_validation(answers, who, trusted=True):
+            for one in self.run.clients:
+                one.forget_kept()
+            for one in asked:
+                one.keep_measured()
+
+    def _involved(self, who):
+        """The blocks of the clients of a mask."""
+        counts = np.bincount(self.run.block_of_client[who], minlength=len(self.run.clients))
+        return [self.run.clients[b] for b in np.flatnonzero(counts)]
+
+    def attributes_now(self):
+        """Fitted attributes as if the rounds ended here; changes nothing."""
+        return self._attributes(self.server.current_message(), kept=False)
+
+    def end(self):
+        """Send all clients the final model; returns fitted attributes and reports."""
+        server, run = self.server, self.run
+        stopping = server.stopping
+        if stopping.stopped:
+            message = server.send_best()
+        else:
+            message = server.send_final()
+            if server.method.early_stopping:
+                self._validate(server.final_participation())
+                if stopping.message is None:
+                    _warn_that_nothing_was_measured()
+                elif stopping.best_round != server.round - 1:
+                    message = server.send_best()
+        attributes = self._attributes(message, kept=True)
+        if server.method.early_stopping:
+            attributes["best_round_"] = stopping.best_round
+        if run.attack is not None:
+            attributes["compromised_clients_"] = run.client_ids[run.attack.controlled]
+        if server.channel is not None:
+            attributes["encryption_"] = server.channel.report()
+        return attributes | {
+            "n_rounds_": server.round,
+            "history_": server.history,
+            "loss_curve_": [row["loss"] for row in server.history],
+            "communication_": server.ledger,
+            "privacy_": server.privacy_report(),
+        }
+
+    def _attributes(self, message, *, kept):
+        server, clients = self.server, self.run.clients
+        key = server.key.at(server.round)
+        received = server.method._decode_broadcast(message, key)
+        taken_part = [one.taken_part(kept=kept) for one in clients]
+        if not any(who.any() for who in taken_part):
+            # At least one block is needed, to know which attributes there are.
+            taken_part[0] = np.arange(clients[0].block.n_clients) == 0
+        served = [(one, who) for one, who in zip(clients, taken_part, strict=True) if who.any()]
+        parts = self.parallel(
+            delayed(one.fitted)(received, server.round, kept=kept, who=who) for one, who in served
+        )
+        users = [one.block.users[one.block.users_of(who)] for one, who in served]
+        attributes = _blocks.by_user(users, list(parts), server.n_users)
+        # Copies, so that writing into a fitted array does not change a running fit.
+        ours = copy.deepcopy(server.method._server_attributes(received))
+        message = copy.deepcopy(message)
+        unreached = None
+        if sum(map(len, users)) < server.n_users:
+            names = [name for name in attributes if name.startswith("user_")]
+            theirs = {name: attributes.pop(name) for name in names}
+            blocks, others = [one.block for one in clients], [~who for who in taken_part]
+            keys, ids = Keys(key, key), self.run.client_ids
+            unreached = LazyUserFactors(server.method, message, keys, blocks, ids, others, theirs)
+        return ours | attributes | {"_final_message": message, "_unreached": unreached}
+
+
+class Seen(NamedTuple):
+    """What the server sees of a round.
+
+    Attributes
+    ----------
+    message : Message or None
+        What it has sent, as `_decode_broadcast` leaves it.
+    held : list of HeldUpdates
+        Single updates. With secure sums the server does not see them, but what it sees are sums
+        of them.
+    upload : Upload or None
+        Their sums.
+    """
+
+    message: object
+    held: list
+    upload: object
+
+    def tiles(self):
+        """Yield the accepted single updates, tile by tile."""
+        for one in self.held:
+            yield from one.tiles()
+
+
+def watch(estimator, data, n_rounds):
+    """Run the protocol for a curious server, and yield the halves and what it sees each round.
+
+    Parameters
+    ----------
+    estimator : FederatedRecommender
+    data : Interactions
+    n_rounds : int
+
+    Yields
+    ------
+    server : Server
+    clients : list of Clients
+    seen : Seen
+    """
+    run = Run.new(estimator, data, is_watched=True)
+    with (
+        get_threadpool_controller().limit(limits=1, user_api="blas"),
+        Threads(None) as parallel,
+    ):
+        loop = Loop(run, parallel)
+        loop.set_up()
+        for _ in range(n_rounds):
+            seen = loop.round()
+            yield run.server, run.clients, seen
+
+
+def _secret(estimator, data, seed):
+    """The key of a fit's noise, which fits of other data or with other parameters do not share.
+
+    Otherwise the noise of two fits with the same random_state could be subtracted.
+    """
+    if estimator.random_state is None:
+        return Key(secrets.randbits(63))
+    parameters = _parameters_of_a_run(estimator)
+    if estimator._setting().central_dp.epsilon is not None:
+        # The noise then depends on the planned rounds.
+        parameters["n_rounds"] = estimator._rounds(data.n_clients)
+    parameters.pop("random_state", None)
+    identity = repr((int(seed), data.fingerprint(), sorted(parameters.items(), key=str)))
+    digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
+    return Key(int.from_bytes(digest) >> 1)
+
+
+def _updated(clients, round):
+    """The clients' answers, without the copies that only a deployment needs."""
+    answer = clients.update(round)
+    clients.forget_reply()
+    return answer
+
+
+def _histories(method, data, federation, key):
+    """Equal numbers for clients that must have equal histories to share a block."""
+    if not method._shares_state:
+        return np.zeros(data.n_clients, dtype=np.int64)
+    return participation.histories(
+        data.n_clients,
+        method.client_fraction,
+        federation,
+        key,
+        prefers_rotation=method._prefers_rotation,
+    )
+
+
+def _groups(method, federation, histories, attack):
+    """Equal numbers for clients that may share a block."""
+    forger = _forger(federation, attack)
+    separate = federation.looks_at_uploads or forger is not None or method._treats_clients_apart
+    if separate and not method._single_uploads:
+        return np.arange(len(histories))
+    return histories if forger is None else 2 * histories + forger.controlled
+
+
+def _forger(federation, attack):
+    """The attack, if its clients forge uploads; else None."""
+    return None if attack is None or not federation.adversary.forges else attack
+
+
+def _clients(server, blocks, client_ids, histories, held_out, attack):
+    """One Clients object for each block."""
+    method, federation = server.method, server.federation
+    # Shares of the noise must differ between fits; all else comes from the one key.
+    mechanism = federation.central_dp
+    shares = mechanism is not None and mechanism.noise == "clients"
+    private = server.secret if shares else server.key
+    forger = _forger(federation, attack)
+    groups, clients = {}, []
+    for block in blocks:
+        first, forge, rest = block.clients[0], None, None
+        if forger is not None and forger.controlled[first]:
+            forge = forger.forge
+        if held_out is not None:
+            rest = _blocks.of_clients(held_out, block.clients)
+        # Controlled clients compute what honest ones of the same history compute.
+        history = int(histories[first])
+        group = groups.setdefault(history, Group(method))
+        clients.append(
+            Clients(
+                method,
+                block,
+                federation,
+                Keys(server.key, private),
+                group=group,
+                held_out=rest,
+                forge=forge,
+                client_ids=client_ids[block.clients],
+                separate=method._treats_clients_apart,
+            )
+        )
+    return clients
+
+
+def _resumed(estimator, data):
+    run = getattr(estimator, "_run", None) if estimator.warm_start else None
+    if run is not None:
+        n_rounds, parameters = (
+            estimator._rounds(run.server.n_clients),
+            _parameters_of_a_run(estimator),
+        )
+        check_resumable(run, data, parameters, "n_rounds", n_rounds, run.server.round)
+    return run
+
+
+def _parameters_of_a_run(estimator):
+    """The parameters that must not change between the rounds of one run."""
+    # The fingerprint of the data has the catalogue.
+    free = {"n_rounds", "n_jobs", "warm_start", "n_iter_no_change", "tol", "federation", "items"}
+    parameters = estimator.get_params() | {
+        f"federation__{name}": value for name, value in estimator._setting().get_params().items()
+    }
+    return {
+        name: type(value).__name__ if hasattr(value, "get_params") else value
+        for name, value in parameters.items()
+        if name not in free
+    }
+
+
+def _warn_that_nothing_was_measured():
+    warn(
+        "No held-out row counts, so early stopping could judge no model and the last one is kept. "
+        "Raise validation_fraction.",
+        ConvergenceWarning,
+    )
+
+
+def _warn_of_lost_shares(server, spent):
+    mechanism = server.federation.central_dp
+    limit = np.inf if mechanism is None or mechanism.epsilon is None else mechanism.epsilon
+    if spent > limit * (1 + 1e-6):
+        warn(
+            f"This fit has spent epsilon {spent:.4g}, more than CentralDP(epsilon={limit:g}), "
+            "because fewer clients than planned sent their share of the noise. Do not publish the "
+            "model as if it had kept the limit; let all clients take part, lower dropout, or use "
+            'noise="server".',
+            UserWarning,
+        )
+
+
+def _warn_of_empty_rounds(server):
+    n_empty, n_undecided = server.n_empty_rounds, server.n_undecided_rounds
+    why = []
+    if n_empty:
+        why.append(f"In {n_empty} of {server.round} rounds every upload was lost")
+    if n_undecided:
+        name = type(server.federation.aggregator).__name__
+        why.append(
+            f"In {n_undecided} of {server.round} rounds {name} returned None (too few uploads)"
+        )
+    if why:
+        warn(
+            f"{'. '.join(why)}; the model did not move in them. Raise client_fraction, or lower "
+            "federation.dropout.",
+            ConvergenceWarning,
+        )

@@ -1,0 +1,1 @@
+"""Methods that are here to reproduce tables of papers."""

@@ -1,0 +1,346 @@
+"""ExplicitFCF: federated collaborative filtering of ratings, and FedMF (Chai et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.base import RatingMixin
+from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.federated._bias_column import BiasColumn
+from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
+from fedrecsk.federated._rating_scale import RatingScale
+from fedrecsk.federated._server_step import ServerStep
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.messages import Dense, Message, Rows
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+
+fcf_kernels: LazyModule = LazyModule("fedrecsk.federated._fcf_kernels")
+wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
+    """Federated collaborative filtering of ratings: exact users, gradients, Adam on the server.
+
+    Each round every client solves for its users' vectors and biases exactly, given the items
+    that they have rated, and uploads the gradient of its squared errors in these items; the
+    server adds these up and takes a step of Adam. Together they minimise::
+
+        sum_r w (r - level - b_u - b_i - p_u . q_i)^2
+          + sum_u [reg_user n_u^reg_power |p_u|^2 + reg_bias b_u^2]
+          + sum_i [reg_item n_i^reg_power |q_i|^2 + reg_bias b_i^2]
+
+    where n_u and n_i count the ratings of user u and item i (the sum of their weights). Papers on
+    ratings use it as a baseline under the name "FCF" and, with ``secure_aggregation``, "FedMF".
+
+    Parameters
+    ----------
+    n_factors : int, default=20
+        Length of p_u and q_i (K).
+    n_rounds : int, default=100
+        Number of rounds in total.
+    reg_user, reg_item : float, default=1.3
+        Weights of the penalties on user vectors and item vectors (lambda).
+    reg_bias : float, default=3.0
+        Weight of the penalty on every user's and item's bias, however many ratings it has.
+    learning_rate : float, default=0.03
+        Size of the server's step (gamma).
+    optimizer : {"adam", "gd"}, default="adam"
+        Whether the server uses Adam or plain gradient descent. The objective is divided by the
+        number of clients, which makes no difference to Adam.
+    biases : bool, default=True
+        Whether to model a level (the mean rating) and biases of users and items. The papers do
+        not.
+    upload : {"local", "all"}, default="local"
+        Which items' rows are downloaded and uploaded each round. "local": those that the client has
+        rated. "all": all of them, zero where the client has rated nothing, so that a secure sum
+        can add them up and hides which these are.
+    rating_scale : tuple (low, high) or None, default=None
+        The ends of the rating scale, assumed to be public; predictions are clipped
+        to them. None: the range of y.
+    {shared parameters}
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u, solved by every client for the final items; private to the client.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        The server's q_i.
+    user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
+        b_u and b_i; absent without biases.
+    global_bias_ : float
+        The level; 0 without biases.
+    rating_scale_ : tuple of float
+        The ends of the rating scale.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        By fit: if ratings lie outside `rating_scale`; with `local_dp`; with
+        `secure_aggregation` and ``upload="local"``; if the clients diverge.
+
+    See Also
+    --------
+    FCF : The same for implicit feedback.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        set-up  clients send sums and counts of ratings       _setup_update, _setup_aggregate
+        each round
+          1  server sends (b_i, q_i), of own items with "local" _model
+          2  clients solve for their users                    kernels rating_gradients, fit_user
+          3  ... and upload the gradient of rated items       kernel send
+          4  server takes a step of Adam                      _aggregate
+        end
+          5  server sends all items                           _final_model
+          6  clients solve for their users once more          _personalize: kernel fit_raters
+
+    *What is sent.* Once, up: the client's sum and number of ratings, and its number of ratings
+    of each item; with "local" also which items these are. Once, down: the scale and the level.
+    Each round, down: (b_i, q_i). Up: for each rated item ``sum_u w (score - r) (1, p_u)``. At
+    the end, down: all items.
+
+    *What it reveals.* The server uses only sums over clients. In plaintext, one upload of a
+    one-user client gives p_u, the user's items and all ratings exactly: rows are multiples of
+    (1, p_u), the multiples are the errors, and the ridge regression's own equation gives the
+    bias (:func:`fedrecsk.attacks.measure_leak`). Chai et al. prove the same for two uploads, and
+    encrypt them: set ``upload="all"`` and `secure_aggregation`.
+
+    *Gradients* are sent as half of the derivatives; the server doubles them, and divides a
+    cohort's sum by the number of uploads accepted and the penalties by the number of all
+    clients.
+
+    *Constants*, which only a subclass can change: ``init_std = 0.1``, the standard deviation of the
+    initial item vectors; ``reg_power = 0.5``, how fast the penalties on vectors grow with the
+    number of ratings (0: not at all; 1: in proportion); Adam's ``beta_1 = 0.1``, ``beta_2 = 0.99``
+    and ``epsilon = 1e-8``. With ``reg_power = 0`` and ``biases=False`` this is the papers' form,
+    which overfits.
+
+    References
+    ----------
+    .. [1] M. Ammad-ud-din et al., "Federated Collaborative Filtering for Privacy-Preserving
+       Personalized Recommendation System", arXiv:1901.09888, 2019.
+    .. [2] D. Chai, L. Wang, K. Chen and Q. Yang, "Secure Federated Matrix Factorization", IEEE
+       Intelligent Systems 36(5), 2021 (arXiv:1906.05108), sections 3 to 5.
+    .. [3] L. Liu et al., "Efficient and Robust Regularized Federated Recommendation",
+       CIKM 2024, equations 3 and 4.
+
+    Examples
+    --------
+    >>> from fedrecsk import ExplicitFCF
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> model = ExplicitFCF(n_factors=8, n_rounds=20, random_state=0).fit(X, y)
+    >>> items, scores = model.recommend(X[:2, 0], n_recommendations=3)
+    >>> items.shape
+    (2, 3)
+    >>> model.communication_.bytes_up == 60 * 4 * 2 + 900 * (4 + 4) + 20 * 900 * 4 * 9
+    True
+    """
+
+    n_factors: int = 20
+    _: KW_ONLY
+    n_rounds: int = 100
+    reg_user: float = 1.3
+    reg_item: float = 1.3
+    reg_bias: float = 3.0
+    learning_rate: float = 0.03
+    biases: bool = True
+    upload: Literal["local", "all"] = "local"
+    rating_scale: tuple[float, float] | None = None
+
+    init_std: ClassVar[float] = 0.1
+    reg_power: ClassVar[float] = 0.5
+
+    _parameter_constraints: ClassVar[dict] = (
+        FederatedRecommender._parameter_constraints
+        | ServerStep._step_constraints
+        | {
+            "n_factors": [Interval(Integral, 1, None, closed="left")],
+            "reg_user": [Interval(Real, 0, None, closed="neither")],
+            "reg_item": [Interval(Real, 0, None, closed="left")],
+            "reg_bias": [Interval(Real, 0, None, closed="neither")],
+            "biases": ["boolean"],
+            "upload": [StrOptions({"local", "all"})],
+            "rating_scale": [tuple, list, None],
+        }
+    )
+
+    _single_uploads = True
+    _dtype = np.float32
+    _user_width = "n_factors"
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _init_server(self, catalogue, key):
+        shape = (catalogue.n_items, self._width)
+        vectors = self.init_std * key.generator("item vectors").standard_normal(shape)
+        if self.biases:
+            vectors[:, 0] = 0
+        return {
+            "item_vectors": vectors.astype(self._dtype),
+            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
+            "n_clients": catalogue.n_clients,
+        }
+
+    _n_setups = 1
+
+    def _setup_specs(self, n_items, step):
+        specs = {
+            "ratings": FieldSpec((2,), learned=False),
+            "n_ratings": FieldSpec((n_items,), self._rows, learned=False),
+        }
+        if self.upload == "local":
+            # An int32 for each rated item: its index.
+            specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
+        return specs
+
+    def _setup_update(self, block, message, step, key):
+        fields = {
+            "ratings": np.array([block.weights @ block.values, block.weights.sum()]),
+            "n_ratings": np.bincount(block.items, block.weights, minlength=block.n_items),
+            "held_items": np.bincount(block.row_items, minlength=block.n_items),
+        }
+        return ClientUpdates(
+            {name: fields[name] for name in self._setup_specs(block.n_items, step)}
+        )
+
+    def _setup_aggregate(self, server, upload, step, key):
+        total, number = upload["ratings"].sum
+        # Noise (central_dp) may turn a count negative, and take the mean out of the scale.
+        n_ratings = np.maximum(upload["n_ratings"].sum, 0)
+        low, high = server["rating_scale"]
+        level = np.clip(total / number, low, high) if number > 0 else (low + high) / 2
+        penalties = self._penalties(n_ratings, self.reg_item)
+        rated = (n_ratings > 0)[:, None]
+        return server | {
+            "level": float(level) if self.biases else 0.0,
+            "penalties": penalties / server["n_clients"],
+            "item_vectors": np.where(rated, server["item_vectors"], self._dtype(0)),
+        }
+
+    def _initial_broadcast(self, server):
+        return Message(scale=Dense(np.array([*server["rating_scale"], server["level"]])))
+
+    # ---------------------------------------------------------------------- each round
+
+    def _model(self, server):
+        rows = Rows if self.upload == "local" else Dense
+        return Message(item_vectors=rows(server["item_vectors"]))
+
+    def _init_clients(self, block, message, key):
+        users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        n_ratings = np.bincount(users, block.weights, minlength=block.n_users)
+        level = message["scale"].values[2]
+        return {
+            "values": (block.values - level).astype(self._dtype),
+            "weights": block.weights.astype(self._dtype),
+            "penalties": self._penalties(n_ratings, self.reg_user).astype(self._dtype),
+            "users": np.zeros((block.n_users, self._width), dtype=self._dtype),
+        }
+
+    def _upload_specs(self, n_items):
+        return {"gradient": FieldSpec((n_items, self._width), self._rows)}
+
+    def _client_update(self, block, state, message, turn, key):
+        layout, users = layout_of(block), state["users"]
+        out = empty_uploads(block, turn, self._width, self._dtype)
+        loss = fcf_kernels.rating_gradients(
+            layout,
+            self._ratings(block, state),
+            turn.active,
+            self._received(message),
+            state["penalties"],
+            wmf_kernels.workspace(layout, users),
+            users,
+            out,
+        )
+        gradient = out.rows
+        if turn.separate:
+            indptr, items, _ = OwnRows.of(block, turn.active)
+            gradient = SparseRows(indptr, items, gradient)
+        return state, ClientUpdates({"gradient": gradient}, is_finite=out.is_finite), loss
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        gradient = upload["gradient"].mean + server["penalties"] * server["item_vectors"]
+        return self._stepped(server, "item_vectors", 2 * gradient)
+
+    # ------------------------------------------------------------------------- the end
+
+    def _final_model(self, server):
+        # To recommend, a client needs the items that it has not rated.
+        return Message(item_vectors=Dense(server["item_vectors"]))
+
+    def _personalize(self, block, state, message, turn, key):
+        # Users start afresh: only their own data count.
+        part = block.part(turn.active)
+        state = self._init_clients(part, message, key)
+        fcf_kernels.fit_raters(
+            part.indptr,
+            self._ratings(part, state),
+            self._received(message),
+            state["penalties"],
+            wmf_kernels.workspace(layout_of(part), state["users"]),
+            state["users"],
+        )
+        return {"users": block.spread(state["users"], turn.active)}
+
+    # ------------------------------------------------------------------- what it needs
+
+    @property
+    def _rows(self):
+        return "held" if self.upload == "local" else "all"
+
+    def _penalties(self, n_ratings, reg):
+        """Of each number of vectors with so many ratings, shape (n, width)."""
+        penalties = np.repeat((reg * n_ratings**self.reg_power)[:, None], self._width, axis=1)
+        if self.biases:
+            penalties[:, 0] = self.reg_bias
+        return penalties
+
+    def _received(self, message):
+        """The items as the kernels take them; a client reads only its own."""
+        partners = message["item_vectors"].values.astype(self._dtype)
+        bias = np.zeros(len(partners), dtype=self._dtype)
+        if self.biases:
+            bias, partners[:, 0] = partners[:, 0].copy(), 1
+        return fcf_kernels.Model(bias, partners, bool(self.biases))
+
+    @staticmethod
+    def _ratings(block, state):
+        return fcf_kernels.Ratings(block.items, state["values"], state["weights"])
+
+    def _upload_moving(self, view, rows, moves):
+        return {"gradient": self._gradient_moving(view, "gradient", moves)}
+
+    # ---------------------------------------------------------------- checks, predictions
+
+    def _check_before_fit(self):
+        federation = self._setting()
+        if federation.local_dp is not None:
+            raise ValueError(
+                f"{type(self).__name__} has no local_dp: its set-up counts ratings in plaintext, "
+                "and its gradients are not clipped. Use RFRec for local differential privacy."
+            )
+        super()._check_before_fit()
+        if federation.secure_aggregation is not None and self.upload == "local":
+            raise ValueError(
+                f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
+                'rows of only some items cannot be added encrypted; set upload="all".'
+            )
+
+    def _response(self, scores):
+        return np.clip(scores, *self.rating_scale_)

@@ -1,0 +1,339 @@
+"""FedFast (Muhammad et al. 2020): cohorts from clusters of users, which also share updates."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Integral, Real
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_controller
+from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW, AveragedItems
+from fedrecsk.protocol.messages import Message, PerClient
+from fedrecsk.updates import FieldSpec, SparseRows
+
+fedfast_kernels: LazyModule = LazyModule("fedrecsk.federated.papers._fedfast_kernels")
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class FedFast(AveragedItems):
+    """Federated averaging whose server knows the user vectors and moves those of absent clients.
+
+    As in :class:`FedMF`, a few clients in each round train the item matrix Q and their users'
+    vectors p_u on their own data, and upload their vectors too. The server clusters the vectors,
+    draws the next cohorts in equal proportion from all clusters (ActvSAMP), and gives clients that
+    have moved an item further more weight on it. Clients that did not take part move by the mean
+    change of their cluster (ActvAGG), so that users get useful vectors before their first
+    round [1]_. The price is privacy: the server knows every user's vector.
+
+    Feedback, negatives and losses are those of :class:`FedMF`. The paper's model, generalised
+    matrix factorisation, scores h . (p_u * q_i); h is fixed to ones here, which a rescaling
+    of p_u makes up for.
+
+    Parameters
+    ----------
+    n_factors : int, default=64
+        Length of p_u and q_i (d).
+    n_rounds : int, default=200
+        Number of rounds in total (T).
+    loss : {"bce", "squared"}, default="bce"
+        Cross-entropy with sampled negatives, or half the squared error of ratings, without.
+    n_negatives : int, default=4
+        Sampled negatives per positive, as in :class:`FedMF`.
+    local_epochs : int, default=2
+        Number of passes of a client over its examples per round (E).
+    batch_size : int, default=64
+        Number of examples in a mini-batch; an epoch's last one may be smaller.
+    learning_rate : float, default=0.5
+        Step of SGD (eta).
+    reg : float, default=2e-3
+        Weight of ``|p_u|^2 + |q_i|^2`` in the loss of each example.
+    sampling : {"clusters", "federation"}, default="clusters"
+        How the cohort of a round is drawn. "clusters": the server draws the same share of each
+        cluster, and the federation's `sampling` has no effect. "federation": by that `sampling`.
+    aggregation : {"active", "visits", "data_size"}, default="active"
+        How the server weights the clients' versions of an item. "active": by how far each has
+        moved it, ``w_c = |change|_1``. "visits" and "data_size": as in :class:`FedMF`.
+    discount : float or None, default=0.1
+        Clients that did not take part in round t move by ``exp(-discount t)`` times their
+        cluster's mean change (gamma_t). None: they do not move.
+    n_clusters : int, default=10
+        Clusters of clients, found by k-means (p).
+    cluster_every : int, default=10
+        Number of rounds after which the clusters are recomputed.
+    {shared parameters}
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u; the server knows them.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        The server's Q.
+    global_bias_ : float
+        Mean rating; only with ``loss="squared"``.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        By fit: under local differential privacy, secure aggregation or an aggregator (except with
+        ``aggregation="visits"`` or "data_size" and ``discount=None``), if no y is positive, if
+        `n_negatives` is above 4 and above what any user has left unseen, or if the clients diverge.
+
+    See Also
+    --------
+    FedMF : The same without the server's knowledge of users.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        server draws Q and a vector for each client; clusters them     _init_server
+        each round
+          1  server draws the same share of each cluster (ActvSAMP)    _choose_cohort
+          2  server sends Q, and to each client its vector             _model
+          3  clients train Q and their vector on their own data        _client_update: FedMF's
+          4  clients upload the changes of both                        _client_update
+          5  q_i += sum_c w_c change_ci / sum_c w_c (ActvAGG)          _learned
+          6  p_c += its change, or gamma_t times the cluster's mean    _moved
+          7  every 10 rounds: k-means of all p_c                       _with_clusters
+        at the end
+          8  server sends Q, and to each client its vector             _personalize
+
+    ``sampling="federation", aggregation="data_size", discount=None`` is plain federated averaging
+    of this model, and ``aggregation="visits"`` in its place is what :class:`FedMF` does.
+
+    *Clients of several users.* The vector of a client is the mean of its users' vectors. The
+    differences from it stay on the client, and all move with it. The paper has one user per
+    client.
+
+    *What is sent.* Each round down: Q and the client's own vector, ``4 (m + 1) d`` bytes for m
+    items. Up: the change of the vector, ``4 d`` bytes, and of the v items that were visited,
+    with their indices, ``(4 d + 4) v`` bytes; with "visits" and "data_size" as in :class:`FedMF`.
+    At the end, down: Q and the vector.
+
+    *What it reveals.* Everything: the vectors of clients with one user are known to the server, and
+    the rows that moved along a vector are the user's positives. This is why secure sums and
+    ``local_dp`` are refused.
+
+    *New users* have no vector at the server. They train for 20 epochs from zero with the final
+    items.
+
+    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.03``. At the end users
+    keep the server's vectors, as in the paper; with a positive ``FINAL_EPOCHS`` each client trains
+    its users' vectors for so many epochs more. Subclasses may change them.
+
+    References
+    ----------
+    .. [1] K. Muhammad, Q. Wang, D. O'Reilly-Morgan, E. Tragos, B. Smyth, N. Hurley, J. Geraci and
+       A. Lawlor, "FedFast: Going Beyond Average for Faster Training of Federated Recommender
+       Systems", KDD 2020, algorithms 1 to 3.
+
+    Examples
+    --------
+    >>> from fedrecsk import FedFast
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> model = FedFast(n_factors=8, n_rounds=50, random_state=0).fit(X)
+    >>> items, scores = model.recommend(X[:2, 0], n_recommendations=3)
+    >>> items.shape
+    (2, 3)
+    >>> model.privacy_.server_sees
+    'single uploads'
+    """
+
+    n_factors: int = 64
+    _: KW_ONLY
+    sampling: Literal["clusters", "federation"] = "clusters"
+    aggregation: Literal["active", "visits", "data_size"] = "active"
+    discount: float | None = 0.1
+    n_clusters: int = 10
+    cluster_every: int = 10
+    FINAL_EPOCHS = 0
+
+    _parameter_constraints: ClassVar[dict] = AveragedItems._parameter_constraints | {
+        "sampling": [StrOptions({"clusters", "federation"})],
+        "aggregation": [StrOptions({"active", "visits", "data_size"})],
+        "discount": [Interval(Real, 0, None, closed="left"), None],
+        "n_clusters": [Interval(Integral, 1, None, closed="left")],
+        "cluster_every": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    _server_sees = "clients"
+    # The server keeps a vector and a cluster of each client.
+    _admits_late_clients = False
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _init_server(self, catalogue, key):
+        shape = (catalogue.n_clients, self.n_factors)
+        vectors = self.INIT_STD * key.generator("client vectors").standard_normal(shape)
+        server = super()._init_server(catalogue, key)
+        server["client_vectors"] = vectors.astype(self._dtype)
+        return self._with_clusters(server, key)
+
+    # ----------------------------------------------------------- each round: ActvSAMP
+
+    def _choose_cohort(self, server, n_clients, size, key):
+        if self.sampling == "federation":
+            return None
+        # Clients at even distances in the order of clusters: the same share of each cluster.
+        chance = key.hashed("cohort", np.arange(n_clients))
+        order = np.lexsort((chance, server["clusters"]))
+        offset = int(n_clients * key.uniform("first of the cohort"))
+        cohort = np.zeros(n_clients, dtype=bool)
+        cohort[order[(np.arange(size) * n_clients + offset) // size]] = True
+        return cohort
+
+    def _model(self, server):
+        own = PerClient(server["client_vectors"])
+        return Message(**super()._model(server), client_vector=own)
+
+    # ------------------------------------------------------------- each round: clients
+
+    def _init_clients(self, block, message, key):
+        state = super()._init_clients(block, message, key)
+        # The server sends the users' initial vectors.
+        return state | {"users": np.zeros_like(state["users"])}
+
+    def _upload_specs(self, n_items):
+        specs = super()._upload_specs(n_items)
+        if self.aggregation == "active":
+            # The rows themselves say what was visited.
+            specs = {"updates": FieldSpec((n_items, self.n_factors), rows="chosen")}
+        return specs | {"client_vector": FieldSpec((self.n_factors,))}
+
+    def _client_update(self, block, state, message, turn, key):
+        received, n_users = message["client_vector"].values, np.diff(block.client_indptr)
+        begun = _placed(block, state["users"], received)
+        visits = np.repeat(turn.active, n_users)[:, None]
+        state["users"] = np.where(visits, begun, state["users"])
+        state, updates, loss = super()._client_update(block, state, message, turn, key)
+        # A client that has diverged goes back to its vectors before the update.
+        is_finite = np.repeat(cast("np.ndarray", updates.is_finite), n_users)[:, None]
+        state["users"] = np.where(is_finite, state["users"], begun)
+        change = _means(block, state["users"]) - received
+        updates.fields["client_vector"] = SparseRows.stacked(change)
+        return state, updates, loss
+
+    # ------------------------------------------------------------ each round: ActvAGG
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is not None:
+            update, codes, changes = self._learned(upload)
+            items = server["item_factors"] + update
+            vectors = self._moved(server, codes, changes, key.round)
+            server = server | {
+                "item_factors": items.astype(self._dtype),
+                "client_vectors": vectors.astype(self._dtype),
+            }
+        if (key.round + 1) % self.cluster_every == 0:
+            server = self._with_clusters(server, key)
+        return server
+
+    def _learned(self, upload):
+        """The update of the items; who has sent something, and the changes of their vectors."""
+        codes, changes = [], []
+        totals = np.zeros(upload["updates"].sum.shape)
+        weights = np.zeros(len(totals))
+        for code, one in upload.single():
+            codes.append(code)
+            changes.append(one["client_vector"].change)
+            if self.aggregation == "active":
+                fedfast_kernels.add_weighed(*one["updates"], totals, weights)
+        if self.aggregation == "active":
+            update = totals / np.where(weights > 0, weights, 1)[:, None]
+        else:
+            update = self._mean_update(upload)
+        return update, np.array(codes), np.stack(changes)
+
+    def _moved(self, server, codes, changes, round):
+        """Vectors of all clients: those of `codes` by their changes, others with their cluster."""
+        moves = np.zeros(server["client_vectors"].shape)
+        if self.discount is not None:
+            clusters = server["clusters"]
+            sums = np.zeros((self.n_clusters, self.n_factors))
+            np.add.at(sums, clusters[codes], changes)
+            n_drawn = np.bincount(clusters[codes], minlength=self.n_clusters)
+            means = sums / np.maximum(n_drawn, 1)[:, None]
+            moves = np.exp(-self.discount * round) * means[clusters]
+        moves[codes] = changes
+        return server["client_vectors"] + moves
+
+    def _with_clusters(self, server, key):
+        """The server's state with each client's cluster, if any are needed."""
+        if self.sampling == "federation" and self.discount is None:
+            return server
+        vectors = server["client_vectors"]
+        n_clusters = min(self.n_clusters, len(np.unique(vectors, axis=0)))
+        from sklearn.cluster import KMeans  # slow to load
+
+        k_means = KMeans(n_clusters, random_state=int(key.hashed("clusters") >> np.uint64(32)))
+        # Sums over several threads would be added up in any order.
+        with get_threadpool_controller().limit(limits=1, user_api="openmp"):
+            return server | {"clusters": k_means.fit_predict(vectors)}
+
+    def _upload_moving(self, view, rows, moves):
+        if self.aggregation != "active":
+            return super()._upload_moving(view, rows, moves)
+        # Changes c of n_own clients, each with its own length for weight, against the honest ones:
+        # n_own |c| c = (n_own |c| + honest) move.
+        sizes = [np.abs(one["updates"].change).sum(axis=1).mean() for one in view.uploads]
+        honest = (view.n_expected("updates") - view.n_own) * np.mean(sizes)
+        lengths = view.n_own * np.abs(moves).sum(axis=1, keepdims=True)
+        share = np.divide(honest, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+        return {"updates": (1 + np.sqrt(1 + 4 * share)) / 2 * moves}
+
+    # ------------------------------------------------------------------------- the end
+
+    def _personalize(self, block, state, message, turn, key):
+        if state is None:
+            state = self._init_clients(block, message, key)
+        users, n_epochs = state["users"], EPOCHS_OF_THE_NEW
+        if not _is_new(block):
+            users = _placed(block, users, message["client_vector"].values)
+            n_epochs = self.FINAL_EPOCHS
+        whom = np.flatnonzero(block.users_of(turn.active))
+        self._fit_users(block, state["feedback"], message, whom, n_epochs, users)
+        return {"users": users}
+
+    def _as_newcomers(self, block):
+        # The server has no vector of theirs.
+        return replace(block, clients=np.full_like(block.clients, -1))
+
+    # ------------------------------------------------------------------------- checks
+
+    def _check_before_fit(self):
+        if self._setting().aggregator is not None and (
+            self.aggregation == "active" or self.discount is not None
+        ):
+            raise ValueError(
+                "FedFast weights single uploads itself, so the aggregator would have no effect; "
+                "set aggregator=None, or aggregation='visits' and discount=None."
+            )
+        super()._check_before_fit()
+
+
+def _is_new(block):
+    """Whether the users of a block were not there at fit."""
+    return bool((block.clients < 0).all())
+
+
+def _means(block, users):
+    """The mean of each client's user vectors, in their type."""
+    if block.n_users == block.n_clients:
+        return users
+    n_users = np.diff(block.client_indptr)[:, None]
+    sums = np.add.reduceat(users, block.client_indptr[:-1], axis=0)
+    return (sums / n_users).astype(users.dtype)
+
+
+def _placed(block, users, vectors):
+    """Users' vectors, moved so that their means over each client are as the server has them."""
+    n_users = np.diff(block.client_indptr)
+    own = users - np.repeat(_means(block, users), n_users, axis=0)
+    return np.repeat(vectors, n_users, axis=0).astype(users.dtype) + own

@@ -1,0 +1,450 @@
+"""FedRec: ratings hidden among virtual ones (Lin, Liang, Pan and Ming, 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.base import RatingMixin
+from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.federated._bias_column import BiasColumn
+from fedrecsk.federated._rating_scale import RatingScale
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
+
+fedrec_kernels: LazyModule = LazyModule("fedrecsk.federated.papers._fedrec_kernels")
+
+# Ratings are mapped to this scale, which is that of the paper's data.
+LOW, HIGH = 1.0, 5.0
+# Items whose summed weight is a smaller share of the largest one are left alone: it may be the
+# error of an encrypted zero.
+RESOLUTION = 1e-5
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
+    """Federated matrix factorisation whose clients upload gradients of items they have not rated.
+
+    A client that uploads gradients of only the items that it has rated reveals them to the server.
+    In FedRec each user adds some items that it has not rated, with virtual ratings: its mean
+    rating ("average", the paper's user averaging), or after some rounds its own predictions
+    ("hybrid", the paper's hybrid filling), which distort the model less.
+
+    A rating r is estimated by ``global level + b_u + b_i + p_u . q_i``. Each user minimises the
+    mean over its rated and virtual items of::
+
+        1/2 (r - estimate)^2 + reg/2 (b_u^2 + |p_u|^2 + b_i^2 + |q_i|^2)
+
+    Parameters
+    ----------
+    n_factors : int, default=20
+        Length of p_u and q_i (d).
+    n_rounds : int or "auto", default="auto"
+        Number of rounds in total (T). "auto": 30 passes over the clients, 600 rounds of 5 %.
+    n_virtual : int, default=3
+        Number of virtual items per rated item (rho), if the catalogue has enough items. 0:
+        only rated items are sent.
+    filling : {"hybrid", "average"}, default="hybrid"
+        Virtual ratings: the user's mean rating throughout, or from `hybrid_start` on the
+        scores of a copy of the user's vector that has been trained on its real ratings alone.
+    virtual_items : {"fixed", "redrawn"}, default="fixed"
+        Whether a user draws its virtual items once or again in each round, as in the paper. With
+        "redrawn", items that are sent in every round are probably rated ones: see Notes.
+    hybrid_start : int, default=10
+        Number of passes over the clients before the hybrid filling begins (T_start).
+    user_steps : int, default=5
+        Number of gradient steps of the users' vectors per round, on the client alone; the
+        gradients of items are taken before the last of them. The paper takes 1.
+    learning_rate : float, default=0.8
+        Step of users and of the server (gamma), on a rating scale from 1 to 5.
+    learning_rate_decay : float in (0, 1], default=0.95
+        Factor on the learning rate after each pass over the clients, which is one round if all
+        take part.
+    reg : float or "auto", default="auto"
+        Weight of the penalties (lambda). "auto": 0.1 / (1 + n_virtual), because virtual
+        items weaken the ratings but not the penalties.
+    biases : bool, default=True
+        Whether to model a global level (fixed at the mean rating) and biases of users and items.
+        The paper's model is p_u . q_i alone.
+    upload : {"chosen", "all"}, default="chosen"
+        Whether clients send the rows of rated and virtual items, each with its index, or whole
+        matrices, zero elsewhere, which secure sums need.
+    rating_scale : tuple (low, high) or None, default=None
+        The ends of the rating scale, assumed to be public. None: the range of y.
+    {shared parameters}
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u; private to the client.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        The server's q_i.
+    user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
+        b_u and b_i, on the scale of scores; absent without biases.
+    global_bias_ : float
+        The level, on the scale of scores, which goes from 1 to 5; 0 without biases.
+    rating_scale_ : tuple of float
+        The ends of the rating scale.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        By fit: under local differential privacy; under secure aggregation unless
+        ``upload="all"``; if ratings lie outside `rating_scale`; if the clients diverge.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        set-up  clients send sums and counts of ratings      _setup_update, _setup_aggregate
+        once    each user draws its virtual items            kernel list_examples
+        each round
+          1  server sends b_i and q_i of all items           _model
+          2  users predict their virtual ratings             kernel predict_virtual
+          3  ... and take user_steps gradient steps          kernel local_round
+          4  clients upload their items' gradients           kernel send
+          5  server steps along the mean gradient, item by   _aggregate
+             item: q_i -= gamma sum_i / (weight of all who sent i)
+
+    *Step lengths.* A user's step that would overshoot is shortened, and so are its gradients: by
+    the factor 2 / gamma over the mean squared length of the vectors that the updated vector is
+    multiplied by, if that is below 1. Without this, cohorts of few clients diverge.
+
+    *The paper's parameters* are ``biases=False, n_rounds=100, client_fraction=1.0,
+    learning_rate_decay=0.9, reg=0.001, user_steps=1, virtual_items="redrawn"`` with
+    ``INIT_RANGE = 0.005`` and ``HYBRID_STEPS = 10``. Its stochastic variant, in which the server
+    steps after each client and the next one receives the result, is a cohort of one: with n
+    clients, ``client_fraction=1 / n, n_rounds=100 * n,
+    federation=Federation(sampling="rotating")``. The server then sees each single upload, even if
+    uploads are encrypted. Cohorts of a few percent lie in between.
+
+    *Constants.* Initial vectors are uniform within 0.05 of zero (``INIT_RANGE``), and the copy that
+    predicts virtual ratings takes 5 steps (``HYBRID_STEPS``). Subclasses may change them.
+
+    *What is sent.* With biases once, up: the client's sum and number of ratings; once, down: the
+    rating scale and the level. Each round, down: all item vectors, so that requests reveal
+    nothing. Up: for each of its rated and virtual items the index, the gradient, the index
+    again and the weight, by which the server divides; with ``upload="all"`` the same for all items,
+    without indices. At the end, down: the item vectors.
+
+    *What it reveals.* A single plaintext upload reveals everything. The gradients of one user are
+    multiples of (1, p_u): the first upload yields p_u, the errors, and so each rating up to a
+    common constant; and the virtual ones stand out, because they are all equal (see
+    :func:`fedrecsk.attacks.measure_leak`). A server that looks only at item indices learns the
+    rated items by intersecting rounds if virtual items are redrawn, and nothing new if they are
+    fixed. Only sums over clients are used: with secure sums virtual items are not needed, and
+    ``n_virtual=0, upload="all"`` gives the better model.
+
+    *Unknown users and items* have score 0 without biases, which is below the scale.
+
+    References
+    ----------
+    .. [1] G. Lin, F. Liang, W. Pan and Z. Ming, "FedRec: Federated Recommendation with Explicit
+       Feedback", IEEE Intelligent Systems 36(5), 2021.
+
+    Examples
+    --------
+    >>> from fedrecsk import FedRec
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=600, random_state=0)
+    >>> model = FedRec(n_virtual=1, n_rounds=20, client_fraction=1.0, random_state=0).fit(X, y)
+    >>> items, scores = model.recommend(X[:2, 0], n_recommendations=3)
+    >>> items.shape
+    (2, 3)
+    >>> n_sent = sum(min(2 * int(sum(X[:, 0] == user)), 40) for user in model.user_ids_)
+    >>> model.communication_.bytes_up == 60 * 4 * 2 + 20 * n_sent * (4 + 4 * 21 + 4 + 4)
+    True
+    """
+
+    n_factors: int = 20
+    _: KW_ONLY
+    n_rounds: int | Literal["auto"] = "auto"
+    n_virtual: int = 3
+    filling: Literal["hybrid", "average"] = "hybrid"
+    virtual_items: Literal["fixed", "redrawn"] = "fixed"
+    hybrid_start: int = 10
+    HYBRID_STEPS = 5
+    user_steps: int = 5
+    learning_rate: float = 0.8
+    learning_rate_decay: float = 0.95
+    reg: float | Literal["auto"] = "auto"
+    biases: bool = True
+    upload: Literal["chosen", "all"] = "chosen"
+    rating_scale: tuple[float, float] | None = None
+    INIT_RANGE = 0.05
+    client_fraction: float = 0.05
+
+    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "n_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "n_virtual": [Interval(Integral, 0, None, closed="left")],
+        "filling": [StrOptions({"hybrid", "average"})],
+        "virtual_items": [StrOptions({"fixed", "redrawn"})],
+        "hybrid_start": [Interval(Integral, 0, None, closed="left")],
+        "user_steps": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "learning_rate_decay": [Interval(Real, 0, 1, closed="right")],
+        "reg": [Interval(Real, 0, None, closed="left"), StrOptions({"auto"})],
+        "biases": ["boolean"],
+        "upload": [StrOptions({"chosen", "all"})],
+        "rating_scale": [tuple, list, None],
+    }
+
+    _single_uploads = True
+    _dtype = np.float32
+    _user_width = "n_factors"
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _init_server(self, catalogue, key):
+        shape = (catalogue.n_items, self._width)
+        vectors = self.INIT_RANGE * key.generator("item vectors").uniform(-1, 1, shape)
+        if self.biases:
+            vectors[:, 0] = 0
+        return {
+            "item_vectors": vectors.astype(self._dtype),
+            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
+            "level": 0.0,
+            "share": self._cohort_share(catalogue.n_clients),
+        }
+
+    @property
+    def _n_setups(self):
+        return int(self.biases)
+
+    def _setup_specs(self, n_items, step):
+        return {"ratings": FieldSpec((2,), learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        ratings = np.array([block.weights @ block.values, block.weights.sum()])
+        return ClientUpdates({"ratings": ratings})
+
+    def _setup_aggregate(self, server, upload, step, key):
+        total, weight = upload["ratings"].sum
+        return server | {"level": float(_rescaled(total / weight, *server["rating_scale"]))}
+
+    def _initial_broadcast(self, server):
+        scale = np.array([*server["rating_scale"], server["level"]])
+        return Message(scale=Dense(scale), share=Dense(np.array(server["share"])))
+
+    # ---------------------------------------------------------------------- each round
+
+    def _model(self, server):
+        return Message(item_vectors=Dense(server["item_vectors"]))
+
+    def _init_clients(self, block, message, key):
+        columns = block.users[:, None] * self._width + np.arange(self._width)
+        draws = key.private.at(-1).uniform("user vectors", columns)
+        users = self.INIT_RANGE * (2 * draws - 1)
+        if self.biases:
+            users[:, 0] = 0
+        low, high, level = message["scale"].values
+        return {
+            "users": users.astype(self._dtype),
+            "ratings": self._ratings(block, low, high),
+            "level": float(level),
+            "share": float(message["share"].values),
+            "unit": ((high - low) or 1) / (HIGH - LOW),
+        }
+
+    def _upload_specs(self, n_items):
+        rows = "all" if self.upload == "all" else "chosen"
+        return {
+            "gradients": FieldSpec((n_items, self._width), rows),
+            "weights": FieldSpec((n_items,), rows, learned=False),
+        }
+
+    def _client_update(self, block, state, message, turn, key):
+        examples = self._drawn(block, state, turn.active, key)
+        out, rows = self._empty_uploads(block, examples, turn)
+        loss, mass = fedrec_kernels.local_round(
+            block.client_indptr,
+            examples,
+            turn.active,
+            state["users"],
+            self._received(message, state["level"]),
+            self._training(key.round, state["share"]),
+            fedrec_kernels.scratch(block.client_indptr, examples, turn.active, state["users"]),
+            out,
+        )
+        return state, self._uploads(turn, out, rows), (loss * state["unit"] ** 2, mass)
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        weights, items = upload["weights"].sum, server["item_vectors"].astype(np.float64)
+        moved = weights > RESOLUTION * weights.max()
+        mean = upload["gradients"].sum[moved] / weights[moved, None]
+        items[moved] -= self._rate(key.round, server["share"]) * mean
+        return server | {"item_vectors": items.astype(self._dtype)}
+
+    # ------------------------------------------------------------------------- the end
+
+    def _personalize(self, block, state, message, turn, key):
+        trained = state is not None
+        if not trained:
+            state = self._init_clients(block, message, key)
+        users = state["users"].copy()
+        whom = block.users_of(turn.active) & ~(trained & np.isfinite(users).all(axis=1))
+        model = self._received(message, state["level"])
+        fedrec_kernels.solve_users(state["ratings"], whom, model, self._reg, users)
+        return {"users": users}
+
+    def _private_vectors(self, state):
+        return state["users"][:, int(self.biases) :]
+
+    # ------------------------------------------------------------------- on the clients
+
+    @property
+    def _reg(self):
+        return 0.1 / (1 + self.n_virtual) if self.reg == "auto" else float(self.reg)
+
+    def _rate(self, round, share):
+        """Return the learning rate (gamma) of a round, of cohorts of this share."""
+        return self.learning_rate * self.learning_rate_decay ** _passes(round, share)
+
+    def _training(self, round, share):
+        is_hybrid = self.filling == "hybrid" and _passes(round, share) >= self.hybrid_start
+        steps = self.HYBRID_STEPS if is_hybrid and self.n_virtual > 0 else 0
+        return fedrec_kernels.Training(
+            self._rate(round, share), self._reg, steps, int(self.user_steps)
+        )
+
+    def _received(self, message, level):
+        items = message["item_vectors"].values.astype(self._dtype, copy=False)
+        met = items[:, int(self.biases) :]
+        squares = np.einsum("if,if->i", met, met) + self._dtype(self.biases)
+        return fedrec_kernels.Model(items, squares, level, bool(self.biases))
+
+    def _ratings(self, block, low, high):
+        values = _rescaled(block.values, low, high).astype(self._dtype)
+        weights = block.weights.astype(self._dtype)
+        return fedrec_kernels.Ratings(block.indptr, block.items, values, weights)
+
+    def _drawn(self, block, state, active, key):
+        """The active users' examples, drawn in each round, or once in the user's first round."""
+        users, fixed = block.users_of(active), self.virtual_items == "fixed"
+        if not fixed:
+            return self._list_examples(block, state, users, key.private, self._room(block))
+        if "examples" not in state:
+            state |= {"examples": self._room(block), "drawn": np.zeros(block.n_users, dtype=bool)}
+        new = users & ~state["drawn"]
+        state["drawn"] |= new
+        return self._list_examples(block, state, new, key.private.at(-1), state["examples"])
+
+    def _list_examples(self, block, state, users, key, examples):
+        """Draw virtual items for the users of a mask, and write all of these users' examples."""
+        if users.any():
+            fedrec_kernels.list_examples(
+                state["ratings"],
+                block.n_items,
+                users,
+                key.hashed("virtual items", block.users),
+                np.empty(1, dtype=np.uint64),
+                examples,
+            )
+        return examples
+
+    def _room(self, block):
+        """Arrays for the examples: all ratings, and `n_virtual` times as many virtual ones."""
+        n_rated = np.diff(block.indptr)
+        n_virtual = np.minimum(self.n_virtual * n_rated, block.n_items - n_rated)
+        indptr = np.concatenate([[0], np.cumsum(n_rated + n_virtual)])
+        n = indptr[-1]
+        return fedrec_kernels.Examples(
+            indptr,
+            np.zeros(n, dtype=np.int32),
+            np.zeros(n, dtype=self._dtype),
+            np.ones(n, dtype=self._dtype),
+            np.zeros(n, dtype=bool),
+        )
+
+    def _empty_uploads(self, block, examples, turn):
+        """Where the kernel writes, by item or by client, and each client's own rows."""
+        row_indptr, row_items, rows = _rows(block, examples)
+        alone = block.n_users == block.n_clients
+        if turn.separate:
+            senders, slots, n_slots = turn.active, rows, len(row_items)
+        else:
+            senders, slots, n_slots = turn.active & turn.delivers, examples.items, block.n_items
+        # Rows of clients with one user each are not sums.
+        dtype = self._dtype if turn.separate and alone else np.float64
+        out = fedrec_kernels.Uploads(
+            senders,
+            slots,
+            np.zeros((n_slots, self._width), dtype),
+            np.zeros(n_slots, dtype),
+            np.ones(block.n_clients, dtype=bool),
+        )
+        return out, (row_indptr, row_items)
+
+    def _uploads(self, turn, out, rows):
+        fields = {"gradients": out.gradients, "weights": out.masses}
+        indptr, items = rows
+        if turn.separate:
+            fields = {name: SparseRows(indptr, items, values) for name, values in fields.items()}
+        elif self.upload == "chosen":
+            n_rows = np.diff(indptr)
+            fields = {name: Summed(values, n_rows) for name, values in fields.items()}
+        return ClientUpdates(fields, is_finite=out.is_finite)
+
+    def _upload_moving(self, view, rows, moves):
+        # With weights of 1, as many clients as send the row divide its sum.
+        divisor = view.n_expected("gradients") / view.n_own
+        rate = self._rate(view.round, float(view.message["share"].values))
+        return {"gradients": -divisor / rate * moves}
+
+    # ------------------------------------------------------------------ checks, predictions
+
+    def _rounds(self, n_clients):
+        is_auto = self.n_rounds == "auto"
+        return round(30 / self._cohort_share(n_clients)) if is_auto else self.n_rounds
+
+    def _check_before_fit(self):
+        federation = self._setting()
+        if federation.local_dp is not None:
+            raise ValueError(
+                "FedRec has no local_dp: it hides rated items by virtual ratings, without noise. "
+                "Use RFRec for local differential privacy."
+            )
+        super()._check_before_fit()
+        if federation.secure_aggregation is not None and self.upload == "chosen":
+            raise ValueError(
+                "With secure_aggregation FedRec must send whole matrices, because rows of only "
+                'some items cannot be added encrypted; set upload="all".'
+            )
+
+    def _response(self, scores):
+        low, high = self.rating_scale_
+        share = np.clip((scores - LOW) / (HIGH - LOW), 0, 1)
+        return low + (high - low) * share
+
+
+def _passes(round, share):
+    """Return how often every client has taken part before a round, on average."""
+    return int(round * share + 1e-9)
+
+
+def _rescaled(values, low, high):
+    """Ratings on the model's scale."""
+    return LOW + (HIGH - LOW) * (values - low) / ((high - low) or 1)
+
+
+def _rows(block, examples):
+    """Each client's distinct items, ascending, and which of these rows each example is in."""
+    indptr = examples.indptr[block.client_indptr]
+    if block.n_users == block.n_clients:
+        return indptr, examples.items, np.arange(len(examples.items), dtype=np.int32)
+    clients = np.repeat(np.arange(block.n_clients), np.diff(indptr))
+    held, rows = np.unique(clients * block.n_items + examples.items, return_inverse=True)
+    row_indptr = np.searchsorted(held, np.arange(block.n_clients + 1) * block.n_items)
+    return row_indptr, (held % block.n_items).astype(np.int32), rows.astype(np.int32)

@@ -1,0 +1,193 @@
+"""GlobSGD: gradient steps on the server (Duriakova et al., EuroMLSys 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Real
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.federated._wmf import FederatedWMF, divide
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class GlobSGD(FederatedWMF):
+    """Federated matrix factorisation with gradient steps on the server.
+
+    Each round every client solves for its users' vectors exactly, as in :class:`LocALS`, and
+    uploads the gradient of its loss in the items, at the items it has just received; the
+    server takes one step. It is the baseline with which the authors of LocALS compared it.
+
+    Parameters
+    ----------
+    n_factors : int, default=20
+        Length of p_u and q_i (d).
+    n_rounds : int, default=30
+        Number of rounds in total (T).
+    alpha : float, default=1.0
+        Extra confidence of a positive of weight 1.
+    reg_user : float, default=30.0
+        Weight of the penalty on user vectors (lambda_p).
+    reg_item : float, default=10.0
+        Weight of the penalty on item vectors (lambda_q), in total over all clients.
+    learning_rate : float or "auto", default="auto"
+        Size of the server's step (eta),
+        ``q_i -= eta [mean of the clients' gradients + reg_item / n_clients q_i]``. "auto": a
+        step that the curvature allows. With "full" that is one over
+        ``(1 + alpha h_i) s + reg_item / n_clients``, where s is the largest eigenvalue of the
+        mean ``P_c' P_c`` and h_i the share of the clients that hold the item; with the
+        preconditioner ``1 / (1 + alpha h_i)``, times twice the share of the clients whose
+        uploads were accepted if that is below 1. Otherwise the server does not know the
+        curvature and the step is 3, which suits MovieLens and diverges with few clients.
+    aggregation : {"full", "clients", "holders"}, default="full"
+        Which pairs the gradient has. "full": all of them, by a d x d matrix from each
+        client, which makes the mean the exact gradient of the centralised objective. "clients":
+        pairs with a row only, over the number of clients. "holders": pairs with a row only,
+        over the number of clients that hold the item.
+    preconditioner : bool or "auto", default=False
+        Whether the server multiplies the gradient by
+        ``(mean P_c' P_c + reg_item / n_clients I)^-1``. It makes the comparison with LocALS
+        fair. "auto": with "full", which it needs.
+    upload : {"local", "all"}, default="local"
+        As in :class:`LocALS`.
+    {shared parameters}
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u, solved by every client for the final item vectors; private to the client.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        The server's q_i.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        As :class:`LocALS` does.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        set-up  clients report which items they hold            _setup_update
+        each round
+          1  server sends q_i of own items, and sum q q'        _model
+          2  clients solve for their users                      kernels item_gradients, fit_client
+          3  ... and upload the items' gradients, and P_c' P_c  kernel send
+          4  server steps                                       _aggregate
+        end
+          5  server sends all items                             _final_model
+          6  clients solve for their users once more            _personalize: kernel fit_users
+
+    *What is sent.* Once, up: which items the client holds, as in :class:`LocALS`. Each
+    round, down: as in :class:`LocALS`. Up: for each own item the sum over the client's users of
+    ``c_ui (p_u . q_i - r_ui) p_u``, in "full" less ``(p_u . q_i) p_u``; with "full" the d x d
+    matrix P_c' P_c; with "holders" a count of 1 for each item. At the end, down: q_i of all items.
+
+    *What it reveals.* As in :class:`LocALS`: in plaintext, P_c' P_c of a one-user client is p_u up
+    to its sign, which a row gives.
+
+    *Constant*, which only a subclass can change: ``init_std = 0.03``, the standard deviation of the
+    initial item vectors.
+
+    *Gradients* are half of the derivatives of the objective. `loss_curve_` is as in
+    :class:`LocALS`.
+
+    References
+    ----------
+    .. [1] N. Hurley, E. Duriakova, J. Geraci, D. O'Reilly-Morgan, E. Tragos, B. Smyth and
+       A. Lawlor, "ALS Algorithm for Robust and Communication-Efficient Federated Learning",
+       EuroMLSys 2024, slides.
+
+    Examples
+    --------
+    >>> from fedrecsk import GlobSGD
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> model = GlobSGD(n_factors=8, random_state=0).fit(X)
+    >>> model.communication_.bytes_up == 4 * 900 + 30 * 4 * (900 * 8 + 60 * 8 * 8)
+    True
+    """
+
+    _: KW_ONLY
+    n_rounds: int = 30
+    learning_rate: float | Literal["auto"] = "auto"
+    preconditioner: bool | Literal["auto"] = False
+
+    _parameter_constraints: ClassVar[dict] = FederatedWMF._parameter_constraints | {
+        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+    }
+
+    # ---------------------------------------------------------------------- the algorithm
+
+    def _client_update(self, block, state, message, turn, key):
+        full = self.aggregation == "full"
+        out, loss = self._gradients(block, state, message, turn, full=full)
+        return state, self._uploads(block, turn, out), loss
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is None:
+            return server
+        items = server["item_factors"].astype(np.float64)
+        if self.aggregation == "holders":
+            gradient = self._mean_over_holders(upload)
+        else:
+            gradient = upload["rows"].mean
+        if self.aggregation == "full":
+            gradient = gradient + items @ upload["others"].mean
+        gradient = gradient + server["reg_item"] * items
+        if self._preconditions:
+            hessian = upload["others"].mean + server["reg_item"] * np.eye(self.n_factors)
+            gradient = divide(gradient, hessian)
+        items = items - self._rate(server, upload) * gradient
+        return server | {"item_factors": items.astype(self._dtype)}
+
+    # ----------------------------------------------------------------------- what it needs
+
+    @property
+    def _idle_matrix(self):
+        return None
+
+    def _rate(self, server, upload):
+        if self.learning_rate != "auto":
+            return self.learning_rate
+        if self._preconditions:
+            return self._cautious(server, upload, lean=2.0)
+        if self.aggregation != "full":
+            return 3.0
+        steepest = np.linalg.eigvalsh(upload["others"].mean)[-1]
+        curvature = steepest * (1 + self.alpha * server["held_share"]) + server["reg_item"]
+        return 1 / np.maximum(curvature, np.finfo(float).tiny)
+
+    def _upload_moving(self, view, rows, moves):
+        # The penalty is for all clients together, and about this share of them takes part.
+        share = self._cohort_share(view.data.n_clients)
+        reg = self.reg_item * share / view.n_senders * np.eye(self.n_factors)
+        hessian = reg
+        if self.aggregation == "full":
+            hessian = self._others_of(view) + reg
+        rate = self.learning_rate
+        if rate == "auto" and self._preconditions:
+            rate = self._share_of_step(view)
+        elif rate == "auto":
+            rate = 3.0
+            if self.aggregation == "full":
+                # 0 if no honest client takes part.
+                rate = 1 / np.maximum(np.linalg.eigvalsh(hessian)[-1], np.finfo(float).tiny)
+        gradient = -moves / rate
+        if self._preconditions:
+            gradient = gradient @ hessian
+        return {"rows": self._factor_of_mean(view) * (gradient - view.item_vectors[rows] @ hessian)}
+
+    def _upload_of_one(self, vector, items, message):
+        """What a one-user client with this vector sends for items of weight 1, as changes."""
+        scores = items @ vector
+        multiples = (1 + self.alpha) * (scores - 1)
+        if self.aggregation != "full":
+            return {"rows": np.outer(multiples, vector)}
+        others = np.outer(vector, vector)
+        return {"rows": np.outer(multiples - scores, vector), "others": others}

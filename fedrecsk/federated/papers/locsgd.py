@@ -1,0 +1,172 @@
+"""LocSGD: gradient steps on every client's items (Duriakova et al., EuroMLSys 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.federated._wmf import ClientItemsWMF
+
+wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class LocSGD(ClientItemsWMF):
+    """Federated matrix factorisation with gradient steps on the clients' items.
+
+    Each round every client solves for its users' vectors exactly, as in :class:`LocALS`, and
+    then takes gradient steps on its own version q_ci of the items; the server averages the
+    versions. LocALS was proposed as an improvement on it.
+
+    Parameters
+    ----------
+    n_factors : int, default=20
+        Length of p_u and q_i (d).
+    n_rounds : int, default=30
+        Number of rounds in total (T / E).
+    alpha : float, default=1.0
+        Extra confidence of a positive of weight 1.
+    reg_user : float, default=10.0
+        Weight of the penalty on user vectors (lambda_p).
+    reg_item : float, default=0.0
+        Weight of the penalty on item vectors (lambda_q), in total over all clients.
+    prox : float, default=0.0
+        Weight of the proximal term, which ties a client's items to the server's (mu).
+    local_epochs : int, default=1
+        Number of times that a client solves for its users and takes its steps per round (E).
+    n_steps : int, default=5
+        Number of sweeps over the client's pairs after each user solve.
+    learning_rate : float in (0, 1000], default=0.3
+        Largest size of the clients' steps (eta). A step on one pair is
+        ``q_ci -= eta_ui [c_ui (p_u . q_ci - r_ui) p_u + reg_item / n_clients q_ci
+        + prox (q_ci - q_i)]`` with
+        ``eta_ui = min(eta, 1 / (c_ui |p_u|^2 + reg_item / n_clients + prox))``, so that no step
+        goes past the pair's minimum.
+    aggregation : {"clients", "full", "holders"}, default="clients"
+        As in :class:`LocALS`. With "full" a sweep goes through all pairs of the client's users
+        and the catalogue; items that the client does not hold move by a common matrix A_c.
+        Otherwise a sweep goes through the client's own pairs.
+    preconditioner : bool or "auto", default="auto"
+        As in :class:`LocALS`.
+    server_learning_rate : float or "auto", default="auto"
+        As in :class:`LocALS`.
+    upload : {"local", "all"}, default="local"
+        As in :class:`LocALS`.
+    {shared parameters}
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        p_u, solved by every client for the final item vectors; private to the client.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        The server's q_i.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        As :class:`LocALS` does.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        set-up  clients report which items they hold            _setup_update
+        each round
+          1  server sends q_i of own items, and sum q q'        _model
+          2  clients solve for their users                      kernels local_sgd, fit_client
+          3  ... take `n_steps` sweeps over their items         kernels sweep, descend
+          4  ... and upload q_ci - q_i                          kernels subtract, send
+          5  server averages and steps                          _aggregate
+        end
+          6  server sends all items                             _final_model
+          7  clients solve for their users once more            _personalize: kernel fit_users
+
+    *What is sent*, and what it reveals, is as in :class:`LocALS`: the rows of a one-user client
+    again depend on p_u and q_i alone. `loss_curve_` is measured as there, too.
+
+    *Order.* With "full", users of one client take their steps one after the other in the order
+    of their ids, each on all items.
+
+    *Constant*, which only a subclass can change: ``init_std = 0.03``, the standard deviation of the
+    initial item vectors.
+
+    References
+    ----------
+    .. [1] N. Hurley, E. Duriakova, J. Geraci, D. O'Reilly-Morgan, E. Tragos, B. Smyth and
+       A. Lawlor, "ALS Algorithm for Robust and Communication-Efficient Federated Learning",
+       EuroMLSys 2024, slides.
+
+    Examples
+    --------
+    >>> from fedrecsk import LocSGD
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> model = LocSGD(n_factors=8, random_state=0).fit(X)
+    >>> model.communication_.bytes_up == 4 * 900 + 30 * 4 * 900 * 8
+    True
+    """
+
+    _: KW_ONLY
+    n_rounds: int = 30
+    reg_user: float = 10.0
+    reg_item: float = 0.0
+    prox: float = 0.0
+    n_steps: int = 5
+    learning_rate: float = 0.3
+    aggregation: Literal["full", "clients", "holders"] = "clients"
+
+    _parameter_constraints: ClassVar[dict] = ClientItemsWMF._parameter_constraints | {
+        "n_steps": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, 1000, closed="right")],
+    }
+
+    # ---------------------------------------------------------------------- the algorithm
+
+    def _client_update(self, block, state, message, turn, key):
+        layout, users = self._layout(block), state["users"]
+        out = self._empty_uploads(block, turn)
+        loss = wmf_kernels.local_sgd(
+            layout,
+            self._feedback(state),
+            turn.active,
+            self._received(message),
+            self._problem(state["reg_item"], self.prox),
+            self.local_epochs,
+            self.n_steps,
+            float(self.learning_rate),
+            wmf_kernels.workspace(layout, users),
+            users,
+            out,
+        )
+        return state, self._uploads(block, turn, out), self._loss(block, turn, *loss)
+
+    # ----------------------------------------------------------------------- what it needs
+
+    def _upload_of_one(self, vector, items, message):
+        """What a one-user client with this vector sends for items of weight 1, as changes."""
+        prox, penalty = self.prox, float(message["reg_item"].values[0]) + self.prox
+        square, scores = vector @ vector, items @ vector
+        own, other = (
+            min(self.learning_rate, 1 / max(confidence * square + penalty, 1e-300))
+            for confidence in (1 + self.alpha, 1)
+        )
+        eye, outer = np.eye(len(vector)), np.outer(vector, vector)
+        # An own item is kept q + along p, one without a row follow q.
+        along, kept, follow = np.zeros(len(items)), 1.0, eye
+        for _ in range(self.n_steps * self.local_epochs):
+            step = (1 + self.alpha) * (kept * scores + along * square - 1)
+            along = (1 - own * penalty) * along - own * step
+            kept = (1 - own * penalty) * kept + own * prox
+            follow = follow - other * ((outer + penalty * eye) @ follow - prox * eye)
+        versions = np.outer(along, vector) + kept * items
+        if self.aggregation == "full":
+            return {"rows": versions - items @ follow, "others": follow - eye}
+        return {"rows": versions - items}

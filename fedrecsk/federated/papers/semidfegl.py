@@ -1,0 +1,637 @@
+"""SemiDFEGL (Qu et al., 2023): ego graphs that share predicted items within groups of devices."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import ClassVar
+
+import numpy as np
+
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.base import RatingMixin
+from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.federated._bias_column import BiasColumn
+from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
+from fedrecsk.federated._rating_scale import RatingScale
+from fedrecsk.federated._server_step import ServerStep
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.federated.papers._semidfegl_groups import Devices, Groups, clustered
+from fedrecsk.federated.papers._semidfegl_state import EgoGraphs, Moments
+from fedrecsk.protocol.exchange import GroupMessages
+from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+
+fcf_kernels: LazyModule = LazyModule("fedrecsk.federated._fcf_kernels")
+semidfegl_kernels: LazyModule = LazyModule("fedrecsk.federated.papers._semidfegl_kernels")
+wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
+    """Graph convolution on devices, which exchange embeddings and gradients within groups.
+
+    Each client knows its ego graph: its user and the items that the user has rated. It
+    embeds the user by LightGCN's propagation [2]_, and uploads the embedding. The server clusters
+    users and items, and predicts for each group of users the items closest to it. These common
+    items connect the ego graphs of the group into one graph, on which embeddings and gradients
+    travel directly from device to device [1]_. Together the clients minimise::
+
+        1/2 sum_r w (r - level - b_u - b_i - z_u . e_i)^2
+          + 1/2 sum_u [reg_user n_u^reg_power |p_u|^2 + reg_bias b_u^2]
+          + 1/2 sum_i [reg_item n_i^reg_power |e_i|^2 + reg_bias b_i^2]
+
+    where z_u is the mean of the user's layers, p_u is layer 0, and n_u and n_i count the ratings of
+    user u and item i (the sum of their weights).
+
+    Only the paper's abstract and the caption of its overview were at hand. Equations, group
+    exchange and defaults are ours as far as the Notes say so.
+
+    Parameters
+    ----------
+    n_factors : int, default=20
+        Length of embeddings (d).
+    n_layers : {2, 3}, default=2
+        Number of propagation steps (L). With fewer than 2, nothing reaches other devices; with
+        more than 3, devices would have to exchange embeddings twice.
+    n_groups : int, default=10
+        Number of clusters of users and items; with fewer clients, as many as there are.
+    n_common : int, default=20
+        Number of items predicted for each group (k). 0: no groups; ego graphs stay isolated, and
+        nothing is sent from device to device.
+    n_rounds : int, default=150
+        Number of rounds in total.
+    reg_user, reg_item : float, default=1.3
+        Weights of the penalties on p_u and e_i.
+    reg_bias : float, default=3.0
+        Weight of the penalty on every user's and item's bias, however many ratings it has.
+    learning_rate : float, default=0.02
+        Size of the server's step on items.
+    user_learning_rate : float, default=0.02
+        Size of the clients' step on (b_u, p_u). The gradient is divided by n_u, which makes a
+        difference only with ``optimizer="gd"``.
+    optimizer : {"adam", "gd"}, default="adam"
+        Whether server and clients use Adam, with moments of their own, or plain gradient descent.
+    biases : bool, default=True
+        Whether to model a level (the mean rating) and biases of users and items. LightGCN does
+        not.
+    rating_scale : tuple (low, high) or None, default=None
+        The ends of the rating scale, assumed to be public; predictions are clipped to them. None:
+        the range of y.
+    {shared parameters}
+
+    Attributes
+    ----------
+    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
+        z_u with the final items, and what the group had sent in the client's last round.
+    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
+        The server's e_i.
+    user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
+        b_u and b_i; absent without biases.
+    global_bias_ : float
+        The level; 0 without biases.
+    rating_scale_ : tuple of float
+        The ends of the rating scale.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        By fit: if ratings lie outside `rating_scale`; with `local_dp`, `central_dp`,
+        `secure_aggregation` or an aggregator; if the clients diverge.
+
+    See Also
+    --------
+    ExplicitFCF : Ratings without a graph, whose server needs only sums.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        set-up  clients send sums and counts of ratings, and their items  _setup_update
+        each round
+          1  server sends e_i of own items, and to each client its group  _model
+          2  clients embed their users up to layer 1                      _connect
+          3  ... and send them to the other devices of the group          _exchange, step 0
+          4  clients finish z_u, their errors and gradients               _after_exchange, _measure
+          5  ... and send what the others' embeddings depend on           _exchange, step 1
+          6  clients step on (b_u, p_u); they upload z_u and gradients    _client_update
+          7  server takes a step on the items                             _learned
+          8  every cluster_every rounds: soft clusters, common items      clustered
+        end
+          9  server sends all items; clients propagate once more          _personalize
+
+    *Propagation.* In the graph of a group, user u is connected to its n_u own items, of which each
+    device has its own copy of degree 1, and to the group's k common items, whose degree is the
+    number N of its devices. With D_u = n_u + k, LightGCN's layers ``e^(l+1) = sum of neighbours'
+    e^(l) / sqrt(product of the degrees)`` become::
+
+        e_u^1     = (sum_own e_i + sum_common e_c / sqrt(N)) / sqrt(D_u)
+        e_u^(l+2) = n_u / D_u e_u^l + k / sqrt(D_u) mean_v (e_v^l / sqrt(D_v))
+        z_u       = mean of e_u^0 = p_u, e_u^1, ..., e_u^L
+
+    with the mean over the group's devices. So all that a device needs of the others is the mean of
+    ``(e_v^0 + [L = 3] e_v^1) / sqrt(D_v)``, which is one vector, and all that they need back is
+    the mean of their derivatives by z, each divided by sqrt(D_v). Gradients are exact: they
+    are those of the loss of all devices in the graph.
+
+    *What is assumed.* Ratings, squared errors, biases and the penalties; fuzzy c-means on
+    embeddings and items scaled to length 1; the `n_common` items of largest share as those
+    predicted, and a user in the cluster of its largest share; messages to every other device of
+    the group; Adam on both sides; layer 0 of items in scores (further layers are the same for
+    all own items of a user, and unrated items have none); an own item that is also a common one
+    is two nodes. A client of several users counts as
+    one device, which sends the mean over its users. In the first round, and without a
+    connection, ego graphs are isolated. If only a cohort takes part, it stands for its group.
+
+    *What is sent.* Once, up: the client's sum and number of ratings, its items and its number of
+    ratings of each; once, down: scale and level. Each round, down: (b_i, e_i) of own items, the sum
+    of the group's common items, and the ids of its other devices, if there are any. Up: the
+    gradients of own items and of the sum, and z_u. To every other device of the group: two
+    vectors of d numbers. At the end, down: all items.
+
+    *What it reveals.* To the server, everything: one upload gives z_u and the user's items
+    exactly, and the ratings up to a constant (:func:`fedrecsk.attacks.measure_leak`). To
+    each device of the group, p_u and a weighted sum of the user's own items, up to their length.
+    Therefore secure sums are refused, and so are local differential privacy and aggregators,
+    which would not protect what devices send to each other.
+
+    *Simulation only.* A :class:`~fedrecsk.protocol.Device` refuses groups, because devices cannot
+    reach each other there. A deployment would need addresses, authenticated channels between
+    devices, and a rule for devices that answer late.
+
+    *Constants*, which only a subclass can change: ``fuzziness = 1.2``, the exponent of the shares
+    in fuzzy c-means (towards 1, clusters are hard); ``cluster_every = 10``, the number of rounds
+    after which the server clusters again, for the first time after the first round;
+    ``init_std = 0.1``, the standard deviation of the initial item embeddings (users begin at zero);
+    ``reg_power = 0.5``, how fast the penalties on vectors grow with the number of ratings (0: not
+    at all; 1: in proportion); Adam's ``beta_1 = 0.9``, ``beta_2 = 0.99`` and ``epsilon = 1e-8``.
+
+    *New users*, and clients that took part in no round, have isolated ego graphs, for which (b_u,
+    p_u) is solved exactly.
+
+    References
+    ----------
+    .. [1] L. Qu, N. Tang, R. Zheng, Q. V. H. Nguyen, Z. Huang, Y. Shi and H. Yin,
+       "Semi-decentralized Federated Ego Graph Learning for Recommendation", WWW 2023
+       (arXiv:2302.10900), abstract and figure 2.
+    .. [2] X. He, K. Deng, X. Wang, Y. Li, Y. Zhang and M. Wang, "LightGCN: Simplifying and Powering
+       Graph Convolution Network for Recommendation", SIGIR 2020, equations 3 and 4.
+
+    Examples
+    --------
+    >>> from fedrecsk import SemiDFEGL
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> model = SemiDFEGL(n_factors=8, n_rounds=20, n_groups=1, random_state=0).fit(X, y)
+    >>> items, scores = model.recommend(X[:2, 0], n_recommendations=3)
+    >>> items.shape
+    (2, 3)
+    >>> model.communication_.bytes_device_to_device == 19 * 2 * 60 * 59 * 4 * 8
+    True
+    """
+
+    n_factors: int = 20
+    _: KW_ONLY
+    n_layers: int = 2
+    n_groups: int = 10
+    n_common: int = 20
+    n_rounds: int = 150
+    reg_user: float = 1.3
+    reg_item: float = 1.3
+    reg_bias: float = 3.0
+    learning_rate: float = 0.02
+    user_learning_rate: float = 0.02
+    biases: bool = True
+    rating_scale: tuple[float, float] | None = None
+
+    fuzziness: ClassVar[float] = 1.2
+    cluster_every: ClassVar[int] = 10
+    init_std: ClassVar[float] = 0.1
+    reg_power: ClassVar[float] = 0.5
+    beta_1: ClassVar[float] = 0.9
+
+    _parameter_constraints: ClassVar[dict] = (
+        FederatedRecommender._parameter_constraints
+        | ServerStep._step_constraints
+        | {
+            "n_factors": [Interval(Integral, 1, None, closed="left")],
+            "n_layers": [Interval(Integral, 2, 3, closed="both")],
+            "n_groups": [Interval(Integral, 1, None, closed="left")],
+            "n_common": [Interval(Integral, 0, None, closed="left")],
+            "reg_user": [Interval(Real, 0, None, closed="neither")],
+            "reg_item": [Interval(Real, 0, None, closed="left")],
+            "reg_bias": [Interval(Real, 0, None, closed="neither")],
+            "user_learning_rate": [Interval(Real, 0, None, closed="neither")],
+            "biases": ["boolean"],
+            "rating_scale": [tuple, list, None],
+        }
+    )
+
+    _server_sees = "clients"
+    _single_uploads = True
+    _dtype = np.float32
+    _user_width = "n_factors"
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _init_server(self, catalogue, key):
+        shape = (catalogue.n_items, self._width)
+        vectors = self.init_std * key.generator("item vectors").standard_normal(shape)
+        if self.biases:
+            vectors[:, 0] = 0
+        n_clients = catalogue.n_clients
+        return {
+            "item_vectors": vectors.astype(self._dtype),
+            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
+            "embeddings": np.zeros((n_clients, self.n_factors), dtype=self._dtype),
+            "known": np.zeros(n_clients, dtype=bool),
+            "groups": Groups.none(n_clients),
+        }
+
+    _n_setups = 1
+
+    def _setup_specs(self, n_items, step):
+        return {
+            "ratings": FieldSpec((2,), learned=False),
+            "n_ratings": FieldSpec((n_items,), "held", learned=False),
+            # An int32 for each rated item: its index.
+            "held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False),
+        }
+
+    def _setup_update(self, block, message, step, key):
+        fields = {
+            "ratings": np.array([block.weights @ block.values, block.weights.sum()]),
+            "n_ratings": np.bincount(block.items, block.weights, minlength=block.n_items),
+            "held_items": np.bincount(block.row_items, minlength=block.n_items),
+        }
+        return ClientUpdates(fields)
+
+    def _setup_aggregate(self, server, upload, step, key):
+        total, number = upload["ratings"].sum
+        n_ratings = upload["n_ratings"].sum
+        penalties = self._penalties(n_ratings, self.reg_item)
+        rated = (n_ratings > 0)[:, None]
+        return server | {
+            "level": float(total / number) if self.biases else 0.0,
+            "penalties": penalties / len(server["known"]),
+            "item_vectors": np.where(rated, server["item_vectors"], self._dtype(0)),
+        }
+
+    def _initial_broadcast(self, server):
+        return Message(scale=Dense(np.array([*server["rating_scale"], server["level"]])))
+
+    # ---------------------------------------------------------------- each round, down
+
+    def _model(self, server):
+        items = Rows(server["item_vectors"])
+        if not self.n_common:
+            return Message(item_vectors=items)
+        groups = server["groups"]
+        common = np.zeros_like(server["embeddings"])
+        n_others = np.zeros(len(common), dtype=np.int64)
+        grouped = groups.of_client >= 0
+        if grouped.any():
+            of_client = groups.of_client[grouped]
+            sums = self._factors(server["item_vectors"])[groups.items].sum(axis=1)
+            common[grouped] = (groups.scales[:, None] * sums)[of_client]
+            n_others[grouped] = groups.n_devices[of_client] - 1
+        return Message(
+            item_vectors=items,
+            common=PerClient(common),
+            group=Devices(groups.of_client, "int32", learned=False, n_others=n_others),
+        )
+
+    # -------------------------------------------------- each round, on and among devices
+
+    def _init_clients(self, block, message, key):
+        n = block.n_users
+        of_rating = np.repeat(np.arange(n), np.diff(block.indptr))
+        n_ratings = np.bincount(of_rating, block.weights, minlength=n)
+        vectors, numbers = np.zeros((4, n, self.n_factors)), np.zeros((4, n, self._width))
+        return {
+            "values": (block.values - message["scale"].values[2]).astype(self._dtype),
+            "weights": block.weights.astype(self._dtype),
+            "n_ratings": np.maximum(n_ratings, np.finfo(np.float64).tiny)[:, None],
+            "penalties": self._penalties(n_ratings, self.reg_user),
+            # (b_u, p_u), and Adam's moments and steps.
+            "users": numbers[0].astype(self._dtype),
+            "moments": Moments(numbers[1], numbers[2], np.zeros((n, 1))),
+            "graph": EgoGraphs(*np.zeros((3, n, 1)), *vectors[:3]),
+            "errors": np.zeros(len(block.items), self._dtype),
+            # Gradients by (b_u, z_u), and what the other devices add to them.
+            "gradients": numbers[3],
+            "pull": vectors[3],
+            # z_u of the last round.
+            "embeddings": np.zeros((n, self.n_factors)),
+            # The last round with an exchange.
+            "met": np.full(block.n_clients, -1),
+        }
+
+    def _check_on_devices(self, federation):
+        if self._n_exchanges:
+            raise ValueError(
+                "The clients of SemiDFEGL talk to one another, which only the simulator does; set "
+                "n_common=0, or call fit."
+            )
+
+    @property
+    def _n_exchanges(self):
+        """None if ego graphs stay isolated."""
+        return 2 if self.n_common else 0
+
+    def _exchange(self, block, state, message, turn, step, key):
+        groups = np.where(turn.active, message["group"].values, -1)
+        users, graph = block.users_of(turn.active), state["graph"]
+        if step == 0:
+            state["met"][turn.active] = key.round
+            self._connect(block, graph, message, groups, users)
+            sent = self._factors(state["users"]) + (self.n_layers == 3) * graph.first
+            messages = _by_client(block, graph.scale * sent) / _n_users(block)
+        else:
+            self._measure(block, state, message, users)
+            messages = _by_client(block, graph.scale * self._factors(state["gradients"]))
+        return state, GroupMessages(groups, messages)
+
+    def _after_exchange(self, block, state, means, turn, step):
+        users, graph = block.users_of(turn.active), state["graph"]
+        if step == 1:
+            means = self._share * means / _n_users(block)
+        means = np.repeat(means, np.diff(block.client_indptr), axis=0)[users]
+        if step == 0:
+            graph.peers[users] = means
+        else:
+            state["pull"][users] = graph.n_common[users] * means
+        return state
+
+    def _client_update(self, block, state, message, turn, key):
+        alone = turn.active & (state["met"] != key.round)
+        if alone.any():
+            # Devices that have no connection are left with their own ego graphs.
+            users, nowhere = block.users_of(alone), np.full(block.n_clients, -1)
+            self._connect(block, state["graph"], message, nowhere, users)
+            state["pull"][users] = 0
+            self._measure(block, state, message, users)
+        users, graph = block.users_of(turn.active), state["graph"]
+        left, gradient = self._left(state), self._factors(state["gradients"])
+        by_start = self._share * (1 + graph.own) * gradient + graph.scale * state["pull"]
+        by_first = by_start if self.n_layers == 3 else self._share * gradient
+        through = np.zeros((block.n_users, self._width), self._dtype)
+        self._factors(through)[:] = graph.scale * by_first
+        out = self._item_gradients(block, state, turn, left, through)
+        common = self._factors(_by_client(block, (graph.n_common > 0) * through))
+        embedding = self._factors(_by_client(block, left)) / _n_users(block)
+        state["embeddings"][users] = self._factors(left)[users]
+        is_finite = (
+            out.is_finite & np.isfinite(common).all(axis=1) & np.isfinite(embedding).all(axis=1)
+        )
+        loss = _loss(block, state, users)
+        self._step_users(state, by_start, users)
+        indptr, items, _ = OwnRows.of(block, turn.active)
+        fields = {
+            "gradient": SparseRows(indptr, items, out.rows),
+            "embedding": SparseRows.stacked(embedding),
+        }
+        if self.n_common:
+            fields["common"] = SparseRows.stacked(common)
+        return state, ClientUpdates(fields, is_finite=is_finite), loss
+
+    def _upload_specs(self, n_items):
+        specs = {
+            "gradient": FieldSpec((n_items, self._width), "held"),
+            "embedding": FieldSpec((self.n_factors,)),
+        }
+        return specs | ({"common": FieldSpec((self.n_factors,))} if self.n_common else {})
+
+    # ------------------------------------------------------------------ the ego graphs
+
+    @property
+    def _share(self):
+        """Weight of each layer in the embedding (alpha_l = 1 / (L + 1))."""
+        return 1 / (self.n_layers + 1)
+
+    def _connect(self, block, graph, message, groups, users):
+        """Users' neighbours in this round: own items and, in a group, its predicted items."""
+        of_user = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))[users]
+        n_own = np.diff(block.indptr)[users]
+        n_common = np.where(groups[of_user] >= 0, min(self.n_common, block.n_items), 0)
+        degree = np.maximum(n_own + n_common, 1)
+        graph.n_common[users, 0] = n_common
+        graph.own[users, 0] = n_own / degree
+        graph.scale[users, 0] = 1 / np.sqrt(degree)
+        graph.common[users] = 0
+        if (groups >= 0).any():
+            common = message["common"].values[of_user]
+            graph.common[users] = np.where(n_common[:, None] > 0, common, 0)
+        graph.peers[users] = 0
+        graph.first[users] = self._first_layer(block, graph, message, users)[users]
+
+    def _first_layer(self, block, graph, message, users):
+        """Layer 1 of users: the scaled sum of their neighbours."""
+        items = message["item_vectors"].values.astype(self._dtype)
+        sums = np.zeros((block.n_users, self._width), self._dtype)
+        semidfegl_kernels.neighbour_sums(block.indptr, block.items, users, items, sums)
+        return graph.scale * (self._factors(sums) + graph.common)
+
+    def _embeddings(self, users, graph, first):
+        """z_u: the mean of all layers."""
+        layers = (1 + graph.own) * self._factors(users)
+        layers = layers + (1 + (self.n_layers == 3) * graph.own) * first
+        return self._share * (layers + graph.n_common * graph.scale * graph.peers)
+
+    def _left(self, state):
+        """(1, z_u), the 1 with biases."""
+        graph = state["graph"]
+        left = np.ones((len(state["users"]), self._width), self._dtype)
+        self._factors(left)[:] = self._embeddings(state["users"], graph, graph.first)
+        return left
+
+    def _measure(self, block, state, message, users):
+        """The error of each rating, and the gradients by (b_u, z_u)."""
+        gradients = np.zeros((block.n_users, self._width), self._dtype)
+        by_bias = np.zeros(block.n_users, self._dtype)
+        semidfegl_kernels.errors(
+            block.indptr,
+            self._ratings(block, state),
+            users,
+            message["item_vectors"].values.astype(self._dtype),
+            self._left(state),
+            self._bias(state["users"]),
+            state["errors"],
+            gradients,
+            by_bias,
+        )
+        if self.biases:
+            gradients[:, 0] = by_bias
+        state["gradients"][users] = gradients[users]
+
+    def _item_gradients(self, block, state, turn, left, through):
+        layout = layout_of(block)
+        out = empty_uploads(block, turn, self._width, self._dtype)
+        work = wmf_kernels.workspace(layout, left)
+        semidfegl_kernels.item_gradients(
+            layout, state["errors"], turn.active, left, through, work, out
+        )
+        return out
+
+    def _step_users(self, state, by_start, users):
+        """A step of Adam, or of gradient descent, by each user."""
+        gradient = state["gradients"] + state["penalties"] * state["users"]
+        self._factors(gradient)[:] += by_start - self._factors(state["gradients"])
+        gradient = gradient[users] / state["n_ratings"][users]
+        # A user whose numbers have overflowed stays where it is.
+        gradient = np.where(np.isfinite(gradient).all(axis=1, keepdims=True), gradient, 0)
+        if self.optimizer == "adam":
+            gradient = state["moments"].direction(self, gradient, users)
+        state["users"][users] -= self.user_learning_rate * gradient
+
+    # ----------------------------------------------------------------- each round, server
+
+    def _aggregate(self, server, message, upload, key):
+        if upload is not None:
+            server = self._learned(server, upload)
+        if self.n_common and key.round % self.cluster_every == 0:
+            server = server | {
+                "groups": clustered(
+                    server["embeddings"],
+                    server["known"],
+                    self._factors(server["item_vectors"]),
+                    self.n_groups,
+                    self.n_common,
+                    self.fuzziness,
+                    key.generator("centres"),
+                )
+            }
+        return server
+
+    def _learned(self, server, upload):
+        """The items after a step, and the embeddings that have come."""
+        groups, items = server["groups"], server["item_vectors"]
+        embeddings, known = server["embeddings"].copy(), server["known"].copy()
+        by_group = np.zeros((len(groups.items), self.n_factors))
+        for code, one in upload.single():
+            embeddings[code], known[code] = one["embedding"].change, True
+            if groups.of_client[code] >= 0:
+                by_group[groups.of_client[code]] += one["common"].change
+        gradient = upload["gradient"].sum.astype(np.float64)
+        for members, row in zip(groups.items, groups.scales[:, None] * by_group, strict=True):
+            self._factors(gradient)[members] += row
+        gradient = gradient / upload.n_clients + server["penalties"] * items
+        server = server | {"embeddings": embeddings, "known": known}
+        return self._stepped(server, "item_vectors", gradient)
+
+    # ------------------------------------------------------------------------- the end
+
+    def _final_model(self, server):
+        # To recommend, a client needs the items that it has not rated.
+        return Message(item_vectors=Dense(server["item_vectors"]))
+
+    def _personalize(self, block, state, message, turn, key):
+        if state is None:
+            return self._newcomers(block, message, key)
+        everyone = np.ones(block.n_users, dtype=bool)
+        first = self._first_layer(block, state["graph"], message, everyone)
+        users = state["users"].copy()
+        self._factors(users)[:] = self._embeddings(users, state["graph"], first)
+        return {"users": users}
+
+    def _newcomers(self, block, message, key):
+        """Users on their own ego graphs, whose p_u and b_u are solved for exactly."""
+        state = self._init_clients(block, message, key)
+        graph, everyone = state["graph"], np.ones(block.n_users, dtype=bool)
+        self._connect(block, graph, message, np.full(block.n_clients, -1), everyone)
+        # z = slope p + offset.
+        slope, offset = self._share * (1 + graph.own), state["users"].copy()
+        self._factors(offset)[:] = self._embeddings(offset, graph, graph.first)
+        items = message["item_vectors"].values.astype(self._dtype)
+        of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        rest = state["values"] - np.einsum("kf,kf->k", offset[of_rating], items[block.items])
+        penalties = state["penalties"].copy()
+        self._factors(penalties)[:] /= slope**2
+        bias = np.zeros(len(items), self._dtype)
+        if self.biases:
+            bias, items[:, 0] = items[:, 0].copy(), 1
+        fcf_kernels.fit_raters(
+            block.indptr,
+            fcf_kernels.Ratings(block.items, rest.astype(self._dtype), state["weights"]),
+            fcf_kernels.Model(bias, items, bool(self.biases)),
+            penalties.astype(self._dtype),
+            wmf_kernels.workspace(layout_of(block), state["users"]),
+            state["users"],
+        )
+        return {"users": state["users"] + offset}
+
+    # ------------------------------------------------------------------- what it needs
+
+    def _factors(self, rows):
+        """Rows without the bias in front: a view."""
+        return rows[:, int(self.biases) :]
+
+    def _bias(self, users):
+        zero = np.zeros(len(users), self._dtype)
+        return np.ascontiguousarray(users[:, 0]) if self.biases else zero
+
+    def _penalties(self, n_ratings, reg):
+        """Of each number of vectors with so many ratings, shape (n, width)."""
+        penalties = np.repeat((reg * n_ratings**self.reg_power)[:, None], self._width, axis=1)
+        if self.biases:
+            penalties[:, 0] = self.reg_bias
+        return penalties
+
+    @staticmethod
+    def _ratings(block, state):
+        return fcf_kernels.Ratings(block.items, state["values"], state["weights"])
+
+    def _private_vectors(self, state):
+        return state["embeddings"]
+
+    def _least_bytes(self, data):
+        # Users' moments, gradients and ego graphs.
+        vectors = 8 * data.n_users * self.n_factors if self.client_fraction == 1 else 0
+        return super()._least_bytes(data) + 8 * vectors
+
+    def _upload_moving(self, view, rows, moves):
+        return {"gradient": self._gradient_moving(view, "gradient", moves)}
+
+    # ---------------------------------------------------------------- checks, predictions
+
+    def _check_before_fit(self):
+        federation = self._setting()
+        if federation.local_dp is not None:
+            raise ValueError(
+                "SemiDFEGL has no local_dp: its set-up counts ratings in plaintext, and what "
+                "devices send to each other is neither clipped nor noised. Use RFRec for local "
+                "differential privacy."
+            )
+        if federation.aggregator is not None:
+            raise ValueError(
+                "SemiDFEGL's server takes gradients of predicted items and embeddings from single "
+                "uploads, so the aggregator would have no effect on them; set aggregator=None."
+            )
+        super()._check_before_fit()
+
+    def _response(self, scores):
+        return np.clip(scores, *self.rating_scale_)
+
+
+def _by_client(block, rows):
+    """Sums of the users' rows over each client."""
+    if block.n_users == block.n_clients:
+        return rows
+    return np.add.reduceat(rows, block.client_indptr[:-1], axis=0)
+
+
+def _n_users(block):
+    """Number of users of each client, shape (n_clients, 1)."""
+    return np.diff(block.client_indptr)[:, None]
+
+
+def _loss(block, state, users):
+    """Sums of w (score - rating)^2 and of w over the users of a mask."""
+    taken = np.repeat(users, np.diff(block.indptr))
+    errors, weights = (state[name][taken].astype(np.float64) for name in ("errors", "weights"))
+    positive = weights > 0
+    return (errors[positive] ** 2 / weights[positive]).sum(), weights.sum()

@@ -1,0 +1,339 @@
+"""Splitters that hold out the last, the latest or random rows."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from sklearn.utils import check_random_state
+
+from fedrecsk._utils.docs import documented
+from fedrecsk._utils.sklearn_compat import Interval, RealNotInt
+from fedrecsk.model_selection import _times
+from fedrecsk.model_selection._base import Splitter, by_group, two_parts
+from fedrecsk.preprocessing._rows import coded_rows
+
+if TYPE_CHECKING:
+    from numpy.random import RandomState
+
+SHARE_OR_NUMBER = [
+    Interval(RealNotInt, 0, 1, closed="neither"),
+    Interval(Integral, 1, None, closed="left"),
+]
+
+
+@documented
+class LeaveLastOut(Splitter):
+    """Hold out the last interactions of each user, the usual "leave one out" of ranking papers.
+
+    What it guarantees:
+
+    - each user with more than `n_last` rows has exactly `n_last` test rows, none of them
+      earlier than any of its training rows;
+    - all rows of every other user are training rows;
+    - so every user is in training. Test items may be missing from training.
+
+    Parameters
+    ----------
+    n_last : int, default=1
+        Number of rows to hold out per user.
+    timestamps : int or str, default=2
+        Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
+        its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of
+        X are in the order of time, at least within each user. If two rows of a user have the same
+        time, the one further down in X counts as later.
+
+    Attributes
+    ----------
+    {split attributes}
+
+    See Also
+    --------
+    TemporalHoldout : A share of each user's rows, or of all rows, by time.
+
+    Notes
+    -----
+    It splits rows, so a repeated (user, item) pair may be both in training and in test.
+
+    Examples
+    --------
+    >>> from fedrecsk.model_selection import LeaveLastOut
+    >>> X = [["ann", "alien", 3], ["ann", "brazil", 1], ["bob", "clue", 2]]
+    >>> for train, test in LeaveLastOut().split(X):
+    ...     print(train, test)
+    [1 2] [0]
+
+    As a transformer, and with y:
+
+    >>> splitter = LeaveLastOut()
+    >>> splitter.fit_transform(X)
+    array([['ann', 'brazil', 1],
+           ['bob', 'clue', 2]], dtype=object)
+    >>> splitter.held_out_
+    array([['ann', 'alien', 3]], dtype=object)
+    >>> X_train, X_test, y_train, y_test = splitter.train_test_split(X, [5, 4, 3])
+    >>> y_train, y_test
+    ([4, 3], [5])
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        "n_last": [Interval(Integral, 1, None, closed="left")],
+        "timestamps": _times.CONSTRAINT,
+    }
+
+    def __init__(self, n_last: int = 1, *, timestamps: int | str = 2) -> None:
+        self.n_last = n_last
+        self.timestamps = timestamps
+
+    def _splits(self, X):
+        times = _times.read_times(X, self.timestamps)
+        (users, n_users), _ = coded_rows(X)
+        rows, starts, counts = by_group(users, n_users, np.argsort(times, kind="stable"))
+        n_last = _n_held_out(self.n_last, counts)
+        if not n_last.any():
+            raise ValueError(
+                f"No user has more than n_last={self.n_last} rows (the most is {counts.max()}), so "
+                "the test set would be empty; lower n_last, or give more interactions per user."
+            )
+        return iter([two_parts(_last_of_group(rows, starts, counts, n_last))])
+
+
+@documented
+class TemporalHoldout(Splitter):
+    """Hold out the latest rows, of all or of each user.
+
+    What it guarantees:
+
+    - every training row is strictly earlier than every validation row, and every validation row
+      than every test row (with `per_user`, among the rows of each user);
+    - rows with the same time stay together. A cut that would fall among them moves to the nearer
+      end (the later one if both are as near), so a part can be larger or smaller than requested;
+    - with `per_user`, every user is in training; users with too few rows for a part, or with
+      all rows at the same time, contribute nothing to it;
+    - without `per_user`, users and items of the test rows may be missing from training.
+
+    Parameters
+    ----------
+    test_size : float or int, default=0.2
+        Share of test rows, if a float in (0, 1), rounded to the nearest row; number of test
+        rows, if an int. With `per_user`, of each user's rows.
+    validation_size : float or int, default=None
+        Share or number of validation rows, which come just before the test rows. None: no
+        validation part.
+    per_user : bool, default=False
+        Whether to cut the rows of each user at its own time, instead of all rows at one time.
+    timestamps : int or str, default=2
+        Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
+        its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of
+        X are in the order of time (with `per_user`, at least within each user).
+
+    Attributes
+    ----------
+    {split attributes}
+    validation_indices_ : ndarray of shape (n_validation,), dtype int64
+        Only with `validation_size`.
+
+    See Also
+    --------
+    LeaveLastOut : The last row of each user, even where times are equal.
+
+    Notes
+    -----
+    With `validation_size`, `split` gives (training, validation) and leaves out the test rows, so
+    that a search is scored on validation rows. But a search that refits uses all rows that it was
+    given, so do not give it the test rows: see the last example.
+
+    Only a global cut never uses the future: with `per_user`, training has rows of other users that
+    are later than the test rows.
+
+    Examples
+    --------
+    >>> from fedrecsk.model_selection import TemporalHoldout
+    >>> X = [["ann", "a", 1], ["ann", "b", 2], ["bob", "a", 3], ["bob", "c", 4]]
+    >>> for train, test in TemporalHoldout(test_size=0.25).split(X):
+    ...     print(train, test)
+    [0 1 2] [3]
+    >>> for train, test in TemporalHoldout(test_size=0.5, per_user=True).split(X):
+    ...     print(train, test)
+    [0 2] [1 3]
+
+    80/10/10 of each user:
+
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, y = make_ratings(random_state=0)
+    >>> splitter = TemporalHoldout(0.1, validation_size=0.1, per_user=True)
+    >>> X_train, X_val, X_test, y_train, y_val, y_test = splitter.train_test_split(X, y)
+    >>> [round(len(part) / len(y), 2) for part in (y_train, y_val, y_test)]
+    [0.8, 0.1, 0.1]
+
+    A search that never sees the test rows:
+
+    >>> from sklearn.model_selection import GridSearchCV
+    >>> from fedrecsk import BiasOnly
+    >>> X_seen, X_test, y_seen, y_test = TemporalHoldout(0.1).train_test_split(X, y)
+    >>> search = GridSearchCV(BiasOnly(), {"reg_item": [1, 10]}, cv=TemporalHoldout(1 / 9))
+    >>> r2 = search.fit(X_seen, y_seen).score(X_test, y_test)
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        "test_size": SHARE_OR_NUMBER,
+        "validation_size": [*SHARE_OR_NUMBER, None],
+        "per_user": ["boolean"],
+        "timestamps": _times.CONSTRAINT,
+    }
+
+    def __init__(
+        self,
+        test_size: float = 0.2,
+        *,
+        validation_size: float | None = None,
+        per_user: bool = False,
+        timestamps: int | str = 2,
+    ) -> None:
+        self.test_size = test_size
+        self.validation_size = validation_size
+        self.per_user = per_user
+        self.timestamps = timestamps
+
+    def _splits(self, X):
+        train, held_out, *_ = self._parts(X).values()
+        return iter([(train, held_out)])
+
+    def _parts(self, X):
+        sizes = {"test": self.test_size, "validation": self.validation_size}
+        sizes = {name: size for name, size in sizes.items() if size is not None}
+        shares = [size for size in sizes.values() if not isinstance(size, Integral)]
+        if sum(shares) >= 1:
+            raise ValueError(
+                f"test_size={self.test_size} and validation_size={self.validation_size} leave no "
+                "training rows; together they should be less than 1."
+            )
+        times = _times.read_times(X, self.timestamps)
+        (users, n_users), _ = coded_rows(X)
+        groups, n_groups = (users, n_users) if self.per_user else (np.zeros_like(users), 1)
+        rows, starts, counts = by_group(groups, n_groups, np.argsort(times, kind="stable"))
+        times = times[rows]
+
+        part = np.zeros(len(rows), dtype=np.int8)
+        position = np.arange(len(rows))
+        ends = starts + counts
+        for number, (name, size) in enumerate(sizes.items(), start=1):
+            cuts = _cut(times, starts, ends, _n_held_out(size, counts, ends - starts))
+            late = (position >= np.repeat(cuts, counts)) & (position < np.repeat(ends, counts))
+            if not late.any():
+                raise ValueError(
+                    f"{name}_size={size} leaves the {name} set empty: "
+                    f"{'no user has' if self.per_user else 'X does not have'} enough rows at "
+                    f"different times for training rows before them. Change {name}_size, or give "
+                    "more interactions."
+                )
+            part[rows[late]] = number
+            ends = cuts
+        late_parts = reversed(list(enumerate(sizes, start=1)))
+        numbers = {"train": 0} | {name: number for number, name in late_parts}
+        return {name: np.flatnonzero(part == number) for name, number in numbers.items()}
+
+
+@documented
+class UserHoldout(Splitter):
+    """Hold out a random share of the rows of each user.
+
+    What it guarantees:
+
+    - each user's test rows are its share, rounded to the nearest row, but at least one row
+      remains in training;
+    - so every user is in training. Test items may be missing from training.
+
+    Parameters
+    ----------
+    test_size : float or int, default=0.2
+        Share of each user's rows to hold out, if a float in (0, 1); number of rows per user, if
+        an int: users with no more rows than that stay in training.
+    n_splits : int, default=1
+        Number of random splits.
+    random_state : int, RandomState instance or None, default=None
+        Source of the random numbers. An int gives the same splits in every call.
+
+    Attributes
+    ----------
+    {split attributes}
+
+    See Also
+    --------
+    UserKFold : Tests each row once.
+    TemporalHoldout : The latest rows of each user, with `per_user=True`.
+    sklearn.model_selection.GroupShuffleSplit : Whole users, with `groups=X[:, 0]`.
+
+    Notes
+    -----
+    It splits rows, so a repeated (user, item) pair may be both in training and in test.
+
+    Examples
+    --------
+    >>> from fedrecsk.model_selection import UserHoldout
+    >>> X = [["ann", item] for item in "abcd"] + [["bob", item] for item in "ab"]
+    >>> train, test = next(UserHoldout(test_size=0.5, random_state=0).split(X))
+    >>> [X[row] for row in test]
+    [['ann', 'a'], ['ann', 'd'], ['bob', 'a']]
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        "test_size": SHARE_OR_NUMBER,
+        "n_splits": [Interval(Integral, 1, None, closed="left")],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        test_size: float = 0.2,
+        *,
+        n_splits: int = 1,
+        random_state: int | RandomState | None = None,
+    ) -> None:
+        self.test_size = test_size
+        self.n_splits = n_splits
+        self.random_state = random_state
+
+    def _splits(self, X):
+        (users, n_users), _ = coded_rows(X)
+        counts = np.bincount(users, minlength=n_users)
+        n_test = _n_held_out(self.test_size, counts)
+        if not n_test.any():
+            raise ValueError(
+                f"test_size={self.test_size} holds out no row, since the most active user has "
+                f"{counts.max()} rows and one must stay in training; change test_size, or give "
+                "more interactions per user."
+            )
+        rng = check_random_state(self.random_state)
+        orders = (rng.permutation(len(users)) for _ in range(self.n_splits))
+        return (
+            two_parts(_last_of_group(*by_group(users, n_users, order), n_test)) for order in orders
+        )
+
+
+def _n_held_out(size, counts, available=None):
+    """Return how many rows of each group to hold out: a share or number, all but one at most."""
+    available = counts if available is None else available
+    if isinstance(size, Integral):
+        return np.where(available > size, int(size), 0)
+    return np.minimum(np.floor(size * counts + 0.5).astype(np.int64), available - 1)
+
+
+def _last_of_group(rows, starts, counts, n_last):
+    """Mark the last `n_last[g]` rows of each group g."""
+    mask = np.empty(len(rows), dtype=bool)
+    mask[rows] = np.arange(len(rows)) >= np.repeat(starts + counts - n_last, counts)
+    return mask
+
+
+def _cut(times, starts, ends, n_late):
+    """Cut groups where the time changes, as near as possible to `n_late` rows from their ends."""
+    # Late rows are times[cuts[g]:ends[g]]: none if n_late is 0 or all rows have the same time.
+    wish = np.minimum(ends - n_late, ends - 1)
+    moments = np.flatnonzero(np.concatenate([[True], times[1:] != times[:-1]]))
+    moment = np.searchsorted(moments, wish, side="right") - 1
+    before = moments[moment]
+    after = np.append(moments, len(times))[moment + 1]
+    near = (before > starts) & ((wish - before < after - wish) | (after >= ends))
+    return np.where(n_late > 0, np.where(near, before, np.minimum(after, ends)), ends)

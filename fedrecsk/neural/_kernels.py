@@ -1,0 +1,138 @@
+"""Around the local training of many clients side by side: their steps before, their sums after.
+
+Clients draw their examples and shuffle them as FedMF's do, each
+with its own stream of random numbers. Here the batches are only written down, padded to the same
+shape, so that one tensor operation can process the same step of all clients.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedrecsk._utils.jit import kernel
+from fedrecsk.federated._fedmf_kernels import PAGE_BITS, draw_examples, shuffle, take_slots
+
+
+class Steps(NamedTuple):
+    """The examples of each step, of shape (n_steps, n_clients, batch_size).
+
+    Attributes
+    ----------
+    whose : int64, the user of an example, counted within its client
+    what : int64, its item, as a place in the client's `visited` items
+    target, weight : floating point; weight 0 where a batch is not full
+    """
+
+    whose: np.ndarray
+    what: np.ndarray
+    target: np.ndarray
+    weight: np.ndarray
+
+
+class Visits(NamedTuple):
+    """The items in each client's examples, and how far it goes.
+
+    Attributes
+    ----------
+    items : (n_clients, most items), the items of a client in ascending order, then zeros
+    n_items : (n_clients,), how many there are
+    n_steps : (n_clients,), the client's steps, which may be fewer than the padded ones
+    """
+
+    items: np.ndarray
+    n_items: np.ndarray
+    n_steps: np.ndarray
+
+
+class Work(NamedTuple):
+    """Room for the examples of one client; `is_visited` and `pages` are zero between uses."""
+
+    whose: np.ndarray
+    what: np.ndarray
+    target: np.ndarray
+    weight: np.ndarray
+    order: np.ndarray
+    is_visited: np.ndarray
+    pages: np.ndarray
+    slot_of: np.ndarray
+    visited: np.ndarray
+    stream: np.ndarray
+
+
+def empty(n_examples, n_items, n_epochs, batch_size, dtype):
+    """Room for clients with at most so many examples each, of which `n_examples` is an array."""
+    n_clients, most = len(n_examples), int(n_examples.max())
+    shape = n_epochs * -(-most // batch_size), n_clients, min(batch_size, most)
+    whose, what = np.zeros((2, *shape), np.int64)
+    target, weight = np.zeros((2, *shape), dtype)
+    counts = np.zeros((2, n_clients), np.int64)
+    steps = Steps(whose, what, target, weight)
+    return steps, Visits(np.zeros((n_clients, min(n_items, most)), np.int64), *counts)
+
+
+def room(n_examples, n_items, dtype):
+    """Work for a client with `n_examples` examples."""
+    whose, what, order = np.empty((3, n_examples), np.int32)
+    target, weight = np.empty((2, n_examples), dtype)
+    slot_of, visited = np.empty((2, n_items), np.int32)
+    is_visited, pages = np.zeros(n_items, np.int32), np.zeros((n_items >> PAGE_BITS) + 1, np.bool_)
+    stream = np.empty(1, np.uint64)
+    return Work(whose, what, target, weight, order, is_visited, pages, slot_of, visited, stream)
+
+
+@kernel
+def plan(clients, layout, feedback, seeds, n_negatives, n_epochs, batch_size, steps, visits, work):
+    """Write the steps of these clients of a block."""
+    n_items = len(work.is_visited)
+    for k in range(len(clients)):
+        c = clients[k]
+        work.stream[0] = seeds[k]
+        first, last = layout.client_indptr[c], layout.client_indptr[c + 1]
+        n = draw_examples(first, last, layout, feedback, n_items, n_negatives, work)
+        visits.n_items[k] = take_slots(n, work)
+        for s in range(visits.n_items[k]):
+            visits.items[k, s] = work.visited[s]
+        for e in range(n):
+            work.order[e] = e
+        step = 0
+        for _ in range(n_epochs):
+            shuffle(work.order, n, work.stream)
+            for start in range(0, n, batch_size):
+                for j in range(start, min(start + batch_size, n)):
+                    e = work.order[j]
+                    steps.whose[step, k, j - start] = work.whose[e]
+                    steps.what[step, k, j - start] = work.what[e]
+                    steps.target[step, k, j - start] = work.target[e]
+                    steps.weight[step, k, j - start] = work.weight[e]
+                step += 1
+        visits.n_steps[k] = step
+
+
+@kernel
+def add_changes(sends, items, n_items, trained, received, sums):
+    """Add to `sums` how clients have changed their rows of a table.
+
+    sends : (n_clients,) bool; items : (n_clients, most items), of which each client has `n_items`;
+    trained : (n_clients, most items, width); received, sums : (size of the catalogue, width).
+    """
+    for c in range(len(sends)):
+        if not sends[c]:
+            continue
+        for s in range(n_items[c]):
+            item = items[c, s]
+            for f in range(trained.shape[2]):
+                sums[item, f] += trained[c, s, f] - received[item, f]
+
+
+@kernel
+def find_broken(trained, is_finite):
+    """Set `is_finite` to False for clients with a number that is not finite.
+
+    trained : (n_clients, n_numbers); sound : (n_clients,) bool.
+    """
+    for c in range(len(trained)):
+        n_broken = 0
+        for f in range(trained.shape[1]):
+            n_broken += trained[c, f] - trained[c, f] != 0
+        if n_broken > 0:
+            is_finite[c] = False

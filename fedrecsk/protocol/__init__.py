@@ -1,0 +1,44 @@
+"""The simulated federation: its parameters, the two sides of the protocol, messages, ledger."""
+
+from fedrecsk.protocol.client_message import ClientMessage, Numbers
+from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.device import Device
+from fedrecsk.protocol.exchange import GroupMessages
+from fedrecsk.protocol.federation import Federation
+from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.protocol.messages import (
+    Dense,
+    Derived,
+    Message,
+    PerClient,
+    Rows,
+    Total,
+    Upload,
+)
+from fedrecsk.protocol.network_time import NetworkProfile, estimate_training_time
+from fedrecsk.protocol.server import Server
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
+
+__all__ = [
+    "ClientMessage",
+    "ClientUpdates",
+    "Clients",
+    "Dense",
+    "Derived",
+    "Device",
+    "Federation",
+    "FieldSpec",
+    "GroupMessages",
+    "Ledger",
+    "Message",
+    "NetworkProfile",
+    "Numbers",
+    "PerClient",
+    "Rows",
+    "Server",
+    "SparseRows",
+    "Summed",
+    "Total",
+    "Upload",
+    "estimate_training_time",
+]

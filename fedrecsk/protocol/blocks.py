@@ -1,0 +1,255 @@
+"""Blocks of clients, the simulator's unit of work. Which clients share one depends on data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import sparse
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.data.interactions import Interactions
+
+
+RATINGS_PER_BLOCK = 2**16
+MAX_BLOCKS = 64
+
+
+@dataclass(eq=False)
+class Block:
+    """Private data of some clients, which only the clients' side of a method may read.
+
+    All indices except `clients`, `users` and `items` are relative to the block.
+
+    Attributes
+    ----------
+    clients : ndarray of shape (n_clients,)
+        The clients' codes in the federation.
+    users : ndarray of shape (n_users,)
+        The users' codes, client by client.
+    client_indptr : ndarray of shape (n_clients + 1,)
+        Users of each client.
+    indptr : ndarray of shape (n_users + 1,)
+        Ratings of each user.
+    items : ndarray of shape (n_ratings,), dtype int32
+    values, weights : ndarray of shape (n_ratings,), dtype float64
+    n_items : int
+        Size of the catalogue.
+    """
+
+    clients: np.ndarray
+    users: np.ndarray
+    client_indptr: np.ndarray
+    indptr: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray
+    n_items: int
+
+    @property
+    def n_clients(self) -> int:
+        return len(self.clients)
+
+    @property
+    def n_users(self) -> int:
+        return len(self.users)
+
+    @property
+    def rating_indptr(self) -> np.ndarray:
+        """Ratings of each client, shape (n_clients + 1,)."""
+        return self.indptr[self.client_indptr]
+
+    @cached_property
+    def _holdings(self):
+        # If every client has one user, rows and ratings are the same.
+        if self.n_users == self.n_clients:
+            rows = np.arange(len(self.items), dtype=np.int32)
+            return self.indptr, self.items, rows
+        clients = np.repeat(np.arange(self.n_clients), np.diff(self.rating_indptr))
+        held, rows = np.unique(clients * self.n_items + self.items, return_inverse=True)
+        row_indptr = np.searchsorted(held, np.arange(self.n_clients + 1) * self.n_items)
+        return row_indptr, (held % self.n_items).astype(np.int32), rows.astype(np.int32)
+
+    @property
+    def row_indptr(self) -> np.ndarray:
+        """Rows of each client, one per distinct item; shape (n_clients + 1,)."""
+        return self._holdings[0]
+
+    @cached_property
+    def row_counts(self) -> np.ndarray:
+        """Distinct items of each client, shape (n_clients,)."""
+        return np.diff(self.row_indptr)
+
+    @property
+    def row_items(self) -> np.ndarray:
+        """Item code of each such row, ascending within a client, shape (n_rows,)."""
+        return self._holdings[1]
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Row of each rating, shape (n_ratings,)."""
+        return self._holdings[2]
+
+    def part(self, who: NDArray[np.bool_]) -> Block:
+        """The block of the clients of a mask; this block if the mask has all."""
+        return self if who.all() else self._with_codes(_block(self, np.flatnonzero(who)))
+
+    def cut(self, max_ratings: int) -> list[Block]:
+        """Cut the block into blocks of about `max_ratings` ratings or fewer."""
+        return [self._with_codes(part) for part in cut(self, max_ratings=max_ratings)]
+
+    def _with_codes(self, part):
+        """Give a part of this block the clients' and users' codes."""
+        return replace(part, clients=self.clients[part.clients], users=self.users[part.users])
+
+    def spread(self, rows: np.ndarray, who: NDArray[np.bool_]) -> np.ndarray:
+        """Spread rows of the users of ``part(who)`` over all users; the others get zeros."""
+        if who.all():
+            return rows
+        spread = np.zeros((self.n_users, *rows.shape[1:]), rows.dtype)
+        spread[self.users_of(who)] = rows
+        return spread
+
+    def clients_of(self, users: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Mask of the clients that have a user of the mask `users`."""
+        return np.logical_or.reduceat(users, self.client_indptr[:-1])
+
+    def users_of(self, who: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Mask of the users of the clients of the mask `who`."""
+        return np.repeat(who, np.diff(self.client_indptr))
+
+
+def block_size(data: Interactions) -> int:
+    """Ratings per block: 65,536, or more for large data and large catalogues.
+
+    There are at most 64 blocks, each with about as many ratings as there are items or more, so
+    that an array of the catalogue's size per block is never larger than the data.
+    """
+    return max(RATINGS_PER_BLOCK, -(-len(data.items) // MAX_BLOCKS), data.n_items)
+
+
+def cut(
+    data: Interactions,
+    groups: np.ndarray | None = None,
+    max_ratings: int | None = None,
+    share: float = 1.0,
+) -> list[Block]:
+    """Cut the clients into blocks of at most about `max_ratings` ratings.
+
+    Parameters
+    ----------
+    data : Interactions
+    groups : ndarray of shape (n_clients,) or None
+        Clients of different groups are in different blocks. None: one group.
+    max_ratings : int or None
+        None: :func:`block_size`, or up to eight times as many if only a share of the clients
+        takes part in a round.
+    share : float in (0, 1]
+        Share of the clients that take part in a round.
+
+    Returns
+    -------
+    blocks : list of Block
+    """
+    most = block_size(data) / max(share, 1 / 8) if max_ratings is None else max_ratings
+    groups = np.zeros(data.n_clients, dtype=np.int64) if groups is None else groups
+    order = np.argsort(groups, kind="stable")
+    sizes = np.diff(data.rating_indptr)[order]
+    ends = np.cumsum(sizes)
+    group_ends = np.append(np.flatnonzero(np.diff(groups[order])) + 1, len(order))
+    blocks, start = [], 0
+    for stop in group_ends:
+        while start < stop:
+            # As many clients as fit, but at least one.
+            before = ends[start] - sizes[start]
+            end = max(start + 1, int(np.searchsorted(ends, before + most, "right")))
+            end = min(end, stop)
+            blocks.append(_block(data, order[start:end]))
+            start = end
+    return blocks
+
+
+def of_clients(data: Interactions, clients: NDArray[np.int64]) -> Block:
+    """One block of these clients (codes)."""
+    return _block(data, clients)
+
+
+def _block(data, clients):
+    users = _runs(data.client_indptr, clients)
+    if len(users) and (np.diff(users) == 1).all():
+        # Consecutive rows: views instead of copies.
+        ratings = slice(data.indptr[users[0]], data.indptr[users[-1] + 1])
+    else:
+        ratings = _runs(data.indptr, users)
+    return Block(
+        clients=clients,
+        users=users,
+        client_indptr=_local_indptr(data.client_indptr, clients),
+        indptr=_local_indptr(data.indptr, users),
+        items=data.items[ratings],
+        values=data.values[ratings],
+        weights=data.weights[ratings],
+        n_items=data.n_items,
+    )
+
+
+def _runs(indptr, rows):
+    """Concatenate ``range(indptr[r], indptr[r + 1])`` over `rows`."""
+    lengths = indptr[rows + 1] - indptr[rows]
+    shift = np.repeat(indptr[rows] - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
+    return np.arange(lengths.sum()) + shift
+
+
+def _local_indptr(indptr, rows):
+    return np.concatenate([[0], np.cumsum(indptr[rows + 1] - indptr[rows])]).astype(np.int64)
+
+
+def by_user(
+    users: list[np.ndarray], attributes: list[dict[str, Any]], n_users: int | None = None
+) -> dict[str, Any]:
+    """Join attributes of several groups of users, in the order of the users' codes.
+
+    Parameters
+    ----------
+    users : list of ndarray
+        Codes of each group.
+    attributes : list of dict
+        Attributes of each group: arrays with a row per user (dense or sparse), or objects with a
+        class method ``joined``.
+    n_users : int or None
+        Number of all users. Users who are in no group get rows of zeros. None: the users of all
+        groups.
+
+    Returns
+    -------
+    attributes : dict
+        Copies.
+    """
+    n_users = sum(map(len, users)) if n_users is None else n_users
+    joined = {}
+    for name, first in attributes[0].items():
+        parts = [one[name] for one in attributes]
+        if sparse.issparse(first):
+            joined[name] = _rows_by_user(users, parts, n_users)
+        elif isinstance(first, np.ndarray):
+            joined[name] = np.zeros((n_users, *first.shape[1:]), first.dtype)
+            for codes, rows in zip(users, parts, strict=True):
+                joined[name][codes] = rows
+        else:
+            joined[name] = type(first).joined(parts)
+    return joined
+
+
+def _rows_by_user(users, parts, n_users):
+    users = np.concatenate(users)
+    rows = sparse.vstack(parts, "csr")
+    rows.resize((len(users) + 1, parts[0].shape[1]))
+    places = np.full(n_users, len(users))
+    places[users] = np.arange(len(users))
+    return rows[places]

@@ -1,0 +1,307 @@
+"""Central differential privacy on the server: the noise on sums, and the account."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedrecsk._utils.user_warnings import warn
+from fedrecsk.privacy import _grid
+from fedrecsk.privacy.accounting import Event, epsilon_of
+from fedrecsk.privacy.report import PrivacyReport
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.messages import Dense, Message, Total, Upload
+from fedrecsk.protocol.privacy_plan import (
+    Plan,
+    answers_in_rounds,
+    noise_multipliers,
+    planned_events,
+    sampling_of,
+    sizes_of_uploads,
+)
+from fedrecsk.protocol.protection import TERMS
+
+if TYPE_CHECKING:
+    from fedrecsk.privacy import CentralDP, LocalMechanism
+    from fedrecsk.protocol.federation import Federation
+    from fedrecsk.updates import Counts, FieldSpec
+
+# Of the adaptive clip (Andrew et al. 2021, section 3): its learning rate, and the share of the
+# cohort that is the standard deviation of the noise on the count of short uploads.
+ADAPTS_BY, NOISE_ON_COUNT = 0.2, 0.05
+# Steps of the grid of that noise in one client.
+COUNT_STEPS = 2**20
+
+
+class Exchange(NamedTuple):
+    """What one kind of exchange with the clients releases.
+
+    Attributes
+    ----------
+    clip : float
+        Largest L2 norm of an upload.
+    noise_multiplier : float
+    n_clients : int
+        Clients that are expected to send: a public number, by which the server divides.
+    n_shares : int
+        Clients whose shares of the noise make up the whole, if clients add it.
+    """
+
+    clip: float
+    noise_multiplier: float
+    n_clients: int
+    n_shares: int
+
+
+class CentralNoise:
+    """The sums that a server releases under central differential privacy.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+    federation : Federation
+    n_clients : int
+    shared : Key
+        By which cohorts are drawn.
+    secret : Key or None
+        Of the server's noise, which no client may know. None: each draw comes afresh from the
+        operating system.
+
+    Raises
+    ------
+    ValueError
+        If the noise multiplier spends more than the epsilon.
+    """
+
+    def __init__(
+        self, method: Any, federation: Federation, n_clients: int, shared: Key, secret: Key | None
+    ) -> None:
+        self.federation = federation
+        self.secret = secret
+        self.plan: Plan = Plan.of(method, federation, n_clients, shared)
+        self.sizes: dict[str, int] = sizes_of_uploads(method, len(method.items))
+        assert federation.central_dp is not None
+        self.mechanism: CentralDP = federation.central_dp
+        mechanism = self.mechanism
+        setup_noise, noise = noise_multipliers(mechanism, self.plan, self.sizes)
+        arrive = 1 - federation.dropout
+        cohort = self.plan.cohort
+        # A client's own share hides nothing from it.
+        n_others = answers_in_rounds(federation, self.plan, method.client_fraction) - 1
+        self._setup: Exchange = Exchange(
+            mechanism._bound_of_setup, setup_noise, n_clients, max(1, n_clients - 1)
+        )
+        self._round: Exchange = Exchange(
+            mechanism.clip,
+            noise,
+            max(1, round(arrive * cohort)),
+            max(1, n_others),
+        )
+        # Of the noise on the count of short uploads, for the adaptive clip.
+        self._count_std: float = NOISE_ON_COUNT * cohort
+        if mechanism.quantile is not None and noise >= 2 * self._count_std:
+            more = "raise client_fraction" if method.client_fraction < 1 else "find more clients"
+            raise ValueError(
+                f"CentralDP(quantile={mechanism.quantile}) counts the short uploads of a cohort, "
+                f"and a count over about {cohort:.3g} clients cannot hide one of them; set "
+                f"quantile=None, raise epsilon, or {more}."
+            )
+        # For each client, what it has spent, as the sum of 1 / z^2, and in how many exchanges.
+        self._spent = np.zeros(n_clients)
+        self._uses = np.zeros(n_clients, dtype=np.int64)
+        self._n_setups = 0
+        self._n_rounds = 0
+        warn_of_delta(mechanism, n_clients)
+
+    @property
+    def expected(self) -> int:
+        """Number of clients that are expected to send in a round."""
+        return self._round.n_clients
+
+    @property
+    def always(self) -> bool:
+        """Whether noise is published even if no client has sent anything, which is secret."""
+        return self.plan.probability < 1
+
+    def secret_of(self, key: Key) -> Key:
+        """The key of what the server draws in an exchange."""
+        secret = Key(secrets.randbits(63)) if self.secret is None else self.secret
+        return secret.at(key.round)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the clip changes from round to round."""
+        return self.mechanism.quantile is not None
+
+    def exchange(self, key: Key) -> Exchange:
+        """The Exchange of a key's round."""
+        return self._setup if key.round < 0 else self._round
+
+    def terms(self, key: Key) -> Message:
+        """What the server tells clients with the message of an exchange.
+
+        The clip, and the variance of each client's share of the noise, in squared steps of the
+        grid; 0 if the server adds the noise.
+        """
+        by_clients = self.mechanism.noise == "clients"
+        variance = self.variance_of_share(key) if by_clients else 0.0
+        return Message(**{TERMS: Dense(np.array([self.exchange(key).clip, variance]))})
+
+    def variance_of_share(self, key: Key) -> float:
+        """Variance of each client's share of the noise, in squared steps of the grid."""
+        one = self.exchange(key)
+        return _grid.share_variance(one.noise_multiplier, max(self.sizes.values()), one.n_shares)
+
+    def size(self, key: Key) -> int:
+        """How many numbers an upload has."""
+        return self.sizes["setup" if key.round < 0 else "round"]
+
+    def publish(
+        self,
+        totals: dict[str, np.ndarray],
+        specs: dict[str, FieldSpec],
+        key: Key,
+        counts: Counts,
+        centers: dict[str, np.ndarray],
+    ) -> Upload:
+        """Add what noise is missing to the sums of clipped uploads.
+
+        Parameters
+        ----------
+        totals : dict of {str: ndarray}
+        specs : dict of {str: FieldSpec}
+        key : Key
+            The shared key of the exchange.
+        counts : Counts
+        centers : dict of {str: ndarray}
+            What a client without any change sends, which is public; 0 for other fields.
+
+        Returns
+        -------
+        upload : Upload
+            Noisy sums, and the expected number of clients.
+        """
+        n_clients, noisy = self.exchange(key).n_clients, {}
+        for name, spec in specs.items():
+            sums = totals.get(name)
+            sums = np.zeros(spec.shape) if sums is None else sums.astype(np.float64)
+            sums, std = self._noisy(name, sums, key, counts)
+            if name in centers:
+                sums = sums + n_clients * centers[name]
+            noisy[name] = Total(sums, n_clients, std)
+        if self.adapts and key.round >= 0:
+            self._adapt(counts.short_excess, key)
+        return Upload(n_clients, **noisy)
+
+    def _noisy(self, name, sums, key, counts):
+        """One field's sum with its noise, and the noise's standard deviation."""
+        generator = self.secret_of(key).generator(f"noise on the sum of {name}")
+        mechanism, one, size = self.mechanism, self.exchange(key), self.size(key)
+        weight = (mechanism.field_weights or {}).get(name, 1.0)
+        if mechanism.noise == "server":
+            noise = self._noise_on_uploads(one.noise_multiplier, key)
+            return _grid.noisy_sum(sums, one.clip / weight, noise, size, generator)
+        variance, step = self.variance_of_share(key), one.clip / _grid.STEPS / weight
+        if counts.n_without_share:
+            missing = counts.n_without_share * variance
+            sums = sums + step * _grid.skellam(missing, sums.shape, generator)
+        # Without the last digits of adding up multiples of the step.
+        return step * np.rint(sums / step), step * np.sqrt(counts.n_shares * variance)
+
+    def _noise_on_uploads(self, noise_multiplier, key):
+        """The noise multiplier of the uploads, if the count of short ones spends some of it."""
+        if not self.adapts or key.round < 0 or noise_multiplier == 0:
+            return noise_multiplier
+        return (noise_multiplier**-2 - (2 * self._count_std) ** -2) ** -0.5
+
+    def _adapt(self, excess, key):
+        generator = self.secret_of(key).generator("noise on the count of short uploads")
+        # Half a client more or less: what counts is short uploads less half of all.
+        noise = np.rint(COUNT_STEPS * self._count_std * generator.normal()) / COUNT_STEPS
+        share = 0.5 + (excess + noise) / self._round.n_clients
+        change = np.clip(share, 0, 1) - self.mechanism.quantile
+        clip = self._round.clip * np.exp(-ADAPTS_BY * change)
+        self._round = self._round._replace(clip=float(clip))
+
+    def charge(self, senders: list[np.ndarray], key: Key, counts: Counts) -> None:
+        """Charge the clients (codes) that have sent something in an exchange."""
+        one = self.exchange(key)
+        noise = one.noise_multiplier
+        if self.mechanism.noise == "clients":
+            # A client knows its own share.
+            noise *= np.sqrt(max(0, counts.n_shares - 1) / one.n_shares)
+        if key.round < 0:
+            self._n_setups += 1
+        else:
+            self._n_rounds += 1
+        for codes in senders:
+            with np.errstate(divide="ignore"):
+                self._spent[codes] += np.float64(1) / noise**2
+            self._uses[codes] += 1
+
+    def planned(self, server_sees: str) -> PrivacyReport:
+        """Report what the planned rounds will guarantee."""
+        noise = self._setup.noise_multiplier, self._round.noise_multiplier
+        events, _ = planned_events(self.mechanism, self.plan, self.sizes)
+        events = [
+            one._replace(noise_multiplier=z)
+            for one, z in zip(events, noise[-len(events) :], strict=True)
+        ]
+        n_coordinates = self.plan.n_setups * self.sizes["setup"]
+        n_coordinates += math.ceil(self.plan.uses) * (self.sizes["round"] + self.adapts)
+        n_uploads = self.plan.n_setups + math.ceil(self.plan.uses)
+        return self._report(events, n_uploads, n_coordinates, server_sees)
+
+    def report(self, n_coordinates: int, server_sees: str) -> PrivacyReport:
+        """Report what the releases so far guarantee."""
+        by_clients = self.mechanism.noise == "clients"
+        kind = "skellam" if by_clients else "gaussian"
+        worst, size = int(np.argmax(self._spent)), max(self.sizes.values())
+        uses = int(self._uses[worst])
+        if self.plan.probability < 1:
+            setup = Event(kind, self._setup.noise_multiplier, self._n_setups)
+            rounds = Event(
+                kind, self._round.noise_multiplier, self._n_rounds, self.plan.probability
+            )
+            events = [event for event in (setup, rounds) if event.count]
+        else:
+            spent = self._spent[worst]
+            noise = 0.0 if np.isinf(spent) else float(np.sqrt(uses / spent)) if uses else 0.0
+            events = [Event(kind, noise, uses, size=size if by_clients else 1)] if uses else []
+        return self._report(events, int(self._uses.max(initial=0)), n_coordinates, server_sees)
+
+    def _report(self, events, n_uploads, n_coordinates, server_sees):
+        mechanism = self.mechanism
+        by_clients = mechanism.noise == "clients"
+        encrypted = self.federation.secure_aggregation is not None
+        epsilon = epsilon_of(events, mechanism.delta)
+        return PrivacyReport(
+            mechanism="distributed noise" if by_clients else "central noise",
+            epsilon_per_coordinate=epsilon,
+            n_uploads=n_uploads,
+            n_coordinates=n_coordinates,
+            epsilon=epsilon,
+            server_sees=server_sees,
+            delta=mechanism.delta,
+            neighbours="one client more or less",
+            sampling=sampling_of(self.federation, self.plan),
+            trust="nobody, if no client helps the server"
+            if by_clients and encrypted
+            else "the server",
+            events=tuple(events),
+        )
+
+
+def warn_of_delta(mechanism: CentralDP | LocalMechanism, n_clients: int) -> None:
+    """Warn of a delta that would allow to publish somebody's data."""
+    delta = mechanism.delta
+    if delta * n_clients > 1:
+        warn(
+            f"{type(mechanism).__name__}(delta={delta:g}) is above one divided by the number of "
+            f"clients, {n_clients}: publishing one client's data outright would pass. Set delta "
+            f"below {1 / n_clients:.1g}.",
+            UserWarning,
+        )

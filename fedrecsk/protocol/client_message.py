@@ -1,0 +1,415 @@
+"""A client's upload as it is sent: plain numbers, which the server can check completely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedrecsk.data._checks import LARGEST
+from fedrecsk.protocol.outgoing import measured
+from fedrecsk.protocol.protection import TERMS, is_compressed, protected
+from fedrecsk.updates import LARGEST_INTEGER, ClientUpdates, Counts, SparseRows
+
+if TYPE_CHECKING:
+    from fedrecsk.privacy import Ciphertext
+    from fedrecsk.protocol.federation import Federation
+    from fedrecsk.updates import FieldSpec
+
+
+class Numbers(NamedTuple):
+    """Numbers of one field as they are sent.
+
+    Attributes
+    ----------
+    values : ndarray
+        All rows of the field, the rows of the items that the client holds, or rows of its choice,
+        depending on the field's form. If the field is compressed, what the compressor sends: the
+        kept numbers, codes of int8 or float16, or the first factor.
+    rows : ndarray of shape (n_rows,) or None
+        Ascending numbers of these rows, if the client chooses them or has not sent its items in the
+        set-up. None: the server knows them.
+    columns : ndarray of shape (width,), dtype bool, or None
+        Columns that the client sends; `values` has only these. None: all columns.
+    """
+
+    values: np.ndarray
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ClientMessage:
+    """One client's upload in one step of the protocol, as a :class:`Device` returns it.
+
+    Its numbers are final and include the noise. Everything else about the upload (its size,
+    whether it is valid, what it changes) is computed by the server.
+
+    Parameters
+    ----------
+    phase : {"setup", "round", "validation"}
+    round : int
+        The round, or the step of the set-up.
+    client : int
+        Code that the server has assigned to the client.
+    fields : dict of {str: Numbers}
+    extras : dict of {str: ndarray}
+        What a compressor sends of a field besides its values: Top-K's positions (int32), the scale
+        of int8 (float32), or the second factor of a matrix of low rank. Under
+        ``CentralDP(quantile=...)`` also "privacy_terms": whether the upload was short enough, shape
+        (1,), dtype bool. Send arrays of other types than float64 as they are.
+    encrypted : Ciphertext or None
+        Under secure sums, all fields, one after the other, in the place of `fields` and `extras`.
+    """
+
+    phase: str
+    round: int
+    client: int
+    fields: dict[str, Numbers] = field(default_factory=dict)
+    extras: dict[str, np.ndarray] = field(default_factory=dict)
+    encrypted: Ciphertext | None = None
+
+
+# ---------------------------------------------------------------------------- on the device
+
+
+def packed(
+    updates: ClientUpdates | None,
+    specs: dict[str, FieldSpec],
+    *,
+    numbered: bool,
+    federation: Federation | None = None,
+) -> list[ClientMessage]:
+    """Turn updates into parcels, one for each client that sends.
+
+    Parameters
+    ----------
+    updates : ClientUpdates or None
+        Single updates, or the validation losses of a single client.
+    specs : dict of {str: FieldSpec}
+    numbered : bool
+        Whether to send the row numbers of the items that the client holds.
+    federation : Federation or None
+        With its compression and central privacy. None: neither.
+
+    Returns
+    -------
+    parcels : list of ClientMessage
+    """
+    if updates is None:
+        return []
+    specs = _as_sent(specs, federation)
+    parcels = []
+    for place in np.flatnonzero(updates.sends).tolist():
+        parcel = ClientMessage(updates.phase, updates.round, int(updates.clients[place]))
+        fields = updates.fields if updates.held is None else updates.held.sent(place).fields
+        is_broken = bool(updates.arrives[place] and not updates.accepted[place])
+        for name, spec in specs.items():
+            compressor = None
+            if federation and updates.phase == "round" and is_compressed(federation, spec):
+                compressor = federation.compression
+            numbers, extra = _numbers(fields.get(name), spec, compressor, is_broken)
+            if spec.rows == "held" and not numbered:
+                numbers = numbers._replace(rows=None)
+            parcel.fields[name] = numbers
+            if extra is not None:
+                parcel.extras[name] = extra
+        if _says_short(updates.phase, federation):
+            parcel.extras[TERMS] = np.array([updates.counts.short_excess > 0])
+        parcels.append(parcel)
+    return parcels
+
+
+def _as_sent(specs, federation):
+    """Forms of the numbers as they cross: clipped integers are real numbers."""
+    if federation is None or federation.central_dp is None:
+        return specs
+    return {
+        name: replace(spec, dtype=None, bits=False) if spec.is_integer else spec
+        for name, spec in specs.items()
+    }
+
+
+def _says_short(phase, federation):
+    """Whether a client says if its upload was shorter than the clip."""
+    mechanism = None if federation is None else federation.central_dp
+    return phase == "round" and mechanism is not None and mechanism.quantile is not None
+
+
+def _numbers(one, spec, compressor, is_broken):
+    """Return the numbers to send for one field of one client, and what else a compressor sends."""
+    if not isinstance(one, SparseRows):
+        # A client that has diverged sends NaN, which every field of reals can hold.
+        values = np.full(spec.shape, np.nan) if one is None or is_broken else one
+        return Numbers(np.array(values)), None
+    if compressor is not None and one.columns is None:
+        return _compressed(one, spec, compressor, is_broken)
+    rows, values = one.update(0)
+    columns = None if one.columns is None else one.columns[0].astype(bool)
+    if spec.rows == "all" and one.center is not None:
+        values = values + one.center.astype(np.float64)
+    if is_broken:
+        values = np.full(values.shape, np.nan)
+    elif spec.is_integer:
+        values = _shortened(values, np.dtype("int8" if spec.bits else spec.dtype))
+    if columns is not None:
+        values = values[:, columns]
+    # Copies, because the client keeps training in its own arrays.
+    return Numbers(np.array(values), None if spec.rows == "all" else np.array(rows), columns), None
+
+
+def _compressed(one, spec, compressor, is_broken):
+    """Return one compressed field of a client: its change, since compressors are for changes."""
+    rows, received = one.update(0)
+    received = np.zeros(received.shape) if is_broken else received
+    step = None if one.steps is None or is_broken else one.steps[0]
+    values, extra = compressor._encoded(received, step)
+    values, extra = np.array(values), None if extra is None else np.array(extra)
+    if is_broken:
+        # Codes cannot be NaN, but their scale can.
+        (values if extra is None or values.dtype.kind == "f" else extra)[:] = np.nan
+    return Numbers(values, None if spec.rows == "all" else np.array(rows)), extra
+
+
+def _shortened(values, dtype):
+    """Convert integers to the type of the message, unless they do not fit."""
+    short = values.astype(dtype)
+    return short if np.array_equal(short, values) else values
+
+
+# ---------------------------------------------------------------------------- at the server
+
+
+def unpacked(
+    parcel: ClientMessage,
+    specs: dict[str, FieldSpec],
+    n_held: int,
+    *,
+    held: np.ndarray | None = None,
+    centers: dict[str, np.ndarray] | None = None,
+    wire_dtype: str = "float32",
+    hold: bool = False,
+    federation: Federation | None = None,
+) -> ClientUpdates:
+    """Turn a parcel into ClientUpdates, which are rejected if anything in it is malformed.
+
+    Parameters
+    ----------
+    parcel : ClientMessage
+        A parcel whose phase, round and client have been checked.
+    specs : dict of {str: FieldSpec}
+        Forms of the fields in this step.
+    n_held : int
+        Number of items that the client holds, as it has registered.
+    held : ndarray of shape (n_held,) or None
+        Items that the client holds, if the server knows them.
+    centers : dict of {str: ndarray} or None
+        What a client without any change would send, unless that is zero.
+    wire_dtype : str
+    hold : bool
+        Whether to keep the single upload instead of sums.
+    federation : Federation or None
+        As in `packed`.
+
+    Returns
+    -------
+    ClientUpdates
+    """
+    code, sends = np.array([int(parcel.client)]), np.ones(1, dtype=bool)
+    row_counts = np.array([n_held])
+    fields = _fields(parcel, _as_sent(specs, federation), int(n_held), held, federation)
+    is_sound = fields is not None
+    if fields is None:
+        fields = {
+            name: _field(np.zeros((0, *spec.shape[1:])), spec) for name, spec in specs.items()
+        }
+    updates = ClientUpdates(
+        fields,
+        phase=parcel.phase,
+        round=int(parcel.round),
+        clients=code,
+        sends=sends,
+        arrives=sends,
+        accepted=sends & is_sound,
+        specs=specs,
+        sizes=_sizes(parcel, fields, specs, row_counts, wire_dtype, federation),
+    )
+    if not is_sound:
+        return replace(updates, fields={})
+    for name, center in (centers or {}).items():
+        if name not in fields:
+            continue
+        changed = _is_compressed(parcel, fields[name], specs[name], federation)
+        if changed or hold:
+            one = fields[name] if changed else _moved(fields[name], center)
+            fields[name] = replace(one, center=center)
+    updates = protected(updates, [], hold=hold)
+    mechanism = None if federation is None else federation.central_dp
+    if mechanism is not None:
+        short = bool(parcel.extras[TERMS][0]) if _says_short(parcel.phase, federation) else False
+        updates.counts = Counts(int(mechanism.noise == "clients"), 0, short - 0.5)
+    return updates
+
+
+def _is_compressed(parcel, one, spec, federation):
+    return parcel.phase == "round" and one.columns is None and is_compressed(federation, spec)
+
+
+def _sizes(parcel, fields, specs, n_held, wire_dtype, federation):
+    """Sizes of an upload, with what compression and the adaptive clip make of them."""
+    sizes = measured(ClientUpdates(fields), specs, n_held, wire_dtype)
+    for name, spec in specs.items():
+        if not _is_compressed(parcel, fields[name], spec, federation):
+            continue
+        n_rows = {"all": np.array([spec.shape[0]]), "held": n_held}.get(
+            spec.rows, fields[name].n_rows
+        )
+        itemsize = np.dtype(spec.dtype or wire_dtype).itemsize
+        nbytes, payload = federation.compression._sizes_of_upload(spec, n_rows, itemsize)
+        whole = spec.sizes(wire_dtype, n_rows)
+        sizes[:2] += np.array([nbytes, payload]) - whole[:2]
+    if _says_short(parcel.phase, federation):
+        sizes[[0, 2]] += 1
+    return sizes
+
+
+def held_items(updates: ClientUpdates) -> np.ndarray | None:
+    """Return the items that a client holds by its set-up upload; None if it does not say."""
+    if updates.held is None or not updates.accepted.all():
+        return None
+    (tile,) = updates.held.tiles()
+    named = [name for name, spec in tile.specs.items() if spec.rows == "held"]
+    return tile.fields[named[0]].rows if named else None
+
+
+def _fields(parcel, specs, n_held, held, federation):
+    """Return each field as SparseRows of one client, or None if any is malformed."""
+    # Any error in processing an unchecked upload is due to the upload, so it is rejected.
+    try:
+        if parcel.fields.keys() != specs.keys():
+            return None
+        known = held if parcel.phase != "setup" else None
+        fields, extras = {}, dict(parcel.extras)
+        if _says_short(parcel.phase, federation):
+            check_bit(extras.pop(TERMS))
+        for name, spec in specs.items():
+            numbers = Numbers(*parcel.fields[name])
+            rows = _rows(numbers.rows, spec, n_held, known)
+            if rows is None:
+                return None
+            if _is_compressed(parcel, numbers, spec, federation):
+                decode, shape = federation.compression._decoded, (len(rows), spec.width)
+                numbers = Numbers(decode(numbers.values, extras.pop(name, None), shape))
+            fields[name] = _rebuilt(numbers, rows, spec)
+        if extras:
+            return None
+    except Exception:
+        return None
+    return None if any(one is None for one in fields.values()) else fields
+
+
+def check_bit(bit: np.ndarray) -> None:
+    """Raise if this is not an array of one bool."""
+    if type(bit) is not np.ndarray or bit.dtype != bool or bit.shape != (1,):
+        raise ValueError(f"{TERMS} must be an array of one bool, but got {bit!r}.")
+
+
+def _rows(rows, spec, n_held, held):
+    """Numbers of the rows that were sent; None if they are invalid."""
+    known = np.arange(spec.shape[0]) if spec.rows == "all" else held
+    if spec.rows != "chosen" and known is not None:
+        return known if rows is None else None
+    if not are_rows(rows, spec) or (spec.rows == "held" and len(rows) != n_held):
+        return None
+    return rows
+
+
+def _rebuilt(numbers, rows, spec):
+    values, columns = numbers.values, numbers.columns
+    shape = (len(rows), *spec.shape[1:])
+    if columns is not None:
+        if len(shape) != 2 or not are_columns(columns, spec):
+            return None
+        shape = len(rows), int(columns.sum())
+    if not are_numbers(values, spec, shape):
+        return None
+    values = values.astype(spec.sum_dtype)
+    if columns is not None:
+        whole = np.zeros((len(rows), spec.width), dtype=spec.sum_dtype)
+        whole[:, columns] = values
+        values, columns = whole, columns[None]
+    return _field(values, spec, rows.astype(np.int64), columns)
+
+
+def _field(values, spec, rows=None, columns=None):
+    rows = np.arange(len(values)) if rows is None else rows
+    return SparseRows(np.array([0, len(rows)]), rows, values, columns=columns, spec=spec)
+
+
+def _moved(one, center):
+    """Turn absolute numbers into changes from a center."""
+    return one.with_values(one.values - np.asarray(center, dtype=np.float64)[one.rows])
+
+
+# ------------------------------------------------------------------ checks of the numbers
+
+
+def are_numbers(
+    values: object, spec: FieldSpec, shape: tuple[int, ...], n_clients: int = 1
+) -> bool:
+    """Whether this is a valid sum of a field over `n_clients` clients.
+
+    Parameters
+    ----------
+    values : object
+    spec : FieldSpec
+    shape : tuple of int
+    n_clients : int, default=1
+
+    Returns
+    -------
+    bool
+    """
+    kinds = "iub" if spec.is_integer else "iubf"
+    if type(values) is not np.ndarray or values.dtype.kind not in kinds:
+        return False
+    if values.shape != tuple(shape):
+        return False
+    if values.size == 0:
+        return True
+    if not spec.is_integer:
+        # NaN is not within the bound, either.
+        return bool((np.abs(values.astype(np.float64)) <= n_clients * LARGEST).all())
+    low, high = _range(spec, n_clients)
+    if int(values.min()) < low or int(values.max()) > high:
+        return False
+    return not spec.bits or n_clients > 1 or bool((values != 0).all())
+
+
+def _range(spec, n_clients):
+    """Smallest and largest possible sum of an integer field over `n_clients` clients."""
+    largest = int(LARGEST_INTEGER)
+    if spec.bits:
+        return -n_clients, n_clients
+    if np.dtype(spec.dtype).kind == "b":
+        return 0, n_clients
+    limits = np.iinfo(spec.dtype)
+    low, high = n_clients * int(limits.min), n_clients * int(limits.max)
+    return max(low, -largest), min(high, largest)
+
+
+def are_rows(rows: object, spec: FieldSpec) -> bool:
+    """Whether these are ascending, distinct row numbers of a field."""
+    if type(rows) is not np.ndarray or rows.ndim != 1 or rows.dtype.kind not in "iu":
+        return False
+    if not len(rows):
+        return True
+    inside = int(rows.min()) >= 0 and int(rows.max()) < spec.shape[0]
+    return inside and bool((np.diff(rows.astype(np.int64)) > 0).all())
+
+
+def are_columns(columns: object, spec: FieldSpec) -> bool:
+    """Whether this is a mask of the columns of a field."""
+    is_mask = type(columns) is np.ndarray and columns.dtype == bool
+    return is_mask and columns.shape == (spec.width,)

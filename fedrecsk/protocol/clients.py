@@ -1,0 +1,487 @@
+"""The clients' side of the protocol: their data, their private state and their uploads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedrecsk.protocol.failures import naming_clients
+from fedrecsk.protocol.keys import setup_round
+from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.outgoing import Outgoing, measured, stacked
+from fedrecsk.protocol.participation import Participation, RoundMasks
+from fedrecsk.protocol.personal import Personalized
+from fedrecsk.protocol.protection import protected, stages
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Self
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.protocol.blocks import Block
+    from fedrecsk.protocol.exchange import GroupMessages
+    from fedrecsk.protocol.federation import Federation
+    from fedrecsk.protocol.keys import Key, Keys
+
+
+VALIDATION = {"validation_loss": FieldSpec((2,), learned=False)}
+
+
+class Registration(NamedTuple):
+    """What the server must know about clients before anything else.
+
+    Attributes
+    ----------
+    client_ids : ndarray of shape (n_clients,)
+    n_users : ndarray of shape (n_clients,)
+    n_held : ndarray of shape (n_clients,)
+        Number of items that each client holds. The server uses it only if clients also say which
+        items these are. 0 under local differential privacy.
+    """
+
+    client_ids: np.ndarray
+    n_users: np.ndarray
+    n_held: np.ndarray
+
+
+class Group:
+    """Computation that clients with equal histories share, done once for all of them.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+    """
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+        self.common = None
+        self._round = -1
+
+    def follow(self, message: Message | None, key: Key) -> None:
+        """Take the group's step of the round, unless it has been taken."""
+        if key.round != self._round:
+            self.common: Any = self.method._update_unrated_items(self.common, message, key)
+            self._round = key.round
+        return self.common
+
+
+class Clients:
+    """One or more clients with their private state.
+
+    The simulator has one object for many clients, a deployed device has one for itself. Both call
+    the same methods in this order: `setup` for each set-up exchange; `announce`; in each round
+    `receive`, `validate` (under early stopping) and `update`; finally `fitted`.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+        A copy of the estimator with hyperparameters only.
+    block : Block
+        The clients' data.
+    federation : Federation
+    keys : Keys
+        The keys before the first round.
+    group : Group or None
+        Group shared with other clients of equal history. None: a new one.
+    held_out : Block or None
+        Held-out rows of the same clients, for validation.
+    forge : callable or None
+        Forges the uploads, if an adversary controls these clients (all of them).
+    client_ids : ndarray of shape (n_clients,) or None
+        Ids of the clients. None: their codes.
+    separate : bool
+        Whether to return single uploads, each with its client's own noise, even if the federation
+        needs sums only. Deployed clients must do so; the simulator adds up what it can.
+    """
+
+    def __init__(
+        self,
+        method: Any,
+        block: Block,
+        federation: Federation,
+        keys: Keys,
+        *,
+        group: Group | None = None,
+        held_out: Block | None = None,
+        forge: Callable[..., Any] | None = None,
+        client_ids: np.ndarray | None = None,
+        separate: bool = False,
+    ) -> None:
+        self.method = method
+        self.block: Block = block
+        self.federation = federation
+        self.keys = keys
+        self.group: Group = Group(method) if group is None else group
+        self.held_out = held_out
+        self.forge = forge
+        self.separate = separate
+        self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
+        self.state: Any = None
+        self._announcement = Message()
+        # Messages that clients received last, by round, and the round of each client's last one.
+        self._messages = {}
+        self._last = np.full(block.n_clients, -1)
+        # Clients that have ever updated.
+        self._has_updated = np.zeros(block.n_clients, dtype=bool)
+        self._part = None
+        # The clients that took part in the last exchange among devices.
+        self._met = None
+        self._reply = None
+        # The local updates of a round, between `honest` and `update`.
+        self._training = None
+        # Users' attributes under the model evaluated last, and under the best model.
+        self._measured = None
+        self._kept = None
+
+    # --------------------------------------------------------------- before the rounds
+
+    def register(self) -> Registration:
+        """Return the clients' Registration."""
+        n_held = self.block.row_counts
+        if self.federation.local_dp is not None or self.federation.central_dp is not None:
+            # Under differential privacy it is not sent, because it depends on the data.
+            n_held = np.zeros_like(n_held)
+        return Registration(self.client_ids, np.diff(self.block.client_indptr), n_held)
+
+    def place(self, codes: NDArray[np.int64], first_users: NDArray[np.int64]) -> Self:
+        """Store the codes that the server has assigned to these clients and their users."""
+        n_users = np.diff(self.block.client_indptr)
+        offsets = np.arange(self.block.n_users) - np.repeat(self.block.client_indptr[:-1], n_users)
+        users = np.repeat(first_users, n_users) + offsets
+        self.block = replace(self.block, clients=np.asarray(codes), users=users)
+        return self
+
+    def setup(self, step: int, message: Message | None) -> ClientUpdates | None:
+        """Answer a set-up message: ClientUpdates, or None."""
+        everyone = Participation.full(self.block.n_clients)
+        turn = RoundMasks(everyone.active, everyone.delivers, False)
+        keys, address = self.keys.at(setup_round(step)), ("setup", step)
+        specs = self.method._setup_specs(self.block.n_items, step)
+        central, local = self.federation.central_dp, self.federation.local_dp
+        updates = self.method._setup_update(self.block, message, step, keys)
+        if updates is None:
+            return None
+        is_alone = self.separate and self.block.n_clients == 1
+        if central is not None or (local is not None and local.protects_uploads):
+            updates = self._single_setup(step, message, updates, specs, keys)
+        elif not is_alone:
+            return self._outgoing.summed(address, updates, specs, turn)
+        each = is_alone or self._draws_each
+        done = stages(self.federation, keys.private, message, self.forge, each=each, is_setup=True)
+        single = self._outgoing.single(address, updates, specs, turn)
+        hold = self.separate if central is None else self._holds
+        return protected(single, done, hold=hold)
+
+    def _single_setup(self, step, message, updates, specs, keys):
+        """Return each client's own answer to a set-up message."""
+        if all(isinstance(one, SparseRows) for one in updates.fields.values()):
+            return updates
+        numbers = np.arange(self.block.n_clients)
+        parts = [self.block.part(numbers == number) for number in numbers]
+        return stacked(
+            [self.method._setup_update(part, message, step, keys) for part in parts], specs
+        )
+
+    def announce(self, message: Message) -> None:
+        """Store the server's announcement after the set-up."""
+        self._announcement = message
+
+    # --------------------------------------------------------------------- each round
+
+    def receive(
+        self, round: int, message: Message | None, participation: Participation | None = None
+    ) -> None:
+        """Store the message of a round, None if there is none.
+
+        Parameters
+        ----------
+        round : int
+        message : Message or None
+            The message after `_decode_broadcast`.
+        participation : Participation or None
+            Participation of all clients of the fit, in the order of their codes. None: all clients
+            take part and no upload is lost.
+        """
+        if self._part is not None and self._part[0] == round:
+            return
+        if self._part is not None and self._part[0] > round:
+            raise ValueError(
+                f"These clients are in round {self._part[0]} and cannot go back to round {round}; "
+                "send them the message of the next round."
+            )
+        if participation is None:
+            part = Participation.full(self.block.n_clients)
+        else:
+            part = participation.of(self.block.clients)
+        self._part = round, part
+        if message is not None:
+            self._messages[round] = message.of(self.block.clients)
+            self._last[part.receives] = round
+
+    def follow(self, round: int) -> None:
+        """Take the step that clients of equal history share, once for all of them.
+
+        `update` does this if needed. The simulator does it before, so that threads only read.
+        """
+        ready = self._part_in(round).active & (self._last >= 0)
+        if self.method._shares_state and ready.any():
+            message = self._messages[self._last[ready][0]]
+            self.group.follow(message, self.keys.at(round))
+
+    def exchange(self, round: int, step: int) -> GroupMessages | None:
+        """Return what these clients send directly to others in a round; None if nothing.
+
+        Parameters
+        ----------
+        round : int
+        step : int
+            Number of the exchange within the round.
+        """
+        part, key = self._part_in(round), self.keys.at(round)
+        turn = RoundMasks(
+            part.active & (self._last == round), part.delivers, self._hands_over_single
+        )
+        if not turn.active.any():
+            return None
+        message = self._messages[round]
+        self._begin(message, key)
+        self.state, messages = self.method._exchange(
+            self.block, self.state, message, turn, step, key
+        )
+        self._met = turn
+        return messages
+
+    def end_exchange(self, step: int, means: NDArray[np.float64]) -> None:
+        """Store the means over these clients' groups, after an `exchange` that sent something."""
+        self.state = self.method._after_exchange(self.block, self.state, means, self._met, step)
+
+    def update(self, round: int) -> tuple[list[ClientUpdates], NDArray[np.float64]]:
+        """Run one local update. Repeated calls for the same round return the same answer.
+
+        Returns
+        -------
+        updates : list of ClientUpdates
+            One for each broadcast that clients start from.
+        loss : ndarray of shape (2,)
+            Sums of the training losses and of their weights, which are never sent.
+        """
+        if self._reply is not None and self._reply[0] == round:
+            return self._reply[1:]
+        steps, total = self._trained(round)
+        self._training = None
+        key = self.keys.at(round)
+        updates = [self._protected(round, *one, key) for one in steps if one[0] is not None]
+        self._reply = round, updates, total
+        return self._reply[1:]
+
+    def honest(self, round: int) -> list[ClientUpdates]:
+        """Train in this round, and return the updates that an adversary will replace.
+
+        `update` then goes on from here.
+        """
+        specs = self.method._upload_specs(self.block.n_items)
+        steps, _ = self._trained(round)
+        return [
+            self._outgoing.single(("round", round), one, specs, turn)
+            for one, turn, _ in steps
+            if one is not None
+        ]
+
+    def _trained(self, round):
+        """The local updates of a round, taken once: uploads, Turn and message, and the loss."""
+        if self._training is not None and self._training[0] == round:
+            return self._training[1:]
+        self.follow(round)
+        part, key = self._part_in(round), self.keys.at(round)
+        ready = part.active & (self._last >= 0)
+        self._has_updated = self._has_updated | ready
+        steps, total = [], np.zeros(2)
+        for last in np.unique(self._last[ready]).tolist():
+            turn = RoundMasks(ready & (self._last == last), part.delivers, self._hands_over_single)
+            message = self._messages[last]
+            uploads, loss = self._step(message, turn, key)
+            total += (0.0, 0.0) if loss is None else loss
+            steps.append((uploads, turn, message))
+        self._forget_messages()
+        self._training = round, steps, total
+        return self._training[1:]
+
+    def forget_reply(self) -> None:
+        """Delete the copy of the last answer, which cannot be repeated afterwards."""
+        self._reply = None
+
+    def _part_in(self, round):
+        """These clients' Participation in a round, of which they must have got the message."""
+        if self._part is None or self._part[0] != round:
+            raise ValueError(
+                f"These clients cannot update in round {round}, because they have received no "
+                "message of it; call receive(round, message) first."
+            )
+        return self._part[1]
+
+    def _begin(self, message, key):
+        """Make the clients' private state before their first step."""
+        if self.state is None:
+            first = Message(**self._announcement, **message)
+            self.state = self.method._init_clients(self.block, first, key)
+
+    def _step(self, message, turn, key):
+        self._begin(message, key)
+        if self.method._shares_state:
+            self.state["common"] = self.group.common
+        with naming_clients(self.client_ids, f"in round {key.round}"):
+            self.state, uploads, loss = self.method._client_update(
+                self.block, self.state, message, turn, key
+            )
+        return uploads, loss
+
+    def _forget_messages(self):
+        """Delete messages that no client will start from in later rounds."""
+        federation = self.federation
+        if self.method._may_be_silent or (
+            federation.dropout > 0 and federation.dropout_mode == "stale"
+        ):
+            used = set(np.unique(self._last).tolist())
+            self._messages = {t: message for t, message in self._messages.items() if t in used}
+        else:
+            self._messages = {}
+
+    # ------------------------------------------------------------- from update to upload
+
+    @property
+    def _separates(self):
+        """Whether these clients' single uploads are needed."""
+        return self.separate or self.federation.looks_at_uploads or self.forge is not None
+
+    @property
+    def _draws_each(self):
+        """Whether each client must draw its own noise."""
+        return self.separate or self.federation.draws_each or self.federation.holds_uploads
+
+    @property
+    def _holds(self):
+        """Whether single uploads are handed over instead of their sum."""
+        return self.separate or self.federation.holds_uploads
+
+    @property
+    def _hands_over_single(self):
+        return self._separates and self.method._single_uploads
+
+    @property
+    def _outgoing(self):
+        return Outgoing(self.method, self.block, self.federation.wire_dtype)
+
+    def _protected(self, round, updates, turn, message, key):
+        """Return what leaves the clients of the updates that they have computed."""
+        specs, step = self.method._upload_specs(self.block.n_items), ("round", round)
+        if not self._separates:
+            return self._outgoing.summed(step, updates, specs, turn)
+        single = self._outgoing.single(step, updates, specs, turn)
+        done = stages(self.federation, key.private, message, self.forge, each=self._draws_each)
+        return protected(single, done, hold=self._holds)
+
+    # ------------------------------------------------------------------- the model's end
+
+    def validate(
+        self, round: int, message: Message, participation: Participation | None = None
+    ) -> ClientUpdates:
+        """Evaluate a model on held-out rows; returns sums of losses and weights.
+
+        Parameters
+        ----------
+        round : int
+        message : Message
+            The announcement and the model, after `_decode_broadcast`.
+        participation : Participation or None
+            Clients that receive it, and clients whose answer arrives. None: all.
+
+        Raises
+        ------
+        ValueError
+            If the clients hold out no rows.
+        """
+        if self.held_out is None:
+            raise ValueError(
+                "These clients hold no rows out to evaluate a model on; set early_stopping=True."
+            )
+        block = self.block
+        part = Participation.full(block.n_clients)
+        if participation is not None:
+            part = participation.of(block.clients)
+        asked = part.receives
+        users = self._personalized(asked, message, round)
+        sums = np.zeros((block.n_clients, 2))
+        sums[asked] = users.losses(self.held_out.part(asked))
+        self._measured = users.attributes(), asked
+        arrives, is_finite = part.receives & part.delivers, np.isfinite(sums).all(axis=1)
+        accepted = arrives & is_finite
+        nothing = ClientUpdates({"validation_loss": None})
+        return ClientUpdates(
+            {"validation_loss": sums[accepted].sum(axis=0)} if accepted.any() else {},
+            phase="validation",
+            round=round,
+            clients=block.clients,
+            sends=part.receives,
+            arrives=arrives,
+            accepted=accepted,
+            specs=VALIDATION,
+            sizes=measured(nothing, VALIDATION, block.row_counts, self.federation.wire_dtype),
+        )
+
+    def _personalized(self, who, message, round):
+        """The users of the clients of a mask under a model."""
+        key, updated = self.keys.at(round), self._has_updated
+        state, ids = self.state, self.client_ids
+        return Personalized(self.method, self.block, ids, state, updated, who, message, key)
+
+    def keep_measured(self) -> None:
+        """Keep the users' state under the model evaluated last, because it is the best so far."""
+        self._kept = self._measured
+
+    def forget_kept(self) -> None:
+        """Delete the kept state, because a model that they did not evaluate is the best so far."""
+        self._kept = None
+
+    def taken_part(self, *, kept: bool = True) -> NDArray[np.bool_]:
+        """Mask of the clients that have updated, or have kept their state under the best model."""
+        if self._kept is None or not kept:
+            return self._has_updated
+        return self._has_updated | self._kept[1]
+
+    def fitted(
+        self,
+        message: Message,
+        round: int,
+        *,
+        kept: bool = True,
+        who: NDArray[np.bool_] | None = None,
+    ) -> dict[str, Any]:
+        """Users' attributes under the final model, as a dict. Does not change the clients.
+
+        Parameters
+        ----------
+        message : Message
+            The announcement and the final model, after `_decode_broadcast`.
+        round : int
+            Number of rounds so far.
+        kept : bool
+            Whether to use the state that clients have kept under the best model.
+        who : ndarray of shape (n_clients,), dtype bool, or None
+            Clients to include, among them all that have kept a state. None: all.
+        """
+        who = np.ones(self.block.n_clients, dtype=bool) if who is None else who
+        attributes = self._personalized(who, message, round).attributes()
+        if self._kept is None or not kept:
+            return attributes
+        best, measured_it = self._kept
+        users = self.block.users_of(measured_it)[self.block.users_of(who)]
+        for name, values in attributes.items():
+            if isinstance(values, np.ndarray):
+                values[users] = best[name]
+            elif users.all():
+                attributes[name] = best[name]
+        return attributes

@@ -1,0 +1,326 @@
+"""A client outside the simulator, on its own machine."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedrecsk.base import attributes_of
+from fedrecsk.data._checks import check_fitted
+from fedrecsk.data.interactions import catalogue_ids
+from fedrecsk.protocol.blocks import of_clients
+from fedrecsk.protocol.checks import bare, check_keys
+from fedrecsk.protocol.client_message import ClientMessage, packed
+from fedrecsk.protocol.clients import VALIDATION, Clients
+from fedrecsk.protocol.early_stopping import hold_out
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.replica import Replica
+from fedrecsk.protocol.uplink import as_vector
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from fedrecsk.data.interactions import Interactions
+    from fedrecsk.privacy import Party
+    from fedrecsk.protocol.clients import Registration
+    from fedrecsk.protocol.encryption import EncryptedSums
+    from fedrecsk.protocol.messages import Message
+    from fedrecsk.protocol.server import ClientCodes
+
+NOBODY = np.zeros(1, dtype=np.int64)
+
+
+class Device(Clients):
+    """A client outside the simulator, made from its own rows.
+
+    It receives messages as the server sends them, and returns a :class:`ClientMessage` for each
+    upload, with local noise if the federation has any. It can be pickled at any time, and answers
+    a repeated request (of the same round, set-up exchange or validation) with the same message.
+
+    Under ``Federation(secure_aggregation=...)`` it encrypts its uploads. The server's messages are
+    then :class:`~fedrecsk.protocol.encryption.EncryptedSums`, which it decrypts to take the
+    server's steps itself, so that the model is only on the clients. Its keys are not in its pickle.
+
+    Parameters
+    ----------
+    estimator : federated estimator
+        An estimator with the same parameters as the server's. `items` must be the catalogue, and
+        rating methods need `rating_scale`.
+    X, y, sample_weight
+        Rows of this client, as in `fit`.
+    client_id : int, float or str
+        Id of the client, different from all others.
+    private : Key or None, default=None
+        Seed of what must stay private: users' vectors, negatives, noise, held-out rows. None:
+        drawn by the operating system.
+    party : Party or None, default=None
+        The clients' side of the keys, which the server must not have, if the federation has
+        `secure_aggregation`.
+
+    Raises
+    ------
+    ValueError
+        If `items` is None; if the federation has an `adversary` or a compressor of your own,
+        which only the simulator supports; for the reasons of `fit`; if it has `secure_aggregation`
+        and `party` is not the clients' side, or the method cannot be fitted under secure sums on
+        devices (with early stopping, or cohorts chosen from what it has learned).
+
+    Examples
+    --------
+    >>> from fedrecsk import LocALS
+    >>> from fedrecsk.datasets import make_interactions
+    >>> from fedrecsk.protocol import Device, Server
+    >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
+    >>> method = LocALS(n_factors=4, items=range(40))
+    >>> server = Server.of(method)
+    >>> shops = [Device(method, X[X[:, 0] % 2 == k], client_id=f"shop {k}") for k in (0, 1)]
+    >>> for shop, place in zip(shops, server.register([shop.register() for shop in shops])):
+    ...     shop.place(place)
+    >>> server.n_setups
+    1
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        client_id: float | str,
+        sample_weight: ArrayLike | None = None,
+        private: Key | None = None,
+        party: Party | None = None,
+    ) -> None:
+        method = bare(estimator)
+        check_keys(method, party, "clients")
+        self._encrypts: bool = party is not None
+        self.party = party
+        # Under secure sums: the server's state, which the server does not have.
+        self.replica: Replica | None = None
+        private = Key(secrets.randbits(63)) if private is None else private
+        whose = np.full(len(X), client_id)
+        catalogue = catalogue_ids(method.items)
+        # The last answer to a set-up exchange, and to a validation, with its number.
+        self._answers = {}
+        self.data: Interactions = method._read(X, y, whose, sample_weight, item_ids=catalogue)
+        training, held_out = self.data, None
+        if method.early_stopping:
+            training, held_out = hold_out(self.data, method.validation_fraction, private)
+            held_out = of_clients(held_out, NOBODY)
+        block = of_clients(training, NOBODY)
+        method._check_setting(method._setting(), training, [block])
+        super().__init__(
+            method,
+            block,
+            method._setting(),
+            # The server sends the shared key together with the client's code.
+            Keys(Key(0), private),
+            held_out=held_out,
+            client_ids=self.data.client_ids,
+            separate=True,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The keys are kept where the operator has put them, and nowhere else.
+        return vars(self) | {"party": None}
+
+    def register(self) -> Registration:
+        """Return this client's Registration; under secure sums without the number of its items."""
+        registration = super().register()
+        if self._encrypts:
+            return registration._replace(n_held=np.zeros_like(registration.n_held))
+        return registration
+
+    def place(self, place: ClientCodes) -> None:
+        """Store the code that the server has assigned to this client.
+
+        Parameters
+        ----------
+        place : ClientCodes
+        """
+        super().place(place.clients, place.first_users)
+        self.keys: Keys = self.keys._replace(shared=place.shared)
+        if self._encrypts and self.replica is None:
+            self.replica = Replica(self.method, place.shared, place.n_clients)
+            self._take_announcement(self.replica)
+
+    def setup(self, step: int, message: Message | EncryptedSums | None) -> list[ClientMessage]:
+        """Answer a set-up message; returns a list of ClientMessage, which may be empty."""
+        specs = self.method._setup_specs(self.block.n_items, step)
+        opened = self._opened("setup", step, message)
+        return self._once(
+            *("setup", step),
+            lambda: self._packed(super(Device, self).setup(step, opened), specs),
+        )
+
+    def announce(self, message: Message | EncryptedSums) -> None:
+        """Store the server's announcement after the set-up."""
+        if self._encrypts:
+            self.take(message)
+        else:
+            super().announce(message)
+
+    def receive(self, round: int, message: Message | EncryptedSums | None) -> None:
+        """Store a round's message as the server sends it, None if there is none."""
+        message = self._opened("round", round, message)
+        super().receive(round, self._complete(message, round))
+
+    def update(self, round: int) -> tuple[list[ClientMessage], NDArray[np.float64]]:
+        """Run one local update. Repeated calls for the same round return the same answer.
+
+        Returns
+        -------
+        parcels : list of ClientMessage
+            Upload to send to the server; empty if there is none.
+        loss : ndarray of shape (2,)
+            Sums of the training losses and of their weights. Do not send them.
+        """
+        updates, loss = super().update(round)
+        specs = self.method._upload_specs(self.block.n_items)
+        answer = self._once(
+            *("round", round),
+            lambda: [parcel for one in updates for parcel in self._packed(one, specs)],
+        )
+        return answer, loss
+
+    def validate(self, round: int, message: Message) -> list[ClientMessage]:
+        """Evaluate a model on held-out rows; returns a list of one ClientMessage.
+
+        Parameters
+        ----------
+        round : int
+        message : Message
+            ``server.send_for_validation(...)``.
+        """
+        complete = self._complete(message, round)
+        return self._once(
+            *("validation", round),
+            lambda: self._packed(super(Device, self).validate(round, complete), VALIDATION),
+        )
+
+    def _once(self, phase, number, answer):
+        """Return the answer to a request, made once even if it is repeated after later steps."""
+        if self._answers.get(phase, (None,))[0] != number:
+            self._answers[phase] = number, answer()
+        # Copies: whoever writes into what is sent changes nothing here.
+        return copy.deepcopy(self._answers[phase][1])
+
+    def _packed(self, updates, specs):
+        if self._encrypts:
+            return self._encrypted(updates)
+        told = updates is not None and updates.phase != "setup" and self._has_told
+        return packed(updates, specs, numbered=not told, federation=self.federation)
+
+    @property
+    def _has_told(self):
+        """Whether the server knows from the set-up which items this client holds."""
+        n_items, steps = self.block.n_items, range(self.method._n_setups)
+        specs = [self.method._setup_specs(n_items, step).values() for step in steps]
+        return any(spec.rows == "held" for those in specs for spec in those)
+
+    # ------------------------------------------------------------------- secure sums
+
+    def take(self, message: EncryptedSums) -> None:
+        """Take the server's steps of exchanges that have ended, but for those taken before.
+
+        Parameters
+        ----------
+        message : EncryptedSums
+
+        Raises
+        ------
+        ValueError
+            If there is a gap before these sums.
+        """
+        replica, party = self._ready()
+        if message.first > replica.n_taken:
+            raise ValueError(
+                f"This client has taken {replica.n_taken} steps and cannot go on from step "
+                f"{message.first}; send it all that it lacks."
+            )
+        for one in message.sums[replica.n_taken - message.first :]:
+            replica.take(one, party)
+            if one.phase == "setup":
+                self._take_announcement(replica)
+
+    def _ready(self):
+        """Return the replica and the keys."""
+        if self.replica is None:
+            raise ValueError("This client has no place yet; call place(place) first.")
+        if self.party is None:
+            raise ValueError(
+                "This client's keys are not in its pickle; set its `party` to the clients' side "
+                "of the keys, scheme.load_party(...)."
+            )
+        return self.replica, self.party
+
+    def _take_announcement(self, replica):
+        """Store the replica's announcement when the set-up is over."""
+        if replica.n_taken == replica.server.n_setups:
+            super().announce(replica.server.send_announcement())
+
+    def _opened(self, phase, number, message):
+        """Return the message of an exchange; under secure sums that of the replica."""
+        if not self._encrypts:
+            return message
+        self.take(message)
+        message, turn = self._ready()[0].open(phase, number)
+        if turn is not None and not turn.active[self.block.clients[0]]:
+            raise ValueError(f"This client was not selected in round {number}.")
+        return message
+
+    def _encrypted(self, updates):
+        """Return a list of one encrypted upload; an empty one if the update has diverged."""
+        if updates is None or not updates.accepted[0]:
+            return []
+        content = self._ready()[1].encrypt(as_vector(updates.held.single(0), 0))
+        client = int(updates.clients[0])
+        return [ClientMessage(updates.phase, updates.round, client, encrypted=content)]
+
+    # ----------------------------------------------------------------------- the end
+
+    def fitted(self, message: Message | EncryptedSums, round: int) -> Any:
+        """Return a fitted estimator for this client's users.
+
+        Parameters
+        ----------
+        message : Message
+            Result of ``server.send_final()`` or ``server.send_best()``.
+        round : int
+            Number of rounds so far.
+
+        Returns
+        -------
+        model : estimator
+            Predicts and recommends for these users, and can fold in others.
+
+        Raises
+        ------
+        ValueError
+            If the model is infinite or NaN. As in `fit`, a model that has exploded warns.
+        """
+        if self._encrypts:
+            self.take(message)
+            server = self._ready()[0].server
+            message, round = server.send_final(), server.round
+        complete = self._complete(message, round)
+        users = super().fitted(complete, round)
+        model, attributes = copy.copy(self.method), self.method._server_attributes(complete) | users
+        check_fitted(model, self.data, attributes)
+        vars(model).update(
+            attributes_of(self.data) | attributes,
+            _final_message=message,
+            n_rounds_=round,
+        )
+        return model
+
+    def _complete(self, message, round):
+        """The message with the fields that clients derive from it."""
+        if not message:
+            return None
+        return self.method._decode_broadcast(message, self.keys.shared.at(round))

@@ -1,0 +1,267 @@
+"""The federation that a method runs in: who takes part, what is lost, what protects uploads."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk._utils.sklearn_compat import Interval, InvalidParameterError, StrOptions
+from fedrecsk.aggregation import Aggregator
+from fedrecsk.attacks import Adversary
+from fedrecsk.compression import Compressor
+from fedrecsk.privacy import CentralDP, LocalMechanism, SecureAggregation
+
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+# What errors suggest to pass for each part.
+_EXAMPLES = {
+    "central_dp": "CentralDP(epsilon=10) from fedrecsk.privacy",
+    "local_dp": "LaplaceMechanism(clip=0.2, scale=0.04) from fedrecsk.privacy",
+    "compression": 'Quantization("int8"), TopK() or LowRank() from fedrecsk.compression',
+    "secure_aggregation": "CKKS() or Paillier() from fedrecsk.privacy",
+    "aggregator": "NormClipping() or Krum() from fedrecsk.aggregation",
+    "adversary": "SignFlip(fraction=0.1) from fedrecsk.attacks",
+}
+
+
+class Federation(PlainParameters):
+    """The federation that a method runs in: dropout, sampling, protections and attacks.
+
+    Pass it to any federated estimator as ``federation``. A search can vary its parameters, as in
+    ``federation__dropout``.
+
+    Parameters
+    ----------
+    dropout : float in [0, 1), default=0.0
+        Probability with which each client chosen for a round drops out of that round.
+    dropout_mode : {"upload", "stale", "offline"}, default="upload"
+        What dropping out means. "upload": the client receives the broadcast and updates, but its
+        upload is lost. "stale": it has no connection, and updates from the last broadcast that it
+        received (RFRec, section 3.3). "offline": it does nothing in that round.
+    sampling : {"auto", "random", "rotating", "poisson"}, default="auto"
+        How the cohort of a round, a share ``client_fraction`` of the clients, is chosen. "random":
+        at random in each round. "rotating": in turn, from a shuffled list cut into
+        ``round(1 / client_fraction)`` equal parts. "poisson": every client joins with probability
+        ``client_fraction``, so that cohorts differ in size; the best choice with `central_dp`.
+        "auto": the method's default, mostly "random".
+        Some methods choose their cohorts themselves.
+    central_dp : CentralDP or None, default=None
+        User-level differential privacy: every client's whole upload is clipped, and the sum of all
+        uploads receives noise, see :class:`fedrecsk.privacy.CentralDP`.
+    local_dp : LocalMechanism or None, default=None
+        Clipping and noise that every client applies to everything it uploads:
+        :class:`fedrecsk.privacy.GaussianMechanism`, :class:`fedrecsk.privacy.SphereMechanism` or
+        :class:`fedrecsk.privacy.LaplaceMechanism`.
+    wire_dtype : {"float32", "float64"}, default="float32"
+        Type of real numbers in messages, for counting bytes. It does not change what is
+        computed.
+    aggregator : Aggregator or None, default=None
+        Robust aggregator, by which the server combines uploads that it does not trust; see
+        :mod:`fedrecsk.aggregation`. None: the sum of all uploads.
+    adversary : Adversary or None, default=None
+        Poisoned clients, see :mod:`fedrecsk.attacks`.
+    compression : Compressor or None, default=None
+        Compression of matrices of real numbers by Top-K, low rank or quantisation; see
+        :mod:`fedrecsk.compression`. Each client compresses its upload of a round. The server
+        compresses the difference between its model and the model that clients have, so that what
+        is left out of one message is sent in a later one. It assumes that clients follow every
+        round; for early stopping they receive the full model. Fields whose rows are sent only to
+        the clients that hold the items are compressed in uploads only. SCoLR's uploads, some
+        columns of a matrix, are not compressed. LightFR, which sends binary codes, raises
+        an error.
+    secure_aggregation : SecureAggregation or None, default=None
+        Homomorphic encryption of all uploads: the server adds ciphertexts and learns
+        nothing. The clients, who hold the key, decrypt the sum and take the server's step. See
+        :class:`fedrecsk.privacy.CKKS`, :class:`fedrecsk.privacy.Paillier`, and
+        ``encryption_`` of the fitted model.
+
+    Examples
+    --------
+    >>> from fedrecsk import Federation, RFRec
+    >>> model = RFRec(federation=Federation(dropout=0.5))
+    >>> model.set_params(federation__dropout=0.9).federation
+    Federation(dropout=0.9)
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        "dropout": [Interval(Real, 0, 1, closed="left")],
+        "dropout_mode": [StrOptions({"upload", "stale", "offline"})],
+        "sampling": [StrOptions({"auto", "random", "rotating", "poisson"})],
+        "central_dp": [CentralDP, None],
+        "local_dp": [LocalMechanism, None],
+        "wire_dtype": [StrOptions({"float32", "float64"})],
+        "compression": [Compressor, None],
+        "secure_aggregation": [SecureAggregation, None],
+        "aggregator": [Aggregator, None],
+        "adversary": [Adversary, None],
+    }
+
+    def __init__(
+        self,
+        *,
+        dropout: float = 0.0,
+        dropout_mode: Literal["upload", "stale", "offline"] = "upload",
+        sampling: Literal["auto", "random", "rotating", "poisson"] = "auto",
+        central_dp: CentralDP | None = None,
+        local_dp: LocalMechanism | None = None,
+        compression: Compressor | None = None,
+        secure_aggregation: SecureAggregation | None = None,
+        aggregator: Aggregator | None = None,
+        adversary: Adversary | None = None,
+        wire_dtype: Literal["float32", "float64"] = "float32",
+    ) -> None:
+        self.dropout = dropout
+        self.dropout_mode: Literal["upload", "stale", "offline"] = dropout_mode
+        self.sampling = sampling
+        self.central_dp = central_dp
+        self.local_dp = local_dp
+        self.compression = compression
+        self.secure_aggregation = secure_aggregation
+        self.aggregator = aggregator
+        self.adversary = adversary
+        self.wire_dtype = wire_dtype
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters. Parameters of a part that is None raise an error.
+
+        Returns
+        -------
+        self : object
+        """
+        for name in params:
+            part, nested, _ = name.partition("__")
+            missing = getattr(self, part, self) is None and params.get(part) is None
+            if nested and missing:
+                kind = self._parameter_constraints[part][0].__name__
+                raise ValueError(
+                    f"{name} cannot be set because {part} is None; set {part} to a {kind} that "
+                    "has this parameter first, or in the same call."
+                )
+        return super().set_params(**params)
+
+    def _validate_params(self):
+        self._check_kinds()
+        super()._validate_params()
+        if self.secure_aggregation is not None:
+            self._check_secure_sums()
+        if self.central_dp is not None:
+            self._check_central_dp(self.central_dp)
+        for part in self._parts:
+            if part is not None:
+                part._validate_params()
+
+    def _check_kinds(self):
+        """Raise if a part is a name or a class instead of an object, and say what to pass."""
+        for name, example in _EXAMPLES.items():
+            part, kind = getattr(self, name), self._parameter_constraints[name][0]
+            if part is not None and not isinstance(part, kind):
+                shown = part.__name__ if isinstance(part, type) else repr(part)
+                raise InvalidParameterError(
+                    f"Federation({name}={shown}): the parameter takes an object, such as "
+                    f"{example}, or None."
+                )
+
+    def _suspect(self):
+        """A sentence about the part that may have made the clients diverge, or None."""
+        of_noise = "scale", "noise_multiplier", "clip"
+        for part, names in ((self.adversary, ("strength", "scale")), (self.local_dp, of_noise)):
+            if part is None or (part is self.adversary and not part.forges):
+                continue
+            known = [name for name in names if name in part.get_params(deep=False)]
+            lower = f"lower its {known[0]}" if known else "check what it uploads"
+            undefended = part is self.adversary and self.aggregator is None
+            aggregate = ", or set an aggregator such as NormClipping()" * undefended
+            return f"The likely cause is {part}: {lower}{aggregate}."
+        if self.central_dp is not None:
+            return f"The likely cause is {self.central_dp}: raise its epsilon, or lower its clip."
+        largest = None if self.compression is None else self.compression._largest_number
+        if largest is None:
+            return None
+        return (
+            f"The likely cause is {self.compression}, whose numbers end at {largest:g}: use "
+            'Quantization("int8").'
+        )
+
+    def _check_secure_sums(self):
+        if self.aggregator is not None:
+            raise ValueError(
+                "secure_aggregation shows the server only sums, but "
+                f"{type(self.aggregator).__name__} looks at single uploads; set aggregator=None, "
+                "or secure_aggregation=None."
+            )
+        if self.compression is not None:
+            raise ValueError(
+                f"Encrypted uploads can only be added, but uploads compressed by "
+                f"{type(self.compression).__name__} cannot be; set compression=None with "
+                "secure_aggregation. CoLR is a method with small uploads that can be added."
+            )
+
+    def _check_central_dp(self, mechanism):
+        if self.local_dp is not None:
+            raise ValueError(
+                "Federation has both central_dp and local_dp, which would add noise twice. If "
+                "clients trust the server, set local_dp=None; otherwise set central_dp=None."
+            )
+        if self.aggregator is not None:
+            raise ValueError(
+                "central_dp adds noise to a sum of clipped uploads, but "
+                f"{type(self.aggregator).__name__} combines them in another way, to which that "
+                "noise does not fit; set aggregator=None. Clipping alone bounds what one client "
+                "can do."
+            )
+        if self.compression is not None and self.compression.up:
+            raise ValueError(
+                f"central_dp needs each client's upload at full precision, to bound its norm, but "
+                f"{type(self.compression).__name__} compresses uploads; set compression=None."
+            )
+        if self.secure_aggregation is not None and mechanism.noise == "server":
+            raise ValueError(
+                "With secure_aggregation the server sees no sum to which it could add noise; set "
+                'CentralDP(noise="clients"), by which clients add it in shares.'
+            )
+        if self.dropout > 0 and self.dropout_mode == "stale" and mechanism.quantile:
+            raise ValueError(
+                "CentralDP with a quantile announces a new clip in each round, which clients that "
+                'are offline do not receive; set dropout_mode="upload" or "offline", or '
+                "quantile=None."
+            )
+
+    @property
+    def _parts(self):
+        return (
+            self.central_dp,
+            self.local_dp,
+            self.compression,
+            self.secure_aggregation,
+            self.aggregator,
+            self.adversary,
+        )
+
+    @property
+    def looks_at_uploads(self) -> bool:
+        """Whether single uploads are examined before they are added up."""
+        compresses = self.compression is not None and self.compression.up
+        noisy = self.central_dp is not None or self._noises_uploads
+        return self.holds_uploads or compresses or noisy
+
+    @property
+    def _noises_uploads(self):
+        """Whether local noise is added to single uploads, or needs their norms."""
+        if self.local_dp is None:
+            return False
+        return self.draws_each or self.local_dp.protects_uploads
+
+    @property
+    def holds_uploads(self) -> bool:
+        """Whether all uploads of a round must arrive before they can be combined."""
+        protected = self.aggregator is not None or self.secure_aggregation is not None
+        return protected or self.is_watched
+
+    # Whether single uploads are recorded, as by `measure_leak`.
+    is_watched = False
+
+    # Whether every client draws its own noise even if only the sum matters, so that one draw of
+    # the same distribution would do. Tests set it.
+    draws_each = False

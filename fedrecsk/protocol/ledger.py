@@ -1,0 +1,245 @@
+"""The ledger: all messages and bytes between server and clients, and among clients."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from fedrecsk._utils import html
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, ClassVar, Self
+
+    from numpy.typing import NDArray
+
+
+# Names of the phases in the HTML table.
+PHASES = {
+    "catalogue": "Catalogue of items",
+    "keys": "Secret keys",
+    "setup": "Set-up",
+    "round": "Rounds",
+    "stop": "Stop",
+    "final": "Final model",
+    "best": "Best model",
+}
+
+
+class Ledger:
+    """Communication of a fit, by round and by client.
+
+    Attributes
+    ----------
+    entries : list of dict
+        One entry per phase. `phase` is "catalogue" (the items' ids, down), "keys" (secret keys,
+        with encryption), "setup" (exchanges before the rounds), "round", "stop" (the broadcast
+        whose losses ended the fit early), "final" (the last model, from which clients
+        recommend) or "best" (the best model, if early stopping keeps it instead). `round`: the
+        round, or the step of the set-up. `participants`: clients that updated.
+        `messages_down`, `messages_up` (arrived and accepted), `dropped` (clients without a
+        connection, or whose uploads were lost), `rejected` (uploads with NaN or infinite
+        values, or malformed), `bytes_up` (sent, whether or not they arrived), `encrypted`
+        (uploads that were really encrypted), `messages_device_to_device` and
+        `bytes_device_to_device` (sent from clients directly to other clients, and in no other
+        count; zero for most methods).
+
+        Downloads are counted three ways: `bytes_down_whole`, the full model each time;
+        `bytes_down_missed`, all updates that the client has missed; `bytes_down_latest`, the
+        latest update only, which is enough for clients that also receive the rounds in which they
+        take no part. For each client, `bytes_down` counts the smaller of the first two; in a
+        deployment on Flower, which always sends the full model, the first. A method that defines no
+        updates always sends the full model, too, and the four numbers are equal. `payload_down` (of
+        the latest update) and `payload_up` are what papers count: learned numbers only, compressed
+        or not, in plaintext, without counts, item indices and everything before the rounds.
+    client_ids : ndarray of shape (n_clients,)
+    client_bytes_down, client_bytes_up : ndarray of shape (n_clients,), dtype int64
+        Bytes that each client received from the server and sent to it.
+    client_bytes_device_to_device : ndarray of shape (n_clients,), dtype int64
+        Bytes that each client sent to other clients.
+    """
+
+    def __init__(self, client_ids: np.ndarray) -> None:
+        n_clients = len(client_ids)
+        self.client_ids: np.ndarray = client_ids
+        self.entries: list[dict[str, Any]] = []
+        self.client_bytes_down: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
+        self.client_bytes_up: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
+        self.client_bytes_device_to_device: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
+
+    @classmethod
+    def joined(cls, ledgers: Sequence[Ledger]) -> Self:
+        """Join the ledgers of several fits with the same clients, one after the other.
+
+        Parameters
+        ----------
+        ledgers : list of Ledger
+
+        Returns
+        -------
+        ledger : Ledger
+        """
+        whole = cls(ledgers[0].client_ids)
+        for ledger in ledgers:
+            whole.entries += copy.deepcopy(ledger.entries)
+            whole.client_bytes_down += ledger.client_bytes_down
+            whole.client_bytes_up += ledger.client_bytes_up
+            whole.client_bytes_device_to_device += ledger.client_bytes_device_to_device
+        return whole
+
+    def admit(self, client_ids: np.ndarray) -> None:
+        """Add clients that join late, after the others."""
+        self.client_ids = np.concatenate([self.client_ids, client_ids])
+        for name in ("client_bytes_down", "client_bytes_up", "client_bytes_device_to_device"):
+            setattr(self, name, np.pad(getattr(self, name), (0, len(client_ids))))
+
+    def open(self, phase: str, round: int = -1) -> None:
+        """Begin an entry, to which all following counts belong."""
+        self.entries.append(
+            {
+                "phase": phase,
+                "round": round,
+                "participants": 0,
+                "messages_down": 0,
+                "messages_up": 0,
+                "dropped": 0,
+                "rejected": 0,
+                "bytes_down": 0,
+                "bytes_up": 0,
+                "bytes_down_whole": 0,
+                "bytes_down_missed": 0,
+                "bytes_down_latest": 0,
+                "payload_down": 0,
+                "payload_up": 0,
+                "encrypted": 0,
+                "messages_device_to_device": 0,
+                "bytes_device_to_device": 0,
+            }
+        )
+
+    def count(self, **counts: int) -> None:
+        """Add to the counts of the open entry."""
+        for name, count in counts.items():
+            self.entries[-1][name] += int(count)
+
+    def down(
+        self,
+        clients: NDArray[np.int64],
+        whole: np.ndarray,
+        missed: np.ndarray | None = None,
+        latest: np.ndarray | None = None,
+        payload: np.ndarray | None = None,
+    ) -> None:
+        """Count the bytes that each of `clients` (codes) received, in each of the three ways."""
+        missed = whole if missed is None else missed
+        latest = whole if latest is None else latest
+        nbytes = np.minimum(whole, missed)
+        self.client_bytes_down[clients] += nbytes
+        self.count(
+            messages_down=len(clients),
+            bytes_down=nbytes.sum(),
+            bytes_down_whole=whole.sum(),
+            bytes_down_missed=missed.sum(),
+            bytes_down_latest=latest.sum(),
+            payload_down=0 if payload is None else payload.sum(),
+        )
+
+    def more_down(self, clients: NDArray[np.int64], nbytes: np.ndarray) -> None:
+        """Count more bytes that each of `clients` (codes) received with the last message."""
+        self.client_bytes_down[clients] += nbytes
+        names = "bytes_down", "bytes_down_whole", "bytes_down_missed", "bytes_down_latest"
+        self.count(**dict.fromkeys(names, nbytes.sum()))
+
+    def up(
+        self, clients: NDArray[np.int64], nbytes: np.ndarray, payload: np.ndarray | None = None
+    ) -> None:
+        """Count the bytes that each of `clients` (codes) sent; `payload` is part of them."""
+        self.client_bytes_up[clients] += nbytes
+        n_payload = 0 if payload is None else payload.sum()
+        self.count(bytes_up=nbytes.sum(), payload_up=n_payload)
+
+    def between_devices(
+        self, clients: NDArray[np.int64], n_messages: np.ndarray, nbytes: np.ndarray
+    ) -> None:
+        """Count the messages and bytes that each of `clients` (codes) sent to other clients."""
+        self.client_bytes_device_to_device[clients] += nbytes
+        self.count(messages_device_to_device=n_messages.sum(), bytes_device_to_device=nbytes.sum())
+
+    @property
+    def bytes_down(self) -> int:
+        """Total number of bytes from the server to clients."""
+        return int(self.client_bytes_down.sum())
+
+    @property
+    def bytes_up(self) -> int:
+        """Total number of bytes from clients to the server."""
+        return int(self.client_bytes_up.sum())
+
+    @property
+    def bytes_device_to_device(self) -> int:
+        """Total number of bytes from clients directly to other clients."""
+        return int(self.client_bytes_device_to_device.sum())
+
+    def to_frame(self) -> pd.DataFrame:
+        """The entries as a pandas DataFrame, one row per phase."""
+        return pd.DataFrame(self.entries)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Ledger)
+            and self.entries == other.entries
+            and np.array_equal(self.client_ids, other.client_ids)
+            and np.array_equal(self.client_bytes_down, other.client_bytes_down)
+            and np.array_equal(self.client_bytes_up, other.client_bytes_up)
+            and np.array_equal(
+                self.client_bytes_device_to_device, other.client_bytes_device_to_device
+            )
+        )
+
+    __hash__: ClassVar[None] = None
+
+    def __repr__(self) -> str:
+        n_clients, n_rounds = len(self.client_ids), sum(e["phase"] == "round" for e in self.entries)
+        between = self.bytes_device_to_device
+        also = f"; {_readable(between)} from device to device" if between else ""
+        return (
+            f"Ledger({n_rounds} rounds, {n_clients} clients, {_readable(self.bytes_up)} up and "
+            f"{_readable(self.bytes_down)} down; per client {_readable(self.bytes_up / n_clients)} "
+            f"up and {_readable(self.bytes_down / n_clients)} down{also})"
+        )
+
+    def _repr_html_(self) -> str:
+        n_clients = len(self.client_ids)
+        head = ["", "Messages up", "Messages down", "Up", "Down", "Up per client"]
+        head.append("Down per client")
+        between = self.bytes_device_to_device > 0
+        head += ["Device to device"] * between
+        rows = []
+        phases: list[str] = list(dict.fromkeys(entry["phase"] for entry in self.entries))
+        for phase in phases:
+            own = [entry for entry in self.entries if entry["phase"] == phase]
+            name = PHASES.get(phase, phase) + (f" ({len(own)})" if len(own) > 1 else "")
+            rows.append([name, *_sums(own, n_clients, between)])
+        rows.append(["Total", *_sums(self.entries, n_clients, between)])
+        notes = []
+        for name, what in (("dropped", "lost or not sent"), ("rejected", "rejected")):
+            count = sum(entry[name] for entry in self.entries)
+            notes += [f"{count:,} uploads {what}"] if count else []
+        caption = f"Communication of {n_clients:,} clients"
+        return html.table(caption, head, rows, notes=notes, total=True)
+
+
+def _sums(entries, n_clients, between):
+    """Messages and bytes of some entries, up and down, as text; with `between`, among devices."""
+    names = "messages_up", "messages_down", "bytes_up", "bytes_down", "bytes_device_to_device"
+    n_up, n_down, up, down, direct = (sum(entry[name] for entry in entries) for name in names)
+    sizes = [up, down, up / max(n_clients, 1), down / max(n_clients, 1)] + [direct] * between
+    return [f"{n_up:,}", f"{n_down:,}", *map(_readable, sizes)]
+
+
+def _readable(nbytes):
+    power = max(0, min(4, int(np.log10(max(nbytes, 1)) // 3)))
+    return f"{nbytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

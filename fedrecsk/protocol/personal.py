@@ -1,0 +1,208 @@
+"""Users personalised to a model: what clients measure, keep and end with."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedrecsk.data._checks import hint
+from fedrecsk.protocol.blocks import by_user
+from fedrecsk.protocol.early_stopping import HeldOut
+from fedrecsk.protocol.failures import naming_clients
+from fedrecsk.protocol.participation import RoundMasks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.protocol.blocks import Block
+    from fedrecsk.protocol.keys import Keys
+    from fedrecsk.protocol.messages import Message
+
+
+# What clients do here, for errors.
+WHEN = "while fitting its users to the model"
+
+
+class End(NamedTuple):
+    """Personalised users of some clients.
+
+    Attributes
+    ----------
+    block : Block
+        The block that was given.
+    places : ndarray of shape (n_users,)
+        Positions of its users among those of the whole block.
+    wanted : ndarray of shape (n_users,), dtype bool
+        The users that `_personalize` was called for.
+    state : dict
+    """
+
+    block: Block
+    places: np.ndarray
+    wanted: np.ndarray
+    state: dict[str, Any]
+
+
+class Personalized:
+    """The users of some clients of a block, personalised to a model.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+    block : Block
+    client_ids : ndarray of shape (n_clients,)
+    state : dict or None
+        The clients' private state. None: none has updated.
+    updated : ndarray of shape (n_clients,), dtype bool
+        Clients that have ever updated.
+    who : ndarray of shape (n_clients,), dtype bool
+        The clients.
+    message : Message
+        The announcement and the model, after `_decode_broadcast`.
+    key : Keys
+    """
+
+    def __init__(
+        self,
+        method: Any,
+        block: Block,
+        client_ids: NDArray[Any],
+        state: dict[str, Any] | None,
+        updated: NDArray[np.bool_],
+        who: NDArray[np.bool_],
+        message: Message,
+        key: Keys,
+    ) -> None:
+        self.method = method
+        self.block = block
+        self.client_ids = client_ids
+        self.who = who
+        self.message = message
+        # First those that have updated.
+        self.ends: list[End] = list(self._ends(state, updated, key))
+
+    def _ends(self, state, updated, key) -> Iterator[End]:
+        block, message = self.block, self.message
+        old, new = self.who & updated, self.who & ~updated
+        if old.any():
+            turn, places = RoundMasks(old, old, False), np.arange(block.n_users)
+            with naming_clients(self.client_ids, WHEN):
+                state = self.method._personalize(block, state, message.of(block.clients), turn, key)
+            yield End(block, places, block.users_of(old), state)
+        if new.any():
+            part, places = block.part(new), np.flatnonzero(block.users_of(new))
+            ids = self.client_ids[new]
+            state = personalized(self.method, part, ids, message.of(part.clients), key)
+            yield End(part, places, np.ones(len(places), dtype=bool), state)
+
+    def attributes(self, codes: NDArray[np.int64] | None = None) -> dict[str, Any]:
+        """Users' attributes, in the order of the users.
+
+        Parameters
+        ----------
+        codes : ndarray of shape (n_users,) or None
+            Codes of the block's users for the method. None: those of the block.
+        """
+        users, attributes = [], []
+        numbers = _numbers(self.block.users_of(self.who))
+        for block, places, wanted, state in self.ends:
+            if codes is not None:
+                block = replace(block, users=codes[places])
+            its = self.method._user_attributes(block, state)
+            attributes.append({name: _of_users(rows, wanted) for name, rows in its.items()})
+            users.append(numbers[places[wanted]])
+        return by_user(users, attributes)
+
+    def losses(self, held_out: Block) -> NDArray[np.float64]:
+        """Sums of losses and of weights of each client, shape (n_clients, 2).
+
+        Parameters
+        ----------
+        held_out : Block
+            Held-out rows of these clients.
+        """
+        block, who = self.block.part(self.who), self.who
+        model = copy.copy(self.method)
+        vars(model).update(
+            self.method._server_attributes(self.message.of(block.clients)),
+            # Users of these rows are numbered among those of the clients asked.
+            **self.attributes(_numbers(self.block.users_of(who))),
+            n_users_=block.n_users,
+            n_items_=block.n_items,
+            _seen=(block.indptr, block.items),
+        )
+        losses = model._validation_losses(HeldOut.of(held_out))
+        clients = np.repeat(np.arange(block.n_clients), np.diff(held_out.rating_indptr))
+        sums: list[Any] = [np.bincount(clients, one, minlength=block.n_clients) for one in losses]
+        return np.stack(sums, axis=1)
+
+
+def personalized(
+    method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
+) -> dict[str, Any]:
+    """The state of clients that have never updated, once they have the final model.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+    block : Block
+    client_ids : ndarray of shape (n_clients,)
+    message : Message
+        The final model after `_decode_broadcast`: these clients' own message, or for new users the
+        common one.
+    key : Keys
+
+    Returns
+    -------
+    state : dict
+    """
+    everyone = np.ones(block.n_clients, dtype=bool)
+    turn = RoundMasks(everyone, everyone, False)
+    with naming_clients(client_ids, WHEN):
+        return method._personalize(block, None, message, turn, key)
+
+
+def personal_attributes(
+    method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
+) -> dict[str, Any]:
+    """Users' attributes of clients that have never updated; parameters as of `personalized`.
+
+    Raises
+    ------
+    ValueError
+        If a client ends with infinite or NaN values.
+    """
+    state = personalized(method, block, client_ids, message, key)
+    attributes = method._user_attributes(block, state)
+    for name, rows in attributes.items():
+        broken = _broken(rows)
+        if broken.any():
+            (client, *_) = np.flatnonzero(block.clients_of(broken))
+            raise ValueError(
+                f"Client {client_ids[client]!s} diverged {WHEN}: its {name} are infinite or NaN. "
+                f"{hint(method)}"
+            )
+    return attributes
+
+
+def _broken(rows):
+    """The users of whom an attribute has infinite or NaN values, as a mask."""
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
+        return np.zeros(0, dtype=bool)
+    return ~np.isfinite(rows).all(axis=tuple(range(1, rows.ndim)))
+
+
+def _numbers(mask):
+    """Number each True of a mask; -1 for the others."""
+    return np.where(mask, np.cumsum(mask) - 1, -1)
+
+
+def _of_users(rows, wanted):
+    """Select the rows of some users in dense or sparse arrays; return anything else as it is."""
+    return rows[wanted] if hasattr(rows, "shape") and not wanted.all() else rows

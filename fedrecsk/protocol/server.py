@@ -1,0 +1,874 @@
+"""The server's side of the protocol."""
+
+from __future__ import annotations
+
+import secrets
+from numbers import Integral
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedrecsk.data.interactions import catalogue_ids
+from fedrecsk.protocol import participation
+from fedrecsk.protocol.central_noise import CentralNoise
+from fedrecsk.protocol.checks import bare, check_keys
+from fedrecsk.protocol.client_message import ClientMessage, held_items, unpacked
+from fedrecsk.protocol.clients import VALIDATION
+from fedrecsk.protocol.downlink import Downlink
+from fedrecsk.protocol.early_stopping import EarlyStopping
+from fedrecsk.protocol.encryption import EncryptedSums, EncryptedTotals, SecureChannel
+from fedrecsk.protocol.keys import Key, setup_round
+from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.protocol.messages import Message, Rows
+from fedrecsk.protocol.participation import Participation
+from fedrecsk.protocol.uplink import StepTotal, Uplink, aligned_size
+from fedrecsk.updates import Counts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any, Self
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from fedrecsk.privacy import Party
+    from fedrecsk.privacy.report import PrivacyReport
+    from fedrecsk.protocol.clients import Registration
+    from fedrecsk.protocol.federation import Federation
+    from fedrecsk.protocol.messages import Upload
+    from fedrecsk.updates import ClientUpdates
+
+
+class Catalogue(NamedTuple):
+    """What the server knows before the first upload.
+
+    Attributes
+    ----------
+    n_items : int
+        Number of items in the catalogue.
+    n_clients : int
+        Number of registered clients.
+    rating_range : tuple of float
+        Lowest and highest rating. The simulator takes them from y; in a deployment the estimator
+        needs `rating_scale`.
+    """
+
+    n_items: int
+    n_clients: int
+    rating_range: tuple[float, float]
+
+
+class ClientCodes(NamedTuple):
+    """Codes that the server assigns to registered clients.
+
+    Attributes
+    ----------
+    clients : ndarray of shape (n_clients,)
+        Codes of the clients.
+    first_users : ndarray of shape (n_clients,)
+        Code of each client's first user.
+    shared : Key
+        Key of the draws that clients and server share.
+    n_clients : int
+        Number of clients that have registered so far.
+    """
+
+    clients: np.ndarray
+    first_users: np.ndarray
+    shared: Key
+    n_clients: int
+
+
+class Server:
+    """The server of one fit. Pickle it to make a checkpoint.
+
+    Call its methods in this order: `register`; for each set-up exchange `setup_message` and
+    `close_setup`; `send_announcement`; for each round `open_round` and `close_round`; `send_final`.
+
+    Clients may join late, between rounds: call `admit`, then, with ``late=True``, `setup_message`
+    and `close_setup` for each set-up exchange, and `send_announcement`. They learn from their first
+    message on. What the server has learned in the set-up stays as it is (counts and means over the
+    clients of the set-up), but it learns which items late clients hold. Methods that divide by the
+    number of clients of the set-up scale the uploads of a round to that number.
+
+    Outside the simulator, under ``Federation(secure_aggregation=...)``, it never has the model: it
+    draws cohorts, adds ciphertexts, and every message is the
+    :class:`~fedrecsk.protocol.encryption.EncryptedSums` of the exchanges that have ended, from
+    which the clients compute the model. Its keys, which are public, are in its pickle.
+
+    Parameters
+    ----------
+    method : FederatedRecommender
+        A copy of the estimator with hyperparameters only.
+    federation : Federation
+    key : Key
+        The shared key, before the first round.
+    item_ids : ndarray of shape (n_items,)
+        The catalogue, which is sent to all clients.
+    rating_range : tuple of float or None
+        Lowest and highest rating. None: the method's `rating_scale`, if it has one.
+    secret : Key or None
+        Of the server's own draws under central privacy: noise, and secret cohorts. None: each
+        comes afresh from the operating system, so that no checkpoint holds it.
+    """
+
+    def __init__(
+        self,
+        method: Any,
+        federation: Federation,
+        key: Key,
+        item_ids: np.ndarray,
+        rating_range: tuple[float, float] | None = None,
+        secret: Key | None = None,
+    ) -> None:
+        self.secret = secret
+        self.method = method
+        self.federation = federation
+        self.key = key
+        self.item_ids = item_ids
+        self.rating_range: tuple[float, float] | None = rating_range or getattr(
+            method, "rating_scale", None
+        )
+        self.state: Any = None
+        self.history: list[dict[str, Any]] = []
+        # Under secure sums outside the simulator: what it knows in the place of a state.
+        self.totals: EncryptedTotals | None = None
+        # Rounds in which all uploads were lost, and rounds with too few for the aggregator.
+        self.n_empty_rounds: int = 0
+        self.n_undecided_rounds: int = 0
+        self.stopping: EarlyStopping = EarlyStopping(method.tol, method.n_iter_no_change)
+        # Whether clients always receive the full model, as deployed ones do.
+        self.sends_whole: bool = False
+        self._participation = None
+        self._message = None
+        # The last message that was sent.
+        self._last_message = Message()
+        self._has_received: Any = None
+        # Items that each client holds, by code, if set-up uploads contain them.
+        self._held = {}
+        self._is_set_up = False
+        self._first_users: Any = None
+        # Mask of the clients that have joined since the last round; None before any.
+        self._late: Any = None
+
+    @classmethod
+    def of(
+        cls,
+        estimator: Any,
+        key: Key | None = None,
+        secret: Key | None = None,
+        party: Party | None = None,
+    ) -> Self:
+        """A server outside the simulator.
+
+        Parameters
+        ----------
+        estimator : federated estimator
+            `items` must be the catalogue, and a rating method needs its `rating_scale`.
+        key : Key or None
+            The shared key. None: drawn by the operating system.
+        secret : Key or None
+            Of the server's own draws, as above.
+        party : Party or None
+            The server's side of the keys, if the federation has `secure_aggregation`.
+
+        Raises
+        ------
+        ValueError
+            If the estimator or its federation is not one for devices; or if `party` is missing, or
+            has the clients' keys.
+        """
+        method = bare(estimator)
+        check_keys(method, party, "server")
+        key = Key(secrets.randbits(63)) if key is None else key
+        ids = catalogue_ids(method.items).values
+        server = cls(method, method._setting(), key, ids, secret=secret)
+        if party is not None:
+            server.totals = EncryptedTotals(party)
+        return server
+
+    # --------------------------------------------------------------- before the rounds
+
+    def register(self, registrations: Sequence[Registration]) -> list[ClientCodes]:
+        """Register clients, send them the catalogue, and initialise the state.
+
+        Parameters
+        ----------
+        registrations : list of Registration
+
+        Returns
+        -------
+        places : list of ClientCodes
+            Codes for each registration, in the order of the clients' ids.
+
+        Raises
+        ------
+        ValueError
+            If a client registers twice, or if there are more clients than the keys are for.
+        """
+        ids, order, n_users, n_held = sort_registrations(registrations)
+        if self.totals is not None and len(ids) > self.totals.party.n_clients:
+            raise ValueError(
+                f"{len(ids)} clients have registered, but the keys are for sums over at most "
+                f"{self.totals.party.n_clients}; make keys with "
+                f"generate_keys(n_clients={len(ids)})."
+            )
+        self.client_ids: np.ndarray = ids[order]
+        self.n_held: NDArray[np.int64] = n_held
+        self.n_users: int = int(n_users.sum())
+        self._first_users = np.cumsum(n_users) - n_users
+        self._has_received = np.zeros(len(ids), dtype=bool)
+        share = self.method.client_fraction
+        self.stopping.n_cohorts = participation.n_rotating(len(ids), share)
+        scheme = self.federation.secure_aggregation
+        self.channel: SecureChannel | None = None if scheme is None else SecureChannel(scheme)
+        self.ledger: Ledger = Ledger(self.client_ids)
+        self.downlink: Downlink = Downlink(
+            self.federation, self.ledger, self.n_held, self.channel, self.sends_whole
+        )
+        self.releases: CentralNoise | None = None
+        if self.federation.central_dp is not None:
+            self.releases = CentralNoise(
+                self.method, self.federation, self.n_clients, self.key, self.secret
+            )
+        self.uplink: Uplink = Uplink(
+            self.federation,
+            self.ledger,
+            self.downlink,
+            self.channel,
+            self.n_clients,
+            self.releases,
+        )
+        self.ledger.open("catalogue")
+        self.downlink.count(catalogue_nbytes(self.item_ids))
+        if self.channel is not None:
+            self.ledger.open("keys")
+            self.downlink.count(self.channel.key_nbytes)
+        catalogue = Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
+        if self.totals is None:
+            self.state = self.method._init_server(catalogue, self.key)
+        return self._places(registrations, order, 0)
+
+    def _places(self, registrations, order, first):
+        """Return codes of clients that begin with `first`, by registration."""
+        codes = np.empty(len(order), dtype=np.int64)
+        codes[order] = first + np.arange(len(order))
+        splits = np.cumsum([len(one.client_ids) for one in registrations])[:-1]
+        return [self._codes(part) for part in np.split(codes, splits)]
+
+    def _codes(self, clients):
+        return ClientCodes(clients, self._first_users[clients], self.key, self.n_clients)
+
+    def admit(self, registrations: Sequence[Registration]) -> list[ClientCodes]:
+        """Register clients that join late, between rounds, and send them the catalogue.
+
+        Their codes follow those of the others, for whom nothing changes. A client that comes back
+        keeps its code; see `place_of`.
+
+        Parameters
+        ----------
+        registrations : list of Registration
+
+        Returns
+        -------
+        places : list of ClientCodes
+            Codes for each registration, in the order of the late clients' ids.
+
+        Raises
+        ------
+        ValueError
+            If a round or the set-up is open; if a client is registered already; or if the
+            federation has `central_dp` or `secure_aggregation`, or the method keeps something for
+            each client, which were made for the clients of the set-up.
+        """
+        self._check_admission()
+        ids, order, n_users, n_held = sort_registrations(registrations)
+        if (ids.dtype.kind in "iuf") != (self.client_ids.dtype.kind in "iuf"):
+            raise ValueError(
+                f"The late clients' ids, such as {ids[0]!r}, and those of the others, such as "
+                f"{self.client_ids[0]!r}, must all be numbers or all be strings."
+            )
+        known = np.isin(ids, self.client_ids)
+        if known.any():
+            name = ids[known][0]
+            raise ValueError(
+                f"Client {name!s} is registered already; if it has come back, give it its place "
+                "again, place_of(client_id), and otherwise give each client its own id."
+            )
+        first, n_late = self.n_clients, len(ids)
+        self._late = np.arange(first + n_late) >= first - self._n_late
+        first_users = self.n_users + np.cumsum(n_users) - n_users
+        self._first_users = np.concatenate([self._first_users, first_users])
+        self.client_ids = np.concatenate([self.client_ids, ids[order]])
+        self.n_held = np.concatenate([self.n_held, n_held])
+        self.n_users += int(n_users.sum())
+        self._has_received = np.pad(self._has_received, (0, n_late))
+        share = self.method.client_fraction
+        self.stopping.n_cohorts = participation.n_rotating(self.n_clients, share)
+        self.ledger.admit(ids[order])
+        self.downlink.admit(n_held)
+        self.uplink.admit(n_late)
+        self.ledger.open("catalogue")
+        newest = np.arange(self.n_clients) >= first
+        self.downlink.count(catalogue_nbytes(self.item_ids), newest)
+        return self._places(registrations, order, first)
+
+    def repeat_setup(self, codes: ArrayLike) -> None:
+        """Begin the set-up of late clients again, whose answers were lost.
+
+        Parameters
+        ----------
+        codes : array-like of int
+            Late clients, which have places already.
+
+        Raises
+        ------
+        ValueError
+            If a round or the set-up is open.
+        """
+        self._check_admission()
+        self._late = np.isin(np.arange(self.n_clients), codes)
+
+    @property
+    def _n_late(self):
+        return 0 if self._late is None else int(self._late.sum())
+
+    def _check_admission(self):
+        """Raise if no client may join now, or ever."""
+        if self._participation is not None:
+            raise ValueError(
+                f"Round {self.round} is open; admit clients after close_round, before open_round."
+            )
+        if not self._is_set_up:
+            raise ValueError(
+                "The set-up is not over; register all clients that are there before it, and admit "
+                "late ones after send_announcement()."
+            )
+        made = "were made for the clients of the set-up"
+        whys = {
+            f"central_dp, whose plan and noise {made}": self.federation.central_dp is not None,
+            f"secure_aggregation, whose keys {made}": self.channel is not None,
+        }
+        for why, applies in whys.items():
+            if applies:
+                raise ValueError(
+                    f"No client can join late under {why}; begin a new fit with all clients."
+                )
+        if not self.method._admits_late_clients:
+            raise ValueError(
+                f"No client can join {type(self.method).__name__} late, because it keeps something "
+                "for each client of the set-up; begin a new fit with all clients."
+            )
+
+    def place_of(self, client_id: float | str) -> ClientCodes:
+        """The place of a registered client, for one that has come back without it.
+
+        Parameters
+        ----------
+        client_id : int, float or str
+
+        Returns
+        -------
+        ClientCodes
+
+        Raises
+        ------
+        ValueError
+            If no client of this id is registered.
+        """
+        codes = np.flatnonzero(self.client_ids == client_id)
+        if not len(codes):
+            raise ValueError(
+                f"No client {client_id!r} is registered; let it join by admit(registrations)."
+            )
+        return self._codes(codes)
+
+    @property
+    def n_clients(self) -> int:
+        """Clients that have registered."""
+        return len(self.client_ids)
+
+    @property
+    def round(self) -> int:
+        """Rounds run so far."""
+        return len(self.history)
+
+    @property
+    def n_setups(self) -> int:
+        """Number of set-up exchanges before the rounds."""
+        return self.method._n_setups
+
+    def setup_message(self, step: int, *, late: bool = False) -> Message | EncryptedSums | None:
+        """Message to every client in a set-up exchange, or only to those that join late."""
+        who = self._asked(late)
+        self.ledger.open("setup", step)
+        if self.totals is not None:
+            return self.totals.message
+        message = self.method._setup_broadcast(self.state, step)
+        if self.releases is not None:
+            message = (message or Message()) | self.releases.terms(self.key.at(setup_round(step)))
+        self.downlink.announce(message, who)
+        return message
+
+    def _asked(self, late):
+        """Mask of the clients of a set-up exchange."""
+        if late and not self._n_late:
+            raise ValueError("No client has joined since the last round; call admit() first.")
+        return self._late if late else self._everyone
+
+    def close_setup(
+        self,
+        step: int,
+        uploads: Iterable[ClientMessage | ClientUpdates],
+        *,
+        trusted: bool = False,
+        late: bool = False,
+    ) -> None:
+        """Take the server's step of a set-up exchange.
+
+        Parameters
+        ----------
+        step : int
+        uploads : iterable of ClientMessage or ClientUpdates
+        trusted : bool, default=False
+            As in `close_round`.
+        late : bool, default=False
+            Whether these are answers of clients that join late, from which the server only learns
+            which items they hold.
+        """
+        specs = self.method._setup_specs(len(self.item_ids), step)
+        no_answer = ValueError(
+            f"No client has answered set-up exchange {step}, but all registered ones must."
+        )
+        if self.totals is not None:
+            if not self._add_encrypted(uploads, ("setup", step), self._everyone, specs):
+                raise no_answer
+            return
+        total = self._total(uploads, ("setup", step), self._asked(late), specs, trusted)
+        if late:
+            n_rejected = total.n_arrived - total.n_accepted
+            self.ledger.count(messages_up=total.n_accepted, rejected=n_rejected)
+            return
+        key = self.key.at(setup_round(step))
+        upload = self.uplink.close(total, key)
+        if upload is None:
+            raise no_answer
+        self.state = self.method._setup_aggregate(self.state, upload, step, key)
+
+    def announcement(self) -> Message:
+        """Message to every client after the set-up."""
+        return self.method._initial_broadcast(self.state)
+
+    def send_announcement(self, *, late: bool = False) -> Message | EncryptedSums:
+        """Send the announcement, and count its bytes; `late`: only to those that join late."""
+        if self.totals is not None:
+            self._is_set_up = True
+            return self.totals.message
+        who = self._asked(late)
+        message = self.announcement()
+        if message and self.ledger.entries[-1]["phase"] != "setup":
+            self.ledger.open("setup")
+        self.downlink.announce(message, who)
+        self._is_set_up = True
+        return message
+
+    # --------------------------------------------------------------------- each round
+
+    def open_round(self) -> tuple[Participation, Message | EncryptedSums | None]:
+        """Begin a round; returns the participation and the message, None if none is sent."""
+        key = self.key.at(self.round)
+        self._late = None
+        self._participation = self._drawn(key)
+        self.ledger.open("round", self.round)
+        if self.totals is not None:
+            return self._participation, self.totals.message
+        message = self.method._broadcast(self.state, key)
+        delta = self.method._model_delta(self.state)
+        receives = self._participation.receives
+        self._message = self.downlink.send(message, receives, delta, key)
+        if not self._message and not self.method._may_be_silent:
+            raise TypeError(
+                f"{type(self.method).__name__} broadcasts nothing in round {self.round}; a method "
+                "whose clients continue with an earlier message must set _may_be_silent = True."
+            )
+        if self._message and self.releases is not None:
+            terms = self.releases.terms(key)
+            self.downlink.add(terms, receives)
+            self._message = self._message | terms
+        if self._message:
+            self._has_received |= receives
+            self._last_message = self._message
+        return self._participation, self._message
+
+    def _drawn(self, key):
+        """Draw the participation of a round, unless the method chooses the cohort."""
+        if self.releases is not None and self.releases.always:
+            # Clients know the shared key.
+            key = self.releases.secret_of(key)
+        fraction = self.method.client_fraction
+        size = participation.cohort_size(self.n_clients, fraction)
+        cohort = self.method._choose_cohort(self.state, self.n_clients, size, key)
+        if cohort is None:
+            rotates = self.method._prefers_rotation
+            return participation.draw(
+                self.n_clients, fraction, self.federation, key, prefers_rotation=rotates
+            )
+        if self.method._shares_state:
+            raise TypeError(
+                f"{type(self.method).__name__} shares state between clients of equal history, and "
+                "chosen cohorts give each client its own; let _choose_cohort return None."
+            )
+        return participation.of_cohort(cohort, self.federation, key)
+
+    def close_round(
+        self,
+        uploads: Iterable[ClientMessage | ClientUpdates] | StepTotal,
+        loss: tuple[float, float] = (0.0, 0.0),
+        *,
+        trusted: bool = False,
+    ) -> Upload | None:
+        """Take the server's step of a round, with the uploads that have arrived.
+
+        Uploads that are malformed, or contain NaN or numbers beyond 1e15, are left out and counted
+        as rejected.
+
+        Parameters
+        ----------
+        uploads : iterable of ClientMessage or ClientUpdates, or StepTotal
+            Pass them in the order of the clients' codes to get the same sums bit for bit; or the
+            `new_total` to which they have been added.
+        loss : tuple of float
+            Sums of the training losses and of their weights, which only the simulator knows.
+        trusted : bool, default=False
+            Whether these are ClientUpdates that the caller has just made by its own
+            :class:`Clients`, as the simulator does, and not parcels, which are checked.
+
+        Returns
+        -------
+        Upload or None
+            What the server sees of the uploads.
+
+        Raises
+        ------
+        ValueError
+            If no round is open, or if an upload belongs to another round, comes from an unknown
+            client or one that was not selected, or is the client's second one.
+        """
+        key, turn = self.key.at(self.round), self._participation
+        if turn is None:
+            raise ValueError(f"Round {self.round} is not open; call open_round() first.")
+        total, step = uploads, ("round", self.round)
+        specs = self._specs(step)
+        if self.totals is not None:
+            self._add_encrypted(uploads, step, turn.active, specs)
+            self.ledger.count(participants=turn.active.sum(), dropped=turn.dropped.sum())
+            self._record(loss)
+            self._participation = None
+            return None
+        if not isinstance(total, StepTotal):
+            total = self._total(uploads, step, turn.active, specs, trusted)
+        updating = turn.active & self._has_received
+        self.ledger.count(participants=updating.sum(), dropped=turn.dropped.sum())
+        centers = self._centers() if self.releases is not None else None
+        upload = self.uplink.close(total, key, centers)
+        if upload is None and any(map(len, total.senders)):
+            arrived = self.ledger.entries[-1]["messages_up"] > 0
+            self.n_undecided_rounds += arrived
+            self.n_empty_rounds += not arrived
+        # What overflows ends the fit, or warns, with its likely cause.
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.state = self.method._aggregate(self.state, self._message, upload, key)
+        self._record(loss)
+        self._participation = None
+        return upload
+
+    def _record(self, loss):
+        entry, (total, weight) = self.ledger.entries[-1], loss
+        # If no client has made a training step, the last loss is kept.
+        last = self.history[-1]["loss"] if self.history and entry["participants"] else float("nan")
+        row = {
+            "round": entry["round"],
+            "loss": float(total / weight) if weight else last,
+            "participants": entry["participants"],
+            "bytes_down": entry["bytes_down"],
+            "bytes_up": entry["bytes_up"],
+        }
+        if self.method.early_stopping:
+            row["validation_loss"] = float("nan")
+        self.history.append(row)
+
+    def _add_encrypted(self, uploads, step, asked, specs):
+        """Add up ciphertexts, and count what crosses; return how many were accepted."""
+        assert self.totals is not None
+        assert self.channel is not None
+        n_values, uploads = aligned_size(specs), list(self._looked_at(uploads, step, asked, False))
+        accepted = {
+            int(one.client): one.encrypted
+            for one in uploads
+            if self.totals.check(one.encrypted, n_values)
+        }
+        clients, nbytes = np.array(sorted(accepted), dtype=np.int64), self.channel.nbytes(n_values)
+        self.uplink.count_encrypted(clients, n_values, nbytes)
+        self.ledger.count(messages_up=len(accepted), rejected=len(uploads) - len(accepted))
+        if self.releases is not None and accepted:
+            key = self.key.at(setup_round(step[1]) if step[0] == "setup" else step[1])
+            self.releases.charge([clients], key, Counts(n_shares=len(clients)))
+        self.totals.add(*step, accepted)
+        if accepted:
+            # The sum, which goes to all clients.
+            self.downlink.count(nbytes)
+        return len(accepted)
+
+    def new_total(self) -> StepTotal:
+        """Return an empty total for the open round, to which own clients' updates are added."""
+        return self.uplink.new_total(self._specs(("round", self.round)), learned=True)
+
+    def _total(self, uploads, step, asked, specs, trusted):
+        """Add uploads up, which are checked unless they are trusted."""
+        total = self.uplink.new_total(specs, learned=step[0] == "round", trusted=trusted)
+        updates = self._looked_at(uploads, step, asked, trusted)
+        if not trusted:
+            # All are looked at before anything is counted.
+            updates = map(self.accept, list(updates))
+        for one in updates:
+            total.add(one)
+        return total
+
+    def _looked_at(self, uploads, step, asked, trusted):
+        """Yield the uploads; raise if one does not belong to this step."""
+        seen = np.zeros(self.n_clients, dtype=bool)
+        for one in uploads:
+            if not (trusted or isinstance(one, ClientMessage)):
+                raise TypeError(
+                    f"The server got a {type(one).__name__} in {step[0]} {step[1]}; send it the "
+                    "parcels of devices, or pass trusted=True for updates of your own Clients."
+                )
+            senders = _senders(one)
+            self._check(one, senders, step, asked, seen)
+            seen[senders] = True
+            yield one
+
+    def accept(self, parcel: ClientMessage) -> ClientUpdates:
+        """Check a parcel and return it as ClientUpdates.
+
+        Parameters
+        ----------
+        parcel : ClientMessage
+            From a registered client.
+
+        Returns
+        -------
+        ClientUpdates
+            Not accepted if anything in the parcel is malformed.
+        """
+        step, client = (parcel.phase, int(parcel.round)), int(parcel.client)
+        apart = self.federation.aggregator is not None or self.method._treats_clients_apart
+        is_setup = parcel.phase == "setup"
+        one = unpacked(
+            parcel,
+            self._specs(step),
+            self.n_held[client],
+            held=self._held.get(client),
+            centers=self._centers(),
+            wire_dtype=self.federation.wire_dtype,
+            hold=is_setup or (apart and parcel.phase == "round"),
+            federation=self.federation,
+        )
+        if is_setup:
+            held = held_items(one)
+            if held is not None:
+                self._held[client] = held
+        return one
+
+    def _specs(self, step):
+        """Forms of the uploads in a step, which is a tuple of phase and number."""
+        phase, number = step
+        if phase == "setup":
+            return self.method._setup_specs(len(self.item_ids), number)
+        return (
+            VALIDATION if phase == "validation" else self.method._upload_specs(len(self.item_ids))
+        )
+
+    def _centers(self):
+        """What a client without any change would send in a round, unless that is zero."""
+        if not self._last_message:
+            return {}
+        return self.method._upload_centers(self._last_message)
+
+    def _check(self, one, senders, step, asked, seen):
+        if (one.phase, one.round) != step:
+            raise ValueError(
+                f"An upload of {one.phase} {one.round} came in {step[0]} {step[1]}; send uploads "
+                "in their own step."
+            )
+        unknown = senders[(senders < 0) | (senders >= self.n_clients)]
+        if len(unknown):
+            raise ValueError(
+                f"An upload came from the unknown client {unknown[0]}; only the {self.n_clients} "
+                "registered clients may send."
+            )
+        # If a client occurs twice, only its last position is kept.
+        places = np.empty(self.n_clients, dtype=np.intp)
+        places[senders] = np.arange(len(senders))
+        twice = seen[senders] | (places[senders] != np.arange(len(senders)))
+        for mask, what in (
+            (~asked[senders], "was not selected in"),
+            (twice, "has already sent in"),
+        ):
+            if mask.any():
+                name = self.client_ids[senders[mask][0]]
+                raise ValueError(f"Client {name!s} {what} {step[0]} {step[1]}.")
+
+    @property
+    def _everyone(self):
+        return np.ones(self.n_clients, dtype=bool)
+
+    # ------------------------------------------------------------------ early stopping
+
+    def final_participation(self) -> Participation:
+        """Clients that evaluate the last model: all, or the cohort that would be next."""
+        if self.method.client_fraction == 1:
+            return Participation.full(self.n_clients)
+        return self._drawn(self.key.at(self.round))
+
+    def close_validation(
+        self,
+        uploads: Iterable[ClientMessage | ClientUpdates],
+        receives: NDArray[np.bool_],
+        *,
+        trusted: bool = False,
+    ) -> bool:
+        """Use the clients' validation losses; returns whether the model is the best so far.
+
+        Parameters
+        ----------
+        uploads : iterable of ClientMessage or ClientUpdates
+        receives : ndarray of shape (n_clients,), dtype bool
+            Clients that received it for evaluation.
+        trusted : bool, default=False
+            As in `close_round`.
+        """
+        key = self.key.at(self.round)
+        step = "validation", self.round
+        total = self._total(uploads, step, receives, VALIDATION, trusted)
+        upload = self.uplink.close(total, key)
+        total, weight = (0, 0) if upload is None else upload["validation_loss"].sum
+        loss = float(total / weight) if weight else float("nan")
+        self.history[-1]["validation_loss"] = loss
+        is_best = self.stopping.judge(
+            loss,
+            self.round - 1,
+            self.current_message,
+            by_everybody=bool(receives.all()),
+            is_last=self.ledger.entries[-1]["phase"] == "final",
+        )
+        if self.stopping.stopped and self.ledger.entries[-1]["phase"] == "round":
+            self.ledger.entries[-1]["phase"] = "stop"
+        return is_best
+
+    def send_for_validation(self, receives: NDArray[np.bool_]) -> Message:
+        """Send the clients of the mask what they need to evaluate the model.
+
+        If a round's message lacks fields of the final model, has the rows of own items only, or
+        has compressed changes, the rest is sent too, and counted.
+        """
+        sent, model = self.method._model(self.state), self.method._final_model(self.state)
+        # The rounds of some methods do not send the model at all.
+        if not model.keys() & self._last_message.keys():
+            sent = {}
+        lacking = {
+            name: field
+            for name, field in model.items()
+            if name not in sent or isinstance(sent[name], Rows) or name in self.downlink.changes
+        }
+        if lacking and self.ledger.entries[-1]["phase"] != "final":
+            self.downlink.add(Message(**lacking), receives)
+        return self.current_message()
+
+    # ------------------------------------------------------------------------- the end
+
+    def current_message(self) -> Message:
+        """The announcement and the current model, as clients need them to recommend."""
+        return Message(**self.announcement(), **self.method._final_model(self.state))
+
+    def send_final(self) -> Message | EncryptedSums:
+        """Send all clients the model of the last round; returns it with the announcement."""
+        if self.totals is not None:
+            return self.totals.message
+        self.ledger.open("final", self.round)
+        model, delta = self.method._final_model(self.state), None
+        if model.keys() == self.method._model(self.state).keys():
+            delta = self.method._model_delta(self.state)
+        self.downlink.send(model, self._everyone, delta)
+        return self.current_message()
+
+    def send_best(self) -> Message:
+        """Send all clients the best model instead; returns it with the announcement.
+
+        Raises
+        ------
+        ValueError
+            If no client has measured a validation loss.
+        """
+        best = self.stopping.message
+        if best is None:
+            raise ValueError(
+                "There is no best model, because no client has measured a validation loss; use "
+                "send_final() instead."
+            )
+        self.ledger.open("best", self.round)
+        announced = self.announcement()
+        # The full model, because the latest change does not lead back to an earlier one.
+        model = Message(**{n: f for n, f in best.items() if n not in announced})
+        self.downlink.send(model, self._everyone)
+        return best
+
+    def privacy_report(self) -> PrivacyReport:
+        """Report the privacy loss of all uploads so far."""
+        return self.uplink.privacy_report(server_sees(self.method, self.federation))
+
+
+def server_sees(method: Any, federation: Federation) -> str:
+    """What the protocol shows to the server, as in :class:`PrivacyReport`."""
+    compresses = federation.compression is not None and federation.compression.up
+    if federation.secure_aggregation is not None:
+        return "encrypted sums"
+    if federation.aggregator is not None or compresses or method._treats_clients_apart:
+        return "single uploads"
+    return "sums"
+
+
+def sort_registrations(
+    registrations: Sequence[Registration],
+) -> tuple[np.ndarray, NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]:
+    """Ids as they register, their order, and by that order the numbers of users and of items."""
+    ids = np.concatenate([one.client_ids for one in registrations])
+    order = np.argsort(ids, kind="stable")
+    twice = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+    if len(twice):
+        raise ValueError(
+            f"Client {ids[order][twice[0]]!s} registers twice; give each client its own id."
+        )
+    n_users = np.concatenate([one.n_users for one in registrations])
+    n_held = np.concatenate([one.n_held for one in registrations])
+    return ids, order, n_users[order], n_held[order]
+
+
+def _senders(one):
+    """Codes of the clients that an upload claims to come from."""
+    if not isinstance(one, ClientMessage):
+        return one.clients[one.sends]
+    numbers = (one.round, one.client)
+    # A code of another type, or too large for an array, belongs to no client.
+    if not isinstance(one.phase, str) or not all(isinstance(n, Integral) for n in numbers):
+        raise ValueError(
+            "A parcel must name its phase (a string), its round and its client's code (integers); "
+            "see fedrecsk.protocol.ClientMessage."
+        )
+    return np.array([min(max(int(one.client), -1), np.iinfo(np.int64).max)])
+
+
+def catalogue_nbytes(item_ids: np.ndarray) -> int:
+    """Bytes of the items' ids. Strings are counted as UTF-8 with one byte as terminator."""
+    if item_ids.dtype.kind in "UO":
+        return sum(len(str(one).encode()) + 1 for one in item_ids.tolist())
+    return item_ids.nbytes

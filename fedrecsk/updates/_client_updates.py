@@ -1,0 +1,235 @@
+"""The updates of a block of clients, from the method to the server.
+
+A method returns for each field either the sum over the clients, or :class:`SparseRows`, which hold
+each client's own update. Attacks, local noise and compressors are functions from ClientUpdates to
+ClientUpdates.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedrecsk.updates._field_spec import Update
+    from fedrecsk.updates._round_updates import HeldUpdates
+
+# Memory for the whole matrices of the clients that are processed together.
+TILE_BYTES = 64 * 2**20
+
+
+class Summed(NamedTuple):
+    """A sum over a block's clients, which send different rows or columns of a field.
+
+    Attributes
+    ----------
+    values : ndarray
+        The sum over the clients whose uploads arrive and are finite.
+    n_rows, n_columns : ndarray of shape (n_clients of the block,) or None
+        Number of rows and columns that each client sends; None: all.
+    """
+
+    values: np.ndarray
+    n_rows: np.ndarray | None = None
+    n_columns: np.ndarray | None = None
+
+
+class Counts(NamedTuple):
+    """What the server must know about the clients of an exchange to add central noise.
+
+    Attributes
+    ----------
+    n_shares : int
+        Clients that add a share of the noise and whose upload is in the sum.
+    n_without_share : int
+        Clients among `n_shares` whose share is still missing from the sum.
+    short_excess : float
+        Clients whose upload was not longer than the clip, less half of all clients in the sum.
+    """
+
+    n_shares: int = 0
+    n_without_share: int = 0
+    short_excess: float = 0.0
+
+    def plus(self, other: Counts) -> Counts:
+        """Add the counts of other clients."""
+        return Counts(*(one + more for one, more in zip(self, other, strict=True)))
+
+
+@dataclass(eq=False)
+class ClientUpdates:
+    """What the clients of a block send in one step of the protocol.
+
+    A method gives the first three; the clients' half of the protocol adds the rest.
+
+    Parameters
+    ----------
+    fields : dict of {str: ndarray, Summed or SparseRows}
+        By the names that the method has declared. An array or a :class:`Summed` is the sum over
+        the clients whose uploads arrive; :class:`SparseRows` hold each client's own update.
+    is_finite : ndarray of shape (n_clients,), dtype bool, or None
+        Clients whose numbers are all finite. Sums leave out the other clients, as a server that
+        checks uploads would. None: all clients.
+    sends : ndarray of shape (n_clients,), dtype bool, or None
+        Clients that have something to send, among those that take part in the round. None: all of
+        them.
+    phase : {"setup", "round", "validation"}
+    round : int
+        The round, or the step of the set-up.
+    clients : ndarray of shape (n_clients,)
+        Codes of the clients.
+    arrives, accepted : ndarray of shape (n_clients,), dtype bool
+        Clients whose upload arrives; and those whose upload arrives with finite numbers only.
+    specs : dict of {str: FieldSpec}
+        FieldSpec of each field.
+    sizes : ndarray of shape (3, n_clients), dtype int64
+        Bytes of each client's message; bytes of what was learned; how many numbers it has.
+    lacks_noise : bool
+        Whether the clients' local noise is still missing from the sums.
+    counts : Counts
+        Of the accepted clients, under central privacy.
+    held : HeldUpdates or None
+        The single updates, if an aggregator or an audit needs them in place of the sums.
+    """
+
+    fields: dict[str, Any]
+    is_finite: NDArray[np.bool_] | None = None
+    sends: Any = None
+    phase: str = "round"
+    round: int = 0
+    clients: Any = None
+    arrives: Any = None
+    accepted: Any = None
+    specs: Any = None
+    sizes: Any = None
+    lacks_noise: bool = False
+    counts: Counts = field(default_factory=Counts)
+    held: HeldUpdates | None = None
+
+    @property
+    def n_accepted(self) -> int:
+        """Number of accepted clients."""
+        return int(self.accepted.sum())
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """Fields that hold what was learned: a dict like `fields`."""
+        return {name: one for name, one in self.fields.items() if self.specs[name].learned}
+
+    def with_fields(self, **fields: Any) -> ClientUpdates:
+        """Put other fields in the place of those of the same names."""
+        return replace(self, fields=self.fields | fields)
+
+    def take(self, who: NDArray[np.bool_]) -> ClientUpdates:
+        """Take the single updates of the clients of a mask."""
+        if who.all():
+            return self
+        return replace(
+            self,
+            fields={name: rows.take(who) for name, rows in self.fields.items()},
+            is_finite=None,
+            sends=self.sends[who],
+            clients=self.clients[who],
+            arrives=self.arrives[who],
+            accepted=self.accepted[who],
+            sizes=self.sizes[:, who],
+        )
+
+    def tiles(self) -> Iterator[ClientUpdates]:
+        """Cut the single updates so that a tile's whole matrices fit into `TILE_BYTES`."""
+        wholes = [spec for spec in self.specs.values() if spec.rows == "all"]
+        nbytes = 8 * sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in wholes)
+        n_clients = len(self.clients)
+        step = max(1, TILE_BYTES // max(1, nbytes))
+        numbers = np.arange(n_clients)
+        for first in range(0, n_clients, step):
+            yield self.take((numbers >= first) & (numbers < first + step))
+
+    def without_broken(self) -> ClientUpdates:
+        """Accept no client whose learned numbers are NaN or infinite."""
+        accepted = self.accepted.copy()
+        for rows in self.learned.values():
+            accepted &= rows.finite()
+        return replace(self, accepted=accepted)
+
+    def upload(self, client: int) -> dict[str, Update]:
+        """Return the learned fields of one client, a dict of Update."""
+        return {name: rows.update(client) for name, rows in self.learned.items()}
+
+    def all_fields(self, client: int) -> dict[str, Update]:
+        """Return all that one client sends, counts included, a dict of Update."""
+        return {name: rows.update(client) for name, rows in self.fields.items()}
+
+    def whole(self, client: int) -> dict[str, np.ndarray]:
+        """Return all fields of one client as arrays of their whole shape."""
+        alone = self.take(np.arange(len(self.clients)) == client)
+        wholes = {name: rows.whole()[0] for name, rows in alone.fields.items()}
+        centers = {name: rows.center for name, rows in alone.fields.items()}
+        return {n: w if centers[n] is None else w + centers[n] for n, w in wholes.items()}
+
+    def added_up(self) -> ClientUpdates:
+        """Put the sums over the accepted clients in the place of single updates."""
+        sums = {}
+        if self.n_accepted:
+            sums = {name: self.total(name) for name in self.fields}
+        return replace(self, fields=sums)
+
+    def total(self, name: str) -> np.ndarray:
+        """Add up one field over the accepted clients, as they send it."""
+        rows = self.fields[name].take(self.accepted)
+        total = rows.sum()
+        return total if rows.center is None else total + self.n_accepted * rows.center
+
+
+def joined(parts: Sequence[ClientUpdates]) -> ClientUpdates:
+    """Join the sums of several tiles of a block."""
+    first, sums = parts[0], {}
+    if len(parts) == 1:
+        return first
+    for part in parts:
+        add_sums(sums, part.fields)
+    counts = Counts()
+    for part in parts:
+        counts = counts.plus(part.counts)
+    return replace(
+        first,
+        fields=sums,
+        is_finite=None,
+        sends=np.concatenate([part.sends for part in parts]),
+        clients=np.concatenate([part.clients for part in parts]),
+        arrives=np.concatenate([part.arrives for part in parts]),
+        accepted=np.concatenate([part.accepted for part in parts]),
+        sizes=np.concatenate([part.sizes for part in parts], axis=1),
+        counts=counts,
+    )
+
+
+def client_generator(seed: int | np.uint64, name: str) -> np.random.Generator:
+    """Generator of one client's random numbers for one field.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the client, the same for all fields.
+    name : str
+        Name of the field.
+    """
+    return np.random.default_rng([int(seed), zlib.crc32(name.encode())])
+
+
+def add_sums(totals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> None:
+    """Add a dict of arrays to another, in place."""
+    for name, values in sums.items():
+        if name not in totals:
+            # A copy, because the caller may still use the array.
+            totals[name] = np.array(values)
+        elif totals[name].dtype == np.result_type(totals[name], values):
+            totals[name] += values
+        else:
+            totals[name] = totals[name] + values

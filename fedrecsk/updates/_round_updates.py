@@ -1,0 +1,186 @@
+"""All single updates of a round, which aggregators and audits look at more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedrecsk.updates._client_updates import ClientUpdates, add_sums
+from fedrecsk.updates._sparse_rows import SparseRows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedrecsk.updates._field_spec import FieldSpec
+
+Stage = Callable[[ClientUpdates], ClientUpdates]
+
+
+class HeldUpdates:
+    """Single updates of a block that are needed more than once in a round.
+
+    Whole matrices of many clients do not fit into memory, so that tiles are computed again each
+    time they are needed. Their draws are the same each time.
+
+    Parameters
+    ----------
+    updates : ClientUpdates
+        Single updates as the method returns them.
+    stages : list of callable
+        What attacks, noise and compression make of them.
+    accepted : ndarray of shape (n_clients,), dtype bool
+        Clients that are accepted after all stages.
+    """
+
+    def __init__(
+        self, updates: ClientUpdates, stages: Sequence[Stage], accepted: NDArray[np.bool_]
+    ) -> None:
+        self._everyone = updates
+        self._updates: ClientUpdates = updates.take(accepted)
+        self._stages = stages
+        self._kept: ClientUpdates | None = None
+        self.clients: NDArray[np.int64] = self._updates.clients
+        self.specs: dict[str, FieldSpec] = updates.specs
+
+    def tiles(self) -> Iterator[ClientUpdates]:
+        """Compute the accepted clients' updates, tile by tile."""
+        if self._kept is not None:
+            yield self._kept
+            return
+        for tile in self._updates.tiles() if self._stages else [self._updates]:
+            done = through(tile, self._stages)
+            if len(tile.clients) == len(self.clients):
+                self._kept = done
+            yield done
+
+    def before(self, n_last: int) -> HeldUpdates:
+        """Return the accepted clients' updates before the last stages."""
+        stages = self._stages[: len(self._stages) - n_last]
+        return HeldUpdates(self._updates, stages, np.ones(len(self.clients), dtype=bool))
+
+    def then(self, stage: Stage) -> HeldUpdates:
+        """Return the accepted clients' updates after another stage."""
+        everyone = np.ones(len(self.clients), dtype=bool)
+        if self._kept is not None:
+            return HeldUpdates(self._kept, [stage], everyone)
+        return HeldUpdates(self._updates, [*self._stages, stage], everyone)
+
+    def sent(self, client: int) -> ClientUpdates:
+        """Compute what one client sends, by its place among all, even if it is not accepted."""
+        one = self._everyone.take(np.arange(len(self._everyone.clients)) == client)
+        return through(one, self._stages)
+
+    def single(self, client: int) -> ClientUpdates:
+        """Compute the update of one accepted client, by its place among them."""
+        if self._kept is not None:
+            return self._kept.take(np.arange(len(self.clients)) == client)
+        one = self._updates.take(np.arange(len(self.clients)) == client)
+        return through(one, self._stages)
+
+
+def through(updates: ClientUpdates, stages: Sequence[Stage]) -> ClientUpdates:
+    """Pass updates through all stages."""
+    for stage in stages:
+        updates = stage(updates)
+    return updates
+
+
+class RoundUpdates:
+    """The accepted single updates of a round, as aggregators and audits see them.
+
+    The clients have places 0, 1, ... in the order of their codes.
+
+    Parameters
+    ----------
+    held : list of HeldUpdates
+    """
+
+    def __init__(self, held: Sequence[HeldUpdates]) -> None:
+        self.held = held
+        codes = np.concatenate([one.clients for one in held])
+        self.codes: NDArray[np.int64] = np.sort(codes)
+        places = np.empty(len(codes), dtype=np.int64)
+        places[np.argsort(codes, kind="stable")] = np.arange(len(codes))
+        self._places = np.split(places, np.cumsum([len(one.clients) for one in held])[:-1])
+
+    @property
+    def n_clients(self) -> int:
+        """Number of accepted clients."""
+        return sum(len(places) for places in self._places)
+
+    @property
+    def all_forms(self) -> dict[str, FieldSpec]:
+        """FieldSpec of each field."""
+        return self.held[0].specs
+
+    @property
+    def specs(self) -> dict[str, FieldSpec]:
+        """FieldSpec of each field of what was learned."""
+        return {name: spec for name, spec in self.all_forms.items() if spec.learned}
+
+    def __iter__(self) -> Iterator[tuple[NDArray[np.int64], ClientUpdates]]:
+        """Yield the places of some clients and their updates, until all are seen."""
+        for one, places in zip(self.held, self._places, strict=True):
+            first = 0
+            for tile in one.tiles() if len(places) else ():
+                yield places[first : first + len(tile.clients)], tile
+                first += len(tile.clients)
+
+    def per_client(
+        self, name: str, number: Callable[[SparseRows], np.ndarray]
+    ) -> NDArray[np.float64]:
+        """Compute a number of one field for each client, in the order of places."""
+        numbers = np.zeros(self.n_clients)
+        for places, tile in self:
+            numbers[places] = number(tile.fields[name])
+        return numbers
+
+    def norms(self, name: str) -> NDArray[np.float64]:
+        """Euclidean norm of one field of each client, in the order of places."""
+        return self.per_client(name, SparseRows.norms)
+
+    def sum(self, name: str, weights: np.ndarray | None = None) -> np.ndarray:
+        """Add up one field's changes, times the weights of the places if there are any."""
+        spec = self.specs[name]
+        is_exact = weights is None and spec.is_integer
+        total = np.zeros(spec.shape, dtype=np.int64 if is_exact else np.float64)
+        for places, tile in self:
+            rows = tile.fields[name]
+            total = total + rows.sum(None if weights is None else weights[places])
+        return total
+
+    def rest(self) -> dict[str, np.ndarray]:
+        """Add up what was not learned, and what clients without any change send."""
+        sums = {}
+        for _, tile in self:
+            for name, rows in tile.fields.items():
+                if not tile.specs[name].learned:
+                    add_sums(sums, {name: rows.sum()})
+                if rows.center is not None:
+                    add_sums(sums, {name: len(tile.clients) * rows.center.astype(np.float64)})
+        return sums
+
+    def then(self, stage: Stage) -> RoundUpdates:
+        """Return the updates after another stage."""
+        return RoundUpdates([one.then(stage) for one in self.held])
+
+    @cached_property
+    def _where(self):
+        """List the HeldUpdates and the place in it of each client."""
+        pairs = zip(self.held, self._places, strict=True)
+        where = [(place, one, i) for one, places in pairs for i, place in enumerate(places)]
+        return [(one, i) for _, one, i in sorted(where, key=lambda entry: entry[0])]
+
+    def one(self, place: int) -> ClientUpdates:
+        """Return the update of one client alone."""
+        held, client = self._where[place]
+        return held.single(client)
+
+    def single(self) -> Iterator[tuple[int, ClientUpdates]]:
+        """Yield each client's code and its update alone, in the order of places."""
+        for place in range(self.n_clients):
+            alone = self.one(place)
+            yield int(alone.clients[0]), alone

@@ -1,0 +1,317 @@
+"""One field of the updates of a block of clients: own rows, and a default for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy import sparse
+
+from fedrecsk.updates._field_spec import FieldSpec, Update, all_finite
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """One field of the updates of a block of clients, client by client.
+
+    Parameters
+    ----------
+    indptr : ndarray of shape (n_clients + 1,)
+        Where each client's own rows begin and end.
+    rows : ndarray of shape (n_own,)
+        Own rows of all clients. Client c's are ``rows[indptr[c]:indptr[c + 1]]``, in ascending
+        order and without repetition.
+    values : ndarray of shape (n_own, ...)
+        Changes of these rows.
+    default : ndarray of shape (n_rows, ...) or None
+        Change of all other rows, the same for all clients. None: zero.
+    factors : ndarray of shape (n_clients,) or None
+        What each client's changes, own rows and others, are to be multiplied by. None: 1.
+    center : ndarray of shape (n_rows, ...) or None
+        What a client without any change sends; added once for each accepted client. None: zero.
+    columns : ndarray of shape (n_clients, width), dtype bool, or None
+        Mask of the columns that each client sends. None: all.
+    steps : ndarray of shape (n_clients,) or None
+        Step of the integers that a client sends in place of its numbers. None: it sends numbers.
+    spec : FieldSpec or None
+        FieldSpec of the field, which the round loop sets.
+    """
+
+    indptr: np.ndarray
+    rows: np.ndarray
+    values: np.ndarray
+    default: np.ndarray | None = None
+    factors: np.ndarray | None = None
+    center: np.ndarray | None = None
+    columns: np.ndarray | None = None
+    steps: np.ndarray | None = None
+    spec: Any = None
+
+    @classmethod
+    def since(
+        cls,
+        origin: np.ndarray,
+        indptr: np.ndarray,
+        rows: np.ndarray,
+        values: np.ndarray,
+        **others: Any,
+    ) -> Self:
+        """Make rows from the values themselves, whose changes are counted from `origin`."""
+        return cls(indptr, rows, values.astype(np.float64) - origin[rows], **others)
+
+    @classmethod
+    def stacked(cls, values: np.ndarray, **others: Any) -> Self:
+        """Make rows from one small array per client; the first axis is the client."""
+        n_clients, n_rows = values.shape[:2]
+        rows = np.tile(np.arange(n_rows, dtype=np.int32), n_clients)
+        indptr = np.arange(n_clients + 1) * n_rows
+        return cls(indptr, rows, values.reshape(n_clients * n_rows, *values.shape[2:]), **others)
+
+    @classmethod
+    def listed(cls, updates: Sequence[Update], spec: FieldSpec, **others: Any) -> Self:
+        """Make rows from the single updates of clients."""
+        everything = np.arange(spec.shape[0])
+        rows = [everything[update.rows] for update in updates]
+        orders = [np.argsort(numbers, kind="stable") for numbers in rows]
+        dtype = np.result_type(spec.sum_dtype, *(update.change.dtype for update in updates))
+        values = [
+            np.asarray(update.change)[order] for update, order in zip(updates, orders, strict=True)
+        ]
+        values.append(np.empty((0, *spec.shape[1:]), dtype=dtype))
+        sizes = [len(numbers) for numbers in rows]
+        return cls(
+            np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
+            np.concatenate([n[o] for n, o in zip(rows, orders, strict=True)] + [everything[:0]]),
+            np.concatenate(values).astype(dtype, copy=False),
+            spec=spec,
+            **others,
+        )
+
+    @property
+    def n_clients(self) -> int:
+        """Number of clients."""
+        return len(self.indptr) - 1
+
+    @property
+    def n_rows(self) -> np.ndarray:
+        """Number of own rows of each client, shape (n_clients,)."""
+        return np.diff(self.indptr)
+
+    @property
+    def n_columns(self) -> np.ndarray | None:
+        """Number of columns that each client sends, shape (n_clients,), or None for all."""
+        return None if self.columns is None else self.columns.sum(axis=1)
+
+    @property
+    def rows_sent(self) -> np.ndarray:
+        """Number of rows that each client sends, shape (n_clients,)."""
+        if self.spec.rows == "all":
+            return np.full(self.n_clients, self.spec.shape[0])
+        return self.n_rows
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """Client of each own row, shape (n_own,)."""
+        return np.repeat(np.arange(self.n_clients), self.n_rows)
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """The own rows' changes before `factors`, shape (n_own, width)."""
+        return self.values.reshape(len(self.values), self.spec.width)
+
+    @property
+    def default_matrix(self) -> np.ndarray | None:
+        """The other rows' change before `factors`, shape (n_rows, width), or None for zero."""
+        if self.default is None or self.spec.rows != "all":
+            return None
+        return self.default.reshape(len(self.default), self.spec.width).astype(np.float64)
+
+    # ------------------------------------------------------------------ numbers of each client
+
+    def per_client(self, of_rows: Callable[..., np.ndarray]) -> NDArray[np.float64]:
+        """Add up a number of each row over all rows of a client, shape (n_clients,).
+
+        Parameters
+        ----------
+        of_rows : callable
+            Takes an array of changes of rows, shape (n, width), and the rows' numbers, shape
+            (n,); returns n numbers.
+        """
+        sums = np.bincount(self.owners, of_rows(self.matrix, self.rows), self.n_clients)
+        sums = sums.astype(np.float64)  # Without own rows, they are integers.
+        default = self.default_matrix
+        if default is not None:
+            by_row = of_rows(default, np.arange(len(default)))
+            sums += by_row.sum() - np.bincount(self.owners, by_row[self.rows], self.n_clients)
+        return sums
+
+    def per_row(self, of_rows: Callable[..., np.ndarray]) -> NDArray[np.float64]:
+        """Add up a number of each row over the clients, shape (n_rows,)."""
+        if self.factors is not None:
+            return self.written_out().per_row(of_rows)
+        n_rows, default = self.spec.shape[0], self.default_matrix
+        sums = np.bincount(self.rows, of_rows(self.matrix), n_rows).astype(np.float64)
+        if default is not None:
+            others = self.n_clients - np.bincount(self.rows, minlength=n_rows)
+            sums += others * of_rows(default)
+        return sums
+
+    def norms(self) -> NDArray[np.float64]:
+        """Euclidean norm of each client's change, shape (n_clients,)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms = np.sqrt(np.maximum(self.per_client(lambda rows, _: squared_lengths(rows)), 0))
+            return norms if self.factors is None else norms * np.abs(self.factors)
+
+    def products(self, other: np.ndarray) -> NDArray[np.float64]:
+        """Inner product of each change with an array of the field's shape, shape (n_clients,)."""
+        other = other.reshape(len(other), self.spec.width)
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = self.per_client(
+                lambda rows, numbers: np.einsum("ij,ij->i", rows, other[numbers])
+            )
+            return products if self.factors is None else products * self.factors
+
+    def largest(self) -> NDArray[np.float64]:
+        """Bound on the absolute numbers in each change, shape (n_clients,)."""
+        sizes = np.zeros(self.n_clients)
+        np.maximum.at(sizes, self.owners, np.abs(self.matrix).max(axis=1, initial=0))
+        if self.default_matrix is not None:
+            sizes = np.maximum(sizes, np.abs(self.default).max(initial=0))
+        return sizes if self.factors is None else sizes * np.abs(self.factors)
+
+    def finite(self) -> NDArray[np.bool_]:
+        """Whether all numbers of each change are finite, shape (n_clients,), dtype bool."""
+        finite = np.ones(self.n_clients, dtype=bool)
+        if self.values.dtype.kind == "f" and not all_finite(self.values):
+            finite[self.owners[~np.isfinite(self.matrix).all(axis=1)]] = False
+        if self.default_matrix is not None and not np.isfinite(self.default).all():
+            finite[:] = False
+        return finite if self.factors is None else finite & np.isfinite(self.factors)
+
+    # ------------------------------------------------------------------------------- sums
+
+    def sum(self, weights: np.ndarray | None = None) -> np.ndarray:
+        """Add up the changes of all clients, times their weights if there are any.
+
+        Without weights, integers stay integers.
+        """
+        if weights is not None and not weights.all():
+            # What is left out may be NaN.
+            return self.take(weights != 0).sum(weights[weights != 0])
+        factors = np.ones(self.n_clients) if weights is None else weights
+        factors = factors if self.factors is None else factors * self.factors
+        is_exact = weights is None and self.factors is None and self.spec.is_integer
+        factors = factors.astype(np.int64 if is_exact else np.float64)
+        own = factors[self.owners]
+        places = sparse.csr_array(
+            (own, self.rows, np.arange(len(own) + 1)), shape=(len(own), self.spec.shape[0])
+        )
+        total = np.asarray(places.T @ self.matrix.astype(factors.dtype, copy=False))
+        default = self.default_matrix
+        if default is not None:
+            held = np.bincount(self.rows, own, len(default))
+            total += (factors.sum() - held)[:, None] * default
+        return total.reshape(self.spec.shape)
+
+    # -------------------------------------------------------------------------- other rows
+
+    def take(self, who: NDArray[np.bool_]) -> SparseRows:
+        """Take the clients of a mask."""
+        if who.all():
+            return self
+        own = np.repeat(who, self.n_rows)
+        return replace(
+            self,
+            indptr=np.concatenate([[0], np.cumsum(self.n_rows[who])]),
+            rows=self.rows[own],
+            values=self.values[own],
+            factors=None if self.factors is None else self.factors[who],
+            columns=None if self.columns is None else self.columns[who],
+            steps=None if self.steps is None else self.steps[who],
+        )
+
+    def scaled(self, factors: np.ndarray | float) -> SparseRows:
+        """Multiply the changes by a factor, or by one for each client; real numbers."""
+        spec = replace(self.spec, dtype=None, bits=False) if self.spec.is_integer else self.spec
+        # Numbers of clients that have diverged stay broken.
+        with np.errstate(invalid="ignore", over="ignore"):
+            if np.ndim(factors) == 0:
+                default = None if self.default is None else factors * self.default
+                return replace(self, values=factors * self.values, default=default, spec=spec)
+            if self.default_matrix is None:
+                shape = (-1, *(1,) * (self.values.ndim - 1))
+                values = self.values * factors[self.owners].reshape(shape)
+                return replace(self, values=values, spec=spec)
+            factors = factors if self.factors is None else factors * self.factors
+            return replace(self, factors=factors, spec=spec)
+
+    def with_values(self, values: np.ndarray) -> SparseRows:
+        """Put other changes into the own rows."""
+        return replace(self, values=values)
+
+    def scaled_rows(self, factor: Callable[..., np.ndarray]) -> SparseRows:
+        """Multiply each row by ``factor(rows, changes)``: one number for each row; real numbers."""
+        if self.factors is not None:
+            return self.written_out().scaled_rows(factor)
+        spec = replace(self.spec, dtype=None, bits=False)
+        own, default = self.matrix.astype(np.float64), self.default_matrix
+        own *= factor(self.rows, own)[:, None]
+        if default is not None:
+            default = default * factor(np.arange(len(default)), default)[:, None]
+            default = default.reshape(self.spec.shape)
+        return replace(self, values=own.reshape(self.values.shape), default=default, spec=spec)
+
+    def whole(self, rows: slice = slice(None)) -> np.ndarray:
+        """Write all rows of all clients out, or those of a slice: (n_clients, n_rows, ...)."""
+        first, last, _ = rows.indices(self.spec.shape[0])
+        dtype = np.float64 if self.factors is not None else self.spec.sum_dtype
+        dtype = np.result_type(dtype, self.values)
+        whole = np.empty((self.n_clients, last - first, self.spec.width), dtype=dtype)
+        whole[:] = 0 if self.default_matrix is None else self.default_matrix[rows]
+        inside = (self.rows >= first) & (self.rows < last)
+        whole[self.owners[inside], self.rows[inside] - first] = self.matrix[inside]
+        if self.factors is not None:
+            whole *= self.factors[:, None, None]
+        return whole.reshape(self.n_clients, last - first, *self.spec.shape[1:])
+
+    def written_out(self) -> SparseRows:
+        """Make all rows every client's own, so that there is no default."""
+        if self.default_matrix is None and self.factors is None:
+            return self
+        return self.with_whole(self.whole())
+
+    def with_whole(self, values: np.ndarray) -> SparseRows:
+        """Put whole arrays, shape (n_clients, n_rows, ...), in the place of all rows."""
+        others = {"center": self.center, "columns": self.columns, "spec": self.spec}
+        return SparseRows.stacked(values, **others)
+
+    # ----------------------------------------------------------------------- single clients
+
+    def update(self, client: int) -> Update:
+        """Return one client's Update."""
+        span = slice(self.indptr[client], self.indptr[client + 1])
+        rows, change = self.rows[span], self.values[span].astype(self.spec.sum_dtype)
+        if self.spec.rows == "all":
+            default, width = self.default_matrix, self.spec.width
+            whole = np.zeros((self.spec.shape[0], width), dtype=change.dtype)
+            if default is not None:
+                whole = default.copy()
+            whole[rows] = change.reshape(len(rows), width)
+            rows, change = slice(None), whole.reshape(self.spec.shape)
+        if self.factors is not None:
+            change = change * self.factors[client]
+        return Update(rows, change)
+
+
+def squared_lengths(matrix: np.ndarray) -> NDArray[np.float64]:
+    """Squared Euclidean length of each row."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64)

@@ -1,0 +1,489 @@
+import bz2
+import csv
+import gzip
+import io
+import lzma
+import os
+import pickle
+import tarfile
+import warnings
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from fedrecsk.datasets import load_ratings, readers
+
+ROWS = "user,item,rating\n1,2,3\n4,5,4.5\n"
+
+
+def zipped(*names, text=ROWS):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, text)
+    return content.getvalue()
+
+
+def tarred(name):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        member = tarfile.TarInfo(name)
+        member.size = len(ROWS)
+        archive.addfile(member, io.BytesIO(ROWS.encode()))
+    return content.getvalue()
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="ratings.txt"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def rows_of(data):
+    return data.tolist()
+
+
+@pytest.mark.parametrize("sep", [",", "\t", ";", "|", "::", " "])
+@pytest.mark.parametrize("header", ["user{0}item{0}rating{0}timestamp\n", ""])
+def test_separator_and_header_are_recognised(write, sep, header):
+    path = write(header.format(sep) + f"3{sep}9{sep}4.5{sep}880\n1{sep}9{sep}2{sep}881\n")
+    bunch = load_ratings(path)
+    assert bunch.data.dtype == np.int64
+    assert bunch.target.dtype == np.float64
+    assert_array_equal(bunch.data, [[3, 9, 880], [1, 9, 881]])
+    assert_array_equal(bunch.target, [4.5, 2])
+    assert bunch.feature_names == ["user", "item", "timestamp"]
+    assert bunch.frame is None
+
+
+def test_bunch_says_what_was_read(write):
+    path = write("uid,movieId,score\n1,2,3\n")
+    bunch = load_ratings(path)
+    assert bunch.filename == str(path)
+    for part in (str(path), "'uid'", "'movieId'", "'score'"):
+        assert part in bunch.DESCR
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "userId,movieId,rating,timestamp",
+        "User_ID,ITEM-ID,Score,ts",
+        "user_id:token,item_id:token,rating:float,timestamp:float",
+        '"user","asin","overall","unixReviewTime"',
+    ],
+)
+def test_usual_header_names(write, header):
+    X, y = load_ratings(write(header + "\n1,2,3,4\n"), return_X_y=True)
+    assert_array_equal(X, [[1, 2, 4]])
+    assert_array_equal(y, [3])
+
+
+def test_header_decides_the_order_and_other_columns_are_ignored(write):
+    path = write('when,rating,title,movieId,user\nnoon,5,"Heat, the film",31,7\n')
+    with pytest.warns(UserWarning, match="columns 'when', 'title' are not read"):
+        X, y = load_ratings(path, return_X_y=True)
+    assert_array_equal(X, [[31, 7][::-1]])
+    assert_array_equal(y, [5])
+
+
+def test_columns_by_name_position_and_none(write):
+    path = write("buyer,thing,joy,timestamp\n1,2,3,4\n")
+    X, y = load_ratings(
+        path, columns={"user": "buyer", "item": 1, "rating": "joy"}, return_X_y=True
+    )
+    assert_array_equal(X, [[1, 2, 4]])
+    assert_array_equal(y, [3])
+    bunch = load_ratings(
+        path, columns={"user": "buyer", "item": "thing", "rating": None, "timestamp": None}
+    )
+    assert_array_equal(bunch.data, [[1, 2]])
+    assert bunch.target is None
+
+
+def test_columns_by_position_without_header(write):
+    path = write("4.5,7,31\n3,7,2\n")
+    X, y = load_ratings(path, columns={"user": 1, "item": 2, "rating": 0}, return_X_y=True)
+    assert_array_equal(X, [[7, 31], [7, 2]])
+    assert_array_equal(y, [4.5, 3])
+
+
+def test_header_can_be_told(write):
+    path = write("a,b,5\nc,d,4\n")
+    assert len(load_ratings(path, header=False).data) == 2
+    X, y = load_ratings(
+        write("1,2,3\n4,5,6\n"),
+        header=True,
+        columns={"user": "1", "item": "2", "rating": "3"},
+        return_X_y=True,
+    )
+    assert_array_equal(X, [[4, 5]])
+    assert_array_equal(y, [6])
+
+
+def test_string_ids_without_header(write):
+    path = write("ann,heat,5\nbob,up,4\n")
+    X, y = load_ratings(path, return_X_y=True)
+    assert X.dtype == object
+    assert rows_of(X) == [["ann", "heat"], ["bob", "up"]]
+    assert_array_equal(y, [5, 4])
+
+
+def test_no_rating_column_is_implicit_feedback(write):
+    X, y = load_ratings(write("user,item,timestamp\n1,2,3\n"), return_X_y=True)
+    assert_array_equal(X, [[1, 2, 3]])
+    assert y is None
+    X, y = load_ratings(write("1\t2\n1\t3\n"), return_X_y=True)
+    assert_array_equal(X, [[1, 2], [1, 3]])
+    assert y is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["1", "-20", "0"], [1, -20, 0]),
+        (["999999999999999999", "1", "2"], [999999999999999999, 1, 2]),
+        *(
+            (texts, texts)
+            for texts in [
+                ["007", "8", "9"],
+                ["7", "007", "8"],
+                ["1.0", "2", "3"],
+                ["-0", "0", "1"],
+                ["+1", "2", "3"],
+                ["1", "b", "3"],
+                ["1_000", "2", "3"],
+                ["1", "1e3", "2"],
+                ["nan", "NA", "1"],
+                ["True", "False", "True"],
+                ["12345678901234567890", "2", "3"],
+                ["é", "日本", "x"],
+            ]
+        ),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 2, 16_000])
+def test_id_types(write, monkeypatch, texts, expected, chunk):
+    # A column's type must not depend on where the chunks end.
+    monkeypatch.setattr(readers, "_CHUNK", chunk)
+    path = write("".join(f"{text},5,1\n" for text in texts))
+    X = load_ratings(path, header=False, return_X_y=True)[0]
+    assert rows_of(X[:, 0]) == expected
+    assert [type(value) for value in X[:, 0].tolist()] == [type(value) for value in expected]
+    assert rows_of(X[:, 1]) == [5, 5, 5]
+
+
+def test_mixed_types_keep_each_columns_own(write):
+    X = load_ratings(write("7,ann,1,1577872800\n8,bob,2,1577959200\n")).data
+    assert X.dtype == object
+    assert rows_of(X) == [[7, "ann", 1577872800], [8, "bob", 1577959200]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbfuser,item,rating\n1,2,3\n",
+        b"user,item,rating\r\n1,2,3\r\n",
+        b"user,item,rating\n1,2,3",
+        b"\nuser,item,rating\n\n1,2,3\n  \n\n",
+        b"user, item, rating\n 1, 2 , 3 \n",
+        b'"user","item","rating"\n"1","2","3"\n',
+        gzip.compress(b"user,item,rating\n1,2,3\n", mtime=0),
+    ],
+    ids=["bom", "crlf", "no newline", "blank lines", "blanks", "quotes", "gzip"],
+)
+def test_dialects(write, content):
+    X, y = load_ratings(write(content), return_X_y=True)
+    assert_array_equal(X, [[1, 2]])
+    assert_array_equal(y, [3])
+
+
+def test_encoding(write):
+    path = write("user;item;rating\nJosé;1;3\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"ratings\.txt is not utf-8 text.*latin-1"):
+        load_ratings(path)
+    assert load_ratings(path, encoding="latin-1").data[0, 0] == "José"
+
+
+def test_as_frame(write):
+    path = write("user,item,rating\nann,2,3\nbob,3,4\n")
+    bunch = load_ratings(path, as_frame=True)
+    assert isinstance(bunch.data, pd.DataFrame)
+    assert list(bunch.data.columns) == bunch.feature_names == ["user", "item"]
+    assert bunch.data["item"].dtype == np.int64
+    assert bunch.target.name == "rating"
+    assert list(bunch.frame.columns) == ["user", "item", "rating"]
+    X, y = load_ratings(write("1,2\n"), as_frame=True, return_X_y=True)
+    assert X.shape == (1, 2)
+    assert y is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"ratings\.txt is empty"),
+        ("\n \n", r"ratings\.txt is empty"),
+        ("user,item,rating\n", "no rows after"),
+        ("1,2,3\n\n1,2\n", "line 3: the rating is missing.*delete the line"),
+        ("1,2,3\n\n1,2,3,4\n", "Expected 3 fields in line 3, saw 4.*separator ','.*Correct"),
+        ("1,2,3\n1,2,1_000\n", "line 2: the rating '1_000'"),
+        ("1,2,3\n1,2,True\n", "line 2: the rating 'True'"),
+        ("1,2,3\n1,2,1e999\n", "line 2: the rating"),
+        (
+            "user,item,rating\n1,2,3\n1,2,good\n",
+            r"line 3: the rating 'good' is no finite number.*Correct",
+        ),
+        ("1,2,3\n1,2,nan\n", "line 2: the rating 'nan'"),
+        ("1,2,3\n1,2,-inf\n", "line 2: the rating"),
+        ("1,2,3\n\n1,2,\n", "line 3: the rating is missing"),
+        ("1,2,3\n,2,3\n", "line 2: the user is missing"),
+        ("1,2,3,4\n1,2,3, \n", "line 2: the timestamp is missing"),
+        ("buyer,movie,rating\n1,2,3\n", r"no column found for the user.*buyer.*columns="),
+        ("user,rating\n1,2\n", "no column found for the item"),
+        ("12345\n678\n", "no separator found in its first line '12345'"),
+        ('1,2,3\n1,"2,3\n4,5,6\n', "quoted=False"),
+    ],
+)
+def test_bad_files_name_the_line_and_the_cure(write, content, message):
+    with pytest.raises(ValueError, match=message) as error:
+        load_ratings(write(content))
+    assert "ratings.txt" in str(error.value)
+
+
+def test_the_line_is_right_beyond_the_first_chunk(write, monkeypatch):
+    monkeypatch.setattr(readers, "_CHUNK", 3)
+    with pytest.raises(ValueError, match="line 9: the rating 'x'"):
+        load_ratings(write("1,2,3\n" * 8 + "1,2,x\n"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "message"),
+    [
+        ({"user": "nobody"}, ValueError, "no column 'nobody' for the user.*'uid'"),
+        ({"user": 7}, ValueError, "no column 7 for the user.*0 to 2"),
+        ({"user": -1}, ValueError, "no column -1"),
+        ({"user": 1.5}, TypeError, "must be a name, a position or None"),
+        ({"user": True}, TypeError, "must be a name, a position or None"),
+        ({"client": 0}, ValueError, "unknown role 'client'"),
+        ({"user": 0, "item": 0}, ValueError, "two roles"),
+        ({"user": None}, ValueError, "no column found for the user"),
+    ],
+)
+def test_bad_columns(write, columns, error, message):
+    with pytest.raises(error, match=message):
+        load_ratings(write("uid,iid,rating\n1,2,3\n"), columns=columns)
+
+
+def test_names_need_a_header(write):
+    with pytest.raises(ValueError, match=r"no header.*position"):
+        load_ratings(write("1,2,3\n"), columns={"user": "uid"}, header=False)
+
+
+def test_missing_file_and_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.csv does not exist"):
+        load_ratings(tmp_path / "nothing.csv")
+    with pytest.raises(FileNotFoundError, match="is a folder"):
+        load_ratings(tmp_path)
+
+
+@pytest.mark.parametrize("bad", [{"sep": ""}, {"sep": 1}, {"header": "maybe"}, {"columns": ["u"]}])
+def test_bad_parameters_are_refused_before_the_file_is_opened(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        load_ratings("no such file", **bad)
+
+
+ids = st.one_of(
+    st.integers(-(10**17), 10**17),
+    st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=8),
+)
+
+
+@given(
+    st.lists(st.tuples(ids, ids, st.floats(allow_nan=False, allow_infinity=False)), min_size=1),
+    st.sampled_from([",", ";", "\t"]),
+)
+def test_what_is_written_is_read(tmp_path_factory, rows, sep):
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=sep)
+    writer.writerow(["user", "item", "rating"])
+    writer.writerows(rows)
+    path = tmp_path_factory.mktemp("roundtrip") / "ratings.csv"
+    path.write_text(text.getvalue(), encoding="utf-8", newline="")
+
+    X, y = load_ratings(path, sep=sep, header=True, return_X_y=True)
+    assert_allclose(y, [rating for *_, rating in rows], rtol=1e-15)
+    for column in (0, 1):
+        written = [row[column] for row in rows]
+        if all(isinstance(value, int) for value in written):
+            assert rows_of(X[:, column]) == written
+        # Numbers in text may be read as numbers, but never may two ids become one.
+        same_written = [str(a) == str(b) for a in written for b in written]
+        same_read = [a == b for a in X[:, column] for b in X[:, column]]
+        assert same_read == same_written
+
+
+def test_movielens_1m_table(real_data):
+    path = real_data / "ml-1m" / "ratings.csv.gz"
+    if not path.is_file():
+        pytest.skip(f"no {path}")
+    X, y = load_ratings(path, return_X_y=True)
+    assert len(X) == len(y) == 1_000_209
+    assert X.dtype == np.int64
+    assert abs(y.mean() - 3.5816) < 1e-4
+
+
+# ------------------------------------------------------------------- files that people have
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        (ROWS.encode("utf-16"), {}),
+        (ROWS.encode("utf-32"), {}),
+        (b"\xfe\xff" + ROWS.encode("utf-16-be"), {}),
+        (ROWS.encode("utf-16-le"), {"encoding": "utf-16-le"}),
+        (gzip.compress(ROWS.encode("utf-16"), mtime=0), {}),
+        (bz2.compress(ROWS.encode()), {}),
+        (lzma.compress(ROWS.encode()), {}),
+        (zipped("ratings.csv"), {}),
+        (zipped("folder/", "folder/r.csv", "__MACOSX/._r.csv"), {}),
+        ("# made up\n#\n" + ROWS, {"comment": "#"}),
+        ("// made up, and more\n" + ROWS + "// end", {"comment": "//"}),
+        (ROWS.replace("user", "#user"), {}),
+        ("sep=,\n" + ROWS, {"comment": "sep="}),
+        (ROWS.replace("\n", "\r"), {}),
+        (ROWS.replace(",", "\t"), {"quoted": False}),
+    ],
+)
+def test_read_right(write, content, options):
+    X, y = load_ratings(write(content), return_X_y=True, **options)
+    assert_array_equal(X, [[1, 2], [4, 5]])
+    assert_array_equal(y, [3, 4.5])
+
+
+def test_quotation_marks_as_ordinary_characters(write):
+    X = load_ratings(write('"ann\tthe "heat\t5\nbob\t"up" 2\t4\n'), quoted=False).data
+    assert X.tolist() == [['"ann', 'the "heat'], ["bob", '"up" 2']]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (ROWS.encode("utf-16-le"), {}, "NUL.*encoding='utf-16-le'"),
+        (ROWS.replace("user", "usér").encode("latin-1"), {}, "not utf-8 text.*'latin-1'"),
+        ((ROWS * 30_000 + "1,é,3").encode("latin-1"), {}, "not utf-8 text.*'latin-1'"),
+        (ROWS, {"encoding": "utf-9"}, "encoding='utf-9' is not an encoding.*'latin-1'"),
+        (ROWS, {"encoding": "hex"}, "encoding='hex' is not an encoding of text"),
+        (b"PAR1\x15\x04" + bytes(99), {}, "binary file.*read_parquet"),
+        (pickle.dumps([1]), {}, "not utf-8 text|NUL"),
+        (zipped("[Content_Types].xml", "xl/workbook.xml"), {}, "Excel"),
+        (zipped("a.csv", "b.csv"), {}, r"2 files \(a.csv, b.csv.*unpack"),
+        (zipped("a.csv")[:-30], {}, "damaged"),
+        (zipped(), {}, "binary file|archive"),
+        # Deflate64, as Windows' Explorer compresses large files.
+        (zipped("a.csv").replace(b"\x14\0\0\0\x08\0", b"\x14\0\0\0\x09\0"), {}, "Unpack it"),
+        (gzip.compress(b"1,2,3\n" * 99, mtime=0)[:-12], {}, "damaged"),
+        (gzip.compress(os.urandom(2**18).hex().encode().replace(b"a", b"\n"))[:-12], {}, "."),
+        (bz2.compress(ROWS.encode() * 99)[:-9], {}, "damaged"),
+        (b"BZh91AY&SY" + bytes(99), {}, "damaged"),
+        (lzma.compress(ROWS.encode() * 99)[:-9], {}, "damaged"),
+        (tarred("ratings.csv"), {}, "tar archive; unpack"),
+        (b"1" * 2**18, {}, "no table with one interaction per line"),
+        ("1,2,3\n" * 9 + "1" * 2**22, {}, "a line of more than 1,048,576 bytes"),
+        ('{"user": 1, "item": 2}\n', {}, "JSON.*read_json"),
+        ("[[1, 2, 3],\n[4, 5, 6]]\n", {}, "JSON"),
+        ("<!DOCTYPE html>\n<p>Not found</p>\n", {}, "web page"),
+        ("# made up\n" + ROWS, {}, "comment='#'"),
+        ("sep=,\n" + ROWS, {}, "comment='sep='"),
+        ("% bip weighted\n1 2\n3 4\n", {}, "comment='%'"),
+        ("user,item,user,rating\n1,2,3,4\n", {}, "2 columns 'user'.*by position.*columns="),
+        ("a,b,b\n1,2,3\n", {"columns": {"user": "a", "item": "b"}}, "2 columns 'b'"),
+        ("user;item;rating\n1;2;3,5\n", {}, "decimal comma"),
+        ("user,year,rating\n1,2,3\n", {}, "no column found for the item.*{'item': 'year'}"),
+        (",".join("1" * 40) + "\n", {}, "40 column.*no header.*matrix of users by items"),
+        ("user," + ",".join(f"film{i}" for i in range(40)), {}, "and 31 more.*matrix"),
+        (ROWS, {"sep": "\n"}, "no line break"),
+        (ROWS, {"sep": ";"}, "sep=';' is not in its first line 'user,item,rating'.*sep=','"),
+        (ROWS, {"comment": ""}, "None means no comments"),
+    ],
+)
+def test_named_with_a_cure(write, content, options, message):
+    path = write(content)
+    with pytest.raises(ValueError, match=message) as error:
+        load_ratings(path, **options)
+    assert str(path) in str(error.value) or next(iter(options)) in str(error.value)
+    assert len(str(error.value)) < 600
+
+
+def test_a_name_twice_is_settled_by_position(write):
+    path = write("user,item,user,rating\n1,2,3,4\n")
+    X = load_ratings(path, columns={"user": 2}).data
+    assert_array_equal(X, [[3, 2]])
+
+
+def test_an_address_is_named():
+    with pytest.raises(FileNotFoundError, match=r"is an address.*urlretrieve"):
+        load_ratings("https://example.com/ratings.csv")
+
+
+def test_a_pipe_is_named(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileNotFoundError, match="is a folder, a pipe or a device"):
+        load_ratings(pipe)
+
+
+@pytest.mark.parametrize(
+    ("texts", "seconds"),
+    [
+        (["2024-05-01", "1970-01-01"], [1714521600, 0]),
+        (["2024-05-01T10:00:00Z", "2024-05-01 12:00+02:00"], [1714557600, 1714557600]),
+        (["2024-05-01 10:00:00 UTC"], [1714557600]),
+        (["1969-12-31T23:59:59"], [-1]),
+        (["2024-05-01T10:00:00.25", "2024-05-01"], [1714557600.25, 1714521600.0]),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 16_000])
+def test_iso_dates(write, monkeypatch, chunk, texts, seconds):
+    monkeypatch.setattr(readers, "_CHUNK", chunk)
+    X = load_ratings(write("user,item,date\n" + "".join(f"1,2,{text}\n" for text in texts))).data
+    assert X[:, 2].tolist() == seconds
+    assert {type(one) for one in X[:, 2].tolist()} == {type(seconds[0])}
+
+
+@pytest.mark.parametrize("text", ["05/01/2024", "soon", "2024-02-30"])
+def test_other_dates_stay_text(write, text):
+    with pytest.warns(UserWarning, match=f"'{text}' is not an ISO date.*to_datetime"):
+        X = load_ratings(write(f"user,item,date\n1,2,2024-05-01\n1,2,{text}\n")).data
+    assert X[1, 2] == text
+
+
+def test_lines_are_counted_with_blank_ones_and_comments(write):
+    path = write("#\nuser,item,rating\n\n1,2,3\n#\n\n1,2,x\n")
+    with pytest.raises(ValueError, match="line 7: the rating 'x'"):
+        load_ratings(path, comment="#")
+    with pytest.raises(ValueError, match="in line 7, saw 4"):
+        load_ratings(write(path.read_text().replace("x", "3,4")), comment="#")
+
+
+def test_columns_that_are_not_read_are_named(write):
+    path = write("user,item,rating,price,city\n1,2,3,9,x\n")
+    with pytest.warns(UserWarning, match=r"columns 'price', 'city' are not read.*columns="):
+        bunch = load_ratings(path)
+    assert "Not read: columns 'price', 'city'." in bunch.DESCR
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_ratings(path, columns={"user": "user"})
+        load_ratings(write(",user,item,rating\n0,1,2,3\n"))  # a DataFrame's index
+        load_ratings(write("user,item,rating,\n1,2,3,\n"))
+    with pytest.warns(UserWarning, match="column 4 is not read"):
+        load_ratings(write("1,2,3,4,5\n"))

@@ -1,0 +1,240 @@
+"""What crosses the network: bytes that anybody may have made."""
+
+import io
+import pickle
+import warnings
+import zipfile
+
+import numpy as np
+import pytest
+
+from fedrecsk.deployment.records import (
+    MalformedMessage,
+    message_arrays,
+    message_of,
+    pack,
+    parcel_arrays,
+    parcels_of,
+    registration_of,
+    unpack,
+)
+from fedrecsk.protocol import ClientMessage, Dense, Derived, FieldSpec, Message, Numbers, Rows
+from fedrecsk.protocol.messages import PerClient
+
+HELD = np.array([0, 2, 5])
+
+
+def test_arrays_come_back_as_they_were():
+    arrays = {
+        "reals": np.random.default_rng(0).normal(size=(3, 2)),
+        "big end": np.arange(4, dtype=">i4"),
+        "nothing": np.zeros((0, 7), np.float32),
+        "one": np.array(3, np.int8),
+        "mask": np.array([True, False]),
+    }
+    head, back = unpack(pack({"kind": "round", "number": 3}, arrays))
+    assert head == {"kind": "round", "number": 3}
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(back[name], array)
+        assert back[name].dtype == array.dtype.newbyteorder("<")
+        assert back[name].flags.writeable
+
+
+def test_only_numbers_can_be_sent():
+    for array in (np.array(["a"]), np.array([object()]), np.array([1j])):
+        with pytest.raises(TypeError, match="Field 'ids' has type"):
+            pack({}, {"ids": array})
+
+
+def npz(*members, compression=zipfile.ZIP_STORED):
+    """A zip file of these names and bytes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as members_of, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, content in members:
+            members_of.writestr(f"{name}.npy", content)
+    return file.getvalue()
+
+
+def npy(descr, shape, body=b"", is_fortran=False):
+    """An npy file with this header."""
+    file = io.BytesIO()
+    header = {"descr": descr, "fortran_order": is_fortran, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + body
+
+
+def of(text):
+    return "head", npy("|u1", (len(text),), text)
+
+
+EMPTY = of(b"{}")
+LONG = 10**6 * b"\0"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a message of this version"),
+        (pickle.dumps({"a": 1}), "not a message of this version"),
+        (pack({}, {"q": np.zeros(9)})[:-30], "not a message of this version"),
+        (npz(), "head of the message is not valid JSON"),
+        (npz(of(b"{")), "head of the message is not valid JSON"),
+        (npz(of(9999 * b"[")), "head of the message is not valid JSON"),
+        (npz(of(b"[]")), "must be a dict"),
+        (npz(EMPTY, ("q", LONG), compression=zipfile.ZIP_DEFLATED), "longer than the message"),
+        (npz(EMPTY, ("q", b"junk")), "Field 'q' has no header of an array"),
+        (npz(EMPTY, ("q", b"\x93NUMPY\x01\x00\x08\x00{[[[[[[[")), "Field 'q' has no header"),
+        (npz(EMPTY, ("q", npy("|O", (1,), b"x" * 8))), "Field 'q' has the type"),
+        (npz(EMPTY, ("q", npy([("a", "<f4")], (1,), b"x" * 4))), "Field 'q' has the type"),
+        (npz(EMPTY, ("q", npy("<f4", (-1,)))), "Field 'q' has the shape"),
+        (npz(EMPTY, ("q", npy("<f4", (True,), b"x" * 4))), "Field 'q' has the shape"),
+        (npz(EMPTY, ("q", npy("<f4", (1, 1), b"x" * 4, True))), "Field 'q' has the shape"),
+        (npz(EMPTY, ("q", npy("<f4", (2**39, 2**39)))), "Field 'q' is cut off"),
+        (npz(EMPTY, *2 * [("q", npy("|u1", (1,), b"a"))]), "'q' is sent twice"),
+        (npz(EMPTY, ("q", npy("|b1", (1,), b"\x07"))), "'q' has truth values other than"),
+        (npz(EMPTY, ("q", npy("|i1", 65 * (1,), b"x"))), "Field 'q' has an impossible shape"),
+        (npz(EMPTY, ("q", npy("|i1", (0, *3 * (2**39,))))), "Field 'q' has an impossible shape"),
+        (npz(EMPTY, ("q", npy("|i1", (0,), b"abc"))), "Field 'q' has 3 bytes too many"),
+    ],
+)
+def test_malformed_bytes_are_refused_by_name(content, message):
+    with pytest.raises(MalformedMessage, match=message):
+        unpack(content)
+
+
+def test_a_client_receives_what_it_needs_of_a_message():
+    values = np.arange(12.0).reshape(6, 2)
+    message = Message(
+        whole=Dense(values),
+        own=Rows(values),
+        known=Derived(values),
+        mine=PerClient(np.array([[1.0], [2.0], [3.0]])),
+        count=Dense(np.array([7]), dtype="uint8"),
+    )
+    spec, arrays = message_arrays(message, HELD, 1, "float32")
+    assert {name: array.nbytes for name, array in arrays.items()} == {
+        "whole": 48,
+        "own": 24,
+        "mine": 4,
+        "count": 1,
+    }
+    back = message_of(*json_and_bytes(spec, arrays), HELD, 6)
+    np.testing.assert_array_equal(back["whole"].values, values)
+    np.testing.assert_array_equal(back["own"].values[HELD], values[HELD])
+    assert not back["own"].values[[1, 3, 4]].any()
+    np.testing.assert_array_equal(back["mine"].values, [[2.0]])
+    # What was computed in float64 and sent in float32 is computed with in float64.
+    assert back["whole"].values.dtype == np.float64
+    assert message_of(*message_arrays(None, HELD, 0, "float32"), HELD, 6) is None
+
+
+def json_and_bytes(spec, arrays):
+    return unpack(pack(spec, arrays))
+
+
+FORMS = {
+    "vectors": FieldSpec((6, 2), rows="held"),
+    "chosen": FieldSpec((6, 2), rows="chosen"),
+    "signs": FieldSpec((6, 70), rows="held", dtype="int8", bits=True),
+    "held": FieldSpec((6,), rows="held", dtype="int32", learned=False),
+    "n_users": FieldSpec((1,), dtype="uint32", learned=False),
+    "gram": FieldSpec((2, 2)),
+}
+
+
+def test_parcels_come_back_as_they_were():
+    generator = np.random.default_rng(0)
+    mask = np.array([True, False])
+    fields = {
+        "vectors": Numbers(generator.normal(size=(3, 1)).astype(np.float32), HELD, mask),
+        "chosen": Numbers(np.ones((2, 2), np.float32), np.array([1, 4])),
+        "signs": Numbers(np.where(generator.random((3, 70)) < 0.5, -1, 1).astype(np.int8)),
+        "held": Numbers(np.ones(3, np.int32), HELD),
+        "n_users": Numbers(np.array([300], np.uint32)),
+        "gram": Numbers(np.full((2, 2), np.nan)),
+    }
+    heads, arrays = parcel_arrays([ClientMessage("setup", 1, 2, fields)], FORMS, "float32")
+    content = pack({"parcels": heads}, arrays)
+    # Three rows of 70 bits, and nothing for ones.
+    assert arrays["0/signs/values"].nbytes == 27
+    assert "0/held/values" not in arrays
+    head, back = unpack(content)
+    (parcel,) = parcels_of(head["parcels"], back, FORMS)
+    assert (parcel.phase, parcel.round, parcel.client) == ("setup", 1, 2)
+    for name, numbers in fields.items():
+        for one, other in zip(numbers, parcel.fields[name], strict=True):
+            assert (one is None) == (other is None)
+            np.testing.assert_array_equal(one, other)
+
+
+def test_codes_of_a_compressor_are_sent_as_they_are():
+    for values in (np.zeros((6, 2), np.int8), np.ones((6, 2), np.float16)):
+        heads, arrays = parcel_arrays(
+            [ClientMessage("round", 0, 0, {"gram": Numbers(values)})], FORMS, "float32"
+        )
+        (parcel,) = parcels_of(heads, arrays, FORMS | {"gram": FieldSpec((6, 2))})
+        np.testing.assert_array_equal(parcel.fields["gram"].values, values)
+        assert parcel.fields["gram"].values.dtype == values.dtype
+
+
+def test_what_does_not_fit_its_type_is_not_bent_until_it_does():
+    """The server must see it to reject it."""
+    fields = {"n_users": Numbers(np.array([2**40])), "signs": Numbers(np.zeros((3, 70), np.int8))}
+    heads, arrays = parcel_arrays([ClientMessage("round", 0, 0, fields)], FORMS, "float32")
+    (parcel,) = parcels_of(*unpack(pack({"p": heads}, arrays))[0].values(), arrays, FORMS)
+    assert parcel.fields["n_users"].values.tolist() == [2**40]
+    assert not parcel.fields["signs"].values.any()
+
+
+ONES = {"values": ["same", 1, [3], "<i4"]}
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        (None, "must be a list"),
+        ([7], "lacks its phase"),
+        ([{"phase": "round", "round": 0, "client": 0}], "lacks its phase"),
+        ([{"fields": {"other": {}}}], "Unexpected field 'other'"),
+        ([{"fields": [[1, {}]]}], "Unexpected field '1'"),
+        ([{"fields": {"gram": {"values": ["plain"]}}}], "Field 'gram' .* numbers are missing"),
+        ([{"fields": {"gram": {"values": []}}}], "Field 'gram' of a parcel cannot be read"),
+        ([{"fields": {"gram": {"extra": ["plain"]}}}], "Field 'gram' of a parcel cannot be read"),
+        (
+            [{"fields": {"held": {"values": ["same", 1, [10**9], "|u1"]}}}],
+            "Field 'held' .* the shape",
+        ),
+        ([{"fields": {"held": {"values": ["same", 1, [-1], "<i4"]}}}], "Field 'held' .* the shape"),
+        ([{"fields": {"held": {"values": ["same", 2**70, [3], "<i4"]}}}], "Field 'held'"),
+        ([{"fields": {"held": {"values": ["same", 1, [3], "|O8"]}}}], "Field 'held' .* the type"),
+        ([{"fields": {"signs": {"values": ["signs", 80]}}}], "Field 'signs' .* for 80 bits"),
+        ([{"fields": {"held": ONES}, "extras": ["gram"]}], "extras of a parcel are missing"),
+    ],
+)
+def test_malformed_parcels_are_refused_by_name(heads, message):
+    step = {"phase": "round", "round": 0, "client": 0}
+    if heads and isinstance(heads[0], dict) and heads[0].get("fields"):
+        heads = [step | heads[0]]
+    arrays = {"0/signs/values": np.zeros((3, 9), np.uint8)}
+    with pytest.raises(MalformedMessage, match=message):
+        parcels_of(heads, arrays, FORMS)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        None,
+        {"client_ids": ["a"], "n_users": [1]},
+        {"client_ids": ["a", "b"], "n_users": [1, 1], "n_held": [1, 1]},
+        {"client_ids": [None], "n_users": [1], "n_held": [1]},
+        {"client_ids": ["a"], "n_users": [-1], "n_held": [1]},
+        {"client_ids": [float("nan")], "n_users": [1], "n_held": [1]},
+        {"client_ids": [10**30], "n_users": [1], "n_held": [1]},
+        {"client_ids": ["a"], "n_users": [0], "n_held": [1]},
+        {"client_ids": ["a"], "n_users": [1], "n_held": [7]},
+    ],
+)
+def test_malformed_registrations_are_refused(head):
+    with pytest.raises(MalformedMessage, match=r"registration (has|must have)|client's id must be"):
+        registration_of(head, n_items=6)

@@ -1,0 +1,334 @@
+"""The clients' half: asked twice, asked too early, and never asked at all."""
+
+import copy
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from joblib import Parallel
+from sklearn.base import clone
+
+from fedrecsk import Federation, FedMF, LocALS, RFRec
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.data.interactions import encode
+from fedrecsk.federated._round_loop import Loop, Run
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.protocol import Clients, ClientUpdates, FieldSpec, participation
+from fedrecsk.protocol.blocks import cut
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.updates import RoundUpdates
+from tests.conftest import make_toy
+
+METHODS = pytest.mark.parametrize(
+    "estimator",
+    [
+        RFRec(3),
+        RFRec(3, aggregation="holders"),
+        LocALS(3, reg_user=1.0),
+        FedMF(3, client_fraction=1.0),
+        RFRec(3, federation=Federation(aggregator=NormClipping())),
+    ],
+    ids=repr,
+)
+
+
+def opened(estimator, **settings):
+    """A server in its first round, its clients in one block, and the message."""
+    run = Run.new(clone(estimator).set_params(random_state=0, **settings), encode(*make_toy()))
+    Loop(run, Parallel(require="sharedmem", return_as="generator")).set_up()
+    turn, message = run.server.open_round()
+    (clients,) = run.clients
+    return run.server, clients, turn, run.server.method._decode_broadcast(message, Key(0))
+
+
+def everything(clients):
+    """All arrays of the private state as bytes."""
+    return pickle.dumps((clients.state, clients.group.common, clients._last))
+
+
+@METHODS
+def test_clients_asked_twice_answer_alike_and_step_once(estimator):
+    _, clients, turn, message = opened(estimator)
+    clients.receive(0, message, turn)
+    first, loss = clients.update(0)
+    before = everything(clients)
+    clients.receive(0, message, turn)
+    again, loss_again = clients.update(0)
+    assert all(one is other for one, other in zip(first, again, strict=True))
+    assert loss is loss_again
+    assert everything(clients) == before
+
+
+def test_a_simulation_keeps_no_uploads():
+    """With thousands of one-client blocks they would fill the memory."""
+    model = RFRec(3, n_rounds=2, client_fraction=0.5, warm_start=True, random_state=0)
+    model.fit(*make_toy())
+    assert len(model._run.clients) == 12
+    assert all(clients._reply is None for clients in model._run.clients)
+
+
+def summed(server, updates):
+    """What the server makes of the updates of one block."""
+    if updates.held is None:
+        return updates.fields
+    return server.uplink._combined(RoundUpdates([updates.held]), robustly=True)
+
+
+@METHODS
+def test_clients_that_slept_answer_as_if_they_had_not(estimator):
+    server, clients, turn, message = opened(estimator)
+    awake, asleep = copy.deepcopy(clients), clients
+    for round in range(3):
+        answers = []
+        for one in (awake, asleep):
+            one.receive(round, message, turn)
+            answers.append(one.update(round))
+        asleep = pickle.loads(pickle.dumps(asleep))
+        np.testing.assert_array_equal(answers[0][1], answers[1][1])
+        sums = [summed(server, one) for (one,), _ in answers]
+        for name in sums[0]:
+            np.testing.assert_array_equal(sums[0][name], sums[1][name])
+
+
+def test_an_update_before_a_message_says_what_to_call():
+    _, clients, turn, message = opened(RFRec(3))
+    with pytest.raises(ValueError, match=r"update in round 0, .* call receive\(round, message\)"):
+        clients.update(0)
+    clients.receive(0, message, turn)
+    with pytest.raises(ValueError, match="update in round 1, because they have received no"):
+        clients.update(1)
+
+
+def test_clients_that_never_received_a_message_send_nothing():
+    """Their first connection fails ("stale"): there is no model that they could go on with."""
+    _, clients, turn, _ = opened(RFRec(3, aggregation="holders"))
+    clients.receive(0, None, turn._replace(receives=np.zeros(12, dtype=bool)))
+    updates, loss = clients.update(0)
+    assert updates == []
+    assert loss.tolist() == [0, 0]
+    assert clients.state is None
+
+
+def test_clients_of_one_block_may_have_received_different_messages():
+    stale = Federation(dropout=0.5, dropout_mode="stale")
+    _, clients, _, first = opened(RFRec(3, aggregation="holders", federation=stale))
+    turn = participation.Participation.full(12)
+    late = np.arange(12) < 5
+    clients.receive(0, first, turn._replace(receives=~late))
+    ((of_some,), _) = clients.update(0)
+    assert of_some.sends.tolist() == (~late).tolist()
+    second = type(first)(
+        item_vectors=replace(first["item_vectors"], values=first["item_vectors"].values + 1)
+    )
+    clients.receive(1, second, turn._replace(receives=late))
+    updates, _ = clients.update(1)
+    assert [one.sends.tolist() for one in updates] == [(~late).tolist(), late.tolist()]
+    assert set(clients._messages) == {0, 1}
+    clients.receive(2, second, turn)
+    clients.update(2)
+    assert set(clients._messages) == {2}
+
+
+# ------------------------------------------------------------------------ what methods hand over
+
+
+class Wrong(RFRec):
+    """Hands over something else than it declared."""
+
+    def _client_update(self, block, state, message, turn, key):
+        state, updates, loss = super()._client_update(block, state, message, turn, key)
+        return state, ClientUpdates(self.spoil(updates.fields)), loss
+
+
+@pytest.mark.parametrize("setting", [None, Federation(aggregator=NormClipping())], ids=str)
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: {"items": f["item_vectors"]}, "uploads the fields .'items'., but its"),
+        (lambda f: f | {"more": f["item_vectors"]}, "declares .'item_vectors'.; make them"),
+    ],
+    ids=["another name", "one more"],
+)
+def test_a_method_that_uploads_other_fields_than_it_declares_is_told(setting, spoil, message):
+    Wrong.spoil = staticmethod(spoil)
+    with pytest.raises(ValueError, match=message):
+        Wrong(3, n_rounds=1, federation=setting).fit(*make_toy())
+
+
+def test_a_method_that_uploads_another_shape_than_it_declares_is_told():
+    Wrong.spoil = staticmethod(lambda f: {"item_vectors": f["item_vectors"][1:]})
+    with pytest.raises(ValueError, match=r"shape \(8, 4\), but its FieldSpec says \(9, 4\)"):
+        Wrong(3, n_rounds=1).fit(*make_toy())
+
+
+class Counts(RFRec):
+    """Asks its clients something that they must not tell without noise."""
+
+    _n_setups = 1
+
+    def _setup_specs(self, n_items, step):
+        return {"n": FieldSpec((2,), clip=1.0, learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        return ClientUpdates({"n": np.ones(2) * block.n_clients})
+
+    def _setup_aggregate(self, server, upload, step, key):
+        return server | {"told": upload["n"].sum}
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_deployed_clients_answer_before_the_rounds_has_its_noise_too(separate):
+    setting = Federation(local_dp=LaplaceMechanism(clip=1.0, scale=0.5))
+    (block,) = cut(encode(*make_toy(n_users=1)))
+    key = Key(3)
+    method = Counts(3, rating_scale=(1, 5), federation=setting)
+    clients = Clients(method, block, setting, Keys(key, key), separate=separate)
+    answer = clients.setup(0, None)
+    if separate:
+        assert not answer.lacks_noise
+        assert (answer.held.single(0).whole(0)["n"] != 1).all()
+    else:
+        # The simulator draws the noise of all clients at once.
+        assert answer.lacks_noise
+        assert answer.fields["n"].tolist() == [1, 1]
+
+
+def test_a_client_whose_validation_error_is_not_finite_spoils_nobody_elses():
+    _, clients, turn, message = opened(RFRec(3), early_stopping=True, validation_fraction=0.4)
+    clients.receive(0, message, turn)
+    clients.update(0)
+    announced = type(message)(**clients._announcement, **message)
+    plain = clients.validate(1, announced)
+    rows = np.diff(clients.held_out.indptr)
+    broken = np.flatnonzero(rows)[0]
+    clients.held_out.values[clients.held_out.indptr[broken]] = np.nan
+    spoilt = clients.validate(1, announced)
+    assert spoilt.accepted.tolist() == (np.arange(12) != broken).tolist()
+    assert plain.fields["validation_loss"][1] - spoilt.fields["validation_loss"][1] == rows[broken]
+
+
+def test_answers_that_are_lost_are_not_in_the_sums():
+    _, clients, turn, message = opened(RFRec(3), early_stopping=True, validation_fraction=0.4)
+    announced = type(message)(**clients._announcement, **message)
+    whole, some = clients.validate(1, announced), np.arange(12) < 5
+    parts = [clients.validate(1, announced, turn._replace(delivers=d)) for d in (some, ~some)]
+    assert [one.accepted.sum() for one in parts] == [5, 7]
+    sums = [one.fields["validation_loss"] for one in parts]
+    assert all((one > 0).all() and (one < whole.fields["validation_loss"]).all() for one in sums)
+    np.testing.assert_allclose(sum(sums), whole.fields["validation_loss"])
+
+
+def test_who_has_kept_a_state_has_taken_part():
+    _, clients, turn, message = opened(RFRec(3), early_stopping=True, validation_fraction=0.4)
+    announced = type(message)(**clients._announcement, **message)
+    clients.receive(0, message, turn._replace(active=np.arange(12) < 3))
+    clients.update(0)
+    clients.validate(1, announced, turn._replace(receives=np.arange(12) % 2 == 0))
+    assert np.flatnonzero(clients.taken_part()).tolist() == [0, 1, 2]
+    clients.keep_measured()
+    assert np.flatnonzero(clients.taken_part()).tolist() == [0, 1, 2, 4, 6, 8, 10]
+    assert np.flatnonzero(clients.taken_part(kept=False)).tolist() == [0, 1, 2]
+
+
+def test_under_local_noise_nobody_says_how_many_items_it_holds():
+    X, _ = make_toy()
+    for mechanism in (None, LaplaceMechanism(clip=0.2, scale=0.1)):
+        public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
+        model = RFRec(3, **public, federation=Federation(local_dp=mechanism))
+        _, clients, _, _ = opened(model)
+        n_held = clients.register().n_held
+        assert n_held.tolist() == (clients.block.row_counts * (mechanism is None)).tolist()
+
+
+def test_without_validation_rows_there_is_nothing_to_validate_and_no_best_model():
+    server, clients, _, message = opened(RFRec(3))
+    n_entries = len(server.ledger.entries)
+    with pytest.raises(ValueError, match=r"hold no rows out .* set early_stopping=True"):
+        clients.validate(1, message)
+    with pytest.raises(ValueError, match=r"no best model.* use send_final"):
+        server.send_best()
+    assert len(server.ledger.entries) == n_entries
+
+
+def test_clients_keep_what_they_had_under_the_best_model():
+    _, clients, turn, message = opened(RFRec(3), early_stopping=True, validation_fraction=0.4)
+    best = type(message)(**clients._announcement, **message)
+    clients.receive(0, message, turn)
+    clients.update(0)
+    measured, asked = clients.fitted(best, 1)["user_factors_"], np.arange(12) < 7
+    clients.validate(1, best, turn._replace(receives=asked))
+    clients.keep_measured()
+    clients.receive(1, message, turn)
+    clients.update(1)
+    now = clients.fitted(best, 2, kept=False)["user_factors_"]
+    assert (now != measured).any(axis=1).all()
+    kept = clients.fitted(best, 2)["user_factors_"]
+    np.testing.assert_array_equal(kept, np.where(asked[:, None], measured, now))
+    # A later model, which these clients did not measure, was better still.
+    clients.forget_kept()
+    np.testing.assert_array_equal(clients.fitted(best, 2)["user_factors_"], now)
+
+
+# ----------------------------------------------------------------- who joins late, and who never
+
+
+def never_and_late(model, n_clients=12):
+    """Clients that took part in no round, and those that did so only in the last one."""
+    key = Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
+    setting = model.federation or Federation()
+    active = np.stack(
+        [
+            participation.draw(n_clients, model.client_fraction, setting, key.at(t)).active
+            for t in range(model.n_rounds)
+        ]
+    )
+    return ~active.any(axis=0), active[-1] & ~active[:-1].any(axis=0)
+
+
+def seeded(model):
+    """The model with a seed for which somebody comes late, and somebody never."""
+    for seed in range(50):
+        never, late = never_and_late(model.set_params(random_state=seed))
+        if never.any() and late.any():
+            return model, never, late
+    raise AssertionError("no such seed")
+
+
+COHORTS = [
+    {"client_fraction": 0.2, "n_rounds": 3},
+    {"client_fraction": 1.0, "n_rounds": 3, "federation__dropout": 0.7},
+]
+
+
+@METHODS
+@pytest.mark.parametrize("cohorts", COHORTS, ids=str)
+def test_clients_that_come_late_or_never_are_served(estimator, cohorts):
+    X, y = make_toy()
+    model = clone(estimator).set_params(**cohorts)
+    if model.federation is not None:
+        model.set_params(federation__dropout_mode="offline")
+    model, never, late = seeded(model)
+    model.fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+    served = model.user_factors_[never | late]
+    assert (np.abs(served).max(axis=1) > 0).all()
+    assert len(np.unique(served, axis=0)) == len(served)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [RFRec(3), RFRec(3, aggregation="holders"), LocALS(3, reg_user=1.0)],
+    ids=repr,
+)
+def test_a_client_that_never_took_part_has_what_a_newcomer_gets(estimator):
+    X, y = make_toy()
+    model, never, _ = seeded(clone(estimator).set_params(**COHORTS[0]))
+    model.fit(X, y)
+    users = model.user_ids_[never]
+    theirs = np.isin(X[:, 0], users)
+    again = copy.deepcopy(model).fold_in(X[theirs] + [10_000, 0], y[theirs])
+    places = np.searchsorted(again.user_ids_, users + 10_000)
+    np.testing.assert_allclose(
+        again.user_factors_[places], model.user_factors_[never], rtol=1e-5, atol=1e-6
+    )

@@ -1,0 +1,254 @@
+"""Compression around whole fits, and of what clients send."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import CoLR, Federation, GlobSGD, LocALS, LocSGD, RFRec, SCoLR
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import Adversary, SignFlip
+from fedrecsk.compression import LowRank, Quantization, TopK
+from fedrecsk.data.interactions import encode
+from fedrecsk.protocol import ClientUpdates, FieldSpec, Message, SparseRows, Summed
+from fedrecsk.protocol.blocks import of_clients
+from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.downlink import Downlink
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.protocol.uplink import Uplink
+from tests.conftest import make_toy
+
+
+def make(Estimator, federation, **parameters):
+    if issubclass(Estimator, RFRec):
+        defaults = {"n_factors": 3, "n_rounds": 4}
+    else:
+        defaults = {"n_factors": 3, "n_rounds": 4, "upload": "all", "reg_user": 1.0}
+    return Estimator(**defaults | parameters, random_state=0, federation=federation)
+
+
+@pytest.mark.parametrize("Estimator", [RFRec, LocALS])
+@pytest.mark.parametrize("compressor", [TopK(1.0), LowRank(3)], ids=str)
+def test_compression_that_loses_nothing_changes_nothing(Estimator, compressor, monkeypatch):
+    monkeypatch.setattr(Estimator, "_dtype", np.float64)
+    X, y = make_toy()
+    parameters = {"biases": False} if issubclass(Estimator, RFRec) else {}
+    plain = make(Estimator, Federation(), **parameters).fit(X, y)
+    packed = make(Estimator, Federation(compression=compressor), **parameters).fit(X, y)
+    np.testing.assert_allclose(packed.item_factors_, plain.item_factors_, atol=1e-6)
+    np.testing.assert_allclose(packed.user_factors_, plain.user_factors_, atol=1e-6)
+
+
+@pytest.mark.parametrize("Estimator", [RFRec, LocALS])
+@pytest.mark.parametrize(
+    "compressor", [TopK(0.2), LowRank(1), Quantization("int8"), Quantization("float16")], ids=str
+)
+def test_every_compressor_serves_every_method_and_is_counted(Estimator, compressor):
+    X, y = make_toy()
+    plain = make(Estimator, Federation(), n_rounds=8).fit(X, y)
+    packed = make(Estimator, Federation(compression=compressor), n_rounds=8).fit(X, y)
+    assert np.isfinite(packed.predict(X)).all()
+    assert np.abs(packed.item_factors_ - plain.item_factors_).max() > 1e-6
+    for column in ("bytes_up", "payload_up", "bytes_down_latest", "payload_down"):
+        small, large = (
+            sum(e[column] for e in m.communication_.entries if e["phase"] == "round")
+            for m in (packed, plain)
+        )
+        assert 0 < small < large, column
+    again = clone(packed).set_params(n_jobs=2).fit(X, y)
+    np.testing.assert_array_equal(packed.item_factors_, again.item_factors_)
+    assert packed.communication_ == again.communication_
+
+
+class Sender:
+    """As much of a method as `Clients` need to send an upload of each client."""
+
+    _single_uploads, _shares_state, _may_be_silent = True, False, False
+
+    def __init__(self, specs, upload):
+        self.specs, self.upload = specs, upload
+
+    def _upload_specs(self, n_items):
+        return self.specs
+
+    def _init_clients(self, block, message, key):
+        return {}
+
+    def _client_update(self, block, state, message, turn, key):
+        fields = self.upload(int(block.clients[0]))
+        if not turn.separate:
+            fields = {
+                name: Summed(replace(one, spec=self.specs[name]).whole()[0], None, one.n_columns)
+                for name, one in fields.items()
+            }
+        return state, ClientUpdates(fields), None
+
+
+def sent(federation, specs, upload, n_clients=5):
+    """What the server gets of clients that each send ``upload(code)``, and the ledger."""
+    data = encode(np.stack([np.arange(n_clients), np.zeros(n_clients)], axis=1))
+    ledger = Ledger(np.arange(n_clients))
+    ledger.open("round", 0)
+    downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int), None)
+    uplink = Uplink(federation, ledger, downlink, None, n_clients)
+    intrusion = None
+    if federation.adversary is not None:
+        intrusion = federation.adversary.enter(data, False, Key(0))
+    parts = []
+    for code in range(n_clients):
+        forge = intrusion.forge if intrusion is not None and intrusion.controlled[code] else None
+        block = of_clients(data, np.array([code]))
+        keys = Keys(Key(0), Key(0))
+        one = Clients(Sender(specs, upload), block, federation, keys, forge=forge)
+        one.receive(0, Message())
+        parts += one.update(0)[0]
+    total = uplink.new_total(specs, learned=True)
+    for one in parts:
+        total.add(one)
+    return uplink.close(total, Key(0, 0)), ledger
+
+
+def test_each_client_compresses_what_it_has_learned():
+    rng = np.random.default_rng(0)
+    changes, start = rng.standard_normal((5, 4, 2)), rng.standard_normal((4, 2))
+    specs = {"q": FieldSpec((4, 2))}
+    upload, ledger = sent(
+        Federation(compression=TopK(1 / 4)),
+        specs,
+        lambda c: {"q": SparseRows.stacked(changes[c : c + 1], center=start)},
+    )
+    expected = 5 * start
+    for change in changes:
+        for where in np.argsort(-np.abs(change), axis=None)[:2]:
+            expected.flat[where] += change.flat[where]
+    np.testing.assert_allclose(upload["q"].sum, expected)
+    assert ledger.bytes_up == 5 * 2 * (4 + 4)
+
+
+def test_compression_in_one_direction_leaves_the_other_alone():
+    X, y = make_toy()
+    ledgers = {
+        direction: make(RFRec, Federation(compression=TopK(0.2, direction=direction)))
+        .fit(X, y)
+        .communication_
+        for direction in ("both", "up", "down")
+    }
+    assert ledgers["up"].bytes_up == ledgers["both"].bytes_up < ledgers["down"].bytes_up
+    assert ledgers["down"].bytes_down == ledgers["both"].bytes_down < ledgers["up"].bytes_down
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("compressor", [TopK(0.2), LowRank(1), Quantization()], ids=str)
+def test_columns_that_a_method_has_picked_itself_cross_as_they_are(compressor):
+    X, y = make_toy()
+    model = SCoLR(3, n_factors=4, n_rounds=3, client_fraction=1.0, random_state=0)
+    plain = clone(model).fit(X, y)
+    setting = Federation(compression=clone(compressor).set_params(direction="up"))
+    packed = clone(model).set_params(federation=setting).fit(X, y)
+    assert packed.communication_ == plain.communication_
+    np.testing.assert_allclose(packed.item_factors_, plain.item_factors_, atol=1e-6)
+
+
+class Huge(Adversary):
+    def _forged(self, view, upload, generator):
+        return {name: u._replace(change=1e9 + u.change) for name, u in upload.items()}
+
+
+def test_what_float16_cannot_hold_is_rejected_and_ends_nothing():
+    X, _ = make_toy()
+    setting = Federation(adversary=Huge(0.2), compression=Quantization("float16", direction="up"))
+    model = LocALS(3, random_state=0, federation=setting).fit(X)
+    rounds = [e for e in model.communication_.entries if e["phase"] == "round"]
+    assert {e["rejected"] for e in rounds} == {2}
+    assert np.isfinite(model.predict(X)).all()
+
+
+class Nonsense(Adversary):
+    def _forged(self, view, upload, generator):
+        return {name: u._replace(change=np.nan * u.change) for name, u in upload.items()}
+
+
+def test_a_forged_upload_that_is_not_finite_is_rejected():
+    X, _ = make_toy()
+    setting = Federation(adversary=Nonsense(0.2), compression=TopK())
+    model = LocALS(3, random_state=0, federation=setting).fit(X)
+    rounds = [e for e in model.communication_.entries if e["phase"] == "round"]
+    assert {e["rejected"] for e in rounds} == {2}
+    assert np.isfinite(model.predict(X)).all()
+
+
+@pytest.mark.full
+def test_the_last_broadcast_is_whole_where_clients_know_a_compressed_model():
+    X, y = make_toy()
+    setting = Federation(compression=TopK(0.2))
+    model = CoLR(
+        1, n_factors=8, n_rounds=3, client_fraction=1.0, random_state=0, federation=setting
+    )
+    entries = model.fit(X, y).communication_.entries
+    assert entries[-1]["bytes_down"] == 12 * 9 * 8 * 4
+
+
+def test_a_forged_upload_has_the_columns_that_its_client_names():
+    class Told(SignFlip):
+        def _forged(self, view, upload, generator):
+            return {name: u._replace(change=u.change + 1.0) for name, u in upload.items()}
+
+    columns = np.array([[False, True, False]])
+    change = np.zeros((1, 4, 3))
+    change[:, :, 1] = 1.0
+
+    def of_columns(code):
+        return {"a": SparseRows.stacked(change, columns=columns)}
+
+    federation = Federation(adversary=Told(clients=[2]))
+    upload, ledger = sent(federation, {"a": FieldSpec((4, 3))}, of_columns)
+    np.testing.assert_array_equal(upload["a"].sum, 6 * change[0])
+    assert ledger.bytes_up == 5 * 4 * 4
+
+
+def test_forged_integers_are_integers_and_are_not_compressed():
+    attack = SignFlip(clients=[2], scale=0.4)
+    upload, ledger = sent(
+        Federation(adversary=attack, compression=Quantization()),
+        {"n": FieldSpec((4, 2), dtype="int64")},
+        lambda code: {"n": SparseRows.stacked(np.full((1, 4, 2), 10))},
+    )
+    np.testing.assert_array_equal(upload["n"].sum, np.full((4, 2), 4 * 10 - 4))
+    assert upload["n"].sum.dtype == np.int64
+    assert ledger.bytes_up == 5 * 8 * 8
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("Estimator", [LocALS, LocSGD, GlobSGD])
+@pytest.mark.parametrize("upload", ["local", "all"])
+def test_small_matrices_that_must_fit_the_items_are_not_compressed(Estimator, upload):
+    X, _ = make_toy(n_users=60, n_items=30, density=0.3)
+    setting = Federation(compression=TopK(0.1))
+    model = Estimator(8, reg_user=1.0, upload=upload, random_state=0, federation=setting).fit(X)
+    assert np.isfinite(model.predict(X)).all()
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"compression": TopK()}, {"compression": Quantization()}),
+        ({"aggregator": NormClipping(1.0)}, {"aggregator": NormClipping(2.0)}),
+    ],
+)
+def test_a_warm_start_in_another_setting_is_refused(first, then):
+    X, _ = make_toy()
+    model = LocALS(3, n_rounds=2, warm_start=True, random_state=0, federation=Federation(**first))
+    model.fit(X)
+    model.set_params(n_rounds=4, federation=Federation(**then))
+    with pytest.raises(ValueError, match=r"federation__.* has changed from"):
+        model.fit(X)
+
+
+def test_what_an_earlier_fit_left_is_gone():
+    X, _ = make_toy()
+    model = LocALS(3, random_state=0, federation=Federation(adversary=SignFlip())).fit(X)
+    assert hasattr(model, "compromised_clients_")
+    model.set_params(federation=None).fit(X)
+    assert not hasattr(model, "compromised_clients_")

@@ -1,0 +1,600 @@
+"""Devices and a server outside the simulator, driven as the user guide does."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import (
+    CoLR,
+    FedEB,
+    Federation,
+    FedFast,
+    FedMF,
+    LightFR,
+    LocALS,
+    PrivFedEB,
+    RFRec,
+    RFRecF,
+    SCoLR,
+)
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import SignFlip
+from fedrecsk.compression import Compressed, LowRank, Quantization, TopK
+from fedrecsk.federated import _round_loop
+from fedrecsk.federated._round_loop import Run
+from fedrecsk.privacy import CentralDP, LaplaceMechanism
+from fedrecsk.protocol import ClientMessage, Dense, Device, FieldSpec, Message, Numbers, Server
+from fedrecsk.protocol.keys import Key
+from tests.conftest import make_toy
+
+pytestmark = pytest.mark.sampled
+
+CATALOGUE = 1000 + 3 * np.arange(9)
+
+
+def make(Estimator, **parameters):
+    estimator = Estimator()
+    small = {"n_factors": 3, "n_bits": 8, "n_rounds": 3, "reg_user": 0.5, "client_fraction": 1.0}
+    rates = {"rating_scale": (1, 5)} if issubclass(Estimator, RFRec) else {}
+    known = estimator.get_params(deep=False)
+    small = {name: value for name, value in small.items() if name in known}
+    return estimator.set_params(items=CATALOGUE, **small | rates | parameters)
+
+
+def deployed(method, X, y, seed, secret=None):
+    """Each silo's fitted model, and the server; everybody is pickled between the rounds."""
+    key = Key(seed)
+    server = Server.of(method, key, secret=secret)
+    silos = np.unique(X[:, 0] % 4)
+    devices = [
+        Device(method, X[mine], y[mine], client_id=silo, private=key)
+        for silo in silos
+        for mine in [X[:, 0] % 4 == silo]
+    ]
+    for device, place in zip(
+        devices, server.register([d.register() for d in devices]), strict=True
+    ):
+        device.place(place)
+    for step in range(server.n_setups):
+        message = server.setup_message(step)
+        answers = [device.setup(step, message) for device in devices]
+        server.close_setup(step, [parcel for answer in answers for parcel in answer])
+    announcement = server.send_announcement()
+    for device in devices:
+        device.announce(announcement)
+    for round in range(method.n_rounds):
+        _, message = server.open_round()
+        uploads = []
+        for device in devices:
+            device.receive(round, message)
+            uploads += device.update(round)[0]
+        server.close_round(uploads)
+        server, devices = pickle.loads(pickle.dumps((server, devices)))
+    final = server.send_final()
+    return [device.fitted(final, server.round) for device in devices], server
+
+
+@pytest.mark.parametrize("Estimator", [RFRec, RFRecF, LocALS, FedMF, LightFR])
+def test_devices_learn_what_the_simulator_says(Estimator):
+    X, y = make_toy()
+    method = make(Estimator)
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    models, server = deployed(method, X, y, seed)
+    simulated = method.set_params(random_state=0).fit(X, y, clients=X[:, 0] % 4)
+    assert simulated.communication_ == server.ledger
+    for model in models:
+        pairs = np.stack([np.repeat(model.user_ids_, 9), np.tile(CATALOGUE, model.n_users_)], 1)
+        assert model.predict(pairs) == pytest.approx(simulated.predict(pairs), abs=1e-4)
+        items, scores = model.recommend(model.user_ids_[:1], 2)
+        assert items.shape == (1, 2)
+        assert np.isfinite(scores).any()
+
+
+@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+@pytest.mark.parametrize("Estimator", [RFRec, PrivFedEB, FedMF])
+def test_the_noise_of_a_deployed_server_is_that_of_the_simulator(Estimator):
+    X, y = make_toy()
+    federation = Federation(central_dp=CentralDP(clip=0.5, noise_multiplier=0.1))
+    scale = {} if Estimator is FedMF else {"rating_scale": (1, 5)}
+    method = make(Estimator, federation=federation, **scale)
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    method.set_params(random_state=0)
+    run = Run.new(method, method._prepared(X, y, clients=X[:, 0] % 4))
+    models, server = deployed(method, X, y, seed, run.server.secret)
+    simulated = method.fit(X, y, clients=X[:, 0] % 4)
+    assert simulated.privacy_ == server.privacy_report()
+    for model in models:
+        np.testing.assert_allclose(model.item_factors_, simulated.item_factors_, atol=1e-4)
+    # A deployed server draws each noise afresh, also after it was restored from a checkpoint.
+    server = Server.of(method, Key(seed))
+    server.register([Device(method, X, y, client_id=0).register()])
+    draws = {server.releases.secret_of(Key(1)) for _ in range(3)}
+    assert len(draws) == 3
+
+
+@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+@pytest.mark.parametrize(
+    ("Estimator", "mechanism"),
+    [
+        (RFRec, {"quantile": 0.5}),
+        (RFRec, {"noise": "clients"}),
+        (PrivFedEB, {"noise": "clients"}),
+        (FedMF, {"noise": "clients"}),
+    ],
+)
+def test_devices_adapt_the_clip_and_add_shares_of_the_noise(Estimator, mechanism, monkeypatch):
+    # Devices cannot leave their shares to one draw for the sum.
+    monkeypatch.setattr(Federation, "draws_each", True)
+    X, y = make_toy()
+    central = CentralDP(clip=0.5, noise_multiplier=0.1, **mechanism)
+    rates = "rating_scale" in Estimator().get_params(deep=False)
+    scale = {"rating_scale": (1, 5)} if rates else {}
+    method = make(Estimator, federation=Federation(central_dp=central), **scale)
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    method.set_params(random_state=0)
+    # Where clients add noise, the simulator draws all that is private from the server's secret.
+    monkeypatch.setattr(_round_loop, "_secret", lambda *given: Key(seed))
+    models, server = deployed(method, X, y, seed, Key(seed))
+    simulated = method.fit(X, y, clients=X[:, 0] % 4)
+    assert simulated.communication_ == server.ledger
+    assert simulated.privacy_ == server.privacy_report()
+    if "quantile" in mechanism:
+        assert server.releases._round.clip != 0.5
+    for model in models:
+        np.testing.assert_allclose(model.item_factors_, simulated.item_factors_, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+@pytest.mark.parametrize("bit", [None, np.array([1]), np.array([True, True]), True])
+def test_a_device_must_say_in_one_bit_whether_it_was_clipped(bit):
+    X, y = make_toy()
+    central = CentralDP(clip=0.5, noise_multiplier=0.1, quantile=0.5)
+    server, _, uploads = first_round(make(RFRec, federation=Federation(central_dp=central)), X, y)
+    extras = {} if bit is None else {"privacy_terms": bit}
+    server.close_round([replace(uploads[0], extras=extras), *uploads[1:]])
+    entry = server.ledger.entries[-1]
+    assert (entry["rejected"], entry["messages_up"]) == (1, len(uploads) - 1)
+
+
+def test_a_devices_model_folds_in_newcomers():
+    X, y = make_toy()
+    method = make(RFRec)
+    models, _ = deployed(method, X, y, int(np.random.RandomState(0).randint(2**31 - 1)))
+    newcomer = [[-1, CATALOGUE[0]], [-1, CATALOGUE[1]]]
+    simulated = method.set_params(random_state=0).fit(X, y, clients=X[:, 0] % 4)
+    before = models[0].predict(newcomer)
+    one, other = (model.fold_in(newcomer, [5.0, 1.0]) for model in (models[0], simulated))
+    assert one.predict(newcomer) == pytest.approx(other.predict(newcomer), abs=1e-4)
+    assert np.abs(one.predict(newcomer) - before).max() > 0.01
+
+
+def test_what_a_device_cannot_know_must_be_given():
+    X, y = make_toy()
+    with pytest.raises(ValueError, match="LocALS needs the catalogue"):
+        Device(LocALS(), X, client_id=1)
+    with pytest.raises(ValueError, match="on which scale users rate; set rating_scale"):
+        Server.of(make(RFRec, rating_scale=None)).register(
+            [Device(make(RFRec, rating_scale=None), X, y, client_id=1).register()]
+        )
+
+
+def one_round(method, X, y, seed=1):
+    """The devices after their first update, and the parcels of each step."""
+    steps = []
+    _, devices, uploads = first_round(method, X, y, seed, steps)
+    return devices, [*steps, uploads]
+
+
+def first_round(method, X, y, seed=1, steps=None):
+    """The server with its first round open, the devices, and their uploads."""
+    steps = [] if steps is None else steps
+    server, devices = Server.of(method, Key(seed)), []
+    for user in np.unique(X[:, 0]):
+        mine = X[:, 0] == user
+        devices.append(Device(method, X[mine], y[mine], client_id=user, private=Key(seed)))
+    places = server.register([device.register() for device in devices])
+    for device, place in zip(devices, places, strict=True):
+        device.place(place)
+    for step in range(server.n_setups):
+        message = server.setup_message(step)
+        steps.append([one for device in devices for one in device.setup(step, message)])
+        server.close_setup(step, steps[-1])
+    announcement = server.send_announcement()
+    _, message = server.open_round()
+    for device in devices:
+        device.announce(announcement)
+        device.receive(0, message)
+    return server, devices, [one for device in devices for one in device.update(0)[0]]
+
+
+class ToldOtherwise(LocALS):
+    """Its clients say in whole arrays which items they hold, which only its own hooks read."""
+
+    def _setup_specs(self, n_items, step):
+        return {"held_items": FieldSpec((n_items,), dtype="uint8", learned=False)}
+
+
+def test_rows_come_with_their_numbers_where_the_set_up_has_not_told_them():
+    X, y = make_toy()
+    for Estimator in (LocALS, ToldOtherwise):
+        devices, (setup, parcels) = one_round(make(Estimator), X, y)
+        for device, told, parcel in zip(devices, setup, parcels, strict=True):
+            places = [one.fields[n].rows for one, n in ((told, "held_items"), (parcel, "rows"))]
+            held, other = places if Estimator is LocALS else places[::-1]
+            np.testing.assert_array_equal(held, device.block.row_items)
+            assert other is None
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    _, server = deployed(make(ToldOtherwise), X, y, seed)
+    simulated = make(ToldOtherwise, random_state=0).fit(X, y, clients=X[:, 0] % 4)
+    assert [entry["messages_up"] for entry in server.ledger.entries if entry["phase"] == "round"]
+    np.testing.assert_allclose(server.state["item_factors"], simulated.item_factors_, atol=1e-5)
+
+
+def parts_of(thing):
+    """All that parcels are made of."""
+    if isinstance(thing, ClientMessage):
+        thing = vars(thing)
+    if isinstance(thing, dict):
+        for name, part in thing.items():
+            assert type(name) is str
+            yield from parts_of(part)
+    elif isinstance(thing, Numbers | list):
+        for part in thing:
+            yield from parts_of(part)
+    else:
+        yield thing
+
+
+LAPLACE = LaplaceMechanism(clip=0.2, scale=0.1)
+CASES = [
+    (Estimator, {"federation": federation})
+    for Estimator in (RFRec, RFRecF, LocALS, FedMF, LightFR)
+    for federation in (Federation(), Federation(aggregator=NormClipping()))
+] + [(RFRec, {"federation": Federation(local_dp=LAPLACE)})]
+
+
+@pytest.mark.parametrize(("Estimator", "parameters"), CASES)
+def test_nothing_but_plain_numbers_leaves_a_device(Estimator, parameters):
+    _, steps = one_round(make(Estimator, **parameters), *make_toy())
+    assert sum(map(len, steps)) >= 12
+    for part in parts_of(steps):
+        if isinstance(part, np.ndarray):
+            # Not even a view, whose base might have more.
+            assert type(part) is np.ndarray
+            assert part.dtype.kind in "iubf"
+            assert part.base is None
+        else:
+            assert part is None or type(part) in (str, int)
+
+
+def test_noise_is_in_the_numbers_that_leave_a_device():
+    federation = Federation(local_dp=LAPLACE)
+    devices, (parcels,) = one_round(make(RFRec, federation=federation), *make_toy())
+    noise = []
+    for device, parcel in zip(devices, parcels, strict=True):
+        exact = np.clip(device.state["common"]["vectors"].now, -0.2, 0.2).astype(np.float64)
+        held = device.state["held"].now
+        exact[device.block.row_items] = np.clip(held, -0.2, 0.2)
+        noise.append(parcel.fields["item_vectors"].values - exact)
+    noise = np.stack(noise)
+    # 432 draws, each of its own.
+    assert len(np.unique(noise)) == noise.size
+    assert np.abs(noise).mean() == pytest.approx(0.1, rel=0.2)
+
+
+def numbers_of(parcels):
+    """Everything in these parcels, to compare them."""
+    return [[np.asarray(part).tolist() for part in parts_of(one)] for one in parcels]
+
+
+REPEATED = [
+    (RFRec, {}),
+    (LocALS, {}),
+    (RFRec, {"federation": Federation(compression=Quantization("int8", direction="up"))}),
+    (RFRec, {"federation": Federation(local_dp=LAPLACE)}),
+]
+
+
+@pytest.mark.parametrize(("Estimator", "parameters"), REPEATED)
+def test_a_repeated_request_gets_the_same_parcels(Estimator, parameters):
+    devices, (*_, parcels) = one_round(make(Estimator, **parameters), *make_toy())
+    for device, parcel in zip(devices, parcels, strict=True):
+        before = numbers_of([parcel])
+        # Whoever writes into what was sent changes nothing in the device.
+        for numbers in parcel.fields.values():
+            numbers.values[:] = 0
+        for again in (device, pickle.loads(pickle.dumps(device))):
+            assert numbers_of(again.update(0)[0]) == before
+            if Estimator is LocALS:
+                # The set-up's message is asked for again after the round.
+                assert numbers_of(again.setup(0, None)) == numbers_of(device.setup(0, None))
+
+
+def test_a_validation_asked_for_again_after_the_update_has_the_same_answer():
+    X, y = make_toy(8, density=0.8)
+    method = make(RFRec, early_stopping=True, validation_fraction=0.3)
+    server, devices, uploads = first_round(method, X, y)
+    server.close_round(uploads)
+    turn, message = server.open_round()
+    asked = server.send_for_validation(turn.receives)
+    device = devices[0]
+    before = numbers_of(device.validate(1, asked))
+    device.receive(1, message)
+    (parcel,), _ = device.update(1)
+    measured = device._measured
+    device = pickle.loads(pickle.dumps(device))
+    assert numbers_of(device.validate(1, asked)) == before
+    assert numbers_of(device.update(1)[0]) == numbers_of([parcel])
+    now, then = device._measured[0]["user_factors_"], measured[0]["user_factors_"]
+    np.testing.assert_array_equal(now, then)
+
+
+def test_a_server_restored_at_any_point_goes_on_as_before():
+    X, y = make_toy()
+    states = []
+    for sleeps in (False, True):
+        server, devices, uploads = first_round(make(RFRec, aggregation="clients"), X, y)
+        for round in range(3):
+            if sleeps:
+                server, devices = pickle.loads(pickle.dumps((server, devices)))
+            if round:
+                _, message = server.open_round()
+                if sleeps:
+                    server = pickle.loads(pickle.dumps(server))
+                for device in devices:
+                    device.receive(round, message)
+                uploads = [one for device in devices for one in device.update(round)[0]]
+            server.close_round(uploads)
+        states.append((server.state["item_vectors"], server.ledger, server.history[-1]["bytes_up"]))
+    np.testing.assert_array_equal(states[0][0], states[1][0])
+    assert states[0][1:] == states[1][1:]
+
+
+def test_a_device_that_has_diverged_says_so():
+    (device, *_), _ = one_round(make(RFRec), *make_toy())
+    broadcast = device.group.common["broadcast"]
+    device.receive(1, Message(item_vectors=Dense(broadcast)))
+    device.state["users"].now[:] = np.nan
+    (parcel,), _ = device.update(1)
+    assert np.isnan(parcel.fields["item_vectors"].values).all()
+
+
+def test_what_devices_do_not_do_is_refused_on_both_sides():
+    X, _ = make_toy()
+    method = make(LocALS, federation=Federation(adversary=SignFlip(0.1)))
+    for build in (Server.of, lambda method: Device(method, X, client_id=1)):
+        with pytest.raises(ValueError, match=r"set federation\.adversary=None, or call fit"):
+            build(method)
+
+
+def test_what_devices_receive_may_be_compressed():
+    down = Federation(compression=Quantization("float16", direction="down"))
+    _, (*_, parcels) = one_round(make(RFRec, federation=down), *make_toy())
+    assert len(parcels) == 12
+
+
+def flipped(extra):
+    return extra[::-1].copy()
+
+
+BROKEN = [
+    (TopK(0.3), lambda numbers, extra: (numbers[:-1], extra)),
+    (TopK(0.3), lambda numbers, extra: (numbers, flipped(extra))),
+    (TopK(0.3), lambda numbers, extra: (numbers, extra + 27)),
+    (TopK(0.3), lambda numbers, extra: (numbers, None)),
+    (TopK(0.3), lambda numbers, extra: (np.zeros((9, 3)), None)),
+    (Quantization("int8"), lambda codes, scale: (codes.astype(np.float64), scale)),
+    (Quantization("int8"), lambda codes, scale: (codes, -scale)),
+    (Quantization("int8"), lambda codes, scale: (codes, np.nan * scale)),
+    (Quantization("float16"), lambda numbers, extra: (numbers + np.float16(np.inf), extra)),
+    (Quantization("float16"), lambda numbers, _: (numbers, np.ones(1))),
+    (LowRank(1), lambda factor, other: (factor, other[:, :2])),
+    (LowRank(1), lambda factor, other: (factor * 1e30, other * 1e30)),
+]
+
+
+@pytest.mark.parametrize(("compressor", "broken"), BROKEN)
+def test_malformed_compressed_uploads_are_rejected(compressor, broken):
+    X, y = make_toy()
+    federation = Federation(compression=clone(compressor).set_params(direction="up"))
+    method = make(RFRec, federation=federation, aggregation="clients")
+    server, _, uploads = first_round(method, X, y)
+    numbers = uploads[0].fields["item_vectors"]
+    values, extra = broken(numbers.values, uploads[0].extras.get("item_vectors"))
+    extras = {} if extra is None else {"item_vectors": extra}
+    fields = {"item_vectors": numbers._replace(values=values)}
+    server.close_round([replace(uploads[0], fields=fields, extras=extras), *uploads[1:]])
+    entry = server.ledger.entries[-1]
+    assert (entry["rejected"], entry["messages_up"]) == (1, len(uploads) - 1)
+    # A rejected upload has the size of the others, whatever it holds.
+    assert len(set(server.ledger.client_bytes_up.tolist())) == 1
+    assert np.isfinite(server.state["item_vectors"]).all()
+
+
+@pytest.mark.parametrize("compressor", [TopK(0.3), Quantization("int8"), LowRank(1)], ids=str)
+def test_a_diverged_device_says_so_in_compressed_uploads(compressor):
+    X, y = make_toy()
+    federation = Federation(compression=clone(compressor).set_params(direction="up"))
+    server, devices, uploads = first_round(make(RFRec, federation=federation), X, y)
+    server.close_round(uploads)
+    _, message = server.open_round()
+    for device in devices:
+        device.receive(1, message)
+    devices[0].state["users"].now[:] = np.nan
+    server.close_round([one for device in devices for one in device.update(1)[0]])
+    assert server.ledger.entries[-1]["rejected"] == 1
+
+
+class Halves(TopK):
+    """A compressor that sends something of its own."""
+
+    def _compress(self, values, generator):
+        return Compressed(values / 2, values.size, values.size)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"compression": Halves(0.3)}, "cannot send what Halves makes of an upload"),
+        (
+            {"compression": TopK(0.3), "dropout": 0.1, "dropout_mode": "stale"},
+            "would start from an older one",
+        ),
+    ],
+)
+def test_federations_that_devices_refuse(parts, message):
+    method = make(RFRec, federation=Federation(**parts))
+    for build in (Server.of, lambda method: Device(method, *make_toy(), client_id=1)):
+        with pytest.raises(ValueError, match=message):
+            build(method)
+
+
+def joined_late(method, X, y, n_rounds, *, late):
+    """The server and the devices, the last of which joins after two rounds.
+
+    Without `late` it is registered from the beginning, and offline until then.
+    """
+    server, key = Server.of(method, Key(3)), Key(3)
+    users = np.unique(X[:, 0])
+    devices = [
+        Device(method, X[mine], y[mine], client_id=int(user), private=key)
+        for user in users
+        for mine in [X[:, 0] == user]
+    ]
+    first = devices[:-1] if late else devices
+    enter(first, server.register([one.register() for one in first]), server)
+    for round in range(n_rounds):
+        if round == 2 and late:
+            server = pickle.loads(pickle.dumps(server))
+            enter(devices[-1:], server.admit([devices[-1].register()]), server, late=True)
+        _, message = server.open_round()
+        uploads = []
+        for device in devices if round >= 2 else devices[:-1]:
+            device.receive(round, message)
+            uploads += device.update(round)[0]
+        server.close_round(uploads)
+    return server, devices
+
+
+def enter(devices, places, server, **late):
+    """Place the devices, and go through the set-up with them."""
+    for device, place in zip(devices, places, strict=True):
+        device.place(place)
+    for step in range(server.n_setups):
+        message = server.setup_message(step, **late)
+        answers = [one for device in devices for one in device.setup(step, message)]
+        server.close_setup(step, answers, **late)
+    announcement = server.send_announcement(**late)
+    for device in devices:
+        device.announce(announcement)
+
+
+LATE = [
+    (RFRec, {"aggregation": "clients"}),
+    (RFRec, {"aggregation": "holders"}),
+    (FedEB, {"rating_scale": (1, 5)}),
+    (LocALS, {}),
+    (FedMF, {}),
+    (LightFR, {}),
+    (CoLR, {"rank": 2}),
+]
+
+
+@pytest.mark.parametrize(("Estimator", "parameters"), LATE)
+def test_a_client_may_join_late(Estimator, parameters):
+    X, y = make_toy()
+    # Nobody else has the last item.
+    last = X[:, 0].max()
+    X = X[(X[:, 0] != last) | (np.arange(len(X)) % 2 == 0)]
+    y = y[: len(X)]
+    X, y = np.vstack([X, [last, CATALOGUE[-1]]]), np.append(y, 5.0)
+    kept = (X[:, 1] != CATALOGUE[-1]) | (X[:, 0] == last)
+    X, unique = np.unique(X[kept], axis=0, return_index=True)
+    y = y[kept][unique]
+    method = make(Estimator, **parameters)
+    server, devices = joined_late(method, X, y, 4, late=True)
+    n_clients = len(devices)
+    assert server.n_clients == n_clients
+    assert devices[-1].block.clients.tolist() == [n_clients - 1]
+    assert devices[-1].block.users.tolist() == [n_clients - 1]
+    assert server.history[1]["participants"] == n_clients - 1
+    assert server.history[3]["participants"] == n_clients
+    entries = [one for one in server.ledger.entries if one["phase"] == "round"]
+    assert [one["messages_up"] for one in entries] == [n_clients - 1] * 2 + [n_clients] * 2
+    assert sum(one["rejected"] for one in server.ledger.entries) == 0
+    assert sum(server.ledger.client_bytes_down) == sum(
+        one["bytes_down"] for one in server.ledger.entries
+    )
+    final = server.send_final()
+    model = devices[-1].fitted(final, server.round)
+    assert np.isfinite(model.recommend(model.user_ids_, 2)[1]).all()
+    # The others' bytes are those of a fit in which nobody is late.
+    other, others = joined_late(method, X, y, 4, late=False)
+    if server.n_setups == 0:
+        np.testing.assert_array_equal(
+            model.predict(X), others[-1].fitted(other.send_final(), 4).predict(X)
+        )
+        for name, values in server.state.items():
+            if isinstance(values, np.ndarray):
+                np.testing.assert_array_equal(values, other.state[name])
+
+
+def test_who_cannot_join_late():
+    X, y = make_toy()
+    method = make(RFRec, aggregation="clients")
+    server = Server.of(method, Key(3))
+    stranger = Device(method, X, y, client_id=99).register()
+    with pytest.raises(ValueError, match="The set-up is not over"):
+        server.admit([stranger])
+    server, devices = joined_late(method, X, y, 3, late=True)
+    before = server.n_clients, len(server.ledger.entries), len(server.ledger.client_bytes_up)
+    with pytest.raises(ValueError, match="is registered already; if it has come back"):
+        server.admit([devices[0].register()])
+    with pytest.raises(ValueError, match="registers twice"):
+        server.admit([stranger, stranger])
+    with pytest.raises(ValueError, match="must all be numbers or all be strings"):
+        server.admit([Device(method, X, y, client_id="a shop").register()])
+    with pytest.raises(ValueError, match="No client has joined since the last round"):
+        server.send_announcement(late=True)
+    after = server.n_clients, len(server.ledger.entries), len(server.ledger.client_bytes_up)
+    assert before == after
+    place = server.place_of(devices[2].client_ids[0])
+    assert place.clients.tolist() == devices[2].block.clients.tolist()
+    assert place.first_users.tolist() == devices[2].block.users.tolist()
+    with pytest.raises(ValueError, match="No client 99 is registered"):
+        server.place_of(99)
+    server.open_round()
+    with pytest.raises(ValueError, match="Round 3 is open"):
+        server.admit([stranger])
+
+
+@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+@pytest.mark.parametrize(
+    ("Estimator", "parameters", "message"),
+    [
+        (FedFast, {}, "No client can join FedFast late"),
+        (SCoLR, {"rank": 2, "local_rank": [1, 2]}, "No client can join SCoLR late"),
+        (
+            RFRec,
+            {"federation": Federation(central_dp=CentralDP(clip=0.5, noise_multiplier=0.1))},
+            "late under central_dp",
+        ),
+    ],
+)
+def test_what_no_client_can_join_late(Estimator, parameters, message):
+    X, y = make_toy()
+    method = make(Estimator, **parameters)
+    server = Server.of(method, Key(3))
+    mine = X[:, 0] == X[0, 0]
+    device = Device(
+        clone(method).set_params(**{"local_rank": 1} if Estimator is SCoLR else {}),
+        X[mine],
+        y[mine],
+        client_id=1,
+    )
+    enter([device], server.register([device.register()]), server)
+    with pytest.raises(ValueError, match=message):
+        server.admit([Device(make(LocALS), X, client_id=2).register()])

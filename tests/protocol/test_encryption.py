@@ -1,0 +1,307 @@
+"""Secure sums around whole fits."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import CoLR, Federation, GlobSGD, LocALS, LocSGD, RFRec
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import RandomUpload, SignFlip
+from fedrecsk.compression import LowRank, TopK
+from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
+from fedrecsk.privacy._secure_sum import Party, SecureSum
+from fedrecsk.protocol import FieldSpec, Ledger, encryption
+from fedrecsk.protocol.downlink import Downlink
+from fedrecsk.protocol.encryption import SecureChannel
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.uplink import Uplink
+from fedrecsk.updates import ClientUpdates, HeldUpdates, RoundUpdates, SparseRows
+from tests.conftest import make_toy
+
+WEAK = {"key_bits": 512, "allow_weak": True}
+
+
+def make(Estimator, federation, **parameters):
+    if issubclass(Estimator, RFRec):
+        defaults = {"n_factors": 3, "n_rounds": 4}
+    else:
+        defaults = {"n_factors": 3, "n_rounds": 4, "upload": "all", "reg_user": 1.0}
+    return Estimator(**defaults | parameters, random_state=0, federation=federation)
+
+
+def schemes():
+    """Skipped, with the reason, where the extra is not installed."""
+    pytest.importorskip("tenseal", reason="needs fedrecsk[privacy]")
+    pytest.importorskip("phe", reason="needs fedrecsk[privacy]")
+    return [CKKS(), Paillier(**WEAK)]
+
+
+@pytest.mark.parametrize("Estimator", [RFRec, LocALS])
+@pytest.mark.parametrize("scheme", [0, 1], ids=["CKKS", "Paillier"])
+def test_encrypted_sums_equal_plaintext_within_the_stated_precision(Estimator, scheme, monkeypatch):
+    monkeypatch.setattr(Estimator, "_dtype", np.float64)
+    scheme = schemes()[scheme]
+    X, y = make_toy()
+    plain = make(Estimator, Federation()).fit(X, y)
+    sampled = make(Estimator, Federation(secure_aggregation=scheme)).fit(X, y)
+    complete = clone(scheme).set_params(audit="all")
+    whole = make(Estimator, Federation(secure_aggregation=complete)).fit(X, y)
+    np.testing.assert_allclose(sampled.item_factors_, plain.item_factors_, atol=1e-9)
+    # Adam enlarges the noise of ciphertexts where a gradient is small.
+    np.testing.assert_allclose(whole.item_factors_, plain.item_factors_, atol=1e-4)
+    uploads = sum(e["messages_up"] for e in whole.communication_.entries if e["phase"] == "round")
+    n_rounds = sum(
+        e["messages_up"] > 0 for e in sampled.communication_.entries if e["phase"] == "round"
+    )
+    assert whole.encryption_.n_encrypted == uploads
+    assert sampled.encryption_.n_encrypted == scheme.audit * n_rounds
+    assert sum(e["encrypted"] for e in sampled.communication_.entries) == scheme.audit * n_rounds
+    for report in (sampled.encryption_, whole.encryption_):
+        assert 0 <= report.max_error <= report.precision < 1e-5
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["CKKS", "Paillier"])
+@pytest.mark.parametrize("error", [1e-6, -1e-6, np.nan])
+def test_a_wrong_decrypted_sum_is_noticed(scheme, error, monkeypatch):
+    channel, decrypt = SecureChannel(schemes()[scheme]), Party.decrypt
+    vectors = [np.array([1.5, -2.0]), np.array([0.25, 1.0])]
+    np.testing.assert_allclose(channel.sum(vectors, 2), [1.75, -1.0], atol=1e-7)
+    monkeypatch.setattr(Party, "decrypt", lambda *given: np.add(decrypt(*given), [0.0, error]))
+    with pytest.raises(RuntimeError, match=r"decrypted sum has an error of .* allows at most"):
+        channel.sum(vectors, 2)
+
+
+def test_the_report_is_that_of_all_sums(monkeypatch):
+    channel = SecureChannel(schemes()[1])
+    for n_values in (3, 8, 1):
+        channel.nbytes(n_values)
+    sums = [
+        SecureSum(np.zeros(1), 1e-13, 2, 0, 0, client_seconds=3.0, server_seconds=1.0),
+        SecureSum(np.zeros(1), 3e-13, 3, 0, 0, client_seconds=5.0, server_seconds=4.0),
+        SecureSum(np.zeros(1), 2e-13, 1, 0, 0, client_seconds=1.0, server_seconds=1.0),
+    ]
+    monkeypatch.setattr(encryption, "secure_sum", lambda keys, vectors: sums.pop(0))
+    # The largest number is negative, and more clients than these are in each round's sum.
+    for numbers in ([1.0, -7.0], [2.0, -9.0, 3.0], [5.0]):
+        channel.sum([np.array([number]) for number in numbers], 60)
+    report = channel.report()
+    assert report.precision == channel.scheme.precision(3, 9.0)
+    assert report.max_error == 3e-13
+    assert report.n_encrypted == 2 + 3 + 1
+    assert report.client_seconds == pytest.approx((3 + 5 + 1) / 3)
+    assert report.server_seconds == pytest.approx((1 + 4 + 1) / 6)
+    assert report.ciphertext_bytes == channel.scheme.ciphertext_bytes(8)
+
+
+def test_clients_for_the_audit_are_drawn_in_each_round():
+    channel, clients = SecureChannel(Paillier(**WEAK, audit=2)), np.arange(10, 30)
+    drawn = [channel.audited(clients, Key(0, round)) for round in range(60)]
+    assert {len(some) for some in drawn} == {2}
+    assert set().union(*drawn) == set(clients.tolist())
+
+
+def audited(scheme, values):
+    """The sums of one-number uploads beside counts of 1, as the server continues with them."""
+    n_clients = len(values)
+    everyone, codes = np.ones(n_clients, dtype=bool), np.arange(n_clients)
+    specs = {"x": FieldSpec((1, 1)), "n": FieldSpec((1,), dtype="uint8", learned=False)}
+    values = np.asarray(values, dtype=float).reshape(n_clients, 1, 1)
+    x = SparseRows.stacked(values, spec=specs["x"])
+    n = SparseRows.stacked(np.ones((n_clients, 1), dtype=np.uint8), spec=specs["n"])
+    updates = ClientUpdates(
+        {"x": x, "n": n},
+        clients=codes,
+        sends=everyone,
+        arrives=everyone,
+        accepted=everyone,
+        specs=specs,
+        sizes=np.zeros((3, n_clients), dtype=int),
+    )
+    single = RoundUpdates([HeldUpdates(updates, [], everyone)])
+    ledger = Ledger(codes)
+    ledger.open("round", 0)
+    federation, channel = Federation(secure_aggregation=scheme), SecureChannel(scheme)
+    downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int), channel)
+    uplink = Uplink(federation, ledger, downlink, channel, n_clients)
+    totals = {"x": single.sum("x")} | single.rest()
+    return uplink._audited(channel, single, totals, specs, Key(0, 0))
+
+
+def test_the_server_continues_with_the_decrypted_sum_if_all_are_encrypted():
+    schemes()
+    rough, values = Paillier(**WEAK, fraction_bits=1), [0.3, 0.6, 0.9]
+    assert audited(rough, values)["x"] == pytest.approx(1.8)
+    whole = audited(clone(rough).set_params(audit="all"), values)
+    # 0.5, 0.5 and 1, which are the nearest halves.
+    assert whole["x"].tolist() == [[2.0]]
+    assert whole["n"].tolist() == [3]
+    assert whole["n"].dtype == np.int64
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_value_too_large_for_the_sum_is_refused_though_it_is_not_encrypted(place):
+    schemes()
+    scheme, values = Paillier(**WEAK, audit=1), np.ones(5)
+    # Four clients could send it, but not five.
+    values[place] = 0.9 * scheme.max_value(4)
+    with pytest.raises(ValueError, match="in a sum over 5 clients each value must be at most"):
+        audited(scheme, values)
+
+
+def rounds_and_final(model):
+    entries = model.communication_.entries
+    return [entry for entry in entries if entry["phase"] in ("round", "final")]
+
+
+def test_a_sampled_audit_leaves_the_model_reproducible():
+    schemes()
+    X, y = make_toy()
+    model = make(RFRec, Federation(secure_aggregation=CKKS()))
+    first, second = clone(model).fit(X, y), clone(model).set_params(n_jobs=2).fit(X, y)
+    np.testing.assert_array_equal(first.item_factors_, second.item_factors_)
+
+
+def test_ciphertexts_are_what_the_ledger_counts():
+    scheme = schemes()[0]
+    X, _y = make_toy()
+    setting = Federation(secure_aggregation=scheme)
+    model = make(LocALS, setting, aggregation="holders").fit(X)
+    n, m, d = 12, 9, 3
+    catalogue, keys, setup, *rounds, final = model.communication_.entries
+    assert keys["bytes_down"] == n * scheme.key_nbytes() > 0 == catalogue["bytes_up"]
+    of_setup, of_upload = scheme.ciphertext_bytes(m), scheme.ciphertext_bytes(m * d + m)
+    assert setup["bytes_up"] == n * of_setup
+    assert setup["bytes_down"] == n * scheme.ciphertext_bytes(1)
+    assert {e["bytes_up"] for e in rounds} == {n * of_upload}
+    assert {e["payload_up"] for e in rounds} == {n * m * d * 4}
+    # The model before the first round is drawn by the server; later it has ciphertexts only.
+    assert rounds[0]["bytes_down"] == n * m * d * 4
+    assert {e["bytes_down"] for e in [*rounds[1:], final]} == {n * of_upload}
+    assert model.encryption_.ciphertext_bytes == of_upload
+
+
+def test_clients_that_missed_sums_need_all_of_them():
+    scheme = schemes()[0]
+    X, _ = make_toy()
+    model = make(
+        LocALS,
+        Federation(secure_aggregation=scheme, sampling="rotating"),
+        client_fraction=0.25,
+        n_rounds=4,
+        aggregation="clients",
+    ).fit(X)
+    each, first = scheme.ciphertext_bytes(27), 27 * 4
+    rounds = [e["bytes_down"] for e in model.communication_.entries if e["phase"] == "round"]
+    assert rounds == [3 * (first + t * each) for t in range(4)]
+
+
+def test_a_model_with_secret_keys_pickles_without_them():
+    scheme = schemes()[0]
+    X, y = make_toy()
+    model = make(RFRec, Federation(secure_aggregation=scheme), warm_start=True).fit(X, y)
+    again = pickle.loads(pickle.dumps(model))
+    assert again._run.server.channel._keys is None
+    for either in (model, again):
+        either.set_params(n_rounds=6).fit(X, y)
+    np.testing.assert_array_equal(model.item_factors_, again.item_factors_)
+
+
+def test_noise_and_attacks_come_before_encryption():
+    schemes()
+    X, y = make_toy()
+    settings = [
+        {"local_dp": LaplaceMechanism(clip=0.2, scale=0.1), "secure_aggregation": CKKS()},
+        {"adversary": SignFlip(0.2), "secure_aggregation": CKKS()},
+    ]
+    for setting in settings:
+        public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
+        model = make(RFRec, Federation(**setting), **public).fit(X, y)
+        setting = {**setting, "secure_aggregation": CKKS(audit="all")}
+        whole = make(RFRec, Federation(**setting), **public).fit(X, y)
+        np.testing.assert_allclose(model.item_factors_, whole.item_factors_, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"aggregator": NormClipping()}, "NormClipping looks at single uploads"),
+        ({"compression": TopK()}, "uploads compressed by TopK cannot"),
+    ],
+)
+def test_what_secure_sums_make_meaningless_is_refused(setting, message):
+    schemes()
+    X, y = make_toy()
+    with pytest.raises(ValueError, match=message):
+        RFRec(federation=Federation(secure_aggregation=CKKS(), **setting)).fit(X, y)
+
+
+@pytest.mark.parametrize("Estimator", [LocALS, LocSGD, GlobSGD])
+def test_rows_of_own_items_are_refused_under_encryption(Estimator):
+    schemes()
+    X, _ = make_toy()
+    with pytest.raises(ValueError, match='cannot be added encrypted; set upload="all"'):
+        Estimator(federation=Federation(secure_aggregation=CKKS())).fit(X)
+
+
+def test_bad_parameters_are_named_before_any_work():
+    schemes()
+    X, y = make_toy()
+    for part, message in [
+        ({"compression": TopK(0)}, "'ratio' parameter of TopK"),
+        ({"compression": LowRank(0)}, "'rank' parameter of LowRank"),
+        ({"secure_aggregation": CKKS(scale_bits=53)}, "scale_bits=53 is too large"),
+        ({"secure_aggregation": Paillier(key_bits=512)}, "weak"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            RFRec(federation=Federation(**part)).fit(X, y)
+
+
+def test_decrypted_validation_errors_come_down_like_other_sums():
+    scheme = schemes()[0]
+    X, y = make_toy()
+    plain = make(RFRec, Federation(secure_aggregation=scheme)).fit(X, y)
+    watched = make(RFRec, Federation(secure_aggregation=scheme), early_stopping=True).fit(X, y)
+    errors = 12 * scheme.ciphertext_bytes(2)
+    first, *rest = (
+        other["bytes_down"] - one["bytes_down"]
+        for one, other in zip(rounds_and_final(plain), rounds_and_final(watched), strict=True)
+    )
+    # The errors of a round's model are known when the next one comes.
+    assert [first, *rest] == [0, 0, errors, errors, errors]
+
+
+@pytest.mark.full
+def test_what_the_server_draws_itself_crosses_beside_the_encrypted_sum():
+    scheme = schemes()[0]
+    X, y = make_toy()
+    setting = Federation(secure_aggregation=scheme)
+    model = CoLR(
+        2, n_factors=4, n_rounds=3, client_fraction=1.0, random_state=0, federation=setting
+    )
+    rounds = [e for e in model.fit(X, y).communication_.entries if e["phase"] == "round"]
+    each, basis = scheme.ciphertext_bytes(9 * 2 + 9), 2 * 4 * 4
+    assert [e["bytes_down"] for e in rounds[1:]] == [12 * (each + basis)] * 2
+
+
+@pytest.mark.filterwarnings("ignore:In .* every upload was lost")
+def test_an_encrypted_sum_is_sent_once():
+    schemes()
+    X, y = make_toy()
+    lost = Federation(secure_aggregation=CKKS(), dropout=0.97)
+    *entries, final = rounds_and_final(make(RFRec, lost, n_rounds=6).fit(X, y))
+    sums = [e["messages_up"] > 0 for e in entries]
+    assert 0 < sum(sums) < 6
+    one = entries[0]["bytes_up"]
+    received = [e["bytes_down"] for e in [*entries[1:], final]]
+    assert received == [one * arrived for arrived in sums]
+
+
+def test_a_value_too_large_for_the_scheme_is_refused_whoever_sends_it():
+    schemes()
+    X, y = make_toy()
+    setting = Federation(secure_aggregation=CKKS(audit=1), adversary=RandomUpload(strength=1e9))
+    for seed in range(4):
+        with pytest.raises(ValueError, match="may overflow"):
+            make(RFRec, setting).set_params(random_state=seed).fit(X, y)

@@ -1,0 +1,132 @@
+import numpy as np
+import pytest
+
+from fedrecsk import Popularity, RFRec
+from fedrecsk.protocol import Ledger
+from fedrecsk.protocol.network_time import PROFILES, NetworkProfile, estimate_training_time
+
+
+def ledger_of(n_rounds, nbytes, n_clients=60, participants=60, received=60):
+    """Equal rounds, each client sending and receiving `nbytes`, after a set-up."""
+    ledger = Ledger(np.arange(n_clients))
+    ledger.open("setup")
+    ledger.up(np.arange(n_clients), np.full(n_clients, 1000))
+    for k in range(n_rounds):
+        ledger.open("round", k)
+        ledger.down(np.arange(received), np.full(received, nbytes))
+        ledger.up(np.arange(participants), np.full(participants, nbytes))
+        ledger.count(participants=participants)
+    ledger.open("final", n_rounds)
+    ledger.down(np.arange(n_clients), np.full(n_clients, nbytes))
+    return ledger
+
+
+# CoLR, Table 2: minutes of 1000 rounds on MovieLens-1M by floats a client sends for an item.
+TABLE_2 = {64: 80.43, 1: 1.26, 2: 2.51, 4: 5.03, 8: 10.05, 16: 20.11, 32: 40.21}
+
+
+@pytest.mark.parametrize("rank", TABLE_2)
+def test_the_papers_communication_minutes(rank):
+    time = estimate_training_time(ledger_of(1000, 3706 * rank * 4), rounds_only=True)
+    assert round(time.communication_seconds / 60, 2) == TABLE_2[rank]
+
+
+def test_all_phases_count_unless_told_otherwise():
+    everything = estimate_training_time(ledger_of(3, 2**20))
+    rounds = estimate_training_time(ledger_of(3, 2**20), rounds_only=True)
+    extra = 1000 / (0.25 * 2**20) + 1 / 0.75
+    difference = everything.communication_seconds - rounds.communication_seconds
+    assert difference == pytest.approx(extra)
+    np.testing.assert_allclose(everything.round_seconds, 10 + 16 / 3)
+    np.testing.assert_allclose(rounds.round_seconds, 10 + 16 / 3)
+
+
+def test_one_client_counts_and_not_all_of_them():
+    few = estimate_training_time(ledger_of(2, 10**6, participants=5, received=7))
+    many = estimate_training_time(ledger_of(2, 10**6))
+    assert few.seconds == pytest.approx(many.seconds)
+
+
+def test_computation_is_slowed_down_and_begins_late():
+    time = estimate_training_time(ledger_of(4, 0), client_seconds=2, server_seconds=3)
+    assert time.computation_seconds == 4 * (7 * 2 + 10 + 3)
+    assert time.minutes == pytest.approx(time.seconds / 60)
+
+
+def test_rounds_without_participants_take_no_work():
+    ledger = ledger_of(2, 100)
+    ledger.open("round", 2)
+    time = estimate_training_time(ledger, NetworkProfile(1, 1))
+    np.testing.assert_allclose(time.round_seconds, [210, 210, 0])
+
+
+def test_other_columns_can_be_read():
+    ledger = ledger_of(1, 100)
+    ledger.entries[1]["payload_up"] = 60 * 25
+    time = estimate_training_time(
+        ledger, NetworkProfile(1, 1, 0, 0), up="payload_up", rounds_only=True
+    )
+    assert time.seconds == 125
+    with pytest.raises(ValueError, match=r"no column 'payload'.*'bytes_down'"):
+        estimate_training_time(ledger, down="payload")
+
+
+def test_a_fitted_model_is_read_through_its_ledger(toy):
+    model = RFRec(n_factors=3, n_rounds=4, random_state=0).fit(*toy)
+    time = estimate_training_time(model, PROFILES["4g"])
+    assert len(time.round_seconds) == 4
+    assert time.seconds == estimate_training_time(model.communication_, "4g").seconds
+
+
+def test_the_profiles_are_ordered():
+    ledger = ledger_of(10, 10**6)
+    names = ("paper", "4g", "broadband", "data_center")
+    seconds = [estimate_training_time(ledger, name).communication_seconds for name in names]
+    assert seconds == sorted(seconds, reverse=True)
+    assert set(PROFILES) == set(names)
+
+
+@pytest.mark.parametrize("name", ["download", "upload"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), "1", None])
+def test_speeds_must_be_positive(name, value):
+    with pytest.raises(ValueError, match=f"The '{name}' parameter of NetworkProfile must be a"):
+        NetworkProfile(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["slowdown", "overhead"])
+@pytest.mark.parametrize("value", [-1, float("inf"), "1", None])
+def test_work_must_not_be_negative(name, value):
+    with pytest.raises(ValueError, match=f"The '{name}' parameter of NetworkProfile must be a"):
+        NetworkProfile(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["client_seconds", "server_seconds"])
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "1", None])
+def test_measured_seconds_must_not_be_negative(name, value):
+    with pytest.raises(ValueError, match=f"'{name}' parameter of estimate_training_time must be"):
+        estimate_training_time(ledger_of(1, 1), **{name: value})
+
+
+def test_an_unknown_profile_is_named():
+    with pytest.raises(ValueError, match=r"profile=\['4g'\] is unknown"):
+        estimate_training_time(ledger_of(1, 1), ["4g"])
+    with pytest.raises(ValueError, match=r"profile='5g' is unknown.*'4g', 'broadband'"):
+        estimate_training_time(ledger_of(1, 1), "5g")
+
+
+def test_the_errors_that_end_a_fit_cost_what_one_client_sends(toy):
+    model = RFRec(
+        3, n_rounds=50, early_stopping=True, n_iter_no_change=1, tol=10.0, random_state=0
+    ).fit(*toy)
+    last = model.communication_.entries[-2]
+    assert (last["participants"], last["messages_down"], last["bytes_up"]) == (0, 12, 12 * 8)
+    slow = NetworkProfile(download=1e12, upload=1.0)
+    assert len(estimate_training_time(model, slow).round_seconds) == model.n_rounds_
+    model.communication_.entries = [last]
+    time = estimate_training_time(model, slow)
+    assert time.communication_seconds == pytest.approx(8, abs=1e-3)
+
+
+def test_a_model_without_a_ledger_is_named(toy):
+    with pytest.raises(TypeError, match="Popularity has no communication_"):
+        estimate_training_time(Popularity().fit(toy[0]))

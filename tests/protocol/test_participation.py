@@ -1,0 +1,156 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedrecsk import FedEB, Federation, FedRec, PrivFedEB
+from fedrecsk.privacy import CentralDP
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.participation import (
+    cohort_size,
+    draw,
+    histories,
+    n_rotating,
+    smallest_cohort,
+)
+from tests.conftest import make_toy
+
+FEDERATIONS = st.builds(
+    Federation,
+    dropout=st.sampled_from([0.0, 0.3, 0.9]),
+    dropout_mode=st.sampled_from(["upload", "stale", "offline"]),
+    sampling=st.sampled_from(["random", "rotating"]),
+)
+FRACTIONS = st.floats(0.01, 1.0)
+
+
+@given(FEDERATIONS, FRACTIONS, st.integers(1, 40), st.integers(0, 30))
+def test_masks_agree_with_each_other(federation, fraction, n_clients, round):
+    turn = draw(n_clients, fraction, federation, Key(0, round))
+    receives, active, delivers, dropped = turn
+    assert not (delivers & ~active).any()
+    assert not (delivers & dropped).any()
+    if federation.dropout == 0:
+        assert not dropped.any()
+        assert np.array_equal(receives, delivers)
+        assert active.any()
+    match federation.dropout_mode:
+        case "upload":
+            assert np.array_equal(receives, active)
+            assert np.array_equal(active, delivers | dropped)
+        case "stale":
+            assert np.array_equal(receives, delivers)
+            assert np.array_equal(active, delivers | dropped)
+        case "offline":
+            assert np.array_equal(receives, active)
+            assert np.array_equal(active, delivers)
+
+
+@given(FEDERATIONS, FRACTIONS, st.integers(1, 25))
+def test_equal_histories_are_equal(federation, fraction, n_clients):
+    groups = histories(n_clients, fraction, federation, Key(5))
+    seen = [draw(n_clients, fraction, federation, Key(5, t)) for t in range(12)]
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        for turn in seen:
+            assert len(set(turn.receives[members])) == 1
+            assert len(set(turn.active[members])) == 1
+
+
+@pytest.mark.parametrize("setting", [{}, {"dropout": 0.5, "dropout_mode": "upload"}], ids=str)
+def test_clients_of_equal_history_share_one_group(setting):
+    """Lost uploads do not matter; groups of their own would each need memory."""
+    assert len(np.unique(histories(12, 1.0, Federation(**setting), Key(5)))) == 1
+    rotating = Federation(sampling="rotating", **setting)
+    assert len(np.unique(histories(12, 0.25, rotating, Key(5)))) == 4
+
+
+@pytest.mark.parametrize("n_clients", [1, 7, 100])
+def test_rotation_reaches_everybody_once_a_turn(n_clients):
+    federation = Federation(sampling="rotating")
+    n_cohorts = min(n_clients, 10)
+    visits = sum(draw(n_clients, 0.1, federation, Key(2, t)).active * 1 for t in range(n_cohorts))
+    assert visits.tolist() == [1] * n_clients
+
+
+@pytest.mark.parametrize(
+    ("n_clients", "fraction", "size", "n_cohorts"),
+    [
+        (100, 0.126, 13, 8),
+        (100, 0.124, 12, 8),
+        (7, 0.35, 2, 3),
+        (7, 0.3, 2, 3),
+        (12, 0.6, 7, 2),
+        (12, 0.9, 11, 1),
+        (12, 0.01, 1, 12),
+    ],
+)
+def test_sizes_are_rounded_to_the_nearest_number(n_clients, fraction, size, n_cohorts):
+    assert cohort_size(n_clients, fraction) == size
+    assert draw(n_clients, fraction, Federation(), Key(0)).active.sum() == size
+    assert n_rotating(n_clients, fraction) == n_cohorts
+
+
+@given(st.sampled_from(["random", "rotating", "auto"]), FRACTIONS, st.integers(1, 40))
+def test_no_cohort_is_smaller_than_the_smallest(sampling, fraction, n_clients):
+    setting = n_clients, fraction, Federation(sampling=sampling)
+    for prefers in ({}, {"prefers_rotation": True}):
+        rounds = range(n_rotating(n_clients, fraction))
+        sizes = [draw(*setting, Key(3, t), **prefers).active.sum() for t in rounds]
+        assert min(sizes) == smallest_cohort(*setting, **prefers)
+        # Cohorts that rotate differ by one client at most.
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_random_cohort_has_its_size_and_changes():
+    first, second = (draw(200, 0.1, Federation(), Key(2, t)).active for t in (0, 1))
+    assert first.sum() == second.sum() == 20
+    assert not np.array_equal(first, second)
+
+
+def test_dropout_has_its_rate():
+    turns = [draw(500, 1.0, Federation(dropout=0.3), Key(2, t)) for t in range(40)]
+    assert np.mean([turn.dropped.mean() for turn in turns]) == pytest.approx(0.3, abs=0.02)
+
+
+@given(FEDERATIONS, FRACTIONS, st.integers(2, 40))
+def test_a_part_of_the_clients_has_its_part_of_the_masks(federation, fraction, n_clients):
+    turn = draw(n_clients, fraction, federation, Key(1, 3))
+    clients = np.random.default_rng(0).permutation(n_clients)[: n_clients // 2]
+    for mask, ours in zip(turn, turn.of(clients), strict=True):
+        assert ours.tolist() == [bool(mask[c]) for c in clients]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("sampling", ["random", "rotating"])
+@pytest.mark.parametrize("method", [FedEB, FedRec, PrivFedEB])
+def test_a_cohort_is_one_client_at_least(method, sampling):
+    # Otherwise there would be millions of rounds.
+    X, y = make_toy(12, 9, seed=1)
+    federation = Federation(sampling=sampling)
+    fits = [
+        method(3, client_fraction=share, federation=federation, random_state=0).fit(X, y)
+        for share in (1e-9, 1e-3, 1 / 12)
+    ]
+    assert len({one.n_rounds_ for one in fits}) == 1
+    for one in fits[:2]:
+        np.testing.assert_array_equal(one.predict(X), fits[-1].predict(X))
+
+
+@pytest.mark.parametrize(("method", "rounds"), [(FedEB, 775), (FedRec, 1800), (PrivFedEB, 155)])
+def test_rounds_of_small_cohorts(method, rounds):
+    # For all clients at a time they are 100, 30 and 20; times 60, or its square root.
+    assert method(client_fraction=1e-9)._rounds(60) == rounds
+    assert method(client_fraction=1 / 60)._rounds(60) == rounds
+    assert method(client_fraction=1e-9, n_rounds=7)._rounds(60) == 7
+
+
+def test_privacy_of_small_cohorts_is_planned():
+    mechanism = CentralDP(noise_multiplier=1.0, delta=1e-3)
+    federation = Federation(central_dp=mechanism, sampling="random")
+    public = {"items": range(9), "rating_scale": (1, 5), "random_state": 0}
+    planned = [
+        PrivFedEB(client_fraction=share, federation=federation, **public).planned_privacy(20)
+        for share in (1e-9, 1 / 20)
+    ]
+    assert planned[0] == planned[1]

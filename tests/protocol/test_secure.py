@@ -1,0 +1,392 @@
+"""Secure sums on devices: fits equal those in plaintext, and the server sees ciphertexts only."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import (
+    FedEB,
+    Federation,
+    FedFast,
+    FedMF,
+    LightFR,
+    PrivFedEB,
+    RFRec,
+    RFRecF,
+)
+from fedrecsk.federated import _round_loop
+from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
+from fedrecsk.protocol import Device, Server
+from fedrecsk.protocol.encryption import EncryptedSums
+from fedrecsk.protocol.keys import Key
+from tests.conftest import make_toy
+from tests.test_contract import every_federated
+
+pytestmark = pytest.mark.sampled
+
+CKKS_SCHEME = CKKS()
+PAILLIER = Paillier(512, allow_weak=True)
+SHARES = CentralDP(epsilon=50, delta=1e-3, noise="clients", clip=1.0)
+SMALL = {"n_rounds": 3, "random_state": 0}
+X, Y = make_toy()
+SILOS = X[:, 0] % 3
+
+
+def secure(estimator, scheme):
+    """The estimator with what devices must be given."""
+    federation = clone(estimator._setting()).set_params(secure_aggregation=scheme)
+    estimator = clone(estimator).set_params(federation=federation, items=np.unique(X[:, 1]))
+    if "rating_scale" in estimator.get_params():
+        estimator.set_params(rating_scale=(float(Y.min()), float(Y.max())))
+    if estimator.get_params().get("upload", "dense") != "dense":
+        estimator.set_params(upload="all")
+    return estimator
+
+
+class Fit:
+    """A server and three devices, which are pickled between steps."""
+
+    def __init__(self, estimator, seed):
+        self.estimator = estimator
+        scheme = estimator.federation.secure_aggregation
+        self.keys = scheme.generate_keys(n_clients=3)
+        self.server = Server.of(estimator, Key(seed), party=self.keys.server)
+        self.devices = [
+            Device(
+                estimator,
+                X[k == SILOS],
+                Y[k == SILOS],
+                client_id=k,
+                party=self.keys.clients,
+                private=Key(seed),
+            )
+            for k in range(3)
+        ]
+        self.sent = []
+        registrations = [one.register() for one in self.devices]
+        for one, place in zip(self.devices, self.server.register(registrations), strict=True):
+            one.place(place)
+
+    def stored(self):
+        """Store both sides and load them again."""
+        self.server = pickle.loads(pickle.dumps(self.server))
+        self.devices = pickle.loads(pickle.dumps(self.devices))
+        for one in self.devices:
+            one.party = self.keys.clients
+
+    def set_up(self):
+        for step in range(self.server.n_setups):
+            message = self.server.setup_message(step)
+            uploads = [one for device in self.devices for one in device.setup(step, message)]
+            self.sent += uploads
+            self.server.close_setup(step, uploads)
+            self.stored()
+        message = self.server.send_announcement()
+        for device in self.devices:
+            device.announce(message)
+        return self
+
+    def updates(self, silent=()):
+        """The uploads of a new round."""
+        turn, message = self.server.open_round()
+        uploads = []
+        for k in np.flatnonzero(turn.active):
+            if k not in silent:
+                # Whoever has missed steps catches up here.
+                self.devices[k].receive(self.server.round, message)
+                uploads += self.devices[k].update(self.server.round)[0]
+        return uploads
+
+    def round(self, silent=()):
+        uploads = self.updates(silent)
+        self.sent += uploads
+        self.server.close_round(uploads)
+        self.stored()
+
+    def run(self):
+        self.set_up()
+        while self.server.round < self.estimator.n_rounds:
+            self.round()
+        return self.fitted()
+
+    def fitted(self):
+        message = self.server.send_final()
+        return [one.fitted(message, self.server.round) for one in self.devices]
+
+
+def simulated(estimator, monkeypatch):
+    """A fit without encryption."""
+    monkeypatch.setattr(type(estimator), "_dtype", np.float64, raising=False)
+    federation = clone(estimator.federation).set_params(secure_aggregation=None)
+    plain = clone(estimator).set_params(federation=federation)
+    return plain.fit(X, Y, clients=SILOS)
+
+
+def small(Estimator, **parameters):
+    """A quick instance that sends whole matrices."""
+    known = Estimator().get_params(deep=False)
+    own = {"upload": "all"} | SMALL
+    own |= {"n_factors": 5, "rank": 2, "n_bits": 8}
+    if Estimator is PrivFedEB:
+        own["federation"] = Federation(central_dp=SHARES)
+    return Estimator(**{k: v for k, v in own.items() if k in known} | parameters)
+
+
+@every_federated
+def test_a_secure_fit_is_the_simulated_one(Estimator, monkeypatch):
+    # LightFR adds large integers.
+    scheme = Paillier(512, fraction_bits=0, allow_weak=True) if Estimator is LightFR else CKKS()
+    if small(Estimator)._treats_clients_apart:
+        with pytest.raises(ValueError, match="secure_aggregation"):
+            Server.of(secure(small(Estimator), scheme), party=scheme.generate_keys(3).server)
+        return
+    assert_as_simulated(secure(small(Estimator), scheme), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [FedMF(3, client_fraction=0.5, **SMALL), RFRecF(3, client_fraction=0.5, **SMALL)],
+    ids=lambda one: type(one).__name__,
+)
+def test_cohorts_are_those_of_the_simulator(estimator, monkeypatch):
+    assert_as_simulated(secure(estimator, PAILLIER), monkeypatch)
+
+
+def assert_as_simulated(estimator, monkeypatch):
+    # Each client draws its own noise, from its own key.
+    monkeypatch.setattr(Federation, "draws_each", True)
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    monkeypatch.setattr(_round_loop, "_secret", lambda *given: Key(seed))
+    expected = simulated(estimator, monkeypatch)
+    # The errors of sums are below 1e-8; RFRec's biases of items with few ratings amplify them.
+    close = 1e-4 if isinstance(estimator, RFRec) else 1e-5
+    for model in Fit(estimator, seed).run():
+        codes = expected._users.codes(model.user_ids_)
+        for name, value in vars(expected).items():
+            if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu" or "_ids" in name:
+                continue
+            if name.startswith(("item_", "user_")):
+                theirs = value if name.startswith("item_") else value[codes]
+                np.testing.assert_allclose(getattr(model, name), theirs, atol=close, err_msg=name)
+        assert model.n_rounds_ == 3
+
+
+def test_the_sum_is_of_those_who_have_arrived(monkeypatch):
+    # A client that is silent, and one that learns of two steps later.
+    estimator = secure(FedMF(3, client_fraction=1.0, **SMALL), CKKS_SCHEME)
+    fit = Fit(estimator, 1).set_up()
+    fit.round(silent=[1])
+    fit.round(silent=[1])
+    assert fit.server.totals.message.sums[-1].clients.tolist() == [0, 2]
+    fit.round()
+    first, second, third = fit.fitted()
+    np.testing.assert_array_equal(first.item_factors_, second.item_factors_)
+    np.testing.assert_array_equal(first.item_factors_, third.item_factors_)
+    entries = [one for one in fit.server.ledger.entries if one["phase"] == "round"]
+    assert [one["messages_up"] for one in entries] == [2, 2, 3]
+    # What all have taken can be forgotten; nobody who lacks it can then go on.
+    totals = fit.server.totals
+    totals.forget(totals.n_sums)
+    assert totals.message.since(totals.n_sums) == totals.message == (totals.n_sums, ())
+    with pytest.raises(ValueError, match=r"were deleted with forget\(\)"):
+        totals.message.since(0)
+    with pytest.raises(ValueError, match="cannot go on from step 99"):
+        fit.devices[0].take(EncryptedSums(99, ()))
+
+
+def test_a_round_without_uploads_changes_nothing():
+    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), PAILLIER), 1).set_up()
+    fit.round()
+    before = fit.fitted()[0].item_factors_
+    fit.round(silent=[0, 1, 2])
+    np.testing.assert_array_equal(fit.fitted()[0].item_factors_, before)
+
+
+def test_answers_are_repeated_bit_for_bit():
+    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), CKKS_SCHEME), 1).set_up()
+    device, (first, *_) = fit.devices[0], fit.updates()
+    again = pickle.loads(pickle.dumps(device))
+    again.party = fit.keys.clients
+    assert again.update(0)[0][0].encrypted == first.encrypted
+
+
+# ------------------------------------------------------------------ what the server sees
+
+
+@pytest.mark.parametrize("scheme", [CKKS_SCHEME, PAILLIER], ids=["CKKS", "Paillier"])
+def test_the_server_has_no_keys_and_no_numbers_of_clients(scheme):
+    """All that the server receives and stores, but ciphertexts, is the same for other ratings."""
+    estimator = secure(FedEB(3, client_fraction=1.0, **SMALL), scheme)
+    views = []
+    for sign in (1, -1):
+        fit = Fit(estimator, 1)
+        for device, k in zip(fit.devices, range(3), strict=True):
+            device.data.values[:] = 3 + sign * (device.data.values - 3)
+            device.block.values[:] = 3 + sign * (device.block.values - 3)
+            assert len(device.data.values) == (k == SILOS).sum()
+        models = fit.run()
+        stored = pickle.dumps(fit.server)
+        secret = fit.keys.clients.to_bytes()
+        size = scheme.key_nbytes()
+        for start in range(len(secret) - size, len(secret) - 32, 997):
+            assert (
+                secret[start : start + 32] not in stored
+                or secret[start : start + 32] in fit.keys.server.to_bytes()
+            )
+        for model in models:
+            for row in model.item_factors_:
+                assert row.tobytes() not in stored
+                assert row.astype(np.float32).tobytes() not in stored
+        sent = [(one.phase, one.round, one.client, one.encrypted.n_values) for one in fit.sent]
+        seen = [
+            (one.phase, one.round, one.clients.tolist()) for one in fit.server.totals.message.sums
+        ]
+        views.append((sent, seen, fit.server.ledger))
+    assert views[0] == views[1]
+
+
+def test_the_server_refuses_the_clients_keys_and_clients_the_servers():
+    estimator = secure(FedMF(3, **SMALL), PAILLIER)
+    keys = PAILLIER.generate_keys(3)
+    with pytest.raises(ValueError, match=r"These are the clients' keys.*keys\.server"):
+        Server.of(estimator, party=keys.clients)
+    with pytest.raises(ValueError, match=r"clients' side of the keys.*keys\.clients"):
+        Device(estimator, X, Y, client_id=1, party=keys.server)
+    device = Device(estimator, X, Y, client_id=1, party=keys.clients)
+    assert pickle.loads(pickle.dumps(device)).party is None
+
+
+# ---------------------------------------------------------------------------- wrong input
+
+
+@pytest.mark.parametrize("scheme", [CKKS_SCHEME, PAILLIER], ids=["CKKS", "Paillier"])
+def test_malformed_uploads_are_left_out_and_counted(scheme):
+    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), scheme), 1).set_up()
+    good = fit.updates()
+    content, other = good[0].encrypted, scheme.generate_keys(3).clients
+    block = content.blocks[0]
+    for wrong in (
+        replace(content, blocks=content.blocks[:-1]),
+        replace(content, blocks=(b"x", *content.blocks[1:])),
+        replace(content, blocks=(block[: len(block) // 2], *content.blocks[1:])),
+        replace(content, blocks=(block + b"more", *content.blocks[1:])),
+        replace(content, n_values=content.n_values - 1),
+        replace(content, n_clients=2),
+        other.encrypt(np.zeros(content.n_values)),
+        fit.keys.clients.encrypt(np.zeros(content.n_values + 1)),
+        None,
+    ):
+        server = pickle.loads(pickle.dumps(fit.server))
+        server.close_round([replace(good[0], encrypted=wrong), *good[1:]])
+        assert server.ledger.entries[-1]["rejected"] == 1
+        assert server.totals.message.sums[-1].clients.tolist() == [1, 2]
+    server = pickle.loads(pickle.dumps(fit.server))
+    with pytest.raises(ValueError, match="has already sent in round 0"):
+        server.close_round([*good, good[0]])
+    for change in ({"round": 1}, {"phase": "setup"}, {"client": 7}, {"client": -1}):
+        with pytest.raises(ValueError, match=r"send uploads in their own step|unknown client"):
+            server.close_round([replace(good[0], **change), *good[1:]])
+    assert len(server.totals.message.sums) == fit.server.n_setups
+    server.close_round(good)
+    assert server.totals.message.sums[-1].total.n_clients == 3
+    with pytest.raises(ValueError, match="Round 1 is not open"):
+        server.close_round([])
+
+
+def test_numbers_in_plaintext_are_rejected_and_ciphertexts_do_not_reach_plain_servers():
+    estimator = secure(FedMF(3, client_fraction=1.0, **SMALL), PAILLIER)
+    fit = Fit(estimator, 1).set_up()
+    uploads = fit.updates()
+    plain = replace(uploads[0], encrypted=None)
+    fit.server.close_round([plain, *uploads[1:]])
+    assert fit.server.ledger.entries[-1]["rejected"] == 1
+    server = Server.of(estimator.set_params(federation=None))
+    server.register([one.register() for one in fit.devices])
+    for step in range(server.n_setups):
+        server.setup_message(step)
+    server.open_round()
+    server.close_round(uploads)
+    assert server.ledger.entries[-1]["rejected"] == 3
+
+
+def test_a_client_that_diverges_sends_nothing():
+    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), PAILLIER), 1).set_up()
+    fit.devices[0].method.learning_rate = 1e308
+    with np.errstate(all="ignore"):
+        assert [one.client for one in fit.updates()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"early_stopping": True}, "early_stopping=False"),
+        ({"federation": Federation()}, "no secure_aggregation"),
+        (
+            {"federation": Federation(secure_aggregation=PAILLIER, sampling="poisson")},
+            'sampling="auto"',
+        ),
+    ],
+)
+def test_what_devices_cannot_do_is_named(change, message):
+    estimator = secure(RFRec(3, aggregation="clients", **SMALL), PAILLIER).set_params(**change)
+    keys = PAILLIER.generate_keys(3)
+    with pytest.raises(ValueError, match=message):
+        Server.of(estimator, party=keys.server)
+    with pytest.raises(ValueError, match=message):
+        Device(estimator, X, Y, client_id=1, party=keys.clients)
+
+
+def test_chosen_cohorts_are_refused():
+    estimator = secure(FedFast(3, **SMALL), PAILLIER)
+    with pytest.raises(ValueError, match=r"chooses its cohorts|secure_aggregation"):
+        Server.of(estimator, party=PAILLIER.generate_keys(3).server)
+
+
+def test_missing_keys_are_named():
+    estimator = secure(FedMF(3, **SMALL), PAILLIER)
+    with pytest.raises(ValueError, match=r"has secure_aggregation; .* party=keys\.server"):
+        Server.of(estimator)
+    with pytest.raises(ValueError, match=r"has secure_aggregation; .* party=keys\.clients"):
+        Device(estimator, X, Y, client_id=1)
+
+
+def test_more_clients_than_the_keys_are_for():
+    estimator = secure(FedMF(3, **SMALL), PAILLIER)
+    keys = PAILLIER.generate_keys(2)
+    server = Server.of(estimator, party=keys.server)
+    devices = [Device(estimator, X, Y, client_id=k, party=keys.clients) for k in range(3)]
+    with pytest.raises(ValueError, match=r"3 clients.*at most 2.*n_clients=3"):
+        server.register([one.register() for one in devices])
+
+
+@pytest.mark.parametrize("part", ["local_dp", "central_dp"])
+def test_noise_comes_from_the_clients_and_is_reported(part, monkeypatch):
+    mechanism = SHARES if part == "central_dp" else LaplaceMechanism(clip=1.0, scale=0.5)
+    plain = RFRec(3, aggregation="clients", federation=Federation(**{part: mechanism}), **SMALL)
+    estimator = secure(plain, PAILLIER)
+    assert_as_simulated(estimator, monkeypatch)
+    fit = Fit(estimator, 1)
+    fit.run()
+    report = fit.server.privacy_report()
+    assert report.server_sees == "encrypted sums"
+    assert report.epsilon == simulated(estimator, monkeypatch).privacy_.epsilon
+
+
+def test_keys_as_bytes():
+    for scheme in (CKKS_SCHEME, PAILLIER):
+        keys = scheme.generate_keys(2)
+        server, clients = (scheme.load_party(one.to_bytes()) for one in keys)
+        total = server.sum([keys.clients.encrypt([1.5, -2]), clients.encrypt([0.25, 1])])
+        np.testing.assert_allclose(clients.decrypt(total), [1.75, -1], atol=1e-8)
+        assert not server.holds_secret_key
+        with pytest.raises(ValueError, match="no keys of secure sums"):
+            scheme.load_party(b"hello")
+        own, others = (k.clients.to_bytes() for k in (keys, scheme.generate_keys(2)))
+        for damaged in (own[:-3], own[:-3] + b"abc", own[:-100] + others[-100:]):
+            with pytest.raises(ValueError, match=f"keys '{clients.key_id}' are damaged"):
+                scheme.load_party(damaged)
+    with pytest.raises(ValueError, match="keys with the parameters of the estimator"):
+        CKKS(8192).load_party(CKKS_SCHEME.generate_keys(2).server.to_bytes())

@@ -1,0 +1,460 @@
+"""What a server does about uploads that it should not get, or that are malformed."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from joblib import Parallel
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+
+from fedrecsk import CoLR, Federation, FedMF, LightFR, LocALS, RFRec, RFRecF, SCoLR
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.data.interactions import encode
+from fedrecsk.federated._round_loop import Loop, Run
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.protocol import Device, Numbers, Server, blocks, participation
+from fedrecsk.protocol.clients import Registration
+from fedrecsk.protocol.keys import Key
+from tests.conftest import make_toy
+
+
+@pytest.fixture(autouse=True)
+def one_client_in_each_block(monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+
+
+def opened(estimator):
+    """A server with an open round, and the updates of the clients that were asked."""
+    run = Run.new(estimator.set_params(random_state=0), encode(*make_toy()))
+    Loop(run, Parallel(require="sharedmem", return_as="generator")).set_up()
+    server = run.server
+    turn, message = server.open_round()
+    received = server.method._decode_broadcast(message, server.key.at(0))
+    uploads = []
+    for one in run.clients:
+        one.receive(0, received, turn)
+        uploads += one.update(0)[0]
+    return server, uploads
+
+
+def test_two_uploads_of_one_client_are_refused_in_one_block_too():
+    server, uploads = opened(RFRec(3, n_rounds=1))
+    both = {name: np.repeat(getattr(uploads[3], name), 2) for name in ("clients", "sends")}
+    with pytest.raises(ValueError, match="Client 121 has already sent in round 0"):
+        server.close_round([replace(uploads[3], **both)], trusted=True)
+
+
+def test_only_parcels_are_taken_from_others():
+    server, uploads = opened(RFRec(3, n_rounds=1))
+    with pytest.raises(TypeError, match="got a ClientUpdates in round 0; send it the parcels"):
+        server.close_round(uploads)
+    assert server.ledger.entries[-1]["messages_up"] == 0
+
+
+def test_an_upload_of_a_client_that_was_not_asked_is_refused():
+    server, uploads = opened(RFRec(3, n_rounds=1, client_fraction=0.5))
+    asked = server._participation.active
+    assert len(uploads) == asked.sum() == 6
+    stranger = np.flatnonzero(~asked)[:1]
+    uploads[0] = replace(uploads[0], clients=stranger)
+    with pytest.raises(
+        ValueError, match=f"Client {100 + 7 * stranger[0]} was not selected in round 0"
+    ):
+        server.close_round(uploads, trusted=True)
+
+
+def test_clients_without_any_message_yet_do_not_count_as_participants():
+    stale = Federation(dropout=0.6, dropout_mode="stale")
+    server, uploads = opened(RFRec(3, n_rounds=2, aggregation="holders", federation=stale))
+    turn = server._participation
+    assert 0 < len(uploads) == turn.receives.sum() < turn.active.sum() == 12
+    server.close_round(uploads, trusted=True)
+    entry, row = server.ledger.entries[-1], server.history[-1]
+    assert entry["participants"] == row["participants"] == turn.receives.sum()
+    assert entry["dropped"] == 12 - turn.receives.sum()
+    other, _ = server.open_round()
+    server.close_round([])
+    # Those with a message of either round.
+    received = turn.receives | other.receives
+    assert turn.receives.sum() < received.sum()
+    assert server.ledger.entries[-1]["participants"] == received.sum()
+
+
+def test_a_round_that_is_not_open_cannot_be_closed():
+    server, uploads = opened(RFRec(3, n_rounds=1))
+    server.close_round(uploads, trusted=True)
+    with pytest.raises(ValueError, match=r"Round 1 is not open; call open_round\(\) first"):
+        server.close_round(uploads, trusted=True)
+
+
+def test_a_client_that_registers_twice_is_named():
+    server = Server(RFRec(3), Federation(), Key(0), np.arange(5), (1, 5))
+    one, two = np.ones(1, dtype=int), np.ones(2, dtype=int)
+    ids = np.array(["ann", "bob"]), np.array(["bob"])
+    with pytest.raises(ValueError, match="Client bob registers twice; give each client"):
+        server.register([Registration(ids[0], two, two), Registration(ids[1], one, one)])
+
+
+def test_places_follow_the_order_of_the_ids():
+    server = Server(RFRec(3), Federation(), Key(0), np.arange(5), (1, 5))
+    places = server.register(
+        [
+            Registration(np.array([30, 10]), np.array([3, 1]), np.array([1, 1])),
+            Registration(np.array([20]), np.array([2]), np.array([1])),
+        ]
+    )
+    assert [place.clients.tolist() for place in places] == [[2, 0], [1]]
+    assert [place.first_users.tolist() for place in places] == [[3, 0], [1]]
+    assert server.client_ids.tolist() == [10, 20, 30]
+    assert server.n_users == 6
+
+
+# ------------------------------------------------------------------------- chosen cohorts
+
+
+class Even(FedMF):
+    """Its cohort is every other client, in odd rounds; in even ones the federation draws it."""
+
+    def _choose_cohort(self, server, n_clients, size, key):
+        assert n_clients == 12
+        assert size == 3
+        assert "item_factors" in server
+        return np.arange(n_clients) % 2 == 0 if key.round % 2 else None
+
+
+@pytest.mark.parametrize("mode", ["upload", "stale", "offline"])
+def test_a_method_may_choose_the_cohort_and_dropout_applies_to_it(mode):
+    federation = Federation(dropout=0.4, dropout_mode=mode)
+    server, uploads = opened(Even(2, n_rounds=2, client_fraction=0.25, federation=federation))
+    drawn = participation.draw(12, 0.25, federation, server.key.at(0))
+    np.testing.assert_array_equal(server._participation, drawn)
+    server.close_round(uploads, trusted=True)
+    turn, _ = server.open_round()
+    chosen = np.arange(12) % 2 == 0
+    np.testing.assert_array_equal(
+        turn, participation.of_cohort(chosen, federation, server.key.at(1))
+    )
+    assert 0 < turn.dropped.sum() < 6
+    assert not turn.dropped[~chosen].any()
+    np.testing.assert_array_equal(turn.delivers, chosen & ~turn.dropped)
+    np.testing.assert_array_equal(turn.active, chosen if mode != "offline" else turn.delivers)
+
+
+def test_clients_that_share_state_have_cohorts_of_the_federation():
+    class Chosen(RFRec):
+        def _choose_cohort(self, server, n_clients, size, key):
+            return np.arange(n_clients) < size
+
+    with pytest.raises(TypeError, match="Chosen shares state between clients of equal history"):
+        opened(Chosen(3, n_rounds=1, client_fraction=0.5))
+
+
+# ------------------------------------------------------------------- malformed parcels
+
+
+def deployed(estimator):
+    """A server with an open round, and the parcels of the devices that were asked."""
+    X, y = make_toy()
+    method = estimator.set_params(items=np.unique(X[:, 1]))
+    server, rows = Server.of(method, Key(1)), [X[:, 0] == k for k in np.unique(X[:, 0])]
+    devices = [Device(method, X[r], y[r], client_id=X[r][0, 0], private=Key(2)) for r in rows]
+    places = server.register([device.register() for device in devices])
+    for device, place in zip(devices, places, strict=True):
+        device.place(place)
+    for step in range(server.n_setups):
+        message = server.setup_message(step)
+        server.close_setup(step, [one for d in devices for one in d.setup(step, message)])
+    announcement = server.send_announcement()
+    _, message = server.open_round()
+    parcels = []
+    for device in devices:
+        device.announce(announcement)
+        device.receive(0, message)
+        parcels += device.update(0)[0]
+    return server, parcels
+
+
+LAPLACE = LaplaceMechanism(clip=0.2, scale=0.1)
+RATES = {"n_rounds": 1, "rating_scale": (1, 5)}
+DEPLOYED = {
+    "all": (RFRec(3, **RATES), "item_vectors"),
+    "noised": (RFRec(3, federation=Federation(local_dp=LAPLACE), **RATES), "item_vectors"),
+    "held": (LocALS(3, reg_user=1.0), "rows"),
+    "chosen": (LightFR(5, client_fraction=1.0), "rows"),
+    "bits": (LightFR(5, aggregation="parameter", client_fraction=1.0), "votes"),
+    "columns": (SCoLR(3, n_factors=4, client_fraction=1.0), "updates"),
+    "counts": (SCoLR(3, n_factors=4, client_fraction=1.0), "n_visits"),
+}
+
+
+class Hostile:
+    """It raises whenever anybody looks at it."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def first_row(values, number):
+    """The numbers with others in the first row, as far as their type goes."""
+    values = values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+    values[:1] = number
+    return values
+
+
+BROKEN_NUMBERS = {
+    "NaN": lambda n: n._replace(values=n.values * np.nan),
+    "infinite": lambda n: n._replace(values=n.values + np.inf),
+    "more than the type can hold": lambda n: n._replace(
+        values=first_row(n.values, 1e39 if n.values.dtype.kind == "f" else 2**62)
+    ),
+    "too few rows": lambda n: n._replace(values=n.values[:-1]),
+    "a row that would be broadcast": lambda n: n._replace(values=n.values[:1]),
+    "a number that would be broadcast": lambda n: n._replace(values=np.ones(())),
+    "too many columns": lambda n: n._replace(values=np.repeat(n.values, 2, axis=1)),
+    "text": lambda n: n._replace(values=n.values.astype(str)),
+    "complex": lambda n: n._replace(values=n.values + 0j),
+    "a list": lambda n: n._replace(values=n.values.tolist()),
+    "objects": lambda n: n._replace(values=n.values.astype(object)),
+    "no numbers": lambda n: n._replace(values=None),
+    "an object that raises": lambda n: n._replace(values=Hostile()),
+    "not Numbers": lambda n: Hostile(),
+    "more than Numbers": lambda n: (*n, 1),
+    "rows that are not asked for, or not there": lambda n: n._replace(
+        rows=np.arange(len(n.values)) if n.rows is None else None
+    ),
+    "rows out of range": lambda n: n._replace(rows=np.arange(len(n.values)) + 9),
+    "negative rows": lambda n: n._replace(rows=np.arange(len(n.values)) - 1),
+    "the same row twice": lambda n: n._replace(rows=np.zeros(len(n.values), dtype=int)),
+    "rows in descending order": lambda n: n._replace(rows=np.arange(len(n.values))[::-1]),
+    "real row numbers": lambda n: n._replace(rows=np.arange(len(n.values)) + 0.0),
+    "columns that are numbers": lambda n: n._replace(columns=np.arange(n.values.shape[1])),
+    "more columns than there are": lambda n: n._replace(columns=np.ones(99, dtype=bool)),
+    "columns without numbers": lambda n: n._replace(columns=np.zeros(3, dtype=bool)),
+}
+
+
+def without_rest(upload):
+    """What the server makes of an upload, for comparison."""
+    return {name: total.sum for name, total in upload.items()}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("kind", DEPLOYED)
+@pytest.mark.parametrize("broken", BROKEN_NUMBERS)
+def test_a_malformed_parcel_is_rejected_and_counted(kind, broken):
+    estimator, name = DEPLOYED[kind]
+    server, parcels = deployed(clone(estimator))
+    expected = without_rest(pickle.loads(pickle.dumps(server)).close_round(without(parcels, 5)))
+    numbers = BROKEN_NUMBERS[broken](parcels[5].fields[name])
+    parcels[5] = replace(parcels[5], fields=parcels[5].fields | {name: numbers})
+    upload = server.close_round(parcels)
+    for field, total in without_rest(upload).items():
+        np.testing.assert_array_equal(total, expected[field])
+    entry = server.ledger.entries[-1]
+    assert (upload.n_clients, entry["messages_up"], entry["rejected"]) == (11, 11, 1)
+
+
+def without(parcels, place):
+    return parcels[:place] + parcels[place + 1 :]
+
+
+BROKEN_FIELDS = {
+    "no field": lambda fields: {},
+    "another name": lambda fields: {f"my_{name}": numbers for name, numbers in fields.items()},
+    "one name more": lambda fields: fields | {"more": Numbers(np.ones(3))},
+    "no dict": lambda fields: list(fields.values()),
+    "None": lambda fields: None,
+    "an object that raises": lambda fields: Hostile(),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_FIELDS)
+def test_a_parcel_with_other_fields_is_rejected_and_counted(broken):
+    server, parcels = deployed(clone(DEPLOYED["held"][0]))
+    parcels[5] = replace(parcels[5], fields=BROKEN_FIELDS[broken](parcels[5].fields))
+    assert server.close_round(parcels).n_clients == 11
+    assert server.ledger.entries[-1]["rejected"] == 1
+
+
+@pytest.mark.parametrize("broken", ["NaN", "too few rows"])
+def test_if_all_are_malformed_the_model_stays_as_it_is(broken):
+    server, parcels = deployed(RFRec(3, **RATES))
+    before = server.state["item_vectors"].copy()
+    for place, parcel in enumerate(parcels):
+        numbers = BROKEN_NUMBERS[broken](parcel.fields["item_vectors"])
+        parcels[place] = replace(parcel, fields={"item_vectors": numbers})
+    assert server.close_round(parcels) is None
+    np.testing.assert_array_equal(server.state["item_vectors"], before)
+    assert (server.round, server.n_empty_rounds) == (1, 1)
+    assert server.ledger.entries[-1]["rejected"] == 12
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "name", "number"),
+    [
+        ("chosen", "rows", 2**53 + 1),
+        ("chosen", "rows", -(2**62)),
+        ("chosen", "n_users", 2**32),
+        ("chosen", "n_users", -1),
+        ("counts", "n_visits", 256),
+        ("counts", "n_visits", -1),
+        ("bits", "votes", 0),
+        ("bits", "votes", 2),
+        ("bits", "votes", -(2**63)),
+    ],
+)
+def test_integers_that_do_not_fit_their_form_are_rejected(kind, name, number):
+    server, parcels = deployed(clone(DEPLOYED[kind][0]))
+    numbers = parcels[3].fields[name]
+    numbers = numbers._replace(values=first_row(numbers.values, number))
+    parcels[3] = replace(parcels[3], fields=parcels[3].fields | {name: numbers})
+    assert server.close_round(parcels).n_clients == 11
+    assert server.ledger.entries[-1]["rejected"] == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"phase": 3}, {"round": "0"}, {"round": None}, {"client": 1.0}, {"client": np.arange(2)}],
+    ids=str,
+)
+def test_a_parcel_from_nowhere_is_refused(change):
+    server, parcels = deployed(RFRec(3, **RATES))
+    parcels[7] = replace(parcels[7], **change)
+    with pytest.raises(ValueError, match="A parcel must name its phase"):
+        server.close_round(parcels)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"client": 12}, "unknown client 12; only the 12 registered"),
+        ({"client": -(10**30)}, "unknown client -1; only the 12 registered"),
+        ({"client": 10**30}, "unknown client"),
+        ({"client": 4}, "Client 128 has already sent in round 0"),
+        ({"round": 1}, "An upload of round 1 came in round 0"),
+        ({"round": -1}, "An upload of round -1 came in round 0"),
+        ({"phase": "setup"}, "An upload of setup 0 came in round 0"),
+        ({"phase": "validation"}, "An upload of validation 0 came in round 0"),
+    ],
+    ids=str,
+)
+def test_a_parcel_that_has_no_place_is_refused_before_anything_is_counted(change, message):
+    server, parcels = deployed(RFRec(3, **RATES))
+    wrong = [*parcels[:7], replace(parcels[7], **change), *parcels[8:]]
+    with pytest.raises(ValueError, match=message):
+        server.close_round(iter(wrong))
+    assert server.close_round(iter(parcels)).n_clients == 12
+    entry = server.ledger.entries[-1]
+    assert (entry["participants"], entry["messages_up"]) == (12, 12)
+    assert server.privacy_report().n_uploads == 2
+
+
+@pytest.mark.parametrize("kind", ["held", "all"])
+def test_a_client_cannot_get_past_a_robust_aggregator(kind):
+    estimator, name = DEPLOYED[kind]
+    setting = Federation(aggregator=NormClipping(0.01))
+    server, parcels = deployed(clone(estimator).set_params(federation=setting))
+    idle = 12 * server._centers().get(name, 0.0)
+    fields = {n: one._replace(values=one.values + 1e6) for n, one in parcels[3].fields.items()}
+    parcels[3] = replace(parcels[3], fields=fields)
+    upload = server.close_round(parcels)
+    assert upload.n_clients == 12
+    assert 0 < np.linalg.norm(upload[name].sum - idle) <= 12 * 0.01 + 1e-9
+
+
+def test_the_server_tells_what_a_client_has_changed_from_what_it_has_sent_itself():
+    setting = Federation(aggregator=NormClipping(1e9))
+    server, parcels = deployed(RFRec(3, federation=setting, **RATES))
+    sent, numbers = server.state["item_vectors"].astype(float), parcels[0].fields["item_vectors"]
+    rows = server.accept(parcels[0]).held.single(0).fields["item_vectors"]
+    np.testing.assert_array_equal(rows.center, sent)
+    np.testing.assert_array_equal(rows.whole()[0], numbers.values - sent)
+
+
+def test_a_client_that_holds_other_items_than_it_registered_is_rejected():
+    X, _ = make_toy()
+    method = LocALS(3, reg_user=1.0, items=np.unique(X[:, 1]))
+    server = Server.of(method, Key(1))
+    devices = [Device(method, X[X[:, 0] == k], client_id=k) for k in np.unique(X[:, 0])]
+    places = server.register([device.register() for device in devices])
+    for device, place in zip(devices, places, strict=True):
+        device.place(place)
+    message = server.setup_message(0)
+    parcels = [one for device in devices for one in device.setup(0, message)]
+    numbers = parcels[0].fields["held_items"]
+    assert np.array_equal(numbers.rows, devices[0].block.row_items)
+    fewer = Numbers(numbers.values[1:], numbers.rows[1:])
+    parcels[0] = replace(parcels[0], fields={"held_items": fewer})
+    server.close_setup(0, parcels)
+    assert server.ledger.entries[-1]["rejected"] == 1
+    # Its rows have no numbers, so the server cannot know which they are.
+    announcement = server.send_announcement()
+    _, message = server.open_round()
+    for device in devices[:2]:
+        device.announce(announcement)
+        device.receive(0, message)
+    upload = server.close_round([one for device in devices[:2] for one in device.update(0)[0]])
+    assert upload.n_clients == 1
+    assert server.ledger.entries[-1]["rejected"] == 1
+
+
+# ------------------------------------------------------------------------------ what is sent
+
+
+class NeverBetter(CoLR):
+    """All of its models are equally good, so the first one is the best."""
+
+    def _validation_losses(self, held_out):
+        return np.ones((2, len(held_out.users)))
+
+
+@pytest.mark.full
+def test_the_best_model_is_sent_whole_where_others_get_by_with_changes():
+    """The change of the last round does not lead back to an earlier model."""
+    model = NeverBetter(1, n_factors=8, n_rounds=5, client_fraction=1.0, random_state=0)
+    model.set_params(early_stopping=True, validation_fraction=0.3, n_iter_no_change=99)
+    ledger = model.fit(*make_toy(density=0.9)).communication_
+    final, best = ledger.entries[-2:]
+    assert (final["phase"], best["phase"], model.best_round_) == ("final", "best", 0)
+    # A mean over rows, not a sum.
+    assert [row["validation_loss"] for row in model.history_] == [1.0] * 5
+    assert final["bytes_down"] < final["bytes_down_whole"] == 12 * 9 * 8 * 4
+    assert best["bytes_down"] == best["bytes_down_whole"] == 12 * 9 * 8 * 4
+
+
+# --------------------------------------------------------------------------- empty rounds
+
+
+@pytest.mark.parametrize("mode", ["upload", "stale"])
+def test_rounds_without_a_single_upload_are_warned_of_once(mode):
+    X, y = make_toy()
+    lost = Federation(dropout=0.95, dropout_mode=mode)
+    model = RFRec(3, n_rounds=20, random_state=0, federation=lost, aggregation="holders")
+    with pytest.warns(ConvergenceWarning) as warned:
+        model.fit(X, y)
+    rounds = [e for e in model.communication_.entries if e["phase"] == "round"]
+    n_empty = sum(e["messages_up"] == 0 < e["bytes_up"] for e in rounds)
+    (warning,) = [one for one in warned if one.category is ConvergenceWarning]
+    assert 0 < n_empty < 20
+    assert f"In {n_empty} of 20 rounds every upload was lost" in str(warning.message)
+    assert "lower federation.dropout" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_a_model_stays_what_it_is_in_an_empty_round():
+    server, uploads = opened(RFRec(3, n_rounds=1))
+    before = server.state["item_vectors"].copy()
+    nobody = np.zeros(1, dtype=bool)
+    lost = [replace(one, arrives=nobody, accepted=nobody, fields={}) for one in uploads]
+    assert server.close_round(lost, trusted=True) is None
+    np.testing.assert_array_equal(server.state["item_vectors"], before)
+    assert server.n_empty_rounds == 1
+    assert server.ledger.entries[-1]["rejected"] == 0
+
+
+def test_rounds_in_which_nobody_sends_by_design_are_not_warned_of(recwarn):
+    RFRecF(3, n_rounds=20, random_state=0).fit(*make_toy())
+    assert not [one for one in recwarn if one.category is ConvergenceWarning]

@@ -1,0 +1,200 @@
+"""Early stopping: who measures which model, what is kept, and when a fit ends."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from sklearn.exceptions import ConvergenceWarning
+
+from fedrecsk import Federation, LightFR, LocALS, RFRec
+from fedrecsk.data.interactions import encode
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.protocol import ClientUpdates, FieldSpec, blocks
+from fedrecsk.protocol.early_stopping import EarlyStopping, hold_out
+from fedrecsk.protocol.keys import Key
+from tests.conftest import make_toy
+
+
+def judged(losses, *, tol=0.0, patience=99, n_cohorts=1, rounds_in_all=None):
+    """An EarlyStopping that has judged these losses, or those until the fit ended."""
+    stopping = EarlyStopping(tol, patience, n_cohorts)
+    for round, loss in enumerate(losses):
+        stopping.judge(
+            loss,
+            round,
+            lambda round=round: f"model {round}",
+            by_everybody=n_cohorts == 1,
+            is_last=round + 1 == rounds_in_all,
+        )
+        if stopping.stopped:
+            break
+    return stopping, round
+
+
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_a_fit_ends_with_the_last_round_of_its_patience(patience):
+    losses = [5.0, 3.0, 4.0, 3.0, 3.5, 6.0, 2.0]
+    stopping, last = judged(losses, patience=patience)
+    assert (stopping.stopped, last) == (True, 1 + patience)
+    assert (stopping.best_loss, stopping.best_round, stopping.message) == (3.0, 1, "model 1")
+
+
+def test_only_a_decrease_by_more_than_tol_is_an_improvement():
+    """The decrease is that since the last improvement, and the best model is the best of all."""
+    losses = [16.0, 15.0, 14.0, 13.0, 12.0, 11.0]
+    stopping, last = judged(losses, tol=2.0, patience=2)
+    assert (stopping.stopped, last, stopping.best_round) == (True, 2, 2)
+    assert not judged(losses, tol=2.0, patience=3)[0].stopped
+    assert not judged(losses, tol=1.5, patience=2)[0].stopped
+    assert not judged(losses, tol=0.5, patience=1)[0].stopped
+
+
+def test_models_of_cohorts_are_judged_by_the_mean_over_a_pass():
+    losses = [9.0, 1.0, 2.0, np.nan, 6.0, 7.0, 3.0]
+    #         the passes' means: 4, 3, 5, 16/3
+    stopping, _ = judged(losses, n_cohorts=3)
+    assert (stopping.best_loss, stopping.best_round, stopping.message) == (3.0, 4, "model 4")
+    for n_rounds, best in ((2, (np.inf, -1)), (3, (4.0, 2))):
+        stopping, _ = judged(losses[:n_rounds], n_cohorts=3)
+        assert (stopping.best_loss, stopping.best_round) == best
+    # Fewer rounds than a pass: all that there are.
+    stopping, _ = judged(losses[:2], n_cohorts=3, rounds_in_all=2)
+    assert (stopping.best_loss, stopping.best_round) == (5.0, 1)
+
+
+def test_the_patience_of_cohorts_is_in_passes():
+    stopping, last = judged([1.0] * 20, patience=2, n_cohorts=3)
+    # The first pass ends with round 2, and two more without progress with round 8.
+    assert (stopping.stopped, last) == (True, 8)
+    for patience, stopped in ((3, False), (2, True), (1, True)):
+        stopping.be_patient(patience)
+        assert stopping.stopped is stopped
+
+
+def test_the_server_knows_how_many_cohorts_there_are():
+    X, _ = make_toy()
+    model = LocALS(2, n_rounds=99, client_fraction=0.25, early_stopping=True, random_state=0)
+    model.set_params(n_iter_no_change=2, tol=1e9, validation_fraction=0.3)
+    # Nothing counts as progress after the first pass of four rounds.
+    assert model.fit(X).n_rounds_ == 4 + 2 * 4
+
+
+def test_with_fewer_rounds_than_a_pass_the_last_cohort_decides():
+    X, _ = make_toy()
+    model = LocALS(2, n_rounds=2, client_fraction=0.25, early_stopping=True, random_state=0)
+    model.set_params(validation_fraction=0.3).fit(X)
+    assert model.best_round_ == 1
+    (final,) = (e for e in model.communication_.entries if e["phase"] == "final")
+    # Everybody gets the last model, and the cohort that would be next evaluates it.
+    assert (final["messages_down"], final["messages_up"]) == (12, 3)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.99])
+def test_a_share_of_every_users_rows_is_held_out_but_never_all(fraction):
+    data = encode(*make_toy(60, 9))
+    lengths, counts = np.diff(data.indptr), []
+    for seed in range(30):
+        training, held_out = hold_out(data, fraction, Key(seed))
+        counts.append(np.bincount(held_out.users, minlength=60))
+        assert (counts[-1] + np.bincount(training.users, minlength=60) == lengths).all()
+    assert (np.min(counts, axis=0) >= np.minimum(np.floor(fraction * lengths), lengths - 1)).all()
+    assert (np.max(counts, axis=0) <= np.minimum(np.ceil(fraction * lengths), lengths - 1)).all()
+    if fraction < 0.9:
+        assert np.mean(counts) == pytest.approx(fraction * lengths.mean(), rel=0.05)
+
+
+def stopped_early(**parameters):
+    defaults = {"n_factors": 3, "n_rounds": 6, "early_stopping": True, "n_iter_no_change": 99}
+    return RFRec(**defaults | {"validation_fraction": 0.3, "random_state": 0} | parameters)
+
+
+@pytest.mark.parametrize("predict_with", ["global", "local"])
+def test_models_are_measured_alike_however_the_clients_are_cut(predict_with, monkeypatch):
+    monkeypatch.setattr(RFRec, "_dtype", np.float64)
+    X, y = make_toy(30, 20)
+    losses = []
+    for size in (10**6, 40, 1):
+        monkeypatch.setattr(blocks, "block_size", lambda data, size=size: size)
+        model = stopped_early(predict_with=predict_with, optimizer="gd").fit(X, y)
+        losses.append([row["validation_loss"] for row in model.history_])
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-9)
+
+
+def test_more_patience_lets_a_stopped_fit_go_on():
+    X, y = make_toy(40, 20, 0.5)
+    model = stopped_early(n_rounds=60, n_iter_no_change=1, learning_rate=1.0, warm_start=True)
+    first = model.fit(X, y).n_rounds_
+    again = model.set_params(n_iter_no_change=20).fit(X, y).n_rounds_
+    scratch = stopped_early(n_rounds=60, n_iter_no_change=20, learning_rate=1.0).fit(X, y)
+    assert first < again == scratch.n_rounds_
+
+
+def test_where_no_held_out_row_counts_the_last_model_is_kept():
+    X = np.array([(u, i) for u in range(10) for i in range(4)])
+    y = (X[:, 1] == 0).astype(float)
+    model = LightFR(4, n_rounds=2, early_stopping=True, validation_fraction=0.05, random_state=0)
+    n_warned = 0
+    for seed in range(6):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            model.set_params(random_state=seed).fit(X, y)
+        assert np.isfinite(model.predict(X)).all()
+        places = [w.filename for w in caught if "No held-out row counts" in str(w.message)]
+        assert set(places) <= {__file__}
+        n_warned += len(places)
+    assert n_warned > 0
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_the_last_model_is_sent_once(early_stopping):
+    X, _ = make_toy()
+    model = LocALS(3, n_rounds=2, early_stopping=early_stopping, n_iter_no_change=99)
+    entries = model.set_params(random_state=0).fit(X).communication_.entries
+    (final,) = (entry for entry in entries if entry["phase"] == "final")
+    assert final["bytes_down"] == 12 * 9 * 3 * 4
+
+
+TOLD = []
+
+
+@dataclass(eq=False, repr=False)
+class AskedTwice(RFRec):
+    """Two set-up exchanges of the same field."""
+
+    _n_setups = 2
+
+    def _setup_specs(self, n_items, step):
+        return {"n": FieldSpec((3,), clip=1.0, learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        return ClientUpdates({"n": np.full(3, 0.5 * step * block.n_clients)})
+
+    def _setup_aggregate(self, server, upload, step, key):
+        TOLD.append(upload["n"].sum)
+        return server
+
+
+def test_every_set_up_exchange_has_noise_of_its_own():
+    X, y = make_toy()
+    TOLD.clear()
+    federation = Federation(local_dp=LaplaceMechanism(clip=1.0, scale=0.5))
+    public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
+    AskedTwice(3, n_rounds=1, **public, federation=federation, random_state=0).fit(X, y)
+    assert np.abs(TOLD[1] - TOLD[0] - 6).min() > 1e-6
+
+
+@dataclass(eq=False, repr=False)
+class Apart(LocALS):
+    """LocALS whose server wants single uploads."""
+
+    _server_sees = "clients"
+
+
+def test_a_method_that_treats_clients_apart_is_set_up_alike(monkeypatch):
+    monkeypatch.setattr(LocALS, "_dtype", np.float64)
+    X, _ = make_toy()
+    one, other = (M(3, n_rounds=3, random_state=0).fit(X) for M in (Apart, LocALS))
+    np.testing.assert_allclose(one.item_factors_, other.item_factors_, atol=1e-9)
+    assert one.privacy_.server_sees == "single uploads"
+    assert other.privacy_.server_sees == "sums"

@@ -1,0 +1,50 @@
+"""Tasks in threads."""
+
+import threading
+import time
+
+import pytest
+from joblib import cpu_count, delayed, parallel_config
+
+from fedrecsk.protocol.threads import Threads
+
+
+def slow_square(x):
+    # Later ones end first.
+    time.sleep(0.02 / (x + 1))
+    return x * x
+
+
+@pytest.mark.parametrize("n_jobs", [None, 1, 2, 3, -1])
+def test_results_come_in_order(n_jobs):
+    with Threads(n_jobs) as threads:
+        for n_tasks in (0, 1, 9):
+            results = list(threads(delayed(slow_square)(x) for x in range(n_tasks)))
+            assert results == [x * x for x in range(n_tasks)]
+
+
+def test_few_tasks_are_begun_ahead():
+    begun = []
+    with Threads(2) as threads:
+        results = threads(delayed(begun.append)(x) for x in range(50))
+        next(results)
+        assert len(begun) <= 4
+
+
+def test_an_error_reaches_the_caller_and_ends_the_threads():
+    def fail(x):
+        if x == 3:
+            raise ValueError("of task 3")
+        return x
+
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="of task 3"), Threads(2) as threads:
+        list(threads(delayed(fail)(x) for x in range(20)))
+    assert threading.active_count() == before
+
+
+def test_joblib_s_setting_counts():
+    # There may be fewer processors.
+    with parallel_config("threading", n_jobs=2):
+        assert Threads(None).n_threads == min(2, cpu_count())
+    assert Threads(None).n_threads == 1

@@ -1,0 +1,318 @@
+"""Updates on their way to the server: counted, protected and added up."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedrecsk import Federation
+from fedrecsk.aggregation import Aggregator, NormClipping
+from fedrecsk.compression import TopK
+from fedrecsk.data.interactions import encode
+from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.protocol import ClientUpdates, FieldSpec, Ledger, Message, SparseRows, Summed
+from fedrecsk.protocol.blocks import of_clients
+from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.downlink import Downlink
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.outgoing import Outgoing, measured
+from fedrecsk.protocol.participation import RoundMasks
+from fedrecsk.protocol.uplink import Uplink, aligned_size
+
+N_CLIENTS = 7
+X = {"x": FieldSpec((3,))}
+KEY = Key(0, 0)
+
+
+def closed(uplink, parts, specs=None, key=KEY, *, learned=False):
+    """The upload of these parts, added up one after the other."""
+    total = uplink.new_total(X if specs is None else specs, learned=learned)
+    for one in parts:
+        total.add(one)
+    return uplink.close(total, key)
+
+
+def make(federation=None, n_clients=N_CLIENTS):
+    ledger = Ledger(np.arange(n_clients))
+    ledger.open("round", 0)
+    federation = federation or Federation()
+    downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int), None)
+    return Uplink(federation, ledger, downlink, None, n_clients)
+
+
+def block_of(clients):
+    """A block of these clients, who all hold one item."""
+    data = encode(np.stack([np.arange(N_CLIENTS), np.zeros(N_CLIENTS)], axis=1))
+    return of_clients(data, np.asarray(clients))
+
+
+def summed(clients, turn, is_finite, sums, specs=X):
+    """The sums of some clients, as they leave them."""
+    out = Outgoing(None, block_of(clients), "float32")
+    return out.summed(("round", 0), ClientUpdates(sums, is_finite), specs, turn)
+
+
+def of_everybody(values, specs):
+    """Updates of one client each, all with the same values."""
+    one = RoundMasks(*np.ones((2, 1), dtype=bool), False)
+    return [summed([client], one, None, dict(values), specs) for client in range(N_CLIENTS)]
+
+
+MASKS = st.lists(st.booleans(), min_size=N_CLIENTS, max_size=N_CLIENTS).map(np.array)
+
+
+@given(MASKS, MASKS, MASKS, st.integers(1, N_CLIENTS))
+def test_the_sum_is_over_what_arrives_and_is_sound(active, delivers, is_finite, size):
+    uplink = make()
+    counted = active & delivers & is_finite
+    values = np.arange(N_CLIENTS * 3.0).reshape(N_CLIENTS, 3)
+    parts = []
+    for clients in np.split(np.arange(N_CLIENTS), range(size, N_CLIENTS, size)):
+        turn = RoundMasks(active[clients], delivers[clients], False)
+        sums = {"x": values[clients][counted[clients]].sum(axis=0)}
+        parts.append(summed(clients, turn, is_finite[clients], sums))
+    if (active & delivers).any() and not counted.any():
+        with pytest.raises(ValueError, match="clients diverged: all"):
+            closed(uplink, parts)
+        return
+    upload = closed(uplink, parts)
+    (entry,) = uplink.ledger.entries
+    assert entry["messages_up"] == counted.sum()
+    assert entry["rejected"] == (active & delivers & ~is_finite).sum()
+    assert entry["bytes_up"] == active.sum() * 3 * 4
+    assert uplink.ledger.client_bytes_up.tolist() == (active * 12).tolist()
+    if counted.any():
+        np.testing.assert_allclose(upload["x"].sum, values[counted].sum(axis=0))
+        np.testing.assert_allclose(upload["x"].mean, values[counted].mean(axis=0))
+        assert upload.n_clients == upload["x"].n_clients == counted.sum()
+    else:
+        assert upload is None
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_a_sum_that_is_not_finite_is_dropped_and_counted(broken):
+    uplink = make()
+    parts = of_everybody({"x": np.ones(3)}, X)
+    one = RoundMasks(*np.ones((2, 1), dtype=bool), False)
+    parts[2] = summed([2], one, None, {"x": np.array([1, broken, 1])})
+    upload = closed(uplink, parts)
+    assert upload["x"].sum.tolist() == [6, 6, 6]
+    assert upload.n_clients == 6
+    assert uplink.ledger.entries[-1]["rejected"] == 1
+
+
+def test_updates_are_taken_one_at_a_time():
+    """A round must not need the memory of all blocks' sums."""
+    uplink, alive = make(), []
+
+    def stream():
+        for one in of_everybody({"x": np.ones(3)}, X):
+            alive.append(len(uplink._uploads.nonzero()[0]))
+            yield one
+
+    closed(uplink, stream())
+    assert alive == list(range(N_CLIENTS))
+
+
+def test_what_clients_send_is_left_as_it_is():
+    """They may be asked for it again."""
+    parts = of_everybody({"x": np.ones(3)}, X)
+    upload = closed(make(), parts)
+    assert upload["x"].sum.tolist() == [7, 7, 7]
+    assert all(one.fields["x"].tolist() == [1, 1, 1] for one in parts)
+
+
+def test_no_updates_are_no_upload():
+    uplink = make()
+    assert closed(uplink, []) is None
+    assert uplink.ledger.bytes_up == uplink.ledger.entries[-1]["messages_up"] == 0
+
+
+@pytest.mark.parametrize("n", [2**60 + 1, 2**53 + 1])
+def test_integers_are_added_exactly(n):
+    specs = {"n": FieldSpec((2,), dtype="int64")}
+    values = {"n": np.array([n, 3])}
+    upload = closed(make(), of_everybody(values, specs), specs)
+    assert upload["n"].sum.dtype == np.int64
+    assert upload["n"].sum.tolist() == [N_CLIENTS * n, 21]
+
+
+# ------------------------------------------------------------------------------- what it weighs
+
+
+def sizes_of(specs, n_held, wire_dtype="float32", **fields):
+    return measured(ClientUpdates(fields), specs, np.array(n_held), wire_dtype)
+
+
+@pytest.mark.parametrize(("wire_dtype", "itemsize"), [("float32", 4), ("float64", 8)])
+def test_bytes_follow_the_wire_dtype_and_the_fields_own(wire_dtype, itemsize):
+    specs = {"x": FieldSpec((3, 2)), "n": FieldSpec((5,), dtype="uint8", learned=False)}
+    sizes = sizes_of(specs, [1, 4], wire_dtype, x=np.ones((3, 2)), n=np.ones(5))
+    assert sizes[0].tolist() == [6 * itemsize + 5] * 2
+    assert sizes[1].tolist() == [6 * itemsize] * 2
+    assert sizes[2].tolist() == [11] * 2
+
+
+def test_rows_cost_each_client_its_own_items():
+    sizes = sizes_of({"q": FieldSpec((9, 4), rows="held")}, [3, 1, 0], q=np.ones((9, 4)))
+    assert sizes[0].tolist() == [48, 16, 0]
+    assert sizes[2].tolist() == [12, 4, 0]
+
+
+def test_chosen_rows_cost_their_numbers_too():
+    specs = {"q": FieldSpec((9, 4), rows="chosen")}
+    rows = SparseRows(np.array([0, 3, 5]), np.array([0, 2, 8, 1, 2]), np.ones((5, 4)))
+    for field in (rows, Summed(np.ones((9, 4)), n_rows=np.array([3, 2]))):
+        sizes = sizes_of(specs, [7, 7], q=field)
+        assert sizes[0].tolist() == [3 * 20, 2 * 20]
+        assert sizes[1].tolist() == [3 * 16, 2 * 16]
+
+
+def test_columns_of_its_own_cost_a_client_no_others():
+    specs = {"q": FieldSpec((9, 4))}
+    columns = np.array([[True] * 3 + [False], [False] * 3 + [True]])
+    rows = SparseRows(np.array([0, 1, 1]), np.array([5]), np.ones((1, 4)), columns=columns)
+    for field in (rows, Summed(np.ones((9, 4)), n_columns=np.array([3, 1]))):
+        assert sizes_of(specs, [7, 7], q=field)[0].tolist() == [9 * 3 * 4, 9 * 4]
+
+
+@pytest.mark.parametrize(("width", "words"), [(1, 1), (64, 1), (65, 2)])
+def test_bits_cost_words_of_64(width, words):
+    specs = {"q": FieldSpec((9, width), rows="chosen", bits=True)}
+    sizes = sizes_of(specs, [7], q=Summed(np.ones((9, width)), n_rows=np.array([3])))
+    assert sizes[0].tolist() == [3 * (8 * words + 4)]
+
+
+# ------------------------------------------------------------------------- local noise, aggregators
+
+
+def test_noise_is_added_once_for_each_client():
+    uplink = make(Federation(local_dp=LaplaceMechanism(clip=1.0, scale=0.5)))
+    specs = {"x": FieldSpec((20_000,), clip=1.0)}
+    everyone = RoundMasks(*np.ones((2, N_CLIENTS), dtype=bool), False)
+    sums = {"x": np.zeros(20_000)}
+    upload = closed(uplink, [summed(range(N_CLIENTS), everyone, None, sums, specs)], specs)
+    assert upload["x"].sum.mean() == pytest.approx(0, abs=0.05)
+    assert upload["x"].sum.var() == pytest.approx(N_CLIENTS * 2 * 0.5**2, rel=0.05)
+    report = uplink.privacy_report("sums")
+    assert (report.n_uploads, report.n_coordinates) == (1, 20_000)
+    assert report.server_sees == "sums"
+    assert report.epsilon == pytest.approx(20_000 * 4.0)
+
+
+def test_noise_and_its_cost_add_up_over_blocks_and_rounds():
+    uplink = make(Federation(local_dp=LaplaceMechanism(clip=1.0, scale=0.5)))
+    specs, sums = {"x": FieldSpec((20_000,), clip=1.0)}, {"x": np.zeros(20_000)}
+    for round, learned in enumerate([False, True, True]):
+        parts = []
+        # Client 0 sends in the first step only.
+        for clients in ([1, 2, 3], [4, 5, 6], [0])[: 2 if round else 3]:
+            turn = RoundMasks(*np.ones((2, len(clients)), dtype=bool), False)
+            parts.append(summed(clients, turn, None, sums, specs))
+        upload = closed(uplink, parts, specs, Key(0, round), learned=learned)
+        n_clients = 6 if round else 7
+        assert upload["x"].sum.var() == pytest.approx(n_clients * 2 * 0.5**2, rel=0.05)
+        # Papers count what is learned, and not the set-up.
+        payload = uplink.ledger.entries[-1]["payload_up"]
+        assert payload == round * 6 * 20_000 * 4
+    report = uplink.privacy_report("sums")
+    assert (report.n_uploads, report.n_coordinates) == (3, 3 * 20_000)
+    assert report.epsilon == pytest.approx(3 * 20_000 * 4.0)
+
+
+@pytest.mark.parametrize(
+    "spec", [FieldSpec((3,)), FieldSpec((3,), clip=2.0), FieldSpec((3,), "held", clip=1.0)]
+)
+@pytest.mark.parametrize("aggregator", [None, NormClipping()], ids=["sums", "one by one"])
+@pytest.mark.parametrize("learned", [True, False])
+def test_what_noise_would_not_protect_never_leaves_under_local_dp(spec, aggregator, learned):
+    mechanism = LaplaceMechanism(clip=1.0, scale=0.5)
+    federation = Federation(local_dp=mechanism, aggregator=aggregator)
+    spec = FieldSpec(spec.shape, spec.rows, clip=spec.clip, learned=learned)
+    with pytest.raises(RuntimeError, match="Field 'x' would be sent without noise"):
+        uploaded(federation, {"x": spec}, x=np.ones(3))
+
+
+class Method:
+    """As much of a method as `Clients` need to send what they are given."""
+
+    _single_uploads = _shares_state = _may_be_silent = False
+
+    def __init__(self, specs, fields):
+        self.specs, self.fields = specs, fields
+
+    def _upload_specs(self, n_items):
+        return self.specs
+
+    def _init_clients(self, block, message, key):
+        return {}
+
+    def _client_update(self, block, state, message, turn, key):
+        return state, ClientUpdates(self.fields), None
+
+
+def uploaded(federation, specs, n_clients=5, **fields):
+    """What the server gets of so many one-client blocks that send these fields."""
+    data = encode(np.stack([np.arange(n_clients), np.zeros(n_clients)], axis=1))
+    uplink, parts = make(federation, n_clients), []
+    for client in range(n_clients):
+        block = of_clients(data, np.array([client]))
+        one = Clients(Method(specs, fields), block, federation, Keys(Key(0), Key(0)))
+        one.receive(0, Message())
+        parts += one.update(0)[0]
+    return closed(uplink, parts, specs, learned=True)
+
+
+def test_counts_get_their_noise_beside_a_robust_aggregator():
+    mechanism = LaplaceMechanism(clip=1.0, scale=0.5)
+    federation = Federation(local_dp=mechanism, aggregator=NormClipping(1e9))
+    specs = {"q": FieldSpec((3, 2), clip=1.0), "n": FieldSpec((2,), clip=1.0, learned=False)}
+    upload = uploaded(federation, specs, q=np.zeros((3, 2)), n=np.ones(2))
+    assert (upload["n"].sum != 5).all()
+    assert (upload["q"].sum != 0).all()
+
+
+class Median(Aggregator):
+    """One of a user's own; with fewer than three uploads it gives up."""
+
+    def combine(self, uploads, shapes):
+        if len(uploads) < 3:
+            return None
+        return {
+            name: len(uploads) * np.median([one[name].change for one in uploads], axis=0)
+            for name in shapes
+        }
+
+
+def test_an_aggregator_of_ones_own_gets_what_was_learned_and_no_counts():
+    specs = {"q": FieldSpec((3, 2)), "n": FieldSpec((2,), dtype="uint8", learned=False)}
+    upload = uploaded(Federation(aggregator=Median()), specs, q=np.ones((3, 2)), n=np.ones(2))
+    assert upload["q"].sum.tolist() == [[5, 5]] * 3
+    assert upload["n"].sum.tolist() == [5, 5]
+    assert (
+        uploaded(Federation(aggregator=Median()), specs, 2, q=np.ones((3, 2)), n=np.ones(2)) is None
+    )
+
+
+def test_integers_stay_exact_where_compression_looks_at_each():
+    specs = {"n": FieldSpec((2, 1), dtype="int64")}
+    n = 2**53 + 1
+    upload = uploaded(Federation(compression=TopK()), specs, n=np.array([[n], [3]]))
+    assert upload["n"].sum.dtype == np.int64
+    assert upload["n"].sum.tolist() == [[5 * n], [15]]
+
+
+def test_sizes_are_those_of_the_senders_alone():
+    uplink = make()
+    turn = RoundMasks(np.arange(N_CLIENTS) < 2, np.ones(N_CLIENTS, dtype=bool), False)
+    closed(uplink, [summed(range(N_CLIENTS), turn, None, {"x": np.ones(3)})])
+    assert uplink.ledger.client_bytes_up.tolist() == [12, 12, 0, 0, 0, 0, 0]
+    assert uplink._coordinates.tolist() == [3, 3, 0, 0, 0, 0, 0]
+
+
+def test_a_secure_sum_takes_the_same_numbers_of_everybody():
+    specs = {"q": FieldSpec((9, 4)), "n": FieldSpec((9,), dtype="uint8", learned=False)}
+    assert aligned_size(specs) == 45
+    for rows in ("held", "chosen"):
+        with pytest.raises(RuntimeError, match="Field 'q' has rows of some items only"):
+            aligned_size({"q": FieldSpec((9, 4), rows=rows)})

@@ -1,0 +1,135 @@
+"""Numbers of any type are parameters, and small types do not overflow."""
+
+import inspect
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from sklearn.base import BaseEstimator, clone
+
+import fedrecsk
+from fedrecsk import (
+    DCF,
+    Federation,
+    FedMF,
+    LocALS,
+    RFRec,
+    SVDpp,
+    aggregation,
+    attacks,
+    compression,
+    model_selection,
+    preprocessing,
+    privacy,
+)
+from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk.attacks import SignFlip
+from fedrecsk.compression import LowRank, TopK
+from fedrecsk.datasets import make_interactions, make_ratings
+from fedrecsk.model_selection import UserHoldout
+from tests.conftest import make_toy
+
+MODULES = [fedrecsk, aggregation, attacks, compression, model_selection, preprocessing, privacy]
+NO_NUMBERS = {"IdEncoder"}
+CLASSES = [
+    getattr(module, name)
+    for module in MODULES
+    for name in module.__all__
+    if inspect.isclass(getattr(module, name))
+    and issubclass(getattr(module, name), BaseEstimator)
+    and "__init__" in vars(getattr(module, name))
+]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_all_parameters_are_plain(kind):
+    names = list(inspect.signature(kind).parameters)
+    assert issubclass(kind, PlainParameters) or not names or kind.__name__ in NO_NUMBERS
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (np.int8(20), 20),
+        (np.uint64(7), 7),
+        (np.float16(0.5), 0.5),
+        (np.float64(0.1), 0.1),
+        (np.longdouble(2), 2.0),
+        (Fraction(1, 4), 0.25),
+        (np.True_, True),
+        (True, True),
+        ((np.int8(1), np.float32(5)), (1, 5.0)),
+        ("auto", "auto"),
+        (None, None),
+    ],
+)
+def test_numbers_become_plain(given, kept):
+    for model in (FedMF(n_factors=given), FedMF().set_params(n_factors=given)):
+        assert model.n_factors == kept
+        assert type(model.n_factors) is type(kept)
+        if type(kept) is tuple:
+            assert [*map(type, model.n_factors)] == [*map(type, kept)]
+        assert clone(model).n_factors == kept
+
+
+def test_what_holds_no_number_stays_the_same_object():
+    for value in ((1, 5.0), ("a", None), [np.int8(1)], np.arange(3)):
+        assert FedMF(items=value).items is value
+
+
+@pytest.mark.parametrize(
+    ("Estimator", "parameters"),
+    [
+        (RFRec, {"n_factors": np.int8(20), "n_rounds": np.int8(3)}),
+        (LocALS, {"n_factors": np.int8(20), "n_rounds": np.uint8(3), "reg_user": np.float16(0.5)}),
+        (
+            FedMF,
+            {"n_factors": np.int8(20), "client_fraction": np.float16(1)},
+        ),
+        (SVDpp, {"n_factors": np.int8(20), "n_epochs": np.int8(3)}),
+        (DCF, {"n_bits": np.uint8(64)}),
+    ],
+)
+def test_small_types_give_the_model_of_plain_numbers(Estimator, parameters):
+    X, y = make_toy()
+    usual = {name: value.item() for name, value in parameters.items()}
+    models = [Estimator(random_state=0, **given).fit(X, y) for given in (parameters, usual)]
+    np.testing.assert_array_equal(*(model.predict(X) for model in models))
+
+
+@pytest.mark.parametrize(
+    ("part", "usual"),
+    [
+        ({"compression": LowRank(np.int8(1))}, {"compression": LowRank(1)}),
+        ({"compression": TopK(np.float16(0.25))}, {"compression": TopK(0.25)}),
+        ({"dropout": np.float16(0.5)}, {"dropout": 0.5}),
+        (
+            {"adversary": SignFlip(np.float16(0.5), scale=np.float16(300))},
+            {"adversary": SignFlip(0.5, scale=300.0)},
+        ),
+    ],
+    ids=str,
+)
+def test_small_types_of_a_federation(part, usual):
+    X, y = make_toy(20, 200)
+    models = [
+        RFRec(n_rounds=2, random_state=0, federation=Federation(**given)).fit(X, y)
+        for given in (part, usual)
+    ]
+    np.testing.assert_array_equal(*(model.predict(X) for model in models))
+
+
+def test_small_types_of_splitters_and_generators():
+    X = make_toy()[0]
+    sizes = np.float16(0.25), 0.25
+    train, usual = (next(UserHoldout(size, random_state=0).split(X))[0] for size in sizes)
+    np.testing.assert_array_equal(train, usual)
+    size = np.int8(100)
+    np.testing.assert_array_equal(
+        make_ratings(size, size, size, random_state=0)[0],
+        make_ratings(100, 100, 100, random_state=0)[0],
+    )
+    np.testing.assert_array_equal(
+        make_interactions(size, size, size, random_state=0),
+        make_interactions(100, 100, 100, random_state=0),
+    )
