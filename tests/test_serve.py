@@ -55,10 +55,10 @@ def server(tmp_path_factory):
     process.wait()
 
 
-def ask(port, method, path, body=None, headers=None, *, encode_chunked=False):
+def ask(port, method, path, body=None, headers=None):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     headers = {} if headers is None else headers
-    connection.request(method, path, body, headers, encode_chunked=encode_chunked)
+    connection.request(method, path, body, headers)
     response = connection.getresponse()
     return response.status, json.loads(response.read())
 
@@ -140,7 +140,7 @@ def test_wrong_lengths_are_refused_before_anything_is_read(server, size):
 def test_a_body_without_a_length_is_refused(server):
     port, _ = server
     headers = {"Transfer-Encoding": "chunked"}
-    status, content = ask(port, "POST", "/recommend", [b"{}"], headers, encode_chunked=True)
+    status, content = ask(port, "POST", "/recommend", None, headers)
     assert (status, "Content-Length" in content["error"]) == (400, True)
 
 

@@ -147,6 +147,8 @@ def test_plain_averaging_has_the_items_of_fedmf(toy, monkeypatch):
     start = first_vectors(model, 12)
 
     class SameStart(FedMF):
+        INIT_STD = model.INIT_STD
+
         def _init_clients(self, block, message, key):
             state = super()._init_clients(block, message, key)
             return state | {"users": start[block.users].copy()}

@@ -28,7 +28,7 @@ from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanism
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.server import catalogue_nbytes
-from tests.conftest import make_toy, with_constants
+from tests.conftest import make_toy
 from tests.listed import cases
 from tests.protocol.loopback import Deployment
 
@@ -140,6 +140,14 @@ def test_a_deployed_fit_is_the_simulated_one_bit_for_bit(Estimator, setting, mon
     assert_counted_what_crossed(deployment)
 
 
+class Retrained(FedFast):
+    FINAL_EPOCHS = 1
+
+
+class FrozenItems(LightFR):
+    _trains_items = False
+
+
 VARIANTS = [
     RFRec(3, n_rounds=4, aggregation="holders"),
     RFRec(3, n_rounds=4, predict_with="local", optimizer="gd"),
@@ -153,13 +161,11 @@ VARIANTS = [
     FedRec(3, n_rounds=4, client_fraction=1.0, biases=False, upload="all"),
     SCoLR(2, n_factors=3, n_rounds=3, client_fraction=1.0, aggregation="entries"),
     FedFast(3, n_rounds=3, client_fraction=0.5, cluster_every=1, discount=None),
-    with_constants(FedFast, FINAL_EPOCHS=1)(
-        3, n_rounds=3, aggregation="visits", sampling="federation"
-    ),
+    Retrained(3, n_rounds=3, aggregation="visits", sampling="federation"),
     LightFR(5, n_rounds=3, aggregation="parameter"),
     LightFR(70, n_rounds=2, aggregation="parameter", targets="ratings"),
     LightFR(5, n_rounds=3, upload="all"),
-    with_constants(LightFR, _trains_items=False)(5, n_rounds=3),
+    FrozenItems(5, n_rounds=3),
     FCF(3, n_rounds=3, upload="local"),
     FCF(3, n_rounds=3, optimizer="gd"),
     ExplicitFCF(3, n_rounds=3, upload="all"),
