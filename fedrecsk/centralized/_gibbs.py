@@ -12,8 +12,8 @@ from scipy import sparse
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.threads import Threads
 from fedrecsk.centralized._sgd import narrowed
-from fedrecsk.protocol.threads import Threads
 
 bayesian_svdpp_kernels: LazyModule = LazyModule("fedrecsk.centralized._bayesian_svdpp_kernels")
 

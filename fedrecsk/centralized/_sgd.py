@@ -13,10 +13,10 @@ from sklearn.utils import check_random_state
 
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin, Recommender
+from fedrecsk.base._warm_start import parameters_of_a_run, resumed
 from fedrecsk.data._checks import hint
 from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.warm_start import parameters_of_a_run, resumed
 
 if TYPE_CHECKING:
     from typing import Any

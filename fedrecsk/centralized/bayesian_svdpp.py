@@ -15,10 +15,10 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import RatingMixin, Recommender
+from fedrecsk.base._warm_start import parameters_of_a_run, resumed
 from fedrecsk.centralized import _gibbs
 from fedrecsk.centralized._sgd import Rows
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.warm_start import parameters_of_a_run, resumed
 
 if TYPE_CHECKING:
     from typing import Any

@@ -1,8 +1,9 @@
-"""Checks of the input and the result of a fit: numbers that are too large, and divergence."""
+"""Checks of the input and the result of a fit, and the errors of fits that cannot go on."""
 
 from __future__ import annotations
 
 import inspect
+from contextlib import contextmanager
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import numpy as np
 from fedrecsk._utils.user_warnings import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
     from numpy.typing import NDArray
@@ -206,3 +207,36 @@ def estimates_y(estimator):
 
     required = estimator.__sklearn_tags__().target_tags.required
     return getattr(estimator, "_sees_ratings", required)
+
+
+class ClientFailed(ValueError):
+    """A client that cannot go on, whatever the server does.
+
+    Parameters
+    ----------
+    client : int
+        Its number in the block.
+    what : str
+        What went wrong, and the cure.
+    """
+
+    def __init__(self, client: int, what: str) -> None:
+        super().__init__(what)
+        self.client = client
+
+
+@contextmanager
+def naming_clients(client_ids: np.ndarray, when: str) -> Iterator[None]:
+    """Let errors of clients give the client's id.
+
+    Parameters
+    ----------
+    client_ids : ndarray of shape (n_clients,)
+        Ids of the clients of the block.
+    when : str
+        For example "in round 3".
+    """
+    try:
+        yield
+    except ClientFailed as error:
+        raise ValueError(f"Client {client_ids[error.client]!s} {when}: {error}") from error

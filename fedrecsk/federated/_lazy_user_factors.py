@@ -9,10 +9,10 @@ from joblib import delayed
 from scipy import sparse
 
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
+from fedrecsk._utils.threads import Threads
 from fedrecsk.base import _placed
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.personal import personal_attributes
-from fedrecsk.protocol.threads import Threads
 
 # Two threads that compute the same users write the same rows, but not into a sparse matrix.
 _LOCK = threading.Lock()

@@ -15,19 +15,19 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
+from fedrecsk._utils.threads import Threads
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.attacks import View
+from fedrecsk.base._warm_start import check_resumable
 from fedrecsk.data._checks import Diverged, hint
 from fedrecsk.federated._lazy_user_factors import LazyUserFactors
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import participation
 from fedrecsk.protocol.clients import Clients, Group
 from fedrecsk.protocol.early_stopping import hold_out
-from fedrecsk.protocol.exchange import deliver
 from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.messages import deliver
 from fedrecsk.protocol.server import Server
-from fedrecsk.protocol.threads import Threads
-from fedrecsk.protocol.warm_start import check_resumable
 
 if TYPE_CHECKING:
     from fedrecsk.attacks._base import ActiveAttack

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk.data._checks import ClientFailed
 from fedrecsk.neural import _optimizers
 from fedrecsk.neural._layout import TABLES, Kind, Layout, matching
 from fedrecsk.protocol.blocks import Block
-from fedrecsk.protocol.failures import ClientFailed
 
 fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
 neural_kernels: LazyModule = LazyModule("fedrecsk.neural._kernels")

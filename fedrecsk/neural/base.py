@@ -16,6 +16,7 @@ from torch import nn
 
 from fedrecsk._utils import memory
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.data._checks import ClientFailed
 from fedrecsk.data.interactions import id_array
 from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.neural import _optimizers, _probe
@@ -27,7 +28,6 @@ from fedrecsk.neural._threads import one_thread, seeded
 from fedrecsk.neural._training import Plan, Trainer, write_private
 from fedrecsk.neural._uploads import VISITS, Single, Sums
 from fedrecsk.protocol.blocks import Block
-from fedrecsk.protocol.failures import ClientFailed
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec

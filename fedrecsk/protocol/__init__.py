@@ -3,12 +3,12 @@
 from fedrecsk.protocol.client_message import ClientMessage, Numbers
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.device import Device
-from fedrecsk.protocol.exchange import GroupMessages
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import (
     Dense,
     Derived,
+    GroupMessages,
     Message,
     PerClient,
     Rows,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedrecsk.data._checks import LARGEST
-from fedrecsk.protocol.outgoing import measured
-from fedrecsk.protocol.protection import TERMS, is_compressed, protected
+from fedrecsk.protocol.outgoing import TERMS, is_compressed, measured, protected
 from fedrecsk.updates import LARGEST_INTEGER, ClientUpdates, Counts, SparseRows
 
 if TYPE_CHECKING:

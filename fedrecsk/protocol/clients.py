@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedrecsk.protocol.failures import naming_clients
+from fedrecsk.data._checks import naming_clients
 from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.messages import Message
-from fedrecsk.protocol.outgoing import Outgoing, measured, stacked
+from fedrecsk.protocol.outgoing import Outgoing, measured, protected, stacked, stages
 from fedrecsk.protocol.participation import Participation, RoundMasks
 from fedrecsk.protocol.personal import Personalized
-from fedrecsk.protocol.protection import protected, stages
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 if TYPE_CHECKING:
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.blocks import Block
-    from fedrecsk.protocol.exchange import GroupMessages
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key, Keys
+    from fedrecsk.protocol.messages import GroupMessages
 
 
 VALIDATION = {"validation_loss": FieldSpec((2,), learned=False)}

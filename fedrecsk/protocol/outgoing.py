@@ -1,22 +1,39 @@
-"""The updates that a method returns, completed by what the protocol must know about them."""
+"""From a method's updates to what leaves the clients: attack or noise, compression, clipping."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrecsk.updates import ClientUpdates, SparseRows, Summed, all_finite
+from fedrecsk.privacy._grid import clip_updates, round_updates
+from fedrecsk.updates import (
+    ClientUpdates,
+    Counts,
+    HeldUpdates,
+    SparseRows,
+    Summed,
+    all_finite,
+    joined,
+    through,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.blocks import Block
+    from fedrecsk.protocol.federation import Federation
+    from fedrecsk.protocol.keys import Key
+    from fedrecsk.protocol.messages import Message
     from fedrecsk.protocol.participation import RoundMasks
     from fedrecsk.updates import FieldSpec
+
+# The field of every message that tells clients the clip, and the variance of their shares.
+TERMS = "privacy_terms"
 
 
 class Outgoing:
@@ -157,3 +174,120 @@ def measured(
                 n_rows = one.n_rows
         sizes += spec.sizes(wire_dtype, n_rows, n_columns)
     return sizes
+
+
+def stages(
+    federation: Federation,
+    key: Key,
+    message: Message | None,
+    forge: Callable[..., Any] | None = None,
+    *,
+    each: bool,
+    is_setup: bool = False,
+) -> list[Callable[[ClientUpdates], ClientUpdates]]:
+    """List what becomes of updates before they leave the clients, in this order.
+
+    Parameters
+    ----------
+    federation : Federation
+    key : Key
+        The clients' private key of the round.
+    message : Message or None
+        Which has the terms of central privacy.
+    forge : callable or None
+        Forges the updates, if an adversary controls these clients, which then add no noise.
+    each : bool
+        Whether every client draws its own noise even if one draw of the sum would do.
+    is_setup : bool
+        Whether they are answers in the set-up, which are neither forged nor compressed.
+
+    Returns
+    -------
+    stages : list of callable
+        Each takes and returns ClientUpdates.
+    """
+    compressor, local, central = federation.compression, federation.local_dp, federation.central_dp
+    compresses = compressor is not None and compressor.up and not is_setup
+    result = []
+    if forge is not None and not is_setup:
+        result.append(lambda updates: forge(updates, key.hashed("forged", updates.clients)))
+    elif local is not None:
+        result.append(partial(_add_noise, mechanism=local, key=key, each=each or compresses))
+    if compresses:
+        result.append(partial(_compress, federation=federation, key=key))
+    if central is not None and message is not None:
+        bound, variance = message[TERMS].values
+        # Poisoned clients add no noise, and if only the sum matters, its noise is drawn at once.
+        adds = central.noise == "clients" and forge is None
+        says_short = central.quantile is not None and not is_setup
+        terms = {"mechanism": central, "bound": float(bound)}
+        result.append(partial(_clip, **terms, adds=adds, is_late=not each, says_short=says_short))
+        if central.noise == "clients":
+            own = float(variance) if adds and each else 0.0
+            result.append(partial(_add_share, **terms, key=key, variance=own))
+    return result
+
+
+def protected(
+    updates: ClientUpdates, through_stages: Sequence[Callable[..., Any]], *, hold: bool
+) -> ClientUpdates:
+    """Pass single updates through all stages, and add them up, or hold them for the server."""
+    parts = []
+    for tile in updates.tiles() if through_stages else [updates]:
+        tile = through(tile, through_stages)
+        tile = tile.without_broken() if through_stages else tile
+        parts.append(replace(tile, fields={}) if hold else tile.added_up())
+    if not parts:
+        return replace(updates, fields={})
+    whole = joined(parts)
+    if hold:
+        whole.held = HeldUpdates(updates, through_stages, whole.accepted)
+    return whole
+
+
+def _add_noise(updates, *, mechanism, key, each):
+    seeds = partial(key.hashed, index=updates.clients)
+    return mechanism._protect(updates, seeds, each=each)
+
+
+def is_compressed(federation: Federation | None, spec: FieldSpec) -> bool:
+    """Whether clients compress a field of this form, if they send all its columns."""
+    compressor = None if federation is None else federation.compression
+    is_matrix = len(spec.shape) == 2 and not spec.is_integer and spec.learned
+    return compressor is not None and compressor.up and is_matrix and spec.compressible
+
+
+def _compress(updates, *, federation, key):
+    """Compress all compressible fields."""
+    compressor, wire_dtype = federation.compression, federation.wire_dtype
+    fields, sizes = {}, updates.sizes.copy()
+    for name, rows in updates.learned.items():
+        spec = updates.specs[name]
+        if not is_compressed(federation, spec) or rows.columns is not None:
+            continue
+        seeds = key.hashed(f"compression of {name}", updates.clients)
+        itemsize = np.dtype(spec.dtype or wire_dtype).itemsize
+        packed = compressor._compress_rows(rows, seeds, itemsize)
+        fields[name] = packed.rows
+        whole = spec.sizes(wire_dtype, rows.n_rows)
+        sizes[:2] += np.array([packed.nbytes, packed.payload]) - whole[:2]
+    updates = updates.with_fields(**fields)
+    return replace(updates, sizes=sizes)
+
+
+def _clip(updates, *, mechanism, bound, adds, is_late, says_short):
+    """Clip each client's whole update, and count what the server must know to add noise."""
+    clipped, is_short = clip_updates(updates, bound, mechanism.field_weights or {})
+    clipped = clipped.without_broken()
+    n_accepted = clipped.n_accepted
+    n_shares = n_accepted if adds else 0
+    excess = int((clipped.accepted & is_short).sum()) - n_accepted / 2
+    if says_short:
+        # Whether the upload was short enough is one bit, which takes a byte.
+        clipped = replace(clipped, sizes=clipped.sizes + np.array([[1], [0], [1]]))
+    return replace(clipped, counts=Counts(n_shares, n_shares * is_late, excess))
+
+
+def _add_share(updates, *, mechanism, bound, key, variance):
+    """Round clipped updates to the grid, and add each client's share of the noise."""
+    return round_updates(updates, bound, mechanism.field_weights or {}, variance, key)

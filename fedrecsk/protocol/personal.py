@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedrecsk.data._checks import hint
+from fedrecsk.data._checks import hint, naming_clients
 from fedrecsk.protocol.blocks import by_user
 from fedrecsk.protocol.early_stopping import HeldOut
-from fedrecsk.protocol.failures import naming_clients
 from fedrecsk.protocol.participation import RoundMasks
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from fedrecsk.model_selection import compare
 from fedrecsk.plotting import CostDisplay
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.protocol import Device, estimate_training_time
-from fedrecsk.protocol.exchange import GroupMessages, deliver
 from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.protocol.messages import GroupMessages, deliver
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.test_explicit_fcf import first_items
 from tests.federated.test_fcf import turns_of

@@ -12,9 +12,8 @@ from scipy.stats import binom
 from fedrecsk import Federation, PrivFedEB, RFRec
 from fedrecsk.privacy import CentralDP, _grid
 from fedrecsk.privacy._grid import clip_updates, round_updates
-from fedrecsk.protocol.central_noise import CentralNoise
+from fedrecsk.protocol.central_noise import CentralNoise, Plan, noise_multipliers
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.privacy_plan import Plan, noise_multipliers
 from fedrecsk.updates import FieldSpec, SparseRows
 from tests.updates.making import updates_of
 

@@ -6,7 +6,7 @@ import time
 import pytest
 from joblib import cpu_count, delayed, parallel_config
 
-from fedrecsk.protocol.threads import Threads
+from fedrecsk._utils.threads import Threads
 
 
 def slow_square(x):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedrecsk.protocol.protection import protected
+from fedrecsk.protocol.outgoing import protected
 from fedrecsk.updates import (
     ClientUpdates,
     FieldSpec,

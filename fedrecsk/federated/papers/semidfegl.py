@@ -20,8 +20,7 @@ from fedrecsk.federated._server_step import ServerStep
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.federated.papers._semidfegl_groups import Devices, Groups, clustered
 from fedrecsk.federated.papers._semidfegl_state import EgoGraphs, Moments
-from fedrecsk.protocol.exchange import GroupMessages
-from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
+from fedrecsk.protocol.messages import Dense, GroupMessages, Message, PerClient, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 fcf_kernels: LazyModule = LazyModule("fedrecsk.federated._fcf_kernels")
