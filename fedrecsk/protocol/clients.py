@@ -118,6 +118,12 @@ class Clients:
         self.held_out = held_out
         self.forge = forge
         self.separate = separate
+        # Whether single updates are handed over instead of their sum; whether each client draws
+        # its own noise; whether single updates are needed; and whether the method returns them.
+        self._holds: bool = separate or federation.holds_uploads
+        self._draws_each: bool = self._holds or federation.draws_each
+        self._separates: bool = separate or federation.looks_at_uploads or forge is not None
+        self._hands_over_single: bool = self._separates and method._single_uploads
         self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
         self.state: Any = None
         self._announcement = Message()
@@ -350,25 +356,6 @@ class Clients:
             self._messages = {}
 
     # ------------------------------------------------------------- from update to upload
-
-    @property
-    def _separates(self):
-        """Whether these clients' single uploads are needed."""
-        return self.separate or self.federation.looks_at_uploads or self.forge is not None
-
-    @property
-    def _draws_each(self):
-        """Whether each client must draw its own noise."""
-        return self.separate or self.federation.draws_each or self.federation.holds_uploads
-
-    @property
-    def _holds(self):
-        """Whether single uploads are handed over instead of their sum."""
-        return self.separate or self.federation.holds_uploads
-
-    @property
-    def _hands_over_single(self):
-        return self._separates and self.method._single_uploads
 
     @property
     def _outgoing(self):
