@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol import Ledger
     from fedrecsk.protocol.keys import Key
 
-log = logging.getLogger("fedrecsk.deployment")
+log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 CHECKPOINT = "checkpoint"
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.clients import Registration
     from fedrecsk.protocol.server import ClientCodes
 
-log = logging.getLogger("fedrecsk.deployment")
+log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 # What a node may lack that it was sent before: its place, or the model that it has measured.
 PLACE, MODEL = "place", "model"
 # How often clients are asked before the server gives up.
@@ -254,7 +254,8 @@ class Exchanges:
         self._registered: set[int] = set()
         # What nodes that cannot take part have said.
         self.refused: dict[int, str] = {}
-        self.bytes_down = self.bytes_up = 0
+        self.bytes_down: int = 0
+        self.bytes_up: int = 0
 
     # ------------------------------------------------------------------ who is there
 

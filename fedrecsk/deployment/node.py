@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedrecsk.deployment.store import Store
     from fedrecsk.privacy import Party
 
-log = logging.getLogger("fedrecsk.deployment")
+log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 SETUP = -1
 STATE = ".state"
 OLD_COPY = (

@@ -60,10 +60,9 @@ class AveragedItems(LearnsFromFeedback):
     INIT_STD = 0.03
     # How much more later rounds count: the average is of the last tenth of the rounds, roughly.
     EMPHASIS = 9
-    # Parameters of FedMF, the first two also of CoLR.
+    # Parameters of FedMF and CoLR.
     shrinkage = 0.0
     averaging = False
-    server_learning_rate = "auto"
 
     _single_uploads = True
     _dtype = np.float32
@@ -289,8 +288,9 @@ class AveragedItems(LearnsFromFeedback):
         return {"updates": divisor / view.n_own * moves}
 
     def _length_of_step(self, n_items):
-        if self.server_learning_rate != "auto":
-            return self.server_learning_rate
+        rate = getattr(self, "server_learning_rate", "auto")
+        if rate != "auto":
+            return rate
         return min(max(1.0, n_items / ITEMS_PER_UNIT), LONGEST)
 
     # --------------------------------------------------------------------- predictions

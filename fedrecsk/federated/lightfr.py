@@ -697,7 +697,7 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
         codes = replace(self._final_message["item_codes"], values=self.item_codes_.copy())
         self._final_message = Message(**self._final_message | {"item_codes": codes})
         self._seen = block.indptr, block.items
-        self.item_ids_, self.n_items_ = ids, len(ids)
+        vars(self).update(item_ids_=ids, n_items_=len(ids))
         self._items = Ids(ids, self._items.name)
         return self
 

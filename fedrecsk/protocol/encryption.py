@@ -77,7 +77,7 @@ class EncryptedTotals:
     """
 
     def __init__(self, party: Party) -> None:
-        self.party = party
+        self.party: Party = party
         self.message: EncryptedSums = EncryptedSums(0, ())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -108,7 +108,7 @@ class FieldSpec:
         """
         indices = np.asarray(n_rows) * INDEX_BYTES if self.rows == "chosen" else 0
         n_rows = np.asarray(n_rows) if self.rows != "all" else np.full_like(n_rows, self.shape[0])
-        n_numbers = n_rows * (self.width if n_columns is None else n_columns)
+        n_numbers: Any = n_rows * np.asarray(self.width if n_columns is None else n_columns)
         if self.bits:
             nbytes = n_rows * 8 * -(-self.width // 64)
         else:
