@@ -21,8 +21,8 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
-from benchmarks._constants import made
 from benchmarks._seeds import reported
+from benchmarks._variants import variant
 from fedrecsk import BiasOnly
 from fedrecsk.centralized import PMF, BiasedMF, SVDpp
 from fedrecsk.datasets import fetch_movielens
@@ -90,7 +90,7 @@ def quality(options):
             early = mean_rmse(clone(model).set_params(early_stopping=True), parts)
             target = TARGETS.get((name, label), "")
             print(f"| {name} | {label} | {fixed:.4f} | {early:.4f} | {target} |", flush=True)
-        plain = made(PMF, {}, prior_mean=0, shrinkage=0, reg=0.09, INIT_STD=0.1)
+        plain = variant(PMF, prior_mean=0, shrinkage=0, reg=0.09, INIT_STD=0.1)
         for label, model in {
             "PMF, plain prior": plain,
             "PMF, plain prior, not centred": clone(plain).set_params(center=False),

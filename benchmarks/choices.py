@@ -31,9 +31,7 @@ also needs the leave-one-out files of MovieLens-1M of He et al. (2017) in this f
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import NamedTuple
-from unittest import mock
 
 import numpy as np
 from sklearn.metrics import mean_absolute_error
@@ -276,22 +274,13 @@ def _few(name, X, seed):
 
 def measured(method, changed, parts, seeds, options):
     """A :class:`Measured` for each part, of the method with these parameters."""
-    parameters = {k: v for k, v in changed.items() if not k.isupper()}
-    model = variant(getattr(fedrecsk, method), **parameters)
+    model = variant(getattr(fedrecsk, method), **changed)
     if "n_jobs" in model.get_params():
         model.set_params(n_jobs=options.n_jobs)
-    with _constants(method, changed):
-        return [
-            PROTOCOLS[method].measure(model.set_params(random_state=seed), part)
-            for seed, part in zip(seeds, parts, strict=True)
-        ]
-
-
-def _constants(method, changed):
-    # Constants of a method's class are chosen like parameters.
-    for name in filter(str.isupper, changed):
-        return mock.patch.object(getattr(fedrecsk, method), name, changed[name])
-    return nullcontext()
+    return [
+        PROTOCOLS[method].measure(model.set_params(random_state=seed), part)
+        for seed, part in zip(seeds, parts, strict=True)
+    ]
 
 
 def gain(ours, default):

@@ -16,8 +16,8 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
-from benchmarks._constants import made
 from benchmarks._seeds import reported
+from benchmarks._variants import variant
 from benchmarks.lightfr import drawn_negatives, hits, last_but_one, leave_one_out
 from fedrecsk import FedFast, Popularity
 from fedrecsk.datasets import fetch_movielens
@@ -69,7 +69,7 @@ def quality(options):
         changed = MODELS[label]
         curves = [
             curve(
-                made(FedFast, SHARED | changed, random_state=seed),
+                variant(FedFast, **SHARED | changed, random_state=seed),
                 X,
                 test,
                 negatives,
@@ -94,7 +94,7 @@ def choices(options):
     for label, base in {"FedFast": {}, "plain averaging": PLAIN}.items():
         _head(label, options.rounds)
         for changed in grid:
-            model = made(FedFast, SHARED | base | changed, random_state=0)
+            model = variant(FedFast, **SHARED | base | changed, random_state=0)
             _print(changed, [curve(model, inner, validation, negatives, options.rounds)])
 
 

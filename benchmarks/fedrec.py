@@ -13,8 +13,8 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
-from benchmarks._constants import made
 from benchmarks._seeds import reported
+from benchmarks._variants import variant
 from benchmarks.rfrec import errors, split
 from fedrecsk import BiasOnly, Federation, FedRec
 from fedrecsk.attacks import measure_leak
@@ -37,10 +37,12 @@ def quality(options):
     """Test errors of the paper's setting and of the defaults."""
     models = {
         "bias-only": BiasOnly(),
-        "paper, no virtual items": made(FedRec, PAPER, n_virtual=0),
-        "paper, average, 3": made(FedRec, PAPER, filling="average", virtual_items="redrawn"),
-        "paper, hybrid, 3": made(FedRec, PAPER, virtual_items="redrawn"),
-        "paper, hybrid, 3, fixed": made(FedRec, PAPER),
+        "paper, no virtual items": variant(FedRec, **PAPER | {"n_virtual": 0}),
+        "paper, average, 3": variant(
+            FedRec, **PAPER | {"filling": "average", "virtual_items": "redrawn"}
+        ),
+        "paper, hybrid, 3": variant(FedRec, **PAPER | {"virtual_items": "redrawn"}),
+        "paper, hybrid, 3, fixed": variant(FedRec, **PAPER),
         "defaults": FedRec(),
         "defaults, reg=0.015 (better on 1M)": FedRec(reg=0.015),
         "defaults, redrawn": FedRec(virtual_items="redrawn"),
@@ -78,7 +80,7 @@ def stochastic(options):
         }
         start = time.process_time()
         try:
-            rmse = f"{errors(_seeded(made(FedRec, parameters), FIRST_SEED), *part)[1]:.4f}"
+            rmse = f"{errors(_seeded(variant(FedRec, **parameters), FIRST_SEED), *part)[1]:.4f}"
         except ValueError as error:
             rmse = str(error).split(":")[0]
         print(f"| {rate} | {rmse} | {time.process_time() - start:.0f} |", flush=True)

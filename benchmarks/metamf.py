@@ -15,8 +15,8 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
-from benchmarks._constants import made
 from benchmarks._seeds import reported
+from benchmarks._variants import variant
 from benchmarks.rfrec import errors, split
 from fedrecsk import BiasOnly, Federation
 from fedrecsk.datasets import fetch_movielens
@@ -35,8 +35,8 @@ AUTHORS = {
 MODELS = {
     "bias-only": BiasOnly(),
     "defaults": MetaMF(),
-    "the authors' settings": made(MetaMF, AUTHORS),
-    "... with defaults' learning_rate": made(MetaMF, AUTHORS, learning_rate=2e-3),
+    "the authors' settings": variant(MetaMF, **AUTHORS),
+    "... with defaults' learning_rate": variant(MetaMF, **AUTHORS | {"learning_rate": 2e-3}),
 }
 CHOICES = {
     "defaults": {},
@@ -76,7 +76,8 @@ def choices(options):
         X_train, y_train, _, _ = split(X, y, 0)
         part = split(X_train, y_train, 2000, share=0.1)
         for label in options.only or CHOICES:
-            model, cells = made(MetaMF, CHOICES[label], warm_start=True, random_state=0), []
+            model = variant(MetaMF, **CHOICES[label], warm_start=True, random_state=0)
+            cells = []
             for n in rounds:
                 cells.append(f"{errors(model.set_params(n_rounds=n), *part)[1]:.4f}")
             print(f"| {name} | {label} | " + " | ".join(cells) + " |", flush=True)

@@ -16,9 +16,9 @@ from sklearn.base import clone
 
 from benchmarks import _quality
 from benchmarks._command_line import command_line
-from benchmarks._constants import made
 from benchmarks._quality import split, validation
 from benchmarks._seeds import choosing
+from benchmarks._variants import variant
 from benchmarks.lightfr import hits
 from fedrecsk import BiasOnly, Popularity
 from fedrecsk.neural import NCF
@@ -64,9 +64,9 @@ SMALL = {
     "batch_size": 512,
 }
 RATINGS = {
-    "NeuMF": made(NCF, SMALL),
-    "GMF": made(NCF, SMALL, architecture="gmf", n_factors=16),
-    "MLP": made(NCF, SMALL, architecture="mlp"),
+    "NeuMF": variant(NCF, **SMALL),
+    "GMF": variant(NCF, **SMALL | {"architecture": "gmf", "n_factors": 16}),
+    "MLP": variant(NCF, **SMALL, architecture="mlp"),
 }
 RATING_CHOICES = [
     {},

@@ -89,15 +89,3 @@ def split(X, y, seed, test_share=0.2):
     n_test = int(test_share * len(y))
     test, train = order[:n_test], order[n_test:]
     return X[train], y[train], X[test], y[test]
-
-
-def with_constants(Method, **constants):
-    """The method with other class constants."""
-    return type(Method.__name__, (Method,), constants) if constants else Method
-
-
-def made(Method, parameters):
-    """An estimator with these parameters, of which those in capitals are class constants."""
-    constants = {k: v for k, v in parameters.items() if not k[0].islower()}
-    others = {k: v for k, v in parameters.items() if k[0].islower()}
-    return with_constants(Method, **constants)(**others)

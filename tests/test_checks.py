@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
+from benchmarks._variants import with_constants
 from fedrecsk import FCF, ExplicitFCF, FedRec, ImplicitLMF, LightFR, Popularity
 from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.preprocessing import RatingScaler
-from tests.conftest import with_constants
 from tests.listed import REPRESENTATIVES, THINGS
 
 FAST = {"n_rounds": 10, "n_epochs": 10, "n_samples": 10, "n_burn_in": 5}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks._constants import made
+from benchmarks._variants import variant
 from benchmarks.encryption import PAPER_TABLE_3
 from benchmarks.papers._protocols import SHARES, leave_one_out, leave_one_out_by_round
 from benchmarks.papers._rows import Row, Table, told, untold
@@ -93,7 +93,9 @@ def tables():
 
 def _widths_and_ranks(setting, extra):
     models = {"FedMF, d = 64": FedMF(64, **setting)}
-    models |= {f"CoLR, rank {r}": made(CoLR, extra | setting, rank=r) for r in (4, 1, 2, 8, 16, 32)}
+    models |= {
+        f"CoLR, rank {r}": variant(CoLR, **extra | setting, rank=r) for r in (4, 1, 2, 8, 16, 32)
+    }
     models |= {f"FedMF, d = {d}": FedMF(d, **setting) for d in (1, 2, 4, 8, 16, 32)}
     return [
         Row(label, model, untold(*RANKS), "1m", leave_one_out) for label, model in models.items()
@@ -104,7 +106,7 @@ def _subsampled():
     return [
         Row(
             f"SCoLR, local rank 1-{r}, {whose}",
-            made(SCoLR, setting, rank=r),
+            variant(SCoLR, **setting, rank=r),
             told(RANKS, paper),
             "1m",
             leave_one_out,
@@ -140,7 +142,7 @@ def _spectra():
 def _convergence():
     models = {
         "FedMF, d = 64": FedMF(64, **AUTHORS),
-        "CoLR, rank 4": made(CoLR, AUTHORS, rank=4, RANK_EXPONENT=0.5),
+        "CoLR, rank 4": variant(CoLR, **AUTHORS, rank=4, RANK_EXPONENT=0.5),
         "SVD, rank 4": _under(LowRank(4), AUTHORS),
         "Top-K, 4/64": _under(TopK(4 / 64), AUTHORS),
     }
@@ -167,7 +169,7 @@ def _minutes():
 def _of(label, setting):
     kind, _, rank = label.partition("@")
     if kind == "CoLR":
-        return made(CoLR, setting, rank=int(rank), RANK_EXPONENT=0.5)
+        return variant(CoLR, **setting, rank=int(rank), RANK_EXPONENT=0.5)
     if kind == "SVD":
         return _under(LowRank(int(rank)), setting)
     return _under(TopK(int(rank) / 64), setting) if kind == "Top-K" else FedMF(64, **setting)
@@ -194,7 +196,7 @@ def _pinterest():
         Row("FedMF, d = 16", FedMF(16, **AUTHORS), PINTEREST, "Pinterest", leave_one_out),
         Row(
             "CoLR, rank 1",
-            made(CoLR, AUTHORS, rank=1, RANK_EXPONENT=0.5, n_factors=16),
+            variant(CoLR, **AUTHORS, rank=1, RANK_EXPONENT=0.5, n_factors=16),
             {"HR@10": 0.8103, "NDCG@10": 0.4850},
             "Pinterest",
             leave_one_out,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
+from benchmarks._variants import with_constants
 from fedrecsk import (
     FCF,
     CoLR,
@@ -43,7 +44,7 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
 from fedrecsk.metrics import exposure
 from fedrecsk.protocol.keys import Key
-from tests.conftest import make_toy, with_constants
+from tests.conftest import make_toy
 from tests.reference import attacks as reference
 
 X, Y = make_toy(n_users=20, n_items=12)

@@ -9,6 +9,7 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, KFold
 
+from benchmarks._variants import with_constants
 from fedrecsk import DCF, DDL
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.base._binary_codes import unpack_codes
@@ -16,7 +17,7 @@ from fedrecsk.centralized import dcf
 from fedrecsk.centralized._dbn import DeepBeliefNet
 from fedrecsk.centralized._sgd import Rows
 from fedrecsk.protocol.keys import Key
-from tests.conftest import split, with_constants
+from tests.conftest import split
 from tests.reference import dcf as reference
 
 dcf_kernels = LazyModule("fedrecsk.centralized._dcf_kernels")

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 
+from benchmarks._variants import with_constants
 from fedrecsk.centralized import PMF, BiasedMF, BiasOnly, SVDpp, _sgd
 from fedrecsk.data.interactions import encode
 from fedrecsk.protocol.keys import Key
-from tests.conftest import make_toy, rmse, split, with_constants
+from tests.conftest import make_toy, rmse, split
 from tests.reference import mf as reference
 
 every_method = pytest.mark.parametrize("Estimator", [PMF, BiasedMF, SVDpp])

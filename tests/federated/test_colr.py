@@ -5,6 +5,7 @@ import pytest
 from scipy.special import expit
 from sklearn.base import clone
 
+from benchmarks._variants import variant
 from fedrecsk import CoLR, Federation, FedMF, Popularity, PrivRec, SCoLR
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.compression import TopK
@@ -14,7 +15,7 @@ from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.early_stopping import HeldOut
 from fedrecsk.protocol.keys import Key, Keys
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, made, make_toy
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.reference import colr as reference
 
 METHODS = [FedMF, CoLR, SCoLR]
@@ -40,7 +41,7 @@ def make(Estimator, **parameters):
     }
     if not issubclass(Estimator, FedMF):
         defaults["rank"] = 3
-    return made(Estimator, defaults | parameters)
+    return variant(Estimator, **defaults | parameters)
 
 
 def key_of(model):

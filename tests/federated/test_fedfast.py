@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
+from benchmarks._variants import variant
 from fedrecsk import Federation, FedFast, FedMF
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip, measure_leak
@@ -16,7 +17,7 @@ from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW
 from fedrecsk.privacy import CKKS, LaplaceMechanism
 from fedrecsk.protocol import participation
 from fedrecsk.protocol.keys import Key
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, made, make_toy
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.test_colr import clients_of, first_items, key_of
 from tests.reference import fedfast as reference
 
@@ -42,7 +43,7 @@ def make(**parameters):
         "cluster_every": 2,
         "random_state": 0,
     }
-    return made(FedFast, defaults | parameters)
+    return variant(FedFast, **defaults | parameters)
 
 
 def first_vectors(model, n_clients):

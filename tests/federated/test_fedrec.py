@@ -1,13 +1,14 @@
 import numpy as np
 import pytest
 
+from benchmarks._variants import variant
 from fedrecsk import BiasOnly, Federation, FedRec
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CKKS, LaplaceMechanism
 from fedrecsk.protocol import participation
 from fedrecsk.protocol.keys import Key
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, made, make_toy, rmse, split
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.reference import fedrec as reference
 
 
@@ -83,7 +84,7 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
 def make(**parameters):
     small = {"n_factors": 3, "n_rounds": 8, "n_virtual": 1, "hybrid_start": 3, "HYBRID_STEPS": 2}
     small |= {"random_state": 0, "INIT_RANGE": 0.3, "client_fraction": 1.0}
-    return made(FedRec, small | parameters)
+    return variant(FedRec, **small | parameters)
 
 
 PAPER = {"biases": False, "learning_rate_decay": 0.9, "reg": 0.001, "user_steps": 1}

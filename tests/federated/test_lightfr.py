@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
+from benchmarks._variants import variant, with_constants
 from fedrecsk import Federation, Popularity
 from fedrecsk.aggregation import Aggregator, NormClipping, TrimmedMean, plain_sum
 from fedrecsk.attacks import RandomUpload, SignFlip
@@ -20,14 +21,14 @@ from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, made, make_toy, with_constants
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.reference import lightfr as reference
 
 
 def make(**parameters):
     """Small enough for the reference."""
     defaults = {"n_bits": 6, "n_rounds": 3, "n_negatives": 2, "random_state": 0}
-    return made(LightFR, defaults | {"user_bits": 2, "client_fraction": 1.0} | parameters)
+    return variant(LightFR, **defaults | {"user_bits": 2, "client_fraction": 1.0} | parameters)
 
 
 def key_of(model):

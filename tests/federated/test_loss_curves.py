@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 from sklearn.base import clone
 
-from benchmarks._variants import variant
+from benchmarks._variants import variant, with_constants
 from fedrecsk import (
     FCF,
     CoLR,
@@ -27,7 +27,7 @@ from fedrecsk.federated._implicit import ImplicitMF
 from fedrecsk.federated._wmf import FederatedWMF
 from fedrecsk.federated.fedmf import AveragedItems
 from fedrecsk.protocol import participation
-from tests.conftest import make_toy, with_constants
+from tests.conftest import make_toy
 from tests.federated import (
     test_colr,
     test_explicit_fcf,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
+from benchmarks._variants import variant
 from fedrecsk import BiasOnly, Federation, PrivFedEB
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
@@ -13,7 +14,7 @@ from fedrecsk.privacy import CentralDP, LaplaceMechanism
 from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.keys import Key, setup_round
 from fedrecsk.protocol.messages import Dense
-from tests.conftest import made, make_toy, rmse, split
+from tests.conftest import make_toy, rmse, split
 from tests.reference import privfedeb as reference
 
 # Nothing is that long; but single uploads are looked at.
@@ -22,7 +23,7 @@ IDLE = NormClipping(1e9)
 
 def make(**parameters):
     defaults = {"n_factors": 2, "n_rounds": 6, "INIT_STD": 0.3, "random_state": 0}
-    return made(PrivFedEB, defaults | parameters)
+    return variant(PrivFedEB, **defaults | parameters)
 
 
 def dense(data, low, high, center=0.625):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks._variants import variant
 from fedrecsk import Federation
 from fedrecsk.aggregation import NormClipping, TrimmedMean
 from fedrecsk.compression import Quantization
@@ -13,7 +14,7 @@ from fedrecsk.neural import MetaMF
 from fedrecsk.neural._metamf_message import Made
 from fedrecsk.neural._metamf_network import Sizes, first_weights, n_numbers
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, made, make_toy, rmse, split
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.test_fcf import turns_of
 from tests.federated.test_wmf import key_of
 from tests.protocol.loopback import Deployment
@@ -38,7 +39,7 @@ def make(**parameters):
         "client_fraction": 1.0,
         "random_state": 0,
     }
-    return made(MetaMF, defaults | parameters)
+    return variant(MetaMF, **defaults | parameters)
 
 
 def first_server(model, n_clients, n_items, dtype):
