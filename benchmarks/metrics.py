@@ -45,6 +45,9 @@ class Factors(RankingMixin, Recommender):
             "item_factors_": rng.normal(size=(data.n_items, self.n_factors)).astype(self.dtype),
         }
 
+    def _new_user_attributes(self, data):
+        return {"user_factors_": np.zeros((data.n_users, self.n_factors), dtype=self.dtype)}
+
 
 def products(model, users_per_block):
     """The bare product of the factors, in blocks."""

@@ -23,6 +23,7 @@ from sklearn.metrics import root_mean_squared_error
 
 from benchmarks._command_line import command_line
 from benchmarks._seeds import choosing, reported
+from benchmarks._variants import variant
 from benchmarks.rfrec import errors, split, validation
 from fedrecsk import BiasOnly, Federation, RFRec
 from fedrecsk.datasets import fetch_movielens
@@ -66,7 +67,8 @@ def private(make, epsilon, setting, items):
     """RFRec under a mechanism with this total epsilon."""
     n_uploads = setting["n_rounds"]
     mechanism = make(epsilon, n_uploads, n_uploads * len(items) * (1 + N_FACTORS))
-    return RFRec(
+    return variant(
+        RFRec,
         N_FACTORS,
         rating_scale=(1, 5),
         items=items,
