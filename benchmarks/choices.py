@@ -51,9 +51,9 @@ RFREC = {
     "reg_user": (0.02, 0.08),
     "reg_item": (0.02, 0.08),
     "reg_bias": (0.035, 0.14),
-    "reg_power": (0.25, 0.75),
-    "few_ratings": (0.0, 7.5, 30.0),
-    "init_std": (0.05, 0.2),
+    "REG_POWER": (0.25, 0.75),
+    "FEW_RATINGS": (0.0, 7.5, 30.0),
+    "INIT_STD": (0.05, 0.2),
 }
 STEADY = {
     "shrinkage": (0.0, 0.25, 1.0),
@@ -68,14 +68,14 @@ WMF = {
     "reg_user": (15.0, 60.0),
     "reg_item": (5.0, 20.0),
     "alpha": (0.5, 2.0),
-    "init_std": (0.015, 0.06),
+    "INIT_STD": (0.015, 0.06),
 }
 EXPLICIT = {
     "reg_user": (0.65, 2.6),
     "reg_item": (0.65, 2.6),
     "reg_bias": (1.5, 6.0),
     "learning_rate": (0.015, 0.06),
-    "init_std": (0.05, 0.2),
+    "INIT_STD": (0.05, 0.2),
 }
 SGD = {"learning_rate": (0.01, 0.04), "INIT_STD": (0.015, 0.06)}
 BIASES = {"reg_bias": (0.005, 0.02), "shrinkage_bias": (2.5, 10.0)}
@@ -99,16 +99,16 @@ GRID = {
     | {
         "prox": (0.05, 0.2),
         "learning_rate": (0.05, 0.2),
-        "beta_1": (0.5, 0.95),
-        "beta_2": (0.8, 0.99),
+        "BETA_1": (0.5, 0.95),
+        "BETA_2": (0.8, 0.99),
     },
     "RFRecF": RFREC
     | {
         "prox": (2.5, 10.0),
         "learning_rate": (0.042, 0.168),
-        "beta_1": (0.25, 0.75),
-        "beta_2": (0.99,),
-        "epsilon": (0.01, 0.04),
+        "BETA_1": (0.25, 0.75),
+        "BETA_2": (0.99,),
+        "EPSILON": (0.01, 0.04),
     },
     "ExplicitFCF": EXPLICIT,
     "LocALS": WMF | {"prox": (3.0, 30.0)},
@@ -117,9 +117,9 @@ GRID = {
         "reg_user": (5.0, 20.0),
         "learning_rate": (0.15, 0.6),
         "alpha": (0.5, 2.0),
-        "init_std": (0.015, 0.06),
+        "INIT_STD": (0.015, 0.06),
     },
-    "FCF": WMF | {"learning_rate": (0.025, 0.1), "beta_1": (0.5,), "beta_2": (0.9, 0.999)},
+    "FCF": WMF | {"learning_rate": (0.025, 0.1), "BETA_1": (0.5,), "BETA_2": (0.9, 0.999)},
     "PMF": SGD
     | {
         "reg": (0.025, 0.1),

@@ -30,7 +30,7 @@ IMPLICIT = {
     "popularity": Popularity(),
     "GlobSGD": GlobSGD(),
     "FCF": FCF(),
-    "FCF, beta .9 and .999, rate .03": variant(FCF, learning_rate=0.03, beta_1=0.9, beta_2=0.999),
+    "FCF, beta .9 and .999, rate .03": variant(FCF, learning_rate=0.03, BETA_1=0.9, BETA_2=0.999),
     "FCF, 10 % of the clients": FCF(client_fraction=0.1),
 }
 EXPLICIT = {
@@ -38,13 +38,13 @@ EXPLICIT = {
     "ExplicitFCF": ExplicitFCF(),
     "ExplicitFCF, 10 % of the clients": ExplicitFCF(client_fraction=0.1),
     "ExplicitFCF, penalties times n": variant(
-        ExplicitFCF, reg_power=1.0, reg_user=0.1, reg_item=0.1
+        ExplicitFCF, REG_POWER=1.0, reg_user=0.1, reg_item=0.1
     ),
     "... and without biases": variant(
-        ExplicitFCF, reg_power=1.0, reg_user=0.1, reg_item=0.1, biases=False
+        ExplicitFCF, REG_POWER=1.0, reg_user=0.1, reg_item=0.1, biases=False
     ),
-    "as printed: reg_power=0, biases=False": variant(
-        ExplicitFCF, reg_power=0.0, reg_user=0.1, reg_item=0.1, biases=False
+    "as printed: REG_POWER=0, biases=False": variant(
+        ExplicitFCF, REG_POWER=0.0, reg_user=0.1, reg_item=0.1, biases=False
     ),
 }
 

@@ -41,7 +41,7 @@ MODELS = {
 CHOICES = {
     "defaults": {},
     "independent codes": {"INIT_COMMON": 0.0, "INIT_STD": 1.0},
-    "init_std=0.1": {"INIT_STD": 0.1},
+    "INIT_STD=0.1": {"INIT_STD": 0.1},
     "learning_rate=1e-3": {"learning_rate": 1e-3},
     "reg=0": {"reg": 0.0},
     "reg=1e-3": {"reg": 1e-3},

@@ -72,7 +72,7 @@ def private(make, epsilon, setting, items):
         N_FACTORS,
         rating_scale=(1, 5),
         items=items,
-        init_std=0.05,
+        INIT_STD=0.05,
         federation=Federation(local_dp=mechanism),
         **setting,
     )

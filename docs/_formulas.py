@@ -20,7 +20,7 @@ NAMES = {
     "reg",
     "reg_bias",
     "reg_item",
-    "reg_power",
+    "REG_POWER",
     "reg_user",
     "res",
     "shrinkage",

@@ -68,11 +68,10 @@ def test_strangers_get_the_mean_rating_of_what_they_rate():
     assert scores[0] == pytest.approx(model.predict([[-1, item] for item in items[0]]))
 
 
-@pytest.mark.parametrize("Estimator", [RFRec, PMF])
-def test_short_histories_are_shrunk_more(Estimator):
+@pytest.mark.parametrize(("Estimator", "name"), [(RFRec, "FEW_RATINGS"), (PMF, "few_ratings")])
+def test_short_histories_are_shrunk_more(Estimator, name):
     X, y = make_ratings(60, 40, 300, random_state=0)
     cautious, bold = (
-        variant(Estimator, few_ratings=few, random_state=0).fit(X, y).user_factors_
-        for few in (15, 0)
+        variant(Estimator, **{name: few}, random_state=0).fit(X, y).user_factors_ for few in (15, 0)
     )
     assert np.std(cautious, axis=0).sum() < 0.9 * np.std(bold, axis=0).sum()

@@ -130,7 +130,7 @@ def explicit_fcf(model, message, upload, n_items):
         return Reconstruction(vector, items, level + received_bias + received @ vector - errors)
     direction = direction_of(rows)
     along = rows @ direction
-    square = -(along @ received @ direction) / (model.reg_user * len(items) ** model.reg_power)
+    square = -(along @ received @ direction) / (model.reg_user * len(items) ** model.REG_POWER)
     vector = np.sqrt(max(square, 1e-300)) * direction
     ratings = received @ vector - along / np.sqrt(max(square, 1e-300))
     # The opposite vector fits as well, with the ratings' signs turned.

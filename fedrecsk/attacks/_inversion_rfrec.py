@@ -135,7 +135,7 @@ class Replay:
     def shows_sizes(self):
         """Whether the gradients' sizes can be fitted; a single step of Adam hides them."""
         n_steps = sum(move.what == "step" for move in self.moves)
-        return n_steps > 1 or self.model.optimizer == "gd" or self.model.epsilon >= NUDGE
+        return n_steps > 1 or self.model.optimizer == "gd" or self.model.EPSILON >= NUDGE
 
     def run(self, users, ratings, path=None):
         """Replay guesses, with a `path` in place of `users` if given: uploads, and the path."""
@@ -163,7 +163,7 @@ class Replay:
         if model.biases:
             level, partner[:, 0] = level + user[:, :1], 1.0
         scores = level + np.matmul(held, partner[:, :, None])[:, :, 0]
-        if model.link == "sigmoid":
+        if model.LINK == "sigmoid":
             estimates = expit(scores)
             slopes = -2 * (ratings - estimates) * estimates * (1 - estimates)
         else:
@@ -190,10 +190,10 @@ class Descent:
             self.now = self.now - rate * gradient
             return
         self.n_steps += 1
-        self.mean = model.beta_1 * self.mean + (1 - model.beta_1) * gradient
-        self.square = model.beta_2 * self.square + (1 - model.beta_2) * gradient**2
-        size = np.sqrt(self.square / (1 - model.beta_2**self.n_steps)) + model.epsilon
-        self.now = self.now - rate / (1 - model.beta_1**self.n_steps) * self.mean / size
+        self.mean = model.BETA_1 * self.mean + (1 - model.BETA_1) * gradient
+        self.square = model.BETA_2 * self.square + (1 - model.BETA_2) * gradient**2
+        size = np.sqrt(self.square / (1 - model.BETA_2**self.n_steps)) + model.EPSILON
+        self.now = self.now - rate / (1 - model.BETA_1**self.n_steps) * self.mean / size
 
 
 # ---------------------------------------------------------------------------------- the fit
@@ -229,7 +229,7 @@ def _starts(replay, seen):
         starts = [user, -user]
     if model.optimizer == "adam":
         # Rows have about the same length along every factor, so only signs are known.
-        starts = [0.8 * model.init_std * np.sign(user) for user in starts]
+        starts = [0.8 * model.INIT_STD * np.sign(user) for user in starts]
     for user in starts:
         above = moved[:, 0] > 0 if model.biases else moved @ user > 0
         yield user, np.where(above, 0.9, 0.3)

@@ -31,7 +31,7 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
     reg_user: float = 30.0
     reg_item: float = 10.0
 
-    init_std: ClassVar[float] = 0.03
+    INIT_STD = 0.03
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
@@ -51,7 +51,7 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
 
     def _init_server(self, catalogue, key):
         shape = (catalogue.n_items, self.n_factors)
-        items = self.init_std * key.generator("item factors").standard_normal(shape)
+        items = self.INIT_STD * key.generator("item factors").standard_normal(shape)
         return {
             "item_factors": items.astype(self._dtype),
             "n_clients": catalogue.n_clients,

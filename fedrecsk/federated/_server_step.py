@@ -19,9 +19,9 @@ class ServerStep:
     learning_rate: float = 0.1
     optimizer: Literal["adam", "gd"] = "adam"
 
-    beta_1: ClassVar[float] = 0.1
-    beta_2: ClassVar[float] = 0.99
-    epsilon: ClassVar[float] = 1e-8
+    BETA_1 = 0.1
+    BETA_2 = 0.99
+    EPSILON = 1e-8
 
     _step_constraints: ClassVar[dict] = {
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
@@ -43,10 +43,10 @@ class ServerStep:
         moments = {}
         if self.optimizer == "adam":
             step = server.get("step", 0) + 1
-            mean = self.beta_1 * server.get("mean", 0.0) + (1 - self.beta_1) * gradient
-            square = self.beta_2 * server.get("square", 0.0) + (1 - self.beta_2) * gradient**2
+            mean = self.BETA_1 * server.get("mean", 0.0) + (1 - self.BETA_1) * gradient
+            square = self.BETA_2 * server.get("square", 0.0) + (1 - self.BETA_2) * gradient**2
             moments = {"step": step, "mean": mean, "square": square}
-            gradient = mean / (1 - self.beta_1**step)
-            gradient = gradient / (np.sqrt(square / (1 - self.beta_2**step)) + self.epsilon)
+            gradient = mean / (1 - self.BETA_1**step)
+            gradient = gradient / (np.sqrt(square / (1 - self.BETA_2**step)) + self.EPSILON)
         items = server[name].astype(np.float64) - self.learning_rate * gradient
         return server | moments | {name: items.astype(self._dtype)}

@@ -103,8 +103,8 @@ class FCF(ServerStep, ImplicitMF):
     stands for that of all clients: it is divided by the number of uploads accepted, and so is
     ``reg_item`` by the number of all clients.
 
-    *Constants*, which only a subclass can change: ``init_std = 0.03``, the standard deviation of
-    the initial item vectors; Adam's ``beta_1 = 0.1``, ``beta_2 = 0.99`` and ``epsilon = 1e-8``.
+    *Constants*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of
+    the initial item vectors; Adam's ``BETA_1 = 0.1``, ``BETA_2 = 0.99`` and ``EPSILON = 1e-8``.
 
     *Simulation.* Over all clients the rows of items that they do not hold add up to
     ``Q sum_c P_c' P_c``, so a round takes time O(ratings d + m d^2), not O(clients m d). This

@@ -138,7 +138,7 @@ class LocALS(ClientItemsWMF):
     centralised ALS per round. With ``prox=0`` and one user per client, nothing ties the clients'
     versions to each other beyond the users' vectors, so keep prox positive.
 
-    *Constant*, which only a subclass can change: ``init_std = 0.03``, the standard deviation of the
+    *Constant*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of the
     initial item vectors.
 
     References

@@ -30,7 +30,7 @@ SOLVER_STEPS = 10
 
 # Interval in which the bias of unknown users is searched, and how often it is halved.
 FARTHEST, BISECTIONS = 20.0, 60
-# Items with this share of `few_ratings` are no longer shrunk more.
+# Items with this share of `FEW_RATINGS` are no longer shrunk more.
 ITEMS_NEED = 3
 
 
@@ -51,8 +51,8 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     With ratings scaled to [0, 1], client c minimises::
 
         sum_r w (y - link(level + b_u + b_i + p_u . q_i))^2
-          + sum_u [reg_user n_u^reg_power |p_u|^2 + reg_bias b_u^2]
-          + sum_i (n_ci / n_i) [reg_item n_i^reg_power |q_i|^2 + reg_bias b_i^2]
+          + sum_u [reg_user n_u^REG_POWER |p_u|^2 + reg_bias b_u^2]
+          + sum_i (n_ci / n_i) [reg_item n_i^REG_POWER |q_i|^2 + reg_bias b_i^2]
           + prox / 2 |V_c - mean V|^2
 
     where n_u and n_i count the ratings of user u and item i, and n_ci those of item i that
@@ -148,13 +148,13 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     participation costs the same; with "clients" or local prediction, every client with a history of
     its own has such a matrix, and the fit raises an error if these take more than 2 GiB.
 
-    *Constants*, which only a subclass can change: ``init_std = 0.1``, the standard deviation of
-    the initial vectors; ``reg_power = 0.5``, how fast the penalties on vectors grow with the number
-    of ratings (0: not at all; 1: in proportion); ``few_ratings = 15``, the number of ratings below
+    *Constants*, which only a subclass can change: ``INIT_STD = 0.1``, the standard deviation of
+    the initial vectors; ``REG_POWER = 0.5``, how fast the penalties on vectors grow with the number
+    of ratings (0: not at all; 1: in proportion); ``FEW_RATINGS = 15``, the number of ratings below
     which penalties grow, because the data say little: those of a user with n ratings, also on its
-    bias, are multiplied by ``few_ratings / n`` if that is more than 1, and those of an item by a
-    third of that; ``link = "sigmoid"``, from score to scaled rating (with "identity" predictions
-    are clipped to the scale); Adam's ``beta_1 = beta_2 = 0.9`` and ``epsilon = 1e-8``.
+    bias, are multiplied by ``FEW_RATINGS / n`` if that is more than 1, and those of an item by a
+    third of that; ``LINK = "sigmoid"``, from score to scaled rating (with "identity" predictions
+    are clipped to the scale); Adam's ``BETA_1 = BETA_2 = 0.9`` and ``EPSILON = 1e-8``.
 
     *Unknown users* get the user bias with which the items' biases alone give the mean rating. The
     server computes it from the sums of the set-up.
@@ -191,13 +191,13 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     predict_with: Literal["global", "local"] = "global"
     rating_scale: tuple[float, float] | None = None
 
-    init_std: ClassVar[float] = 0.1
-    reg_power: ClassVar[float] = 0.5
-    few_ratings: ClassVar[float] = 15.0
-    link: ClassVar[Literal["sigmoid", "identity"]] = "sigmoid"
-    beta_1: ClassVar[float] = 0.9
-    beta_2: ClassVar[float] = 0.9
-    epsilon: ClassVar[float] = 1e-8
+    INIT_STD = 0.1
+    REG_POWER = 0.5
+    FEW_RATINGS = 15.0
+    LINK = "sigmoid"
+    BETA_1 = 0.9
+    BETA_2 = 0.9
+    EPSILON = 1e-8
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
@@ -226,7 +226,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _init_server(self, catalogue, key):
         shape = (catalogue.n_items, self._width)
-        vectors = self.init_std * key.generator("item vectors").standard_normal(shape)
+        vectors = self.INIT_STD * key.generator("item vectors").standard_normal(shape)
         if self.biases:
             vectors[:, 0] = 0
         server = {
@@ -301,7 +301,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _init_clients(self, block, message, key):
         columns = block.users[:, None] * self._width + np.arange(self._width)
-        users = self.init_std * key.private.at(-1).normal("user vectors", columns)
+        users = self.INIT_STD * key.private.at(-1).normal("user vectors", columns)
         if self.biases:
             users[:, 0] = 0
         held = np.zeros((len(block.row_items), self._width), dtype=self._dtype)
@@ -395,7 +395,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         """Score of the mean rating, which is scaled to [0, 1]."""
         if not self.biases:
             return 0.0
-        return float(logit(np.clip(mean, 0.01, 0.99)) if self.link == "sigmoid" else mean)
+        return float(logit(np.clip(mean, 0.01, 0.99)) if self.LINK == "sigmoid" else mean)
 
     def _vectors(self, now):
         """Vectors with Adam's moments; plain gradient descent has none."""
@@ -434,16 +434,16 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         reg_item, reg_item_bias = np.zeros((2, len(counts)), dtype=real)
         rated = counts > 0
         n_rated = np.maximum(counts, np.finfo(real).tiny)[rated]
-        share = caution(n_rated, self.few_ratings / ITEMS_NEED) / n_rated
-        reg_item[rated] = self.reg_item * share * n_rated**self.reg_power
+        share = caution(n_rated, self.FEW_RATINGS / ITEMS_NEED) / n_rated
+        reg_item[rated] = self.reg_item * share * n_rated**self.REG_POWER
         reg_item_bias[rated] = self.reg_bias * share
         return reg_item, reg_item_bias if self.biases else reg_item
 
     def _penalties_on_users(self, mass):
         """Weights of the penalties on users, and on their biases, by their numbers of ratings."""
         real = self._dtype
-        more = caution(mass, self.few_ratings).astype(real)
-        reg_user = (more * self.reg_user * mass**self.reg_power).astype(real)
+        more = caution(mass, self.FEW_RATINGS).astype(real)
+        reg_user = (more * self.reg_user * mass**self.REG_POWER).astype(real)
         return reg_user, more * real(self.reg_bias) if self.biases else reg_user
 
     def _join(self, block, state, active, broadcast):
@@ -483,7 +483,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     def _penalties(self, state, pull=0.0):
         return rfrec_kernels.Objective(
             state["level"],
-            self.link == "sigmoid",
+            self.LINK == "sigmoid",
             bool(self.biases),
             float(pull),
             state["reg_item"],
@@ -498,11 +498,11 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             rate = np.broadcast_to(float(rate), np.shape(steps)).copy()
             return rfrec_kernels.Rule(rate, 0.0, 0.0, 0.0, rate)
         return rfrec_kernels.Rule(
-            rate / (1 - self.beta_1**steps),
-            float(self.beta_1),
-            float(self.beta_2),
-            float(self.epsilon),
-            1 / (1 - self.beta_2**steps),
+            rate / (1 - self.BETA_1**steps),
+            float(self.BETA_1),
+            float(self.BETA_2),
+            float(self.EPSILON),
+            1 / (1 - self.BETA_2**steps),
         )
 
     def _to_upload(self, common, broadcast):
@@ -637,7 +637,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _response(self, scores):
         low, high = self.rating_scale_
-        if self.link == "sigmoid":
+        if self.LINK == "sigmoid":
             return low + (high - low) * expit(scores)
         return np.clip(low + (high - low) * scores, low, high)
 
@@ -684,7 +684,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _expected(self, scores):
         """Scaled ratings of scores."""
-        return expit(scores) if self.link == "sigmoid" else scores
+        return expit(scores) if self.LINK == "sigmoid" else scores
 
     def _own_scores(self, users, items):
         level, user_bias, item_bias, user_factors, item_factors = self._linear_part()

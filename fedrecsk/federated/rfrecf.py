@@ -76,8 +76,8 @@ class RFRecF(RFRec):
     never sent. Early stopping measures a model when it is sent, so `n_iter_no_change` counts
     broadcasts. A round without a gradient step has no training loss, and repeats the last one.
 
-    *Constants* are those of :class:`RFRec`, but Adam's: ``beta_1 = 0.5``, ``beta_2 = 0.999`` and
-    ``epsilon = 0.02``, which here also damps steps along tiny gradients.
+    *Constants* are those of :class:`RFRec`, but Adam's: ``BETA_1 = 0.5``, ``BETA_2 = 0.999`` and
+    ``EPSILON = 0.02``, which here also damps steps along tiny gradients.
 
     References
     ----------
@@ -102,9 +102,9 @@ class RFRecF(RFRec):
     learning_rate: float = 0.084
     aggregation: Literal["clients", "holders"] = "holders"
 
-    beta_1: ClassVar[float] = 0.5
-    beta_2: ClassVar[float] = 0.999
-    epsilon: ClassVar[float] = 0.02
+    BETA_1 = 0.5
+    BETA_2 = 0.999
+    EPSILON = 0.02
 
     _parameter_constraints: ClassVar[dict] = RFRec._parameter_constraints | {
         "aggregation_probability": [Interval(Real, 0, 1, closed="neither")],

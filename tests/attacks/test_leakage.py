@@ -41,7 +41,7 @@ WMF = [
 @pytest.mark.parametrize("model", WMF, ids=str)
 def test_one_plaintext_upload_of_the_als_family_gives_everything(model, n_rounds):
     X, y = make_toy(n_users=30, n_items=20, density=0.4)
-    model = variant(type(model), **model.get_params() | {"random_state": 0, "init_std": 0.3})
+    model = variant(type(model), **model.get_params() | {"random_state": 0, "INIT_STD": 0.3})
     report = measure_leak(model, X, y, n_rounds=n_rounds, max_clients=10)
     assert report.method == type(model).__name__
     assert (report.n_clients, report.n_rounds) == (10, n_rounds)

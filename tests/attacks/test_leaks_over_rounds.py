@@ -28,7 +28,7 @@ def rated():
     [
         (RFRec(5), 2),
         (RFRec(5), 4),
-        (variant(RFRec, 5, link="identity"), 2),
+        (variant(RFRec, 5, LINK="identity"), 2),
         (RFRec(5, optimizer="gd"), 1),
         (RFRec(5, aggregation="holders"), 2),
         (RFRecF(5), 18),
@@ -55,7 +55,7 @@ def test_the_last_digits_of_one_upload_give_most_ratings(rated):
 def test_the_replay_computes_what_a_client_uploads():
     """Against RFRec's own client: user 0, after two rounds of which the server sends the means."""
     X, y = make_toy(n_users=8, n_items=12, density=0.5)
-    model = variant(RFRec, 3, rating_scale=(1, 5), random_state=0, init_std=0.3)
+    model = variant(RFRec, 3, rating_scale=(1, 5), random_state=0, INIT_STD=0.3)
     seen = []
 
     class Watched(type(model)):

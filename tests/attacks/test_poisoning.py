@@ -58,7 +58,7 @@ def gradients(X, federation, **parameters):
         reg_item=0.0,
         learning_rate=1.0,
         aggregation="clients",
-        init_std=1.0,
+        INIT_STD=1.0,
         random_state=0,
         federation=federation,
         **parameters,

@@ -21,13 +21,13 @@ def float64(monkeypatch):
 
 
 def make(**parameters):
-    defaults = {"n_factors": 3, "n_rounds": 5, "init_std": 0.5, "random_state": 0}
+    defaults = {"n_factors": 3, "n_rounds": 5, "INIT_STD": 0.5, "random_state": 0}
     return variant(ExplicitFCF, **defaults | parameters)
 
 
 def first_items(model, n_items):
     shape = (n_items, model.n_factors + model.biases)
-    items = model.init_std * key_of(model).generator("item vectors").standard_normal(shape)
+    items = model.INIT_STD * key_of(model).generator("item vectors").standard_normal(shape)
     if model.biases:
         items[:, 0] = 0
     return items
@@ -42,7 +42,7 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
     spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
     clients = [reference.RatingClient(model, w[s], ratings[s]) for s in spans]
     start = first_items(model, data.n_items)
-    penalties = np.ones_like(start) * model.reg_item * w.sum(axis=0)[:, None] ** model.reg_power
+    penalties = np.ones_like(start) * model.reg_item * w.sum(axis=0)[:, None] ** model.REG_POWER
     if model.biases:
         penalties[:, 0] = model.reg_bias
     items = reference.run(model, clients, start, penalties, turns_of(model, data.n_clients))
@@ -81,10 +81,10 @@ def test_noise_on_counts_makes_no_penalty_negative_and_keeps_the_mean_on_the_sca
 every_upload = pytest.mark.parametrize("upload", ["all", "local"])
 PARAMETERS = [
     {},
-    {"biases": False, "reg_power": 0.0, "reg_user": 0.5},
-    {"reg_power": 0.5, "reg_item": 0.0, "reg_bias": 0.3, "epsilon": 1e-3},
+    {"biases": False, "REG_POWER": 0.0, "reg_user": 0.5},
+    {"REG_POWER": 0.5, "reg_item": 0.0, "reg_bias": 0.3, "EPSILON": 1e-3},
     {"optimizer": "gd", "learning_rate": 0.2},
-    {"beta_1": 0.9, "beta_2": 0.9, "learning_rate": 0.02, "biases": False},
+    {"BETA_1": 0.9, "BETA_2": 0.9, "learning_rate": 0.02, "biases": False},
 ]
 every_parameters = pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 
@@ -160,7 +160,7 @@ def test_one_plaintext_upload_gives_all_ratings(upload, biases, n_rounds):
         4,
         biases=biases,
         upload=upload,
-        init_std=0.3,
+        INIT_STD=0.3,
         rating_scale=(1, 5),
         random_state=0,
     )

@@ -30,7 +30,7 @@ def make(**parameters):
         "alpha": 2.0,
         "reg_user": 0.5,
         "reg_item": 0.7,
-        "init_std": 0.5,
+        "INIT_STD": 0.5,
         "random_state": 0,
     }
     return variant(FCF, **defaults | parameters)
@@ -63,8 +63,8 @@ every_upload = pytest.mark.parametrize("upload", ["all", "local"])
 PARAMETERS = [
     {},
     {"optimizer": "gd", "learning_rate": 0.2},
-    {"learning_rate": 0.03, "beta_1": 0.9, "beta_2": 0.999, "reg_item": 0.0},
-    {"alpha": 0.5, "reg_user": 2.0, "epsilon": 1e-3},
+    {"learning_rate": 0.03, "BETA_1": 0.9, "BETA_2": 0.999, "reg_item": 0.0},
+    {"alpha": 0.5, "reg_user": 2.0, "EPSILON": 1e-3},
 ]
 
 
@@ -111,7 +111,7 @@ def test_stale_gradients_in_few_bytes_are_taken_at_the_servers_items(extra, toy)
     common = {"n_rounds": 5, "random_state": 0, "federation": Federation(**STALE, **extra)}
     one = make(upload="local", optimizer="gd", learning_rate=0.1, **common).fit(X)
     parameters = {name: getattr(one, name) for name in ("alpha", "reg_user", "reg_item")}
-    other = variant(GlobSGD, 3, learning_rate=0.2, init_std=0.5, **parameters, **common).fit(X)
+    other = variant(GlobSGD, 3, learning_rate=0.2, INIT_STD=0.5, **parameters, **common).fit(X)
     np.testing.assert_allclose(one.item_factors_, other.item_factors_, atol=1e-12)
 
 
@@ -168,7 +168,7 @@ def test_dense_uploads_that_do_not_fit_are_refused(toy, monkeypatch):
 @every_upload
 def test_one_plaintext_upload_gives_everything(upload, n_rounds):
     X, y = make_toy(n_users=30, n_items=20, density=0.4)
-    model = variant(FCF, 4, reg_user=1.0, init_std=0.3, random_state=0, upload=upload)
+    model = variant(FCF, 4, reg_user=1.0, INIT_STD=0.3, random_state=0, upload=upload)
     report = measure_leak(model, X, y, n_rounds=n_rounds, max_clients=10)
     assert report.vectors == report.directions == 1.0
     assert report.interactions == report.values == 1.0

@@ -38,11 +38,11 @@ def reference_fit(model, X, y, clients=None, sample_weight=None):
     private = setting.local_dp is not None
 
     mean = 0.5 if private else np.nansum(weights * np.nan_to_num(ratings)) / weights.sum()
-    level = (np.log(mean / (1 - mean)) if model.link == "sigmoid" else mean) * model.biases
+    level = (np.log(mean / (1 - mean)) if model.LINK == "sigmoid" else mean) * model.biases
     width = model.n_factors + model.biases
     items = key.generator("item vectors").standard_normal((data.n_items, width))
     users = key.normal("user vectors", np.arange(data.n_users * width)).reshape(-1, width)
-    items, users = model.init_std * items, model.init_std * users
+    items, users = model.INIT_STD * items, model.INIT_STD * users
     if model.biases:
         items[:, 0] = users[:, 0] = 0
 
@@ -97,11 +97,11 @@ def make(Estimator, **parameters):
 METHODS = [
     {},
     {"optimizer": "gd", "learning_rate": 0.02},
-    {"link": "identity"},
-    {"link": "identity", "optimizer": "gd", "biases": False, "reg_item": 0.0, "reg_power": 0.0},
-    {"few_ratings": 0.0},
+    {"LINK": "identity"},
+    {"LINK": "identity", "optimizer": "gd", "biases": False, "reg_item": 0.0, "REG_POWER": 0.0},
+    {"FEW_RATINGS": 0.0},
     {"aggregation": "holders", "prox": 1.3},
-    {"aggregation": "clients", "reg_power": 1.0, "prox": 0.7},
+    {"aggregation": "clients", "REG_POWER": 1.0, "prox": 0.7},
     {"biases": False, "rating_scale": (0, 6)},
 ]
 
@@ -154,7 +154,7 @@ def test_clipping_equals_the_naive_reference(Estimator, toy, monkeypatch):
 @pytest.mark.parametrize("biases", [True, False])
 def test_local_prediction_uses_the_clients_own_matrix(Estimator, biases, toy):
     X, y = toy
-    model = make(Estimator, predict_with="local", link="identity", biases=biases)
+    model = make(Estimator, predict_with="local", LINK="identity", biases=biases)
     everyone = assert_equals_reference(model, X, y, clients=X[:, 0] % 4)
     data = encode(X, y, clients=X[:, 0] % 4)
     low, high = model.rating_scale_
@@ -276,7 +276,7 @@ def test_new_users_rate_on_the_same_scale(toy):
 
 def test_diverging_clients_are_an_error(toy):
     with pytest.raises(ValueError, match=r"clients diverged: all 12 uploads of round \d+"):
-        make(RFRec, optimizer="gd", learning_rate=50.0, link="identity", n_rounds=200).fit(*toy)
+        make(RFRec, optimizer="gd", learning_rate=50.0, LINK="identity", n_rounds=200).fit(*toy)
 
 
 def test_a_client_that_sends_nan_is_left_out(toy, monkeypatch):
@@ -313,16 +313,16 @@ def test_too_much_memory_is_refused_before_any_work():
 def test_new_users_get_the_vector_that_minimises_their_loss(Estimator):
     X, y = make_toy(40, 12, seed=3)
     mine = X[:, 0] == X[0, 0]
-    model = make(Estimator, n_rounds=40, link="identity").fit(X[~mine], y[~mine])
+    model = make(Estimator, n_rounds=40, LINK="identity").fit(X[~mine], y[~mine])
     model.fold_in(X[mine], y[mine])
     low, high = model.rating_scale_
     items = np.searchsorted(model.item_ids_, X[mine, 1])
     target = (y[mine] - low) / (high - low) - model.global_bias_ - model.item_bias_[items]
     design = np.column_stack([np.ones(len(items)), model.item_factors_[items]])
     penalty = np.diag(
-        [model.reg_bias] + [model.reg_user * len(items) ** model.reg_power] * model.n_factors
+        [model.reg_bias] + [model.reg_user * len(items) ** model.REG_POWER] * model.n_factors
     )
-    penalty *= max(1, model.few_ratings / len(items))
+    penalty *= max(1, model.FEW_RATINGS / len(items))
     expected = np.linalg.solve(design.T @ design + penalty, design.T @ target)
     assert np.r_[model.user_bias_[-1], model.user_factors_[-1]] == pytest.approx(expected)
 

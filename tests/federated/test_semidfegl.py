@@ -39,8 +39,8 @@ def make(**parameters):
         "n_rounds": 3,
         "n_groups": 2,
         "n_common": 2,
-        "cluster_every": 1,
-        "init_std": 0.5,
+        "CLUSTER_EVERY": 1,
+        "INIT_STD": 0.5,
         "reg_user": 0.5,
         "learning_rate": 0.1,
         "user_learning_rate": 0.2,
@@ -58,7 +58,7 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
     spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
     devices = [reference.Device(model, w[s], ratings[s]) for s in spans]
     start = first_items(model, data.n_items)
-    penalties = np.ones_like(start) * model.reg_item * w.sum(axis=0)[:, None] ** model.reg_power
+    penalties = np.ones_like(start) * model.reg_item * w.sum(axis=0)[:, None] ** model.REG_POWER
     if model.biases:
         penalties[:, 0] = model.reg_bias
     server = reference.Server(model, data.n_clients, start, penalties)
@@ -81,8 +81,8 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
 PARAMETERS = [
     {},
     {"n_layers": 3, "reg_item": 0.0, "reg_bias": 0.3},
-    {"biases": False, "n_groups": 1, "n_common": 4, "reg_power": 0.0},
-    {"n_layers": 3, "optimizer": "gd", "cluster_every": 2, "fuzziness": 2.0, "beta_1": 0.5},
+    {"biases": False, "n_groups": 1, "n_common": 4, "REG_POWER": 0.0},
+    {"n_layers": 3, "optimizer": "gd", "CLUSTER_EVERY": 2, "FUZZINESS": 2.0, "BETA_1": 0.5},
 ]
 
 

@@ -38,7 +38,7 @@ def make(Estimator, **parameters):
         "alpha": 2.0,
         "reg_user": 0.5,
         "reg_item": 0.7,
-        "init_std": 0.5,
+        "INIT_STD": 0.5,
         "random_state": 0,
     }
     if Estimator is not GlobSGD:
@@ -68,7 +68,7 @@ def key_of(model):
 
 def first_items(model, n_items):
     shape = (n_items, model.n_factors)
-    return model.init_std * key_of(model).generator("item factors").standard_normal(shape)
+    return model.INIT_STD * key_of(model).generator("item factors").standard_normal(shape)
 
 
 def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit_params):

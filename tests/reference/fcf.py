@@ -19,11 +19,11 @@ class Adam:
         if model.optimizer == "gd":
             return items - model.learning_rate * gradient
         self.t += 1
-        self.m = model.beta_1 * self.m + (1 - model.beta_1) * gradient
-        self.v = model.beta_2 * self.v + (1 - model.beta_2) * gradient * gradient
-        m_hat = self.m / (1 - model.beta_1**self.t)
-        v_hat = self.v / (1 - model.beta_2**self.t)
-        return items - model.learning_rate * m_hat / (np.sqrt(v_hat) + model.epsilon)
+        self.m = model.BETA_1 * self.m + (1 - model.BETA_1) * gradient
+        self.v = model.BETA_2 * self.v + (1 - model.BETA_2) * gradient * gradient
+        m_hat = self.m / (1 - model.BETA_1**self.t)
+        v_hat = self.v / (1 - model.BETA_2**self.t)
+        return items - model.learning_rate * m_hat / (np.sqrt(v_hat) + model.EPSILON)
 
 
 class ImplicitClient:
@@ -54,7 +54,7 @@ class RatingClient:
     def user(self, w, ratings, items):
         """The exact (b_u, p_u), or p_u without biases."""
         model, width = self.model, items.shape[1]
-        matrix = model.reg_user * w.sum() ** model.reg_power * np.eye(width)
+        matrix = model.reg_user * w.sum() ** model.REG_POWER * np.eye(width)
         if model.biases:
             matrix[0, 0] = model.reg_bias
         right = np.zeros(width)

@@ -18,11 +18,11 @@ class Adam:
         if self.model.optimizer == "gd":
             return x - rate * gradient
         self.t += 1
-        b1, b2 = self.model.beta_1, self.model.beta_2
+        b1, b2 = self.model.BETA_1, self.model.BETA_2
         self.m = b1 * self.m + (1 - b1) * gradient
         self.v = b2 * self.v + (1 - b2) * gradient**2
         m_hat, v_hat = self.m / (1 - b1**self.t), self.v / (1 - b2**self.t)
-        return x - rate * m_hat / (np.sqrt(v_hat) + self.model.epsilon)
+        return x - rate * m_hat / (np.sqrt(v_hat) + self.model.EPSILON)
 
 
 class Client:
@@ -45,10 +45,10 @@ class Client:
         """Weight on each coordinate of a vector with n ratings."""
         model = self.model
         strength = model.reg_user if on_users else model.reg_item
-        each = np.full(self.items.shape[1], strength * n**model.reg_power)
+        each = np.full(self.items.shape[1], strength * n**model.REG_POWER)
         if model.biases:
             each[0] = model.reg_bias
-        few = model.few_ratings if on_users else model.few_ratings / 3
+        few = model.FEW_RATINGS if on_users else model.FEW_RATINGS / 3
         return each * max(1, few / max(n, 1))
 
     def gradients(self):
@@ -63,7 +63,7 @@ class Client:
                     d_p, d_q = np.r_[1, q[1:]], np.r_[1, p[1:]]
                 else:
                     score, d_p, d_q = self.level + p @ q, q, p
-                if self.model.link == "sigmoid":
+                if self.model.LINK == "sigmoid":
                     estimate = 1 / (1 + np.exp(-score))
                     slope = estimate * (1 - estimate)
                 else:

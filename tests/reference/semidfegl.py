@@ -102,7 +102,7 @@ class Device:
         """The users' step of Adam, given the derivatives of the group's whole loss."""
         model = self.model
         for u, (w, _) in enumerate(self.data):
-            penalty = model.reg_user * w.sum() ** model.reg_power
+            penalty = model.reg_user * w.sum() ** model.REG_POWER
             gradient = by_p[u] + penalty * self.p[u].real
             values = self.p[u].real
             if model.biases:
@@ -118,7 +118,7 @@ class _AdamOf:
     """The model's Adam with the users' rate."""
 
     def __init__(self, model):
-        for name in ("optimizer", "beta_1", "beta_2", "epsilon"):
+        for name in ("optimizer", "BETA_1", "BETA_2", "EPSILON"):
             setattr(self, name, getattr(model, name))
         self.learning_rate = model.user_learning_rate
 
@@ -226,7 +226,7 @@ class Server:
         items = [unit(item) for item in self.items[:, -model.n_factors :]]
         distinct = np.unique(np.stack(users), axis=0, return_index=True)[1]
         drawn = generator.permutation(np.sort(distinct))[: model.n_groups]
-        shares = fuzzy_c_means(users + items, [users[k] for k in drawn], model.fuzziness)
+        shares = fuzzy_c_means(users + items, [users[k] for k in drawn], model.FUZZINESS)
         self.groups[known] = shares[: len(users)].argmax(axis=1)
         of_items = shares[len(users) :]
         n = min(model.n_common, len(items))
@@ -255,7 +255,7 @@ def run(model, devices, server, turns, key):
             answers = update_group(model, [devices[c] for c in clients], group >= 0)
             uploads |= {c: a for c, a in zip(clients, answers, strict=True) if delivers[c]}
         server.close(dict(sorted(uploads.items())))
-        if model.n_common and t % model.cluster_every == 0:
+        if model.n_common and t % model.CLUSTER_EVERY == 0:
             server.cluster(key.at(t).generator("centres"))
 
 

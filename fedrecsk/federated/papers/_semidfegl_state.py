@@ -45,10 +45,10 @@ class Moments(NamedTuple):
         """Update those of the users of a mask; returns their directions."""
         self.n_steps[users] += 1
         for moment, beta, power in (
-            (self.mean, method.beta_1, 1),
-            (self.square, method.beta_2, 2),
+            (self.mean, method.BETA_1, 1),
+            (self.square, method.BETA_2, 2),
         ):
             moment[users] = beta * moment[users] + (1 - beta) * gradient**power
-        mean = self.mean[users] / (1 - method.beta_1 ** self.n_steps[users])
-        square = self.square[users] / (1 - method.beta_2 ** self.n_steps[users])
-        return mean / (np.sqrt(square) + method.epsilon)
+        mean = self.mean[users] / (1 - method.BETA_1 ** self.n_steps[users])
+        square = self.square[users] / (1 - method.BETA_2 ** self.n_steps[users])
+        return mean / (np.sqrt(square) + method.EPSILON)

@@ -35,8 +35,8 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
     server adds these up and takes a step of Adam. Together they minimise::
 
         sum_r w (r - level - b_u - b_i - p_u . q_i)^2
-          + sum_u [reg_user n_u^reg_power |p_u|^2 + reg_bias b_u^2]
-          + sum_i [reg_item n_i^reg_power |q_i|^2 + reg_bias b_i^2]
+          + sum_u [reg_user n_u^REG_POWER |p_u|^2 + reg_bias b_u^2]
+          + sum_i [reg_item n_i^REG_POWER |q_i|^2 + reg_bias b_i^2]
 
     where n_u and n_i count the ratings of user u and item i (the sum of their weights). Papers on
     ratings use it as a baseline under the name "FCF" and, with ``secure_aggregation``, "FedMF".
@@ -121,10 +121,10 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
     cohort's sum by the number of uploads accepted and the penalties by the number of all
     clients.
 
-    *Constants*, which only a subclass can change: ``init_std = 0.1``, the standard deviation of the
-    initial item vectors; ``reg_power = 0.5``, how fast the penalties on vectors grow with the
-    number of ratings (0: not at all; 1: in proportion); Adam's ``beta_1 = 0.1``, ``beta_2 = 0.99``
-    and ``epsilon = 1e-8``. With ``reg_power = 0`` and ``biases=False`` this is the papers' form,
+    *Constants*, which only a subclass can change: ``INIT_STD = 0.1``, the standard deviation of the
+    initial item vectors; ``REG_POWER = 0.5``, how fast the penalties on vectors grow with the
+    number of ratings (0: not at all; 1: in proportion); Adam's ``BETA_1 = 0.1``, ``BETA_2 = 0.99``
+    and ``EPSILON = 1e-8``. With ``REG_POWER = 0`` and ``biases=False`` this is the papers' form,
     which overfits.
 
     References
@@ -160,8 +160,8 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
     upload: Literal["local", "all"] = "local"
     rating_scale: tuple[float, float] | None = None
 
-    init_std: ClassVar[float] = 0.1
-    reg_power: ClassVar[float] = 0.5
+    INIT_STD = 0.1
+    REG_POWER = 0.5
 
     _parameter_constraints: ClassVar[dict] = (
         FederatedRecommender._parameter_constraints
@@ -185,7 +185,7 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
 
     def _init_server(self, catalogue, key):
         shape = (catalogue.n_items, self._width)
-        vectors = self.init_std * key.generator("item vectors").standard_normal(shape)
+        vectors = self.INIT_STD * key.generator("item vectors").standard_normal(shape)
         if self.biases:
             vectors[:, 0] = 0
         return {
@@ -306,7 +306,7 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
 
     def _penalties(self, n_ratings, reg):
         """Of each number of vectors with so many ratings, shape (n, width)."""
-        penalties = np.repeat((reg * n_ratings**self.reg_power)[:, None], self._width, axis=1)
+        penalties = np.repeat((reg * n_ratings**self.REG_POWER)[:, None], self._width, axis=1)
         if self.biases:
             penalties[:, 0] = self.reg_bias
         return penalties

@@ -91,7 +91,7 @@ class GlobSGD(FederatedWMF):
     *What it reveals.* As in :class:`LocALS`: in plaintext, P_c' P_c of a one-user client is p_u up
     to its sign, which a row gives.
 
-    *Constant*, which only a subclass can change: ``init_std = 0.03``, the standard deviation of the
+    *Constant*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of the
     initial item vectors.
 
     *Gradients* are half of the derivatives of the objective. `loss_curve_` is as in

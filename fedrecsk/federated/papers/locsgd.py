@@ -95,7 +95,7 @@ class LocSGD(ClientItemsWMF):
     *Order.* With "full", users of one client take their steps one after the other in the order
     of their ids, each on all items.
 
-    *Constant*, which only a subclass can change: ``init_std = 0.03``, the standard deviation of the
+    *Constant*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of the
     initial item vectors.
 
     References

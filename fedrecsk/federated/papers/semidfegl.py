@@ -40,8 +40,8 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
     travel directly from device to device [1]_. Together the clients minimise::
 
         1/2 sum_r w (r - level - b_u - b_i - z_u . e_i)^2
-          + 1/2 sum_u [reg_user n_u^reg_power |p_u|^2 + reg_bias b_u^2]
-          + 1/2 sum_i [reg_item n_i^reg_power |e_i|^2 + reg_bias b_i^2]
+          + 1/2 sum_u [reg_user n_u^REG_POWER |p_u|^2 + reg_bias b_u^2]
+          + 1/2 sum_i [reg_item n_i^REG_POWER |e_i|^2 + reg_bias b_i^2]
 
     where z_u is the mean of the user's layers, p_u is layer 0, and n_u and n_i count the ratings of
     user u and item i (the sum of their weights).
@@ -119,7 +119,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
           5  ... and send what the others' embeddings depend on           _exchange, step 1
           6  clients step on (b_u, p_u); they upload z_u and gradients    _client_update
           7  server takes a step on the items                             _learned
-          8  every cluster_every rounds: soft clusters, common items      clustered
+          8  every CLUSTER_EVERY rounds: soft clusters, common items      clustered
         end
           9  server sends all items; clients propagate once more          _personalize
 
@@ -162,12 +162,12 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
     reach each other there. A deployment would need addresses, authenticated channels between
     devices, and a rule for devices that answer late.
 
-    *Constants*, which only a subclass can change: ``fuzziness = 1.2``, the exponent of the shares
-    in fuzzy c-means (towards 1, clusters are hard); ``cluster_every = 10``, the number of rounds
+    *Constants*, which only a subclass can change: ``FUZZINESS = 1.2``, the exponent of the shares
+    in fuzzy c-means (towards 1, clusters are hard); ``CLUSTER_EVERY = 10``, the number of rounds
     after which the server clusters again, for the first time after the first round;
-    ``init_std = 0.1``, the standard deviation of the initial item embeddings (users begin at zero);
-    ``reg_power = 0.5``, how fast the penalties on vectors grow with the number of ratings (0: not
-    at all; 1: in proportion); Adam's ``beta_1 = 0.9``, ``beta_2 = 0.99`` and ``epsilon = 1e-8``.
+    ``INIT_STD = 0.1``, the standard deviation of the initial item embeddings (users begin at zero);
+    ``REG_POWER = 0.5``, how fast the penalties on vectors grow with the number of ratings (0: not
+    at all; 1: in proportion); Adam's ``BETA_1 = 0.9``, ``BETA_2 = 0.99`` and ``EPSILON = 1e-8``.
 
     *New users*, and clients that took part in no round, have isolated ego graphs, for which (b_u,
     p_u) is solved exactly.
@@ -207,11 +207,11 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
     biases: bool = True
     rating_scale: tuple[float, float] | None = None
 
-    fuzziness: ClassVar[float] = 1.2
-    cluster_every: ClassVar[int] = 10
-    init_std: ClassVar[float] = 0.1
-    reg_power: ClassVar[float] = 0.5
-    beta_1: ClassVar[float] = 0.9
+    FUZZINESS = 1.2
+    CLUSTER_EVERY = 10
+    INIT_STD = 0.1
+    REG_POWER = 0.5
+    BETA_1 = 0.9
 
     _parameter_constraints: ClassVar[dict] = (
         FederatedRecommender._parameter_constraints
@@ -239,7 +239,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
 
     def _init_server(self, catalogue, key):
         shape = (catalogue.n_items, self._width)
-        vectors = self.init_std * key.generator("item vectors").standard_normal(shape)
+        vectors = self.INIT_STD * key.generator("item vectors").standard_normal(shape)
         if self.biases:
             vectors[:, 0] = 0
         n_clients = catalogue.n_clients
@@ -492,7 +492,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
     def _aggregate(self, server, message, upload, key):
         if upload is not None:
             server = self._learned(server, upload)
-        if self.n_common and key.round % self.cluster_every == 0:
+        if self.n_common and key.round % self.CLUSTER_EVERY == 0:
             server = server | {
                 "groups": clustered(
                     server["embeddings"],
@@ -500,7 +500,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
                     self._factors(server["item_vectors"]),
                     self.n_groups,
                     self.n_common,
-                    self.fuzziness,
+                    self.FUZZINESS,
                     key.generator("centres"),
                 )
             }
@@ -575,7 +575,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
 
     def _penalties(self, n_ratings, reg):
         """Of each number of vectors with so many ratings, shape (n, width)."""
-        penalties = np.repeat((reg * n_ratings**self.reg_power)[:, None], self._width, axis=1)
+        penalties = np.repeat((reg * n_ratings**self.REG_POWER)[:, None], self._width, axis=1)
         if self.biases:
             penalties[:, 0] = self.reg_bias
         return penalties
