@@ -83,7 +83,7 @@ def fedmf(options):
     print("| upload | RMSE | MB up per client | client s per round | largest error of a sum |")
     print("|---|---|---|---|---|")
     for label, upload, scheme in (
-        ("rows of rated items", "own", None),
+        ("rows of rated items", "local", None),
         ("whole matrices", "all", None),
         ("whole matrices, CKKS, 2 clients per round audited", "all", CKKS()),
     ):

@@ -31,19 +31,19 @@ for shop, place in zip(shops, places, strict=True):
     shop.place(place)
 for step in range(server.n_setups):
     message = server.setup_message(step)
-    server.close_setup(step, [parcel for shop in shops for parcel in shop.setup(step, message)])
+    server.close_setup(step, [answer for shop in shops for answer in shop.setup(step, message)])
 announcement = server.send_announcement()
 for shop in shops:
     shop.announce(announcement)
 
-# Rounds: down goes the message, up come parcels; the loss stays in the shop.
+# Rounds: down goes the message, up come messages of the clients; the loss stays in the shop.
 for number in range(method.n_rounds):
     participation, message = server.open_round()
     uploads = []
     for shop in shops:
         shop.receive(number, message)
-        parcels, loss = shop.update(number)
-        uploads += parcels
+        messages, loss = shop.update(number)
+        uploads += messages
     server.close_round(uploads)
 
 # Each shop gets a fitted estimator that knows its own customers only.
