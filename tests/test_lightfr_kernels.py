@@ -18,7 +18,7 @@ from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
-from fedrecsk.protocol.server import Catalogue
+from fedrecsk.protocol.registration import Catalogue
 from tests.conftest import make_toy
 
 lightfr_kernels = LazyModule("fedrecsk.federated._lightfr_kernels")

@@ -17,7 +17,9 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
+        found = getattr(importlib.import_module(self._name), attribute)
+        setattr(self, attribute, found)
+        return found
 
 
 def seconds_compiling() -> float:

@@ -13,9 +13,9 @@ from fedrecsk._version import __version__
 from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.checks import bare, check_secure
-from fedrecsk.protocol.clients import Registration
 from fedrecsk.protocol.device import Replica
 from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.registration import Registration
 from fedrecsk.protocol.server import Server
 
 if TYPE_CHECKING:

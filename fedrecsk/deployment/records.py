@@ -12,10 +12,9 @@ import numpy as np
 
 from fedrecsk.privacy import Ciphertext
 from fedrecsk.protocol import ClientMessage, Dense, Derived, Message, Numbers, Rows
-from fedrecsk.protocol.clients import Registration
 from fedrecsk.protocol.encryption import EncryptedSum, EncryptedSums
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.server import ClientCodes
+from fedrecsk.protocol.registration import ClientCodes, Registration
 
 if TYPE_CHECKING:
     from typing import Any

@@ -201,13 +201,13 @@ class Loop:
         clients = self._involved(turn.receives | turn.active)
         for one in clients:
             one.receive(round, received, turn)
-            one.follow(round)
         busy = [one for one in clients if turn.active[one.block.clients].any()]
         for step in range(server.method._n_exchanges):
             self._exchange(busy, step)
-        self._show_adversary(busy, received, turn)
+        if _forger(server.federation, self.run.attack) is not None:
+            self._show_adversary(busy, received, turn)
         loss, total = np.zeros(2), server.new_total()
-        for answer, one in self.parallel(delayed(_updated)(clients, round) for clients in busy):
+        for answer, one in self.parallel(delayed(one.update)(round) for one in busy):
             loss += one
             for updates in answer:
                 total.add(updates)
@@ -234,8 +234,6 @@ class Loop:
     def _show_adversary(self, busy, received, turn):
         """Show an adversary that forges uploads what its clients have received and computed."""
         server, attack = self.server, self.run.attack
-        if _forger(server.federation, attack) is None:
-            return
         if received is not None and (turn.receives & attack.controlled).any():
             attack.message = received
         ours = [one for one in busy if one.forge is not None]
@@ -273,8 +271,7 @@ class Loop:
 
     def _involved(self, who):
         """The blocks of the clients of a mask."""
-        counts = np.bincount(self.run.block_of_client[who], minlength=len(self.run.clients))
-        return [self.run.clients[b] for b in np.flatnonzero(counts)]
+        return [self.run.clients[b] for b in np.unique(self.run.block_of_client[who])]
 
     def attributes_now(self):
         """Fitted attributes as if the rounds ended here; changes nothing."""
@@ -402,13 +399,6 @@ def _secret(estimator, data, seed):
     identity = repr((int(seed), data.fingerprint(), sorted(parameters.items(), key=str)))
     digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
     return Key(int.from_bytes(digest) >> 1)
-
-
-def _updated(clients, round):
-    """The clients' answers, without the copies that only a deployment needs."""
-    answer = clients.update(round)
-    clients.forget_reply()
-    return answer
 
 
 def _histories(method, data, federation, key):

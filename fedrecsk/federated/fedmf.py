@@ -61,8 +61,8 @@ class AveragedItems(LearnsFromFeedback):
     # How much more later rounds count: the average is of the last tenth of the rounds, roughly.
     EMPHASIS = 9
     # Parameters of FedMF and CoLR.
-    shrinkage = 0.0
-    averaging = False
+    shrinkage: ClassVar[float] = 0.0
+    averaging: ClassVar[bool] = False
 
     _single_uploads = True
     _dtype = np.float32

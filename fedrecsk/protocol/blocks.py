@@ -76,7 +76,7 @@ class Block:
         row_indptr = np.searchsorted(held, np.arange(self.n_clients + 1) * self.n_items)
         return row_indptr, (held % self.n_items).astype(np.int32), rows.astype(np.int32)
 
-    @property
+    @cached_property
     def row_indptr(self) -> np.ndarray:
         """Rows of each client, one per distinct item; shape (n_clients + 1,)."""
         return self._holdings[0]
@@ -86,12 +86,12 @@ class Block:
         """Distinct items of each client, shape (n_clients,)."""
         return np.diff(self.row_indptr)
 
-    @property
+    @cached_property
     def row_items(self) -> np.ndarray:
         """Item code of each such row, ascending within a client, shape (n_rows,)."""
         return self._holdings[1]
 
-    @property
+    @cached_property
     def rows(self) -> np.ndarray:
         """Row of each rating, shape (n_ratings,)."""
         return self._holdings[2]

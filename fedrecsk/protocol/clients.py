@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.data._checks import naming_clients
 from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.messages import Message
-from fedrecsk.protocol.outgoing import Outgoing, measured, protected, stacked, stages
+from fedrecsk.protocol.outgoing import completed, measured, protected, stacked, stages
 from fedrecsk.protocol.participation import Participation, RoundMasks
 from fedrecsk.protocol.personal import Personalized
+from fedrecsk.protocol.registration import Registration
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 if TYPE_CHECKING:
@@ -28,23 +29,6 @@ if TYPE_CHECKING:
 
 
 VALIDATION = {"validation_loss": FieldSpec((2,), learned=False)}
-
-
-class Registration(NamedTuple):
-    """What the server must know about clients before anything else.
-
-    Attributes
-    ----------
-    client_ids : ndarray of shape (n_clients,)
-    n_users : ndarray of shape (n_clients,)
-    n_held : ndarray of shape (n_clients,)
-        Number of items that each client holds. The server uses it only if clients also say which
-        items these are. 0 under local differential privacy.
-    """
-
-    client_ids: np.ndarray
-    n_users: np.ndarray
-    n_held: np.ndarray
 
 
 class Group:
@@ -135,7 +119,6 @@ class Clients:
         self._part = None
         # The clients that took part in the last exchange among devices.
         self._met = None
-        self._reply = None
         # The local updates of a round, between `honest` and `update`.
         self._training = None
         # Users' attributes under the model evaluated last, and under the best model.
@@ -174,10 +157,10 @@ class Clients:
         if central is not None or (local is not None and local.protects_uploads):
             updates = self._single_setup(step, message, updates, specs, keys)
         elif not is_alone:
-            return self._outgoing.summed(address, updates, specs, turn)
+            return completed(self, updates, address, specs, turn, single=False)
         each = is_alone or self._draws_each
         done = stages(self.federation, keys.private, message, self.forge, each=each, is_setup=True)
-        single = self._outgoing.single(address, updates, specs, turn)
+        single = completed(self, updates, address, specs, turn, single=True)
         hold = self.separate if central is None else self._holds
         return protected(single, done, hold=hold)
 
@@ -200,7 +183,7 @@ class Clients:
     def receive(
         self, round: int, message: Message | None, participation: Participation | None = None
     ) -> None:
-        """Store the message of a round, None if there is none.
+        """Store the message of a round, None if there is none, and take the step of the group.
 
         Parameters
         ----------
@@ -226,16 +209,9 @@ class Clients:
         if message is not None:
             self._messages[round] = message.of(self.block.clients)
             self._last[part.receives] = round
-
-    def follow(self, round: int) -> None:
-        """Take the step that clients of equal history share, once for all of them.
-
-        `update` does this if needed. The simulator does it before, so that threads only read.
-        """
-        ready = self._part_in(round).active & (self._last >= 0)
+        ready = part.active & (self._last >= 0)
         if self.method._shares_state and ready.any():
-            message = self._messages[self._last[ready][0]]
-            self.group.follow(message, self.keys.at(round))
+            self.group.follow(self._messages[self._last[ready][0]], self.keys.at(round))
 
     def exchange(self, round: int, step: int) -> GroupMessages | None:
         """Return what these clients send directly to others in a round; None if nothing.
@@ -265,7 +241,7 @@ class Clients:
         self.state = self.method._after_exchange(self.block, self.state, means, self._met, step)
 
     def update(self, round: int) -> tuple[list[ClientUpdates], NDArray[np.float64]]:
-        """Run one local update. Repeated calls for the same round return the same answer.
+        """Run one local update.
 
         Returns
         -------
@@ -274,14 +250,11 @@ class Clients:
         loss : ndarray of shape (2,)
             Sums of the training losses and of their weights, which are never sent.
         """
-        if self._reply is not None and self._reply[0] == round:
-            return self._reply[1:]
         steps, total = self._trained(round)
         self._training = None
         key = self.keys.at(round)
         updates = [self._protected(round, *one, key) for one in steps if one[0] is not None]
-        self._reply = round, updates, total
-        return self._reply[1:]
+        return updates, total
 
     def honest(self, round: int) -> list[ClientUpdates]:
         """Train in this round, and return the updates that an adversary will replace.
@@ -291,7 +264,7 @@ class Clients:
         specs = self.method._upload_specs(self.block.n_items)
         steps, _ = self._trained(round)
         return [
-            self._outgoing.single(("round", round), one, specs, turn)
+            completed(self, one, ("round", round), specs, turn, single=True)
             for one, turn, _ in steps
             if one is not None
         ]
@@ -300,7 +273,6 @@ class Clients:
         """The local updates of a round, taken once: uploads, Turn and message, and the loss."""
         if self._training is not None and self._training[0] == round:
             return self._training[1:]
-        self.follow(round)
         part, key = self._part_in(round), self.keys.at(round)
         ready = part.active & (self._last >= 0)
         self._has_updated = self._has_updated | ready
@@ -314,10 +286,6 @@ class Clients:
         self._forget_messages()
         self._training = round, steps, total
         return self._training[1:]
-
-    def forget_reply(self) -> None:
-        """Delete the copy of the last answer, which cannot be repeated afterwards."""
-        self._reply = None
 
     def _part_in(self, round):
         """These clients' Participation in a round, of which they must have got the message."""
@@ -357,18 +325,14 @@ class Clients:
 
     # ------------------------------------------------------------- from update to upload
 
-    @property
-    def _outgoing(self):
-        return Outgoing(self.method, self.block, self.federation.wire_dtype)
-
     def _protected(self, round, updates, turn, message, key):
         """Return what leaves the clients of the updates that they have computed."""
         specs, step = self.method._upload_specs(self.block.n_items), ("round", round)
+        done = completed(self, updates, step, specs, turn, single=self._separates)
         if not self._separates:
-            return self._outgoing.summed(step, updates, specs, turn)
-        single = self._outgoing.single(step, updates, specs, turn)
-        done = stages(self.federation, key.private, message, self.forge, each=self._draws_each)
-        return protected(single, done, hold=self._holds)
+            return done
+        steps = stages(self.federation, key.private, message, self.forge, each=self._draws_each)
+        return protected(done, steps, hold=self._holds)
 
     # ------------------------------------------------------------------- the model's end
 

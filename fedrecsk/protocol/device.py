@@ -15,9 +15,10 @@ from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.checks import bare, check_keys
 from fedrecsk.protocol.client_message import ClientMessage, packed
-from fedrecsk.protocol.clients import VALIDATION, Clients, Registration
+from fedrecsk.protocol.clients import VALIDATION, Clients
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.registration import Registration
 from fedrecsk.protocol.server import Server
 from fedrecsk.protocol.uplink import aligned_size, as_vector, fields_of
 from fedrecsk.updates import ClientUpdates, Counts
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.encryption import EncryptedSum, EncryptedSums
     from fedrecsk.protocol.messages import Message
     from fedrecsk.protocol.participation import Participation
-    from fedrecsk.protocol.server import ClientCodes
+    from fedrecsk.protocol.registration import ClientCodes
 
 NOBODY = np.zeros(1, dtype=np.int64)
 
@@ -182,13 +183,13 @@ class Device(Clients):
         loss : ndarray of shape (2,)
             Sums of the training losses and of their weights. Do not send them.
         """
+        return self._once("round", round, lambda: self._updated(round))
+
+    def _updated(self, round):
+        """Run one local update, and pack it."""
         updates, loss = super().update(round)
         specs = self.method._upload_specs(self.block.n_items)
-        answer = self._once(
-            *("round", round),
-            lambda: [parcel for one in updates for parcel in self._packed(one, specs)],
-        )
-        return answer, loss
+        return [parcel for one in updates for parcel in self._packed(one, specs)], loss
 
     def validate(self, round: int, message: Message) -> list[ClientMessage]:
         """Evaluate a model on held-out rows; returns a list of one ClientMessage.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fedrecsk.protocol.blocks import Block
+    from fedrecsk.protocol.clients import Clients
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import Message
@@ -36,114 +36,90 @@ if TYPE_CHECKING:
 TERMS = "privacy_terms"
 
 
-class Outgoing:
-    """Completes the updates of a block of clients.
+def completed(
+    clients: Clients,
+    updates: ClientUpdates,
+    step: tuple[str, int],
+    specs: Mapping[str, FieldSpec],
+    turn: RoundMasks,
+    *,
+    single: bool,
+) -> ClientUpdates:
+    """Add to a method's updates what the protocol must know about them.
 
     Parameters
     ----------
-    method : FederatedRecommender
-    block : Block
-    wire_dtype : str
+    clients : Clients
+        The clients that send them.
+    updates : ClientUpdates
+        As the method returns them.
+    step : tuple of (str, int)
+        The phase and the number of the step.
+    specs : dict of {str: FieldSpec}
+    turn : RoundMasks
+    single : bool
+        Whether to return the single updates of the clients that send something, and not the sums
+        over the block. If the method has added them up, there must be one client.
+
+    Raises
+    ------
+    ValueError
+        If the fields are not those of `specs`.
     """
-
-    def __init__(self, method: Any, block: Block, wire_dtype: str) -> None:
-        self.method = method
-        self.block: Block = block
-        self.wire_dtype = wire_dtype
-
-    def summed(
-        self,
-        step: tuple[str, int],
-        updates: ClientUpdates,
-        specs: Mapping[str, FieldSpec],
-        turn: RoundMasks,
-    ) -> ClientUpdates:
-        """Complete updates that the method has added up.
-
-        Raises
-        ------
-        ValueError
-            If the fields are not those of `specs`.
-        """
-        done, sums = self._completed(step, updates, specs, turn), {}
-        for name, spec in specs.items():
-            sums[name] = self._sum(updates, name, spec).astype(spec.sum_dtype, copy=False)
-            if not all_finite(sums[name]):
-                done.accepted = np.zeros_like(done.accepted)
-        return replace(done, fields=sums if done.n_accepted else {}, lacks_noise=True)
-
-    def single(
-        self,
-        step: tuple[str, int],
-        updates: ClientUpdates,
-        specs: Mapping[str, FieldSpec],
-        turn: RoundMasks,
-    ) -> ClientUpdates:
-        """Complete the single updates of the clients that send something.
-
-        If the method has added them up, there must be one client.
-
-        Raises
-        ------
-        ValueError
-            If the fields are not those of `specs`.
-        """
-        done, fields = self._completed(step, updates, specs, turn), {}
-        for name, spec in specs.items():
-            rows = updates.fields[name]
-            if isinstance(rows, SparseRows):
-                self._check_shape(name, (spec.shape[0], *rows.values.shape[1:]), spec)
-            else:
-                rows = self._of_one_client(updates, name, spec)
-            fields[name] = replace(rows, spec=spec)
-            if updates.is_finite is None:
-                done.accepted = done.accepted & fields[name].finite()
-        return replace(done, fields=fields).take(done.sends)
-
-    def _completed(self, step, updates, specs, turn):
-        """Set everything but the fields."""
-        if updates.fields.keys() != specs.keys():
-            raise ValueError(
-                f"{type(self.method).__name__} uploads the fields {sorted(updates.fields)}, but "
-                f"its _upload_specs (or _setup_specs) declares {sorted(specs)}; make them agree."
-            )
-        sends = turn.active if updates.sends is None else turn.active & updates.sends
-        arrives = sends & turn.delivers
-        return replace(
-            updates,
-            phase=step[0],
-            round=step[1],
-            clients=self.block.clients,
-            sends=sends,
-            arrives=arrives,
-            accepted=arrives if updates.is_finite is None else arrives & updates.is_finite,
-            specs=specs,
-            sizes=measured(updates, specs, self.block.row_counts, self.wire_dtype),
+    method, block = type(clients.method).__name__, clients.block
+    if updates.fields.keys() != specs.keys():
+        raise ValueError(
+            f"{method} uploads the fields {sorted(updates.fields)}, but its _upload_specs (or "
+            f"_setup_specs) declares {sorted(specs)}; make them agree."
         )
-
-    def _of_one_client(self, updates, name, spec):
-        """Take the sum over a one-client block as that client's rows."""
-        values = self._sum(updates, name, spec)
-        rows = np.arange(len(values))
-        if spec.rows == "held":
-            rows = self.block.row_items
-        elif spec.rows == "chosen":
-            rows = np.flatnonzero(values.reshape(len(values), -1).any(axis=1))
-        return SparseRows(np.array([0, len(rows)]), rows, values[rows])
-
-    def _sum(self, updates, name, spec):
-        """Return a field's sum as an array of the declared shape."""
+    sends = turn.active if updates.sends is None else turn.active & updates.sends
+    accepted = arrives = sends & turn.delivers
+    if updates.is_finite is not None:
+        accepted = arrives & updates.is_finite
+    fields = {}
+    for name, spec in specs.items():
         one = updates.fields[name]
-        values = np.asarray(one.values if isinstance(one, Summed) else one)
-        self._check_shape(name, values.shape, spec)
-        return values
-
-    def _check_shape(self, name, shape, spec):
+        is_sparse = isinstance(one, SparseRows)
+        values = one.values if isinstance(one, Summed | SparseRows) else np.asarray(one)
+        shape = (spec.shape[0], *values.shape[1:]) if is_sparse else values.shape
         if tuple(shape) != tuple(spec.shape):
             raise ValueError(
-                f"{type(self.method).__name__} uploads {name!r} with shape {tuple(shape)}, but its "
-                f"FieldSpec says {tuple(spec.shape)}; make them agree."
+                f"{method} uploads {name!r} with shape {tuple(shape)}, but its FieldSpec says "
+                f"{tuple(spec.shape)}; make them agree."
             )
+        if single:
+            rows = one if is_sparse else _of_one_client(values, spec, block)
+            fields[name] = replace(rows, spec=spec)
+            if updates.is_finite is None:
+                accepted = accepted & fields[name].finite()
+        else:
+            fields[name] = values.astype(spec.sum_dtype, copy=False)
+            if not all_finite(fields[name]):
+                accepted = np.zeros_like(accepted)
+    done = replace(
+        updates,
+        fields=fields if single or accepted.any() else {},
+        phase=step[0],
+        round=step[1],
+        clients=block.clients,
+        sends=sends,
+        arrives=arrives,
+        accepted=accepted,
+        specs=specs,
+        sizes=measured(updates, specs, block.row_counts, clients.federation.wire_dtype),
+        lacks_noise=not single,
+    )
+    return done.take(sends) if single else done
+
+
+def _of_one_client(values, spec, block):
+    """Take the sum over a one-client block as that client's rows."""
+    rows = np.arange(len(values))
+    if spec.rows == "held":
+        rows = block.row_items
+    elif spec.rows == "chosen":
+        rows = np.flatnonzero(values.reshape(len(values), -1).any(axis=1))
+    return SparseRows(np.array([0, len(rows)]), rows, values[rows])
 
 
 def stacked(answers: Sequence[ClientUpdates], specs: Mapping[str, FieldSpec]) -> ClientUpdates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from numbers import Integral
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,12 @@ from fedrecsk.protocol.keys import Key, setup_round
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import Message, Rows
 from fedrecsk.protocol.participation import Participation
+from fedrecsk.protocol.registration import (
+    Catalogue,
+    ClientCodes,
+    catalogue_nbytes,
+    sort_registrations,
+)
 from fedrecsk.protocol.uplink import StepTotal, Uplink, aligned_size
 from fedrecsk.updates import Counts
 
@@ -32,50 +38,10 @@ if TYPE_CHECKING:
 
     from fedrecsk.privacy import Party
     from fedrecsk.privacy.report import PrivacyReport
-    from fedrecsk.protocol.clients import Registration
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.messages import Upload
+    from fedrecsk.protocol.registration import Registration
     from fedrecsk.updates import ClientUpdates
-
-
-class Catalogue(NamedTuple):
-    """What the server knows before the first upload.
-
-    Attributes
-    ----------
-    n_items : int
-        Number of items in the catalogue.
-    n_clients : int
-        Number of registered clients.
-    rating_range : tuple of float
-        Lowest and highest rating. The simulator takes them from y; in a deployment the estimator
-        needs `rating_scale`.
-    """
-
-    n_items: int
-    n_clients: int
-    rating_range: tuple[float, float]
-
-
-class ClientCodes(NamedTuple):
-    """Codes that the server assigns to registered clients.
-
-    Attributes
-    ----------
-    clients : ndarray of shape (n_clients,)
-        Codes of the clients.
-    first_users : ndarray of shape (n_clients,)
-        Code of each client's first user.
-    shared : Key
-        Key of the draws that clients and server share.
-    n_clients : int
-        Number of clients that have registered so far.
-    """
-
-    clients: np.ndarray
-    first_users: np.ndarray
-    shared: Key
-    n_clients: int
 
 
 class Server:
@@ -130,6 +96,8 @@ class Server:
         )
         self.state: Any = None
         self.history: list[dict[str, Any]] = []
+        # Rounds run so far.
+        self.round: int = 0
         # Under secure sums outside the simulator: what it knows in the place of a state.
         self.totals: EncryptedTotals | None = None
         # Rounds in which all uploads were lost, and rounds with too few for the aggregator.
@@ -388,11 +356,6 @@ class Server:
         return len(self.client_ids)
 
     @property
-    def round(self) -> int:
-        """Rounds run so far."""
-        return len(self.history)
-
-    @property
     def n_setups(self) -> int:
         """Number of set-up exchanges before the rounds."""
         return self.method._n_setups
@@ -595,6 +558,7 @@ class Server:
         if self.method.early_stopping:
             row["validation_loss"] = float("nan")
         self.history.append(row)
+        self.round += 1
 
     def _add_encrypted(self, uploads, step, asked, specs):
         """Add up ciphertexts, and count what crosses; return how many were accepted."""
@@ -620,11 +584,11 @@ class Server:
 
     def new_total(self) -> StepTotal:
         """Return an empty total for the open round, to which own clients' updates are added."""
-        return self.uplink.new_total(self._specs(("round", self.round)), learned=True)
+        return StepTotal(self.uplink, self._specs(("round", self.round)), learned=True)
 
     def _total(self, uploads, step, asked, specs, trusted):
         """Add uploads up, which are checked unless they are trusted."""
-        total = self.uplink.new_total(specs, learned=step[0] == "round", trusted=trusted)
+        total = StepTotal(self.uplink, specs, learned=step[0] == "round", trusted=trusted)
         updates = self._looked_at(uploads, step, asked, trusted)
         if not trusted:
             # All are looked at before anything is counted.
@@ -837,22 +801,6 @@ def server_sees(method: Any, federation: Federation) -> str:
     return "sums"
 
 
-def sort_registrations(
-    registrations: Sequence[Registration],
-) -> tuple[np.ndarray, NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]:
-    """Ids as they register, their order, and by that order the numbers of users and of items."""
-    ids = np.concatenate([one.client_ids for one in registrations])
-    order = np.argsort(ids, kind="stable")
-    twice = np.flatnonzero(ids[order][1:] == ids[order][:-1])
-    if len(twice):
-        raise ValueError(
-            f"Client {ids[order][twice[0]]!s} registers twice; give each client its own id."
-        )
-    n_users = np.concatenate([one.n_users for one in registrations])
-    n_held = np.concatenate([one.n_held for one in registrations])
-    return ids, order, n_users[order], n_held[order]
-
-
 def _senders(one):
     """Codes of the clients that an upload claims to come from."""
     if not isinstance(one, ClientMessage):
@@ -865,10 +813,3 @@ def _senders(one):
             "see fedrecsk.protocol.ClientMessage."
         )
     return np.array([min(max(int(one.client), -1), np.iinfo(np.int64).max)])
-
-
-def catalogue_nbytes(item_ids: np.ndarray) -> int:
-    """Bytes of the items' ids. Strings are counted as UTF-8 with one byte as terminator."""
-    if item_ids.dtype.kind in "UO":
-        return sum(len(str(one).encode()) + 1 for one in item_ids.tolist())
-    return item_ids.nbytes

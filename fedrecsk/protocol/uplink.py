@@ -67,22 +67,6 @@ class Uplink:
         self._uploads = np.pad(self._uploads, (0, n_clients))
         self._coordinates = np.pad(self._coordinates, (0, n_clients))
 
-    def new_total(
-        self, specs: dict[str, FieldSpec], *, learned: bool = False, trusted: bool = True
-    ) -> StepTotal:
-        """Return an empty total of a step, to which updates of these fields are added.
-
-        Parameters
-        ----------
-        specs : dict of {str: FieldSpec}
-        learned : bool
-            Whether they are uploads of a round.
-        trusted : bool
-            Whether they come from our own clients, who have diverged if all uploads are broken.
-            Others may be broken in other ways, and count as if none had arrived.
-        """
-        return StepTotal(self, specs, learned, trusted)
-
     def close(
         self, total: StepTotal, key: Key, centers: dict[str, np.ndarray] | None = None
     ) -> Upload | None:
@@ -191,11 +175,21 @@ class StepTotal:
     ----------
     uplink : Uplink
     specs : dict of {str: FieldSpec}
-    learned, trusted : bool
-        As in `Uplink.new_total`.
+    learned : bool
+        Whether they are uploads of a round.
+    trusted : bool
+        Whether they come from our own clients, who have diverged if all uploads are broken.
+        Others may be broken in other ways, and count as if none had arrived.
     """
 
-    def __init__(self, uplink: Uplink, specs: dict[str, FieldSpec], learned: bool, trusted: bool):
+    def __init__(
+        self,
+        uplink: Uplink,
+        specs: dict[str, FieldSpec],
+        *,
+        learned: bool = False,
+        trusted: bool = True,
+    ) -> None:
         self.uplink = uplink
         self.specs = specs
         self.learned = learned

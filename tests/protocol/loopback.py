@@ -24,10 +24,11 @@ from fedrecsk.protocol import (
     Server,
 )
 from fedrecsk.protocol.blocks import by_user, of_clients
-from fedrecsk.protocol.clients import VALIDATION, Registration
+from fedrecsk.protocol.clients import VALIDATION
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense
+from fedrecsk.protocol.registration import Registration
 from fedrecsk.updates import Counts
 
 # ------------------------------------------------------------------------------------ bytes

@@ -1,4 +1,4 @@
-"""The clients' half: asked twice, asked too early, and never asked at all."""
+"""The clients' half: asked too early, and never asked at all."""
 
 import copy
 import pickle
@@ -40,32 +40,6 @@ def opened(estimator, **settings):
     turn, message = run.server.open_round()
     (clients,) = run.clients
     return run.server, clients, turn, run.server.method._decode_broadcast(message, Key(0))
-
-
-def everything(clients):
-    """All arrays of the private state as bytes."""
-    return pickle.dumps((clients.state, clients.group.common, clients._last))
-
-
-@METHODS
-def test_clients_asked_twice_answer_alike_and_step_once(estimator):
-    _, clients, turn, message = opened(estimator)
-    clients.receive(0, message, turn)
-    first, loss = clients.update(0)
-    before = everything(clients)
-    clients.receive(0, message, turn)
-    again, loss_again = clients.update(0)
-    assert all(one is other for one, other in zip(first, again, strict=True))
-    assert loss is loss_again
-    assert everything(clients) == before
-
-
-def test_a_simulation_keeps_no_uploads():
-    """With thousands of one-client blocks they would fill the memory."""
-    model = RFRec(3, n_rounds=2, client_fraction=0.5, warm_start=True, random_state=0)
-    model.fit(*make_toy())
-    assert len(model._run.clients) == 12
-    assert all(clients._reply is None for clients in model._run.clients)
 
 
 def summed(server, updates):

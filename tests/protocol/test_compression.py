@@ -17,7 +17,7 @@ from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.downlink import Downlink
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.ledger import Ledger
-from fedrecsk.protocol.uplink import Uplink
+from fedrecsk.protocol.uplink import StepTotal, Uplink
 from tests.conftest import make_toy
 
 
@@ -104,7 +104,7 @@ def sent(federation, specs, upload, n_clients=5):
         one = Clients(Sender(specs, upload), block, federation, keys, forge=forge)
         one.receive(0, Message())
         parts += one.update(0)[0]
-    total = uplink.new_total(specs, learned=True)
+    total = StepTotal(uplink, specs, learned=True)
     for one in parts:
         total.add(one)
     return uplink.close(total, Key(0, 0)), ledger

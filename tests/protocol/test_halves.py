@@ -27,7 +27,7 @@ from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanism
 from fedrecsk.protocol import blocks
-from fedrecsk.protocol.server import catalogue_nbytes
+from fedrecsk.protocol.registration import catalogue_nbytes
 from tests.conftest import make_toy
 from tests.listed import cases
 from tests.protocol.loopback import Deployment

@@ -15,8 +15,8 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.federated._round_loop import Loop, Run
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.protocol import Device, Numbers, Server, blocks, participation
-from fedrecsk.protocol.clients import Registration
 from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.registration import Registration
 from tests.conftest import make_toy
 
 

@@ -1,5 +1,7 @@
 """Updates on their way to the server: counted, protected and added up."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,9 +17,9 @@ from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.downlink import Downlink
 from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.protocol.outgoing import Outgoing, measured
+from fedrecsk.protocol.outgoing import completed, measured
 from fedrecsk.protocol.participation import RoundMasks
-from fedrecsk.protocol.uplink import Uplink, aligned_size
+from fedrecsk.protocol.uplink import StepTotal, Uplink, aligned_size
 
 N_CLIENTS = 7
 X = {"x": FieldSpec((3,))}
@@ -26,7 +28,7 @@ KEY = Key(0, 0)
 
 def closed(uplink, parts, specs=None, key=KEY, *, learned=False):
     """The upload of these parts, added up one after the other."""
-    total = uplink.new_total(X if specs is None else specs, learned=learned)
+    total = StepTotal(uplink, X if specs is None else specs, learned=learned)
     for one in parts:
         total.add(one)
     return uplink.close(total, key)
@@ -48,8 +50,9 @@ def block_of(clients):
 
 def summed(clients, turn, is_finite, sums, specs=X):
     """The sums of some clients, as they leave them."""
-    out = Outgoing(None, block_of(clients), "float32")
-    return out.summed(("round", 0), ClientUpdates(sums, is_finite), specs, turn)
+    senders = SimpleNamespace(method=None, block=block_of(clients), federation=Federation())
+    updates = ClientUpdates(sums, is_finite)
+    return completed(senders, updates, ("round", 0), specs, turn, single=False)
 
 
 def of_everybody(values, specs):

@@ -1,12 +1,15 @@
 """One number that is wrong, wherever it is in an upload."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from fedrecsk import Federation
 from fedrecsk.data.interactions import encode
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.client_message import ClientMessage, Numbers, are_numbers, unpacked
-from fedrecsk.protocol.outgoing import Outgoing
+from fedrecsk.protocol.outgoing import completed
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import ClientUpdates, FieldSpec
 
@@ -96,8 +99,10 @@ def test_before_the_rounds_clients_name_as_many_items_as_they_have_registered():
 @SHAPES
 def test_a_simulated_sum_with_one_number_that_is_not_finite_is_left_out(shape, broken):
     block = of_clients(encode(np.stack([np.arange(3), np.zeros(3)], axis=1)), np.arange(3))
-    out, turn = Outgoing(None, block, "float32"), RoundMasks(*np.ones((2, 3), dtype=bool), False)
+    clients = SimpleNamespace(method=None, block=block, federation=Federation())
+    turn = RoundMasks(*np.ones((2, 3), dtype=bool), False)
     for copy in everywhere(np.ones(shape), broken):
         updates = ClientUpdates({"x": copy})
-        one = out.summed(("round", 0), updates, {"x": FieldSpec(shape)}, turn)
+        specs = {"x": FieldSpec(shape)}
+        one = completed(clients, updates, ("round", 0), specs, turn, single=False)
         assert (one.n_accepted, one.fields) == (0, {})

@@ -1,0 +1,94 @@
+"""Registration: what clients tell the server first, and the codes that they get."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.protocol.keys import Key
+
+
+class Catalogue(NamedTuple):
+    """What the server knows before the first upload.
+
+    Attributes
+    ----------
+    n_items : int
+        Number of items in the catalogue.
+    n_clients : int
+        Number of registered clients.
+    rating_range : tuple of float
+        Lowest and highest rating. The simulator takes them from y; in a deployment the estimator
+        needs `rating_scale`.
+    """
+
+    n_items: int
+    n_clients: int
+    rating_range: tuple[float, float]
+
+
+class Registration(NamedTuple):
+    """What the server must know about clients before anything else.
+
+    Attributes
+    ----------
+    client_ids : ndarray of shape (n_clients,)
+    n_users : ndarray of shape (n_clients,)
+    n_held : ndarray of shape (n_clients,)
+        Number of items that each client holds. The server uses it only if clients also say which
+        items these are. 0 under local differential privacy.
+    """
+
+    client_ids: np.ndarray
+    n_users: np.ndarray
+    n_held: np.ndarray
+
+
+class ClientCodes(NamedTuple):
+    """Codes that the server assigns to registered clients.
+
+    Attributes
+    ----------
+    clients : ndarray of shape (n_clients,)
+        Codes of the clients.
+    first_users : ndarray of shape (n_clients,)
+        Code of each client's first user.
+    shared : Key
+        Key of the draws that clients and server share.
+    n_clients : int
+        Number of clients that have registered so far.
+    """
+
+    clients: np.ndarray
+    first_users: np.ndarray
+    shared: Key
+    n_clients: int
+
+
+def sort_registrations(
+    registrations: Sequence[Registration],
+) -> tuple[np.ndarray, NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]:
+    """Ids as they register, their order, and by that order the numbers of users and of items."""
+    ids = np.concatenate([one.client_ids for one in registrations])
+    order = np.argsort(ids, kind="stable")
+    twice = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+    if len(twice):
+        raise ValueError(
+            f"Client {ids[order][twice[0]]!s} registers twice; give each client its own id."
+        )
+    n_users = np.concatenate([one.n_users for one in registrations])
+    n_held = np.concatenate([one.n_held for one in registrations])
+    return ids, order, n_users[order], n_held[order]
+
+
+def catalogue_nbytes(item_ids: np.ndarray) -> int:
+    """Bytes of the items' ids. Strings are counted as UTF-8 with one byte as terminator."""
+    if item_ids.dtype.kind in "UO":
+        return sum(len(str(one).encode()) + 1 for one in item_ids.tolist())
+    return item_ids.nbytes
