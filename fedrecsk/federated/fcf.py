@@ -11,7 +11,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk.federated._implicit import ImplicitMF
 from fedrecsk.federated._item_rows import OwnRows
-from fedrecsk.federated._server_step import ServerStep
+from fedrecsk.federated._optimizers import ServerStep
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 DENSE_LIMIT = 2 * 2**30

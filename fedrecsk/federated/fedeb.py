@@ -16,7 +16,7 @@ from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated import _item_prior
 from fedrecsk.federated._fedeb_scales import Scales, learned
 from fedrecsk.federated._item_rows import OwnRows, layout_of
-from fedrecsk.federated._rating_scale import RatingScale
+from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.protocol.participation import RoundMasks

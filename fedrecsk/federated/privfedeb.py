@@ -24,7 +24,7 @@ from fedrecsk.federated._privfedeb_server import (
     Release,
     gains,
 )
-from fedrecsk.federated._rating_scale import RatingScale
+from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.protocol.participation import RoundMasks

@@ -14,9 +14,8 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin, linear_scores
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._own_items import OwnItems
-from fedrecsk.federated._rating_scale import RatingScale
+from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, all_finite
@@ -41,7 +40,7 @@ def caution(n_ratings: np.ndarray, few: float) -> np.ndarray:
 
 @documented
 @dataclass(eq=False, repr=False)
-class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
+class RFRec(BiasColumn, RatingMixin, FederatedRecommender):
     """Regularised federated recommendation: every client has an item matrix of its own.
 
     Client c has its users' private vectors and its own copy V_c of the whole item matrix, which
@@ -225,15 +224,10 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
     # --------------------------------------------------------------- before the rounds
 
     def _init_server(self, catalogue, key):
-        shape = (catalogue.n_items, self._width)
-        vectors = self.INIT_STD * key.generator("item vectors").standard_normal(shape)
-        if self.biases:
-            vectors[:, 0] = 0
         server = {
-            "item_vectors": vectors.astype(self._dtype),
+            "item_vectors": self._first_items(catalogue, key),
             "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
             "n_ratings": None,
-            "n_holders": None,
             "n_clients": catalogue.n_clients,
         }
         # The middle of the scale, if the mean rating is not known.
@@ -252,18 +246,8 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
         if self.biases or self.reg_item > 0:
             specs["n_ratings"] = FieldSpec((n_items,), learned=False)
         if self.aggregation == "holders":
-            specs["n_holders"] = FieldSpec((n_items,), dtype="uint8", learned=False)
+            specs["held_items"] = FieldSpec((n_items,), dtype="uint8", learned=False)
         return specs
-
-    def _setup_update(self, block, message, step, key):
-        fields = {
-            "ratings": np.array([block.weights @ block.values, block.weights.sum()]),
-            "n_ratings": np.bincount(block.items, block.weights, minlength=block.n_items),
-            "n_holders": np.bincount(block.row_items, minlength=block.n_items),
-        }
-        return ClientUpdates(
-            {name: fields[name] for name in self._setup_specs(block.n_items, step)}
-        )
 
     def _setup_aggregate(self, server, upload, step, key):
         sums = {name: total.sum for name, total in upload.items()}
@@ -339,7 +323,7 @@ class RFRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
             items = upload["item_vectors"].mean
         else:
             share = upload.n_clients / server["n_clients"]
-            n_holders = np.maximum(server["n_holders"] * share, 1)[:, None]
+            n_holders = np.maximum(server["held_items"] * share, 1)[:, None]
             items = server["item_vectors"] + upload["item_vectors"].sum / n_holders
         return server | {"item_vectors": items.astype(self._dtype)}
 

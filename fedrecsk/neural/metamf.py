@@ -14,7 +14,7 @@ from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._item_rows import OwnRows
-from fedrecsk.federated._rating_scale import RatingScale
+from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.neural._metamf_message import Made, received
 from fedrecsk.neural._metamf_network import (

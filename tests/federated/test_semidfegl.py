@@ -8,7 +8,7 @@ from fedrecsk import BiasOnly, ExplicitFCF, Federation, SemiDFEGL
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated.papers._semidfegl_groups import clustered, memberships
+from fedrecsk.federated.papers.semidfegl import clustered, memberships
 from fedrecsk.metrics import bytes_device_to_device_scorer, bytes_scorer
 from fedrecsk.model_selection import compare
 from fedrecsk.plotting import CostDisplay

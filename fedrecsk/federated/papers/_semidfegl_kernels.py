@@ -30,7 +30,7 @@ def neighbour_sums(indptr, neighbours, users, items, sums):
 
 @kernel
 def errors(indptr, ratings, users, items, left, user_bias, errors, gradients, bias_gradients):
-    """The error of each rating times its weight, and the gradients of half the squared errors.
+    """Find the error of each rating times its weight, and the gradients of half the squared errors.
 
     Parameters
     ----------
@@ -39,12 +39,8 @@ def errors(indptr, ratings, users, items, left, user_bias, errors, gradients, bi
     errors : (n_ratings,), receives w (score - rating)
     gradients : (n_users, width), receives the sum of errors times items' rows
     bias_gradients : (n_users,), receives the sum of errors
-
-    Returns
-    -------
-    loss : the sum of w (score - rating)^2
     """
-    width, loss = items.shape[1], 0.0
+    width = items.shape[1]
     for u in range(len(users)):
         if not users[u]:
             continue
@@ -52,18 +48,15 @@ def errors(indptr, ratings, users, items, left, user_bias, errors, gradients, bi
         total = items.dtype.type(0)
         for k in range(indptr[u], indptr[u + 1]):
             score = dot_rows(left, u, items, ratings.items[k], width) + user_bias[u]
-            away = score - ratings.values[k]
-            errors[k] = ratings.weights[k] * away
-            loss += errors[k] * away
+            errors[k] = ratings.weights[k] * (score - ratings.values[k])
             total += errors[k]
             add_row(gradients, u, errors[k], items, ratings.items[k], width)
         bias_gradients[u] = total
-    return loss
 
 
 @kernel
 def item_gradients(layout, errors, active, left, through, work, out):
-    """The rows that active clients send: sums over users of error left[u] + through[u].
+    """Write the rows that active clients send: sums over users of error left[u] + through[u].
 
     Parameters
     ----------

@@ -13,10 +13,9 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
-from fedrecsk.federated._rating_scale import RatingScale
-from fedrecsk.federated._server_step import ServerStep
+from fedrecsk.federated._optimizers import ServerStep
+from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
@@ -25,9 +24,131 @@ fcf_kernels: LazyModule = LazyModule("fedrecsk.federated._fcf_kernels")
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 
+@dataclass(eq=False, repr=False)
+class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender):
+    """Base class of ExplicitFCF and SemiDFEGL, whose clients send gradients of rated items."""
+
+    n_factors: int = 20
+    _: KW_ONLY
+    reg_user: float = 1.3
+    reg_item: float = 1.3
+    reg_bias: float = 3.0
+    biases: bool = True
+    rating_scale: tuple[float, float] | None = None
+
+    INIT_STD = 0.1
+    REG_POWER = 0.5
+
+    _parameter_constraints: ClassVar[dict] = (
+        FederatedRecommender._parameter_constraints
+        | ServerStep._step_constraints
+        | {
+            "n_factors": [Interval(Integral, 1, None, closed="left")],
+            "reg_user": [Interval(Real, 0, None, closed="neither")],
+            "reg_item": [Interval(Real, 0, None, closed="left")],
+            "reg_bias": [Interval(Real, 0, None, closed="neither")],
+            "biases": ["boolean"],
+            "rating_scale": [tuple, list, None],
+        }
+    )
+
+    _single_uploads = True
+    _dtype = np.float32
+    _user_width = "n_factors"
+    # The items whose rows are sent: those that the client has rated.
+    _rows = "held"
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _init_server(self, catalogue, key):
+        return {
+            "item_vectors": self._first_items(catalogue, key),
+            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
+            "n_clients": catalogue.n_clients,
+        }
+
+    _n_setups = 1
+
+    def _setup_specs(self, n_items, step):
+        specs = {
+            "ratings": FieldSpec((2,), learned=False),
+            "n_ratings": FieldSpec((n_items,), self._rows, learned=False),
+        }
+        if self._rows == "held":
+            # An int32 for each rated item: its index.
+            specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
+        return specs
+
+    def _setup_aggregate(self, server, upload, step, key):
+        total, number = upload["ratings"].sum
+        # Noise (central_dp) may turn a count negative, and take the mean out of the scale.
+        n_ratings = np.maximum(upload["n_ratings"].sum, 0)
+        low, high = server["rating_scale"]
+        level = np.clip(total / number, low, high) if number > 0 else (low + high) / 2
+        rated = (n_ratings > 0)[:, None]
+        return server | {
+            "level": float(level) if self.biases else 0.0,
+            "penalties": self._penalties(n_ratings, self.reg_item) / server["n_clients"],
+            "item_vectors": np.where(rated, server["item_vectors"], self._dtype(0)),
+        }
+
+    def _initial_broadcast(self, server):
+        return Message(scale=Dense(np.array([*server["rating_scale"], server["level"]])))
+
+    def _init_clients(self, block, message, key):
+        users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        n_ratings = np.bincount(users, block.weights, minlength=block.n_users)
+        values = block.values - message["scale"].values[2]
+        return {
+            "ratings": fcf_kernels.Ratings(
+                block.items, values.astype(self._dtype), block.weights.astype(self._dtype)
+            ),
+            "n_ratings": n_ratings,
+            "penalties": self._penalties(n_ratings, self.reg_user),
+            "users": np.zeros((block.n_users, self._width), dtype=self._dtype),
+        }
+
+    # ---------------------------------------------------------------- after the rounds
+
+    def _final_model(self, server):
+        # To recommend, a client needs the items that it has not rated.
+        return Message(item_vectors=Dense(server["item_vectors"]))
+
+    def _response(self, scores):
+        return np.clip(scores, *self.rating_scale_)
+
+    # ------------------------------------------------------------------- what it needs
+
+    def _penalties(self, n_ratings, reg):
+        """Return the weight of the penalty on each number of vectors with so many ratings."""
+        penalties = np.repeat((reg * n_ratings**self.REG_POWER)[:, None], self._width, axis=1)
+        if self.biases:
+            penalties[:, 0] = self.reg_bias
+        return penalties
+
+    def _fit_users(self, block, ratings, penalties, items):
+        """Return the vectors that solve for all users of the block exactly."""
+        users = np.zeros((block.n_users, self._width), dtype=self._dtype)
+        work = wmf_kernels.workspace(layout_of(block), users)
+        penalties = penalties.astype(self._dtype)
+        fcf_kernels.fit_raters(block.indptr, ratings, self._split(items), penalties, work, users)
+        return users
+
+    def _split(self, items):
+        """Return item vectors as the kernels take them: the bias, and what meets the user's."""
+        partners = items.astype(self._dtype)
+        bias = np.zeros(len(partners), dtype=self._dtype)
+        if self.biases:
+            bias, partners[:, 0] = partners[:, 0].copy(), 1
+        return fcf_kernels.Model(bias, partners, bool(self.biases))
+
+    def _upload_moving(self, view, rows, moves):
+        return {"gradient": self._gradient_moving(view, "gradient", moves)}
+
+
 @documented
 @dataclass(eq=False, repr=False)
-class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
+class ExplicitFCF(RatingGradients):
     """Federated collaborative filtering of ratings: exact users, gradients, Adam on the server.
 
     Each round every client solves for its users' vectors and biases exactly, given the items
@@ -149,106 +270,24 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
     True
     """
 
-    n_factors: int = 20
     _: KW_ONLY
     n_rounds: int = 100
-    reg_user: float = 1.3
-    reg_item: float = 1.3
-    reg_bias: float = 3.0
     learning_rate: float = 0.03
-    biases: bool = True
     upload: Literal["local", "all"] = "local"
-    rating_scale: tuple[float, float] | None = None
 
-    INIT_STD = 0.1
-    REG_POWER = 0.5
+    _parameter_constraints: ClassVar[dict] = RatingGradients._parameter_constraints | {
+        "upload": [StrOptions({"local", "all"})],
+    }
 
-    _parameter_constraints: ClassVar[dict] = (
-        FederatedRecommender._parameter_constraints
-        | ServerStep._step_constraints
-        | {
-            "n_factors": [Interval(Integral, 1, None, closed="left")],
-            "reg_user": [Interval(Real, 0, None, closed="neither")],
-            "reg_item": [Interval(Real, 0, None, closed="left")],
-            "reg_bias": [Interval(Real, 0, None, closed="neither")],
-            "biases": ["boolean"],
-            "upload": [StrOptions({"local", "all"})],
-            "rating_scale": [tuple, list, None],
-        }
-    )
-
-    _single_uploads = True
-    _dtype = np.float32
-    _user_width = "n_factors"
-
-    # --------------------------------------------------------------- before the rounds
-
-    def _init_server(self, catalogue, key):
-        shape = (catalogue.n_items, self._width)
-        vectors = self.INIT_STD * key.generator("item vectors").standard_normal(shape)
-        if self.biases:
-            vectors[:, 0] = 0
-        return {
-            "item_vectors": vectors.astype(self._dtype),
-            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
-            "n_clients": catalogue.n_clients,
-        }
-
-    _n_setups = 1
-
-    def _setup_specs(self, n_items, step):
-        specs = {
-            "ratings": FieldSpec((2,), learned=False),
-            "n_ratings": FieldSpec((n_items,), self._rows, learned=False),
-        }
-        if self.upload == "local":
-            # An int32 for each rated item: its index.
-            specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
-        return specs
-
-    def _setup_update(self, block, message, step, key):
-        fields = {
-            "ratings": np.array([block.weights @ block.values, block.weights.sum()]),
-            "n_ratings": np.bincount(block.items, block.weights, minlength=block.n_items),
-            "held_items": np.bincount(block.row_items, minlength=block.n_items),
-        }
-        return ClientUpdates(
-            {name: fields[name] for name in self._setup_specs(block.n_items, step)}
-        )
-
-    def _setup_aggregate(self, server, upload, step, key):
-        total, number = upload["ratings"].sum
-        # Noise (central_dp) may turn a count negative, and take the mean out of the scale.
-        n_ratings = np.maximum(upload["n_ratings"].sum, 0)
-        low, high = server["rating_scale"]
-        level = np.clip(total / number, low, high) if number > 0 else (low + high) / 2
-        penalties = self._penalties(n_ratings, self.reg_item)
-        rated = (n_ratings > 0)[:, None]
-        return server | {
-            "level": float(level) if self.biases else 0.0,
-            "penalties": penalties / server["n_clients"],
-            "item_vectors": np.where(rated, server["item_vectors"], self._dtype(0)),
-        }
-
-    def _initial_broadcast(self, server):
-        return Message(scale=Dense(np.array([*server["rating_scale"], server["level"]])))
+    @property
+    def _rows(self):
+        return "held" if self.upload == "local" else "all"
 
     # ---------------------------------------------------------------------- each round
 
     def _model(self, server):
         rows = Rows if self.upload == "local" else Dense
         return Message(item_vectors=rows(server["item_vectors"]))
-
-    def _init_clients(self, block, message, key):
-        users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
-        n_ratings = np.bincount(users, block.weights, minlength=block.n_users)
-        level = message["scale"].values[2]
-        return {
-            "values": (block.values - level).astype(self._dtype),
-            "weights": block.weights.astype(self._dtype),
-            "penalties": self._penalties(n_ratings, self.reg_user).astype(self._dtype),
-            "users": np.zeros((block.n_users, self._width), dtype=self._dtype),
-        }
 
     def _upload_specs(self, n_items):
         return {"gradient": FieldSpec((n_items, self._width), self._rows)}
@@ -258,10 +297,10 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
         out = empty_uploads(block, turn, self._width, self._dtype)
         loss = fcf_kernels.rating_gradients(
             layout,
-            self._ratings(block, state),
+            state["ratings"],
             turn.active,
-            self._received(message),
-            state["penalties"],
+            self._split(message["item_vectors"].values),
+            state["penalties"].astype(self._dtype),
             wmf_kernels.workspace(layout, users),
             users,
             out,
@@ -280,53 +319,14 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
 
     # ------------------------------------------------------------------------- the end
 
-    def _final_model(self, server):
-        # To recommend, a client needs the items that it has not rated.
-        return Message(item_vectors=Dense(server["item_vectors"]))
-
     def _personalize(self, block, state, message, turn, key):
         # Users start afresh: only their own data count.
         part = block.part(turn.active)
-        state = self._init_clients(part, message, key)
-        fcf_kernels.fit_raters(
-            part.indptr,
-            self._ratings(part, state),
-            self._received(message),
-            state["penalties"],
-            wmf_kernels.workspace(layout_of(part), state["users"]),
-            state["users"],
-        )
-        return {"users": block.spread(state["users"], turn.active)}
+        state, items = self._init_clients(part, message, key), message["item_vectors"].values
+        users = self._fit_users(part, state["ratings"], state["penalties"], items)
+        return {"users": block.spread(users, turn.active)}
 
-    # ------------------------------------------------------------------- what it needs
-
-    @property
-    def _rows(self):
-        return "held" if self.upload == "local" else "all"
-
-    def _penalties(self, n_ratings, reg):
-        """Of each number of vectors with so many ratings, shape (n, width)."""
-        penalties = np.repeat((reg * n_ratings**self.REG_POWER)[:, None], self._width, axis=1)
-        if self.biases:
-            penalties[:, 0] = self.reg_bias
-        return penalties
-
-    def _received(self, message):
-        """The items as the kernels take them; a client reads only its own."""
-        partners = message["item_vectors"].values.astype(self._dtype)
-        bias = np.zeros(len(partners), dtype=self._dtype)
-        if self.biases:
-            bias, partners[:, 0] = partners[:, 0].copy(), 1
-        return fcf_kernels.Model(bias, partners, bool(self.biases))
-
-    @staticmethod
-    def _ratings(block, state):
-        return fcf_kernels.Ratings(block.items, state["values"], state["weights"])
-
-    def _upload_moving(self, view, rows, moves):
-        return {"gradient": self._gradient_moving(view, "gradient", moves)}
-
-    # ---------------------------------------------------------------- checks, predictions
+    # ------------------------------------------------------------------------------ checks
 
     def _check_before_fit(self):
         federation = self._setting()
@@ -341,6 +341,3 @@ class ExplicitFCF(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRec
                 f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
                 'rows of only some items cannot be added encrypted; set upload="all".'
             )
-
-    def _response(self, scores):
-        return np.clip(scores, *self.rating_scale_)

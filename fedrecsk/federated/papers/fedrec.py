@@ -13,8 +13,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._bias_column import BiasColumn
-from fedrecsk.federated._rating_scale import RatingScale
+from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
@@ -30,7 +29,7 @@ RESOLUTION = 1e-5
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
+class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     """Federated matrix factorisation whose clients upload gradients of items they have not rated.
 
     A client that uploads gradients of only the items that it has rated reveals them to the server.
@@ -223,10 +222,6 @@ class FedRec(BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
 
     def _setup_specs(self, n_items, step):
         return {"ratings": FieldSpec((2,), learned=False)}
-
-    def _setup_update(self, block, message, step, key):
-        ratings = np.array([block.weights @ block.values, block.weights.sum()])
-        return ClientUpdates({"ratings": ratings})
 
     def _setup_aggregate(self, server, upload, step, key):
         total, weight = upload["ratings"].sum

@@ -4,33 +4,76 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.base import RatingMixin
-from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._bias_column import BiasColumn
 from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
-from fedrecsk.federated._rating_scale import RatingScale
-from fedrecsk.federated._server_step import ServerStep
-from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.federated.papers._semidfegl_groups import Devices, Groups, clustered
-from fedrecsk.federated.papers._semidfegl_state import EgoGraphs, Moments
-from fedrecsk.protocol.messages import Dense, GroupMessages, Message, PerClient, Rows
+from fedrecsk.federated._optimizers import adam
+from fedrecsk.federated.papers.explicit_fcf import RatingGradients
+from fedrecsk.protocol.messages import GroupMessages, Message, PerClient, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
-fcf_kernels: LazyModule = LazyModule("fedrecsk.federated._fcf_kernels")
 semidfegl_kernels: LazyModule = LazyModule("fedrecsk.federated.papers._semidfegl_kernels")
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
+
+# Steps of fuzzy c-means, which stops once no number of a centre moves further than this.
+MAX_STEPS, TOLERANCE = 50, 1e-4
+
+
+class EgoGraphs(NamedTuple):
+    """The users' surroundings in the last round that their client took part in.
+
+    n_common, own, scale : (n_users, 1), the number of predicted items that the user is connected
+        to (k), the share of own items among its neighbours, and 1 / sqrt(degree)
+    common : (n_users, d), sum of the predicted items, divided by the root of their degree
+    peers : (n_users, d), mean of what the devices of the group have sent
+    first : (n_users, d), layer 1
+    """
+
+    n_common: np.ndarray
+    own: np.ndarray
+    scale: np.ndarray
+    common: np.ndarray
+    peers: np.ndarray
+    first: np.ndarray
+
+
+class Groups(NamedTuple):
+    """The groups of devices, and the items predicted for each.
+
+    of_client : (n_clients,) int32, -1 for clients whose embedding the server does not know
+    n_devices : (n_groups,), which may be zero
+    items : (n_groups, n_common), codes; an item may be in several groups
+    """
+
+    of_client: np.ndarray
+    n_devices: np.ndarray
+    items: np.ndarray
+
+    @property
+    def scales(self):
+        """1 / sqrt(degree) of the items of each group, which its devices are connected to."""
+        return 1 / np.sqrt(np.maximum(self.n_devices, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Devices(PerClient):
+    """The group of each client, which receives the ids of the `n_others` other devices in it."""
+
+    _: KW_ONLY
+    n_others: np.ndarray
+
+    def _n_values(self, n_held):
+        return self.n_others
 
 
 @documented
 @dataclass(eq=False, repr=False)
-class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecommender):
+class SemiDFEGL(RatingGradients):
     """Graph convolution on devices, which exchange embeddings and gradients within groups.
 
     Each client knows its ego graph: its user and the items that the user has rated. It
@@ -193,95 +236,34 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
     True
     """
 
-    n_factors: int = 20
     _: KW_ONLY
     n_layers: int = 2
     n_groups: int = 10
     n_common: int = 20
     n_rounds: int = 150
-    reg_user: float = 1.3
-    reg_item: float = 1.3
-    reg_bias: float = 3.0
     learning_rate: float = 0.02
     user_learning_rate: float = 0.02
-    biases: bool = True
-    rating_scale: tuple[float, float] | None = None
 
     FUZZINESS = 1.2
     CLUSTER_EVERY = 10
-    INIT_STD = 0.1
-    REG_POWER = 0.5
     BETA_1 = 0.9
 
-    _parameter_constraints: ClassVar[dict] = (
-        FederatedRecommender._parameter_constraints
-        | ServerStep._step_constraints
-        | {
-            "n_factors": [Interval(Integral, 1, None, closed="left")],
-            "n_layers": [Interval(Integral, 2, 3, closed="both")],
-            "n_groups": [Interval(Integral, 1, None, closed="left")],
-            "n_common": [Interval(Integral, 0, None, closed="left")],
-            "reg_user": [Interval(Real, 0, None, closed="neither")],
-            "reg_item": [Interval(Real, 0, None, closed="left")],
-            "reg_bias": [Interval(Real, 0, None, closed="neither")],
-            "user_learning_rate": [Interval(Real, 0, None, closed="neither")],
-            "biases": ["boolean"],
-            "rating_scale": [tuple, list, None],
-        }
-    )
+    _parameter_constraints: ClassVar[dict] = RatingGradients._parameter_constraints | {
+        "n_layers": [Interval(Integral, 2, 3, closed="both")],
+        "n_groups": [Interval(Integral, 1, None, closed="left")],
+        "n_common": [Interval(Integral, 0, None, closed="left")],
+        "user_learning_rate": [Interval(Real, 0, None, closed="neither")],
+    }
 
     _server_sees = "clients"
-    _single_uploads = True
-    _dtype = np.float32
-    _user_width = "n_factors"
-
-    # --------------------------------------------------------------- before the rounds
 
     def _init_server(self, catalogue, key):
-        shape = (catalogue.n_items, self._width)
-        vectors = self.INIT_STD * key.generator("item vectors").standard_normal(shape)
-        if self.biases:
-            vectors[:, 0] = 0
         n_clients = catalogue.n_clients
-        return {
-            "item_vectors": vectors.astype(self._dtype),
-            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
+        return super()._init_server(catalogue, key) | {
             "embeddings": np.zeros((n_clients, self.n_factors), dtype=self._dtype),
             "known": np.zeros(n_clients, dtype=bool),
-            "groups": Groups.none(n_clients),
+            "groups": no_groups(n_clients),
         }
-
-    _n_setups = 1
-
-    def _setup_specs(self, n_items, step):
-        return {
-            "ratings": FieldSpec((2,), learned=False),
-            "n_ratings": FieldSpec((n_items,), "held", learned=False),
-            # An int32 for each rated item: its index.
-            "held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False),
-        }
-
-    def _setup_update(self, block, message, step, key):
-        fields = {
-            "ratings": np.array([block.weights @ block.values, block.weights.sum()]),
-            "n_ratings": np.bincount(block.items, block.weights, minlength=block.n_items),
-            "held_items": np.bincount(block.row_items, minlength=block.n_items),
-        }
-        return ClientUpdates(fields)
-
-    def _setup_aggregate(self, server, upload, step, key):
-        total, number = upload["ratings"].sum
-        n_ratings = upload["n_ratings"].sum
-        penalties = self._penalties(n_ratings, self.reg_item)
-        rated = (n_ratings > 0)[:, None]
-        return server | {
-            "level": float(total / number) if self.biases else 0.0,
-            "penalties": penalties / len(server["known"]),
-            "item_vectors": np.where(rated, server["item_vectors"], self._dtype(0)),
-        }
-
-    def _initial_broadcast(self, server):
-        return Message(scale=Dense(np.array([*server["rating_scale"], server["level"]])))
 
     # ---------------------------------------------------------------- each round, down
 
@@ -307,25 +289,19 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
     # -------------------------------------------------- each round, on and among devices
 
     def _init_clients(self, block, message, key):
-        n = block.n_users
-        of_rating = np.repeat(np.arange(n), np.diff(block.indptr))
-        n_ratings = np.bincount(of_rating, block.weights, minlength=n)
-        vectors, numbers = np.zeros((4, n, self.n_factors)), np.zeros((4, n, self._width))
-        return {
-            "values": (block.values - message["scale"].values[2]).astype(self._dtype),
-            "weights": block.weights.astype(self._dtype),
-            "n_ratings": np.maximum(n_ratings, np.finfo(np.float64).tiny)[:, None],
-            "penalties": self._penalties(n_ratings, self.reg_user),
-            # (b_u, p_u), and Adam's moments and steps.
-            "users": numbers[0].astype(self._dtype),
-            "moments": Moments(numbers[1], numbers[2], np.zeros((n, 1))),
-            "graph": EgoGraphs(*np.zeros((3, n, 1)), *vectors[:3]),
+        state = super()._init_clients(block, message, key)
+        n, width, d = block.n_users, self._width, self.n_factors
+        return state | {
+            # Adam's moments and steps, of each user.
+            "moments": np.zeros((2, n, width)),
+            "n_steps": np.zeros((n, 1)),
+            "graph": EgoGraphs(*np.zeros((3, n, 1)), *np.zeros((3, n, d))),
             "errors": np.zeros(len(block.items), self._dtype),
             # Gradients by (b_u, z_u), and what the other devices add to them.
-            "gradients": numbers[3],
-            "pull": vectors[3],
+            "gradients": np.zeros((n, width)),
+            "pull": np.zeros((n, d)),
             # z_u of the last round.
-            "embeddings": np.zeros((n, self.n_factors)),
+            "embeddings": np.zeros((n, d)),
             # The last round with an exchange.
             "met": np.full(block.n_clients, -1),
         }
@@ -367,27 +343,32 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
         return state
 
     def _client_update(self, block, state, message, turn, key):
-        alone = turn.active & (state["met"] != key.round)
+        graph, alone = state["graph"], turn.active & (state["met"] != key.round)
         if alone.any():
             # Devices that have no connection are left with their own ego graphs.
-            users, nowhere = block.users_of(alone), np.full(block.n_clients, -1)
-            self._connect(block, state["graph"], message, nowhere, users)
+            users = block.users_of(alone)
+            self._connect(block, graph, message, np.full(block.n_clients, -1), users)
             state["pull"][users] = 0
             self._measure(block, state, message, users)
-        users, graph = block.users_of(turn.active), state["graph"]
-        left, gradient = self._left(state), self._factors(state["gradients"])
+        users, layout, left = block.users_of(turn.active), layout_of(block), self._left(state)
+        state["embeddings"][users] = self._factors(left)[users]
+        # What gradients by z_u are by layer 0, by layer 1, and by the neighbours' layer 0.
+        gradient = self._factors(state["gradients"])
         by_start = self._share * (1 + graph.own) * gradient + graph.scale * state["pull"]
         by_first = by_start if self.n_layers == 3 else self._share * gradient
         through = np.zeros((block.n_users, self._width), self._dtype)
         self._factors(through)[:] = graph.scale * by_first
-        out = self._item_gradients(block, state, turn, left, through)
+        out = empty_uploads(block, turn, self._width, self._dtype)
+        work = wmf_kernels.workspace(layout, left)
+        semidfegl_kernels.item_gradients(
+            layout, state["errors"], turn.active, left, through, work, out
+        )
         common = self._factors(_by_client(block, (graph.n_common > 0) * through))
         embedding = self._factors(_by_client(block, left)) / _n_users(block)
-        state["embeddings"][users] = self._factors(left)[users]
         is_finite = (
             out.is_finite & np.isfinite(common).all(axis=1) & np.isfinite(embedding).all(axis=1)
         )
-        loss = _loss(block, state, users)
+        loss = self._loss(block, state, users)
         self._step_users(state, by_start, users)
         indptr, items, _ = OwnRows.of(block, turn.active)
         fields = {
@@ -449,16 +430,19 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
         return left
 
     def _measure(self, block, state, message, users):
-        """The error of each rating, and the gradients by (b_u, z_u)."""
+        """Find the error of each rating, and the gradients by (b_u, z_u)."""
         gradients = np.zeros((block.n_users, self._width), self._dtype)
-        by_bias = np.zeros(block.n_users, self._dtype)
+        bias, by_bias = np.zeros((2, block.n_users), self._dtype)
+        if self.biases:
+            bias[:] = state["users"][:, 0]
+        items = message["item_vectors"].values.astype(self._dtype)
         semidfegl_kernels.errors(
             block.indptr,
-            self._ratings(block, state),
+            state["ratings"],
             users,
-            message["item_vectors"].values.astype(self._dtype),
+            items,
             self._left(state),
-            self._bias(state["users"]),
+            bias,
             state["errors"],
             gradients,
             by_bias,
@@ -467,24 +451,27 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
             gradients[:, 0] = by_bias
         state["gradients"][users] = gradients[users]
 
-    def _item_gradients(self, block, state, turn, left, through):
-        layout = layout_of(block)
-        out = empty_uploads(block, turn, self._width, self._dtype)
-        work = wmf_kernels.workspace(layout, left)
-        semidfegl_kernels.item_gradients(
-            layout, state["errors"], turn.active, left, through, work, out
-        )
-        return out
+    @staticmethod
+    def _loss(block, state, users):
+        """Return sums of w (score - rating)^2 and of w over the users of a mask."""
+        taken = np.repeat(users, np.diff(block.indptr))
+        errors = state["errors"][taken].astype(np.float64)
+        weights = state["ratings"].weights[taken].astype(np.float64)
+        positive = weights > 0
+        return (errors[positive] ** 2 / weights[positive]).sum(), weights.sum()
 
     def _step_users(self, state, by_start, users):
-        """A step of Adam, or of gradient descent, by each user."""
+        """Step each user of a mask, by Adam or gradient descent."""
         gradient = state["gradients"] + state["penalties"] * state["users"]
         self._factors(gradient)[:] += by_start - self._factors(state["gradients"])
-        gradient = gradient[users] / state["n_ratings"][users]
+        n_ratings = np.maximum(state["n_ratings"][users], np.finfo(np.float64).tiny)
+        gradient = gradient[users] / n_ratings[:, None]
         # A user whose numbers have overflowed stays where it is.
         gradient = np.where(np.isfinite(gradient).all(axis=1, keepdims=True), gradient, 0)
         if self.optimizer == "adam":
-            gradient = state["moments"].direction(self, gradient, users)
+            state["n_steps"][users] += 1
+            n_steps, moments = state["n_steps"][users], state["moments"]
+            gradient, moments[:, users] = adam(self, moments[:, users], n_steps, gradient)
         state["users"][users] -= self.user_learning_rate * gradient
 
     # ----------------------------------------------------------------- each round, server
@@ -524,10 +511,6 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
 
     # ------------------------------------------------------------------------- the end
 
-    def _final_model(self, server):
-        # To recommend, a client needs the items that it has not rated.
-        return Message(item_vectors=Dense(server["item_vectors"]))
-
     def _personalize(self, block, state, message, turn, key):
         if state is None:
             return self._newcomers(block, message, key)
@@ -538,51 +521,25 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
         return {"users": users}
 
     def _newcomers(self, block, message, key):
-        """Users on their own ego graphs, whose p_u and b_u are solved for exactly."""
+        """Return users on their own ego graphs, whose p_u and b_u are solved for exactly."""
         state = self._init_clients(block, message, key)
         graph, everyone = state["graph"], np.ones(block.n_users, dtype=bool)
         self._connect(block, graph, message, np.full(block.n_clients, -1), everyone)
         # z = slope p + offset.
         slope, offset = self._share * (1 + graph.own), state["users"].copy()
         self._factors(offset)[:] = self._embeddings(offset, graph, graph.first)
-        items = message["item_vectors"].values.astype(self._dtype)
+        items, ratings = message["item_vectors"].values.astype(self._dtype), state["ratings"]
         of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
-        rest = state["values"] - np.einsum("kf,kf->k", offset[of_rating], items[block.items])
-        penalties = state["penalties"].copy()
+        rest = ratings.values - np.einsum("kf,kf->k", offset[of_rating], items[block.items])
+        ratings, penalties = ratings._replace(values=rest.astype(self._dtype)), state["penalties"]
         self._factors(penalties)[:] /= slope**2
-        bias = np.zeros(len(items), self._dtype)
-        if self.biases:
-            bias, items[:, 0] = items[:, 0].copy(), 1
-        fcf_kernels.fit_raters(
-            block.indptr,
-            fcf_kernels.Ratings(block.items, rest.astype(self._dtype), state["weights"]),
-            fcf_kernels.Model(bias, items, bool(self.biases)),
-            penalties.astype(self._dtype),
-            wmf_kernels.workspace(layout_of(block), state["users"]),
-            state["users"],
-        )
-        return {"users": state["users"] + offset}
+        return {"users": self._fit_users(block, ratings, penalties, items) + offset}
 
     # ------------------------------------------------------------------- what it needs
 
     def _factors(self, rows):
-        """Rows without the bias in front: a view."""
+        """Return a view of rows without the bias in front."""
         return rows[:, int(self.biases) :]
-
-    def _bias(self, users):
-        zero = np.zeros(len(users), self._dtype)
-        return np.ascontiguousarray(users[:, 0]) if self.biases else zero
-
-    def _penalties(self, n_ratings, reg):
-        """Of each number of vectors with so many ratings, shape (n, width)."""
-        penalties = np.repeat((reg * n_ratings**self.REG_POWER)[:, None], self._width, axis=1)
-        if self.biases:
-            penalties[:, 0] = self.reg_bias
-        return penalties
-
-    @staticmethod
-    def _ratings(block, state):
-        return fcf_kernels.Ratings(block.items, state["values"], state["weights"])
 
     def _private_vectors(self, state):
         return state["embeddings"]
@@ -592,10 +549,7 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
         vectors = 8 * data.n_users * self.n_factors if self.client_fraction == 1 else 0
         return super()._least_bytes(data) + 8 * vectors
 
-    def _upload_moving(self, view, rows, moves):
-        return {"gradient": self._gradient_moving(view, "gradient", moves)}
-
-    # ---------------------------------------------------------------- checks, predictions
+    # ------------------------------------------------------------------------------ checks
 
     def _check_before_fit(self):
         federation = self._setting()
@@ -612,25 +566,76 @@ class SemiDFEGL(ServerStep, BiasColumn, RatingScale, RatingMixin, FederatedRecom
             )
         super()._check_before_fit()
 
-    def _response(self, scores):
-        return np.clip(scores, *self.rating_scale_)
-
 
 def _by_client(block, rows):
-    """Sums of the users' rows over each client."""
+    """Return sums of the users' rows over each client."""
     if block.n_users == block.n_clients:
         return rows
     return np.add.reduceat(rows, block.client_indptr[:-1], axis=0)
 
 
 def _n_users(block):
-    """Number of users of each client, shape (n_clients, 1)."""
+    """Return the number of users of each client, shape (n_clients, 1)."""
     return np.diff(block.client_indptr)[:, None]
 
 
-def _loss(block, state, users):
-    """Sums of w (score - rating)^2 and of w over the users of a mask."""
-    taken = np.repeat(users, np.diff(block.indptr))
-    errors, weights = (state[name][taken].astype(np.float64) for name in ("errors", "weights"))
-    positive = weights > 0
-    return (errors[positive] ** 2 / weights[positive]).sum(), weights.sum()
+# ---------------------------------------------------------------------------------- the groups
+
+
+def no_groups(n_clients):
+    """Return the groups before anything is known: every client is on its own."""
+    nothing = np.zeros(0, dtype=np.int64)
+    return Groups(np.full(n_clients, -1, dtype=np.int32), nothing, nothing.reshape(0, 0))
+
+
+def clustered(embeddings, known, items, n_groups, n_common, fuzziness, generator):
+    """Return the groups of the clients of a mask (n_clients,) and of the items, by direction.
+
+    The centres begin at clients that the generator draws.
+    """
+    users = directions(embeddings[known])
+    distinct = np.unique(users, axis=0, return_index=True)[1]
+    n_groups = min(n_groups, len(distinct))
+    if n_groups == 0:
+        return no_groups(len(known))
+    points = np.concatenate([users, directions(items)])
+    centres = users[generator.permutation(np.sort(distinct))[:n_groups]]
+    shares = memberships(points, centres, fuzziness)
+    of_client = np.full(len(known), -1, dtype=np.int32)
+    of_client[known] = shares[: len(users)].argmax(axis=1)
+    predicted = np.argsort(-shares[len(users) :], axis=0, kind="stable")[:n_common].T
+    return Groups(of_client, np.bincount(of_client[known], minlength=n_groups), predicted)
+
+
+def memberships(points, centres, fuzziness):
+    """Return each point's share in each cluster by fuzzy c-means from given centres (Bezdek 1981).
+
+    It lowers ``sum_xk share_xk^fuzziness |x - centre_k|^2``, in turns for the shares (of each
+    point, of sum 1) and for the centres. Towards fuzziness 1, each point belongs to its nearest
+    centre alone.
+    """
+    for _ in range(MAX_STEPS):
+        weights = _shares(points, centres, fuzziness) ** fuzziness
+        # A cluster that has no weight keeps its centre.
+        totals = weights.sum(axis=0)[:, None]
+        moved = np.where(totals > 0, weights.T @ points / np.where(totals > 0, totals, 1), centres)
+        is_still = np.abs(moved - centres).max() <= TOLERANCE
+        centres = moved
+        if is_still:
+            break
+    return _shares(points, centres, fuzziness)
+
+
+def _shares(points, centres, fuzziness):
+    squares = (points**2).sum(axis=1)[:, None] - 2 * points @ centres.T + (centres**2).sum(axis=1)
+    # In logarithms, because powers of 1 / (fuzziness - 1) are large.
+    logs = -np.log(np.maximum(squares, 1e-12)) / (fuzziness - 1)
+    shares = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return shares / shares.sum(axis=1, keepdims=True)
+
+
+def directions(vectors):
+    """Return vectors scaled to length 1; zero stays zero."""
+    vectors = vectors.astype(np.float64)
+    lengths = np.sqrt((vectors**2).sum(axis=1, keepdims=True))
+    return vectors / np.where(lengths > 0, lengths, 1)

@@ -1,0 +1,58 @@
+"""Steps along gradients, by Adam or plain gradient descent."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Real
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+
+
+def adam(method, moments, n_steps, gradient):
+    """Return the direction of step `n_steps`, from 1, and Adam's new moments (mean, square).
+
+    The method has the constants BETA_1, BETA_2 and EPSILON.
+    """
+    mean, square = moments
+    mean = method.BETA_1 * mean + (1 - method.BETA_1) * gradient
+    square = method.BETA_2 * square + (1 - method.BETA_2) * gradient**2
+    size = np.sqrt(square / (1 - method.BETA_2**n_steps)) + method.EPSILON
+    return mean / (1 - method.BETA_1**n_steps) / size, (mean, square)
+
+
+@dataclass(eq=False, repr=False)
+class ServerStep:
+    """Mixin of methods whose server steps along gradients."""
+
+    _: KW_ONLY
+    learning_rate: float = 0.1
+    optimizer: Literal["adam", "gd"] = "adam"
+
+    BETA_1 = 0.1
+    BETA_2 = 0.99
+    EPSILON = 1e-8
+
+    _step_constraints: ClassVar[dict] = {
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "optimizer": [StrOptions({"adam", "gd"})],
+    }
+
+    def _stepped(self, server, name, gradient):
+        """Return the server's state after a step of the array of this name down the gradient."""
+        if self.optimizer == "adam":
+            n_steps = server.get("n_steps", 0) + 1
+            gradient, moments = adam(self, server.get("moments", (0.0, 0.0)), n_steps, gradient)
+            server = server | {"n_steps": n_steps, "moments": moments}
+        items = server[name].astype(np.float64) - self.learning_rate * gradient
+        return server | {name: items.astype(self._dtype)}
+
+    def _gradient_moving(self, view, name, moves):
+        """Return what each of the adversary's clients sends for the server to step by `moves`."""
+        # Adam divides by the size of past gradients, so only much larger ones decide.
+        size = 0.5
+        if self.optimizer == "adam":
+            size = np.abs(view.mean(name)).max(initial=0)
+        return -view.n_senders / view.n_own * size / self.learning_rate * moves
