@@ -32,7 +32,7 @@ def check_federated_estimator(estimator: FederatedRecommender) -> None:
     """Check a federated method, which need not be part of this package.
 
     The checks run small fits on random data, one after the other, in some seconds: scikit-learn's
-    own checks, then those of :data:`CHECKS`. A check that fails says what is wrong.
+    own checks, then those of ``CHECKS``. A check that fails says what is wrong.
 
     Parameters
     ----------
