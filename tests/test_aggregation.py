@@ -21,7 +21,7 @@ from fedrecsk.aggregation import (
     plain_sum,
 )
 from fedrecsk.aggregation._base import _as_round
-from fedrecsk.aggregation._coordinatewise import stacks
+from fedrecsk.aggregation._comparison import stacks
 from fedrecsk.attacks import Adversary, Promotion, SignFlip
 from fedrecsk.datasets import make_interactions
 from fedrecsk.metrics import exposure

@@ -11,8 +11,13 @@ from fedrecsk.aggregation._clipping import (
     PopularityFilter,
     RowClipping,
 )
-from fedrecsk.aggregation._coordinatewise import CoordinateMedian, TrimmedMean
-from fedrecsk.aggregation._distance import FLTrust, GeometricMedian, Krum
+from fedrecsk.aggregation._comparison import (
+    CoordinateMedian,
+    FLTrust,
+    GeometricMedian,
+    Krum,
+    TrimmedMean,
+)
 from fedrecsk.updates import Update as Update
 
 __all__ = [

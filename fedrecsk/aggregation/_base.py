@@ -92,10 +92,9 @@ class Aggregator(PlainParameters, ABC):
         """Raise if the aggregator does not suit uploads of these fields, a dict of FieldSpec."""
 
     def _start(self, client_ids):
-        """What the aggregator remembers over the rounds of one fit, before the first; a dict.
+        """Return the dict that the aggregator keeps over the rounds of one fit; picklable.
 
-        The server keeps it beside the model, so it must be picklable. `client_ids` are the ids of
-        the registered clients, in the order of their codes.
+        `client_ids` are the ids of the registered clients, in the order of their codes.
         """
         return {}
 
@@ -122,19 +121,9 @@ class Aggregator(PlainParameters, ABC):
         """
 
     def _combine(self, updates, memory=None):
-        """Combine the learned fields of all clients of a round.
+        """Combine a round's learned fields into arrays of `sum_dtype`; None: too few uploads.
 
-        Parameters
-        ----------
-        updates : RoundUpdates
-        memory : dict or None
-            What `_start` has returned, with what earlier rounds have written into it.
-
-        Returns
-        -------
-        totals : dict of {str: ndarray} or None
-            One array per field, dtype float64 or, for fields of integers, int64. None: too few
-            uploads.
+        `memory` is what `_start` has returned, with what earlier rounds have written into it.
         """
         specs = updates.specs
         shapes = {name: spec.shape for name, spec in specs.items()}
@@ -166,23 +155,22 @@ def _checked(rule, sums, specs):
             f"{rule}.combine returned {found}; return a dict with one array for each of the "
             f"fields {sorted(specs)}, or None if there are too few uploads."
         )
-    return {name: _checked_field(rule, name, sums[name], spec) for name, spec in specs.items()}
-
-
-def _checked_field(rule, name, values, spec):
-    values = np.asarray(values)
-    if values.dtype.kind not in "iuf" or values.shape != spec.shape:
-        raise ValueError(
-            f"{rule}.combine returned an array of shape {values.shape} and dtype {values.dtype} "
-            f"for field {name!r}; return numbers of shape {spec.shape}."
-        )
-    if not np.isfinite(values).all():
-        raise ValueError(
-            f"{rule}.combine returned NaN or infinite numbers for field {name!r} of shape "
-            f"{spec.shape}, but all uploads that it received are finite; look for a division by "
-            "zero or an overflow."
-        )
-    return as_sum(values, spec)
+    totals = {}
+    for name, spec in specs.items():
+        values = np.asarray(sums[name])
+        if values.dtype.kind not in "iuf" or values.shape != spec.shape:
+            raise ValueError(
+                f"{rule}.combine returned an array of shape {values.shape} and dtype "
+                f"{values.dtype} for field {name!r}; return numbers of shape {spec.shape}."
+            )
+        if not np.isfinite(values).all():
+            raise ValueError(
+                f"{rule}.combine returned NaN or infinite numbers for field {name!r} of shape "
+                f"{spec.shape}, but all uploads that it received are finite; look for a division "
+                "by zero or an overflow."
+            )
+        totals[name] = as_sum(values, spec)
+    return totals
 
 
 def as_sum(values, spec):
@@ -229,6 +217,6 @@ def _as_round(uploads, shapes):
     return RoundUpdates([HeldUpdates(block, [], everyone)])
 
 
-def weighted_sum(updates, name, weights):
-    """Add up one field, times the weights of the clients' places."""
-    return as_sum(updates.sum(name, weights), updates.specs[name])
+def weighted_sums(updates, weights):
+    """Add up each field, times the weights of the clients' places."""
+    return {name: as_sum(updates.sum(name, weights), spec) for name, spec in updates.specs.items()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from numbers import Real
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.aggregation._base import BlockAggregator, as_sum, weighted_sum
+from fedrecsk.aggregation._base import BlockAggregator, as_sum
 from fedrecsk.updates import squared_lengths
 
 
@@ -66,7 +67,7 @@ def clipped_sum(updates, name, max_norm, multiple):
     norms, bound = updates.norms(name), max_norm
     if max_norm == "median":
         bound = multiple * np.median(norms)
-    return weighted_sum(updates, name, factors_to(bound, norms))
+    return as_sum(updates.sum(name, factors_to(bound, norms)), updates.specs[name])
 
 
 def factors_to(bound, norms):
@@ -79,7 +80,7 @@ def lengths(matrix):
     return np.sqrt(squared_lengths(matrix))
 
 
-class RowClipping(BlockAggregator):
+class RowClipping(NormClipping):
     """Scale down every row of an upload whose norm exceeds a bound, then clip the whole upload.
 
     :class:`NormClipping` bounds a client's whole upload. An attacker may spend this allowance on
@@ -124,15 +125,6 @@ class RowClipping(BlockAggregator):
     array([4., 3.])
     """
 
-    _parameter_constraints: ClassVar[dict] = {
-        "max_norm": [Interval(Real, 0, None, closed="neither"), StrOptions({"median"})],
-        "multiple": [Interval(Real, 0, None, closed="neither")],
-    }
-
-    def __init__(self, max_norm: float | Literal["median"] = "median", *, multiple: float = 1.0):
-        self.max_norm = max_norm
-        self.multiple = multiple
-
     def _total(self, updates, memory=None):
         by_item, totals = item_fields(updates.specs), {}
         for name in updates.specs:
@@ -142,8 +134,7 @@ class RowClipping(BlockAggregator):
 
     def _accepted_rows(self, updates, name):
         """Return the updates with this field's rows clipped."""
-        bound = row_bound(updates, name, self.max_norm, self.multiple)
-        return row_clipped(updates, name, bound)
+        return row_clipped(updates, name, self.max_norm, self.multiple)
 
 
 def item_fields(specs):
@@ -152,13 +143,14 @@ def item_fields(specs):
     return [name for name, spec in specs.items() if spec.shape[0] == most]
 
 
-def row_bound(updates, name, max_norm, multiple):
-    """Return the bound on the norm of each row; "median": that of the clients' largest rows."""
-    if max_norm != "median":
-        return max_norm
-    largest = updates.per_client(name, largest_row)
-    changed = largest[largest > 0]
-    return multiple * np.median(changed) if len(changed) else 0.0
+def row_clipped(updates, name, max_norm, multiple):
+    """Return the updates with each row of one field clipped; "median": of the largest rows."""
+    bound = max_norm
+    if max_norm == "median":
+        largest = updates.per_client(name, largest_row)
+        changed = largest[largest > 0]
+        bound = multiple * np.median(changed) if len(changed) else 0.0
+    return scaled_rows(updates, name, lambda _, change: factors_to(bound, lengths(change)))
 
 
 def largest_row(rows):
@@ -169,18 +161,16 @@ def largest_row(rows):
     np.maximum.at(largest, rows.owners, lengths(rows.matrix))
     if default is None:
         return largest
-    # The largest default row that is not among a client's own: go down the default rows by size,
-    # and stop at the first place that the sorted places of its own rows do not have.
+    # Default rows by size: the first that is not a client's own is the largest; then comes zero.
     sizes = lengths(default)
     order = np.argsort(-sizes, kind="stable")
-    places = np.empty(len(order), dtype=np.int64)
-    places[order] = np.arange(len(order))
-    own = places[rows.rows]
-    by_place = np.lexsort((own, rows.owners))
-    number = np.arange(len(own)) - rows.indptr[rows.owners]
-    first = rows.n_rows.copy()
-    np.minimum.at(first, rows.owners, np.where(own[by_place] == number, len(order), number))
-    return np.maximum(largest, np.append(sizes[order], 0.0)[first])
+    places = np.argsort(order)[rows.rows]
+    sizes, is_own = np.append(sizes[order], 0.0), np.zeros(len(order) + 1, dtype=bool)
+    for client, (first, last) in enumerate(pairwise(rows.indptr)):
+        is_own[places[first:last]] = True
+        largest[client] = max(largest[client], sizes[is_own.argmin()])
+        is_own[places[first:last]] = False
+    return largest
 
 
 def scaled_rows(updates, name, factor):
@@ -190,11 +180,6 @@ def scaled_rows(updates, name, factor):
         return tile.with_fields(**{name: tile.fields[name].scaled_rows(factor)})
 
     return updates.then(scale)
-
-
-def row_clipped(updates, name, bound):
-    """Return the updates with the rows of one field clipped to `bound`."""
-    return scaled_rows(updates, name, lambda _, change: factors_to(bound, lengths(change)))
 
 
 def row_sums(updates, name, number):
@@ -321,12 +306,13 @@ class HierarchicalClipping(BlockAggregator):
         return totals
 
     def _item_totals(self, updates, name, memory):
-        clipped = row_clipped(updates, name, row_bound(updates, name, "median", self.multiple))
+        clipped = row_clipped(updates, name, "median", self.multiple)
         total, sent = row_totals(clipped, name), row_sums(clipped, name, lengths)
         if self.share < 1:
             # A server that divides by this round's senders must get the mean of each round.
             divisor = np.ones(len(total))
-            if _counts_senders(updates, len(total)):
+            counts = [spec for spec in updates.all_forms.values() if not spec.learned]
+            if any(spec.shape[0] == len(total) for spec in counts):
                 divisor = np.maximum(row_sums(clipped, name, is_changed), 1)
             total, sent = self._chosen(total, sent, divisor, name, memory)
         # How far the senders of an item agree, from 0 to 1.
@@ -335,7 +321,7 @@ class HierarchicalClipping(BlockAggregator):
         return total * factors_to(self.total_multiple * typical, agreement)[:, None]
 
     def _chosen(self, total, sent, divisor, name, memory):
-        """Totals of the items that are updated, and what was sent for them; others get 0."""
+        """Return totals of the updated items and what was sent for them; 0 for the others."""
         if name in memory:
             held_back, sent_before = memory[name]
             total, sent = total + divisor[:, None] * held_back, sent + divisor * sent_before
@@ -345,12 +331,6 @@ class HierarchicalClipping(BlockAggregator):
         waits = ~is_chosen / divisor
         memory[name] = waits[:, None] * total, waits * sent
         return np.where(is_chosen[:, None], total, 0.0), np.where(is_chosen, sent, 0.0)
-
-
-def _counts_senders(updates, n_items):
-    """Return whether clients also send a count for each item."""
-    counts = [spec for spec in updates.all_forms.values() if not spec.learned]
-    return any(spec.shape[0] == n_items for spec in counts)
 
 
 # Clients per round that the comparison of senders needs.
@@ -455,7 +435,7 @@ class PopularityFilter(RowClipping):
         return scaled_rows(clipped, name, is_accepted)
 
     def _judged(self, updates, name):
-        """Direction of the popular items, the push on each item, and the limits of the pushes."""
+        """Return the popular items' direction, each item's push, and the limits of the pushes."""
         totals = row_totals(updates, name)
         n_senders = row_sums(updates, name, is_changed)
         sizes = row_sums(updates, name, lengths)

@@ -8,8 +8,6 @@ compressors work on the updates of all clients of a block at once.
 """
 
 from fedrecsk.compression._base import Compressed, Compressor
-from fedrecsk.compression._low_rank import LowRank
-from fedrecsk.compression._quantization import Quantization
-from fedrecsk.compression._top_k import TopK
+from fedrecsk.compression._compressors import LowRank, Quantization, TopK
 
 __all__ = ["Compressed", "Compressor", "LowRank", "Quantization", "TopK"]

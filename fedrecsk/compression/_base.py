@@ -20,25 +20,6 @@ if TYPE_CHECKING:
 _SCALE_BYTES = 4
 
 
-class Lengths(NamedTuple):
-    """The lengths of one message, or arrays for many messages; see :class:`Compressed`."""
-
-    n_coordinates: Any
-    n_payload: Any
-    n_indices: Any = 0
-    n_scales: Any = 0
-    itemsize: int | None = None
-
-    def nbytes(self, wire_itemsize):
-        """Return bytes as in :class:`Compressed`."""
-        numbers = self.n_coordinates * (self.itemsize or wire_itemsize)
-        return numbers + self.n_indices * INDEX_BYTES + self.n_scales * _SCALE_BYTES
-
-    def payload_nbytes(self, wire_itemsize):
-        """Return bytes as in :class:`Compressed`."""
-        return self.n_payload * (self.itemsize or wire_itemsize) + self.n_indices * INDEX_BYTES
-
-
 @dataclass(frozen=True, eq=False)
 class Compressed:
     """An array after compression.
@@ -71,16 +52,12 @@ class Compressed:
 
     def nbytes(self, wire_itemsize: int = 4) -> int:
         """Bytes of the message if an uncompressed number has `wire_itemsize` bytes."""
-        return self._lengths.nbytes(wire_itemsize)
+        numbers = self.n_coordinates * (self.itemsize or wire_itemsize)
+        return numbers + self.n_indices * INDEX_BYTES + self.n_scales * _SCALE_BYTES
 
     def payload_nbytes(self, wire_itemsize: int = 4) -> int:
         """Bytes as CoLR's Table 2 counts them: with Top-K's positions, without a second factor."""
-        return self._lengths.payload_nbytes(wire_itemsize)
-
-    @property
-    def _lengths(self):
-        counts = self.n_coordinates, self.n_payload, self.n_indices, self.n_scales
-        return Lengths(*counts, self.itemsize)
+        return self.n_payload * (self.itemsize or wire_itemsize) + self.n_indices * INDEX_BYTES
 
 
 class Compressor(PlainParameters, ABC):
@@ -144,49 +121,30 @@ class Compressor(PlainParameters, ABC):
         """Like `compress`, for an array of finite real numbers."""
 
     def _compress_rows(self, rows: SparseRows, seeds: NDArray[np.uint64], itemsize: int) -> Packed:
-        """Compress one field of the updates of a block, client by client.
+        """Compress one field of a block, a matrix of real numbers, with a seed for each client.
 
-        Parameters
-        ----------
-        rows : SparseRows
-            Of a matrix of real numbers.
-        seeds : ndarray of shape (n_clients,), dtype uint64
-            Seeds of the clients' draws.
-        itemsize : int
-            Bytes of a number without compression.
-
-        Returns
-        -------
-        Packed
+        `itemsize` is how many bytes an uncompressed number has.
         """
         updates, nbytes, payload = [], [], []
         for client in range(rows.n_clients):
             numbers, change = rows.update(client)
-            sent = self._sent(change, np.random.default_rng(int(seeds[client])))
+            if np.isfinite(change).all():
+                sent = self.compress(change, np.random.default_rng(int(seeds[client])))
+                _check_compressed(type(self).__name__, change, sent)
+            else:
+                # The server rejects it.
+                sent = untouched(change)
             updates.append(Update(numbers, np.asarray(sent.values, dtype=np.float64)))
             nbytes.append(sent.nbytes(itemsize) + row_number_bytes(rows.spec, len(change)))
             payload.append(sent.payload_nbytes(itemsize))
         received = SparseRows.listed(updates, rows.spec, center=rows.center)
         return Packed(received, np.array(nbytes), np.array(payload))
 
-    def _sent(self, change, generator):
-        """Compress a change; one that is not finite stays so, and the server rejects it."""
-        if not np.isfinite(change).all():
-            return untouched(change)
-        sent = self.compress(change, generator)
-        _check_compressed(self, change, sent)
-        return sent
-
 
 class Packed(NamedTuple):
-    """One field of a block's updates after compression.
+    """One field of a block as the server reconstructs it, and the bytes of each client's message.
 
-    Attributes
-    ----------
-    rows : SparseRows
-        What the server reconstructs.
-    nbytes, payload : ndarray of shape (n_clients,), dtype int64
-        Bytes of each client's message, and the bytes that papers count.
+    `payload` has the bytes that papers count.
     """
 
     rows: SparseRows
@@ -194,8 +152,8 @@ class Packed(NamedTuple):
     payload: np.ndarray
 
 
-def _check_compressed(compressor, change, sent):
-    name = type(compressor).__name__
+def _check_compressed(name, change, sent):
+    """Raise if a user's compressor has returned something else than `change`, compressed."""
     if not isinstance(sent, Compressed):
         raise TypeError(
             f"{name}.compress must return a Compressed, but for a field of shape {change.shape} "
@@ -224,49 +182,32 @@ def untouched(values):
 
 
 class BlockCompressor(Compressor):
-    """What the built-in compressors share: they work on the clients of a block at once.
-
-    The length of a message follows from its shape.
-    """
+    """A compressor of the clients of a block at once, whose messages have lengths by shape."""
 
     # Whether decompression gives exactly what `compress` returns.
     _is_exact: ClassVar[bool] = True
 
     @abstractmethod
-    def _lengths(self, n_rows: ArrayLike, width: int) -> Lengths:
-        """Return the sizes of one message, or of an array of messages."""
+    def _lengths(self, n_rows: ArrayLike, width: int) -> dict[str, Any]:
+        """Return the counts of a Compressed for one message, or arrays for many."""
 
     @abstractmethod
     def _received(
         self, rows: SparseRows, matrix: np.ndarray, generators: Iterable[np.random.Generator]
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return what the server reconstructs of the own rows, and steps of integers or None.
+        """Return what the server reconstructs, and each client's step of integers or None.
 
-        Parameters
-        ----------
-        rows : SparseRows
-            Without a default. Clients whose numbers are not all finite stay as they are.
-        matrix : ndarray of shape (n_own, width), dtype float64
-            Their changes, which may be changed in place.
-        generators : iterable of Generator
-            One for each client.
-
-        Returns
-        -------
-        received : ndarray of shape (n_own, width), dtype float64
-        steps : ndarray of shape (n_clients,) or None
+        `rows` have no default, and `matrix` has their changes, which may be changed in place.
+        Clients whose numbers are not all finite stay as they are.
         """
 
     @abstractmethod
     def _encoded(self, received, step):
-        """Return the numbers of one message, and an array of what else it has, or None.
-
-        `received` is what the receiver reconstructs, a matrix, and `step` its step of integers.
-        """
+        """Return the numbers of the message for a received matrix, and what else it has or None."""
 
     @abstractmethod
     def _decoded(self, values, extra, shape):
-        """Return what a message of `_encoded` stands for; raise if it is malformed."""
+        """Return the matrix that a message stands for; raise if the message is malformed."""
 
     def _compress(self, values, generator):
         if values.size == 0:
@@ -275,15 +216,15 @@ class BlockCompressor(Compressor):
         spec = FieldSpec((n_rows, *values.shape[1:]), "held")
         rows = SparseRows(np.array([0, n_rows]), np.arange(n_rows), values, spec=spec)
         received, steps = self._received(rows, rows.matrix.astype(np.float64), [generator])
-        lengths = self._lengths(n_rows, spec.width)
         received = received.reshape(values.shape).astype(values.dtype)
-        return Compressed(received, *map(_plain, lengths), step=None if steps is None else steps[0])
+        counts = {name: int(n) for name, n in self._lengths(n_rows, spec.width).items()}
+        return Compressed(received, **counts, step=None if steps is None else steps[0])
 
     def _sizes_of_upload(self, spec, n_rows, itemsize):
-        """Return the bytes of a message with these rows, and the bytes that papers count."""
-        lengths = self._lengths(n_rows, spec.width)
-        nbytes = lengths.nbytes(itemsize) + row_number_bytes(spec, n_rows)
-        return nbytes, lengths.payload_nbytes(itemsize)
+        """Return the bytes of messages with these rows, and the bytes that papers count."""
+        message = Compressed(np.empty(0), **self._lengths(n_rows, spec.width))
+        nbytes = message.nbytes(itemsize) + row_number_bytes(spec, n_rows)
+        return nbytes, message.payload_nbytes(itemsize)
 
     @property
     def _is_changed(self):
@@ -301,11 +242,6 @@ class BlockCompressor(Compressor):
         received, steps = self._received(own, matrix, generators)
         values = received.reshape(own.values.shape)
         return Packed(replace(own, values=values, steps=steps), *sizes)
-
-
-def _plain(number):
-    """Turn a NumPy integer into one of Python."""
-    return None if number is None else int(number)
 
 
 def check_array(values, kinds, shape):

@@ -1,24 +1,128 @@
-"""Aggregators that compare whole uploads: by their distances or by their directions."""
+"""Aggregators that compare clients: number by number, by distance, or by direction."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import ClassVar
 
 import numpy as np
 
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.aggregation._base import Aggregator, BlockAggregator, weighted_sum
-from fedrecsk.aggregation._coordinatewise import Comparison, stacks
+from fedrecsk.aggregation._base import Aggregator, BlockAggregator, as_sum, weighted_sums
 from fedrecsk.data.interactions import Ids, id_array
 from fedrecsk.updates import Update
 
+# Memory of one stack.
+STACK_BYTES = 64 * 2**20
 # Distances below this share of an ordinary upload's norm count as equal (nu of RFA).
 SMOOTHING = 1e-6
 N_NEEDED = 3
 # Share of the rows of X that must be of items that the reference holds.
 LEAST_SHARE = 0.5
+
+
+def stacks(updates, name, max_bytes=STACK_BYTES):
+    """Cut one field into stacks of some rows of all clients.
+
+    Yields
+    ------
+    rows : slice
+    stack : ndarray of shape (n_clients, n_rows, width), dtype float64
+        The clients are in the order of their codes.
+    """
+    spec, n_clients = updates.specs[name], updates.n_clients
+    step = max(1, max_bytes // max(1, 8 * n_clients * spec.width))
+    for first in range(0, spec.shape[0], step):
+        rows = slice(first, min(first + step, spec.shape[0]))
+        stack = np.zeros((n_clients, rows.stop - first, spec.width))
+        for places, tile in updates:
+            stack[places] = tile.fields[name].whole(rows).reshape(len(places), -1, spec.width)
+        yield rows, stack
+
+
+class Comparison(BlockAggregator):
+    """An aggregator that compares clients number by number; numbers not sent count as 0."""
+
+    def _check_clients(self, data, n_clients):
+        pairs = np.unique(data.clients * data.n_items + data.items)
+        holders = np.bincount(pairs % data.n_items, minlength=data.n_items)
+        if np.median(2 * holders[data.items]) < data.n_clients:
+            raise ValueError(
+                f"{type(self).__name__} compares clients number by number, but most rows of X have "
+                f"items that fewer than half of the {data.n_clients} clients hold, so it would "
+                "mostly compare zeros. Group the users into silos by fit(..., clients=...), or "
+                "use NormClipping."
+            )
+
+
+class OrderStatistic(Comparison):
+    """A robust mean of each number over the clients."""
+
+    def _total(self, updates, memory=None):
+        n_clients, totals = updates.n_clients, {}
+        for name, spec in updates.specs.items():
+            total = np.empty((spec.shape[0], spec.width))
+            for rows, stack in stacks(updates, name):
+                total[rows] = n_clients * self._mean(stack)
+            totals[name] = as_sum(total.reshape(spec.shape), spec)
+        return totals
+
+    @abstractmethod
+    def _mean(self, changes):
+        """Return the mean over the first axis."""
+
+
+class CoordinateMedian(OrderStatistic):
+    """Take the median of every number over the clients (Yin et al., ICML 2018).
+
+    For silos, where most clients hold most items. It withstands attackers as long as they are
+    fewer than half of the clients of a round.
+
+    Examples
+    --------
+    >>> from fedrecsk import Federation, GlobSGD
+    >>> from fedrecsk.aggregation import CoordinateMedian
+    >>> from fedrecsk.datasets import make_interactions
+    >>> X = make_interactions(n_users=60, n_items=20, n_interactions=500, random_state=0)
+    >>> federation = Federation(aggregator=CoordinateMedian())
+    >>> model = GlobSGD(4, federation=federation, random_state=0).fit(X, clients=X[:, 0] % 5)
+    """
+
+    _parameter_constraints: ClassVar[dict] = {}
+
+    def _mean(self, changes):
+        return np.median(changes, axis=0)
+
+
+class TrimmedMean(OrderStatistic):
+    """Take the mean of every number without its largest and smallest (Yin et al., ICML 2018).
+
+    For silos, where most clients hold most items.
+
+    Parameters
+    ----------
+    trim : float in [0, 0.5), default=0.2
+        Share of the clients to leave out at each end (beta). Choose more than the share of
+        attackers that you expect.
+
+    Examples
+    --------
+    >>> from fedrecsk.aggregation import TrimmedMean
+    >>> TrimmedMean(trim=0.3)
+    TrimmedMean(trim=0.3)
+    """
+
+    _parameter_constraints: ClassVar[dict] = {"trim": [Interval(Real, 0, 0.5, closed="left")]}
+
+    def __init__(self, trim: float = 0.2):
+        self.trim = trim
+
+    def _mean(self, changes):
+        n_cut = int(np.ceil(self.trim * len(changes)))
+        n_cut = min(n_cut, (len(changes) - 1) // 2)
+        return np.sort(changes, axis=0)[n_cut : len(changes) - n_cut].mean(axis=0)
 
 
 class Krum(Comparison):
@@ -69,32 +173,20 @@ class Krum(Comparison):
         n_clients = updates.n_clients
         if n_clients < self._n_needed:
             return None
-        chosen = np.argsort(self._scores(_products(updates)), kind="stable")[: self.n_selected]
-        shares = np.zeros(n_clients)
-        shares[chosen] = n_clients / self.n_selected
-        return {name: weighted_sum(updates, name, shares) for name in updates.specs}
-
-    def _scores(self, products):
-        """Sums of the squared distances to the nearest neighbours, from all inner products."""
-        squares = products.diagonal()
-        # Attackers can send numbers so large that distances to them are infinite or NaN.
+        products, shares = np.zeros((n_clients, n_clients)), np.zeros(n_clients)
+        # Attackers can send numbers so large that products and distances are infinite or NaN.
         with np.errstate(invalid="ignore", over="ignore"):
+            for name in updates.specs:
+                for _, stack in stacks(updates, name):
+                    numbers = stack.reshape(n_clients, -1)
+                    products += numbers @ numbers.T
+            squares = products.diagonal()
             distances = squares[:, None] + squares - 2 * products
         np.fill_diagonal(distances, np.inf)
-        nearest = np.sort(distances, axis=1)[:, : len(products) - self.n_attackers - 2]
-        return nearest.sum(axis=1)
-
-
-def _products(updates):
-    """Return the inner products of all pairs of uploads."""
-    n_clients = updates.n_clients
-    products = np.zeros((n_clients, n_clients))
-    for name in updates.specs:
-        for _, stack in stacks(updates, name):
-            numbers = stack.reshape(n_clients, -1)
-            with np.errstate(invalid="ignore", over="ignore"):
-                products += numbers @ numbers.T
-    return products
+        nearest = np.sort(distances, axis=1)[:, : n_clients - self.n_attackers - 2]
+        chosen = np.argsort(nearest.sum(axis=1), kind="stable")[: self.n_selected]
+        shares[chosen] = n_clients / self.n_selected
+        return weighted_sums(updates, shares)
 
 
 class GeometricMedian(BlockAggregator):
@@ -174,8 +266,7 @@ class GeometricMedian(BlockAggregator):
             with np.errstate(invalid="ignore"):
                 distances = squares - 2 * _products_with(updates, mean, units) + square
             shares = _shares(distances)
-        weights = updates.n_clients * shares
-        return {name: weighted_sum(updates, name, weights) for name in norms}
+        return weighted_sums(updates, updates.n_clients * shares)
 
 
 def _squares(norms, units):
@@ -305,30 +396,18 @@ class FLTrust(Aggregator):
         )
 
     def _combine(self, updates, memory=None):
-        reference = _upload_of((memory or {}).get("reference", -1), updates)
-        if reference is None:
+        places = np.flatnonzero(updates.codes == (memory or {}).get("reference", -1))
+        if len(places) == 0:
             return None
+        alone = updates.one(places[0]).learned
+        reference = {name: rows.whole()[0].astype(np.float64) for name, rows in alone.items()}
         units = {name: float(np.linalg.norm(change)) for name, change in reference.items()}
         units = {name: unit for name, unit in units.items() if unit > 0}
         norms = {name: updates.norms(name) for name in updates.specs}
         shares = _trust(_squares(norms, units), _products_with(updates, reference, units), units)
-        weights, totals = updates.n_clients * shares, {}
-        for name, spec in updates.specs.items():
-            if name in units:
-                totals[name] = weighted_sum(updates, name, weights)
-            else:
-                # The trusted client has not changed this field.
-                totals[name] = np.zeros(spec.shape, dtype=spec.sum_dtype)
-        return totals
-
-
-def _upload_of(code, updates):
-    """Return the whole arrays of one client's learned fields, or None if it is not there."""
-    places = np.flatnonzero(updates.codes == code)
-    if len(places) == 0:
-        return None
-    alone = updates.one(places[0]).learned
-    return {name: rows.whole()[0].astype(np.float64) for name, rows in alone.items()}
+        totals = weighted_sums(updates, updates.n_clients * shares)
+        # The trusted client has not changed the fields without a unit.
+        return {n: total if n in units else np.zeros_like(total) for n, total in totals.items()}
 
 
 def _trust(squares, products, units):
@@ -345,7 +424,7 @@ def _trust(squares, products, units):
 
 
 def _code_of(reference, client_ids):
-    """Code of the client with this id; -1 if there is none, also for ids of another type."""
+    """Return the code of the client with this id; -1 if there is none, or of another type."""
     try:
         return int(Ids(client_ids, "clients").codes(id_array([reference], "reference"))[0])
     except (TypeError, ValueError):

@@ -1,0 +1,309 @@
+"""The built-in compressors: Top-K, low rank, and quantisation."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.user_warnings import warn
+from fedrecsk.compression._base import BlockCompressor, Compressor, check_array
+
+topk_kernels: LazyModule = LazyModule("fedrecsk.compression._top_k_kernels")
+_LARGEST_FLOAT16 = 65504.0
+
+
+class TopK(BlockCompressor):
+    """Send only the coordinates of the largest size, each with its position.
+
+    Parameters
+    ----------
+    ratio : float in (0, 1], default=1 / 16
+        Share of an array's coordinates to send, rounded to a whole number, at least one.
+    direction : {"both", "up", "down"}, default="both"
+        Which messages to compress.
+
+    Notes
+    -----
+    A message has the same length whatever zeros it has. A position costs 4 bytes, so a ratio
+    above 1/2 costs more than the whole array in float32; a fit then warns. What is not sent is
+    lost, because clients do not remember it (there is no error feedback). The positions reveal
+    which items a client has visited.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedrecsk.compression import TopK
+    >>> sent = TopK(ratio=0.5).compress(np.array([0.1, -3.0, 2.0, 0.0]), None)
+    >>> sent.values
+    array([ 0., -3.,  2.,  0.])
+    >>> sent.nbytes()
+    16
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        **Compressor._parameter_constraints,
+        "ratio": [Interval(Real, 0, 1, closed="right")],
+    }
+
+    def __init__(self, ratio: float = 1 / 16, *, direction: Literal["both", "up", "down"] = "both"):
+        self.ratio = ratio
+        self.direction = direction
+
+    def _validate_params(self):
+        super()._validate_params()
+        if self.ratio > 1 / 2:
+            warn(
+                f"{self} makes messages longer: each number is sent with its position, which takes "
+                "4 bytes as well. Choose a ratio below 1/2, or compression=None.",
+            )
+
+    def _n_kept(self, size):
+        """Return how many of `size` numbers to send, for one array or for many."""
+        wanted = np.floor(self.ratio * np.asarray(size) + 0.5).astype(np.int64)
+        return np.where(np.asarray(size) > 0, np.maximum(wanted, 1), 0)
+
+    def _lengths(self, n_rows, width):
+        k = self._n_kept(n_rows * width)
+        return {"n_coordinates": k, "n_payload": k, "n_indices": k}
+
+    def _encoded(self, received, step):
+        flat = received.ravel()
+        kept, zeros = np.flatnonzero(flat), np.flatnonzero(flat == 0)
+        # Zeros fill the message up, whose length is always the same.
+        n_zeros = max(0, int(self._n_kept(flat.size)) - len(kept))
+        positions = np.sort(np.concatenate([kept, zeros[:n_zeros]]))
+        return flat[positions], positions.astype(np.int32)
+
+    def _decoded(self, values, extra, shape):
+        size = int(np.prod(shape))
+        k = int(self._n_kept(size))
+        check_array(values, "f", (k,))
+        check_array(extra, "iu", (k,))
+        positions = extra.astype(np.int64)
+        if k and not (
+            positions[0] >= 0 and positions[-1] < size and (np.diff(positions) > 0).all()
+        ):
+            raise ValueError("The positions of a Top-K upload do not ascend within its field.")
+        received = np.zeros(size)
+        received[positions] = values
+        return received.reshape(shape)
+
+    def _received(self, rows, matrix, generators):
+        n_kept, kept = self._n_kept(rows.rows_sent * rows.spec.width), np.zeros(matrix.shape)
+        indptr = rows.indptr * rows.spec.width
+        topk_kernels.keep_largest(indptr, matrix.ravel(), n_kept, rows.finite(), kept.ravel())
+        return kept, None
+
+
+class LowRank(BlockCompressor):
+    """Send the best low-rank approximation of a matrix, as two factors.
+
+    This is the "SVD" in CoLR's comparison. An array that is not a matrix, or that has fewer
+    numbers than its factors, is sent as it is.
+
+    Parameters
+    ----------
+    rank : int, default=4
+        Rank of the approximation (r).
+    direction : {"both", "up", "down"}, default="both"
+        Which messages to compress.
+
+    Notes
+    -----
+    An (m, d) matrix is sent as factors of shapes (m, r) and (r, d), with the singular values in
+    the first; the paper counts the first factor only. The factors come from the eigenvectors of
+    the (d, d) Gram matrix. That takes O(m d^2) operations and loses singular values below 1e-8
+    of the largest.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedrecsk.compression import LowRank
+    >>> sent = LowRank(rank=1).compress(np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]), None)
+    >>> sent.values.round(6)
+    array([[1., 2.],
+           [2., 4.],
+           [3., 6.]])
+    >>> sent.n_coordinates
+    5
+    """
+
+    # Factors are rounded before they are multiplied.
+    _is_exact: ClassVar[bool] = False
+    _parameter_constraints: ClassVar[dict] = {
+        **Compressor._parameter_constraints,
+        "rank": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(self, rank: int = 4, *, direction: Literal["both", "up", "down"] = "both"):
+        self.rank = rank
+        self.direction = direction
+
+    def _shortens(self, n_rows, width):
+        return self.rank * (n_rows + width) < n_rows * width
+
+    def _lengths(self, n_rows, width):
+        shortens, r = self._shortens(n_rows, width), self.rank
+        sent = np.where(shortens, r * (n_rows + width), n_rows * width)
+        paid = np.where(shortens, r * n_rows, n_rows * width)
+        return {"n_coordinates": sent, "n_payload": paid}
+
+    def _encoded(self, received, step):
+        if not self._shortens(*received.shape) or not np.isfinite(received).all():
+            return received, None
+        basis = _leading(received, self.rank)
+        return received @ basis, basis.T
+
+    def _decoded(self, values, extra, shape):
+        n_rows, width = shape
+        if not self._shortens(n_rows, width):
+            check_array(values, "f", shape)
+            if extra is not None:
+                raise ValueError("A low-rank upload has a second factor, but needs none.")
+            return values.astype(np.float64)
+        check_array(values, "f", (n_rows, self.rank))
+        check_array(extra, "f", (self.rank, width))
+        return values.astype(np.float64) @ extra.astype(np.float64)
+
+    def _received(self, rows, matrix, generators):
+        shortens = self._shortens(rows.rows_sent, rows.spec.width) & rows.finite()
+        for client in np.flatnonzero(shortens):
+            own = matrix[rows.indptr[client] : rows.indptr[client + 1]]
+            basis = _leading(own, self.rank)
+            np.matmul(own @ basis, basis.T, out=own)
+        return matrix, None
+
+
+def _leading(matrix, rank):
+    """Return the right singular vectors of the largest singular values, as columns."""
+    with np.errstate(over="ignore"):
+        gram = matrix.T @ matrix
+    if not 1e-200 < gram.trace() < 1e200:
+        # Squares would be zero or infinite.
+        scaled = matrix / (np.abs(matrix).max(initial=0) or 1.0)
+        gram = scaled.T @ scaled
+    return np.linalg.eigh(gram)[1][:, -int(rank) :]
+
+
+class Quantization(BlockCompressor):
+    """Send numbers of fewer bits, rounded up or down at random, without bias.
+
+    Parameters
+    ----------
+    dtype : {"float16", "int8"}, default="int8"
+        "float16": 2 bytes per number. Numbers beyond 65504 become infinite, and the server
+        rejects the upload. "int8": 1 byte per number, in 255 steps between plus and minus the
+        largest size in the array, and 4 bytes for the step.
+    direction : {"both", "up", "down"}, default="both"
+        Which messages to compress.
+
+    Notes
+    -----
+    A number between two that can be sent becomes either of them, with probabilities that make
+    its expectation exact (stochastic rounding), so errors average out over clients. Zeros stay
+    zeros.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedrecsk.compression import Quantization
+    >>> sent = Quantization("int8").compress(np.linspace(-1, 1, 5), np.random.default_rng(0))
+    >>> sent.nbytes()
+    9
+    >>> float(np.abs(sent.values - np.linspace(-1, 1, 5)).max()) < 1 / 127
+    True
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        **Compressor._parameter_constraints,
+        "dtype": [StrOptions({"float16", "int8"})],
+    }
+
+    def __init__(
+        self,
+        dtype: Literal["float16", "int8"] = "int8",
+        *,
+        direction: Literal["both", "up", "down"] = "both",
+    ):
+        self.dtype = dtype
+        self.direction = direction
+
+    @property
+    def _largest_number(self):
+        return _LARGEST_FLOAT16 if self.dtype == "float16" else None
+
+    def _compress(self, values, generator):
+        if not isinstance(generator, np.random.Generator):
+            raise TypeError(
+                "Quantization rounds at random and needs a numpy.random.Generator, such as "
+                f"np.random.default_rng(0), but got {type(generator).__name__}."
+            )
+        largest = np.abs(values).max(initial=0)
+        if self.dtype == "int8" and largest > np.finfo(np.float32).max:
+            raise ValueError(
+                "Quantization(dtype='int8') sends its scale as float32, but the largest number is "
+                f"{largest:.3g} in size; scale the numbers down to at most 3.4e38."
+            )
+        return super()._compress(values, generator)
+
+    def _received(self, rows, matrix, generators):
+        steps = np.ones(rows.n_clients)
+        for client, generator in enumerate(generators):
+            change = matrix[rows.indptr[client] : rows.indptr[client + 1]]
+            # A draw for each number, zeros included, so that zeros do not change the other draws.
+            draws = generator.random(change.shape, dtype=np.float32)
+            if self.dtype == "float16":
+                change[:] = _to_float16(change, draws)
+                continue
+            steps[client] = _int8_step(max(change.max(initial=0), -change.min(initial=0)))
+            # Numbers beyond float32 become NaN, and the server rejects the upload.
+            with np.errstate(invalid="ignore"):
+                change /= steps[client]
+                change += draws
+                np.floor(change, out=change)
+                change *= steps[client]
+        return matrix, steps if self.dtype == "int8" else None
+
+    def _lengths(self, n_rows, width):
+        itemsize, n_scales = (2, 0) if self.dtype == "float16" else (1, 1)
+        size = n_rows * width
+        counts = {"n_coordinates": size, "n_payload": size, "n_scales": n_scales}
+        return {**counts, "itemsize": itemsize}
+
+    def _encoded(self, received, step):
+        if self.dtype == "float16":
+            return received.astype(np.float16), None
+        step = 1.0 if step is None else step
+        codes = np.rint(received / step).astype(np.int8)
+        return codes, np.array([step], dtype=np.float32)
+
+    def _decoded(self, values, extra, shape):
+        if self.dtype == "float16":
+            check_array(values, "f", shape)
+            if extra is not None:
+                raise ValueError("An upload in float16 has a scale, but needs none.")
+            return values.astype(np.float64)
+        check_array(values, "i", shape)
+        check_array(extra, "f", (1,))
+        if values.dtype != np.int8 or not (np.isfinite(extra[0]) and extra[0] > 0):
+            raise ValueError("An upload in int8 needs codes of that type and a positive scale.")
+        return values * np.float64(extra[0])
+
+
+def _to_float16(values, draws):
+    """Round to a neighbour in float16 by uniform draws; numbers beyond its range are infinite."""
+    # Distance of the neighbours of each number: 11 binary digits, or less close to zero.
+    exponents = np.maximum(np.frexp(values)[1], -13)
+    rounded = np.ldexp(np.floor(np.ldexp(values, 11 - exponents) + draws), exponents - 11)
+    return np.where(np.abs(values) <= _LARGEST_FLOAT16, rounded, np.copysign(np.inf, values))
+
+
+def _int8_step(largest):
+    """Return the step for numbers up to `largest`: float32, so that none exceeds 127 steps."""
+    with np.errstate(over="ignore"):
+        step = np.float32(largest / 127 * (1 + 2.0**-21))
+    return np.float64(np.maximum(step, np.finfo(np.float32).smallest_subnormal))
