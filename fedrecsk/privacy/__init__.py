@@ -1,7 +1,5 @@
 """Mechanisms that protect uploads, and the accounting of what they guarantee."""
 
-from fedrecsk.privacy._gaussian import GaussianMechanism
-from fedrecsk.privacy._laplace import LaplaceMechanism
 from fedrecsk.privacy._secure_sum import (
     Ciphertext,
     Keys,
@@ -12,12 +10,11 @@ from fedrecsk.privacy._secure_sum import (
 )
 from fedrecsk.privacy._sphere import SphereMechanism
 from fedrecsk.privacy.accounting import Event, epsilon_of, shuffled_epsilon
-from fedrecsk.privacy.budget import PrivacyBudget
 from fedrecsk.privacy.central_dp import CentralDP
 from fedrecsk.privacy.ckks import CKKS
-from fedrecsk.privacy.local_dp import LocalMechanism
+from fedrecsk.privacy.local_dp import GaussianMechanism, LaplaceMechanism, LocalMechanism
 from fedrecsk.privacy.paillier import Paillier
-from fedrecsk.privacy.report import PrivacyReport
+from fedrecsk.privacy.report import PrivacyBudget, PrivacyReport
 
 __all__ = [
     "CKKS",

@@ -192,13 +192,7 @@ class Party(ABC):
         return values
 
     def check(self, ciphertext: Ciphertext, n_values: int) -> None:
-        """Raise if this is not one client's encrypted vector of `n_values` under these keys.
-
-        Raises
-        ------
-        ValueError
-            If it is not. The message says what is wrong.
-        """
+        """Raise if this is not one client's encrypted vector of `n_values` under these keys."""
         self._check_key(ciphertext)
         if (ciphertext.n_values, ciphertext.n_clients) != (n_values, 1):
             raise ValueError(
@@ -239,7 +233,7 @@ class Party(ABC):
 
     @abstractmethod
     def _key_bytes(self) -> bytes:
-        """The keys of this side alone."""
+        """Return the keys of this side alone."""
 
     @property
     @abstractmethod
@@ -279,7 +273,7 @@ class Party(ABC):
 
     @abstractmethod
     def _add(self, first, second):
-        """The sum of two loaded blocks; may reuse the first."""
+        """Add two loaded blocks; may reuse the first."""
 
     @abstractmethod
     def _save_block(self, total) -> bytes:
@@ -369,14 +363,14 @@ class SecureAggregation(PlainParameters, ABC):
         return self._party(n_clients, key_id, keys, secret)
 
     def _public_parameters(self):
-        """The name of the scheme and its parameters, as JSON has them."""
+        """Return the name of the scheme and its parameters, as JSON has them."""
         parameters = self.get_params(deep=False)
         del parameters["audit"]
         return json.loads(json.dumps([type(self).__name__, parameters]))
 
     @abstractmethod
     def _party(self, n_clients: int, key_id: str, keys: bytes, secret: bool) -> Party:
-        """One side from its own keys."""
+        """Make one side from its own keys."""
 
     @property
     @abstractmethod
@@ -413,7 +407,7 @@ class SecureAggregation(PlainParameters, ABC):
 
     @abstractmethod
     def _cure(self, largest, n_clients):
-        """A sentence about what to change so that a value fits."""
+        """Return a sentence about what to change so that a value fits."""
 
     @staticmethod
     def _check_n_clients(n_clients):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from numbers import Real
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import betainc, betaincinv, betaln
 
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.privacy._composition import pure_epsilon
 from fedrecsk.privacy._grid import rounded, step_of
+from fedrecsk.privacy.accounting import pure_epsilon
 from fedrecsk.privacy.local_dp import (
     LARGEST,
     SMALLEST,
@@ -140,8 +140,8 @@ class SphereMechanism(LocalMechanism):
     def __init__(
         self, clip: float | None = None, epsilon: float | None = None, *, delta: float = 0.0
     ):
-        self.clip = clip
-        self.epsilon = epsilon
+        self.clip: Any = clip
+        self.epsilon: Any = epsilon
         self.delta = delta
 
     @classmethod
@@ -179,20 +179,21 @@ class SphereMechanism(LocalMechanism):
                 return pure_epsilon(one, n_uploads, delta) - epsilon
 
             # The composition is never above the sum.
-            each = float(brentq(excess, each, _above(excess, each), rtol=1e-9)) * (1 - 1e-8)
+            above = each
+            while above <= MOST and excess(above) <= 0:
+                above *= 2
+            each = float(brentq(excess, each, above, rtol=1e-9)) * (1 - 1e-8)
         mechanism.set_params(epsilon=each)._validate_params()
         return mechanism
 
     def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:
         self._validate_params()
-        assert self.epsilon is not None
         (n_uploads,) = self._counts(n_uploads=n_uploads)
         return float(pure_epsilon(self.epsilon, n_uploads, self.delta))
 
     def noise_std(self, n_coordinates: int) -> float:
         """Standard deviation of the noise in each number of a clipped upload, on average."""
         self._validate_params()
-        assert self.clip is not None
         dimension = max(2, n_coordinates)
         length = self.clip / best_cap(dimension, float(self.epsilon)).mean
         return float(np.sqrt((length**2 - self.clip**2) / dimension))
@@ -217,7 +218,6 @@ class SphereMechanism(LocalMechanism):
         if len(upload) == 1:
             # A circle, of which one coordinate is sent.
             return self._draw(np.append(upload, 0.0), length, generator)[:1]
-        assert self.clip is not None
         cap = best_cap(len(upload), float(self.epsilon))
         kept = (1 + min(1.0, length / self.clip)) / 2
         if length > 0:
@@ -234,15 +234,6 @@ class SphereMechanism(LocalMechanism):
         across += cosine * direction
         across *= self.clip / cap.mean
         return rounded(across, step_of(self.clip / cap.mean / np.sqrt(len(upload)), BITS))
-
-
-def _above(excess, start):
-    """Return a number at which a rising function is positive, at most MOST."""
-    while excess(start) <= 0:
-        if start > MOST:
-            break
-        start *= 2
-    return start
 
 
 def _cosine(cap, dimension, generator):

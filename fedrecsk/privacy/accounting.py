@@ -1,4 +1,8 @@
-"""Accounting: the epsilon of a sequence of noisy sums, by Google's library dp-accounting."""
+"""Accounting: what noisy sums cost together, and what uploads with local noise cost together.
+
+Sums are accounted by Google's library dp-accounting, and local noise in closed form. The
+neighbouring relation of the latter is any other data of the same client.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.optimize import root_scalar
+from scipy.optimize import brentq, minimize_scalar, root_scalar
+from scipy.special import log_ndtr
+from scipy.stats import binom
 
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.parameters import checked
@@ -189,12 +195,18 @@ def _noise_for(events, epsilon, delta):
         dp_accounting = require("dp_accounting", CALLER)
         return float(dp_accounting.get_sigma_gaussian(epsilon, delta)) / _as_one(events)
 
-    def spends_too_much(factor, accountant="pld"):
-        scaled = [one._replace(noise_multiplier=factor * one.noise_multiplier) for one in events]
-        return epsilon_of(scaled, delta, accountant=accountant) > epsilon
+    def spends_too_much(factor):
+        return epsilon_of(_scaled(events, factor), delta, accountant="rdp") > epsilon
 
     # The bound by RDP is quick and close.
-    high = _bisect(lambda f: spends_too_much(f, "rdp"), *_bracket(spends_too_much))
+    low = high = 1.0
+    while spends_too_much(high):
+        high *= 2
+    while not spends_too_much(low):
+        low /= 2
+    while high > (1 + TOLERANCE) * low:
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if spends_too_much(middle) else (low, middle)
     if any(one.mechanism == "skellam" for one in events):
         return high
     return _correct(events, high, epsilon, delta)
@@ -204,9 +216,8 @@ def _correct(events, factor, epsilon, delta):
     """Return the factor for the exact epsilon, from one that is a little too large."""
 
     def excess(log_factor):
-        factor = np.exp(log_factor)
-        scaled = [one._replace(noise_multiplier=factor * one.noise_multiplier) for one in events]
-        spent = max(epsilon_of(scaled, delta), np.finfo(float).tiny)
+        spent = epsilon_of(_scaled(events, np.exp(log_factor)), delta)
+        spent = max(spent, np.finfo(float).tiny)
         return np.log(spent / ((1 - SHORT_OF / 2) * epsilon))
 
     low, high = np.log(factor) - 1, np.log(factor)
@@ -214,28 +225,15 @@ def _correct(events, factor, epsilon, delta):
         low -= 1
     if excess(high) < 0 <= excess(low):
         found = float(np.exp(root_scalar(excess, bracket=(low, high), xtol=TOLERANCE).root))
-        scaled = [one._replace(noise_multiplier=found * one.noise_multiplier) for one in events]
-        if epsilon_of(scaled, delta) <= epsilon:
+        if epsilon_of(_scaled(events, found), delta) <= epsilon:
             return found
     # The bound by RDP is as good as it gets.
     return float(factor)
 
 
-def _bracket(spends_too_much):
-    low = high = 1.0
-    while spends_too_much(high, "rdp"):
-        high *= 2
-    while not spends_too_much(low, "rdp"):
-        low /= 2
-    return low, high
-
-
-def _bisect(is_too_low, low, high):
-    """Return the least number, from above, of which `is_too_low` is false."""
-    while high > (1 + TOLERANCE) * low:
-        middle = np.sqrt(low * high)
-        low, high = (middle, high) if is_too_low(middle) else (low, middle)
-    return float(high)
+def _scaled(events, factor):
+    """Return the events with noise multipliers times a factor."""
+    return [one._replace(noise_multiplier=factor * one.noise_multiplier) for one in events]
 
 
 def _as_one(events):
@@ -246,15 +244,15 @@ def _as_one(events):
 @lru_cache(maxsize=256)
 def _by_pld(events, delta):
     pld = require("dp_accounting.pld", CALLER)
-    accountant = pld.PLDAccountant(value_discretization_interval=LOSS_STEP)
-    for event in events:
-        accountant.compose(_dp_event(event), event.count)
-    return float(accountant.get_epsilon(delta))
+    return _composed(pld.PLDAccountant(value_discretization_interval=LOSS_STEP), events, delta)
 
 
 def _by_rdp(events, delta):
     rdp = require("dp_accounting.rdp", CALLER)
-    accountant = rdp.RdpAccountant(orders=ORDERS)
+    return _composed(rdp.RdpAccountant(orders=ORDERS), events, delta)
+
+
+def _composed(accountant, events, delta):
     for event in events:
         accountant.compose(_dp_event(event), event.count)
     return float(accountant.get_epsilon(delta))
@@ -280,3 +278,83 @@ def _skellam_divergence(event):
     xi = (6 * l1 - l2**2) / (4 * variance**2)
     rho = l2**2 / (2 * variance) + l2**2 / (2 * variance**2)
     return max(0.0, xi), rho
+
+
+# ------------------------------------------------------------------- local noise in closed form
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """Return delta of the Gaussian mechanism of sensitivity `mu` standard deviations, exactly."""
+    # Balle and Wang, ICML 2018, theorem 8.
+    first = log_ndtr(mu / 2 - epsilon / mu)
+    second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+    return float(np.exp(first) * -np.expm1(min(second - first, 0.0)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return epsilon of the Gaussian mechanism of sensitivity `mu` standard deviations, exactly."""
+    # n releases with sensitivity m compose to one with sensitivity sqrt(n) m.
+    return _least(lambda epsilon: gaussian_delta(mu, epsilon), delta)
+
+
+def pure_epsilon(each: float, n: int, delta: float) -> float:
+    """Return the total epsilon of n releases that are `each`-differentially private, exactly."""
+    # Kairouz, Oh and Viswanath, ICML 2015: randomised response is the worst case.
+    if delta == 0 or n == 0:
+        return n * each
+    wrong = np.arange(n + 1)
+    loss = (n - 2.0 * wrong) * each
+    # exp(-each) / (1 + exp(-each)): no overflow.
+    weights = binom.pmf(wrong, n, math.exp(-np.logaddexp(0, each)))
+
+    def excess(epsilon):
+        above = loss > epsilon
+        return float(weights[above] @ -np.expm1(epsilon - loss[above]))
+
+    return _least(excess, delta)
+
+
+def laplace_epsilon(each: float, n: int, delta: float) -> float:
+    """Bound the total epsilon of n numbers with Laplace noise, of epsilon `each` alone."""
+    basic = n * each
+    if delta == 0 or n == 0:
+        return basic
+    # Mironov, CSF 2017, proposition 6; converted as in Canonne, Kamath and Steinke, NeurIPS 2020,
+    # proposition 12.
+    bounds = [basic, _by_renyi(each, n, delta)]
+    if n <= 1_000_000:
+        bounds.append(pure_epsilon(each, n, delta))
+    return float(min(bounds))
+
+
+def _by_renyi(each, n, delta):
+    """Return the best bound over all orders; the logarithm of order - 1 is searched."""
+
+    def bound(log_excess):
+        excess = math.exp(log_excess)
+        order = 1 + excess
+        divergence = np.logaddexp(
+            excess * each + math.log(order / (order + excess)),
+            -order * each + math.log(excess / (order + excess)),
+        )
+        conversion = math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / excess
+        return n * divergence / excess + conversion
+
+    # About the order that is best for small epsilons, and the neighbourhood of it.
+    middle = 0.5 * math.log(-math.log(delta) / n) - math.log(each)
+    starts = np.linspace(middle - 8, middle + 8, 65)
+    best = starts[np.argmin([bound(start) for start in starts])]
+    found = minimize_scalar(bound, bounds=(best - 0.5, best + 0.5), method="bounded")
+    return max(0.0, float(found.fun))
+
+
+def _least(delta_of, delta):
+    """Return the least epsilon at which a falling function is at most delta."""
+    if delta_of(0.0) <= delta:
+        return 0.0
+    high = 1.0
+    while delta_of(high) > delta:
+        high *= 2
+    root = brentq(lambda epsilon: delta_of(epsilon) - delta, 0.0, high, xtol=1e-12, rtol=1e-12)
+    # On the safe side of the solver's tolerance.
+    return float(root) * (1 + 1e-9)

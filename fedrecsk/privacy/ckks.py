@@ -217,7 +217,7 @@ class CKKS(SecureAggregation):
 
 @functools.lru_cache
 def _modulus(poly_modulus_degree, coeff_mod_bit_sizes):
-    """Product of the primes that hold data, as SEAL chooses them."""
+    """Return the product of the primes that hold data, as SEAL chooses them."""
     from tenseal.sealapi import CoeffModulus
 
     primes = CoeffModulus.Create(poly_modulus_degree, list(coeff_mod_bit_sizes))
@@ -240,7 +240,7 @@ def _key_bytes(poly_modulus_degree, coeff_mod_bit_sizes):
 
 
 def _serialized(context, secret):
-    """The parameters, and the secret key if asked for."""
+    """Return the parameters as bytes, with the secret key if asked for."""
     return context.serialize(
         save_public_key=False,
         save_secret_key=secret,

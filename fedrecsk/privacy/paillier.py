@@ -164,13 +164,13 @@ class Paillier(SecureAggregation):
 
 
 def _offset(n_clients):
-    """The offset that makes every slot of a client non-negative."""
+    """Return the offset that makes every slot of a client non-negative."""
     # At least 2 clients, so that every value fits into a signed 64-bit number.
     return 2 ** (_SLOT_BITS - 1) // max(n_clients, 2)
 
 
 def _largest(n_clients):
-    """The largest float that is below the offset when rounded to a whole number."""
+    """Return the largest float that is below the offset when rounded to a whole number."""
     offset = _offset(n_clients)
     return min(offset - 1, math.nextafter(offset, 0))
 

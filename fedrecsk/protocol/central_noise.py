@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.privacy import _grid
+from fedrecsk.privacy import central_dp
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol import participation
@@ -146,7 +146,9 @@ class CentralNoise:
     def variance_of_share(self, key: Key) -> float:
         """Variance of each client's share of the noise, in squared steps of the grid."""
         one = self.exchange(key)
-        return _grid.share_variance(one.noise_multiplier, max(self.sizes.values()), one.n_shares)
+        return central_dp.share_variance(
+            one.noise_multiplier, max(self.sizes.values()), one.n_shares
+        )
 
     def size(self, key: Key) -> int:
         """How many numbers an upload has."""
@@ -196,11 +198,11 @@ class CentralNoise:
         weight = (mechanism.field_weights or {}).get(name, 1.0)
         if mechanism.noise == "server":
             noise = self._noise_on_uploads(one.noise_multiplier, key)
-            return _grid.noisy_sum(sums, one.clip / weight, noise, size, generator)
-        variance, step = self.variance_of_share(key), one.clip / _grid.STEPS / weight
+            return central_dp.noisy_sum(sums, one.clip / weight, noise, size, generator)
+        variance, step = self.variance_of_share(key), one.clip / central_dp.STEPS / weight
         if counts.n_without_share:
             missing = counts.n_without_share * variance
-            sums = sums + step * _grid.skellam(missing, sums.shape, generator)
+            sums = sums + step * central_dp.skellam(missing, sums.shape, generator)
         # Without the last digits of adding up multiples of the step.
         return step * np.rint(sums / step), step * np.sqrt(counts.n_shares * variance)
 
@@ -376,9 +378,9 @@ def answers_in_rounds(federation: Federation, plan: Plan, client_fraction: float
     """
     arrive = 1 - federation.dropout
     if federation.sampling == "poisson" and client_fraction < 1:
-        n_answers = _grid.nearly_always(plan.n_clients, arrive * client_fraction)
+        n_answers = central_dp.nearly_always(plan.n_clients, arrive * client_fraction)
     else:
-        n_answers = _grid.nearly_always(int(plan.cohort), arrive)
+        n_answers = central_dp.nearly_always(int(plan.cohort), arrive)
     mechanism = federation.central_dp
     if mechanism is not None and mechanism.noise == "clients" and n_answers < FEWEST_SHARES:
         raise ValueError(

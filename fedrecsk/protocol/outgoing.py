@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrecsk.privacy._grid import clip_updates, round_updates
+from fedrecsk.privacy.central_dp import clip_updates, round_updates
 from fedrecsk.updates import (
     ClientUpdates,
     Counts,

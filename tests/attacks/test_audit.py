@@ -8,7 +8,7 @@ import pytest
 from fedrecsk import Federation, RFRec
 from fedrecsk.attacks import audit_privacy
 from fedrecsk.attacks._audit import _proved
-from fedrecsk.privacy import CentralDP, _grid
+from fedrecsk.privacy import CentralDP, central_dp
 from tests.conftest import make_toy
 
 PUBLIC = {"items": np.arange(40) * 3 + 1000, "rating_scale": (1, 5), "aggregation": "clients"}
@@ -60,15 +60,15 @@ def test_the_attack_proves_less_than_the_promise(setting, toy):
 @pytest.mark.parametrize("noise", ["server", "clients"])
 def test_too_little_noise_is_found_out(noise, toy, monkeypatch):
     if noise == "server":
-        honest = _grid.noisy_sum
+        honest = central_dp.noisy_sum
         monkeypatch.setattr(
-            _grid,
+            central_dp,
             "noisy_sum",
             lambda sums, clip, z, size, generator: honest(sums, clip, z / 4, size, generator),
         )
     else:
-        honest = _grid.share_variance
-        monkeypatch.setattr(_grid, "share_variance", lambda *a: honest(*a) / 16)
+        honest = central_dp.share_variance
+        monkeypatch.setattr(central_dp, "share_variance", lambda *a: honest(*a) / 16)
     audit = audit_privacy(make(epsilon=1.0, noise=noise), *toy, random_state=0)
     assert audit.lower_bound > audit.promised
 

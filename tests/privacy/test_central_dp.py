@@ -12,7 +12,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import TopK
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier, PrivacyReport
-from fedrecsk.privacy._grid import STEPS, clip_updates, noisy_sum, round_updates, skellam
+from fedrecsk.privacy.central_dp import STEPS, clip_updates, noisy_sum, round_updates, skellam
 from fedrecsk.protocol.keys import Key
 from fedrecsk.updates import FieldSpec, SparseRows
 from tests.conftest import make_toy

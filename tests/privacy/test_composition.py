@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanism
-from fedrecsk.privacy._composition import (
+from fedrecsk.privacy.accounting import (
     gaussian_delta,
     gaussian_epsilon,
     laplace_epsilon,

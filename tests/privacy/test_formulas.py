@@ -10,8 +10,8 @@ from dp_accounting import pld
 from scipy.stats import binom
 
 from fedrecsk import Federation, PrivFedEB, RFRec
-from fedrecsk.privacy import CentralDP, _grid
-from fedrecsk.privacy._grid import clip_updates, round_updates
+from fedrecsk.privacy import CentralDP, central_dp
+from fedrecsk.privacy.central_dp import clip_updates, round_updates
 from fedrecsk.protocol.central_noise import CentralNoise, Plan, noise_multipliers
 from fedrecsk.protocol.keys import Key
 from fedrecsk.updates import FieldSpec, SparseRows
@@ -116,14 +116,14 @@ def test_several_exchanges_before_the_rounds_share_their_part():
 @pytest.mark.parametrize("number", [2621.5, 255.5])
 def test_rounding_lengthens_uploads_by_no_more_than_is_hidden(number):
     # Odd numbers and a half are rounded up: no upload of as many numbers grows by more.
-    size = int((_grid.STEPS / number) ** 2)
+    size = int((central_dp.STEPS / number) ** 2)
     rows = SparseRows.stacked(np.full((1, size), number))
     updates = updates_of({"x": rows}, {"x": FieldSpec((size,))})
-    clipped, is_short = clip_updates(updates, float(_grid.STEPS), {})
+    clipped, is_short = clip_updates(updates, float(central_dp.STEPS), {})
     assert is_short.all()
-    rounded = round_updates(clipped, float(_grid.STEPS), {}, 0.0, Key(0, 3))
-    growth = np.linalg.norm(rounded.fields["x"].whole()[0]) - _grid.STEPS
-    assert 0.8 * np.sqrt(size) / 2 < growth <= _grid.sensitivity(size) - _grid.STEPS
+    rounded = round_updates(clipped, float(central_dp.STEPS), {}, 0.0, Key(0, 3))
+    growth = np.linalg.norm(rounded.fields["x"].whole()[0]) - central_dp.STEPS
+    assert 0.8 * np.sqrt(size) / 2 < growth <= central_dp.sensitivity(size) - central_dp.STEPS
 
 
 def test_a_clients_own_share_hides_nothing_from_it():
@@ -132,7 +132,7 @@ def test_a_clients_own_share_hides_nothing_from_it():
     releases = releases_of(model, 8)
     for number in (-1, 0):
         noise = releases.exchange(Key(0).at(number)).noise_multiplier
-        everything = (noise * _grid.sensitivity(max(releases.sizes.values()))) ** 2
+        everything = (noise * central_dp.sensitivity(max(releases.sizes.values()))) ** 2
         # The shares of the other 7 are the noise that is promised.
         assert 7 * releases.variance_of_share(Key(0).at(number)) == pytest.approx(everything)
 
@@ -156,7 +156,7 @@ def test_shares_of_weighted_fields(weight):
     updates = updates_of({"x": rows}, {"x": FieldSpec((size,))})
     clipped, _ = clip_updates(updates, clip, {"x": weight})
     noisy = round_updates(clipped, clip, {"x": weight}, variance, Key(0, 3)).fields["x"].whole()[0]
-    steps = noisy / (clip / _grid.STEPS / weight)
+    steps = noisy / (clip / central_dp.STEPS / weight)
     np.testing.assert_allclose(steps, np.rint(steps), atol=1e-6)
     assert steps.var() == pytest.approx(variance, rel=4 * np.sqrt(2 / size))
 
@@ -195,6 +195,6 @@ def test_public_parts_are_added_for_all_expected_clients():
 
 @pytest.mark.parametrize(("size", "expected"), [(4, 262145.0), (10**6, 262644.0)])
 def test_the_sensitivity_in_numbers(size, expected):
-    assert _grid.sensitivity(size) == expected
+    assert central_dp.sensitivity(size) == expected
     # 3 times that, in the sum of 8 shares.
-    assert 8 * _grid.share_variance(3.0, size, 8) == pytest.approx(9 * expected**2)
+    assert 8 * central_dp.share_variance(3.0, size, 8) == pytest.approx(9 * expected**2)

@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanism
-from fedrecsk.privacy._grid import LARGEST_MEAN, noisy_sum, skellam
 from fedrecsk.privacy._sphere import _cosine, best_cap
+from fedrecsk.privacy.central_dp import LARGEST_MEAN, noisy_sum, skellam
 from fedrecsk.updates import FieldSpec, SparseRows
 from tests.updates.making import updates_of
 
