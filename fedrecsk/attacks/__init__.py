@@ -2,12 +2,18 @@
 
 from fedrecsk.attacks._audit import PrivacyAudit, audit_privacy
 from fedrecsk.attacks._base import Adversary, View
-from fedrecsk.attacks._inversions import register_inversion
-from fedrecsk.attacks._leakage import LeakReport, measure_leak
+from fedrecsk.attacks._leakage import LeakReport, measure_leak, register_inversion
 from fedrecsk.attacks._membership import MembershipReport, measure_membership
-from fedrecsk.attacks._promotion import PIECK, PSMU, AHum, FedRecAttack, PipAttack
-from fedrecsk.attacks._reconstruction import Reconstruction
-from fedrecsk.attacks._targeted import Promotion, TargetedAdversary
+from fedrecsk.attacks._server_view import Reconstruction
+from fedrecsk.attacks._targeted import (
+    PIECK,
+    PSMU,
+    AHum,
+    FedRecAttack,
+    PipAttack,
+    Promotion,
+    TargetedAdversary,
+)
 from fedrecsk.attacks._untargeted import (
     ALIE,
     Fang,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrecsk.attacks._reconstruction import Reconstruction, direction_of, one_by_one, sent_rows
+from fedrecsk.attacks._server_view import Reconstruction, direction_of, one_by_one, sent_rows
 
 # FedRec: an error that virtual ratings leave at most, as a share of the largest; the least share of
 # virtual items to find; and iterations that turn least squares into least absolute errors.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -12,13 +12,15 @@ from scipy.sparse import csr_array
 from sklearn.base import clone
 
 from fedrecsk._utils import html
-from fedrecsk.attacks._inversions import inversion_of
-from fedrecsk.attacks._measured import check_is_instance, check_same_data
-from fedrecsk.attacks._reconstruction import Reconstruction
-from fedrecsk.attacks._server_view import Differences, Groups, Singles
+from fedrecsk.attacks._inversion_factors import explicit_fcf, fcf, fedfast, fedmf, wmf
+from fedrecsk.attacks._inversion_other import fedeb, fedrec, gram, lightfr, neural, semidfegl
+from fedrecsk.attacks._inversion_rfrec import rfrec
+from fedrecsk.attacks._server_view import Differences, Groups, Reconstruction, Singles
+from fedrecsk.attacks._source_separation import by_lines, by_lines_beside_a_matrix, by_pairs
 from fedrecsk.updates import Update
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from numpy.typing import ArrayLike
@@ -388,6 +390,118 @@ def _vectors(method, clients):
     codes = np.concatenate([one.block.clients for one in clients])
     vectors = [method._private_vectors(one.state) for one in clients]
     return np.concatenate(vectors)[np.argsort(codes)].astype(np.float64)
+
+
+def check_is_instance(estimator, what):
+    """Raise if this is a class; `what` is the name of the function that measures."""
+    if isinstance(estimator, type):
+        raise TypeError(f"{what} takes an estimator, but got a class; pass {estimator.__name__}().")
+
+
+def check_same_data(estimator, data, what):
+    """Raise if the estimator has been fitted on other users or items than these."""
+    for kind, ids in (("user", data.user_ids.values), ("item", data.item_ids.values)):
+        fitted = getattr(estimator, f"{kind}_ids_", None)
+        if fitted is None or (len(fitted) == len(ids) and np.isin(ids, fitted).all()):
+            continue
+        which, where = np.setdiff1d(ids, fitted), "X, but not in the data of fit"
+        if len(which) == 0:
+            which, where = np.setdiff1d(fitted, ids), "the data of fit, but not in X"
+        raise ValueError(
+            f"{what} fits copies of the estimator on X, but this {type(estimator).__name__} was "
+            f"fitted on other data: {kind} {which[0]!s} is in {where}. Pass the data of fit to "
+            f"measure what that fit has revealed, or clone(estimator) to measure a fit on X."
+        )
+
+
+# --------------------------------------------------------- which inversion is used
+
+
+class Inversion(NamedTuple):
+    """How to invert a method's uploads, and how to separate a sum of them (None: not at all)."""
+
+    invert: Callable[..., Reconstruction] | None
+    separate: Callable[..., list[Reconstruction]] | None = None
+
+
+_WMF = Inversion(wmf, by_lines(wmf, "rows"))
+_FEDMF = Inversion(fedmf, by_lines(fedmf, "updates", tolerance=1e-3))
+_RFREC = Inversion(rfrec, by_lines(rfrec, "item_vectors", tolerance=1e-3, signed=True))
+
+# By class or, for this package's own methods, by its name: they import no attacks and, of the
+# neural ones, not all can be imported everywhere. Subclasses inherit.
+_INVERSIONS: dict[type | str, Inversion] = {
+    "CoLR": _FEDMF,
+    "ExplicitFCF": Inversion(explicit_fcf, by_lines(explicit_fcf, "gradient")),
+    "FCF": Inversion(fcf, by_lines_beside_a_matrix),
+    "FedEASE": Inversion(gram, by_pairs),
+    "FedEB": Inversion(fedeb),
+    "FedFast": Inversion(fedfast),
+    "FedMF": _FEDMF,
+    "FedNCF": Inversion(neural),
+    "FedRec": Inversion(fedrec),
+    "FedSpectral": Inversion(gram, by_pairs),
+    "FederatedModule": Inversion(neural),
+    "GlobSGD": _WMF,
+    "LightFR": Inversion(lightfr),
+    "LocALS": _WMF,
+    "LocSGD": _WMF,
+    "PFedRec": Inversion(neural),
+    "RFRec": _RFREC,
+    "SemiDFEGL": Inversion(semidfegl),
+}
+
+
+def inversion_of(method: type) -> Inversion:
+    """Return the inversion of the class, or of its first base class that has one."""
+    for one in method.__mro__:
+        for key in (one, one.__name__ if one.__module__.startswith("fedrecsk.") else None):
+            if key in _INVERSIONS:
+                return _INVERSIONS[key]
+    return Inversion(None)
+
+
+def register_inversion(
+    method: type,
+    invert: Callable[..., Reconstruction] | None,
+    separate: Callable[..., list[Reconstruction]] | None = None,
+) -> None:
+    """Tell `measure_leak` how a curious server attacks a method.
+
+    Parameters
+    ----------
+    method : type
+        Class of the method. Its subclasses inherit the inversion.
+    invert : callable or None
+        A function ``(model, exchanges, n_items)`` that returns the `Reconstruction` of a client.
+        `model` is an estimator with the method's hyperparameters that is not fitted. `exchanges`
+        are the client's uploads in the order of rounds; each has the `message` that it answers, a
+        dict of fields, and the `upload`, a dict of :class:`~fedrecsk.aggregation.Update`. None:
+        there is no inversion.
+    separate : callable or None, default=None
+        A function ``(model, exchanges, n_items)`` of the sums of a few clients' uploads that
+        returns a list of `Reconstruction`, one for each client that it finds in them. None: sums
+        are not taken apart.
+
+    Examples
+    --------
+    A method whose clients send the rows of their own items, and nothing else, reveals them:
+
+    >>> import numpy as np
+    >>> from fedrecsk import LocALS
+    >>> from fedrecsk.attacks import Reconstruction, measure_leak, register_inversion
+    >>> from fedrecsk.datasets import make_interactions
+    >>> class Mine(LocALS):
+    ...     pass
+    >>> def invert(model, exchanges, n_items):
+    ...     rows = exchanges[-1].upload["rows"].rows
+    ...     return Reconstruction(vector=None, items=np.arange(n_items)[rows])
+    >>> register_inversion(Mine, invert)
+    >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
+    >>> measure_leak(Mine(4), X).interactions
+    1.0
+    """
+    _INVERSIONS[method] = Inversion(invert, separate)
 
 
 # ------------------------------------------------------------------ how much has been inferred

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils import html
-from fedrecsk.attacks._measured import check_is_instance, check_same_data
+from fedrecsk.attacks._leakage import check_is_instance, check_same_data
 from fedrecsk.data._checks import estimates_y
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import nnls
 
-from fedrecsk.attacks._reconstruction import Reconstruction, sent_rows
-from fedrecsk.attacks._server_view import Exchange
+from fedrecsk.attacks._server_view import Exchange, Reconstruction, sent_rows
 from fedrecsk.updates import Update
 
 # Least number of rows along a line.

@@ -17,8 +17,8 @@ from fedrecsk import (
     RFRecF,
 )
 from fedrecsk.attacks import Adversary, Reconstruction, measure_leak, register_inversion
-from fedrecsk.attacks._inversions import inversion_of
-from fedrecsk.attacks._reconstruction import keep_common
+from fedrecsk.attacks._leakage import inversion_of
+from fedrecsk.attacks._server_view import keep_common
 from fedrecsk.compression import TopK
 from fedrecsk.privacy import CKKS, LaplaceMechanism
 from tests.conftest import make_toy

@@ -7,7 +7,7 @@ from benchmarks._variants import variant
 from fedrecsk import CoLR, Federation, FedMF, RFRec, RFRecF, SCoLR
 from fedrecsk.attacks import measure_leak, register_inversion
 from fedrecsk.attacks._inversion_rfrec import Move, Replay, rfrec
-from fedrecsk.attacks._inversions import inversion_of
+from fedrecsk.attacks._leakage import inversion_of
 from fedrecsk.attacks._server_view import Exchange
 from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism
 from fedrecsk.protocol import Dense, Message

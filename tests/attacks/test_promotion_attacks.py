@@ -39,7 +39,7 @@ from fedrecsk.attacks import (
     Promotion,
     TargetedAdversary,
 )
-from fedrecsk.attacks._promotion import hard_negatives, margin_step, top_k_threshold
+from fedrecsk.attacks._targeted import hard_negatives, margin_step, top_k_threshold
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
 from fedrecsk.metrics import exposure
