@@ -101,8 +101,14 @@ class View:
 
         All of its own are assumed to send the row.
         """
-        n_changed = np.concatenate([_count_changed(one.fields[name]) for one in self.updates])
-        share = float(n_changed.mean()) / self.specs[name].shape[0]
+        n_changed = []
+        for one in self.updates:
+            rows = one.fields[name]
+            if rows.default is None:
+                n_changed.append(rows.n_rows)
+            else:
+                n_changed.append(rows.per_client(lambda changes, _: changes.any(axis=1)))
+        share = float(np.concatenate(n_changed).mean()) / self.specs[name].shape[0]
         return self.n_own + (self.n_senders - self.n_own) * share
 
     @property
@@ -178,13 +184,6 @@ class _Uploads(Sequence):
         return updates.upload(client)
 
 
-def _count_changed(rows):
-    """Count the rows in which each client has changed something, shape (n_clients,)."""
-    if rows.default is None:
-        return rows.n_rows
-    return rows.per_client(lambda changes, _: changes.any(axis=1))
-
-
 @dataclass(eq=False)
 class ActiveAttack:
     """An adversary that takes part in a fit; the clients of the mask `controlled` are its own."""
@@ -195,8 +194,8 @@ class ActiveAttack:
     memory: dict = field(default_factory=dict)  # kept from round to round
 
     def __post_init__(self) -> None:
-        users = np.repeat(self.controlled, np.diff(self.data.client_indptr))
-        self.own_data: Interactions = select_users(self.data, users)
+        own = np.repeat(self.controlled, np.diff(self.data.rating_indptr))
+        self.own_data: Interactions = self.data.take(own)
         self.message = None
         self._view = None
 
@@ -428,29 +427,13 @@ def with_numbers(rows, numbers):
     return replace(rows, values=numbers, default=None, factors=None)
 
 
-def map_numbers(rows, function):
-    """Apply a function, which maps 0 to 0, to each number that clients have learned."""
-    if rows.factors is not None:
-        rows = rows.written_out()
-    default = None if rows.default is None else function(rows.default.astype(np.float64))
-    mapped = with_numbers(rows, function(rows.values.astype(np.float64)))
-    return replace(mapped, default=default)
-
-
 def send_rows_of(whole, rows):
     """Make each client send its rows of an array of the field's shape."""
     if rows.spec.rows == "all":
         if rows.columns is None and not rows.spec.is_integer:
             nobody = np.zeros(rows.n_clients + 1, dtype=np.int64)
-            return replace(
-                rows,
-                indptr=nobody,
-                rows=rows.rows[:0],
-                values=whole[:0],
-                default=whole,
-                factors=None,
-            )
-
+            none = {"indptr": nobody, "rows": rows.rows[:0], "values": whole[:0]}
+            return replace(rows, **none, default=whole, factors=None)
         rows = _make_all_own(rows)
     return with_numbers(rows, whole[rows.rows])
 
@@ -485,10 +468,3 @@ def with_rows(data, users, items, values, weights):
         values=values[order],
         weights=weights[order],
     )
-
-
-def select_users(data, users):
-    """Return the same users, items and clients, with the interactions of a mask of users only."""
-    kept = users[data.users]
-    columns = data.users, data.items, data.values, data.weights
-    return with_rows(data, *(column[kept] for column in columns))

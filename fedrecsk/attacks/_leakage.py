@@ -236,7 +236,16 @@ def measure_leak(
     check_is_instance(estimator, "measure_leak")
     inversion = inversion_of(type(estimator))
     if inversion.invert is None:
-        raise ValueError(_why_not(estimator))
+        name = type(estimator).__name__
+        if not hasattr(estimator, "federation"):
+            raise ValueError(
+                f"{name} is not federated: its data are in one place, and no client sends anything."
+            )
+        raise ValueError(
+            f"measure_leak has no attack on uploads of {name}, which says nothing about what they "
+            "reveal; see the page of the method, or pass an attack of your own to "
+            "register_inversion."
+        )
     model = _watch_all(estimator, n_rounds)
     model._validate_params()
     data = model._prepared(X, y)
@@ -266,17 +275,6 @@ def measure_leak(
         cohort=receipts.cohort,
         differences=differences,
         n_profiles=n_profiles,
-    )
-
-
-def _why_not(estimator):
-    """Return why nothing can be measured."""
-    name = type(estimator).__name__
-    if not hasattr(estimator, "federation"):
-        return f"{name} is not federated: its data are in one place, and no client sends anything."
-    return (
-        f"measure_leak has no attack on uploads of {name}, which says nothing about what they "
-        "reveal; see the page of the method, or pass an attack of your own to register_inversion."
     )
 
 

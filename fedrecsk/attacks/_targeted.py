@@ -118,7 +118,13 @@ class Promotion(_Promoter):
         return self.scale != 1 or type(self)._forge is not Promotion._forge
 
     def _check_method(self, method):
-        if self.forges and not _has_item_rows(method):
+        if not self.forges:
+            return
+        # The form of uploads of 7 and of 8 items shows which fields have a row for each.
+        few, many = method._upload_specs(7), method._upload_specs(8)
+        learned = [name for name, spec in few.items() if spec.learned]
+        has_rows = any((few[name].shape[0], many[name].shape[0]) == (7, 8) for name in learned)
+        if not has_rows:
             raise ValueError(
                 f"{type(method).__name__} has no rows of items in its uploads for Promotion to "
                 "scale up; set scale=1, so that the attack changes only the data."
@@ -150,13 +156,6 @@ def _make_own(rows, row):
         rows=np.insert(rows.rows, places, row),
         values=np.insert(values, places, rows.default[row], axis=0),
     )
-
-
-def _has_item_rows(method):
-    """Whether a field of the clients' uploads has a row for each item."""
-    few, many = method._upload_specs(7), method._upload_specs(8)
-    learned = [name for name, spec in few.items() if spec.learned]
-    return any((few[name].shape[0], many[name].shape[0]) == (7, 8) for name in learned)
 
 
 class Plan(NamedTuple):
@@ -543,18 +542,14 @@ class FedRecAttack(TargetedAdversary):
 
     def enter(self, data, rates, key):
         attack = super().enter(data, rates, key)
-        public = self._draw_public(data, attack.controlled, key)
-        attack.memory["public"] = find_likes(public, np.unique(public.users), rates)
-        return attack
-
-    def _draw_public(self, data, controlled, key):
-        """Draw the rows of honest users that everybody may read; at least one."""
-        honest = np.flatnonzero(~controlled[data.clients])
+        honest = np.flatnonzero(~attack.controlled[data.clients])
         draws = key.at(-1).hashed("public rows", honest)
         n_public = max(1, round(self.public_fraction * len(honest)))
-        rows = np.sort(honest[np.argsort(draws, kind="stable")[:n_public]])
-        columns = data.users, data.items, data.values, data.weights
-        return with_rows(data, *(column[rows] for column in columns))
+        is_public = np.zeros(len(data.items), dtype=bool)
+        is_public[honest[np.argsort(draws, kind="stable")[:n_public]]] = True
+        public = data.take(is_public)
+        attack.memory["public"] = find_likes(public, np.unique(public.users), rates)
+        return attack
 
     def _moves(self, view):
         public = view.memory["public"]
@@ -616,16 +611,13 @@ class AHum(TargetedAdversary):
         return attack
 
     def _moves(self, view):
-        vector = view.item_vectors[self._target(view)]
-        users = hard_negatives(self._draw_users(view), vector, self.n_steps)
-        return self._raise(view, users, N_BEST)
-
-    def _draw_users(self, view):
-        """Draw random users, distributed like the adversary's own."""
+        # Random users, distributed like the adversary's own.
         fitted = fit_users(view.item_vectors, *self._own_likes(view))
         generator = np.random.default_rng([view.memory["seed"], view.round])
         normal = generator.standard_normal((self.n_users, fitted.shape[1]))
-        return fitted.mean(axis=0) + fitted.std(axis=0) * normal
+        users = fitted.mean(axis=0) + fitted.std(axis=0) * normal
+        vector = view.item_vectors[self._target(view)]
+        return self._raise(view, hard_negatives(users, vector, self.n_steps), N_BEST)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

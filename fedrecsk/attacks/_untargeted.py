@@ -17,7 +17,6 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.attacks._base import (
     Adversary,
     draw,
-    map_numbers,
     send_rows_of,
     with_numbers,
     with_rows,
@@ -107,7 +106,11 @@ class SignFlip(_FieldByField):
     }
 
     def _forge_field(self, view, rows, name, seeds):
-        return map_numbers(rows, lambda numbers: -self.scale * numbers)
+        if rows.factors is not None:
+            rows = rows.written_out()
+        flipped = with_numbers(rows, -self.scale * rows.values.astype(np.float64))
+        default = None if rows.default is None else -self.scale * rows.default.astype(np.float64)
+        return replace(flipped, default=default)
 
 
 class RandomDirection(_FieldByField):
