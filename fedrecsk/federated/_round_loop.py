@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import secrets
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +15,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
+from fedrecsk._utils.kernels import seconds_compiling
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk._utils.threads import Threads
 from fedrecsk._utils.user_warnings import warn
@@ -207,10 +209,13 @@ class Loop:
         if _forger(server.federation, self.run.attack) is not None:
             self._show_adversary(busy, received, turn)
         loss, total = np.zeros(2), server.new_total()
-        for answer, one in self.parallel(delayed(one.update)(round) for one in busy):
+        seconds = -seconds_compiling()
+        for answer, one, took in self.parallel(delayed(_timed)(one, round) for one in busy):
             loss += one
+            seconds += took
             for updates in answer:
                 total.add(updates)
+        server.ledger.work(max(0.0, seconds + seconds_compiling()))
         upload = server.close_round(total, loss)
         if self.run.attack is not None:
             self.run.attack.look(None)
@@ -331,6 +336,13 @@ class Loop:
             keys, ids = Keys(key, key), self.run.client_ids
             unreached = LazyUserFactors(server.method, message, keys, blocks, ids, others, theirs)
         return ours | attributes | {"_final_message": message, "_unreached": unreached}
+
+
+def _timed(clients, round):
+    """Run the clients' local update, and return the seconds of this thread as well."""
+    start = time.thread_time()
+    updates, loss = clients.update(round)
+    return updates, loss, time.thread_time() - start
 
 
 class Seen(NamedTuple):

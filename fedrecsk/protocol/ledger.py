@@ -55,6 +55,7 @@ class Ledger:
         updates always sends the full model, too, and the four numbers are equal. `payload_down` (of
         the latest update) and `payload_up` are what papers count: learned numbers only, compressed
         or not, in plaintext, without counts, item indices and everything before the rounds.
+        `largest_down` and `largest_up` are the bytes of the client that received and sent most.
     client_ids : ndarray of shape (n_clients,)
     client_bytes_down, client_bytes_up : ndarray of shape (n_clients,), dtype int64
         Bytes that each client received from the server and sent to it.
@@ -69,6 +70,7 @@ class Ledger:
         self.client_bytes_down: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
         self.client_bytes_up: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
         self.client_bytes_device_to_device: NDArray[np.int64] = np.zeros(n_clients, dtype=np.int64)
+        self._seconds = 0.0
 
     @classmethod
     def joined(cls, ledgers: Sequence[Ledger]) -> Self:
@@ -85,6 +87,7 @@ class Ledger:
         whole = cls(ledgers[0].client_ids)
         for ledger in ledgers:
             whole.entries += copy.deepcopy(ledger.entries)
+            whole._seconds += ledger._seconds
             whole.client_bytes_down += ledger.client_bytes_down
             whole.client_bytes_up += ledger.client_bytes_up
             whole.client_bytes_device_to_device += ledger.client_bytes_device_to_device
@@ -117,6 +120,8 @@ class Ledger:
                 "encrypted": 0,
                 "messages_device_to_device": 0,
                 "bytes_device_to_device": 0,
+                "largest_down": 0,
+                "largest_up": 0,
             }
         )
 
@@ -124,6 +129,10 @@ class Ledger:
         """Add to the counts of the open entry."""
         for name, count in counts.items():
             self.entries[-1][name] += int(count)
+
+    def work(self, seconds: float) -> None:
+        """Add seconds of the clients' updates."""
+        self._seconds += seconds
 
     def down(
         self,
@@ -146,12 +155,13 @@ class Ledger:
             bytes_down_latest=latest.sum(),
             payload_down=0 if payload is None else payload.sum(),
         )
+        self._at_least("largest_down", nbytes)
 
     def more_down(self, clients: NDArray[np.int64], nbytes: np.ndarray) -> None:
         """Count more bytes that each of `clients` (codes) received with the last message."""
         self.client_bytes_down[clients] += nbytes
         names = "bytes_down", "bytes_down_whole", "bytes_down_missed", "bytes_down_latest"
-        self.count(**dict.fromkeys(names, nbytes.sum()))
+        self.count(**dict.fromkeys(names, nbytes.sum()), largest_down=nbytes.max(initial=0))
 
     def up(
         self, clients: NDArray[np.int64], nbytes: np.ndarray, payload: np.ndarray | None = None
@@ -160,6 +170,11 @@ class Ledger:
         self.client_bytes_up[clients] += nbytes
         n_payload = 0 if payload is None else payload.sum()
         self.count(bytes_up=nbytes.sum(), payload_up=n_payload)
+        self._at_least("largest_up", nbytes)
+
+    def _at_least(self, name, nbytes):
+        """Raise a count of the open entry to the largest of these bytes."""
+        self.entries[-1][name] = max(self.entries[-1][name], int(nbytes.max(initial=0)))
 
     def between_devices(
         self, clients: NDArray[np.int64], n_messages: np.ndarray, nbytes: np.ndarray
@@ -167,6 +182,16 @@ class Ledger:
         """Count the messages and bytes that each of `clients` (codes) sent to other clients."""
         self.client_bytes_device_to_device[clients] += nbytes
         self.count(messages_device_to_device=n_messages.sum(), bytes_device_to_device=nbytes.sum())
+
+    @property
+    def client_seconds(self) -> float:
+        """Seconds of one thread that a client's update took on the simulating machine.
+
+        The mean over all updates of the rounds, without compiling. 0 in a deployment. It does not
+        count when two ledgers are compared.
+        """
+        n_updates = sum(entry["participants"] for entry in self.entries)
+        return self._seconds / n_updates if n_updates else 0.0
 
     @property
     def bytes_down(self) -> int:

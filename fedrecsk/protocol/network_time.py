@@ -73,8 +73,10 @@ class NetworkProfile:
 PROFILES = {
     # CoLR's constants, for phones in 2021.
     "paper": NetworkProfile(),
-    # The preset "4g" of sitespeed.io's throttle: 9 Mbit/s both ways, and the same phones.
-    "4g": NetworkProfile(9 * _MBIT, 9 * _MBIT),
+    # Presets of sitespeed.io's throttle, with phones that begin at once: "3g" has 1.6 Mbit/s down
+    # and .768 up, "4g" 9 both ways.
+    "3g": NetworkProfile(1.6 * _MBIT, 0.768 * _MBIT, overhead=0.0),
+    "4g": NetworkProfile(9 * _MBIT, 9 * _MBIT, overhead=0.0),
     # Computers with broadband as the FCC defines it since 2024: 100 Mbit/s down, 20 up.
     "broadband": NetworkProfile(100 * _MBIT, 20 * _MBIT, slowdown=1.0, overhead=0.0),
     # 10-gigabit Ethernet between silos' servers.
@@ -109,10 +111,17 @@ class TrainingTime:
         """Total time in minutes."""
         return self.seconds / 60
 
+    def __repr__(self) -> str:
+        return (
+            f"TrainingTime({self.minutes:.3g} minutes: {self.communication_seconds / 60:.3g} on "
+            f"the network and {self.computation_seconds / 60:.3g} of work, "
+            f"{len(self.round_seconds)} rounds)"
+        )
+
 
 @validate_params(
     {
-        "client_seconds": [Interval(Real, 0, None, closed="left")],
+        "client_seconds": [Interval(Real, 0, None, closed="left"), None],
         "server_seconds": [Interval(Real, 0, None, closed="left")],
         "down": [str],
         "up": [str],
@@ -122,9 +131,9 @@ class TrainingTime:
 )
 def estimate_training_time(
     model: Any,
-    profile: NetworkProfile | str = "paper",
+    profile: NetworkProfile | str = "4g",
     *,
-    client_seconds: float = 0.0,
+    client_seconds: float | None = None,
     server_seconds: float = 0.0,
     down: str = "bytes_down",
     up: str = "bytes_up",
@@ -132,15 +141,17 @@ def estimate_training_time(
 ) -> TrainingTime:
     """Estimate how long a fit would have taken on a network.
 
-    Clients work in parallel, so a round takes as long as one client: the mean number of bytes per
-    client is used. It differs between clients only if a method sends the rows of some items.
+    Clients work in parallel, so a round takes as long as its slowest client, the one with the most
+    bytes. Of other columns than all bytes, the mean client's count.
 
     Parameters
     ----------
     model : fitted federated estimator or Ledger
-    profile : NetworkProfile or {"paper", "4g", "broadband", "data_center"}, default="paper"
-    client_seconds : float, default=0.0
-        Seconds of work of the slowest client in one round, on this machine.
+    profile : NetworkProfile or {"paper", "3g", "4g", "broadband", "data_center"}, default="4g"
+        "paper" has CoLR's constants, 10 s a round among them.
+    client_seconds : float or None, default=None
+        Seconds of work of a client in one round, on the simulating machine. None: the mean that
+        the fit has measured, `client_seconds` of the ledger.
     server_seconds : float, default=0.0
         Seconds of work of the server in one round.
     down, up : str, default="bytes_down", "bytes_up"
@@ -168,11 +179,8 @@ def estimate_training_time(
     >>> from fedrecsk.protocol.network_time import estimate_training_time
     >>> X, y = make_ratings(n_users=20, n_items=30, n_ratings=200, random_state=0)
     >>> model = RFRec(n_factors=4, n_rounds=5, random_state=0).fit(X, y)
-    >>> time = estimate_training_time(model, "4g")
-    >>> len(time.round_seconds)
-    5
-    >>> time.computation_seconds
-    50.0
+    >>> estimate_training_time(model, "paper", client_seconds=1.2)
+    TrainingTime(1.53 minutes: 0.000641 on the network and 1.53 of work, 5 rounds)
     """
     profile = _checked(profile)
     ledger = getattr(model, "communication_", model)
@@ -188,6 +196,8 @@ def estimate_training_time(
                 f"The ledger has no column {column!r}; it has "
                 f"{sorted(name for name in entries[0] if '_down' in name or '_up' in name)}."
             )
+    if client_seconds is None:
+        client_seconds = ledger.client_seconds
     communication = np.array(
         [
             profile.communication_seconds(*_bytes_of_one(entry, len(ledger.client_ids), down, up))
@@ -221,12 +231,14 @@ def _checked(profile):
 
 
 def _bytes_of_one(entry, n_clients, down, up):
-    """Bytes down and up of one client of a ledger's entry."""
+    """Bytes down and up of the slowest client of a ledger's entry, or of the mean one."""
     # Before the rounds all clients send, and in a round those that take part. If no client has
     # trained, those that received the model have sent the losses that ended the fit.
     trained = entry["participants"] or entry["messages_down"]
     senders = trained if entry["phase"] in ("round", "stop") else n_clients
     received, sent = entry[down] / max(entry["messages_down"], 1), entry[up] / max(senders, 1)
+    received = entry["largest_down"] if down == "bytes_down" else received
+    sent = entry["largest_up"] if up == "bytes_up" else sent
     if (down, up) == ("bytes_down", "bytes_up"):
         direct = entry["bytes_device_to_device"] / max(senders, 1)
         received, sent = received + direct, sent + direct
