@@ -228,7 +228,7 @@ def test_costs_of_federated_parts_are_added_up(toy):
     assert not hasattr(model, "privacy_")
     with_own = RankingEnsemble(rankers()[:2]).fit(*toy)
     assert with_own.privacy_.n_uploads == ease.privacy_.n_uploads + als.privacy_.n_uploads
-    assert with_own.privacy_.server_sees == "sums"
+    assert with_own.privacy_.server_sees == "exact sums"
     assert not hasattr(RankingEnsemble([("a", EASE())]).fit(*toy), "communication_")
 
 

@@ -164,4 +164,4 @@ def test_the_privacy_report_in_html(epsilon):
 def test_what_a_fit_shows(toy):
     model = RFRec(n_factors=2, n_rounds=2, random_state=0).fit(*toy)
     assert Table(model.communication_._repr_html_()).rows[-1][0] == "Total"
-    assert dict(Table(model.privacy_._repr_html_()).rows)["What the server sees"] == "sums"
+    assert dict(Table(model.privacy_._repr_html_()).rows)["What the server sees"] == "exact sums"

@@ -37,7 +37,8 @@ K = 10
 # Generated ratings for models with noise on the sums: among many users noise averages out.
 MANY = {"n_users": 2_000, "n_items": 1_682, "n_ratings": 212_000}
 SEEN = {
-    "sums": "sums of uploads in plaintext",
+    "exact sums": "sums of uploads in plaintext",
+    "noisy sums": "sums of uploads with the noise of clients",
     "encrypted sums": "encrypted sums of uploads",
     "single uploads": "each client's uploads",
 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedrecsk.privacy.local_dp import LocalMechanism
 
 # In the order of how much they reveal.
-SERVER_SEES = ("encrypted sums", "sums", "single uploads")
+SERVER_SEES = ("encrypted sums", "noisy sums", "exact sums", "single uploads")
 CENTRAL = ("central noise", "distributed noise")
 # Mechanisms without an epsilon for each number.
 WHOLE_UPLOADS = (*CENTRAL, "gaussian", "sphere")
@@ -42,8 +42,7 @@ class PrivacyReport:
         the clients. ``"none"``: no formal guarantee.
     epsilon_per_coordinate : float
         Epsilon of one coordinate of one upload, the number that papers quote for Laplace noise. If
-        whole uploads are protected, that of one upload, and for central noise the total; both are
-        bounds.
+        whole uploads are protected, a bound for one upload.
     n_uploads : int
         Largest number of uploads of a client.
     n_coordinates : int
@@ -52,10 +51,12 @@ class PrivacyReport:
         Total epsilon of the client that lost most, over all its uploads. Local noise: as
         `total_epsilon` of the mechanism says. Central noise: by the privacy loss distribution;
         shares by clients: by Renyi differential privacy.
-    server_sees : {"sums", "encrypted sums", "single uploads"}
-        What the protocol shows to the server. "sums": the server only needs sums, which arrive in
-        plaintext. "encrypted sums": `secure_aggregation` encrypts them. "single uploads": the
-        method, a robust aggregator or compression needs every client's upload.
+    server_sees : {"exact sums", "noisy sums", "encrypted sums", "single uploads"}
+        What the protocol shows to the server. "exact sums": the server only needs sums, which
+        arrive in plaintext; with central noise it adds the noise itself. "noisy sums": the same,
+        with noise that clients have added. "encrypted sums": `secure_aggregation` encrypts them.
+        "single uploads": the method, a robust aggregator or compression needs every client's
+        upload.
     delta : float
         Probability, roughly, with which the guarantee may fail. 0: pure differential privacy.
     neighbours : str
@@ -73,7 +74,7 @@ class PrivacyReport:
     n_uploads: int
     n_coordinates: int
     epsilon: float
-    server_sees: str = "sums"
+    server_sees: str = "exact sums"
     delta: float = 0.0
     neighbours: str = "any other data of one client"
     sampling: str = "every client may be in every round"
@@ -86,7 +87,7 @@ class PrivacyReport:
         mechanism: LocalMechanism | None,
         n_uploads: ArrayLike,
         n_coordinates: ArrayLike,
-        server_sees: str = "sums",
+        server_sees: str = "exact sums",
     ) -> PrivacyReport:
         """Make a report from what each client sent, given arrays of shape (n_clients,)."""
         uploads, coordinates = int(np.max(n_uploads)), int(np.max(n_coordinates))
@@ -224,7 +225,8 @@ class PrivacyBudget:
     spent : float
         Total epsilon of what has been charged, at the budget's `delta`.
     is_exceeded : bool
-        Whether that is more than the budget, or the delta of fits with local noise is larger.
+        Whether that is more than the budget, or the delta of fits with local noise is larger. The
+        budget's repr says which.
     report : PrivacyReport or None
         Of everything together, at the budget's `delta`.
 
@@ -313,8 +315,8 @@ class PrivacyBudget:
             total = PrivacyReport.joined(everything, self.delta)
             if self._has_too_large_delta(total):
                 raise ValueError(
-                    f"The fits' delta {total.delta:g} is above the budget's {self.delta:g}; give "
-                    "local mechanisms a smaller delta, or the budget a larger one."
+                    f"{self._why(total)}; give local mechanisms a smaller delta, or the budget a "
+                    "larger one."
                 )
             more = f"{n_fits} more fit{'s' * (n_fits != 1)}"
             raise ValueError(
@@ -333,20 +335,30 @@ class PrivacyBudget:
     def _has_too_large_delta(self, total):
         return total.delta > self.delta * (1 + 1e-9)
 
+    def _why(self, total):
+        """Return why a total exceeds the budget."""
+        if self._has_too_large_delta(total):
+            return f"The fits' delta {total.delta:g} is above the budget's {self.delta:g}"
+        return f"The fits' epsilon {total.epsilon:.3g} is above the budget's {self.epsilon:g}"
+
     def __repr__(self) -> str:
         n_fits = len(self._reports)
         return (
             f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}): epsilon "
             f"{self.spent:.3g} spent by {n_fits} fit{'s' * (n_fits != 1)}"
-            f"{' (exceeded)' * self.is_exceeded}"
+            f"{self._verdict}"
         )
+
+    @property
+    def _verdict(self):
+        return f" (exceeded: {self._why(self.report)})" if self.is_exceeded else ""
 
     def _repr_html_(self) -> str:
         rows = [
             ["Budget", f"ε = {self.epsilon:g}, δ = {self.delta:g}"],
             ["Spent", f"ε = {self.spent:.3g}"],
             ["Fits", f"{len(self._reports):,}"],
-            ["Exceeded", "yes" if self.is_exceeded else "no"],
+            ["Exceeded", self._why(self.report) if self.is_exceeded else "no"],
         ]
         return html.table("Privacy budget", [], rows)
 

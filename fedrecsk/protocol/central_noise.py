@@ -273,9 +273,10 @@ class CentralNoise:
         by_clients = mechanism.noise == "clients"
         encrypted = self.federation.secure_aggregation is not None
         epsilon = epsilon_of(events, mechanism.delta)
+        single = [epsilon_of([one._replace(count=1)], mechanism.delta) for one in events]
         return PrivacyReport(
             mechanism="distributed noise" if by_clients else "central noise",
-            epsilon_per_coordinate=epsilon,
+            epsilon_per_coordinate=max(single, default=0.0),
             n_uploads=n_uploads,
             n_coordinates=n_coordinates,
             epsilon=epsilon,

@@ -798,7 +798,9 @@ def server_sees(method: Any, federation: Federation) -> str:
         return "encrypted sums"
     if federation.aggregator is not None or compresses or method._treats_clients_apart:
         return "single uploads"
-    return "sums"
+    central = federation.central_dp
+    noisy = federation.local_dp is not None or (central is not None and central.noise == "clients")
+    return "noisy sums" if noisy else "exact sums"
 
 
 def _senders(one):

@@ -40,6 +40,9 @@ def test_what_is_planned_is_what_a_fit_reports(setting, toy):
     report = model.fit(*toy).privacy_
     assert planned.epsilon == pytest.approx(report.epsilon, rel=1e-9)
     assert planned.sampling == report.sampling
+    one = planned.epsilon_per_coordinate
+    assert one == pytest.approx(report.epsilon_per_coordinate, rel=1e-9)
+    assert 0 < one < planned.epsilon
     if setting.get("federation__sampling") != "poisson":
         assert planned.n_coordinates == report.n_coordinates
 
@@ -67,6 +70,7 @@ def test_a_budget_refuses_what_it_cannot_pay(toy):
     for _ in range(10):
         budget.charge(budget.report)
     assert budget.is_exceeded
+    assert "exceeded: The fits' epsilon" in repr(budget)
     assert PrivacyBudget(epsilon=100, delta=0).charge(make().fit(*toy)).is_exceeded
 
 

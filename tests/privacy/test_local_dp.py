@@ -37,9 +37,9 @@ def test_reports_of_several_fits_to_the_same_data_compose():
     for both in ([one, other], [other, one]):
         joined = PrivacyReport.joined(both)
         assert joined == PrivacyReport("laplace", 5.0, 4, 40, 110.0, "single uploads")
-    without = PrivacyReport("none", float("inf"), 1, 10, float("inf"), "sums")
+    without = PrivacyReport("none", float("inf"), 1, 10, float("inf"), "exact sums")
     joined = PrivacyReport.joined([other, without])
-    assert joined == PrivacyReport("none", float("inf"), 4, 40, float("inf"), "sums")
+    assert joined == PrivacyReport("none", float("inf"), 4, 40, float("inf"), "exact sums")
 
 
 def test_plaintext_promises_nothing():

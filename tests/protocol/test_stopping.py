@@ -197,4 +197,4 @@ def test_a_method_that_treats_clients_apart_is_set_up_alike(monkeypatch):
     one, other = (M(3, n_rounds=3, random_state=0).fit(X) for M in (Apart, LocALS))
     np.testing.assert_allclose(one.item_factors_, other.item_factors_, atol=1e-9)
     assert one.privacy_.server_sees == "single uploads"
-    assert other.privacy_.server_sees == "sums"
+    assert other.privacy_.server_sees == "exact sums"

@@ -197,9 +197,9 @@ def test_noise_is_added_once_for_each_client():
     upload = closed(uplink, [summed(range(N_CLIENTS), everyone, None, sums, specs)], specs)
     assert upload["x"].sum.mean() == pytest.approx(0, abs=0.05)
     assert upload["x"].sum.var() == pytest.approx(N_CLIENTS * 2 * 0.5**2, rel=0.05)
-    report = uplink.privacy_report("sums")
+    report = uplink.privacy_report("exact sums")
     assert (report.n_uploads, report.n_coordinates) == (1, 20_000)
-    assert report.server_sees == "sums"
+    assert report.server_sees == "exact sums"
     assert report.epsilon == pytest.approx(20_000 * 4.0)
 
 
@@ -218,7 +218,7 @@ def test_noise_and_its_cost_add_up_over_blocks_and_rounds():
         # Papers count what is learned, and not the set-up.
         payload = uplink.ledger.entries[-1]["payload_up"]
         assert payload == round * 6 * 20_000 * 4
-    report = uplink.privacy_report("sums")
+    report = uplink.privacy_report("exact sums")
     assert (report.n_uploads, report.n_coordinates) == (3, 3 * 20_000)
     assert report.epsilon == pytest.approx(3 * 20_000 * 4.0)
 
