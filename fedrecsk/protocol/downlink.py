@@ -157,7 +157,7 @@ class Downlink:
         """The model as clients know it after another compressed change, and that change."""
         received, changes = {}, {}
         for name, field in message.items():
-            values = _compressible(field)
+            values = matrix_to_compress(field)
             if values is not None and name in self._known:
                 packed = self._compressed_change(name, field, values, compression, key)
                 self._known[name] = self._known[name] + packed.values
@@ -208,8 +208,8 @@ def _narrowed(values, wire):
     return values.astype(wire) if longer else values
 
 
-def _compressible(field):
-    """The matrix of a field that may be compressed, else None."""
+def matrix_to_compress(field):
+    """Return the matrix of a field that may be compressed, else None."""
     # Fields that are not learned, such as a basis, are sent as they are.
     if isinstance(field, Rows) or not (field.is_learned and field.compressible):
         return None

@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.protocol import participation
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.checks import bare, check_keys
 from fedrecsk.protocol.client_message import ClientMessage, held_items, unpacked
 from fedrecsk.protocol.clients import VALIDATION
-from fedrecsk.protocol.downlink import Downlink
+from fedrecsk.protocol.downlink import Downlink, matrix_to_compress
 from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.encryption import EncryptedSums, EncryptedTotals, SecureChannel
 from fedrecsk.protocol.keys import Key, setup_round
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import Message, Rows
+from fedrecsk.protocol.outgoing import is_compressed
 from fedrecsk.protocol.participation import Participation
 from fedrecsk.protocol.registration import (
     Catalogue,
@@ -445,6 +447,8 @@ class Server:
         if self.totals is not None:
             return self._participation, self.totals.message
         message = self.method._broadcast(self.state, key)
+        if self.round == 0 and self.federation.compression is not None:
+            self._warn_of_idle_compression(message or {})
         delta = self.method._model_delta(self.state)
         receives = self._participation.receives
         self._message = self.downlink.send(message, receives, delta, key)
@@ -461,6 +465,25 @@ class Server:
             self._has_received |= receives
             self._last_message = self._message
         return self._participation, self._message
+
+    def _warn_of_idle_compression(self, message):
+        """Warn if compression has nothing to do in one of its directions."""
+        compressor, method = self.federation.compression, type(self.method).__name__
+        specs = self._specs(("round", 0)).values()
+        if compressor.down and not any(
+            matrix_to_compress(one) is not None for one in message.values()
+        ):
+            warn(
+                f"{compressor} compresses nothing that clients of {method} download in a round, "
+                "because rows of a client's own items, vectors and counts are sent as they are; "
+                'set direction="up".'
+            )
+        if compressor.up and not any(is_compressed(self.federation, spec) for spec in specs):
+            warn(
+                f"{compressor} compresses nothing that clients of {method} upload in a round, "
+                "because the method has shortened it already, or sends no matrices of real "
+                'numbers; set direction="down" or compression=None.'
+            )
 
     def _drawn(self, key):
         """Draw the participation of a round, unless the method chooses the cohort."""

@@ -1,5 +1,6 @@
 """Compression around whole fits, and of what clients send."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -140,6 +141,22 @@ def test_compression_in_one_direction_leaves_the_other_alone():
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("method", "idle"),
+    [(RFRec(3), None), (LocALS(3, reg_user=1.0), "download"), (SCoLR(2, n_factors=3), "upload")],
+    ids=repr,
+)
+def test_a_fit_warns_of_compression_that_does_nothing(method, idle):
+    X, y = make_toy()
+    packed = clone(method).set_params(n_rounds=2, federation=Federation(compression=TopK(0.2)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        packed.fit(X, y)
+    found = [str(one.message) for one in caught if "compresses nothing" in str(one.message)]
+    assert len(found) == (idle is not None)
+    assert all(f"clients of {type(method).__name__} {idle} in a round" in one for one in found)
+
+
 @pytest.mark.parametrize("compressor", [TopK(0.2), LowRank(1), Quantization()], ids=str)
 def test_columns_that_a_method_has_picked_itself_cross_as_they_are(compressor):
     X, y = make_toy()
