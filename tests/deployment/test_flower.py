@@ -160,7 +160,8 @@ def test_processes_with_tls_known_nodes_and_encryption_give_the_simulated_fit(tm
         processes.flwr("flwr", "supernode", "register", "two.pub", "here")
         for silo, name in enumerate(("one", "two", "stranger")):
             key = "--auth-supernode-private-key", tmp_path / f"{name}.key"
-            processes.start_node(name, rows_of(silo % 2, 2), silo, *key)
+            quick = name != "stranger"
+            processes.start_node(name, rows_of(silo % 2, 2), silo, *key, quick=quick)
         processes.run()
         processes.wait_for("server/model.joblib")
         # The superlink does not know the third key.
@@ -193,23 +194,30 @@ def clients_so_far(folder):
     return 0 if server is None else len(server.client_ids)
 
 
-# Client 0 sends two uploads in round 1.
-TWICE = """
+# Client 0 sends two uploads in round 1. Clients begin some rounds only when the test lets them.
+APP = """
+import time
+from pathlib import Path
 from fedrecsk.deployment.node import Node
 from fedrecsk.deployment.records import pack, unpack
 
 answer = Node.answer
 
 
-def answer_twice(node, content):
-    (asked, _), (head, arrays) = unpack(content), unpack(answer(node, content))
-    name = node.load_data()["client_id"]
-    if (asked["kind"], asked.get("number"), name) == ("round", 1, 0):
+def answer_slowly_and_twice(node, content):
+    asked, _ = unpack(content)
+    if asked["kind"] != "round":
+        return answer(node, content)
+    gate = Path(f"gate-{asked['number']}")
+    while asked["number"] in (2, 4, 6) and not gate.exists():
+        time.sleep(0.05)
+    head, arrays = unpack(answer(node, content))
+    if (asked["number"], node.load_data()["client_id"]) == (1, 0):
         head["parcels"] *= 2
     return pack(head, arrays)
 
 
-Node.answer = answer_twice
+Node.answer = answer_slowly_and_twice
 """
 
 
@@ -218,35 +226,38 @@ def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path
 
     The node whose data had NaN joins late.
     """
-    estimator = toy(n_rounds=10)
+    estimator = toy(n_rounds=8)
     write_project(tmp_path, estimator, simulated_key(estimator).seed)
     with (tmp_path / "toy" / "client_app.py").open("a") as file:
-        file.write(TWICE)
+        file.write(APP)
     spoilt = rows_of(2, 3)
     spoilt[0, 2] = np.nan
     with Processes(tmp_path) as processes:
         processes.start_superlink()
         processes.start_node("one", rows_of(0, 3), 0)
-        processes.start_node("nan", spoilt, 2)
-        config = {"quorum": 0.5, "patience": 60.0}
+        processes.start_node("nan", spoilt, 2, quick=False)
+        config = {"quorum": 0.5, "patience": 30.0}
         processes.run(**config)
         processes.wait(lambda: any(tmp_path.glob("one/*.state")), 240)
         processes.wait(lambda: "NaN" in processes.log("nan"), 240)
         processes.kill("nan")
-        processes.start_node("twin", rows_of(0, 3), 0)
+        processes.start_node("twin", rows_of(0, 3), 0, quick=False)
         processes.start_node("two", rows_of(1, 3), 1)
         processes.wait(lambda: any(tmp_path.glob("two/*.state")), 240)
         processes.start_node("mended", rows_of(2, 3), 2)
         processes.wait(lambda: "does not let this node take part" in processes.log("twin"), 240)
         processes.kill("twin")
+        # It answers before the others do, so that it joins before they begin round 4.
+        processes.wait(lambda: "Sending:" in processes.log("mended"), 240)
+        (tmp_path / "gate-2").touch()
         processes.wait(lambda: clients_so_far(tmp_path) == 3, 400)
         processes.kill("two")
-        before = checkpoint(tmp_path).round
-        processes.wait(lambda: checkpoint(tmp_path).round >= before + 2, 240)
+        (tmp_path / "gate-4").touch()
+        processes.wait(lambda: checkpoint(tmp_path).round == 6, 240)
         for name in ("superlink", "one", "mended"):
             processes.kill(name)
-        stopped_at = checkpoint(tmp_path).round
-        assert 3 <= stopped_at < 10
+        assert checkpoint(tmp_path).round == 6
+        (tmp_path / "gate-6").touch()
         processes.start_superlink()
         for silo, name in enumerate(("one", "two", "mended")):
             processes.start_node(name, rows_of(silo, 3), silo)
@@ -258,10 +269,10 @@ def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path
     # The third client has answered the set-up after the others.
     assert [one["messages_up"] for one in entries if one["phase"] == "setup"] == [2, 1]
     rounds = [one for one in entries if one["phase"] == "round"]
-    assert len(rounds) == server.n_rounds_ == 10
-    assert [one["rejected"] for one in rounds] == [0, 1] + 8 * [0]
+    assert len(rounds) == server.n_rounds_ == 8
+    assert [one["rejected"] for one in rounds] == [0, 1] + 6 * [0]
     n_uploads = [one["messages_up"] for one in rounds]
-    assert (n_uploads[stopped_at - 1], n_uploads[-1]) == (2, 3)
+    assert (n_uploads[5], n_uploads[-1]) == (2, 3)
     for name in ("nan", "twin"):
         assert not (tmp_path / name / "model.joblib").exists()
     model = joblib.load(tmp_path / "two" / "model.joblib")
