@@ -4,8 +4,7 @@ from fedrecsk._utils.extras import require
 
 require("torch", "fedrecsk.neural")
 
-from fedrecsk.neural._net import Net  # noqa: E402
-from fedrecsk.neural.federated_module import FederatedModule  # noqa: E402
+from fedrecsk.neural.federated_module import FederatedModule, Net  # noqa: E402
 from fedrecsk.neural.fedncf import FedNCF  # noqa: E402
 from fedrecsk.neural.metamf import MetaMF  # noqa: E402
 from fedrecsk.neural.ncf import NCF  # noqa: E402

@@ -1,18 +1,22 @@
-"""The parts of a module: private or sent, and with a row per user, per item, or neither."""
+"""How modules are built, and their parts: private or sent, with a row per user or item or none."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedrecsk.neural._threads import seeded
+if TYPE_CHECKING:
+    from fedrecsk.neural.base import NeuralRecommender
 
 Kind = Literal["user", "private", "private item", "item", "shared", "fixed item", "fixed"]
 Make = Callable[..., nn.Module]
@@ -245,3 +249,96 @@ def check_patterns(parameter: str, patterns: Iterable[str], parts: dict[str, Par
 
 def _sizes(sizes):
     return f"{sizes[0]} users and {sizes[1]} items"
+
+
+# --------------------------------------------------------------------- modules that are kept
+
+# Building a module takes milliseconds, and the hooks of a round need it many times.
+_KEPT: deque[Blueprint] = deque(maxlen=16)
+
+
+class Blueprint:
+    """A small module, whose parameters are replaced when it is called, and its layout.
+
+    Parameters
+    ----------
+    estimator : NeuralRecommender
+    """
+
+    def __init__(self, estimator: NeuralRecommender) -> None:
+        self.origin = _origin(estimator)
+        self.make = estimator._make
+        self.layout: Layout = Layout.of(estimator._make, estimator._private)
+        self._own = threading.local()
+        self._fixed: tuple[int, dict[str, Tensor]] = -1, {}
+
+    @property
+    def module(self) -> nn.Module:
+        """This thread's own module: while it is called, it holds the caller's parameters."""
+        if not hasattr(self._own, "module"):
+            with seeded(0):
+                self._own.module = built(self.make, 1, 1).train()
+        return self._own.module
+
+    def fixed(self, n_items: int) -> dict[str, Tensor]:
+        """The parameters that do not change, by name, for so many items."""
+        kept_for, fixed = self._fixed
+        if kept_for != n_items:
+            fixed = fixed_parameters(self.make, self.layout, n_items)
+            self._fixed = n_items, fixed
+        return fixed
+
+
+def blueprint(estimator: NeuralRecommender) -> Blueprint:
+    """The Blueprint of an estimator's module."""
+    origin = _origin(estimator)
+    for kept in list(_KEPT):
+        if _is_same(kept.origin, origin):
+            return kept
+    made = Blueprint(estimator)
+    _KEPT.append(made)
+    return made
+
+
+def _origin(estimator) -> list[Any]:
+    """All that determines the module, as objects to be compared by identity."""
+    return [type(estimator), *estimator._module_arguments(), *estimator._private]
+
+
+def _is_same(origin, other):
+    return len(origin) == len(other) and all(a is b for a, b in zip(origin, other, strict=True))
+
+
+# ------------------------------------------------------------------------- the state of torch
+
+_SEEDING = threading.Lock()
+_COUNTING = threading.Lock()
+# How many threads torch had before the first of those that are in a block now.
+_BEFORE: list[int] = []
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread in the block: sums must not depend on how many it has.
+
+    The number belongs to the calling thread, but threads that begin later take the last one that
+    was set. Therefore the last to leave sets what was there before the first.
+    """
+    own = torch.get_num_threads()
+    with _COUNTING:
+        _BEFORE.append(_BEFORE[0] if _BEFORE else own)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        with _COUNTING:
+            before = _BEFORE.pop()
+            torch.set_num_threads(own if _BEFORE else before)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's global generator for the block, and restore it afterwards."""
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adam import adam
 
-Make = Callable[..., Optimizer]
+Constructor = Callable[..., Optimizer]
 
 
 class Rows(NamedTuple):
@@ -126,7 +126,9 @@ class Foreign(WholeTables):
         Returns it for a list of parameter groups.
     """
 
-    def __init__(self, make: Make, parameters: dict[str, Tensor], rates: list[float]) -> None:
+    def __init__(
+        self, make: Constructor, parameters: dict[str, Tensor], rates: list[float]
+    ) -> None:
         super().__init__(parameters, rates)
         groups = zip(self.parameters, rates, strict=True)
         self.optimizer = make([{"params": [p], "lr": rate} for p, rate in groups])
@@ -179,63 +181,10 @@ def _first(value: Any, parameter: Tensor, n: int) -> Any:
     return value[:n] if torch.is_tensor(value) and value.shape == parameter.shape else value
 
 
-def descent(optimizer: str | Make, parameters: dict[str, Tensor], rates: list[float]) -> Descent:
+def descent(
+    optimizer: str | Constructor, parameters: dict[str, Tensor], rates: list[float]
+) -> Descent:
     """The optimiser that is given by name or by its constructor."""
     if callable(optimizer):
         return Foreign(optimizer, parameters, rates)
     return {"adam": Adam, "sgd": Sgd}[optimizer](parameters, rates)
-
-
-def check(optimizer: str | Make) -> None:
-    """Raise unless an optimiser moves each coordinate by its own gradients, or not at all.
-
-    Only then may clients be stacked in one tensor, and rows of which a client has no gradient be
-    left out.
-
-    Raises
-    ------
-    ValueError
-    """
-    if isinstance(optimizer, str):
-        return
-    if "lr" in getattr(optimizer, "keywords", {}):
-        raise ValueError(
-            "optimizer sets lr, which learning_rate would replace; leave lr out of the optimiser, "
-            "and set learning_rate."
-        )
-    generator = torch.Generator().manual_seed(0)
-    first = torch.randn(3, 4, generator=generator, dtype=torch.float64)
-    gradients = torch.randn(3, 3, 4, generator=generator, dtype=torch.float64)
-    gradients[:, 1, 2] = 0
-    name = getattr(optimizer, "func", optimizer)
-    name = getattr(name, "__name__", type(name).__name__)
-    try:
-        stacked = _moved(optimizer, first, gradients)
-        numbers = zip(first.ravel(), gradients.flatten(1).T, strict=True)
-        alone = torch.stack([_moved(optimizer, *one) for one in numbers]).reshape(first.shape)
-    except Exception as error:
-        raise ValueError(
-            f"The optimizer {name} could not train a matrix by its gradient alone "
-            f'({type(error).__name__}: {error}). Use "adam", "sgd" or another optimiser that '
-            "needs no closure."
-        ) from error
-    if not torch.allclose(stacked, alone, rtol=1e-9, atol=1e-12):
-        raise ValueError(
-            f"The optimizer {name} mixes coordinates: it moves a number by other numbers' "
-            "gradients, so clients cannot be trained side by side. Use an elementwise one, such "
-            'as "adam" or "sgd".'
-        )
-    if stacked[1, 2] != first[1, 2]:
-        raise ValueError(
-            f"The optimizer {name} moves numbers whose gradient is zero (weight decay?), but "
-            "clients do not keep rows of items that they have no examples of. Set its "
-            "weight_decay=0, and put a penalty into the loss."
-        )
-
-
-def _moved(optimizer, first, gradients):
-    parameter = first.clone()
-    one = descent(optimizer, {"": parameter}, [0.1])
-    for gradient in gradients:
-        one.step([gradient.clone()])
-    return parameter

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedrecsk.neural._layout import Layout
-from fedrecsk.neural._threads import one_thread
+from fedrecsk.neural._layout import Layout, one_thread
 
 # Pairs that are scored at once.
 PAIRS = 2**16

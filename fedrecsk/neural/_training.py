@@ -16,15 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn import functional
 
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.data._checks import ClientFailed
 from fedrecsk.neural import _optimizers
 from fedrecsk.neural._layout import TABLES, Kind, Layout, matching
 from fedrecsk.protocol.blocks import Block
+from fedrecsk.updates import FieldSpec, SparseRows, add_sums
 
 fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
-neural_kernels: LazyModule = LazyModule("fedrecsk.neural._kernels")
+neural_kernels: LazyModule = LazyModule("fedrecsk.neural._training_kernels")
 
 # Rows of items that the clients of a chunk have together, padded: enough that calling torch takes
 # less time than computing.
@@ -33,8 +35,22 @@ ROWS_ON_CPU, ROWS_ELSEWHERE = 2**17, 2**20
 # Parameters beyond this come of an explosion: their squares are near the end of single precision.
 EXPLODED = 1e6
 
+# Field with the number of clients that have visited each item.
+VISITS = "n_visits"
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 Tensors = dict[str, Tensor]
+
+
+def _cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(scores, targets, reduction="none")
+
+
+def _squared(scores: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * (scores - targets) ** 2
+
+
+LOSSES = {"bce": _cross_entropy, "squared": _squared}
 
 
 @dataclass(frozen=True)
@@ -58,7 +74,7 @@ class Plan:
         Kinds of parameters that do not move.
     """
 
-    optimizer: str | _optimizers.Make
+    optimizer: str | _optimizers.Constructor
     rates: dict[str, float]
     loss: Loss
     n_negatives: int
@@ -106,10 +122,8 @@ class Trained(NamedTuple):
 
     def finite(self) -> np.ndarray:
         """Whether all that a client has trained is finite, shape (n_clients,), dtype bool."""
-        is_finite = np.ones(len(self.clients), dtype=bool)
-        for value in self.after.values():
-            neural_kernels.find_broken(value.reshape(len(value), -1), is_finite)
-        return is_finite
+        values = (value.reshape(len(value), -1) for value in self.after.values())
+        return np.all([np.isfinite(one).all(axis=1) for one in values], axis=0)
 
 
 @dataclass(eq=False)
@@ -338,3 +352,86 @@ def _write_rows(trained, values, tables, first, last):
         coordinates = (rows[:, None] * width + np.arange(width)).ravel()
         new = values[client, is_row[client]].ravel()
         tables[first[client] : last[client], coordinates] = new
+
+
+# ------------------------------------------------------------------------------- uploads
+
+
+class Uploads:
+    """Changes of trained clients since the model that they received: sums, or each client's own.
+
+    Parameters
+    ----------
+    received : dict of str to ndarray
+        The model, as matrices.
+    specs : dict of str to FieldSpec
+        Of all fields.
+    layout : Layout
+    n_clients : int
+        Of the block.
+    separate : bool
+        Whether to keep each client's changes.
+    """
+
+    def __init__(
+        self,
+        received: dict[str, np.ndarray],
+        specs: dict[str, FieldSpec],
+        layout: Layout,
+        n_clients: int,
+        separate: bool,
+    ) -> None:
+        self.received = received
+        self.specs = specs
+        self.layout = layout
+        self.n_clients = n_clients
+        self.separate = separate
+        self._sums = {name: np.zeros(spec.shape, spec.sum_dtype) for name, spec in specs.items()}
+        self._chunks: list[tuple[np.ndarray, dict[str, SparseRows]]] = []
+
+    def add(self, trained: Trained, sends: np.ndarray) -> None:
+        """Add a chunk of clients, of which those of a mask send something."""
+        changes = self._changes(trained)
+        if self.separate:
+            # Whoever reads them knows who sends.
+            self._chunks.append((trained.clients, changes))
+        else:
+            add_sums(self._sums, {name: one.take(sends).sum() for name, one in changes.items()})
+
+    def fields(self) -> dict[str, Any]:
+        """Return all fields, as ClientUpdates take them."""
+        return {name: self._joined(name) for name in self.specs} if self.separate else self._sums
+
+    def _changes(self, trained):
+        is_row, ends = trained.is_row, np.cumsum(trained.n_items)
+        own = np.concatenate([[0], ends]), trained.items[is_row].astype(np.int32)
+        changes = {}
+        for name, spec in self.specs.items():
+            if name == VISITS:
+                values = np.ones((len(own[1]), 1), np.uint8)
+                changes[name] = SparseRows(*own, values, spec=spec)
+                continue
+            after, before = trained.after[name], self.received[name]
+            if self.layout.parts[name].kind == "item":
+                change = after[is_row].reshape(-1, *spec.shape[1:]) - before[own[1]]
+                changes[name] = SparseRows(*own, change.astype(np.float64), spec=spec)
+            else:
+                change = after.reshape(-1, *spec.shape) - before
+                changes[name] = SparseRows.stacked(change.astype(np.float64), spec=spec)
+        return changes
+
+    def _joined(self, name):
+        """Join the chunks of a field, with the block's clients in ascending order."""
+        spec = self.specs[name]
+        owners, rows = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+        values = [np.empty((0, *spec.shape[1:]), spec.dtype or np.float64)]
+        for clients, changes in self._chunks:
+            owners.append(clients[changes[name].owners])
+            rows.append(changes[name].rows)
+            values.append(changes[name].values)
+        owners = np.concatenate(owners)
+        # Stable, so that a client's rows stay in ascending order.
+        order = np.argsort(owners, kind="stable")
+        ends = np.cumsum(np.bincount(owners, minlength=self.n_clients))
+        indptr = np.concatenate([[0], ends])
+        return SparseRows(indptr, np.concatenate(rows)[order], np.concatenate(values)[order])

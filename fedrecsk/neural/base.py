@@ -19,14 +19,17 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.data._checks import ClientFailed
 from fedrecsk.data.interactions import id_array
 from fedrecsk.federated._feedback import LearnsFromFeedback
-from fedrecsk.neural import _optimizers, _probe
-from fedrecsk.neural._blueprint import blueprint
-from fedrecsk.neural._layout import built, check_patterns, matching
-from fedrecsk.neural._losses import LOSSES
+from fedrecsk.neural import _checks
+from fedrecsk.neural._layout import blueprint, built, one_thread, seeded
 from fedrecsk.neural._scoring import Scorer
-from fedrecsk.neural._threads import one_thread, seeded
-from fedrecsk.neural._training import Plan, Trainer, write_private
-from fedrecsk.neural._uploads import VISITS, Single, Sums
+from fedrecsk.neural._training import (
+    LOSSES,
+    VISITS,
+    Plan,
+    Trainer,
+    Uploads,
+    write_private,
+)
 from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
@@ -149,11 +152,8 @@ class NeuralRecommender(LearnsFromFeedback):
         trainer = self._trainer(block, state["feedback"], message, users)
         clients, is_finite = np.flatnonzero(turn.active), np.ones(block.n_clients, dtype=bool)
         seeds = key.private.hashed("visit", block.clients[clients])
-        received = self._received(message)
-        if turn.separate:
-            uploads = Single(layout, received, block.n_clients)
-        else:
-            uploads = Sums(layout, received, block.n_items)
+        received, specs = self._received(message), self._upload_specs(block.n_items)
+        uploads = Uploads(received, specs, layout, block.n_clients, turn.separate)
         loss = np.zeros(2)
         with one_thread():
             for trained in trainer.train(clients, seeds):
@@ -162,10 +162,7 @@ class NeuralRecommender(LearnsFromFeedback):
                 uploads.add(trained, sends[trained.clients])
                 write_private(layout, block, trained, users)
                 loss += trained.loss
-            fields = uploads.fields()
-        if not self._counts_visits(layout):
-            fields.pop(VISITS)
-        return state, ClientUpdates(fields, is_finite=is_finite), loss
+        return state, ClientUpdates(uploads.fields(), is_finite=is_finite), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -322,10 +319,10 @@ class NeuralRecommender(LearnsFromFeedback):
                 "The module trains no parameter with a row per item; give it one, such as "
                 "nn.Embedding(n_items, 8)."
             )
-        _check_rates(self._rates(1), layout)
-        _check_device(self.device)
-        _optimizers.check(self.optimizer)
-        _probe.check(self._make, layout, self._loss_function)
+        _checks.check_rates(self._rates(1), layout)
+        _checks.check_device(self.device)
+        _checks.check_optimizer(self.optimizer)
+        _checks.check_module(self._make, layout, self._loss_function)
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)
@@ -474,26 +471,3 @@ def _numbered_as_in(block, parts):
         first_user = parts.client_indptr[error.client]
         client = np.searchsorted(block.client_indptr, first_user, side="right") - 1
         raise ClientFailed(int(client), str(error)) from error
-
-
-def _check_rates(rates, layout):
-    check_patterns("learning_rate", rates, layout.parts)
-    for pattern, rate in rates.items():
-        if not isinstance(rate, Real) or not rate > 0:
-            raise ValueError(f"learning_rate[{pattern!r}] is {rate!r}; it must be above 0.")
-    for name in layout.trained:
-        if matching(name, rates) is None:
-            raise ValueError(
-                f'learning_rate has no pattern that matches {name}; add "{name}", or "*" for the '
-                "rest."
-            )
-
-
-def _check_device(device):
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"device={str(device)!r} is not there: {str(error).splitlines()[0].rstrip('.')}. "
-            'Use "cpu".'
-        ) from error

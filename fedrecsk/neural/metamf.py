@@ -16,17 +16,18 @@ from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._item_rows import OwnRows
 from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.neural._metamf_message import Made, received
+from fedrecsk.neural._layout import one_thread
 from fedrecsk.neural._metamf_network import (
     CLIENTS_AT_A_TIME,
+    Made,
     Parts,
     Sizes,
     add_gradients,
     first_weights,
     n_numbers,
+    received,
     scores,
 )
-from fedrecsk.neural._threads import one_thread
 from fedrecsk.protocol.messages import Dense, Message, PerClient
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 

@@ -21,8 +21,8 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.centralized._sgd import DTYPE, Epochs
 from fedrecsk.neural import modules
+from fedrecsk.neural._layout import one_thread, seeded
 from fedrecsk.neural._optimizers import adam_step
-from fedrecsk.neural._threads import one_thread, seeded
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:

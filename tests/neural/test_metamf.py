@@ -11,8 +11,7 @@ from fedrecsk.compression import Quantization
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
 from fedrecsk.neural import MetaMF
-from fedrecsk.neural._metamf_message import Made
-from fedrecsk.neural._metamf_network import Sizes, first_weights, n_numbers
+from fedrecsk.neural._metamf_network import Made, Sizes, first_weights, n_numbers
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.test_fcf import turns_of
@@ -126,7 +125,7 @@ def test_equals_it_in_float32(toy):
 
 def test_the_number_of_clients_at_a_time_does_not_matter(toy, float64, monkeypatch):
     expected = make().fit(*toy)
-    for module in ("metamf", "_metamf_message"):
+    for module in ("metamf", "_metamf_network"):
         monkeypatch.setattr(f"fedrecsk.neural.{module}.CLIENTS_AT_A_TIME", 5)
     fitted = make().fit(*toy)
     np.testing.assert_allclose(fitted.user_codes_, expected.user_codes_, rtol=1e-9)

@@ -1,4 +1,4 @@
-"""Around the local training of many clients side by side: their steps before, their sums after.
+"""Plan the local training of many clients side by side.
 
 Clients draw their examples and shuffle them as FedMF's do, each
 with its own stream of random numbers. Here the batches are only written down, padded to the same
@@ -106,33 +106,3 @@ def plan(clients, layout, feedback, seeds, n_negatives, n_epochs, batch_size, st
                     steps.weight[step, k, j - start] = work.weight[e]
                 step += 1
         visits.n_steps[k] = step
-
-
-@kernel
-def add_changes(sends, items, n_items, trained, received, sums):
-    """Add to `sums` how clients have changed their rows of a table.
-
-    sends : (n_clients,) bool; items : (n_clients, most items), of which each client has `n_items`;
-    trained : (n_clients, most items, width); received, sums : (size of the catalogue, width).
-    """
-    for c in range(len(sends)):
-        if not sends[c]:
-            continue
-        for s in range(n_items[c]):
-            item = items[c, s]
-            for f in range(trained.shape[2]):
-                sums[item, f] += trained[c, s, f] - received[item, f]
-
-
-@kernel
-def find_broken(trained, is_finite):
-    """Set `is_finite` to False for clients with a number that is not finite.
-
-    trained : (n_clients, n_numbers); sound : (n_clients,) bool.
-    """
-    for c in range(len(trained)):
-        n_broken = 0
-        for f in range(trained.shape[1]):
-            n_broken += trained[c, f] - trained[c, f] != 0
-        if n_broken > 0:
-            is_finite[c] = False

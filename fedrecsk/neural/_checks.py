@@ -1,23 +1,34 @@
-"""Checks, before a fit, that a module can be simulated exactly."""
+"""Checks, before a fit, that a module and an optimiser can be simulated exactly."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.neural._layout import LARGE, TABLES, Layout, Make, built
-from fedrecsk.neural._threads import one_thread, seeded
+from fedrecsk.neural._layout import (
+    LARGE,
+    TABLES,
+    Layout,
+    Make,
+    built,
+    check_patterns,
+    matching,
+    one_thread,
+    seeded,
+)
+from fedrecsk.neural._optimizers import Constructor, descent
 
 USERS, ITEMS = torch.tensor([4, 1, 1, 0]), torch.tensor([6, 2, 5, 5])
 # Options of nn.Embedding that make a row depend on its number or on other rows.
 OPTIONS = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
 
 
-def check(make: Make, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def check_module(make: Make, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Build a small module, score some pairs, and raise if clients could not be simulated by it.
 
     Raises
@@ -194,3 +205,83 @@ def _check_examples(loss):
             "clients at once, so it must treat each by itself: no mean, sum, sort, softmax or "
             "branch over all scores or targets."
         )
+
+
+def check_optimizer(optimizer: str | Constructor) -> None:
+    """Raise unless an optimiser moves each coordinate by its own gradients, or not at all.
+
+    Only then may clients be stacked in one tensor, and rows of which a client has no gradient be
+    left out.
+
+    Raises
+    ------
+    ValueError
+    """
+    if isinstance(optimizer, str):
+        return
+    if "lr" in getattr(optimizer, "keywords", {}):
+        raise ValueError(
+            "optimizer sets lr, which learning_rate would replace; leave lr out of the optimiser, "
+            "and set learning_rate."
+        )
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    gradients = torch.randn(3, 3, 4, generator=generator, dtype=torch.float64)
+    gradients[:, 1, 2] = 0
+    name = getattr(optimizer, "func", optimizer)
+    name = getattr(name, "__name__", type(name).__name__)
+    try:
+        stacked = _moved(optimizer, first, gradients)
+        numbers = zip(first.ravel(), gradients.flatten(1).T, strict=True)
+        alone = torch.stack([_moved(optimizer, *one) for one in numbers]).reshape(first.shape)
+    except Exception as error:
+        raise ValueError(
+            f"The optimizer {name} could not train a matrix by its gradient alone "
+            f'({type(error).__name__}: {error}). Use "adam", "sgd" or another optimiser that '
+            "needs no closure."
+        ) from error
+    if not torch.allclose(stacked, alone, rtol=1e-9, atol=1e-12):
+        raise ValueError(
+            f"The optimizer {name} mixes coordinates: it moves a number by other numbers' "
+            "gradients, so clients cannot be trained side by side. Use an elementwise one, such "
+            'as "adam" or "sgd".'
+        )
+    if stacked[1, 2] != first[1, 2]:
+        raise ValueError(
+            f"The optimizer {name} moves numbers whose gradient is zero (weight decay?), but "
+            "clients do not keep rows of items that they have no examples of. Set its "
+            "weight_decay=0, and put a penalty into the loss."
+        )
+
+
+def _moved(optimizer, first, gradients):
+    parameter = first.clone()
+    one = descent(optimizer, {"": parameter}, [0.1])
+    for gradient in gradients:
+        one.step([gradient.clone()])
+    return parameter
+
+
+def check_rates(rates: dict[str, float], layout: Layout) -> None:
+    """Raise unless every trained parameter has one valid learning rate."""
+    check_patterns("learning_rate", rates, layout.parts)
+    for pattern, rate in rates.items():
+        if not isinstance(rate, Real) or not rate > 0:
+            raise ValueError(f"learning_rate[{pattern!r}] is {rate!r}; it must be above 0.")
+    for name in layout.trained:
+        if matching(name, rates) is None:
+            raise ValueError(
+                f'learning_rate has no pattern that matches {name}; add "{name}", or "*" for the '
+                "rest."
+            )
+
+
+def check_device(device: str | torch.device) -> None:
+    """Raise if a device is not there."""
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device={str(device)!r} is not there: {str(error).splitlines()[0].rstrip('.')}. "
+            'Use "cpu".'
+        ) from error
