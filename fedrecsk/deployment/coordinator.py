@@ -26,6 +26,7 @@ from fedrecsk.deployment.records import (
     parcels_of,
     place_head,
 )
+from fedrecsk.deployment.store import MODEL, RECORDS
 from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.server import Server
@@ -43,27 +44,17 @@ CHECKPOINT = "checkpoint"
 
 @dataclass(eq=False)
 class Progress:
-    """All that a restarted server needs.
+    """All that a restarted server needs."""
 
-    Parameters
-    ----------
-    fit : str
-        Name of the fit, by which nodes know their state.
-    digests : dict of {str: str}
-        Of the estimator's parameters.
-    server : Server
-    members : Members
-    best : int or None
-        Number of the validation whose model is the best so far.
-    traffic : list of dict
-        One per exchange: what was sent, and how long it took.
-    """
-
+    # Name of the fit, by which nodes know their state.
     fit: str
+    # Of the estimator's parameters.
     digests: dict[str, str]
     server: Server
     members: Members
+    # Number of the validation whose model is the best so far.
     best: int | None = None
+    # One per exchange: what was sent, and how long it took.
     traffic: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -87,27 +78,7 @@ class Records:
 
 
 class Coordinator:
-    """Runs a fit over a carrier.
-
-    Parameters
-    ----------
-    estimator : federated estimator
-    carrier : Carrier
-    store : Store
-        For the checkpoint, and at the end for the fitted estimator.
-    n_clients : int
-        Number of clients with which the fit begins.
-    quorum : float in (0, 1]
-        Share of a round's clients whose uploads suffice.
-    patience : float
-        Seconds to wait for the answers of a round.
-    gathering : float
-        Seconds to wait for the clients to register.
-    key : Key or None
-        The shared key. None: drawn by the operating system.
-    party : Party or None
-        The server's side of the keys, under secure sums.
-    """
+    """Runs a fit over a carrier; its parameters are those of :func:`server_app`."""
 
     def __init__(
         self,
@@ -242,7 +213,12 @@ class Coordinator:
             message = server.setup_message(step, late=late)
             specs = server.method._setup_specs(len(server.item_ids), step)
             parcels, n_malformed = self._ask("setup", step, asked, message, specs, quorum=quorum)
-            _check_setup(step, n_malformed, late)
+            if n_malformed and not late:
+                raise NotEnough(
+                    f"{n_malformed} answers to set-up exchange {step} were malformed, and the fit "
+                    "needs those of all clients; the log names them. Mend these nodes or leave "
+                    "them out, and run this app again."
+                )
             server.close_setup(step, parcels, late=late)
             server.ledger.count(rejected=n_malformed)
             answered = {int(one.client) for one in parcels}
@@ -369,7 +345,7 @@ class Coordinator:
         )
         model = model_for_newcomers(self.estimator, server, message)
         model.traffic_ = self.progress.traffic
-        self.store.save_model(model)
+        self.store.save(MODEL, model)
         return model
 
     def _end_encrypted(self):
@@ -380,7 +356,7 @@ class Coordinator:
         records = Records(
             server.ledger, server.privacy_report(), server.round, self.progress.traffic
         )
-        self.store.save_records(records)
+        self.store.save(RECORDS, records)
         return records
 
     def _refuse_newcomers(self, why):
@@ -401,9 +377,23 @@ class Coordinator:
 
     def _ask(self, kind, number, asked, message, specs, quorum):
         """Ask clients; return their messages in the order of codes, and how many were malformed."""
-        answers = self._exchange(
-            *(kind, number, asked, quorum),
+        exchanges, began = self.exchanges, time.monotonic()
+        before = exchanges.bytes_down, exchanges.bytes_up
+        answers = exchanges.ask(
+            *(kind, asked.values()),
             lambda member: self._request(kind, number, member, message),
+            self._quorum(len(asked), quorum),
+        )
+        self.progress.traffic.append(
+            {
+                "kind": kind,
+                "number": number,
+                "requests": len(asked),
+                "answers": len(answers),
+                "bytes_down": exchanges.bytes_down - before[0],
+                "bytes_up": exchanges.bytes_up - before[1],
+                "seconds": time.monotonic() - began,
+            }
         )
         parcels, n_malformed = [], 0
         for member in asked.values():
@@ -419,24 +409,6 @@ class Coordinator:
                 n_malformed += 1
                 log.warning("Client %s: %s", member.name, error)
         return parcels, n_malformed
-
-    def _exchange(self, kind, number, asked, quorum, request):
-        """Send clients a request each, note the traffic, and return their answers by name."""
-        exchanges, began = self.exchanges, time.monotonic()
-        before = exchanges.bytes_down, exchanges.bytes_up
-        answers = exchanges.ask(kind, asked.values(), request, self._quorum(len(asked), quorum))
-        self.progress.traffic.append(
-            {
-                "kind": kind,
-                "number": number,
-                "requests": len(asked),
-                "answers": len(answers),
-                "bytes_down": exchanges.bytes_down - before[0],
-                "bytes_up": exchanges.bytes_up - before[1],
-                "seconds": time.monotonic() - began,
-            }
-        )
-        return answers
 
     def _request(self, kind, number, member, message):
         """Return the bytes of a request to one member."""
@@ -496,16 +468,6 @@ def _equal(spec, arrays, other_spec, other_arrays):
         and values.dtype == arrays[name].dtype
         and values.tobytes() == arrays[name].tobytes()
     ]
-
-
-def _check_setup(step, n_malformed, late):
-    """Raise if a fit cannot begin, because a client does not answer as it should."""
-    if n_malformed and not late:
-        raise NotEnough(
-            f"{n_malformed} answers to set-up exchange {step} were malformed, and the fit needs "
-            "those of all clients; the log names them. Mend these nodes or leave them out, and run "
-            "this app again."
-        )
 
 
 def model_for_newcomers(estimator: Any, server: Server, message: Message) -> Any:

@@ -30,16 +30,7 @@ TRIES = 3
 
 
 class Request(NamedTuple):
-    """Bytes for a node.
-
-    Attributes
-    ----------
-    node : int
-        Its address.
-    kind : str
-        What the node is to do.
-    content : bytes
-    """
+    """Bytes for the node of an address, and what it is to do."""
 
     node: int
     kind: str
@@ -47,16 +38,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The reply to a request, or an error.
-
-    Attributes
-    ----------
-    ticket : hashable
-        Of the request.
-    content : bytes or None
-        None: there was an error.
-    error : str
-    """
+    """The reply to the request of a ticket, or if `content` is None an error."""
 
     ticket: Hashable
     content: bytes | None
@@ -88,60 +70,39 @@ class Carrier(ABC):
 
 @dataclass(eq=False)
 class Member:
-    """One client.
+    """One client."""
 
-    Parameters
-    ----------
-    name : str, int or float
-        Its id.
-    token : str
-        By which its node is known again.
-    registration : Registration
-    node : int or None
-        Address of its node. None: unknown since the server was restarted.
-    place : ClientCodes or None
-        None: it has come after the fit has begun, and joins before the next round.
-    is_set_up : bool
-        Whether it has answered all exchanges before its first round.
-    knows_place : bool
-        Whether it has answered a request that had its place and the announcement.
-    is_late : bool
-        Whether it has not answered the last request in time. It is asked again, but nobody waits
-        for it.
-    measured : int or None
-        Number of the last model whose validation loss it has sent.
-    n_steps : int
-        Under secure sums: how many of the server's steps it has.
-    """
-
+    # Its id, and the token by which its node is known again.
     name: Any
     token: str
     registration: Registration
+    # Address of its node. None: unknown since the server was restarted.
     node: int | None
+    # None: it has come after the fit has begun, and joins before the next round.
     place: ClientCodes | None = None
+    # Whether it has answered all exchanges before its first round.
     is_set_up: bool = False
+    # Whether it has answered a request that had its place and the announcement.
     knows_place: bool = False
+    # Whether it has not answered the last request in time. It is asked again, but not waited for.
     is_late: bool = False
+    # Number of the last model whose validation loss it has sent.
     measured: int | None = None
+    # Under secure sums: how many of the server's steps it has.
     n_steps: int = 0
 
     @property
     def code(self) -> int:
-        """The number that the server has given to it."""
+        """Return the number that the server has given to it."""
         assert self.place is not None
         return int(self.place.clients[0])
 
 
 class Members:
-    """All clients of a fit, by id.
-
-    Parameters
-    ----------
-    most : int or None
-        How many there may be. None: any number.
-    """
+    """All clients of a fit, by id."""
 
     def __init__(self, most: int | None = None) -> None:
+        # How many there may be. None: any number.
         self.most = most
         self.by_name: dict[Any, Member] = {}
 
@@ -153,13 +114,13 @@ class Members:
 
     @property
     def by_code(self) -> dict[int, Member]:
-        """All clients that have a code, in this order."""
+        """Return all clients that have a code, in this order."""
         placed = [one for one in self if one.place is not None]
         return {one.code: one for one in sorted(placed, key=lambda one: one.code)}
 
     @property
     def newcomers(self) -> list[Member]:
-        """Clients that have come since the fit began."""
+        """Return clients that have come since the fit began."""
         return [one for one in self if one.place is None]
 
     def remove(self, member: Member) -> None:
@@ -213,22 +174,7 @@ class Answer(NamedTuple):
 
 
 class Exchanges:
-    """Asks members of a fit over a carrier.
-
-    Parameters
-    ----------
-    carrier : Carrier
-    members : Members
-    greeting : bytes
-        The request to register, for every node that appears.
-    patience : float
-        Seconds to wait for answers.
-    n_items : int
-        Items of the catalogue.
-    repeats : bool
-        Whether the server has all that it has sent, and can send it again to a node that has lost
-        it.
-    """
+    """Asks members of a fit over a carrier."""
 
     def __init__(
         self,
@@ -242,9 +188,12 @@ class Exchanges:
     ) -> None:
         self.carrier = carrier
         self.members = members
+        # The request to register, for every node that appears.
         self.greeting = greeting
+        # Seconds to wait for answers.
         self.patience = patience
         self.n_items = n_items
+        # Whether the server can send again what a node has lost.
         self.repeats = repeats
         # When nodes were last asked to register, and nodes by the tickets of these requests.
         self._greeted_at: dict[int, float] = {}

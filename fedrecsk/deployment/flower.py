@@ -262,16 +262,7 @@ def _content(message):
 
 
 class FlowerCarrier(Carrier):
-    """Carries requests by Flower's Grid.
-
-    Parameters
-    ----------
-    grid : Grid
-    poll : float
-        Seconds between two looks.
-    patience : float
-        Seconds after which a reply is not waited for any more.
-    """
+    """Carries requests by Flower's Grid; looks for replies every `poll` seconds."""
 
     def __init__(self, grid: Grid, poll: float, patience: float) -> None:
         self.grid = grid

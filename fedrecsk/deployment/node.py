@@ -21,6 +21,7 @@ from fedrecsk.deployment.records import (
     registration_head,
     unpack,
 )
+from fedrecsk.deployment.store import MODEL as MODEL_FILE
 from fedrecsk.protocol.clients import VALIDATION
 from fedrecsk.protocol.device import Device
 from fedrecsk.protocol.encryption import EncryptedSums
@@ -43,23 +44,14 @@ OLD_COPY = (
 
 @dataclass
 class Memory:
-    """A node's state of one fit.
+    """A node's state of one fit."""
 
-    Parameters
-    ----------
-    device : Device or None
-        None: the fit has ended, and the folder has the model.
-    client : object
-        The client's id.
-    registration : dict
-        What the server was told.
-    token : str
-        By which the server knows this node again, whatever its address is then.
-    """
-
+    # None: the fit has ended, and the folder has the model.
     device: Device | None
+    # The client's id.
     client: Any
     registration: dict[str, Any]
+    # By which the server knows this node again, whatever its address is then.
     token: str
     # Its place as the server has sent it, and whether the announcement has come, too.
     place: dict[str, Any] | None = None
@@ -82,17 +74,8 @@ class Lacking(Exception):
 class Node:
     """One client's machine: answers the server's requests.
 
-    Parameters
-    ----------
-    estimator : federated estimator
-        With the same parameters as the server's.
-    load_data : callable
-        Returns the client's id and rows, as a dict of the arguments of :class:`Device`:
-        ``client_id`` and ``X``, and maybe ``y`` and ``sample_weight``.
-    store : Store
-        For the state, of which the keys are no part, and at the end for the fitted estimator.
-    party : Party or None
-        The clients' side of the keys, under secure sums: the server sees nothing but ciphertexts.
+    `load_data` returns the client's id and rows, as :func:`client_app` wants them. The keys of a
+    `party` are no part of the state in the store.
     """
 
     def __init__(
@@ -162,7 +145,7 @@ class Node:
         if kind == "finish":
             # The users' data and vectors are in the model, and not needed twice.
             memory = replace(memory, device=None, announcement=Message(), model=None)
-        self.store.save(_file(fit), memory)
+        self.store.save(fit + STATE, memory)
         return answer
 
     # --------------------------------------------------------------- before the rounds
@@ -179,7 +162,7 @@ class Node:
             registration = registration_head(device.register())
             memory = Memory(device, data["client_id"], registration, secrets.token_hex(8))
             self._forget_ended_fits()
-            self.store.save(_file(fit), memory)
+            self.store.save(fit + STATE, memory)
             log.info("Client %s registers", data["client_id"])
         if str(memory.client) != str(data["client_id"]):
             raise Refused(
@@ -197,7 +180,7 @@ class Node:
 
     def _loaded(self, fit):
         """Return what this node keeps of a fit; None if it has no part in it."""
-        memory = self.store.load(_file(fit))
+        memory = self.store.load(fit + STATE)
         if memory is not None and memory.device is not None:
             memory.device.party = self.party
         return memory
@@ -280,7 +263,7 @@ class Node:
         if self.party is None:
             message = memory.announcement | message
         model = memory.device.fitted(message, int(head["number"]))
-        self.store.save_model(model)
+        self.store.save(MODEL_FILE, model)
         log.info("Client %s has its model: %s", *memory.device.client_ids, self.store.folder)
         return pack({"n_users": int(np.size(model.user_ids_))}, {})
 
@@ -301,7 +284,3 @@ def _check_number(kind, number, memory):
             "server's checkpoint is older than this node's state. Begin a new fit, with an empty "
             "folder of the server"
         )
-
-
-def _file(fit):
-    return f"{fit}{STATE}"

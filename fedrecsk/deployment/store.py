@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import stat
 import tempfile
 from pathlib import Path
@@ -14,6 +13,7 @@ import joblib
 if TYPE_CHECKING:
     from typing import Any
 
+# A fitted estimator; and a server's Records.
 MODEL, RECORDS = "model.joblib", "records.joblib"
 
 
@@ -21,11 +21,6 @@ class Store:
     """A folder that belongs to one node or to one server.
 
     Each file is written as a whole or not at all, even if the process is killed meanwhile.
-
-    Parameters
-    ----------
-    folder : str or Path
-        Made with mode 0700 if it does not exist.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -38,25 +33,27 @@ class Store:
             _check_own(self.folder)
 
     def load(self, name: str) -> Any:
-        """Return what was saved under this name; None if nothing was."""
+        """Return what was saved under a name; None if nothing was."""
         file = self.folder / name
         if not os.path.lexists(file):
             return None
         if os.name == "posix":
             _check_own(file)
-        return pickle.loads(file.read_bytes())
+        return joblib.load(file)
 
     def save(self, name: str, thing: Any) -> None:
         """Save something under a name, in place of what was there."""
-        self._write(name, lambda file: file.write(pickle.dumps(thing)))
-
-    def save_model(self, model: Any) -> None:
-        """Save a fitted estimator as ``model.joblib``."""
-        self._write(MODEL, lambda file: joblib.dump(model, file))
-
-    def save_records(self, records: Any) -> None:
-        """Save a server's Records as ``records.joblib``."""
-        self._write(RECORDS, lambda file: joblib.dump(records, file))
+        # Temporary files can only be read by their owner.
+        draft, path = tempfile.mkstemp(prefix=f".{name}-", dir=self.folder)
+        try:
+            with os.fdopen(draft, "wb") as file:
+                joblib.dump(thing, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path, self.folder / name)
+        except BaseException:
+            os.unlink(path)
+            raise
 
     def names(self, pattern: str) -> list[str]:
         """Return the names under which something was saved that match a pattern."""
@@ -71,19 +68,6 @@ class Store:
     def remove(self, name: str) -> None:
         """Remove what was saved under a name."""
         (self.folder / name).unlink(missing_ok=True)
-
-    def _write(self, name, write):
-        # Temporary files can only be read by their owner.
-        draft, path = tempfile.mkstemp(prefix=f".{name}-", dir=self.folder)
-        try:
-            with os.fdopen(draft, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(path, self.folder / name)
-        except BaseException:
-            os.unlink(path)
-            raise
 
 
 def _check_own(path):

@@ -29,12 +29,7 @@ OPTIONS = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
 
 
 def check_module(make: Make, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Build a small module, score some pairs, and raise if clients could not be simulated by it.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Build a small module, score some pairs, and raise if clients could not be simulated by it."""
     with one_thread(), seeded(0):
         module = built(make, *LARGE).train()
         _check_layers(module)
@@ -208,15 +203,8 @@ def _check_examples(loss):
 
 
 def check_optimizer(optimizer: str | Constructor) -> None:
-    """Raise unless an optimiser moves each coordinate by its own gradients, or not at all.
-
-    Only then may clients be stacked in one tensor, and rows of which a client has no gradient be
-    left out.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Raise unless an optimiser moves each coordinate by its own gradients, or not at all."""
+    # Only then may clients be stacked in one tensor, and rows without a gradient be left out.
     if isinstance(optimizer, str):
         return
     if "lr" in getattr(optimizer, "keywords", {}):

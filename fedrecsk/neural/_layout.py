@@ -18,6 +18,9 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from fedrecsk.neural.base import NeuralRecommender
 
+# "user": private, a row per user. "private": private, as a whole. "private item": private, a row
+# per item. "item": sent, a row per item. "shared": sent as a whole. "fixed item" and "fixed":
+# neither trained nor sent, because every machine that builds the module has them.
 Kind = Literal["user", "private", "private item", "item", "shared", "fixed item", "fixed"]
 Make = Callable[..., nn.Module]
 
@@ -29,20 +32,10 @@ SMALL, LARGE = (2, 3), (5, 7)
 
 
 class Part(NamedTuple):
-    """One parameter of a module.
-
-    Attributes
-    ----------
-    kind : str
-        "user": private, a row per user. "private": private, as a whole. "private item": private,
-        a row per item. "item": sent, a row per item. "shared": sent as a whole. "fixed item" and
-        "fixed": neither trained nor sent, because every machine that builds the module has them.
-    shape : tuple of int
-        Shape of a row, or of a parameter without rows.
-    dtype : torch.dtype
-    """
+    """One parameter of a module."""
 
     kind: Kind
+    # Of a row, or of a parameter without rows.
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -58,31 +51,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The parts of a module, by the names of its parameters.
-
-    Parameters
-    ----------
-    parts : dict of str to Part
-    """
+    """The parts of a module, by the names of its parameters."""
 
     parts: dict[str, Part]
 
     @classmethod
     def of(cls, make: Make, private: Sequence[str]) -> Layout:
-        """Read it off two small modules of different sizes.
-
-        Parameters
-        ----------
-        make : callable
-            Returns a module, given `n_users` and `n_items`.
-        private : sequence of str
-            Patterns of names.
-
-        Raises
-        ------
-        ValueError
-            If the module cannot be simulated; the message names the parameter or the layer.
-        """
+        """Read the layout off two small modules of different sizes; raise if it has none."""
         with seeded(0):
             small, large = (built(make, *sizes) for sizes in (SMALL, LARGE))
         larger = dict(large.named_parameters())
@@ -163,13 +138,7 @@ def built(make: Make, n_users: int, n_items: int) -> nn.Module:
 
 
 def fixed_parameters(make: Make, layout: Layout, n_items: int) -> dict[str, torch.Tensor]:
-    """The parameters that do not change, by name.
-
-    Raises
-    ------
-    ValueError
-        If one has another number of rows than there are items, or is not finite.
-    """
+    """Return the parameters that do not change, by name; raise if they are invalid."""
     if not layout.fixed:
         return {}
     with seeded(0):
@@ -188,12 +157,12 @@ def fixed_parameters(make: Make, layout: Layout, n_items: int) -> dict[str, torc
 
 
 def matching(name: str, patterns: Iterable[str]) -> str | None:
-    """The first of the patterns that a name matches."""
+    """Return the first of the patterns that a name matches."""
     return next((one for one in patterns if fnmatch.fnmatchcase(name, one)), None)
 
 
 def _part(name, small, large, is_private):
-    """The Part of a parameter, from how its shape depends on the numbers of users and items."""
+    """Return the Part of a parameter in modules of two sizes."""
     if small.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"{name} has dtype {small.dtype}; parameters must be float32 or float64. Convert them "
@@ -258,12 +227,7 @@ _KEPT: deque[Blueprint] = deque(maxlen=16)
 
 
 class Blueprint:
-    """A small module, whose parameters are replaced when it is called, and its layout.
-
-    Parameters
-    ----------
-    estimator : NeuralRecommender
-    """
+    """A small module, whose parameters are replaced when it is called, and its layout."""
 
     def __init__(self, estimator: NeuralRecommender) -> None:
         self.origin = _origin(estimator)
@@ -281,7 +245,7 @@ class Blueprint:
         return self._own.module
 
     def fixed(self, n_items: int) -> dict[str, Tensor]:
-        """The parameters that do not change, by name, for so many items."""
+        """Return the parameters that do not change, by name, for so many items."""
         kept_for, fixed = self._fixed
         if kept_for != n_items:
             fixed = fixed_parameters(self.make, self.layout, n_items)
@@ -290,7 +254,7 @@ class Blueprint:
 
 
 def blueprint(estimator: NeuralRecommender) -> Blueprint:
-    """The Blueprint of an estimator's module."""
+    """Return the Blueprint of an estimator's module."""
     origin = _origin(estimator)
     for kept in list(_KEPT):
         if _is_same(kept.origin, origin):
@@ -301,7 +265,7 @@ def blueprint(estimator: NeuralRecommender) -> Blueprint:
 
 
 def _origin(estimator) -> list[Any]:
-    """All that determines the module, as objects to be compared by identity."""
+    """Return all that determines the module, as objects to be compared by identity."""
     return [type(estimator), *estimator._module_arguments(), *estimator._private]
 
 
@@ -319,11 +283,9 @@ _BEFORE: list[int] = []
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread in the block: sums must not depend on how many it has.
-
-    The number belongs to the calling thread, but threads that begin later take the last one that
-    was set. Therefore the last to leave sets what was there before the first.
-    """
+    """Let torch use one thread in the block: sums must not depend on how many it has."""
+    # The number belongs to the calling thread, but threads that begin later take the last one that
+    # was set. Therefore the last to leave sets what was there before the first.
     own = torch.get_num_threads()
     with _COUNTING:
         _BEFORE.append(_BEFORE[0] if _BEFORE else own)

@@ -19,24 +19,7 @@ CLIENTS_AT_A_TIME = 128
 
 
 class Sizes(NamedTuple):
-    """Numbers of rows and columns, with the paper's symbols.
-
-    Attributes
-    ----------
-    n_items : int
-    rank : int
-        Columns of a client's low-dimensional item table (s).
-    n_factors : int
-        Length of an item vector (d_i).
-    scorer_size : int
-        Hidden units of a client's scorer.
-    code_size : int
-        Length of a client's code (d_u).
-    memory_size : int
-        Length of the collaborative vector (k).
-    hidden_size : int
-        Hidden units of each of the three generators.
-    """
+    """Numbers of rows and columns, named as the parameters of MetaMF."""
 
     n_items: int
     rank: int
@@ -48,33 +31,27 @@ class Sizes(NamedTuple):
 
     @property
     def basis(self) -> tuple[int, int]:
-        """Shape of the matrix that raises a client's table to item vectors."""
+        """Return the shape of the matrix that raises a client's table to item vectors."""
         return self.rank, self.n_factors
 
     @property
     def scorer(self) -> tuple[int, int, int, int]:
-        """How many numbers each part of a scorer has, in the order in which they are sent."""
+        """Return how many numbers each part of a scorer has, in the order of sending."""
         return self.n_factors * self.scorer_size, self.scorer_size, self.scorer_size, 1
 
 
 class Parts(NamedTuple):
-    """What some clients receive.
+    """What some clients receive."""
 
-    Attributes
-    ----------
-    table : Tensor of shape (n_clients, n_rows, rank)
-        Rows of the items that were asked for.
-    basis : Tensor of shape (n_clients, rank, n_factors)
-    scorer : Tensor of shape (n_clients, sum of Sizes.scorer)
-    """
-
+    # Rows of the items that were asked for, (n_clients, n_rows, rank).
     table: Tensor
+    # (n_clients, rank, n_factors) and (n_clients, sum of Sizes.scorer).
     basis: Tensor
     scorer: Tensor
 
 
 def layers(sizes: Sizes) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of the linear layers by name; `table` makes the rows of all items."""
+    """Return outputs and inputs of linear layers; `table` makes the rows of all items."""
     hidden, (weight_1, bias_1, weight_2, bias_2) = sizes.hidden_size, sizes.scorer
     return {
         "hidden_1": (hidden, sizes.memory_size),
@@ -90,7 +67,7 @@ def layers(sizes: Sizes) -> dict[str, tuple[int, int]]:
 
 
 def n_numbers(sizes: Sizes, n_clients: int) -> int:
-    """Numbers that the network has, the clients' codes included."""
+    """Return how many numbers the network has, the clients' codes included."""
     matrices = sum((1 + inputs) * outputs for outputs, inputs in layers(sizes).values())
     return matrices + sizes.code_size * (n_clients + sizes.memory_size)
 
@@ -98,10 +75,7 @@ def n_numbers(sizes: Sizes, n_clients: int) -> int:
 def first_weights(
     sizes: Sizes, generator: np.random.Generator, dtype: type[np.floating]
 ) -> dict[str, np.ndarray]:
-    """Weights without the codes: Xavier's normal draws, and biases of zero.
-
-    Matrices have the layer's name, biases the name and ``_bias``.
-    """
+    """Draw the weights without the codes: Xavier's normal matrices, and biases of zero."""
     shapes = {"memory": (sizes.code_size, sizes.memory_size)} | layers(sizes)
     weights = {}
     for name, (rows, columns) in shapes.items():
@@ -114,7 +88,7 @@ def first_weights(
 
 
 def small_parts(weights: dict[str, Tensor], codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The hidden units from which a client's table comes, its basis and its scorer."""
+    """Return the hidden units from which a client's table comes, its basis and its scorer."""
     collaborative = codes @ weights["memory"]
     units = [relu(_layer(weights, f"hidden_{n}", collaborative)) for n in (1, 2, 3)]
     first = [_layer(weights, name, units[0]) for name in ("weight_1", "bias_1")]
@@ -125,7 +99,7 @@ def small_parts(weights: dict[str, Tensor], codes: Tensor) -> tuple[Tensor, Tens
 def parts(
     weights: dict[str, Tensor], codes: Tensor, sizes: Sizes, items: NDArray[np.integer]
 ) -> Parts:
-    """What clients of these codes receive, of the table only the rows of `items`."""
+    """Return what clients of these codes receive, of the table only the rows of `items`."""
     units, basis, scorer = small_parts(weights, codes)
     matrix, bias = _of_items(weights, sizes, items)
     table = linear(units, matrix, bias).reshape(len(codes), len(items), sizes.rank)
@@ -133,7 +107,7 @@ def parts(
 
 
 def scores(received: Parts, sizes: Sizes) -> Tensor:
-    """Each client's scores of the items whose rows it has, shape (n_clients, n_rows)."""
+    """Return each client's scores of the items whose rows it has, (n_clients, n_rows)."""
     table, basis, scorer = received
     weight_1, bias_1, weight_2, bias_2 = scorer.split(sizes.scorer, dim=1)
     # Item vectors are only multiplied by the scorer's first matrix.
@@ -149,17 +123,7 @@ def add_gradients(
     gradients: Parts,
     items: NDArray[np.integer],
 ) -> None:
-    """Back-propagate gradients of what clients have received; adds to ``.grad``.
-
-    Parameters
-    ----------
-    weights, codes
-        With ``requires_grad``.
-    sizes : Sizes
-    gradients : Parts
-        In the rows of `items`, in the basis and in the scorer of each client.
-    items : ndarray of shape (n_rows,)
-    """
+    """Back-propagate gradients in rows of `items`, bases and scorers; add to ``.grad``."""
     table, basis, scorer = gradients
     units, *others = small_parts(weights, codes)
     # The last layer of the table by hand: it is linear, and all but these rows have gradient 0.
@@ -184,7 +148,7 @@ def _layer(weights, name, inputs):
 
 
 def _of_items(weights, sizes, items):
-    """Matrix and bias of the table's layer that make the rows of `items`."""
+    """Return matrix and bias of the table's layer that make the rows of `items`."""
     matrix, bias = weights["table"], weights["table_bias"]
     if len(items) == sizes.n_items:
         return matrix, bias
@@ -194,7 +158,7 @@ def _of_items(weights, sizes, items):
 
 
 def _grad(weight, sizes):
-    """A weight's gradient, with a row for each item."""
+    """Return a weight's gradient, with a row for each item."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     return weight.grad.reshape(sizes.n_items, -1)
@@ -208,13 +172,6 @@ class Made:
 
     A simulated client reads the rows of its own items only, and these alone are computed.
     ``numpy.asarray`` computes everything, as a deployed server would.
-
-    Parameters
-    ----------
-    name : {"table", "basis", "scorer"}
-    weights : dict of {str: ndarray}
-    codes : ndarray of shape (n_clients, code_size)
-    sizes : Sizes
     """
 
     def __init__(
@@ -266,23 +223,14 @@ class Made:
         return array
 
     def parts(self, items: NDArray[np.integer]) -> Parts:
-        """All that these clients receive, of the table only the rows of `items`."""
+        """Return all that these clients receive, of the table only the rows of `items`."""
         weights = {name: torch.from_numpy(one) for name, one in self.weights.items()}
         with torch.no_grad():
             return parts(weights, torch.from_numpy(self.codes), self.sizes, items)
 
 
 def received(message: Message, who: Any, items: NDArray[np.integer]) -> Parts:
-    """What clients read of a message: rows of `items` of their tables, basis and scorer.
-
-    Parameters
-    ----------
-    message : Message
-        The message as a block of clients receives it.
-    who : ndarray or slice
-        Clients of the block.
-    items : ndarray of shape (n_rows,)
-    """
+    """Return what clients of a block read of its message: rows of `items`, basis and scorer."""
     table, basis, scorer = (message[name].values[who] for name in ("table", "basis", "scorer"))
     if isinstance(table, Made):
         return table.parts(items)

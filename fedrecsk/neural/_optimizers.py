@@ -15,28 +15,15 @@ Constructor = Callable[..., Optimizer]
 
 
 class Rows(NamedTuple):
-    """Gradient of a table of which few rows have one.
+    """Gradient of a table of which few rows have one."""
 
-    Attributes
-    ----------
-    places : Tensor of shape (n,)
-        Rows, in tables whose clients follow one another; repeated ones add up.
-    values : Tensor of shape (n, width)
-    """
-
+    # Rows, in tables whose clients follow one another; repeated ones add up.
     places: Tensor
     values: Tensor
 
 
 class Descent(ABC):
-    """Moves stacked parameters, of which the client is the first axis, by their gradients.
-
-    Parameters
-    ----------
-    parameters : dict of str to Tensor
-    rates : list of float
-        Learning rate of each.
-    """
+    """Moves stacked parameters, of which the client is the first axis, by their gradients."""
 
     def __init__(self, parameters: dict[str, Tensor], rates: list[float]) -> None:
         self.names = list(parameters)
@@ -87,7 +74,7 @@ class WholeTables(Descent):
         self._dense = {name: one[:n] for name, one in self._dense.items()}
 
     def _whole(self, name, gradient):
-        """A gradient in the shape of its parameter."""
+        """Return a gradient in the shape of its parameter."""
         if not isinstance(gradient, Rows):
             # Fused kernels read the memory as it lies.
             return gradient.contiguous()
@@ -118,13 +105,7 @@ class Adam(WholeTables):
 
 
 class Foreign(WholeTables):
-    """An optimiser of torch, or one with the same interface.
-
-    Parameters
-    ----------
-    make : callable
-        Returns it for a list of parameter groups.
-    """
+    """An optimiser of torch, or one with the same interface."""
 
     def __init__(
         self, make: Constructor, parameters: dict[str, Tensor], rates: list[float]
@@ -156,24 +137,26 @@ def adam_step(
     gradients: Sequence[Tensor],
     n_steps: int,
     learning_rate: float,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
 ) -> None:
-    """Take step `n_steps`, from 1, of Adam; parameters and moments change in place.
-
-    The function of torch is used instead of its class, because that imports torch's compiler, which
-    takes longer than a small fit.
-    """
+    """Take step `n_steps`, from 1, of Adam; parameters and moments change in place."""
+    # The function of torch, because its class imports the compiler, which takes longer than a small
+    # fit.
     steps = [torch.tensor(n_steps - 1.0, device=one.device) for one in parameters]
     gradients = [gradient.contiguous() for gradient in gradients]
     with torch.no_grad():
         adam(
             list(parameters), gradients, list(means), list(squares), [], steps,
-            lr=learning_rate, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0,
-            fused=True, amsgrad=False, maximize=False,
+            lr=learning_rate, beta1=betas[0], beta2=betas[1], eps=epsilon,
+            weight_decay=weight_decay, fused=True, amsgrad=False, maximize=False,
         )  # fmt: skip
 
 
 def _flat(table: Tensor, gradient: Rows) -> Tensor:
-    """All clients' rows of a table, as a matrix that shares its memory."""
+    """Return all clients' rows of a table, as a matrix that shares its memory."""
     return table.view(-1, gradient.values.shape[1])
 
 
@@ -184,7 +167,7 @@ def _first(value: Any, parameter: Tensor, n: int) -> Any:
 def descent(
     optimizer: str | Constructor, parameters: dict[str, Tensor], rates: list[float]
 ) -> Descent:
-    """The optimiser that is given by name or by its constructor."""
+    """Return the optimiser that is given by name or by its constructor."""
     if callable(optimizer):
         return Foreign(optimizer, parameters, rates)
     return {"adam": Adam, "sgd": Sgd}[optimizer](parameters, rates)

@@ -18,31 +18,20 @@ PAIRS = 2**16
 
 @dataclass(eq=False)
 class Scorer:
-    """Scores pairs of users and items.
+    """Scores pairs of users and items."""
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        This thread's own; its parameters are replaced.
-    layout : Layout
-    parameters : dict of str to ndarray
-        What the server sends, as matrices, and the fixed parameters.
-    users : ndarray of shape (n_users, n_private)
-        The users' private numbers.
-    newcomer : ndarray of shape (n_private,)
-        Those of an unknown user.
-    n_items : int
-    """
-
+    # This thread's own; its parameters are replaced.
     module: nn.Module
     layout: Layout
+    # What the server sends, as matrices, and the fixed parameters.
     parameters: dict[str, np.ndarray]
+    # Private numbers of users, (n_users, n_private), and of an unknown user.
     users: np.ndarray
     newcomer: np.ndarray
     n_items: int
 
     def all(self, users: np.ndarray) -> np.ndarray:
-        """Scores of all items for users (codes, -1 for unknown), shape (n, n_items), float64."""
+        """Return scores of all items for users (codes, -1 for unknown), float64."""
         scores = np.empty((len(users), self.n_items))
         items = np.arange(self.n_items)
         with one_thread(), torch.no_grad():
@@ -51,7 +40,7 @@ class Scorer:
         return scores
 
     def pairs(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Scores of pairs of codes (-1 for unknown), shape (n,), float64."""
+        """Return scores of pairs of codes (-1 for unknown), shape (n,), float64."""
         scores = np.empty(len(users))
         items = np.where(items < 0, self.n_items, items)
         with one_thread(), torch.no_grad():
@@ -60,7 +49,7 @@ class Scorer:
         return scores
 
     def _scores(self, users, items):
-        """Scores of items of shape (n_users, n) or, if they are the same for all, (n,)."""
+        """Return scores of items of shape (n_users, n) or, if they are the same for all, (n,)."""
         module, common, private = self.module, self._common(), self._own(users)
         codes = torch.from_numpy(items)
 
@@ -72,7 +61,7 @@ class Scorer:
         return vmap(score, (0, 0 if items.ndim == 2 else None))(private, codes).numpy()
 
     def _common(self) -> dict[str, Tensor]:
-        """What all users have; an unknown item has a row of zeros, the last."""
+        """Return what all users have; an unknown item has a row of zeros, the last."""
         common = {}
         for name in self.layout.sent + self.layout.fixed:
             part, values = self.layout.parts[name], self.parameters[name]
@@ -85,7 +74,7 @@ class Scorer:
         return common
 
     def _own(self, users) -> dict[str, Tensor]:
-        """The users' private parameters, with the user as first axis."""
+        """Return the users' private parameters, with the user as first axis."""
         rows = np.tile(self.newcomer, (len(users), 1))
         rows[users >= 0] = self.users[users[users >= 0]]
         rows, own = torch.from_numpy(rows), {}

@@ -55,33 +55,20 @@ LOSSES = {"bce": _cross_entropy, "squared": _squared}
 
 @dataclass(frozen=True)
 class Plan:
-    """How clients train.
-
-    Parameters
-    ----------
-    optimizer : str or callable
-        Its name, or its constructor.
-    rates : dict of str to float
-        Learning rates by patterns of names; the first that matches counts.
-    loss : callable
-        Losses of examples from their scores and targets.
-    n_negatives, n_epochs, batch_size : int
-    alternating : bool
-        Whether in each batch the private parameters move first, and then the others by their
-        gradients at the new place.
-    device : str or torch.device
-    frozen : tuple of str
-        Kinds of parameters that do not move.
-    """
+    """How clients train."""
 
     optimizer: str | _optimizers.Constructor
+    # By patterns of names; the first that matches counts.
     rates: dict[str, float]
     loss: Loss
     n_negatives: int
     n_epochs: int
     batch_size: int
+    # Whether in each batch the private parameters move first, and then the others by their
+    # gradients at the new place.
     alternating: bool
     device: str | torch.device
+    # Kinds of parameters that do not move.
     frozen: tuple[Kind, ...] = ()
 
     def rate(self, name: str) -> float:
@@ -93,26 +80,16 @@ class Plan:
 
 
 class Trained(NamedTuple):
-    """What some clients end with.
+    """What some clients end with."""
 
-    Attributes
-    ----------
-    clients : ndarray of shape (n_clients,)
-        Their numbers in the block.
-    items : ndarray of shape (n_clients, most items)
-        The items of a client's rows, padded.
-    n_items : ndarray of shape (n_clients,)
-        How many rows it has.
-    after : dict of str to ndarray
-        Parameters with the client as first axis. Of tables with a row per item, these rows only.
-    loss : ndarray of shape (2,)
-        Sums of the losses and of their weights.
-    """
-
+    # Their numbers in the block, (n_clients,).
     clients: np.ndarray
+    # The items of each client's rows, padded, (n_clients, most items), and how many it has.
     items: np.ndarray
     n_items: np.ndarray
+    # Parameters with the client as first axis. Of tables with a row per item, these rows only.
     after: dict[str, np.ndarray]
+    # Sums of the losses and of their weights.
     loss: np.ndarray
 
     @property
@@ -128,30 +105,18 @@ class Trained(NamedTuple):
 
 @dataclass(eq=False)
 class Trainer:
-    """Trains clients of a block on what they have received.
+    """Trains clients of a block on what they have received."""
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        This thread's own; its parameters are replaced by those of clients.
-    layout : Layout
-    plan : Plan
-    block : Block
-    feedback : Feedback
-        Target and weight of each rating.
-    received : dict of str to Tensor
-        The sent and the fixed parameters, on the plan's device.
-    users : ndarray of shape (n_users of the block, n_private)
-        The private parameters; all users of a client have the same numbers of a parameter that is
-        the client's.
-    """
-
+    # This thread's own; its parameters are replaced by those of clients.
     module: nn.Module
     layout: Layout
     plan: Plan
     block: Block
     feedback: Any
+    # The sent and the fixed parameters, on the plan's device.
     received: Tensors
+    # The private parameters, (n_users of the block, n_private); all users of a client have the same
+    # numbers of a parameter that is the client's.
     users: np.ndarray
 
     def train(self, clients: np.ndarray, seeds: np.ndarray) -> Iterator[Trained]:
@@ -180,7 +145,7 @@ class Trainer:
         return Trained(clients, items, visits.n_items, after, np.array([loss, mass.sum()]))
 
     def _planned(self, clients, seeds, n_examples):
-        """The steps of clients, those with most steps first."""
+        """Return the steps of clients, those with most steps first."""
         plan, n_items, dtype = self.plan, self.block.n_items, self.feedback.targets.dtype
         layout = self.block.client_indptr, self.block.indptr, self.block.items
         config = plan.n_negatives, plan.n_epochs, plan.batch_size
@@ -199,7 +164,7 @@ class Trainer:
         return torch.from_numpy(array).to(self.plan.device)
 
     def _parameters(self, clients, items):
-        """All parameters of these clients, with the client as first axis."""
+        """Return all parameters of these clients, with the client as first axis."""
         columns, parameters = self.layout.columns(self.block.n_items), {}
         for name, part in self.layout.parts.items():
             if part.kind in ("item", "fixed item"):
@@ -214,7 +179,7 @@ class Trainer:
         return parameters
 
     def _own(self, part, table, clients, items):
-        """A private parameter of these clients, from the users' numbers of it."""
+        """Return a private parameter of these clients, from the users' numbers of it."""
         first, last = self.block.client_indptr[clients], self.block.client_indptr[clients + 1]
         if part.kind == "user":
             # Clients with fewer users repeat their last one, of whom no example speaks.
@@ -255,7 +220,7 @@ class Trainer:
         return total
 
     def _places(self, what, after):
-        """Rows of the batches' examples in tables whose clients follow one another."""
+        """Return rows of the batches' examples in tables whose clients follow one another."""
         tables = (after[name] for name in self.layout.named(*TABLES))
         first = torch.arange(len(what), device=what.device) * next(tables).shape[1]
         return (what + first[:, None]).reshape(-1)
@@ -264,7 +229,7 @@ class Trainer:
         return self.layout.parts[name].kind in TABLES
 
     def _leaves(self, after, places, moving, n):
-        """What a step reads: of tables with a row per item, a row for each example."""
+        """Return what a step reads: of tables with a row per item, a row for each example."""
         leaves = {}
         for name, value in after.items():
             value = value[:n]
@@ -292,8 +257,7 @@ class Trainer:
         optimizer.step(found)
 
     def _optimizers(self, after):
-        """One for all that moves; if it alternates, one for the private parameters and then
-        one for the others."""
+        """Return the optimisers of each batch: one, or if they alternate the private one first."""
         parts, plan = self.layout.parts, self.plan
         sides = [("user", "private", "private item"), ("item", "shared")]
         sides = sides if plan.alternating else [sides[0] + sides[1]]
@@ -358,20 +322,7 @@ def _write_rows(trained, values, tables, first, last):
 
 
 class Uploads:
-    """Changes of trained clients since the model that they received: sums, or each client's own.
-
-    Parameters
-    ----------
-    received : dict of str to ndarray
-        The model, as matrices.
-    specs : dict of str to FieldSpec
-        Of all fields.
-    layout : Layout
-    n_clients : int
-        Of the block.
-    separate : bool
-        Whether to keep each client's changes.
-    """
+    """Changes of trained clients since they received the model: sums, or each client's own."""
 
     def __init__(
         self,
@@ -385,6 +336,7 @@ class Uploads:
         self.specs = specs
         self.layout = layout
         self.n_clients = n_clients
+        # Whether to keep each client's changes.
         self.separate = separate
         self._sums = {name: np.zeros(spec.shape, spec.sum_dtype) for name, spec in specs.items()}
         self._chunks: list[tuple[np.ndarray, dict[str, SparseRows]]] = []

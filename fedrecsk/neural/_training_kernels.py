@@ -14,38 +14,29 @@ from fedrecsk.federated._fedmf_kernels import PAGE_BITS, draw_examples, shuffle,
 
 
 class Steps(NamedTuple):
-    """The examples of each step, of shape (n_steps, n_clients, batch_size).
+    """The examples of each step, of shape (n_steps, n_clients, batch_size)."""
 
-    Attributes
-    ----------
-    whose : int64, the user of an example, counted within its client
-    what : int64, its item, as a place in the client's `visited` items
-    target, weight : floating point; weight 0 where a batch is not full
-    """
-
+    # User of an example, counted within its client.
     whose: np.ndarray
+    # Item of an example, as a place in the client's `visited` items.
     what: np.ndarray
     target: np.ndarray
+    # 0 where a batch is not full.
     weight: np.ndarray
 
 
 class Visits(NamedTuple):
-    """The items in each client's examples, and how far it goes.
+    """The items in each client's examples, and how many steps it takes."""
 
-    Attributes
-    ----------
-    items : (n_clients, most items), the items of a client in ascending order, then zeros
-    n_items : (n_clients,), how many there are
-    n_steps : (n_clients,), the client's steps, which may be fewer than the padded ones
-    """
-
+    # Of a client in ascending order, then zeros, (n_clients, most items).
     items: np.ndarray
     n_items: np.ndarray
+    # May be fewer than the padded ones.
     n_steps: np.ndarray
 
 
 class Work(NamedTuple):
-    """Room for the examples of one client; `is_visited` and `pages` are zero between uses."""
+    """Scratch for the examples of one client; `is_visited` and `pages` are zero between uses."""
 
     whose: np.ndarray
     what: np.ndarray
@@ -60,7 +51,7 @@ class Work(NamedTuple):
 
 
 def empty(n_examples, n_items, n_epochs, batch_size, dtype):
-    """Room for clients with at most so many examples each, of which `n_examples` is an array."""
+    """Return empty Steps and Visits of clients with so many examples each."""
     n_clients, most = len(n_examples), int(n_examples.max())
     shape = n_epochs * -(-most // batch_size), n_clients, min(batch_size, most)
     whose, what = np.zeros((2, *shape), np.int64)
@@ -71,7 +62,7 @@ def empty(n_examples, n_items, n_epochs, batch_size, dtype):
 
 
 def room(n_examples, n_items, dtype):
-    """Work for a client with `n_examples` examples."""
+    """Return Work for a client with `n_examples` examples."""
     whose, what, order = np.empty((3, n_examples), np.int32)
     target, weight = np.empty((2, n_examples), dtype)
     slot_of, visited = np.empty((2, n_items), np.int32)

@@ -28,6 +28,7 @@ from fedrecsk.neural._metamf_network import (
     received,
     scores,
 )
+from fedrecsk.neural._optimizers import adam_step
 from fedrecsk.protocol.messages import Dense, Message, PerClient
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
@@ -308,7 +309,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
             return server | self._stepped(server, weights)
 
     def _stacked(self, uploads):
-        """Codes of some clients, their gradients, and the items whose rows these have."""
+        """Return clients' codes, their gradients, and the items whose rows these have."""
         clients = torch.tensor([client for client, _ in uploads])
         fields = [one for _, one in uploads]
         rows = [one["table"].rows for one in fields]
@@ -323,32 +324,23 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         return clients, Parts(*map(torch.from_numpy, (table, basis, scorer))), items
 
     def _stepped(self, server, weights):
-        """The server's new weights, after a step of Adam on their gradients."""
+        """Return what the server has after a step of Adam on the weights' gradients."""
+        # The moments, which only the server has, change in place.
         moments = server.get("moments") or {
             name: (np.zeros_like(one), np.zeros_like(one))
             for name, one in server["weights"].items()
         }
         if self.max_norm is not None:
             torch.nn.utils.clip_grad_norm_(weights.values(), self.max_norm)
-        adam = torch.optim.Adam(
-            weights.values(),
-            lr=self.learning_rate,
-            betas=(self.BETA_1, self.BETA_2),
-            eps=self.EPSILON,
-            weight_decay=self.reg,
-            fused=True,
-        )
-        for name, one in weights.items():
-            # The moments, which only the server has, change in place.
-            mean, square = map(torch.from_numpy, moments[name])
-            step = torch.tensor(float(server["n_steps"]))
-            adam.state[one] = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
-        adam.step()
-        return {
-            "weights": {name: one.detach().numpy() for name, one in weights.items()},
-            "moments": moments,
-            "n_steps": server["n_steps"] + 1,
-        }
+        n_steps = server["n_steps"] + 1
+        means, squares = zip(*(map(torch.from_numpy, moments[n]) for n in weights), strict=True)
+        gradients = [one.grad for one in weights.values()]
+        adam_step(
+            list(weights.values()), means, squares, gradients, n_steps, self.learning_rate,
+            betas=(self.BETA_1, self.BETA_2), epsilon=self.EPSILON, weight_decay=self.reg,
+        )  # fmt: skip
+        weights = {name: one.detach().numpy() for name, one in weights.items()}
+        return {"weights": weights, "moments": moments, "n_steps": n_steps}
 
     # ------------------------------------------------------------------------- the end
 
@@ -406,10 +398,8 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         return values
 
     def _scores_of(self, users, items):
-        """Scores of all pairs of users (codes, -1 for unknown) and items.
-
-        In double precision, so that they do not depend on which others are asked for.
-        """
+        """Return scores of all pairs of users (codes, -1 for unknown) and items."""
+        # In double precision, so that they do not depend on which others are asked for.
         sizes = self._fitted_sizes
         with one_thread(), torch.no_grad():
             if "network_" in vars(self):
@@ -469,14 +459,14 @@ def _chunks(numbers):
 
 
 def _sums(indptr, numbers):
-    """Sums over ``numbers[indptr[c]:indptr[c + 1]]``; none of these is empty."""
+    """Return sums over ``numbers[indptr[c]:indptr[c + 1]]``; none of these is empty."""
     return np.add.reduceat(numbers, indptr[:-1])
 
 
 def _gradients(part, sizes, message, who, level):
-    """Gradients of the squared errors of some clients, a block of their own, and the sum of these.
+    """Return the gradients and the sum of squared errors of some clients, a block of their own.
 
-    Those in the table are of each client's rows, one after the other.
+    Gradients in the table are of each client's rows, one after the other.
     """
     items, columns = np.unique(part.row_items, return_inverse=True)
     parts = received(message, who, items)
@@ -502,7 +492,7 @@ def _mean(codes):
 
 
 def _of_the_new(made, n):
-    """What `n` clients without a code are served with."""
+    """Return what `n` clients without a code are served with."""
     if isinstance(made, Made):
         codes = np.tile(_mean(made.codes), (n, 1))
         return Made(made.name, made.weights, codes, made.sizes)

@@ -402,31 +402,22 @@ class NCF(RankingMixin, Epochs):
 
 
 class Examples(NamedTuple):
-    """Rows of X in the order of their users, and what their negatives are drawn from.
-
-    Attributes
-    ----------
-    users, items : ndarray of shape (n_rows,), dtype int32
-    targets, weights : ndarray of shape (n_rows,), dtype float32
-    indptr, seen : ndarray
-        Items ``seen[indptr[u]:indptr[u + 1]]`` are no negatives of user u; ascending.
-    n_items : int
-    n_negatives : int
-        Number of negatives of each row.
-    """
+    """Rows of X in the order of their users, and what their negatives are drawn from."""
 
     users: np.ndarray
     items: np.ndarray
     targets: np.ndarray
     weights: np.ndarray
+    # Items ``seen[indptr[u]:indptr[u + 1]]``, ascending, are no negatives of user u.
     indptr: np.ndarray
     seen: np.ndarray
     n_items: int
+    # Of each row.
     n_negatives: int
 
     @property
     def total(self) -> float:
-        """Sum of the weights of all examples."""
+        """Return the sum of the weights of all examples."""
         n_unseen = self.n_items - np.diff(self.indptr)
         have = (self.targets > 0) & (n_unseen[self.users] > 0)
         return float((1.0 + self.n_negatives * have) @ self.weights)
@@ -502,22 +493,8 @@ def train_on(
 ) -> float:
     """Take step `n_steps`, from 1, of Adam on a batch, in place; return its summed loss.
 
-    Parameters
-    ----------
-    batch : tuple of Tensor
-        From `Examples.draw`.
-    network : Module
-        For any number of users and items.
-    state : dict of str to ndarray of shape (3, *shape)
-        Parameters and their two moments; those that are not trained need no moments.
-    losses_of : callable
-        Returns the losses of scores, targets and weights.
-    reg : float
-        Weight of squared vectors in the loss of each example.
-    learning_rate : float
-    n_steps : int
-    trained : iterable of str, default=None
-        Names of the parameters that move; None for all.
+    `state` has arrays (3, *shape): parameters and two moments, which those that are not `trained`
+    do not need. `reg` is the weight of squared vectors in the loss of each example.
     """
     users, items, targets, weights = batch
     trained = list(state if trained is None else trained)
