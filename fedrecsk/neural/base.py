@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
 
 from fedrecsk._utils import memory
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
@@ -21,7 +23,6 @@ from fedrecsk.data.interactions import id_array
 from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.neural import _checks
 from fedrecsk.neural._layout import blueprint, built, one_thread, seeded
-from fedrecsk.neural._scoring import Scorer
 from fedrecsk.neural._training import (
     LOSSES,
     VISITS,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 # Epochs on the final model of a user whose client was in no round.
 EPOCHS_OF_THE_NEW = 20
+# Pairs that are scored at once.
+PAIRS = 2**16
 # Rows of users' tables by which their first numbers are drawn.
 FIRST_USERS = 64
 
@@ -368,20 +371,67 @@ class NeuralRecommender(LearnsFromFeedback):
 
     # --------------------------------------------------------------------- predictions
 
-    def _scorer(self):
-        made = blueprint(self._method)
-        fixed = {name: value.numpy() for name, value in made.fixed(self.n_items_).items()}
-        return Scorer(
-            made.module,
-            made.layout,
-            self.parameters_ | fixed,
-            self.user_factors_,
-            self.newcomer_factors_,
-            self.n_items_,
-        )
-
     def _raw_scores(self, users, items):
-        return self._scorer().pairs(users, items) + getattr(self, "global_bias_", 0.0)
+        """Return scores of pairs of codes (-1 for unknown) before the sigmoid, (n,), float64."""
+        scores, common = np.empty(len(users)), self._common_parameters()
+        # An unknown item has a row of zeros, the last.
+        items = np.where(items < 0, self.n_items_, items)
+        with one_thread(), torch.no_grad():
+            for whom, places, is_pair in _grouped(users):
+                scores[places[is_pair]] = self._scores(common, whom, items[places])[is_pair]
+        return scores + getattr(self, "global_bias_", 0.0)
+
+    def _score_pairs(self, users, items):
+        return self._response(self._raw_scores(users, items))
+
+    def _score_all(self, users):
+        scores, common = np.empty((len(users), self.n_items_)), self._common_parameters()
+        items, n_at_once = np.arange(self.n_items_), max(1, PAIRS // max(1, self.n_items_))
+        with one_thread(), torch.no_grad():
+            for start in range(0, len(users), n_at_once):
+                some = slice(start, start + n_at_once)
+                scores[some] = self._scores(common, users[some], items)
+        return scores + getattr(self, "global_bias_", 0.0)
+
+    def _scores(self, common, users, items):
+        """Return scores of items of shape (n_users, n) or, if they are the same for all, (n,)."""
+        module, private = blueprint(self._method).module, self._private_parameters(users)
+        codes = torch.from_numpy(items)
+
+        def score(own, codes):
+            return functional_call(module, common | own, (torch.zeros_like(codes), codes))
+
+        if not private:
+            return np.broadcast_to(score({}, codes).numpy(), (len(users), items.shape[-1]))
+        return vmap(score, (0, 0 if items.ndim == 2 else None))(private, codes).numpy()
+
+    def _common_parameters(self):
+        """Return the parameters that all users have; tables end with a row for unknown items."""
+        made, common = blueprint(self._method), {}
+        fixed = {name: value.numpy() for name, value in made.fixed(self.n_items_).items()}
+        for name, values in (self.parameters_ | fixed).items():
+            part = made.layout.parts[name]
+            if part.kind in ("item", "fixed item"):
+                rows = values.reshape(-1, *part.shape)
+                common[name] = torch.from_numpy(np.concatenate([rows, np.zeros_like(rows[:1])]))
+            else:
+                common[name] = torch.from_numpy(values).reshape(part.shape)
+        return common
+
+    def _private_parameters(self, users):
+        """Return the private parameters of users, with the user as first axis."""
+        layout, own = blueprint(self._method).layout, {}
+        rows = np.tile(self.newcomer_factors_, (len(users), 1))
+        rows[users >= 0] = self.user_factors_[users[users >= 0]]
+        rows = torch.from_numpy(rows)
+        for name, column in layout.columns(self.n_items_).items():
+            part = layout.parts[name]
+            values = rows[:, column].to(part.dtype)
+            if part.kind == "private item":
+                values = functional.pad(values, (0, part.width))
+            shape = part.shape if part.kind == "private" else (-1, *part.shape)
+            own[name] = values.reshape(len(users), *shape)
+        return own
 
     def to_module(self, user: Any = None) -> nn.Module:
         """The fitted module, with copies of the parameters.
@@ -443,12 +493,6 @@ class NeuralRecommender(LearnsFromFeedback):
         module.load_state_dict(state, strict=False)
         return module.eval()
 
-    def _score_pairs(self, users, items):
-        return self._response(self._raw_scores(users, items))
-
-    def _score_all(self, users):
-        return self._scorer().all(users) + getattr(self, "global_bias_", 0.0)
-
 
 def _n_items(message, layout):
     """Size of the catalogue, from the tables in a message."""
@@ -471,3 +515,23 @@ def _numbered_as_in(block, parts):
         first_user = parts.client_indptr[error.client]
         client = np.searchsorted(block.client_indptr, first_user, side="right") - 1
         raise ClientFailed(int(client), str(error)) from error
+
+
+def _grouped(users: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Group pairs by user; yields some users, the places of their pairs, and which are none.
+
+    Users with about as many pairs are grouped, because each group is padded.
+    """
+    order = np.argsort(users, kind="stable")
+    whom, starts, counts = np.unique(users[order], return_index=True, return_counts=True)
+    by_size = np.argsort(counts, kind="stable")
+    start = 0
+    while start < len(by_size):
+        # The last of a group is the largest.
+        padded = counts[by_size[start:]] * np.arange(1, len(by_size) - start + 1)
+        stop = start + max(1, int(np.searchsorted(padded, PAIRS, "right")))
+        some = by_size[start:stop]
+        places = starts[some, None] + np.arange(counts[some].max())
+        is_pair = places < (starts + counts)[some, None]
+        yield whom[some], order[np.where(is_pair, places, starts[some, None])], is_pair
+        start = stop
