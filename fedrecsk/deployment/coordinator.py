@@ -122,6 +122,9 @@ class Coordinator:
             Server.of(estimator, key, party=party),
             Members(None if party is None else party.n_clients),
         )
+        # The server's half of the protocol, and the clients.
+        self.server: Server = self.progress.server
+        self.members: Members = self.progress.members
         greeting = {
             "kind": "register",
             "fit": self.progress.fit,
@@ -129,7 +132,7 @@ class Coordinator:
         }
         self.exchanges: Exchanges = Exchanges(
             carrier,
-            self.progress.members,
+            self.members,
             pack(greeting, {}),
             patience,
             len(self.server.item_ids),
@@ -152,16 +155,6 @@ class Coordinator:
         self.is_resumed = True
         log.info("Resumed after %d rounds", progress.server.round)
         return progress
-
-    @property
-    def server(self) -> Server:
-        """The server's half of the protocol."""
-        return self.progress.server
-
-    @property
-    def members(self) -> Members:
-        """The clients."""
-        return self.progress.members
 
     # ------------------------------------------------------------------------ the loop
 
