@@ -278,7 +278,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
                 rows = slice(own.indptr[who[0]], own.indptr[who[-1] + 1])
                 gradients, lost = _gradients(part, sizes, message, who, state["level"])
                 table[rows], basis[who], scorer[who] = gradients
-                n_ratings[who, 0] = _sums(part.rating_indptr, part.weights)
+                n_ratings[who, 0] = np.add.reduceat(part.weights, part.rating_indptr[:-1])
                 loss += lost
         is_finite = np.isfinite(basis).all(axis=(1, 2)) & np.isfinite(scorer).all(axis=1)
         fields = {
@@ -420,15 +420,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     # ------------------------------------------------------------------- what it needs
 
     def _sizes(self, n_items):
-        return Sizes(
-            n_items,
-            self.rank,
-            self.n_factors,
-            self.scorer_size,
-            self.code_size,
-            self.memory_size,
-            self.hidden_size,
-        )
+        return Sizes(n_items, *(getattr(self, name) for name in Sizes._fields[1:]))
 
     def _least_bytes(self, data):
         # The weights, Adam's two moments, and the fitted model.
@@ -456,11 +448,6 @@ def _chunks(numbers):
         numbers[start : start + CLIENTS_AT_A_TIME]
         for start in range(0, len(numbers), CLIENTS_AT_A_TIME)
     ]
-
-
-def _sums(indptr, numbers):
-    """Return sums over ``numbers[indptr[c]:indptr[c + 1]]``; none of these is empty."""
-    return np.add.reduceat(numbers, indptr[:-1])
 
 
 def _gradients(part, sizes, message, who, level):
