@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
+import pickle
 import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import joblib
-
 if TYPE_CHECKING:
     from typing import Any
 
-# A fitted estimator; and a server's Records.
+# A fitted estimator and a server's Records, which joblib loads, too.
 MODEL, RECORDS = "model.joblib", "records.joblib"
 
 
@@ -39,7 +38,7 @@ class Store:
             return None
         if os.name == "posix":
             _check_own(file)
-        return joblib.load(file)
+        return pickle.loads(file.read_bytes())
 
     def save(self, name: str, thing: Any) -> None:
         """Save something under a name, in place of what was there."""
@@ -47,7 +46,7 @@ class Store:
         draft, path = tempfile.mkstemp(prefix=f".{name}-", dir=self.folder)
         try:
             with os.fdopen(draft, "wb") as file:
-                joblib.dump(thing, file)
+                pickle.dump(thing, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(path, self.folder / name)
