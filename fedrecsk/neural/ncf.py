@@ -26,7 +26,7 @@ from fedrecsk.neural._optimizers import adam_step
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from sklearn.utils import Tags
 
@@ -389,16 +389,18 @@ class NCF(RankingMixin, Epochs):
             self.n_negatives if implicit else 0,
         )
         network, generator = network_of(*self._fitted_sizes), Key(0).generator("negatives")
-        fixed = {name: one[None] for name, one in self.weights_.items()}
-        fixed["item.weight"] = self.item_factors_[None]
-        user = with_moments({"user.weight": torch.from_numpy(self._means[0])[None]})
+        fixed = tensors(self.weights_ | {"item.weight": self.item_factors_})
+        user = torch.tensor(self._means[0][None], requires_grad=True)
+        mean, square = torch.zeros_like(user), torch.zeros_like(user)
         for step in range(STEPS_OF_THE_NEW):
             rate = RATE_OF_THE_NEW * (1 - step / STEPS_OF_THE_NEW)
-            batch = examples.draw(np.arange(n), generator)
-            train_on(
-                batch, network, user | fixed, self._losses, float(self.reg), rate, step + 1, user
-            )
-        return user["user.weight"][0, 0]
+            _, items, targets, weights = examples.draw(np.arange(n), generator)
+            parameters, pairs = fixed | {"user.weight": user}, (torch.zeros_like(items), items)
+            losses = self._losses(functional_call(network, parameters, pairs), targets, weights)
+            penalty = float(self.reg) * weights.sum() * user.square().sum()
+            (gradient,) = torch.autograd.grad((losses.sum() + penalty) / weights.numel(), user)
+            adam_step([user], [mean], [square], [gradient], step + 1, rate)
+        return user[0].detach().numpy()
 
 
 class Examples(NamedTuple):
@@ -489,21 +491,19 @@ def train_on(
     reg: float,
     learning_rate: float,
     n_steps: int,
-    trained: Iterable[str] | None = None,
 ) -> float:
     """Take step `n_steps`, from 1, of Adam on a batch, in place; return its summed loss.
 
-    `state` has arrays (3, *shape): parameters and two moments, which those that are not `trained`
-    do not need. `reg` is the weight of squared vectors in the loss of each example.
+    `state` has arrays (3, *shape): parameters and their two moments. `reg` is the weight of squared
+    vectors in the loss of each example.
     """
     users, items, targets, weights = batch
-    trained = list(state if trained is None else trained)
     # Adam sees only the rows of the tables that the batch uses, as if there were no others.
     parts, used, codes = tensors(state), {}, {}
     for name, whose in zip(TABLES, (users, items), strict=True):
         used[name], codes[name] = whose.unique(return_inverse=True)
         parts[name] = parts[name].index_select(1, used[name])
-    parameters = {name: part[0].requires_grad_(name in trained) for name, part in parts.items()}
+    parameters = {name: part[0].requires_grad_() for name, part in parts.items()}
     codes["user.weight"] = codes["user.weight"][:, None].expand(items.shape)
     losses = losses_of(functional_call(network, parameters, (*codes.values(),)), targets, weights)
     penalty = sum(
@@ -511,9 +511,8 @@ def train_on(
         for name in TABLES
     )
     goal = (losses.sum() + reg * penalty) / weights.numel()
-    gradients = torch.autograd.grad(goal, [parameters[name] for name in trained])
-    moved = zip(*(parts[name] for name in trained), strict=True)
-    adam_step(*moved, gradients, n_steps, learning_rate)
-    for name in set(trained) & set(used):
+    gradients = torch.autograd.grad(goal, list(parameters.values()))
+    adam_step(*zip(*parts.values(), strict=True), gradients, n_steps, learning_rate)
+    for name in TABLES:
         torch.from_numpy(state[name]).index_copy_(1, used[name], parts[name])
     return losses.sum().item()
