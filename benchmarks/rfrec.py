@@ -141,7 +141,7 @@ def participation(options):
                 "federation": federation,
             }
     for label, setting in settings.items():
-        for aggregation in ("all", "holders"):
+        for aggregation in ("clients", "holders"):
             model = _seeded(RFRec(aggregation=aggregation, **setting), 0, options)
             print(
                 f"RFRec, {label}, aggregation={aggregation!r}: RMSE {errors(model, *part)[1]:.4f}",

@@ -126,6 +126,8 @@ def test_every_row_has_its_own_place_in_the_results_and_can_be_run(paper, option
     for row in (row for t in tables for row in t.rows):
         assert row.paper
         assert callable(row.protocol)
+        if hasattr(row.model, "_parameter_constraints"):
+            row.model._validate_params()
         if row.model is not None and "n_rounds" in row.model.get_params():
             assert isinstance(reproduce._prepared(row.model, 0, options).n_rounds, int)
 

@@ -207,11 +207,15 @@ def _no_connection():
             "100k",
             rating_errors,
         )
-        for label, aggregation in (("RFRec", "all"), ("RFRec", "holders"), ("RFRecF", "holders"))
+        for label, aggregation in (
+            ("RFRec", "clients"),
+            ("RFRec", "holders"),
+            ("RFRecF", "holders"),
+        )
         for share in DROPPED
     ]
     refused = Row(
-        'RFRec, "all"',
+        'RFRec, "clients"',
         None,
         untold(*ERRORS),
         "1m",
