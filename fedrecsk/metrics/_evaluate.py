@@ -15,22 +15,23 @@ from fedrecsk._utils.sklearn_compat import (
 )
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data.interactions import id_array
-from fedrecsk.metrics._held_out import check_rows, hold_out, warn_if_seen
-from fedrecsk.metrics._metrics import (
+from fedrecsk.metrics._held_out import (
+    check_rows,
+    draw_negatives,
+    group_negatives,
+    hold_out,
+    rank,
+    read_negatives,
+    transform_negatives,
+    warn_if_seen,
+)
+from fedrecsk.metrics._ranking import (
     OF_LISTS,
     RankingSpec,
     check_cutoffs,
     check_metrics,
     key_of,
     value,
-)
-from fedrecsk.metrics._rank import (
-    draw_negatives,
-    group_negatives,
-    rank_among,
-    rank_catalogue,
-    read_negatives,
-    transform_negatives,
 )
 from fedrecsk.metrics._recommender import PEERS, adapt, unwrap, unwrap_and_adapt
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from fedrecsk.metrics._metrics import Ranking
+    from fedrecsk.metrics._ranking import Ranking
 
 
 def evaluate_ranking(
@@ -185,7 +186,7 @@ def catalogue_ndcg(
     """Return NDCG at k of a recommender of this package over its catalogue, however small."""
     adapted = adapt(model)
     held_out = hold_out(adapted, *check_rows(X, y, sample_weight), relevant_above=0.0)
-    return value("ndcg", rank_catalogue(adapted, held_out, RankingSpec(k)), k)
+    return value("ndcg", rank(adapted, held_out, RankingSpec(k)), k)
 
 
 def exposure(
@@ -327,7 +328,7 @@ class Protocol:
         if self.n_negatives is not None or spec.n_listed or (given is None and self.exclude_seen):
             _check_seen_is_known(model, recommender)
         if given is None and self.n_negatives is None:
-            return rank_catalogue(model, held_out, spec, exclude_seen=self.exclude_seen)
+            return rank(model, held_out, spec, exclude_seen=self.exclude_seen)
         if given is None:
             negatives = draw_negatives(model, held_out, self.n_negatives, self.random_state)
         else:
@@ -335,7 +336,7 @@ class Protocol:
         n_candidates = np.diff(negatives[0]) + held_out.n_rows
         user = held_out.user_ids.values[n_candidates.argmin()]
         self._check_depth(spec.cutoff, n_candidates.min(), f"candidates of user {user!s}")
-        return rank_among(model, held_out, negatives, spec)
+        return rank(model, held_out, spec, negatives=negatives)
 
     @staticmethod
     def _check_depth(k, n_candidates, what):

@@ -1,25 +1,41 @@
-"""Test rows, encoded for the recommender that is evaluated."""
+"""Held-out rows, encoded for a recommender and ranked by its scores.
+
+Rows are ranked among the whole catalogue, or among negatives, drawn or given.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.utils import check_array, column_or_1d
+from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.validation import check_consistent_length
 
-from fedrecsk._utils.sklearn_compat import check_sample_weight
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import check_sample_weight, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._mistakes import check_order
-from fedrecsk.data.interactions import Ids, as_table, encode
+from fedrecsk.data.interactions import Ids, as_table, encode, id_array, id_columns
+from fedrecsk.metrics._ranking import Ranking
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from numpy.typing import NDArray
+
+ranking_kernels: LazyModule = LazyModule("fedrecsk.metrics._ranking_kernels")
 
 # Number of users whose test rows are compared with what they saw in fit.
 USERS_LOOKED_AT = 100
+# Gains above this are scaled down.
+LARGE = 1e100
+# Published files of negatives contain a few rated items; a larger share is a mistake.
+TOLERATED_SHARE_RATED = 0.01
+# Items that one call of the kernel looks through, so that it ends within a second.
+ITEMS_PER_CALL = 2**27
 
 
 @dataclass(frozen=True)
@@ -126,7 +142,7 @@ def warn_if_seen(model, held_out):
     """Warn if the first test users have seen all their test items in fit."""
     if model.seen is None:
         return
-    indptr, items = model.seen
+    indptr, items = model.seen.indptr, model.seen.indices
     for user in range(min(held_out.n_users, USERS_LOOKED_AT)):
         own = held_out.items[held_out.indptr[user] : held_out.indptr[user + 1]]
         code = held_out.users[user]
@@ -136,3 +152,236 @@ def warn_if_seen(model, held_out):
         "The model was fitted to the test rows, so this does not measure prediction. "
         "Evaluate held-out rows: see fedrecsk.model_selection.",
     )
+
+
+# ----------------------------------------------------------------------------- ranking
+
+
+def rank(model, held_out, spec, *, negatives=None, exclude_seen=True):
+    """Rank each user's rows among the catalogue, or among negatives (indptr, item codes)."""
+    n_users, n_items = held_out.n_users, len(model.item_ids)
+    if negatives is None:
+        n_candidates = np.full(n_users, n_items)
+    else:
+        n_candidates = np.diff(negatives[0]) + held_out.n_rows
+    n_ranked = np.empty(n_users, dtype=np.int64)
+    ahead, tied = np.empty((2, len(held_out.items)), dtype=np.int64)
+    lists = np.empty((n_users, spec.n_listed), dtype=np.int32)
+    model.serve(held_out.users)
+    for batch in _batches(model.n_scored(n_candidates), model.scores_per_batch):
+        indptr = held_out.indptr[batch.start : batch.stop + 1]
+        rows = slice(indptr[0], indptr[-1])
+        indptr = indptr - indptr[0]
+        if negatives is None:
+            board = model.board(held_out.users[batch], held_out.user_ids.values[batch])
+            if exclude_seen and model.seen is not None:
+                _hide_seen(board, held_out.users[batch], model.seen, indptr, held_out.items[rows])
+            if spec.n_listed:
+                best = top_k(board, spec.n_listed)
+                found = np.isfinite(np.take_along_axis(board, best, axis=1))
+                lists[batch] = np.where(found, best, -1)
+            scores, starts = board.ravel(), np.arange(len(board) + 1) * n_items
+            positions = held_out.items[rows]
+        else:
+            scores, starts, positions = _score_candidates(model, held_out, negatives, batch)
+        chosen = np.where(held_out.relevant[rows], positions, -1)
+        broken = ranking_kernels.places(
+            scores, starts, indptr, chosen, spec.depth, ahead[rows], tied[rows]
+        )
+        if broken >= 0:
+            user = held_out.user_ids.values[batch][broken]
+            raise ValueError(
+                f"The model's scores for user {user!s} contain NaN, so there is no ranking; did "
+                "the fit diverge?"
+            )
+        if spec.whole:
+            n_ranked[batch] = np.add.reduceat(scores > -np.inf, starts[:-1], dtype=np.int64)
+    relevant = held_out.relevant
+    gains = held_out.weights[relevant]
+    if gains.max() > LARGE:
+        # NDCG is a ratio, and sums of such gains would be infinite.
+        gains = gains / gains.max()
+    return Ranking(
+        spec=spec,
+        indptr=np.concatenate([[0], np.cumsum(relevant)])[held_out.indptr],
+        ahead=ahead[relevant],
+        tied=tied[relevant],
+        gains=gains,
+        n_candidates=n_ranked,
+        lists=lists,
+        seen=model.seen,
+    )
+
+
+def _hide_seen(board, users, seen, indptr, items):
+    """Set the scores of each user's seen items to -inf, in place, but for those under test."""
+    known = np.flatnonzero(users >= 0)
+    rows, columns = seen[users[known]].nonzero()
+    tested = np.repeat(np.arange(len(users)), np.diff(indptr))[items >= 0], items[items >= 0]
+    scores = board[tested]
+    board[known[rows], columns] = -np.inf
+    board[tested] = scores
+
+
+def _score_candidates(model, held_out, negatives, batch):
+    """Score each user's rows, then its negatives; return starts and the rows' positions too."""
+    indptr = held_out.indptr[batch.start : batch.stop + 1]
+    negative_indptr = negatives[0][batch.start : batch.stop + 1]
+    lengths = np.stack([np.diff(indptr), np.diff(negative_indptr)], axis=1)
+    n_candidates = lengths.sum(axis=1)
+    own = np.repeat(np.tile([True, False], len(lengths)), lengths.ravel())
+    items = np.empty(len(own), dtype=np.int64)
+    items[own] = held_out.items[indptr[0] : indptr[-1]]
+    items[~own] = negatives[1][negative_indptr[0] : negative_indptr[-1]]
+    users = np.repeat(np.arange(len(lengths)), n_candidates)
+    scores = np.full(len(items), -np.inf)
+    known = items >= 0
+    scores[known] = model.pairs(
+        held_out.users[batch], held_out.user_ids.values[batch], users[known], items[known]
+    )
+    starts = np.concatenate([[0], np.cumsum(n_candidates)])
+    positions = np.flatnonzero(own) - starts[users[own]]
+    return scores, starts, positions
+
+
+def _batches(n_scores, scores_per_batch):
+    """Return slices of users with about as many scores each."""
+    part = np.cumsum(n_scores) // scores_per_batch
+    cuts = [0, *(np.flatnonzero(np.diff(part)) + 1), len(n_scores)]
+    return [slice(int(a), int(b)) for a, b in itertools.pairwise(cuts)]
+
+
+def top_k(scores: np.ndarray, k: int) -> NDArray[np.int64]:
+    """Return columns of the k largest scores of each row, ties by order; not finite ones last."""
+    if 16 * k > scores.shape[1]:
+        finite = np.where(np.isfinite(scores), scores, -np.inf)
+        return np.argsort(-finite, axis=1, kind="stable")[:, :k]
+    if scores.dtype.kind != "f":
+        scores = scores.astype(np.float64)
+    columns = np.empty((len(scores), k), dtype=np.int64)
+    ranking_kernels.best(np.ascontiguousarray(scores), np.empty(k, scores.dtype), columns)
+    return columns
+
+
+# ----------------------------------------------------------------------------- negatives
+
+
+def draw_negatives(model, held_out, n_negatives, random_state):
+    """Draw items per user, neither seen nor under test; return indptr and item codes."""
+    generator, n_items = check_random_state(random_state), len(model.item_ids)
+    items = np.empty((held_out.n_users, n_negatives), dtype=np.int64)
+    uniform = generator.random_sample(items.shape)
+    left, taken = np.empty(n_items, dtype=np.int64), np.empty(n_items, dtype=bool)
+    n_each = max(1, ITEMS_PER_CALL // n_items)
+    for start in range(0, held_out.n_users, n_each):
+        batch = slice(start, start + n_each)
+        row, n_left = ranking_kernels.draw(
+            uniform[batch],
+            held_out.users[batch],
+            model.seen.indptr,
+            model.seen.indices,
+            held_out.indptr[start : start + n_each + 1],
+            held_out.items,
+            left,
+            taken,
+            items[batch],
+        )
+        if row >= 0:
+            user = held_out.user_ids.values[start + row]
+            raise ValueError(
+                f"n_negatives={n_negatives}, but user {user!s} has only {n_left} items that are "
+                "neither seen in fit nor in the test rows; lower n_negatives."
+            )
+    return np.arange(held_out.n_users + 1) * n_negatives, items.ravel()
+
+
+def read_negatives(negatives):
+    """Return the users and the items of given negatives, one pair each."""
+    if isinstance(negatives, Mapping):
+        lists = [id_array(items, "negatives") for items in negatives.values()]
+        users = np.repeat(id_array(list(negatives), "users of negatives"), list(map(len, lists)))
+        items = np.concatenate(lists) if lists else np.array([])
+    else:
+        table = negatives if hasattr(negatives, "columns") else np.asarray(as_table(negatives))
+        if table.ndim != 2 or table.shape[1] < 2:
+            raise ValueError(
+                "negatives must be a mapping from user to items, or a table whose rows are a user "
+                f"and one or more negatives; got shape {table.shape}."
+            )
+        width = table.shape[1] - 1
+        users = np.repeat(id_array(safe_indexing(table, 0, axis=1), "users of negatives"), width)
+        columns = safe_indexing(table, list(range(1, width + 1)), axis=1)
+        items = id_array(np.asarray(columns).ravel(), "negatives")
+    if len(users) == 0:
+        raise ValueError("negatives is empty; pass at least one for each user of X.")
+    return users, items
+
+
+def transform_negatives(users, items, X, transformers):
+    """Return the pairs as a pipeline's recommender sees them, of users in X only."""
+    if not transformers:
+        return users, items
+    known, first = np.unique(id_columns(X)[0], return_index=True)
+    inside = np.isin(users, known)
+    users, items = users[inside], items[inside]
+    # Each pair goes through the transformers as a row of X of the same user with another item.
+    rows = safe_indexing(X, first[np.searchsorted(known, users)], axis=0)
+    if hasattr(rows, "columns"):
+        table = rows.copy()
+        table[table.columns[1]] = items
+    else:
+        table = rows.astype(np.result_type(rows, items))
+        table[:, 1] = items
+    for transformer in transformers:
+        table = transformer.transform(table)
+    return id_columns(table)
+
+
+def group_negatives(model, held_out, users, items):
+    """Group given negatives by test user, each item once; return indptr and item codes."""
+    rows = held_out.user_ids.codes(users)
+    asked = rows >= 0
+    rows, items = rows[asked], items[asked]
+    missing = np.bincount(rows, minlength=held_out.n_users) == 0
+    if missing.any():
+        raise ValueError(
+            f"User {held_out.user_ids.values[missing.argmax()]!s} is in X but has no "
+            "negatives; add some, or leave the user's rows out."
+        )
+    n_items = len(held_out.item_ids)
+    own = np.repeat(np.arange(held_out.n_users), held_out.n_rows) * n_items + held_out.own_items
+    codes = held_out.item_ids.codes(items)
+    tested = (codes >= 0) & _among(rows * n_items + codes, own)
+    n_codes = len(model.item_ids) + 1
+    pairs = np.sort((rows * n_codes + model.item_ids.codes(items) + 1)[~tested])
+    rows, codes = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], n_codes)
+    indptr = np.searchsorted(rows, np.arange(held_out.n_users + 1))
+    if not codes.any():
+        warn(
+            "The model knows none of the given negatives, so test items have nothing to be ranked "
+            f"among. Give item ids as in fit, such as {model.item_ids.values[0]!s}.",
+        )
+    n_rated = tested.sum() + _n_seen(model, held_out, rows, codes - 1)
+    if n_rated > TOLERATED_SHARE_RATED * len(items):
+        warn(
+            f"{n_rated} of the {len(items)} given negatives are not negatives: their users have "
+            "seen them in fit, or they are in the test rows.",
+        )
+    return indptr, codes - 1
+
+
+def _n_seen(model, held_out, rows, items):
+    if model.seen is None:
+        return 0
+    users = held_out.users[rows]
+    known = (users >= 0) & (items >= 0)
+    n_items = len(model.item_ids)
+    owners, seen_items = model.seen.nonzero()
+    return int(_among((users * n_items + items)[known], owners * n_items + seen_items).sum())
+
+
+def _among(values, others):
+    # np.isin takes a second for a million values, and this none.
+    others = np.sort(others)
+    position = np.minimum(np.searchsorted(others, values), len(others) - 1)
+    return others[position] == values

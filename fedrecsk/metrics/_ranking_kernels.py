@@ -55,25 +55,6 @@ def compare(scores, start, n, level):
 
 
 @kernel
-def exclude(board, users, seen_indptr, seen_items, test_indptr, test_items, under_test):
-    """Set the scores of each user's seen items to -inf, in place, but for those under test."""
-    # Codes are -1 for unknown users and items; `under_test` is scratch of False.
-    for row in range(len(users)):
-        user = users[row]
-        if user < 0:
-            continue
-        for k in range(test_indptr[row], test_indptr[row + 1]):
-            if test_items[k] >= 0:
-                under_test[test_items[k]] = True
-        for k in range(seen_indptr[user], seen_indptr[user + 1]):
-            if not under_test[seen_items[k]]:
-                board[row, seen_items[k]] = -np.inf
-        for k in range(test_indptr[row], test_indptr[row + 1]):
-            if test_items[k] >= 0:
-                under_test[test_items[k]] = False
-
-
-@kernel
 def draw(uniform, users, seen_indptr, seen_items, test_indptr, test_items, left, taken, drawn):
     """Draw items neither seen nor tested; return the first row with too few, and how many."""
     # `uniform` in [0, 1) decides the draws; `left` and `taken` are scratch of length n_items.

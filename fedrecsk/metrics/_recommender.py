@@ -86,7 +86,7 @@ class _Own:
         self._model = model
         self.item_ids = model._items
         self.user_ids = model._users
-        self.seen = tuple(np.asarray(part, dtype=np.int64) for part in model._seen)
+        self.seen = _ones(*model._seen, len(model._items))
 
     def serve(self, users):
         """Make sure that these users (codes) can be scored."""
@@ -125,7 +125,8 @@ class _Peer:
                 code = np.empty_like(item_order)
                 code[item_order] = np.arange(len(item_order))
                 matrix = sparse.csr_array(model.interactions_)
-                self.seen = matrix.indptr.astype(np.int64), code[matrix.indices]
+                self.seen = _ones(matrix.indptr, code[matrix.indices], len(self.item_ids))
+                self.seen.sum_duplicates()
 
     def n_scored(self, n_candidates):
         """Return the number of scores to compute for each user's candidates."""
@@ -160,4 +161,9 @@ class _Plain(_Peer):
         self._model = model
         self._columns = getattr(X_train, "columns", None)
         self.item_ids, self.user_ids = data.item_ids, data.user_ids
-        self.seen = data.indptr, data.items.astype(np.int64)
+        self.seen = _ones(data.indptr, data.items, len(data.item_ids))
+
+
+def _ones(indptr, items, n_items):
+    ones = np.ones(len(items), dtype=np.int8)
+    return sparse.csr_array((ones, items, indptr), (len(indptr) - 1, n_items))

@@ -11,7 +11,7 @@ from sklearn.utils.metadata_routing import MetadataRequest
 
 from fedrecsk._utils.sklearn_compat import BaseScorer, MultimetricScorer
 from fedrecsk.metrics._evaluate import Protocol
-from fedrecsk.metrics._metrics import RankingSpec, check_cutoffs, check_metrics, key_of, value
+from fedrecsk.metrics._ranking import RankingSpec, check_cutoffs, check_metrics, key_of, value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, KeysView, Mapping, Sequence

@@ -190,14 +190,14 @@ def test_drawn_negatives_are_new_items_and_equally_likely(Model, monkeypatch):
     model = Model().fit(train)
     seen, tested = set(map(tuple, train.tolist())), set(map(tuple, test.tolist()))
     drawn = []
-    rank_among = _evaluate.rank_among
+    rank = _evaluate.rank
 
-    def spy(model, held_out, negatives, depth):
+    def spy(model, held_out, spec, negatives):
         users = np.repeat(held_out.user_ids.values, np.diff(negatives[0]))
         drawn.append(np.stack([users, model.item_ids.values[negatives[1]]], axis=1))
-        return rank_among(model, held_out, negatives, depth)
+        return rank(model, held_out, spec, negatives=negatives)
 
-    monkeypatch.setattr(_evaluate, "rank_among", spy)
+    monkeypatch.setattr(_evaluate, "rank", spy)
     for seed in range(100):
         evaluate_ranking(model, test, k=3, n_negatives=4, random_state=seed)
     n_users = len(np.unique(test[:, 0]))

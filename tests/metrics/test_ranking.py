@@ -9,7 +9,7 @@ from scipy import sparse
 from sklearn.metrics import ndcg_score, roc_auc_score
 
 from fedrecsk import metrics
-from fedrecsk.metrics._rank import top_k
+from fedrecsk.metrics._held_out import top_k
 from tests.reference import ranking as reference
 
 FUNCTIONS = {

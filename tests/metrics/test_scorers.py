@@ -22,7 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from fedrecsk import BiasOnly, Popularity, RFRec
-from fedrecsk.metrics import _rank, bytes_up_scorer, evaluate_ranking, make_ranking_scorer
+from fedrecsk.metrics import _evaluate, bytes_up_scorer, evaluate_ranking, make_ranking_scorer
 from tests.conftest import make_toy
 from tests.metrics.models import Given, Peer
 
@@ -39,13 +39,13 @@ def data():
 def n_rankings(monkeypatch):
     """A list that grows by one with every ranking."""
     rankings = []
-    rank = _rank._rank
+    rank = _evaluate.rank
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         rankings.append(1)
-        return rank(*arguments)
+        return rank(*arguments, **options)
 
-    monkeypatch.setattr(_rank, "_rank", counted)
+    monkeypatch.setattr(_evaluate, "rank", counted)
     return rankings
 
 
