@@ -15,6 +15,10 @@ if find_spec("torch"):
 
     THINGS |= {name: getattr(neural, name) for name in neural.__all__}
 
+needs_callbacks = pytest.mark.skipif(
+    not find_spec("sklearn.callback"), reason="callbacks came with scikit-learn 1.9"
+)
+
 
 def is_neural(Estimator):
     """Whether torch trains it, which makes each round of a test slow."""

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from sklearn import config_context
 from sklearn.base import clone, is_regressor
-from sklearn.callback import ProgressBar, ScoringMonitor
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.model_selection import (
     GridSearchCV,
@@ -23,7 +22,7 @@ from fedrecsk.base import Recommender
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol import blocks
 from tests.conftest import make_toy
-from tests.listed import REPRESENTATIVES, THINGS, is_neural
+from tests.listed import REPRESENTATIVES, THINGS, is_neural, needs_callbacks
 
 ESTIMATORS = [e for e in THINGS.values() if isinstance(e, type) and issubclass(e, Recommender)]
 FEDERATED = [e for e in ESTIMATORS if issubclass(e, FederatedRecommender)]
@@ -392,6 +391,7 @@ class Recorder:
         self.predictions.append(fitted_estimator.predict(X))
 
 
+@needs_callbacks
 @every_estimator
 def test_callbacks_see_and_do_not_disturb(Estimator, toy):
     X, y = toy
@@ -406,8 +406,11 @@ def test_callbacks_see_and_do_not_disturb(Estimator, toy):
     np.testing.assert_array_equal(recorder.predictions[-1], alone.predict(X))
 
 
+@needs_callbacks
 @representatives
 def test_scikit_learns_callbacks_work(Estimator, toy, capsys):
+    from sklearn.callback import ProgressBar, ScoringMonitor
+
     X, y = toy
     scoring = "neg_mean_squared_error"
     monitor = ScoringMonitor(scoring=scoring)
@@ -434,6 +437,7 @@ def test_any_n_jobs_gives_the_same_bits(Estimator, monkeypatch):
         assert one.communication_ == three.communication_
 
 
+@needs_callbacks
 @federated_representatives
 def test_every_round_is_a_task_and_a_callback_can_stop_the_fit(Estimator, toy):
     class Stop(Recorder):
@@ -496,6 +500,7 @@ def test_a_warm_start_with_other_parameters_is_refused(Estimator, toy, change):
     assert_same_fit(model, make(Estimator, n_rounds=9).fit(*toy))
 
 
+@needs_callbacks
 @every_federated
 def test_writing_into_a_model_changes_no_running_fit(Estimator, toy):
     class Vandal(Recorder):

@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 from importlib.metadata import requires
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,8 @@ def run(code):
 def test_import_is_light():
     heavy = "{'numba', 'torch', 'matplotlib', 'implicit', 'pandas', 'rich'}"
     # scikit-learn loads some of them itself where they are installed.
-    before = (
-        "import sys, sklearn.callback, sklearn.metrics, sklearn.utils; before = set(sys.modules)"
-    )
+    callbacks = "sklearn.callback, " if find_spec("sklearn.callback") else ""
+    before = f"import sys, {callbacks}sklearn.metrics, sklearn.utils; before = set(sys.modules)"
     code = f"{before}; import fedrecsk, fedrecsk.datasets; "
     assert run(code + f"print((set(sys.modules) - before) & {heavy})").strip() == "set()"
 
@@ -61,3 +61,9 @@ def test_scikit_learn_is_bounded_by_the_version_that_was_tested():
     assert "<" in bound, "private names may move in any minor version"
     assert Requirement(bound).specifier.contains(sklearn.__version__)
     assert all(hasattr(sklearn_compat, name) for name in sklearn_compat.__all__)
+
+
+@pytest.mark.skipif(bool(find_spec("sklearn.callback")), reason="scikit-learn has callbacks")
+def test_callbacks_name_the_version_that_they_need():
+    with pytest.raises(ImportError, match="scikit-learn 1"):
+        BiasOnly().set_callbacks(print)

@@ -9,12 +9,12 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from sklearn.callback import CallbackSupportMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
 from fedrecsk._utils import memory
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import (
+    CallbackSupportMixin,
     check_sample_weight,
     fit_context,
     validate_parameter_constraints,
@@ -206,13 +206,7 @@ class Recommender(
             )
         X, y = self._checked(X, y, reset=reset)
         if sample_weight is not None:
-            sample_weight = check_sample_weight(
-                sample_weight,
-                X,
-                dtype=np.float64,
-                ensure_non_negative=True,
-                allow_all_zero_weights=True,
-            )
+            sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
         _checks.check_rows(y, sample_weight)
         return encode(
             X,

@@ -274,7 +274,8 @@ def progress(model: Any) -> Iterator[None]:
 def shows_progress() -> bool:
     """Return whether there are progress bars: on a terminal, if rich is installed."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return is_terminal and importlib.util.find_spec("rich") is not None
+    needed = ("rich", "sklearn.callback")  # callbacks came with scikit-learn 1.9
+    return is_terminal and all(map(importlib.util.find_spec, needed))
 
 
 def show_warning(message, *args, **kwargs) -> None:

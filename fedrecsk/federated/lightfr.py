@@ -707,9 +707,7 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
             raise ValueError('targets="ratings" needs y; pass the ratings of the new items.')
         X, y = self._checked(X, y)
         if sample_weight is not None:
-            sample_weight = check_sample_weight(
-                sample_weight, X, dtype=np.float64, ensure_non_negative=True
-            )
+            sample_weight = check_sample_weight(sample_weight, X)
         users, items = id_columns(X)
         known = self._items.codes(items) >= 0
         if known.any():

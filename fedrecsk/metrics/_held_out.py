@@ -74,9 +74,7 @@ def check_rows(X, y=None, sample_weight=None):
         y = check_array(column_or_1d(y), ensure_2d=False, dtype=np.float64, input_name="y")
         check_consistent_length(table, y)
     if sample_weight is not None:
-        sample_weight = check_sample_weight(
-            sample_weight, table, dtype=np.float64, ensure_non_negative=True
-        )
+        sample_weight = check_sample_weight(sample_weight, table)
     return table, y, sample_weight
 
 

@@ -269,7 +269,7 @@ def _read(X, y, clients, sample_weight):
     check_consistent_length(*data)
     kept = np.ones(len(users[0]), dtype=bool)
     if sample_weight is not None:
-        kept = check_sample_weight(sample_weight, X, ensure_non_negative=True) > 0
+        kept = check_sample_weight(sample_weight, X) > 0
     return data, kept, users, items
 
 
