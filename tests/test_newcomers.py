@@ -84,9 +84,9 @@ def test_few_candidates_make_short_lists(Estimator, toy):
 def test_lists_that_memory_cannot_hold_are_refused(toy, monkeypatch):
     X, y = toy
     model = Popularity().fit(X, y)
-    monkeypatch.setattr(base._frames, "UNCHECKED_BYTES", 1000)
+    monkeypatch.setattr(base._recommend, "UNCHECKED_BYTES", 1000)
     # An id, a score and a place of 8 bytes each.
-    monkeypatch.setattr(base._frames.memory, "available", lambda: 20 * 9 * 3 * 8)
+    monkeypatch.setattr(base._recommend.memory, "available", lambda: 20 * 9 * 3 * 8)
     assert model.recommend([1] * 20, 9)[0].shape == (20, 9)
     with pytest.raises(ValueError, match="9 recommendations for each of 21 users take about"):
         model.recommend([1] * 21, 9)

@@ -5,8 +5,7 @@ from fedrecsk.base._fold_in import _placed as _placed
 from fedrecsk.base._kinds import RankingMixin, RatingMixin, check_likes
 from fedrecsk.base._linear import _batches as _batches
 from fedrecsk.base._linear import linear_scores
-from fedrecsk.base._recommender import Recommender
-from fedrecsk.base._report import FitReport, attributes_of
+from fedrecsk.base._recommender import FitReport, Recommender, attributes_of
 
 __all__ = [
     "FitReport",

@@ -1,4 +1,4 @@
-"""Lists of recommendations."""
+"""Recommend items, and check and lay out lists of ids and scores."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
+import pandas as pd
 from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
+from fedrecsk._utils import memory
 from fedrecsk._utils.sklearn_compat import Interval, safe_indexing, validate_parameter_constraints
 from fedrecsk.base._fold_in import _runs
-from fedrecsk.base._frames import check_frames, require_room, tidy
 from fedrecsk.base._linear import _batches
 from fedrecsk.data.interactions import Ids, as_table, id_array, id_columns, missing_id
 
@@ -22,6 +23,44 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
     from pandas import DataFrame
+
+
+# Lists that take more bytes than this are checked against the available memory.
+UNCHECKED_BYTES = 2**28
+
+
+def check_frames(as_frame, caller):
+    """Raise if `as_frame` is not a boolean."""
+    validate_parameter_constraints(
+        {"as_frame": ["boolean"]}, {"as_frame": as_frame}, caller_name=caller
+    )
+
+
+def require_room(n_rows, n_columns, itemsize, what, hint):
+    """Raise if lists of ids (of `itemsize` bytes each) and scores do not fit into memory."""
+    nbytes = n_rows * n_columns * (16 + itemsize)
+    if nbytes > UNCHECKED_BYTES:
+        memory.require(nbytes, what, hint)
+
+
+def tidy(owners, ids, scores, names):
+    """A table with one row per id in the lists: owner of the list, id, score and rank.
+
+    Parameters
+    ----------
+    owners : ndarray of shape (n_rows,)
+    ids, scores : ndarray of shape (n_rows, n_places)
+        Empty places have score -inf.
+    names : tuple of str
+        Columns of the owners and of the ids.
+
+    Returns
+    -------
+    frame : DataFrame of four columns
+    """
+    rows, places = np.nonzero(scores > -np.inf)
+    columns = owners[rows], ids[rows, places], scores[rows, places], places + 1
+    return pd.DataFrame(dict(zip((*names, "score", "rank"), columns, strict=True)))
 
 
 class Recommends:

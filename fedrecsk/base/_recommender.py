@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from abc import ABC, abstractmethod
@@ -22,17 +23,88 @@ from fedrecsk._utils.sklearn_compat import (
 from fedrecsk.base._fold_in import FoldIn
 from fedrecsk.base._linear import LinearScores
 from fedrecsk.base._recommend import Recommends
-from fedrecsk.base._report import FitReport
 from fedrecsk.base._similarity import Similarity
 from fedrecsk.data import _checks
 from fedrecsk.data._mistakes import warn_about_unknown_pairs
 from fedrecsk.data.interactions import as_table, catalogue_ids, encode, id_columns
 
 if TYPE_CHECKING:
-    from typing import Self
+    from collections.abc import Callable
+    from typing import Any, Self
 
     from numpy.typing import ArrayLike, NDArray
     from sklearn.utils import Tags
+
+    from fedrecsk.data.interactions import Interactions
+
+
+def attributes_of(data: Interactions) -> dict[str, Any]:
+    """Fitted attributes about users and items that every model has, as a dict."""
+    return {
+        "user_ids_": data.user_ids.values.copy(),
+        "item_ids_": data.item_ids.values.copy(),
+        "n_users_": data.n_users,
+        "n_items_": data.n_items,
+        "_users": data.user_ids,
+        "_items": data.item_ids,
+        "_seen": (data.indptr, data.items),
+    }
+
+
+class FitReport:
+    """Reports a running fit to scikit-learn's callbacks.
+
+    Parameters
+    ----------
+    estimator : Recommender
+    X, y, sample_weight
+        As given to fit.
+    data : Interactions
+    """
+
+    def __init__(
+        self, estimator: Any, X: Any, y: Any, sample_weight: Any, data: Interactions
+    ) -> None:
+        self.static: dict[str, Any] = attributes_of(data)
+        self._estimator = estimator
+        # ScoringMonitor does nothing if y is None.
+        y = np.ones(len(X)) if y is None and hasattr(X, "__len__") else y
+        metadata = None if sample_weight is None else {"sample_weight": sample_weight}
+        self._arguments = {"X": X, "y": y, "metadata": metadata}
+        self._context = estimator._init_callback_context(max_subtasks=estimator._n_tasks(data))
+
+    def begin(self) -> None:
+        """Report that the fit begins."""
+        self._context.call_on_fit_task_begin(estimator=self._estimator, **self._arguments)
+
+    def end(self) -> None:
+        """Report that the fit has ended and the estimator is fitted."""
+        self._context.call_on_fit_task_end(
+            estimator=self._estimator,
+            **self._arguments,
+            reconstruction_attributes=lambda: copy.deepcopy(
+                {name: value for name, value in vars(self._estimator).items() if name[-1] == "_"}
+            ),
+        )
+
+    def step(self, name: str) -> Callable[[Callable[[], dict[str, Any]]], bool]:
+        """Open a step of the fit, and return the function that closes it.
+
+        The closing function takes `attributes`, a function that returns the fitted attributes of
+        the moment and is called only if a callback needs them. It returns True to stop the fit.
+        """
+        context = self._context.subcontext(task_name=name)
+        context.call_on_fit_task_begin(estimator=self._estimator, **self._arguments)
+
+        def close(attributes):
+            return context.call_on_fit_task_end(
+                estimator=self._estimator,
+                **self._arguments,
+                reconstruction_attributes=lambda: self.static | attributes(),
+            )
+
+        return close
+
 
 # Parameters that determine the size of the model.
 _SIZES = ("n_factors", "n_bits")

@@ -11,8 +11,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
 from fedrecsk._utils.sklearn_compat import Interval, validate_parameter_constraints
-from fedrecsk.base._frames import check_frames, require_room, tidy
 from fedrecsk.base._linear import _batches
+from fedrecsk.base._recommend import check_frames, require_room, tidy
 from fedrecsk.data.interactions import id_array, named
 
 if TYPE_CHECKING:

@@ -501,3 +501,22 @@ def _by_user_and_item(users, items, shape) -> tuple[np.ndarray, np.ndarray, np.n
 
 def _indptr(counts):
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def coded_rows(X):
+    """Return ((users, n_users), (items, n_items)): the ids of X, numbered as they appear first."""
+    factors = map(factorized, id_columns(as_rows(X)))
+    return tuple((codes, len(values)) for codes, values in factors)
+
+
+def as_rows(X):
+    """Return X as an ndarray or DataFrame with two columns of ids, or raise."""
+    X = as_table(X)
+    X = X if hasattr(X, "shape") else np.asarray(X)
+    if len(X.shape) != 2 or X.shape[1] < 2 or not X.shape[0]:
+        raise ValueError(
+            "X should have one row per interaction, with the user's id in column 0 and the item's "
+            f"id in column 1; its shape is {tuple(X.shape)}."
+        )
+    warn_about_columns(X)
+    return X

@@ -1,7 +1,5 @@
 """Interactions to learn from: read your own, download published ones, or generate some."""
 
-from fedrecsk.datasets._generate import make_ratings
-from fedrecsk.datasets._interactions import make_interactions
 from fedrecsk.datasets.fetch import (
     clear_data_home,
     fetch_filmtrust,
@@ -10,6 +8,7 @@ from fedrecsk.datasets.fetch import (
     fetch_movielens,
     get_data_home,
 )
+from fedrecsk.datasets.generate import make_interactions, make_ratings
 from fedrecsk.datasets.readers import load_ratings
 
 __all__ = [

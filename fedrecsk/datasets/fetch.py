@@ -135,16 +135,8 @@ def fetch_movielens(
         ...
     FileNotFoundError: MovieLens 100K was not found and download_if_missing is False...
     """
-    return _fetch(
-        f"movielens-{variant}",
-        data_home,
-        download_if_missing,
-        as_frame,
-        return_X_y,
-        n_retries,
-        delay,
-        timeout,
-    )
+    download = download_if_missing, n_retries, delay, timeout
+    return _fetch(f"movielens-{variant}", data_home, download, as_frame, return_X_y)
 
 
 @documented
@@ -249,16 +241,8 @@ def fetch_kuairec(
         ...
     FileNotFoundError: KuaiRec's big matrix was not found and download_if_missing is False...
     """
-    return _fetch(
-        f"kuairec-{variant}",
-        data_home,
-        download_if_missing,
-        as_frame,
-        return_X_y,
-        n_retries,
-        delay,
-        timeout,
-    )
+    download = download_if_missing, n_retries, delay, timeout
+    return _fetch(f"kuairec-{variant}", data_home, download, as_frame, return_X_y)
 
 
 @documented
@@ -343,16 +327,8 @@ def fetch_filmtrust(
         ...
     FileNotFoundError: FilmTrust was not found and download_if_missing is False...
     """
-    return _fetch(
-        "filmtrust",
-        data_home,
-        download_if_missing,
-        as_frame,
-        return_X_y,
-        n_retries,
-        delay,
-        timeout,
-    )
+    download = download_if_missing, n_retries, delay, timeout
+    return _fetch("filmtrust", data_home, download, as_frame, return_X_y)
 
 
 @documented
@@ -435,16 +411,8 @@ def fetch_lastfm(
         ...
     FileNotFoundError: Last.fm 2K was not found and download_if_missing is False...
     """
-    return _fetch(
-        "lastfm",
-        data_home,
-        download_if_missing,
-        as_frame,
-        return_X_y,
-        n_retries,
-        delay,
-        timeout,
-    )
+    download = download_if_missing, n_retries, delay, timeout
+    return _fetch("lastfm", data_home, download, as_frame, return_X_y)
 
 
 @validate_params(_HOME, prefer_skip_nested_validation=True)
@@ -550,18 +518,16 @@ def _create(home: Path) -> None:
 def _fetch(
     name: str,
     data_home: str | os.PathLike[str] | None,
-    download_if_missing: bool,
+    download: tuple[bool, int, float, float],
     as_frame: bool,
     return_X_y: bool,
-    n_retries: int,
-    delay: float,
-    timeout: float,
 ) -> Bunch | tuple[Any, Any]:
     """Return the published data set of that name."""
     spec = PUBLISHED[name]
     home = _resolved(data_home)
     path = next((copy for copy in spec.local_copies(home) if copy.is_file()), None)
     if path is None:
+        download_if_missing, n_retries, delay, timeout = download
         if not download_if_missing:
             raise FileNotFoundError(
                 f"{spec.title} was not found and download_if_missing is False. "

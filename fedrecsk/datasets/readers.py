@@ -31,7 +31,6 @@ from fedrecsk.datasets._bunch import make_bunch, make_X, make_y
 _SEPARATORS = ("::", "\t", ";", "|", ",", " ")
 _HEAD = 2**17  # bytes in which the separator, the header and the columns are looked for
 _CHUNK = 2**18  # rows
-_LONGEST_LINE = 2**20  # bytes
 # What comments begin with in most files; Excel writes "sep=;" into the first line.
 _COMMENT_SIGNS = ("#", "%", "//", "sep=")
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}", re.ASCII)
@@ -238,7 +237,7 @@ class TextFile:
         """Open the unpacked bytes; errors name the file if they are damaged or no such text."""
         try:
             with self.open_raw() as raw, _unpacked(raw, self.name) as handle:
-                yield io.BufferedReader(_ShortLines(handle, self.name), _LONGEST_LINE)
+                yield handle
         except UnicodeError as error:
             raise ValueError(
                 f"{self.name} is not {self.encoding} text ({error}). If it is text, pass its "
@@ -270,27 +269,6 @@ class TextFile:
         with self.open() as handle:
             lines = enumerate(io.TextIOWrapper(handle, self.encoding))
             return [position for position, line in lines if line.startswith(self.comment)]
-
-
-class _ShortLines(io.RawIOBase):
-    """Bytes that are refused if a line is very long: it would take minutes to read as a field."""
-
-    def __init__(self, handle: Any, name: str) -> None:
-        self._handle, self._name, self._n_bytes = handle, name, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        n_bytes = self._handle.readinto(buffer)
-        block = bytes(buffer[:n_bytes])
-        self._n_bytes = 0 if b"\n" in block or b"\r" in block else self._n_bytes + n_bytes
-        if self._n_bytes >= _LONGEST_LINE:
-            raise ValueError(
-                f"{self._name} has a line of more than {_LONGEST_LINE:,} bytes, so it is no table "
-                "with one interaction per line."
-            )
-        return n_bytes
 
 
 class Table(NamedTuple):

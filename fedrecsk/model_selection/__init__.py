@@ -8,8 +8,13 @@ To hold out whole users, use scikit-learn's own splitters with the users as grou
 
 from fedrecsk.model_selection._compare import compare
 from fedrecsk.model_selection._comparison import Comparison
-from fedrecsk.model_selection._holdout import LeaveLastOut, TemporalHoldout, UserHoldout
-from fedrecsk.model_selection._kfold import UserKFold, WarmStartKFold
+from fedrecsk.model_selection._splitters import (
+    LeaveLastOut,
+    TemporalHoldout,
+    UserHoldout,
+    UserKFold,
+    WarmStartKFold,
+)
 
 __all__ = [
     "Comparison",

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_consistent_length, indexable, validat
 
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import fit_context, safe_indexing
-from fedrecsk.preprocessing._rows import as_rows
+from fedrecsk.data.interactions import as_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -46,7 +46,7 @@ from fedrecsk.model_selection._comparison import (
     Comparison,
     error_lines,
 )
-from fedrecsk.model_selection._kfold import UserKFold
+from fedrecsk.model_selection._splitters import UserKFold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,8 +11,7 @@ figure is narrower than 6 inches or the legend would take more than a third of t
 whose legend would take more than a third of the height is made taller.
 """
 
-from fedrecsk.plotting._convergence import ConvergenceDisplay
 from fedrecsk.plotting._cost import CostDisplay
-from fedrecsk.plotting._curves import PrivacyDisplay, RobustnessDisplay
+from fedrecsk.plotting._curves import ConvergenceDisplay, PrivacyDisplay, RobustnessDisplay
 
 __all__ = ["ConvergenceDisplay", "CostDisplay", "PrivacyDisplay", "RobustnessDisplay"]

@@ -10,8 +10,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedrecsk._utils.sklearn_compat import StrOptions, fit_context
 from fedrecsk.data._mistakes import warn_about_columns
-from fedrecsk.data.interactions import ROLES, Ids, as_table, id_columns
-from fedrecsk.preprocessing._rows import as_rows
+from fedrecsk.data.interactions import ROLES, Ids, as_rows, as_table, id_columns
 
 if TYPE_CHECKING:
     from typing import Self

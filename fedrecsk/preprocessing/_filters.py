@@ -15,7 +15,7 @@ from fedrecsk._utils.sklearn_compat import (
     safe_indexing,
     validate_params,
 )
-from fedrecsk.preprocessing._rows import coded_rows
+from fedrecsk.data.interactions import coded_rows
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

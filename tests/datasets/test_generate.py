@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from fedrecsk.datasets import _generate, make_ratings
+from fedrecsk.datasets import generate, make_ratings
 
 
 def gini(counts):
@@ -105,14 +105,14 @@ def test_same_seed_same_ratings():
 
 def test_the_size_of_blocks_changes_nothing(monkeypatch):
     whole = make_ratings(30, 40, 300, random_state=7)
-    monkeypatch.setattr(_generate, "_BLOCK", 7 * 40)
+    monkeypatch.setattr(generate, "_BLOCK", 7 * 40)
     for a, b in zip(whole, make_ratings(30, 40, 300, random_state=7), strict=True):
         assert_array_equal(a, b)
 
 
 def test_items_drawn_one_by_one_are_as_popular_and_as_liked(monkeypatch):
     popularity = 2.0 * np.arange(50) / 50
-    users, items = _generate._draw_taste(np.random.RandomState(0), 4, 50, 3, 1.0)
+    users, items = generate._draw_taste(np.random.RandomState(0), 4, 50, 3, 1.0)
     # Every user 5000 times, so that the frequencies are close to the probabilities.
     users, n_per_user = np.tile(users, (5000, 1)), np.tile([1, 5, 20, 50], 5000)
 
@@ -125,15 +125,15 @@ def test_items_drawn_one_by_one_are_as_popular_and_as_liked(monkeypatch):
         assert len(np.unique(rows * 50 + chosen)) == len(chosen)
         return counts / 5000
 
-    one_by_one = shares(_generate._draw_items)
+    one_by_one = shares(generate._draw_items)
     assert_array_equal(one_by_one[3], np.ones(50))
     # Four standard deviations of the difference of two shares.
-    assert np.abs(one_by_one - shares(_generate._rank_items)).max() < 4 * np.sqrt(0.5 / 5000)
+    assert np.abs(one_by_one - shares(generate._rank_items)).max() < 4 * np.sqrt(0.5 / 5000)
 
 
 @pytest.mark.parametrize("popularity", [0, 4.7, 500])
 def test_many_pairs(monkeypatch, popularity):
-    monkeypatch.setattr(_generate, "_RANKED_PAIRS", 0)
+    monkeypatch.setattr(generate, "_RANKED_PAIRS", 0)
     X, _ = make_ratings(40, 60, 2000, popularity=popularity, random_state=0)
     assert len(np.unique(X[:, :2], axis=0)) == 2000
     assert_array_equal(np.unique(X[:, 1]), np.arange(60))
@@ -193,9 +193,9 @@ def test_popularity_is_the_skew():
 def test_users_choose_what_they_like():
     # Taste pulls items in; without that its mean over what was chosen would be zero.
     rng = np.random.RandomState(0)
-    user_factors, item_factors = _generate._draw_taste(rng, 100, 200, 5)
+    user_factors, item_factors = generate._draw_taste(rng, 100, 200, 5)
     n_per_user = np.full(100, 20)
-    items = _generate._choose_items(rng, n_per_user, np.zeros(200), user_factors, item_factors)
+    items = generate._choose_items(rng, n_per_user, np.zeros(200), user_factors, item_factors)
     users = np.repeat(np.arange(100), n_per_user)
     taste = user_factors @ item_factors.T
     assert taste[users, items].mean() > taste.mean() + 0.1
@@ -247,6 +247,6 @@ def test_as_frame():
     ],
 )
 def test_bad_parameters_are_refused_before_any_work(parameters, message, monkeypatch):
-    monkeypatch.setattr(_generate, "check_random_state", None)
+    monkeypatch.setattr(generate, "check_random_state", None)
     with pytest.raises(ValueError, match=message):
         make_ratings(**parameters)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from scipy import sparse
 
-from fedrecsk.datasets import _interactions, make_interactions
+from fedrecsk.datasets import generate, make_interactions
 from tests.datasets.test_generate import gini, sizes
 
 FIRST_SECOND = np.datetime64("2020-01-01", "s").astype(int)
@@ -194,6 +194,6 @@ def test_as_frame():
     ],
 )
 def test_bad_parameters_are_refused_before_any_work(parameters, message, monkeypatch):
-    monkeypatch.setattr(_interactions, "check_random_state", None)
+    monkeypatch.setattr(generate, "check_random_state", None)
     with pytest.raises(ValueError, match=message):
         make_interactions(**parameters)

@@ -398,7 +398,7 @@ def test_quotation_marks_as_ordinary_characters(write):
         (lzma.compress(ROWS.encode() * 99)[:-9], {}, "damaged"),
         (tarred("ratings.csv"), {}, "tar archive; unpack"),
         (b"1" * 2**18, {}, "no table with one interaction per line"),
-        ("1,2,3\n" * 9 + "1" * 2**22, {}, "a line of more than 1,048,576 bytes"),
+        ("1,2,3\n" * 9 + "1" * 2**22, {}, "line 10: the item is missing"),
         ('{"user": 1, "item": 2}\n', {}, "JSON.*read_json"),
         ("[[1, 2, 3],\n[4, 5, 6]]\n", {}, "JSON"),
         ("<!DOCTYPE html>\n<p>Not found</p>\n", {}, "web page"),
