@@ -401,7 +401,7 @@ def _text(cls, name):
 
 
 def _as_written(value):
-    """A default value as one would write it: 1e-4 rather than 0.0001."""
+    """Return a default value as one would write it: 1e-4 rather than 0.0001."""
     if isinstance(value, float) and 0 < value < 1e-3:
         return re.sub(r"e-0*", "e-", f"{value:e}".replace(".000000", ""))
     return repr(value)

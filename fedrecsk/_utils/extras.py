@@ -18,24 +18,7 @@ EXTRAS = {
 
 
 def require(module: str, caller: str) -> ModuleType:
-    """Import a module of an optional package.
-
-    Parameters
-    ----------
-    module : str
-        Name of the module, such as "torch" or "matplotlib.pyplot".
-    caller : str
-        What needs the module, under the name that users know.
-
-    Returns
-    -------
-    module : module
-
-    Raises
-    ------
-    ImportError
-        If the package is not installed. The message says how to install it.
-    """
+    """Import a module of an optional package for `caller`; the error names the extra to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -7,5 +7,5 @@ FRACTION_BITS = 20
 
 
 def fixed(numbers):
-    """The nearest integer to each number times 2**FRACTION_BITS."""
+    """Return the nearest integer to each number times 2**FRACTION_BITS."""
     return np.rint(np.asarray(numbers) * 2.0**FRACTION_BITS).astype(np.int64)

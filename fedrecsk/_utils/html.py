@@ -21,24 +21,7 @@ class Bold(str):
 
 
 def table(caption, head, rows, *, notes=(), total=False):
-    """An HTML table whose first column is text and whose other columns are numbers.
-
-    Parameters
-    ----------
-    caption : str
-    head : list of str
-        Headings of the columns; none for a table without.
-    rows : list of list of str
-        The cells; an instance of `Bold` is shown in bold.
-    notes : iterable of str
-        Lines below the table.
-    total : bool
-        Whether the last row is a total, separated from the others by a line.
-
-    Returns
-    -------
-    html : str
-    """
+    """Return an HTML table of a column of text and columns of numbers, with notes below it."""
     lines = [
         f'<table style="{_TABLE}">',
         f'<caption style="{_CAPTION}">{escape(caption)}</caption>',

@@ -5,13 +5,7 @@ from typing import Any
 
 
 class LazyModule:
-    """A module that is imported when first used.
-
-    Parameters
-    ----------
-    name : str
-        The module's full name.
-    """
+    """A module, by its full name, that is imported when first used."""
 
     def __init__(self, name: str) -> None:
         self._name = name

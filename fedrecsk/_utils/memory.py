@@ -12,35 +12,13 @@ CONTAINER = Path("/sys/fs/cgroup")
 
 
 def available() -> int | None:
-    """Bytes that can still be allocated, or None if that is unknown.
-
-    Returns
-    -------
-    nbytes : int or None
-        What the machine or the container has left, whichever is less. On systems that only report
-        their total memory, the total.
-    """
+    """Return the bytes that the machine or the container has left, None if unknown."""
     known = [size for size in (_of_machine(), _of_container()) if size is not None]
     return min(known, default=None)
 
 
 def require(nbytes: int, what: str, hint: str) -> None:
-    """Raise if fewer than `nbytes` bytes of memory are available.
-
-    Parameters
-    ----------
-    nbytes : int
-        Bytes needed.
-    what : str
-        What needs them, as the plural subject of a sentence.
-    hint : str
-        What to do about it, as a sentence.
-
-    Raises
-    ------
-    ValueError
-        If they are not available.
-    """
+    """Raise if fewer than `nbytes` bytes are available; `what` is plural, `hint` a sentence."""
     free = available()
     if free is not None and nbytes > free:
         raise ValueError(
@@ -67,6 +45,6 @@ def _of_container():
 
 
 def _number(path, name):
-    """The number that follows a name in a file with one name per line; None if it is missing."""
+    """Return the number that follows a name in a file with one name per line, or None."""
     rows = (line.split() for line in path.read_text().splitlines())
     return next((int(row[1]) for row in rows if row[0] == name), None)

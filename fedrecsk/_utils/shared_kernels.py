@@ -28,7 +28,7 @@ class Layout(NamedTuple):
 
 @inline
 def all_finite(matrix):
-    """Whether no entry is NaN or infinite."""
+    """Return whether no entry is NaN or infinite."""
     # A comparison, because `reassoc` folds x - x whether or not x is NaN.
     n_broken = 0
     flat = matrix.ravel()

@@ -24,17 +24,7 @@ N_JOBS = [
 
 
 def n_threads(n_jobs: int | None) -> int:
-    """Number of threads for `n_jobs`, at most one per processor.
-
-    Parameters
-    ----------
-    n_jobs : int or None
-        As in :class:`joblib.Parallel`.
-
-    Returns
-    -------
-    n_threads : int
-    """
+    """Return the number of threads for `n_jobs`, at most one per processor."""
     return max(1, min(effective_n_jobs(n_jobs), cpu_count()))
 
 

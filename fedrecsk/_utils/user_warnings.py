@@ -11,13 +11,7 @@ if TYPE_CHECKING:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the user's code that called this package, perhaps by scikit-learn.
-
-    Parameters
-    ----------
-    message : str
-    category : type, default=UserWarning
-    """
+    """Warn at the line of the user's code that called this package, perhaps by scikit-learn."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_library(frame):
         frame, level = frame.f_back, level + 1

@@ -118,7 +118,7 @@ class FoldIn:
 
 
 def _placed(rows, places, old) -> Any:
-    """A copy of `old` with `rows` at `places`; places beyond its end are appended in order."""
+    """Return a copy of `old` with `rows` at `places`; those beyond its end are appended."""
     if sparse.issparse(old):
         order = np.arange(max(old.shape[0], places.max(initial=-1) + 1))
         order[places] = old.shape[0] + np.arange(rows.shape[0])

@@ -66,7 +66,7 @@ def liked(rows):
 
 
 def histories(likes, dtype):
-    """The users' rows of X: the weight of each item that they like, a CSR array."""
+    """Return the users' rows of X: the weight of each item that they like, a CSR array."""
     n_users = len(likes.indptr) - 1
     return sparse.csr_array(
         (likes.weights.astype(dtype), likes.items, likes.indptr), shape=(n_users, likes.n_items)
@@ -82,7 +82,7 @@ def n_pairs(n_items):
 
 
 def n_items_of(triangle):
-    """The number of items whose pairs fill a triangle."""
+    """Return the number of items whose pairs fill a triangle."""
     return (np.sqrt(8 * len(triangle) + 1).astype(int) - 1) // 2
 
 
@@ -95,7 +95,7 @@ def add_gram(likes, senders, sums):
 
 
 def whole(triangle, n_items):
-    """The symmetric matrix of a triangle."""
+    """Return the symmetric matrix of a triangle."""
     matrix = np.empty((n_items, n_items), dtype=triangle.dtype)
     for i in range(n_items):
         matrix[i, : i + 1] = matrix[: i + 1, i] = triangle[n_pairs(i) : n_pairs(i + 1)]
@@ -103,7 +103,7 @@ def whole(triangle, n_items):
 
 
 def lower_part(matrix):
-    """The triangle of a symmetric matrix."""
+    """Return the triangle of a symmetric matrix."""
     return np.concatenate([matrix[i, : i + 1] for i in range(len(matrix))])
 
 

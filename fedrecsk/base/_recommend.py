@@ -44,20 +44,7 @@ def require_room(n_rows, n_columns, itemsize, what, hint):
 
 
 def tidy(owners, ids, scores, names):
-    """A table with one row per id in the lists: owner of the list, id, score and rank.
-
-    Parameters
-    ----------
-    owners : ndarray of shape (n_rows,)
-    ids, scores : ndarray of shape (n_rows, n_places)
-        Empty places have score -inf.
-    names : tuple of str
-        Columns of the owners and of the ids.
-
-    Returns
-    -------
-    frame : DataFrame of four columns
-    """
+    """Return a table with one row per id whose score is not -inf: owner, id, score and rank."""
     rows, places = np.nonzero(scores > -np.inf)
     columns = owners[rows], ids[rows, places], scores[rows, places], places + 1
     return pd.DataFrame(dict(zip((*names, "score", "rank"), columns, strict=True)))
@@ -223,14 +210,14 @@ class Recommends:
         return tidy(users, items, scores, ("user", "item")) if as_frame else (items, scores)
 
     def _seen_by(self, users):
-        """Pairs seen in fit, as positions in `users` and item codes."""
+        """Return the pairs seen in fit, as positions in `users` and item codes."""
         indptr, items = self._seen
         lengths = np.where(users >= 0, indptr[users + 1] - indptr[users], 0)
         rows = np.repeat(np.arange(len(users)), lengths)
         return rows, items[_runs(indptr[users], lengths)]
 
     def _barred(self, users, pairs):
-        """Pairs of these users, as ascending positions in `users` and item codes."""
+        """Return pairs of these users, as ascending positions in `users` and item codes."""
         if pairs is None or len(users) == 0:
             return np.empty((2, 0), dtype=np.int64)
         pairs = as_table(pairs)

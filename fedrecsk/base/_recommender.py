@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def attributes_of(data: Interactions) -> dict[str, Any]:
-    """Fitted attributes about users and items that every model has, as a dict."""
+    """Return the fitted attributes about users and items that every model has."""
     return {
         "user_ids_": data.user_ids.values.copy(),
         "item_ids_": data.item_ids.values.copy(),
@@ -151,7 +151,7 @@ class Recommender(
         """Raise if parameters contradict one another."""
 
     def _least_bytes(self, data):
-        """Lower bound on the bytes that a fit to `data` (Interactions) needs.
+        """Return a lower bound on the bytes that a fit to `data` (Interactions) needs.
 
         A fit is refused if less memory is available, so the bound must never be too large.
         """
@@ -163,10 +163,10 @@ class Recommender(
 
     @abstractmethod
     def _new_user_attributes(self, data):
-        """Per-user fitted attributes (a dict of arrays) for the users of `data` alone."""
+        """Return per-user fitted attributes (a dict of arrays) for the users of `data` alone."""
 
     def _standard_deviations(self, users, items):
-        """Standard deviations of the ratings of pairs of codes, -1 for unknown; shape (n,)."""
+        """Return standard deviations of ratings of pairs of codes, -1 for unknown; shape (n,)."""
         raise ValueError(
             f"{type(self).__name__} has no standard deviations; use return_std=False, or a "
             "Bayesian model: FedEB or BayesianSVDpp."
@@ -263,7 +263,7 @@ class Recommender(
         return self._read(X, y, clients, sample_weight, item_ids=catalogue)
 
     def _catalogue(self):
-        """The public catalogue (Ids); None for the items of X."""
+        """Return the public catalogue (Ids); None for the items of X."""
         return None if self.items is None else catalogue_ids(self.items)
 
     def _read(self, X, y=None, clients=None, sample_weight=None, *, reset=True, item_ids=None):
@@ -357,7 +357,7 @@ class Recommender(
         return model._score_pairs(*codes), deviations
 
     def _serving(self, users):
-        """The model, ready to score these users (codes, -1 for unknown)."""
+        """Return the model, ready to score these users (codes, -1 for unknown)."""
         return self
 
     def __sklearn_tags__(self) -> Tags:

@@ -173,7 +173,7 @@ class Similarity:
         return tidy(users, *found, ("user", "similar_user")) if as_frame else found
 
     def _item_likeness(self):
-        """A function from item codes to their similarities to all items, (n, n_items)."""
+        """Return a function from item codes to their similarities to all items, (n, n_items)."""
         return _cosines(self._compared("item_factors_"), self._items, "item")
 
     def _compared(self, name):
@@ -192,7 +192,7 @@ def _check_request(n, as_frame, caller):
 
 
 def _known(ids, asked, role, hint):
-    """The given ids as an array, and their codes."""
+    """Return the given ids as an array, and their codes."""
     asked = id_array(asked, f"{role}s")
     codes = ids.codes(asked) if len(asked) else np.empty(0, dtype=np.int64)
     unknown = asked[codes < 0]
@@ -202,7 +202,7 @@ def _known(ids, asked, role, hint):
 
 
 def _cosines(vectors, ids, role):
-    """A function from codes to the cosines with all vectors, (n, n_vectors)."""
+    """Return a function from codes to the cosines with all vectors, (n, n_vectors)."""
     vectors = np.asarray(vectors)
     # Twice, so that squares of very large or very small numbers do not become infinite or 0.
     unit = vectors if vectors.dtype.kind == "f" else vectors.astype(np.float32)
@@ -226,7 +226,7 @@ def _lengths(rows):
 
 
 def _nearest(likeness, codes, n, ids, what):
-    """Ids and similarities of the n nearest others, nearest first."""
+    """Return ids and similarities of the n nearest others, nearest first."""
     n_nearest = int(min(n, len(ids) - 1))
     require_room(
         len(codes),

@@ -19,25 +19,7 @@ def check_resumable(
     n_total: int,
     n_done: int,
 ) -> None:
-    """Raise if a run cannot go on with these data and parameters.
-
-    Parameters
-    ----------
-    run : object
-        With the `fingerprint` of its data and its `parameters`.
-    data : Interactions
-    parameters : dict
-        Parameters that must not change between the steps of one run.
-    total : str
-        Name of the parameter with the total number of steps, such as "n_epochs".
-    n_total, n_done : int
-        Total number of steps, and those already done.
-
-    Raises
-    ------
-    ValueError
-        If the data or a parameter has changed, or more has been done already.
-    """
+    """Raise if a run cannot go on with these data and parameters, or has run that long already."""
     steps = total.removeprefix("n_")
     if run.fingerprint != data.fingerprint():
         raise ValueError(

@@ -210,15 +210,7 @@ def estimates_y(estimator):
 
 
 class ClientFailed(ValueError):
-    """A client that cannot go on, whatever the server does.
-
-    Parameters
-    ----------
-    client : int
-        Its number in the block.
-    what : str
-        What went wrong, and the cure.
-    """
+    """Client number `client` of the block cannot go on; `what` says why, and the cure."""
 
     def __init__(self, client: int, what: str) -> None:
         super().__init__(what)
@@ -227,15 +219,7 @@ class ClientFailed(ValueError):
 
 @contextmanager
 def naming_clients(client_ids: np.ndarray, when: str) -> Iterator[None]:
-    """Let errors of clients give the client's id.
-
-    Parameters
-    ----------
-    client_ids : ndarray of shape (n_clients,)
-        Ids of the clients of the block.
-    when : str
-        For example "in round 3".
-    """
+    """Let errors of clients give the client's id and `when`, for example "in round 3"."""
     try:
         yield
     except ClientFailed as error:

@@ -263,7 +263,7 @@ def _is_number(one):
 
 
 def _read(X, y, clients, sample_weight):
-    """The given arrays, a mask of the rows that count, and users and items as codes."""
+    """Return the given arrays, a mask of the rows that count, and users and items as codes."""
     users, items = coded_rows(X)
     data = [values for values in (X, y, clients, sample_weight) if values is not None]
     check_consistent_length(*data)
