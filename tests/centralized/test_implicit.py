@@ -7,7 +7,6 @@ from implicit.cpu.als import AlternatingLeastSquares
 from implicit.cpu.bpr import BayesianPersonalizedRanking
 from implicit.cpu.lmf import LogisticMatrixFactorization
 from scipy import sparse
-from sklearn.callback import ScoringMonitor
 from threadpoolctl import threadpool_limits
 
 from fedrecsk import ImplicitALS, ImplicitBPR, ImplicitLMF, Popularity
@@ -485,7 +484,8 @@ def test_an_error_in_a_callback_is_not_swallowed(toy):
 
 @every_adapter
 def test_scoring_monitor_sees_every_iteration(Estimator, toy):
-    monitor = ScoringMonitor(scoring="neg_mean_squared_error")
+    callback = pytest.importorskip("sklearn.callback")
+    monitor = callback.ScoringMonitor(scoring="neg_mean_squared_error")
     model = Estimator(4, n_epochs=5, random_state=0).set_callbacks(monitor).fit(*toy)
     logs = monitor.get_logs().data
     values = [row["neg_mean_squared_error"] for row in logs if row["task_name"] == "iteration"]

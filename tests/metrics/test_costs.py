@@ -5,7 +5,6 @@ import pickle
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.callback import ScoringMonitor
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import GridSearchCV, KFold, cross_validate
@@ -95,7 +94,8 @@ def test_bad_models_are_named(name, toy):
         COSTS[name](RFRec(), X, y)
     with pytest.raises(TypeError, match="LinearRegression is not a recommender"):
         COSTS[name](LinearRegression().fit(X, y), X, y)
-    monitor = ScoringMonitor(scoring=COSTS[name])
+    callback = pytest.importorskip("sklearn.callback")
+    monitor = callback.ScoringMonitor(scoring=COSTS[name])
     with pytest.raises(ValueError, match="RFRec has no communication_ yet"):
         RFRec(n_rounds=2).set_callbacks(monitor).fit(X, y)
 

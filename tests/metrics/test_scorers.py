@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.callback import ScoringMonitor
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.metrics import check_scoring
@@ -173,10 +172,11 @@ def test_scorers_look_through_pipelines_and_searches(data):
 
 
 def test_scoring_monitor_takes_them(data):
+    callback = pytest.importorskip("sklearn.callback")
     X, y = data
     one = make_ranking_scorer("ndcg", 5)
     for scoring, key in ((one, "score"), (several(), "ndcg@5"), ({**several()}, "ndcg@5")):
-        monitor = ScoringMonitor(scoring=scoring)
+        monitor = callback.ScoringMonitor(scoring=scoring)
         model = RFRec(n_rounds=3, random_state=0).set_callbacks(monitor).fit(X, y)
         rounds = [row for row in monitor.get_logs().data if row["task_name"] == "round"]
         assert len(rounds) == 3
