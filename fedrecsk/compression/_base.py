@@ -11,7 +11,7 @@ import numpy as np
 
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import StrOptions
-from fedrecsk.updates import INDEX_BYTES, FieldSpec, SparseRows, Update
+from fedrecsk.updates import INDEX_BYTES, SparseRows, Update
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -192,13 +192,17 @@ class BlockCompressor(Compressor):
         """Return the counts of a Compressed for one message, or arrays for many."""
 
     @abstractmethod
-    def _received(
-        self, rows: SparseRows, matrix: np.ndarray, generators: Iterable[np.random.Generator]
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return what the server reconstructs, and each client's step of integers or None.
+    def _receive(
+        self,
+        indptr: np.ndarray,
+        matrix: np.ndarray,
+        is_finite: np.ndarray,
+        generators: Iterable[np.random.Generator],
+    ) -> np.ndarray | None:
+        """Put what the server reconstructs in the place of the changes, client by client.
 
-        `rows` have no default, and `matrix` has their changes, which may be changed in place.
-        Clients whose numbers are not all finite stay as they are.
+        Client c has the rows ``indptr[c]:indptr[c + 1]`` of `matrix`. Those whose numbers are not
+        all finite need not change. Return each client's step of integers, or None.
         """
 
     @abstractmethod
@@ -213,11 +217,11 @@ class BlockCompressor(Compressor):
         if values.size == 0:
             return untouched(values)
         n_rows = len(values)
-        spec = FieldSpec((n_rows, *values.shape[1:]), "held")
-        rows = SparseRows(np.array([0, n_rows]), np.arange(n_rows), values, spec=spec)
-        received, steps = self._received(rows, rows.matrix.astype(np.float64), [generator])
-        received = received.reshape(values.shape).astype(values.dtype)
-        counts = {name: int(n) for name, n in self._lengths(n_rows, spec.width).items()}
+        matrix = values.reshape(n_rows, -1).astype(np.float64)
+        indptr, is_finite = np.array([0, n_rows]), np.ones(1, dtype=bool)
+        steps = self._receive(indptr, matrix, is_finite, [generator])
+        received = matrix.reshape(values.shape).astype(values.dtype)
+        counts = {name: int(n) for name, n in self._lengths(n_rows, matrix.shape[1]).items()}
         return Compressed(received, **counts, step=None if steps is None else steps[0])
 
     def _sizes_of_upload(self, spec, n_rows, itemsize):
@@ -239,8 +243,10 @@ class BlockCompressor(Compressor):
         own = rows.written_out()
         matrix = own.matrix.astype(np.float64, copy=own is rows)
         generators = (np.random.default_rng(int(seed)) for seed in seeds)
-        received, steps = self._received(own, matrix, generators)
-        values = received.reshape(own.values.shape)
+        # Factors may make finite numbers infinite.
+        is_finite = (rows if rows.factors is None else own).finite()
+        steps = self._receive(own.indptr, matrix, is_finite, generators)
+        values = matrix.reshape(own.values.shape)
         return Packed(replace(own, values=values, steps=steps), *sizes)
 
 

@@ -14,6 +14,7 @@ from fedrecsk.compression._base import BlockCompressor, Compressor, check_array
 
 topk_kernels: LazyModule = LazyModule("fedrecsk.compression._top_k_kernels")
 _LARGEST_FLOAT16 = 65504.0
+_SMALLEST_FLOAT32 = np.finfo(np.float32).smallest_subnormal
 
 
 class TopK(BlockCompressor):
@@ -92,11 +93,9 @@ class TopK(BlockCompressor):
         received[positions] = values
         return received.reshape(shape)
 
-    def _received(self, rows, matrix, generators):
-        n_kept, kept = self._n_kept(rows.rows_sent * rows.spec.width), np.zeros(matrix.shape)
-        indptr = rows.indptr * rows.spec.width
-        topk_kernels.keep_largest(indptr, matrix.ravel(), n_kept, rows.finite(), kept.ravel())
-        return kept, None
+    def _receive(self, indptr, matrix, is_finite, generators):
+        indptr = indptr * matrix.shape[1]
+        topk_kernels.keep_largest(indptr, matrix.ravel(), self._n_kept(np.diff(indptr)), is_finite)
 
 
 class LowRank(BlockCompressor):
@@ -169,13 +168,11 @@ class LowRank(BlockCompressor):
         check_array(extra, "f", (self.rank, width))
         return values.astype(np.float64) @ extra.astype(np.float64)
 
-    def _received(self, rows, matrix, generators):
-        shortens = self._shortens(rows.rows_sent, rows.spec.width) & rows.finite()
-        for client in np.flatnonzero(shortens):
-            own = matrix[rows.indptr[client] : rows.indptr[client + 1]]
+    def _receive(self, indptr, matrix, is_finite, generators):
+        for client in np.flatnonzero(self._shortens(np.diff(indptr), matrix.shape[1]) & is_finite):
+            own = matrix[indptr[client] : indptr[client + 1]]
             basis = _leading(own, self.rank)
             np.matmul(own @ basis, basis.T, out=own)
-        return matrix, None
 
 
 def _leading(matrix, rank):
@@ -250,23 +247,23 @@ class Quantization(BlockCompressor):
             )
         return super()._compress(values, generator)
 
-    def _received(self, rows, matrix, generators):
-        steps = np.ones(rows.n_clients)
-        for client, generator in enumerate(generators):
-            change = matrix[rows.indptr[client] : rows.indptr[client + 1]]
-            # A draw for each number, zeros included, so that zeros do not change the other draws.
-            draws = generator.random(change.shape, dtype=np.float32)
-            if self.dtype == "float16":
-                change[:] = _to_float16(change, draws)
-                continue
-            steps[client] = _int8_step(max(change.max(initial=0), -change.min(initial=0)))
-            # Numbers beyond float32 become NaN, and the server rejects the upload.
-            with np.errstate(invalid="ignore"):
+    def _receive(self, indptr, matrix, is_finite, generators):
+        steps = np.ones(len(indptr) - 1)
+        # Numbers beyond float32 become NaN, and the server rejects the upload.
+        with np.errstate(invalid="ignore", over="ignore"):
+            for client, generator in enumerate(generators):
+                change = matrix[indptr[client] : indptr[client + 1]]
+                # A draw for each number, so that zeros do not change the other draws.
+                draws = generator.random(change.shape, dtype=np.float32)
+                if self.dtype == "float16":
+                    change[:] = _to_float16(change, draws)
+                    continue
+                steps[client] = _int8_step(max(change.max(initial=0), -change.min(initial=0)))
                 change /= steps[client]
                 change += draws
                 np.floor(change, out=change)
                 change *= steps[client]
-        return matrix, steps if self.dtype == "int8" else None
+        return steps if self.dtype == "int8" else None
 
     def _lengths(self, n_rows, width):
         itemsize, n_scales = (2, 0) if self.dtype == "float16" else (1, 1)
@@ -304,6 +301,5 @@ def _to_float16(values, draws):
 
 def _int8_step(largest):
     """Return the step for numbers up to `largest`: float32, so that none exceeds 127 steps."""
-    with np.errstate(over="ignore"):
-        step = np.float32(largest / 127 * (1 + 2.0**-21))
-    return np.float64(np.maximum(step, np.finfo(np.float32).smallest_subnormal))
+    step = np.float32(largest / 127 * (1 + 2.0**-21))
+    return np.float64(np.maximum(step, _SMALLEST_FLOAT32))

@@ -10,12 +10,11 @@ N_BINS = 2**15
 
 
 @kernel
-def keep_largest(indptr, values, n_kept, whom, kept):
-    """Copy the largest numbers of each client to `kept`; of equal ones, the first.
+def keep_largest(indptr, values, n_kept, whom):
+    """Set all but the largest numbers of each client to zero; of equal ones, the first stay.
 
-    indptr (n_clients + 1,) says where each client's numbers begin in `values` and `kept`, which is
-    zero before. n_kept (n_clients,) are copied for the clients of the mask `whom`; all numbers of
-    the others are.
+    indptr (n_clients + 1,) says where each client's numbers begin in `values`. n_kept (n_clients,)
+    stay for the clients of the mask `whom`; all numbers of the others do.
     """
     counts = np.zeros(N_BINS, dtype=np.int64)
     longest = np.diff(indptr).max()
@@ -24,8 +23,6 @@ def keep_largest(indptr, values, n_kept, whom, kept):
     for c in range(len(indptr) - 1):
         first, n = indptr[c], indptr[c + 1] - indptr[c]
         if not whom[c] or n_kept[c] >= n:
-            for k in range(first, first + n):
-                kept[k] = values[k]
             continue
         for b in range(N_BINS):
             counts[b] = 0
@@ -43,15 +40,13 @@ def keep_largest(indptr, values, n_kept, whom, kept):
             if bits[k] >> SHIFT == lowest:
                 inside[n_inside] = sizes[k]
                 n_inside += 1
-        candidates = np.sort(inside[:n_inside])
         place = n_from - n_kept[c]
+        candidates = np.partition(inside[:n_inside], place)
         threshold, n_equal = candidates[place], 0
-        while place < n_inside and candidates[place] == threshold:
-            place += 1
-            n_equal += 1
+        for k in range(place, n_inside):
+            n_equal += candidates[k] == threshold
         for k in range(n):
-            if sizes[k] > threshold:
-                kept[first + k] = values[first + k]
-            elif sizes[k] == threshold and n_equal > 0:
-                kept[first + k] = values[first + k]
+            if sizes[k] == threshold and n_equal > 0:
                 n_equal -= 1
+            elif sizes[k] <= threshold:
+                values[first + k] = 0.0
