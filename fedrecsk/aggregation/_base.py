@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fedrecsk.updates import (
     FieldSpec,
     HeldUpdates,
     RoundUpdates,
+    SingleUploads,
     SparseRows,
     Update,
 )
@@ -127,24 +128,9 @@ class Aggregator(PlainParameters, ABC):
         """
         specs = updates.specs
         shapes = {name: spec.shape for name, spec in specs.items()}
-        sums = self.combine(_SingleUploads(updates), shapes)
+        uploads = SingleUploads(updates.n_clients, lambda place: updates.one(place).upload(0))
+        sums = self.combine(uploads, shapes)
         return None if sums is None else _checked(type(self).__name__, sums, specs)
-
-
-class _SingleUploads(Sequence):
-    """The uploads of single clients, each computed on access: dicts of {str: Update}."""
-
-    def __init__(self, updates: RoundUpdates) -> None:
-        self._updates = updates
-
-    def __len__(self) -> int:
-        return self._updates.n_clients
-
-    def __getitem__(self, number: Any) -> Any:
-        places = range(len(self))[number]
-        if isinstance(places, range):
-            return [self._updates.one(place).upload(0) for place in places]
-        return self._updates.one(places).upload(0)
 
 
 def _checked(rule, sums, specs):

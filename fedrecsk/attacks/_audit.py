@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 from fedrecsk._utils import html
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
 
 # Canaries at a time, so that their directions need little memory.
@@ -232,9 +232,7 @@ def _longest(tiles, weights):
     return longest
 
 
-def _projections(
-    noises: list[np.ndarray], plan: Any, n_canaries: int, generator: np.random.Generator
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _projections(noises, plan, n_canaries, generator):
     """Return what the attacker computes for canaries in the sums, and for others outside."""
     stacked = np.stack(noises)
     size = stacked.shape[1]

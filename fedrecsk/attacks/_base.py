@@ -15,7 +15,7 @@ import numpy as np
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.data.interactions import Ids, id_array
-from fedrecsk.updates import SparseRows, Update, as_integers, client_generator
+from fedrecsk.updates import SingleUploads, SparseRows, Update, as_integers, client_generator
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -89,7 +89,8 @@ class View:
     @property
     def uploads(self) -> Sequence[dict[str, Update]]:
         """Honest uploads of the adversary's clients."""
-        return _Uploads([(one, client) for one in self.updates for client in range(len(one.sends))])
+        places = [(one, client) for one in self.updates for client in range(len(one.sends))]
+        return SingleUploads(len(places), lambda k: places[k][0].upload(places[k][1]))
 
     @property
     def n_own(self) -> int:
@@ -166,22 +167,6 @@ class View:
         counts = np.maximum(counts, 1).reshape(-1, *[1] * (len(spec.shape) - 1))
         mean = sums / counts
         return mean, np.sqrt(np.maximum(squares / counts - mean**2, 0))
-
-
-class _Uploads(Sequence):
-    """Uploads of single clients, each computed on access."""
-
-    def __init__(self, places):
-        self._places = places
-
-    def __len__(self):
-        return len(self._places)
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return [updates.upload(client) for updates, client in self._places[number]]
-        updates, client = self._places[number]
-        return updates.upload(client)
 
 
 @dataclass(eq=False)

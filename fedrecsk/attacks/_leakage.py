@@ -361,7 +361,7 @@ def _infer(receipts, model, inversion: Any, n_items, own):
         common = invert(model, _means(exchanges, len(members)), n_items)
         if separate is not None and len(members) > 1:
             profiles = separate(model, exchanges, n_items)
-            whose = assign(profiles, [own[client] for client in members])
+            whose = assign(profiles, [own[client] for client in members], n_items)
             known = [one is not None for one in whose]
             n_profiles += sum(known)
             if any(known):
@@ -540,14 +540,12 @@ def score_pairs(claims, own, rates):
     }
 
 
-def assign(profiles, own):
+def assign(profiles, own, n_items):
     """Assign profiles to clients by most items in common; None for clients that get none."""
     if not profiles:
         return [None] * len(own)
-    claimed, true = _incidence([one.items for one in profiles]), _incidence([i for i, _ in own])
-    width = max(claimed.shape[1], true.shape[1])
-    claimed.resize(len(profiles), width)
-    true.resize(len(own), width)
+    claimed = _incidence([one.items for one in profiles], n_items)
+    true = _incidence([items for items, _ in own], n_items)
     shared = (true @ claimed.T).toarray()
     either = true.sum(axis=1)[:, None] + claimed.sum(axis=1)[None] - shared
     alike = shared / np.maximum(either, 1)
@@ -556,12 +554,11 @@ def assign(profiles, own):
     return [profiles[whose[c]] if fit else None for c, fit in enumerate(fits)]
 
 
-def _incidence(lists) -> Any:
+def _incidence(lists, n_items) -> Any:
     """Return a matrix with a row for each list of items, and ones in their columns."""
     indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
-    items = np.concatenate([*lists, np.empty(0)]).astype(np.int64)
-    width = int(items.max(initial=0)) + 1
-    return csr_array((np.ones(len(items)), items, indptr), shape=(len(lists), width))
+    items = np.concatenate(lists).astype(np.int64)
+    return csr_array((np.ones(len(items)), items, indptr), shape=(len(lists), n_items))
 
 
 def common_vector(truth):

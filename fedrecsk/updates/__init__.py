@@ -3,6 +3,7 @@
 from fedrecsk.updates._client_updates import (
     ClientUpdates,
     Counts,
+    SingleUploads,
     Summed,
     add_sums,
     client_generator,
@@ -27,6 +28,7 @@ __all__ = [
     "FieldSpec",
     "HeldUpdates",
     "RoundUpdates",
+    "SingleUploads",
     "SparseRows",
     "Summed",
     "Update",

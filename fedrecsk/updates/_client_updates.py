@@ -8,7 +8,7 @@ ClientUpdates.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -185,6 +185,22 @@ class ClientUpdates:
         rows = self.fields[name].take(self.accepted)
         total = rows.sum()
         return total if rows.center is None else total + self.n_accepted * rows.center
+
+
+class SingleUploads(Sequence):
+    """Uploads of single clients, dicts of Update: `upload` computes the k-th on each access."""
+
+    def __init__(self, n_clients: int, upload: Callable[[int], dict[str, Update]]) -> None:
+        self._n_clients, self._upload = n_clients, upload
+
+    def __len__(self) -> int:
+        return self._n_clients
+
+    def __getitem__(self, number: Any) -> Any:
+        numbers = range(len(self))[number]
+        if isinstance(numbers, range):
+            return [self._upload(one) for one in numbers]
+        return self._upload(numbers)
 
 
 def joined(parts: Sequence[ClientUpdates]) -> ClientUpdates:
