@@ -98,7 +98,7 @@ class View:
         return sum(len(one.sends) for one in self.updates)
 
     def n_expected(self, name: str) -> float:
-        """How many clients will send a typical row of a field, judged by the adversary's own.
+        """Estimate how many clients will send a typical row of a field, from the adversary's own.
 
         All of its own are assumed to send the row.
         """
@@ -133,14 +133,14 @@ class View:
         )
 
     def mean(self, name: str) -> np.ndarray:
-        """Mean over the adversary's honest uploads of one field, of the field's whole shape.
+        """Return the mean of one field over the adversary's honest uploads, of its whole shape.
 
         Where not all clients send a row, it is the mean over those that do, and 0 without any.
         """
         return self._moments[name][0]
 
     def std(self, name: str) -> np.ndarray:
-        """Standard deviation over the adversary's honest uploads of one field, like `mean`."""
+        """Return the standard deviation of one field over its honest uploads, like `mean`."""
         return self._moments[name][1]
 
     @cached_property

@@ -500,10 +500,8 @@ class FedRecAttack(TargetedAdversary):
 
     Parameters
     ----------
-    fraction, clients, item
-        As in :class:`TargetedAdversary`.
-    strength : float, default=1.0
-        Factor on the move.
+    fraction, clients, item, strength
+        As in :class:`TargetedAdversary`; `strength` is a factor on the move.
     public_fraction : float in (0, 1], default=0.05
         Share of the honest users' rows that are public. They are drawn with the fit's
         `random_state`.
@@ -567,10 +565,8 @@ class AHum(TargetedAdversary):
 
     Parameters
     ----------
-    fraction, clients, item
-        As in :class:`TargetedAdversary`.
-    strength : float, default=1.0
-        Factor on the move.
+    fraction, clients, item, strength
+        As in :class:`TargetedAdversary`; `strength` is a factor on the move.
     n_users : int, default=100
         Number of random users.
     n_steps : int, default=10
@@ -630,10 +626,8 @@ class PSMU(TargetedAdversary):
 
     Parameters
     ----------
-    fraction, clients, item
-        As in :class:`TargetedAdversary`.
-    strength : float, default=1.0
-        Factor on the move.
+    fraction, clients, item, strength
+        As in :class:`TargetedAdversary`; `strength` is a factor on the move.
     n_best : int, default=10
         Number of recommended items that the promoted one competes with.
 

@@ -165,7 +165,7 @@ class Party(ABC):
         return Ciphertext(blocks, n_values, n_clients, self.key_id)
 
     def add(self, first: Ciphertext, second: Ciphertext) -> Ciphertext:
-        """The sum of two ciphertexts."""
+        """Add two ciphertexts."""
         return self.sum((first, second))
 
     def decrypt(self, ciphertext: Ciphertext) -> NDArray[np.float64]:
@@ -216,7 +216,7 @@ class Party(ABC):
             )
 
     def to_bytes(self) -> bytes:
-        """This side's keys as bytes, for `SecureAggregation.load_party`.
+        """Return this side's keys as bytes, for `SecureAggregation.load_party`.
 
         Those of the clients' side decrypt everything: keep them from the server.
         """
@@ -321,7 +321,7 @@ class SecureAggregation(PlainParameters, ABC):
         """
 
     def load_party(self, content: bytes) -> Party:
-        """One side of a secure sum from its bytes.
+        """Return one side of a secure sum from its bytes.
 
         Parameters
         ----------
@@ -379,7 +379,7 @@ class SecureAggregation(PlainParameters, ABC):
 
     @abstractmethod
     def max_value(self, n_clients: int = 1) -> float:
-        """Largest size of a value that a client may send into a sum over `n_clients`."""
+        """Return the largest size of a value that may enter a sum over `n_clients`."""
 
     @abstractmethod
     def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
@@ -399,11 +399,11 @@ class SecureAggregation(PlainParameters, ABC):
 
     @abstractmethod
     def ciphertext_bytes(self, n_values: int) -> int:
-        """Bytes of an encrypted vector of `n_values` as it is sent, for ledgers."""
+        """Return the bytes of an encrypted vector of `n_values` as it is sent, for ledgers."""
 
     @abstractmethod
     def key_nbytes(self) -> int:
-        """Bytes of the key material that every client receives, for ledgers."""
+        """Return the bytes of the key material that every client receives, for ledgers."""
 
     @abstractmethod
     def _cure(self, largest, n_clients):

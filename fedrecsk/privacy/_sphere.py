@@ -192,7 +192,7 @@ class SphereMechanism(LocalMechanism):
         return float(pure_epsilon(self.epsilon, n_uploads, self.delta))
 
     def noise_std(self, n_coordinates: int) -> float:
-        """Standard deviation of the noise in each number of a clipped upload, on average."""
+        """Return the noise's mean standard deviation in each number of a clipped upload."""
         self._validate_params()
         dimension = max(2, n_coordinates)
         length = self.clip / best_cap(dimension, float(self.epsilon)).mean

@@ -133,7 +133,7 @@ class CKKS(SecureAggregation):
         return self.poly_modulus_degree // 2
 
     def max_value(self, n_clients: int = 1) -> float:
-        """Largest size of a value that a client may send into a sum over `n_clients`.
+        """Return the largest size of a value that may enter a sum over `n_clients`.
 
         The coefficients of a sum must be at most half the modulus in size, and those of a new
         encoding at most a quarter, which is SEAL's limit.
@@ -157,7 +157,7 @@ class CKKS(SecureAggregation):
         return 8 * deviation + n_clients * max_abs * 2.0**-48
 
     def ciphertext_bytes(self, n_values: int) -> int:
-        """Bytes of an encrypted vector of `n_values` as it is sent, for ledgers.
+        """Return the bytes of an encrypted vector of `n_values` as it is sent, for ledgers.
 
         One block is encrypted and measured. SEAL compresses blocks, so their sizes differ by some
         tens of bytes; each is rounded up to whole KiB, so that counts are reproducible.
@@ -168,7 +168,7 @@ class CKKS(SecureAggregation):
         )
 
     def key_nbytes(self) -> int:
-        """Bytes of the parameters and the secret key that every client receives."""
+        """Return the bytes of the parameters and the secret key that every client receives."""
         self._validate_params()
         return _key_bytes(self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes))
 

@@ -63,7 +63,7 @@ class LocalMechanism(PlainParameters, ABC):
 
     @abstractmethod
     def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:
-        """Total epsilon of a client, at this mechanism's `delta`.
+        """Return the total epsilon of a client, at this mechanism's `delta`.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class LocalMechanism(PlainParameters, ABC):
 
     @abstractmethod
     def noise_std(self, n_coordinates: int) -> float:
-        """Standard deviation of the noise in each number of an upload of `n_coordinates`."""
+        """Return the noise's standard deviation in each number of an upload."""
 
     def _check_spec(self, name: str, spec: FieldSpec) -> None:
         """Raise if the mechanism would not protect a field of this form."""
@@ -245,7 +245,7 @@ class LaplaceMechanism(LocalMechanism):
         return laplace_epsilon(self.epsilon, n_coordinates, self.delta)
 
     def noise_std(self, n_coordinates: int) -> float:
-        """Standard deviation of the noise in each number."""
+        """Return the standard deviation of the noise in each number."""
         return float(np.sqrt(2) * self.scale)
 
     def summed_noise(
@@ -415,7 +415,7 @@ class GaussianMechanism(LocalMechanism):
         return gaussian_epsilon(2 * float(np.sqrt(n_uploads)) / self.noise_multiplier, self.delta)
 
     def noise_std(self, n_coordinates: int) -> float:
-        """Standard deviation of the noise in each number."""
+        """Return the standard deviation of the noise in each number."""
         return self.std
 
     def summed_noise(

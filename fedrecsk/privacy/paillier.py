@@ -102,7 +102,7 @@ class Paillier(SecureAggregation):
         return (self.key_bits - 1) // _SLOT_BITS if self.packing else 1
 
     def max_value(self, n_clients: int = 1) -> float:
-        """Largest size of a value that a client may send into a sum over `n_clients`."""
+        """Return the largest size of a value that may enter a sum over `n_clients`."""
         self._check_n_clients(n_clients)
         return _largest(n_clients) / 2.0**self.fraction_bits
 
@@ -115,11 +115,11 @@ class Paillier(SecureAggregation):
         return n_clients * (0.5 / 2.0**self.fraction_bits + max_abs * 2.0**-52)
 
     def ciphertext_bytes(self, n_values: int) -> int:
-        """Bytes of an encrypted vector of `n_values` as it is sent, exactly."""
+        """Return the exact bytes of an encrypted vector of `n_values` as it is sent."""
         return self._n_blocks(n_values) * (2 * self.key_bits // 8)
 
     def key_nbytes(self) -> int:
-        """Bytes of the key pair that every client receives: its two primes."""
+        """Return the bytes of the key pair that every client receives: its two primes."""
         return self.key_bits // 8
 
     def generate_keys(self, n_clients: int = 1) -> Keys:
