@@ -287,6 +287,13 @@ def test_top_k_of_random_blocks(setting, seed):
         np.testing.assert_array_equal(received.update(client).change, expected)
 
 
+@every_method
+def test_the_order_of_an_array_in_memory_does_not_matter(method):
+    values = rng(0).normal(size=(9, 5))
+    sent, same = (method.compress(one, rng(1)).values for one in (values, values.copy(order="F")))
+    np.testing.assert_array_equal(sent, same)
+
+
 @pytest.mark.parametrize("scale", [1e-300, 1e-40, 1e300])
 def test_top_k_of_sizes_that_float32_cannot_hold(scale):
     values = scale * np.array([[1.0, 1 + 1e-9, 0.5, -1.0]])

@@ -217,7 +217,7 @@ class BlockCompressor(Compressor):
         if values.size == 0:
             return untouched(values)
         n_rows = len(values)
-        matrix = values.reshape(n_rows, -1).astype(np.float64)
+        matrix = values.reshape(n_rows, -1).astype(np.float64, order="C")
         indptr, is_finite = np.array([0, n_rows]), np.ones(1, dtype=bool)
         steps = self._receive(indptr, matrix, is_finite, [generator])
         received = matrix.reshape(values.shape).astype(values.dtype)
@@ -241,7 +241,7 @@ class BlockCompressor(Compressor):
             return super()._compress_rows(rows, seeds, itemsize)
         sizes = self._sizes_of_upload(rows.spec, rows.rows_sent, itemsize)
         own = rows.written_out()
-        matrix = own.matrix.astype(np.float64, copy=own is rows)
+        matrix = own.matrix.astype(np.float64, order="C", copy=own is rows)
         generators = (np.random.default_rng(int(seed)) for seed in seeds)
         # Factors may make finite numbers infinite.
         is_finite = (rows if rows.factors is None else own).finite()
