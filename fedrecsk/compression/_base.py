@@ -195,14 +195,16 @@ class BlockCompressor(Compressor):
     def _receive(
         self,
         indptr: np.ndarray,
+        n_rows: np.ndarray,
         matrix: np.ndarray,
         is_finite: np.ndarray,
         generators: Iterable[np.random.Generator],
     ) -> np.ndarray | None:
         """Put what the server reconstructs in the place of the changes, client by client.
 
-        Client c has the rows ``indptr[c]:indptr[c + 1]`` of `matrix`. Those whose numbers are not
-        all finite need not change. Return each client's step of integers, or None.
+        Client c has the rows ``indptr[c]:indptr[c + 1]`` of `matrix`, and sends `n_rows[c]`, of
+        which others are zero. Clients whose numbers are not all finite need not change. Return
+        each client's step of integers, or None.
         """
 
     @abstractmethod
@@ -219,7 +221,7 @@ class BlockCompressor(Compressor):
         n_rows = len(values)
         matrix = values.reshape(n_rows, -1).astype(np.float64, order="C")
         indptr, is_finite = np.array([0, n_rows]), np.ones(1, dtype=bool)
-        steps = self._receive(indptr, matrix, is_finite, [generator])
+        steps = self._receive(indptr, np.array([n_rows]), matrix, is_finite, [generator])
         received = matrix.reshape(values.shape).astype(values.dtype)
         counts = {name: int(n) for name, n in self._lengths(n_rows, matrix.shape[1]).items()}
         return Compressed(received, **counts, step=None if steps is None else steps[0])
@@ -245,7 +247,7 @@ class BlockCompressor(Compressor):
         generators = (np.random.default_rng(int(seed)) for seed in seeds)
         # Factors may make finite numbers infinite.
         is_finite = (rows if rows.factors is None else own).finite()
-        steps = self._receive(own.indptr, matrix, is_finite, generators)
+        steps = self._receive(own.indptr, own.rows_sent, matrix, is_finite, generators)
         values = matrix.reshape(own.values.shape)
         return Packed(replace(own, values=values, steps=steps), *sizes)
 

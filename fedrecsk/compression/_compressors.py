@@ -93,9 +93,10 @@ class TopK(BlockCompressor):
         received[positions] = values
         return received.reshape(shape)
 
-    def _receive(self, indptr, matrix, is_finite, generators):
-        indptr = indptr * matrix.shape[1]
-        topk_kernels.keep_largest(indptr, matrix.ravel(), self._n_kept(np.diff(indptr)), is_finite)
+    def _receive(self, indptr, n_rows, matrix, is_finite, generators):
+        width = matrix.shape[1]
+        n_kept = self._n_kept(n_rows * width)
+        topk_kernels.keep_largest(indptr * width, matrix.ravel(), n_kept, is_finite)
 
 
 class LowRank(BlockCompressor):
@@ -168,8 +169,8 @@ class LowRank(BlockCompressor):
         check_array(extra, "f", (self.rank, width))
         return values.astype(np.float64) @ extra.astype(np.float64)
 
-    def _receive(self, indptr, matrix, is_finite, generators):
-        for client in np.flatnonzero(self._shortens(np.diff(indptr), matrix.shape[1]) & is_finite):
+    def _receive(self, indptr, n_rows, matrix, is_finite, generators):
+        for client in np.flatnonzero(self._shortens(n_rows, matrix.shape[1]) & is_finite):
             own = matrix[indptr[client] : indptr[client + 1]]
             basis = _leading(own, self.rank)
             np.matmul(own @ basis, basis.T, out=own)
@@ -247,7 +248,7 @@ class Quantization(BlockCompressor):
             )
         return super()._compress(values, generator)
 
-    def _receive(self, indptr, matrix, is_finite, generators):
+    def _receive(self, indptr, n_rows, matrix, is_finite, generators):
         steps = np.ones(len(indptr) - 1)
         # Numbers beyond float32 become NaN, and the server rejects the upload.
         with np.errstate(invalid="ignore", over="ignore"):
