@@ -50,6 +50,7 @@ class Setting:
             "reg": 0.01,
             "shrinkage": 0.2,
             "squared": False,
+            "frozen": False,
         }
         self.config = fedmf.Config(**defaults | config)
         self.items = rng.standard_normal((N_ITEMS, N_FACTORS)).astype(dtype)
@@ -201,16 +202,16 @@ def test_idle_clients_are_left_as_they_are():
 
 
 def test_a_fit_of_users_alone_leaves_items_and_other_users():
-    setting = Setting()
-    users, items = setting.users.copy(), setting.items.copy()
+    setting = Setting(frozen=True)
     # A kernel that wrote into them would not compile.
-    items.flags.writeable = False
-    work = fedmf.scratch_of_users(setting.layout, setting.config, items)
-    whom = np.array([0, 2])
-    given = setting.layout, setting.feedback, whom, np.uint64(1), setting.config
-    fedmf.fit_users(*given, items, work, users)
-    moved = (users != setting.users).any(axis=1)
-    np.testing.assert_array_equal(np.flatnonzero(moved), whom)
+    setting.items.flags.writeable = False
+    setting.active[1:] = False
+    sums, n_visits, _ = setting.summed()
+    moved = (setting.new_users != setting.users).any(axis=1)
+    own = np.arange(setting.layout.client_indptr[1])
+    np.testing.assert_array_equal(np.flatnonzero(moved), own)
+    assert not sums.any()
+    assert not n_visits.any()
 
 
 def test_draws_are_uniform_and_independent():

@@ -4,7 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedrecsk._utils import splitmix
 from fedrecsk._utils.jit import inline
+
+mix = inline(splitmix.mix)
 
 
 class Layout(NamedTuple):
@@ -44,6 +47,28 @@ def own_change(values, origin, k, i, f):
     if origin is not None:
         x -= np.float64(origin[i, f])
     return x
+
+
+# ------------------------------------------------------------------------- random numbers
+
+
+@inline
+def uniform(state):
+    """Return the output of splitmix64 in a state, scaled to [0, 1)."""
+    return np.float64(mix(state) >> np.uint64(11)) * 2.0**-53
+
+
+@inline
+def unseen_item(rank, items, first, last):
+    """Return item number `rank` (from 0) of those not in ``items[first:last]``, which ascend."""
+    # items[first + j] - j unseen items come before items[first + j]. No branch to mispredict.
+    low, n = np.int64(0), last - first
+    while n > 0:
+        half = (n + 1) >> 1
+        middle = low + half - 1
+        low += half * (items[first + middle] - middle <= rank)
+        n -= half
+    return rank + low
 
 
 # ------------------------------------------------------- the first n numbers of rows of matrices

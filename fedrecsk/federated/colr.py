@@ -60,7 +60,7 @@ class CoLR(AveragedItems):
           1  server sends Q and B, or mean(A_u) of the last round and B   _broadcast, _model_delta
           2  clients complete B to a basis and rotate Q to it             _on_receipt
           3  ... and their p_u                                            _client_update
-          4  clients train p_u and A_u, q_i along B, as in FedMF          kernel train
+          4  clients train p_u and A_u, q_i along B, as in FedMF          kernel visit
           5  clients upload A_u, and what they visited                    kernel visit
           6  server adds mean(A_u) B to Q                                 _aggregate
         at the end

@@ -130,14 +130,18 @@ class AveragedItems(LearnsFromFeedback):
 
     def _empty_upload(self, block, turn, config, dtype):
         """Return where the kernel writes what is sent."""
-        n_own, n_items = 0, block.n_items
-        if turn.separate:
-            # No client visits more items than it has examples.
-            n_examples = np.diff(block.rating_indptr) * (1 + config.n_negatives)
-            n_own, n_items = np.minimum(n_examples, n_items)[turn.active].sum(), 0
+        if not turn.separate:
+            return self._room(block.n_clients, 0, block.n_items, dtype)
+        # No client visits more items than it has examples.
+        n_examples = np.diff(block.rating_indptr) * (1 + config.n_negatives)
+        n_own = np.minimum(n_examples, block.n_items)[turn.active].sum()
+        return self._room(block.n_clients, n_own, 0, dtype)
+
+    def _room(self, n_clients, n_own, n_items, dtype):
+        """Return arrays for `n_own` rows that clients send, or for sums of `n_items` rows."""
         return fedmf_kernels.Upload(
-            turn.separate,
-            np.zeros(block.n_clients + 1, np.int64),
+            n_items == 0,
+            np.zeros(n_clients + 1, np.int64),
             np.empty(n_own, np.int32),
             np.empty((n_own, self._n_columns), dtype),
             np.zeros((n_items, self._n_columns)),
@@ -191,7 +195,7 @@ class AveragedItems(LearnsFromFeedback):
         feedback = self._feedback(block, message) if state is None else state["feedback"]
         new = active & ~trained
         for whom, n_epochs in ((new, EPOCHS_OF_THE_NEW), (trained, self.local_epochs)):
-            self._fit_users(block, feedback, message, np.flatnonzero(whom), n_epochs, users)
+            self._fit_users(block, feedback, message, whom, n_epochs, users)
         return {"users": users}
 
     def _final_items(self, message):
@@ -210,8 +214,8 @@ class AveragedItems(LearnsFromFeedback):
 
     # ------------------------------------------------------------------- on the clients
 
-    def _config(self):
-        return fedmf_kernels.Config(
+    def _config(self, **changes):
+        config = fedmf_kernels.Config(
             n_negatives=self.n_negatives if self.loss == "bce" else 0,
             local_epochs=self.local_epochs,
             batch_size=self.batch_size,
@@ -219,24 +223,29 @@ class AveragedItems(LearnsFromFeedback):
             reg=float(self.reg),
             shrinkage=float(self.shrinkage),
             squared=self.loss == "squared",
+            frozen=False,
         )
+        return config._replace(**changes)
 
     def _fit_users(self, block, feedback, message, whom, n_epochs, users):
-        """Train these users' vectors, in place, with the items fixed."""
-        items, layout = self._final_items(message), self._layout(block)
-        config = self._config()._replace(local_epochs=n_epochs)
-        arguments = (
+        """Train the vectors of the users in a mask, in place, with the items fixed."""
+        items, config = self._final_items(message), self._config(local_epochs=n_epochs, frozen=True)
+        # Each user is like a client.
+        layout = self._layout(block)._replace(client_indptr=np.arange(block.n_users + 1))
+        # A user's vector must not depend on which others are computed, or when.
+        seeds = np.full(block.n_users, Key(0).hashed("personal"))
+        columns, scale = np.ones((0, 0), dtype=bool), np.ones(0, dtype=self._dtype)
+        fedmf_kernels.visit(
             layout,
             feedback,
-            whom,
-            # A user's vector must not depend on which others are computed, or when.
-            Key(0).hashed("personal"),
+            fedmf_kernels.Cohort(whom, whom, seeds, np.ones(block.n_users, dtype=bool)),
             config,
             items,
-            fedmf_kernels.scratch_of_users(layout, config, items),
+            fedmf_kernels.Moving(0.0, columns, scale),
             users,
+            fedmf_kernels.scratch(layout, whom, config, items),
+            self._room(block.n_users, 0, 0, items.dtype),
         )
-        fedmf_kernels.fit_users(*arguments)
 
     @property
     def _n_columns(self):
@@ -390,7 +399,7 @@ class FedMF(AveragedItems):
           6  server adds the mean over the visitors of each item     _aggregate
         at the end
           7  server sends its average of Q                           _final_model
-          8  clients fit p_u to it                                   _personalize: kernel fit_users
+          8  clients fit p_u to it                                   _personalize: kernel visit
 
     *What is sent.* Each round down: Q, ``4 m d`` bytes per client for m items. Up: the change of
     Q, ``4 m d`` bytes, and for each item whether the client visited it, m bytes, so that counts

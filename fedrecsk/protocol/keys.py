@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
+from fedrecsk._utils.splitmix import GOLDEN, mix
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-_GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
@@ -39,12 +40,11 @@ class Key(NamedTuple):
 
     def hashed(self, purpose: str, index: ArrayLike = 0) -> NDArray[np.uint64]:
         """Hash of (seed, round, purpose, index) as uint64, vectorised over `index`."""
-        state = _mix_int(self.seed & _MASK)
-        state = _mix_int(state ^ ((self.round + 1) & _MASK))
-        state = _mix_int(state ^ zlib.crc32(purpose.encode()))
+        state = np.uint64(0)
         with np.errstate(over="ignore"):
-            offset = np.asarray(index).astype(np.uint64) * np.uint64(_GOLDEN)
-            return _mix(np.uint64(state) + offset)
+            for part in (self.seed, self.round + 1, zlib.crc32(purpose.encode())):
+                state = mix((state ^ np.uint64(part & _MASK)) + GOLDEN)
+            return mix(state + np.asarray(index).astype(np.uint64) * GOLDEN)
 
     def uniform(self, purpose: str, index: ArrayLike = 0) -> NDArray[np.float64]:
         """Uniform draws in [0, 1), one for each entry of `index`."""
@@ -88,17 +88,3 @@ class Keys(NamedTuple):
     def at(self, round: int) -> Keys:
         """Both keys at another round."""
         return Keys(self.shared.at(round), self.private.at(round))
-
-
-def _mix(x):
-    # splitmix64 (Steele, Lea and Flood 2014): every input bit reaches every output bit.
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def _mix_int(x):
-    x = (x + _GOLDEN) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)

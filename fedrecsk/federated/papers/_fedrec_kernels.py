@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._utils.jit import inline, kernel
-from fedrecsk._utils.shared_kernels import add_row, copy_row, dot_rows, fill_row, solve_positive
-
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+from fedrecsk._utils.shared_kernels import add_row, copy_row, dot_rows, fill_row, uniform
+from fedrecsk._utils.splitmix import GOLDEN
 
 
 class Ratings(NamedTuple):
@@ -29,13 +28,7 @@ class Ratings(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Rated and virtual items of each user, ascending: (n_users + 1,), and (n_examples,) each.
-
-    Attributes
-    ----------
-    indptr, items, values, weights : as in :class:`Ratings`
-    is_virtual : bool
-    """
+    """Rated and virtual items of each user, ascending, as in :class:`Ratings`; is_virtual: bool."""
 
     indptr: np.ndarray
     items: np.ndarray
@@ -45,7 +38,7 @@ class Examples(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The received items, (n_items, width), and how they are met.
+    """The received items, and how they are met.
 
     Attributes
     ----------
@@ -64,6 +57,8 @@ class Model(NamedTuple):
 class Training(NamedTuple):
     """How clients train.
 
+    Attributes
+    ----------
     learning_rate, reg : float
     hybrid_steps : int, steps of the vector that predicts virtual ratings; 0: they stay as they are
     user_steps : int, steps of the users, at the last of which items are differentiated
@@ -95,13 +90,13 @@ class Uploads(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for the largest client; see :func:`scratch`.
+    """Room for the largest client.
 
     Attributes
     ----------
     changes : (n_users, width), the gradients of its users
     slopes : (n_examples,), those of its examples
-    own, gradient : (1, width)
+    own, gradient : (1, width), one user's vector and gradient
     """
 
     changes: np.ndarray
@@ -111,7 +106,7 @@ class Scratch(NamedTuple):
 
 
 def scratch(client_indptr, examples, active, users):
-    """What :func:`local_round` writes in."""
+    """Return what :func:`local_round` works in."""
     width, dtype = users.shape[1], users.dtype
     n_users = np.diff(client_indptr)[active].max(initial=0)
     n_examples = np.diff(examples.indptr[client_indptr])[active].max(initial=0)
@@ -122,28 +117,13 @@ def scratch(client_indptr, examples, active, users):
     )
 
 
-# -------------------------------------------------------------------------- virtual items
-
-
-@inline
-def chance(stream):
-    """The next draw of a splitmix64 stream, uniform in [0, 1)."""
-    stream[0] += GOLDEN
-    x = stream[0]
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x = x ^ (x >> np.uint64(31))
-    return np.float64(x >> np.uint64(11)) * 2.0**-53
-
-
 @kernel
-def list_examples(ratings, n_items, whom, seeds, stream, examples):
-    """Draw virtual items for the users in `whom`.
+def list_examples(ratings, n_items, whom, seeds, examples):
+    """Draw virtual items for the users in `whom`, and write all of these users' examples.
 
-    Writes all of these users' examples. A user has as many virtual items as ``examples.indptr``
-    leaves room for. Every set of items that it has not rated is equally likely. Their ratings are
-    its mean, and their weights are those of its ratings, taken in turn, so that weights do not
-    say which items are virtual.
+    A user has as many virtual items as ``examples.indptr`` leaves room for. Every set of items
+    that it has not rated is equally likely. Their ratings are its mean, and their weights are
+    those of its ratings, taken in turn, so that weights do not say which items are virtual.
 
     Parameters
     ----------
@@ -151,48 +131,38 @@ def list_examples(ratings, n_items, whom, seeds, stream, examples):
     n_items : int
     whom : (n_users,) bool
     seeds : (n_users,) uint64
-    stream : (1,) uint64, scratch
     examples : Examples
     """
     for u in range(len(whom)):
         if not whom[u]:
             continue
-        stream[0] = seeds[u]
-        first, n_rated = ratings.indptr[u], ratings.indptr[u + 1] - ratings.indptr[u]
-        n_wanted = examples.indptr[u + 1] - examples.indptr[u] - n_rated
-        n_left = n_items - n_rated
-        mean = mean_rating(u, ratings)
-        at, k, drawn = examples.indptr[u], 0, 0
+        first, last, state = ratings.indptr[u], ratings.indptr[u + 1], seeds[u]
+        total, mass = 0.0, 0.0
+        for k in range(first, last):
+            total += np.float64(ratings.weights[k]) * ratings.values[k]
+            mass += ratings.weights[k]
+        mean = ratings.values.dtype.type(total / mass)
+        at, k, n_drawn = examples.indptr[u], first, 0
+        n_wanted = examples.indptr[u + 1] - at - (last - first)
+        n_left = n_items - (last - first)
         for i in range(n_items):
-            if k < n_rated and ratings.items[first + k] == i:
-                value, source, virtual = ratings.values[first + k], first + k, False
+            if k < last and ratings.items[k] == i:
+                value, source, is_virtual = ratings.values[k], k, False
                 k += 1
             else:
                 # Of n_left items, so many are still to be taken.
-                taken = chance(stream) * n_left < n_wanted - drawn
+                state += GOLDEN
+                is_taken = uniform(state) * n_left < n_wanted - n_drawn
                 n_left -= 1
-                if not taken:
+                if not is_taken:
                     continue
-                value, source, virtual = mean, first + drawn % n_rated, True
-                drawn += 1
+                value, source, is_virtual = mean, first + n_drawn % (last - first), True
+                n_drawn += 1
             examples.items[at] = i
             examples.values[at] = value
             examples.weights[at] = ratings.weights[source]
-            examples.is_virtual[at] = virtual
+            examples.is_virtual[at] = is_virtual
             at += 1
-
-
-@inline
-def mean_rating(u, ratings):
-    """A user's mean rating, by weight."""
-    total, mass = 0.0, 0.0
-    for k in range(ratings.indptr[u], ratings.indptr[u + 1]):
-        total += np.float64(ratings.weights[k]) * ratings.values[k]
-        mass += ratings.weights[k]
-    return ratings.values.dtype.type(total / mass)
-
-
-# ------------------------------------------------------------------------------- a round
 
 
 @kernel
@@ -217,28 +187,41 @@ def local_round(client_indptr, examples, active, users, model, training, work, o
     loss, mass : sums of w (rating - score)^2 before the step, and of w; of real ratings
     """
     width, rate = users.shape[1], users.dtype.type(training.learning_rate)
-    every, loss, mass = np.bool_(False), 0.0, 0.0
+    n_hybrid, n_steps = training.hybrid_steps, training.hybrid_steps + training.user_steps
+    loss, mass = 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
             continue
         first_user, end_user = client_indptr[c], client_indptr[c + 1]
-        first, is_finite = examples.indptr[first_user], True
+        first, n_broken = examples.indptr[first_user], 0
         for u in range(first_user, end_user):
             start, end = examples.indptr[u], examples.indptr[u + 1]
-            if training.hybrid_steps > 0:
-                predict_virtual(start, end, first, examples, users, u, model, training, work)
-            n_steps = training.user_steps - 1
-            descend(start, end, first, n_steps, every, examples, users, u, model, training, work)
-            error, weight, steepest = differentiate(
-                start, end, first, every, examples, users, u, model, training, work.slopes,
-                work.changes, u - first_user,
-            )  # fmt: skip
+            error, weight, steepest = 0.0, 0.0, users.dtype.type(0)
+            copy_row(work.own, 0, users, u, width)
+            for step in range(n_steps):
+                if step == n_hybrid and n_hybrid > 0:
+                    # Until here the vector has been trained on real ratings alone.
+                    for k in range(start, end):
+                        if examples.is_virtual[k]:
+                            examples.values[k] = score_of(work.own, examples.items[k], model)
+                    copy_row(work.own, 0, users, u, width)
+                error, weight, steepest = differentiate(
+                    start, end, first, step < n_hybrid, examples, model, training, work
+                )
+                if step < n_steps - 1:
+                    add_row(work.own, 0, -rate, work.gradient, 0, width)
+            copy_row(users, u, work.own, 0, width)
+            copy_row(work.changes, u - first_user, work.gradient, 0, width)
             loss += error
             mass += weight
-            is_finite = is_finite and is_sound(users, u, steepest)
-        out.is_finite[c] = is_finite
+            # Gradients with slopes of this size at most must be finite.
+            n_broken += not steepest < np.inf
+            for f in range(width):
+                n_broken += not abs(users[u, f]) < np.inf
+                n_broken += not abs(users[u, f] * steepest) < np.inf
+        out.is_finite[c] = n_broken == 0
         for u in range(first_user, end_user):
-            if is_finite and out.senders[c]:
+            if n_broken == 0 and out.senders[c]:
                 start, end = examples.indptr[u], examples.indptr[u + 1]
                 send(start, end, first, examples, users, u, model, training, work, out)
             add_row(users, u, -rate, work.changes, u - first_user, width)
@@ -246,96 +229,59 @@ def local_round(client_indptr, examples, active, users, model, training, work, o
 
 
 @inline
-def predict_virtual(start, end, first, examples, users, u, model, training, work):
-    """Replace a user's virtual ratings by the scores of a vector trained on the real ones."""
-    own, rated_only = work.own, np.bool_(True)
-    copy_row(own, 0, users, u, users.shape[1])
-    n_steps, zero = training.hybrid_steps, np.int64(0)
-    descend(start, end, first, n_steps, rated_only, examples, own, zero, model, training, work)
-    for k in range(start, end):
-        if examples.is_virtual[k]:
-            examples.values[k] = score_of(own, zero, examples.items[k], model)
-
-
-@inline
-def score_of(users, u, i, model):
-    """Score of item i for a user's vector."""
-    score = users.dtype.type(model.level) + dot_rows(users, u, model.items, i, users.shape[1])
+def score_of(own, i, model):
+    """Return the score of item i for the vector own[0]."""
+    score = own.dtype.type(model.level) + dot_rows(own, 0, model.items, i, own.shape[1])
     if model.biases:
         # Column 0 has been multiplied, and is to be added up.
-        score += users[u, 0] + model.items[i, 0] - users[u, 0] * model.items[i, 0]
+        score += own[0, 0] + model.items[i, 0] - own[0, 0] * model.items[i, 0]
     return score
 
 
 @inline
-def differentiate(
-    start, end, first, rated_only, examples, users, u, model, training, slopes, out, row
-):
-    """The gradient of a user's loss in its vector, into ``out[row]``; damped, see :func:`damping`.
+def differentiate(start, end, first, rated_only, examples, model, training, work):
+    """Set work.gradient to the gradient of a user's loss at work.own; see :func:`damping`.
 
-    Notes w (score - value) of example k as ``slopes[k - first]``. Returns the sum of
+    Notes w (score - value) of example k as ``work.slopes[k - first]``. Returns the sum of
     w (rating - score)^2 and of w over the real ratings, and the largest absolute slope.
     """
-    real, width = users.dtype.type, users.shape[1]
-    fill_row(out, row, real(0), width)
+    own, gradient, width = work.own, work.gradient, work.own.shape[1]
+    real = own.dtype.type
+    fill_row(gradient, 0, real(0), width)
     mass, slope_sum, steepest, curvature = real(0), real(0), real(0), real(0)
     loss, rated = 0.0, 0.0
     for k in range(start, end):
         if rated_only and examples.is_virtual[k]:
             continue
         i, w = examples.items[k], examples.weights[k]
-        error = score_of(users, u, i, model) - examples.values[k]
+        error = score_of(own, i, model) - examples.values[k]
         g = w * error
-        add_row(out, row, g, model.items, i, width)
+        add_row(gradient, 0, g, model.items, i, width)
         slope_sum += g
         curvature += w * model.squares[i]
         mass += w
-        slopes[k - first] = g
+        work.slopes[k - first] = g
         # A NaN would be lost in a maximum.
         steepest = abs(g) if not abs(g) <= steepest else steepest
         if not examples.is_virtual[k]:
             loss += np.float64(g) * error
             rated += w
     if model.biases:
-        out[row, 0] = slope_sum
+        gradient[0, 0] = slope_sum
     reg = real(training.reg)
-    damp = real(damping(curvature / mass + reg, training, real(1)))
+    damp = real(damping(curvature / mass + reg, training))
     for f in range(width):
-        out[row, f] = damp * (out[row, f] / mass + reg * users[u, f])
+        gradient[0, f] = damp * (gradient[0, f] / mass + reg * own[0, f])
     return loss, rated, steepest
 
 
 @inline
-def damping(curvature, training, one):
-    """A factor at most 1 that keeps a step along a gradient of this curvature from overshooting.
+def damping(curvature, training):
+    """Return a factor at most 1 that keeps a step along a gradient from overshooting.
 
-    Without it a loss of this curvature grows if the learning rate is above 2 / curvature. `one`
-    is 1 in the type to compute in.
+    Without it a loss of this curvature grows if the learning rate is above 2 / curvature.
     """
-    half = one * training.learning_rate / 2
-    return one / max(one, half * curvature)
-
-
-@inline
-def descend(start, end, first, n_steps, rated_only, examples, users, u, model, training, work):
-    """Gradient steps of a user's vector, in place."""
-    rate, zero = users.dtype.type(training.learning_rate), np.int64(0)
-    for _ in range(n_steps):
-        differentiate(
-            start, end, first, rated_only, examples, users, u, model, training, work.slopes,
-            work.gradient, zero,
-        )  # fmt: skip
-        add_row(users, u, -rate, work.gradient, zero, users.shape[1])
-
-
-@inline
-def is_sound(users, u, steepest):
-    """Whether gradients with slopes of this size at most are finite."""
-    n_broken = int(not steepest < np.inf)
-    for f in range(users.shape[1]):
-        n_broken += not abs(users[u, f]) < np.inf
-        n_broken += not abs(users[u, f] * steepest) < np.inf
-    return n_broken == 0
+    return 1.0 / max(1.0, training.learning_rate / 2 * curvature)
 
 
 @inline
@@ -345,7 +291,7 @@ def send(start, end, first, examples, users, u, model, training, work, out):
     square = dot_rows(users, u, users, u, width)
     if model.biases:
         square += real(1) - users[u, 0] * users[u, 0]
-    damp = real(damping(square, training, real(1)))
+    damp = real(damping(square, training))
     for k in range(start, end):
         i, s = examples.items[k], out.slots[k]
         g, shrink = damp * work.slopes[k - first], real(training.reg) * examples.weights[k]
@@ -358,49 +304,3 @@ def send(start, end, first, examples, users, u, model, training, work, out):
             row[0, 0] = g + shrink * model.items[i, 0]
         add_row(out.gradients, s, real(1), row, 0, width)
         out.masses[s] += examples.weights[k]
-
-
-# ------------------------------------------------------------------------------ at the end
-
-
-@kernel
-def solve_users(ratings, whom, model, reg, users):
-    """The vectors of least loss on the real ratings, items fixed, for the users in `whom`.
-
-    Parameters
-    ----------
-    ratings : Ratings
-    whom : (n_users,) bool
-    model : Model
-    reg : float, weight of 1/2 |p|^2 beside the mean of the errors
-    users : (n_users, width), receives the vectors
-    """
-    width = users.shape[1]
-    matrix, right = np.empty((width, width)), np.empty((1, width))
-    partner = np.empty(width)
-    for u in range(len(whom)):
-        if not whom[u]:
-            continue
-        mass = 0.0
-        for f in range(width):
-            right[0, f] = 0
-            for g in range(width):
-                matrix[f, g] = 0
-        for k in range(ratings.indptr[u], ratings.indptr[u + 1]):
-            i, w = ratings.items[k], np.float64(ratings.weights[k])
-            rest = np.float64(ratings.values[k]) - model.level
-            for f in range(width):
-                partner[f] = model.items[i, f]
-            if model.biases:
-                rest -= partner[0]
-                partner[0] = 1
-            mass += w
-            for f in range(width):
-                right[0, f] += w * rest * partner[f]
-                for g in range(width):
-                    matrix[f, g] += w * partner[f] * partner[g]
-        for f in range(width):
-            matrix[f, f] += reg * mass + 1e-9
-        solve_positive(matrix, right)
-        for f in range(width):
-            users[u, f] = right[0, f]

@@ -297,7 +297,7 @@ class FedFast(AveragedItems):
         if not _is_new(block):
             users = _placed(block, users, message["client_vector"].values)
             n_epochs = self.FINAL_EPOCHS
-        whom = np.flatnonzero(block.users_of(turn.active))
+        whom = block.users_of(turn.active)
         self._fit_users(block, state["feedback"], message, whom, n_epochs, users)
         return {"users": users}
 

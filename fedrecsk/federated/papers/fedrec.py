@@ -108,8 +108,8 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         once    each user draws its virtual items            kernel list_examples
         each round
           1  server sends b_i and q_i of all items           _model
-          2  users predict their virtual ratings             kernel predict_virtual
-          3  ... and take user_steps gradient steps          kernel local_round
+          2  users predict their virtual ratings             kernel local_round
+          3  ... and take user_steps gradient steps          kernel differentiate
           4  clients upload their items' gradients           kernel send
           5  server steps along the mean gradient, item by   _aggregate
              item: q_i -= gamma sum_i / (weight of all who sent i)
@@ -290,9 +290,22 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
             state = self._init_clients(block, message, key)
         users = state["users"].copy()
         whom = block.users_of(turn.active) & ~(trained & np.isfinite(users).all(axis=1))
-        model = self._received(message, state["level"])
-        fedrec_kernels.solve_users(state["ratings"], whom, model, self._reg, users)
+        for u in np.flatnonzero(whom):
+            users[u] = self._solution(u, state, message)
         return {"users": users}
+
+    def _solution(self, u, state, message):
+        """Return the vector of least loss on the real ratings of user u, items fixed."""
+        own = slice(*state["ratings"].indptr[u : u + 2])
+        _, items, values, weights = state["ratings"]
+        partners = message["item_vectors"].values[items[own]].astype(np.float64)
+        rest = values[own] - state["level"]
+        if self.biases:
+            rest -= partners[:, 0]
+            partners[:, 0] = 1
+        weighted = partners.T * weights[own]
+        ridge = self._reg * weights[own].sum(dtype=np.float64) + 1e-9
+        return np.linalg.solve(weighted @ partners + ridge * np.eye(self._width), weighted @ rest)
 
     def _private_vectors(self, state):
         return state["users"][:, int(self.biases) :]
@@ -344,7 +357,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
                 block.n_items,
                 users,
                 key.hashed("virtual items", block.users),
-                np.empty(1, dtype=np.uint64),
                 examples,
             )
         return examples
