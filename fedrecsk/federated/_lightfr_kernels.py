@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._utils.jit import inline, kernel
+from fedrecsk._utils.shared_kernels import uniform, unseen_item
+from fedrecsk._utils.splitmix import GOLDEN
 from fedrecsk.base._hamming_kernels import popcount
 
 # Honest sums converge in a few sweeps. Forged ones need not be symmetric and may never.
@@ -170,9 +172,10 @@ def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out
         weight, of all pairs that count; both in fixed point.
     """
     loss, weight = 0.0, 0.0
-    first, place = 0, 0
+    # Zeros of one type, or numba would compile what they are passed to once more.
+    first, place, none = np.int64(0), np.int64(0), np.int64(0)
     for c in clients:
-        n = 0
+        n = none
         for u in range(indptr[c], indptr[c + 1]):
             start, j = n, u - indptr[c]
             n = visit(u, j, start, rows, seeds[u], rule.n_negatives, items.codes, visits)
@@ -181,7 +184,11 @@ def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out
             from_planes(codes[u], rule.limit, a)
             measure(codes[u], rule.limit * len(a), left, weights, visits)
             if items.base > 0:
-                multiply(items.products, a, visits.background)
+                for k in range(len(a)):
+                    visits.background[k] = 0
+                for other in range(len(a)):
+                    for k in range(len(a)):
+                        visits.background[k] += items.products[other, k] * a[other]
             if rule.moves:
                 fit_user(a, left, weights, visits, items, rule)
                 to_planes(a, rule.limit, codes[u])
@@ -208,34 +215,16 @@ def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out
 
 
 @inline
-def draw(state, items, first, last, n_items):
-    """A random item that is not among ``items[first:last]``, which ascend."""
-    # Splitmix64's output step; the upper half of it scaled to the number of free items.
-    x = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x = x ^ (x >> np.uint64(31))
-    n_free = np.uint64(n_items - (last - first))
-    rank = np.int64(((x >> np.uint64(32)) * n_free) >> np.uint64(32))
-    # Free items below items[first + j] number it less j; no branch to mispredict.
-    low, n = np.int64(0), last - first
-    while n > 0:
-        half = (n + 1) >> 1
-        middle = low + half - 1
-        low += half * (items[first + middle] - middle <= rank)
-        n -= half
-    return rank + low
-
-
-@inline
 def visit(u, j, start, rows, seed, n_negatives, item_codes, visits):
     """List the visits of user u from `start` on, ``left`` being w t; return their end.
 
     Each of its rows that count is followed by its negatives.
     """
     first, last = rows.indptr[u], rows.indptr[u + 1]
-    if last - first == len(item_codes):
+    n_unseen = len(item_codes) - (last - first)
+    if n_unseen == 0:
         n_negatives = 0
-    n, n_drawn = start, np.int64(0)
+    n, state = start, seed
     for r in range(first, last):
         if not rows.chosen[r]:
             continue
@@ -243,9 +232,9 @@ def visit(u, j, start, rows, seed, n_negatives, item_codes, visits):
         visits.weights[n] = rows.weights[r]
         n += 1
         for _ in range(n_negatives):
-            n_drawn += 1
-            state = seed + np.uint64(n_drawn) * np.uint64(0x9E3779B97F4A7C15)
-            visits.items[n] = draw(state, rows.items, first, last, len(item_codes))
+            state += GOLDEN
+            rank = np.int64(uniform(state) * n_unseen)
+            visits.items[n] = unseen_item(rank, rows.items, first, last)
             visits.left[n], visits.weights[n] = rows.negative_targets[r], rows.weights[r]
             n += 1
     for q in range(start, n):
@@ -289,16 +278,6 @@ def to_planes(a, limit, planes):
         for k in range(len(a)):
             bit = np.uint64((((a[k] + limit) >> 1) >> p) & 1)
             planes[p, k >> 6] |= bit << np.uint64(k & 63)
-
-
-@inline
-def multiply(products, a, background):
-    """Set the background to D'D a."""
-    for k in range(len(a)):
-        background[k] = 0
-    for other in range(len(a)):
-        for k in range(len(a)):
-            background[k] += products[other, k] * a[other]
 
 
 @inline

@@ -68,7 +68,8 @@ class LightFR:
             visits.append((i, fixed(w), fixed(w * (2 * target - 1) * self.top)))
             for _ in range(0 if self.full or not free else self.model.n_negatives):
                 n_drawn += 1
-                rank = (mixed((seed + n_drawn * GOLDEN) & MASK) >> 32) * len(free) >> 32
+                draw = (mixed((seed + n_drawn * GOLDEN) & MASK) >> 11) * 2.0**-53
+                rank = int(draw * len(free))
                 aim = fixed(v * (2 * self.model.NEGATIVE_TARGET - 1) * self.top)
                 visits.append((free[rank], fixed(w), aim))
         return visits
