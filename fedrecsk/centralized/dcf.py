@@ -15,8 +15,7 @@ from fedrecsk._utils.fixed_point import FRACTION_BITS, fixed
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_controller
 from fedrecsk.base import RatingMixin, Recommender
-from fedrecsk.base._binary_codes import n_words, pack_codes, random_codes, unpack_codes
-from fedrecsk.base._hamming_search import HammingSearch
+from fedrecsk.base._hamming import HammingSearch, n_words, pack_codes, random_codes, unpack_codes
 from fedrecsk.centralized._sgd import Rows, narrowed
 from fedrecsk.data._checks import hint
 from fedrecsk.data._rating_scale import check_ratings, check_scale, scale_of

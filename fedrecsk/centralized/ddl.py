@@ -11,7 +11,7 @@ import numpy as np
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.fixed_point import fixed
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.base._binary_codes import pack_codes, unpack_codes
+from fedrecsk.base._hamming import pack_codes, unpack_codes
 from fedrecsk.centralized._dbn import DeepBeliefNet
 from fedrecsk.centralized._item_features import aligned, catalogue_of, check_covered, has_ids
 from fedrecsk.centralized.dcf import DCF

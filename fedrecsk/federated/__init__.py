@@ -1,6 +1,6 @@
 """The federated methods, one file each."""
 
-from fedrecsk.base._binary_codes import pack_codes, unpack_codes
+from fedrecsk.base._hamming import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR
 from fedrecsk.federated.fcf import FCF
 from fedrecsk.federated.fedease import FedEASE

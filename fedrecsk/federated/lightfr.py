@@ -15,8 +15,7 @@ from fedrecsk._utils.fixed_point import FRACTION_BITS, fixed
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions, check_sample_weight
 from fedrecsk.base import RankingMixin
-from fedrecsk.base._binary_codes import n_words, random_codes, unpack_codes
-from fedrecsk.base._hamming_search import HammingSearch
+from fedrecsk.base._hamming import HammingSearch, n_words, random_codes, unpack_codes
 from fedrecsk.data._checks import hint
 from fedrecsk.data._rating_scale import check_ratings, check_scale
 from fedrecsk.data.interactions import Ids, encode, id_columns

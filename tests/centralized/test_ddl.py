@@ -12,7 +12,7 @@ from sklearn.model_selection import GridSearchCV, KFold
 from benchmarks._variants import with_constants
 from fedrecsk import DCF, DDL
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk.base._binary_codes import unpack_codes
+from fedrecsk.base._hamming import unpack_codes
 from fedrecsk.centralized import dcf
 from fedrecsk.centralized._dbn import DeepBeliefNet
 from fedrecsk.centralized._sgd import Rows

@@ -11,7 +11,7 @@ from fedrecsk import Federation, Popularity
 from fedrecsk.aggregation import Aggregator, NormClipping, TrimmedMean, plain_sum
 from fedrecsk.attacks import RandomUpload, SignFlip
 from fedrecsk.base import Recommender
-from fedrecsk.base._binary_codes import n_words, random_codes
+from fedrecsk.base._hamming import n_words, random_codes
 from fedrecsk.compression import TopK
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated import LightFR, pack_codes, unpack_codes

@@ -1,0 +1,175 @@
+"""Binary codes in 64-bit words, and scores and lists by their Hamming distances."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk.base import _batches
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+hamming_kernels: LazyModule = LazyModule("fedrecsk.base._hamming_kernels")
+
+BITS_PER_WORD = 64
+
+
+def n_words(n_bits):
+    """Return how many words of 64 bits a code takes."""
+    return -(-n_bits // BITS_PER_WORD)
+
+
+def pack_codes(signs: ArrayLike) -> NDArray[np.uint64]:
+    """Pack the signs of rows of numbers: above 0 is +1, all others are -1.
+
+    Parameters
+    ----------
+    signs : array-like of shape (n, n_bits)
+
+    Returns
+    -------
+    codes : ndarray of shape (n, ceil(n_bits / 64)), dtype uint64
+        Bit k is bit k % 64 of word k // 64; the bits after the last are 0.
+
+    Examples
+    --------
+    >>> from fedrecsk.federated import pack_codes
+    >>> pack_codes([[1, -1, 1]])
+    array([[5]], dtype=uint64)
+    """
+    bits = np.asarray(signs) > 0
+    places = np.zeros((len(bits), 8 * n_words(bits.shape[1])), dtype=np.uint8)
+    packed = np.packbits(bits, axis=1, bitorder="little")
+    places[:, : packed.shape[1]] = packed
+    return places.view("<u8").astype(np.uint64)
+
+
+def unpack_codes(codes: NDArray[np.uint64], n_bits: int) -> NDArray[np.int8]:
+    """Unpack codes to +1 and -1, the inverse of :func:`pack_codes`.
+
+    Parameters
+    ----------
+    codes : ndarray of shape (..., ceil(n_bits / 64)), dtype uint64
+    n_bits : int
+
+    Returns
+    -------
+    signs : ndarray of shape (..., n_bits), dtype int8
+
+    Raises
+    ------
+    ValueError
+        If the codes are not of this length.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedrecsk.federated import unpack_codes
+    >>> unpack_codes(np.array([[5]], dtype=np.uint64), n_bits=3)
+    array([[ 1, -1,  1]], dtype=int8)
+    """
+    codes = np.asarray(codes)
+    if codes.dtype != np.uint64 or codes.ndim == 0 or codes.shape[-1] != n_words(n_bits):
+        raise ValueError(
+            f"Codes of n_bits={n_bits} are uint64 arrays whose last axis is {n_words(n_bits)}, got "
+            f"{codes.dtype} of shape {codes.shape}; pass the n_bits that they were packed with."
+        )
+    tail = n_bits % BITS_PER_WORD
+    if tail and (codes[..., -1] >> np.uint64(tail)).any():
+        raise ValueError(
+            f"A code has a bit set after the first n_bits={n_bits}; pass the n_bits that it was "
+            "packed with."
+        )
+    places = np.ascontiguousarray(codes, dtype="<u8").view(np.uint8)
+    signs = np.unpackbits(places, axis=-1, count=n_bits, bitorder="little").view(np.int8)
+    signs += signs
+    signs -= 1
+    return signs
+
+
+def random_codes(key, purpose, index, n_planes, n_bits):
+    """Return a random code for each number in `index`, (n, n_planes, n_words) uint64.
+
+    A code depends only on its own number.
+    """
+    size = n_planes * n_words(n_bits)
+    codes = key.hashed(purpose, np.asarray(index)[:, None] * size + np.arange(size))
+    codes = codes.reshape(len(index), n_planes, n_words(n_bits))
+    tail = n_bits % BITS_PER_WORD
+    if tail:
+        codes[..., -1] &= np.uint64(2**tail - 1)
+    return codes
+
+
+class HammingSearch:
+    """Scores of a recommender that has `_user_planes`, `item_codes_`, `n_bits_`, `rating_scale_`.
+
+    `_user_planes` are the users' codes, uint64 of shape (n_users, n_planes, n_words); plane p
+    counts 2^p times.
+    """
+
+    # Similarity of a pair with an unknown user or item.
+    _unknown_similarity = 0.5
+
+    def _response(self, scores):
+        low, high = self.rating_scale_
+        return low + (high - low) * scores
+
+    @property
+    def _farthest(self):
+        """The largest distance between codes of the fitted lengths."""
+        return self.n_bits_ * (2 ** self._user_planes.shape[1] - 1)
+
+    def _score_pairs(self, users, items):
+        distances = np.empty(len(users), dtype=np.int64)
+        for batch in _batches(len(users), 1):
+            hamming_kernels.pairs(
+                users[batch], items[batch], self._user_planes, self.item_codes_, distances[batch]
+            )
+        similarities = 1 - distances / self._farthest
+        return self._response(np.where(distances < 0, self._unknown_similarity, similarities))
+
+    def _score_all(self, users):
+        board = np.empty((len(users), self.n_items_))
+        near = np.empty(self.n_items_, dtype=np.int32)
+        hamming_kernels.similarities(
+            users,
+            self._user_planes,
+            np.ascontiguousarray(self.item_codes_.T),
+            float(self._farthest),
+            near,
+            board,
+        )
+        board[users < 0] = self._unknown_similarity
+        return board
+
+    def _best_items(self, users, n, eligible, barred):
+        codes = self.item_codes_ if eligible is None else self.item_codes_[eligible]
+        # The search finds the top of a list, for users that have codes.
+        if (users < 0).any() or 16 * n > len(codes):
+            return super()._best_items(users, n, eligible, barred)
+        rows, items = barred
+        if eligible is not None:
+            places = np.minimum(np.searchsorted(eligible, items), len(eligible) - 1)
+            inside = eligible[places] == items
+            rows, items = rows[inside], places[inside]
+        order = np.lexsort((items, rows))
+        indptr = np.searchsorted(rows[order], np.arange(len(users) + 1))
+        best = np.zeros((len(users), n), dtype=np.int64)
+        distances = np.full(best.shape, -1)
+        near = np.empty(hamming_kernels.BLOCK, dtype=np.int32)
+        hamming_kernels.nearest_of_users(
+            users,
+            self._user_planes,
+            np.ascontiguousarray(codes.T),
+            indptr,
+            items[order].astype(np.int64),
+            near,
+            best,
+            distances,
+        )
+        best = best if eligible is None else eligible[best]
+        return best, np.where(distances < 0, -np.inf, 1 - distances / self._farthest)
