@@ -44,14 +44,21 @@ def public_names(module_name):
 
 
 def parameters(thing):
+    """Return names of parameters, after * those by name only, whose order does not matter."""
     if not callable(thing):
         return None
-    marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     try:
         found = inspect.signature(thing).parameters.values()
     except ValueError:
         return None
-    return " ".join(marks.get(one.kind, "") + one.name for one in found)
+    marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    by_name = sorted(one.name for one in found if one.kind == inspect.Parameter.KEYWORD_ONLY)
+    others = [
+        marks.get(one.kind, "") + one.name
+        for one in found
+        if one.kind != inspect.Parameter.KEYWORD_ONLY
+    ]
+    return " ".join([*others, *(["*", *by_name] if by_name else [])])
 
 
 @pytest.mark.parametrize("module", MODULES)
