@@ -7,14 +7,13 @@ from numbers import Integral, Real
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated import _item_prior
-from fedrecsk.federated._fedeb_scales import Scales, learned
 from fedrecsk.federated._item_rows import OwnRows, layout_of
 from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
@@ -26,29 +25,94 @@ fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
 
 # The ends of the scale are this many units apart: on a scale from 1 to 5 a unit is a star.
 UNITS = 4.0
-# Of the server's Adam.
-BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
+# How many ratings the prior of a user's own precision is worth.
+NU = 10.0
 # Largest total weight of a user's ratings; a weight of 1 is a rating.
 HEAVIEST = 1e6
 # Averages for prediction cover at least this many rounds.
 LOOK_BACK = 10
 
+# Where precisions start, in units: of ratings, of users' biases, of items' biases and vectors given
+# their prior mean (R), and of that mean (psi).
+ALPHA, LAMBDA_0, REG_BIAS, REG, PSI = 1.3, 6.0, 5.0, 100.0, 10.0
+# Share of the moving averages that a round replaces, and the rounds before they count.
+NEW, BURN_IN = 0.1, 3
+# Bounds of learned precisions: where all ratings are equal, nothing else bounds them.
+LOWEST, HIGHEST = 1e-4, 1e4
+# Share of the numbers that ratings must determine for their precision to fall freely.
+DETERMINED = 0.02
 
-class Moments(NamedTuple):
-    """Adam's moments, with the shape of the parameter."""
+# Eigenvalues of K below this are rounding, and so are those below this share of the largest.
+SMALLEST, ROUNDING = 1e-8, 1e-12
+# Added to K's diagonal, as a share of the sketch's size, so that K is positive definite.
+SHIFT = 1e-6
 
-    first: np.ndarray
-    second: np.ndarray
 
-    @classmethod
-    def of(cls, values: np.ndarray) -> Moments:
-        """Before the first step."""
-        return cls(np.zeros_like(values), np.zeros_like(values))
+class EmpiricalBayes(RatingScale, RatingMixin, FederatedRecommender):
+    """What FedEB and PrivFedEB share: units of ratings, and uploads of rows of items."""
+
+    _single_uploads = True
+    _prefers_rotation = True
+    _dtype = np.float32
+
+    @staticmethod
+    def _unit(low, high):
+        """Return what counts as 1 in the model, in ratings."""
+        return ((high - low) or UNITS) / UNITS
+
+    def _arriving(self, n_clients):
+        """Return the share of the clients whose uploads arrive in a round, as planned."""
+        return self._cohort_share(n_clients) * (1 - self._setting().dropout)
+
+    @staticmethod
+    def _empty_uploads(block, turn, width, n_implicit=0, dtype=np.float64):
+        """Return where kernels write: sums by item, or the active clients' own rows."""
+        senders, n_rows, slots, n = turn.active & turn.delivers, block.n_items, block.row_items, 1
+        if turn.separate:
+            own = OwnRows.of(block, turn.active)
+            senders, n_rows, slots, n = turn.active, len(own.items), own.slots, block.n_clients
+        else:
+            dtype = np.float64
+        return fedeb_kernels.Uploads(
+            senders,
+            np.zeros((n_rows, width), dtype),
+            np.zeros((n_rows, n_implicit), dtype),
+            slots,
+            np.zeros((n, 4)),
+            np.ones(block.n_clients, dtype=bool),
+            turn.separate,
+        )
+
+    @staticmethod
+    def _written(block, turn, out):
+        """Return what kernels have written, as fields of uploads."""
+        if not turn.separate:
+            return {"items": out.items, "implicit": out.implicit, "scales": out.scales[0]}
+        own = OwnRows.of(block, turn.active)
+        return {
+            "items": SparseRows(own.indptr, own.items, out.items),
+            "implicit": SparseRows(own.indptr, own.items, out.implicit),
+            "scales": SparseRows.stacked(out.scales),
+        }
+
+    def _personalize(self, block, state, message, turn, key):
+        # Users start afresh: only their own data count.
+        part = block.part(turn.active)
+        everybody, nobody = np.ones(part.n_clients, dtype=bool), np.zeros(part.n_clients, bool)
+        state = self._init_clients(part, message, key)
+        fitted = self._fitted_users(part, state, message, RoundMasks(everybody, nobody, False))
+        return {name: block.spread(rows, turn.active) for name, rows in fitted.items()}
+
+    def _item_vectors(self, message):
+        return message["items"].values
+
+    def _response(self, scores):
+        return np.clip(scores, *self.rating_scale_)
 
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedEB(RatingScale, RatingMixin, FederatedRecommender):
+class FedEB(EmpiricalBayes):
     """Federated empirical Bayes: SVD++ with learned variances, trained by sums of uploads.
 
     Each client infers the distribution of its users' vectors given the items, exactly, and
@@ -221,32 +285,29 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         "rating_scale": [tuple, list, None],
     }
 
-    _single_uploads = True
-    _prefers_rotation = True
-    _dtype = np.float32
     _user_width = "n_factors"
-    # How many ratings the prior of a user's own precision is worth (nu).
-    _nu = 10.0
-
-    # --------------------------------------------------------------- before the rounds
-
     _n_setups = 1
 
+    # ------------------------------------------------------------------------- the set-up
+
     def _init_server(self, catalogue, key):
-        low, high = scale_of(self.rating_scale, catalogue.rating_range)
-        m, d = catalogue.n_items, self.n_factors
+        m, d, n_implicit = catalogue.n_items, self.n_factors, self._n_implicit
         items = np.zeros((m, d + 1), self._dtype)
         items[:, 1:] = self.INIT_STD * key.generator("item factors").standard_normal((m, d))
-        implicit = np.zeros((m, d if self.implicit else 0), self._dtype)
+        implicit = np.zeros((m, n_implicit), self._dtype)
+        reg = np.r_[REG_BIAS, np.full(d, REG)]
+        psi = np.full(d + 1, PSI)
         return {
-            "rating_scale": (low, high),
+            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
             "n_clients": catalogue.n_clients,
-            "items": items,
-            "implicit": implicit,
-            "moments": (Moments.of(items), Moments.of(implicit)),
-            "averages": (items, implicit),
             "n_steps": 0,
-            "scales": Scales.of(self.n_factors, implicit.shape[1]),
+            "items": items,
+            "items_moments": (np.zeros_like(items), np.zeros_like(items)),
+            "average_items": items,
+            "implicit": implicit,
+            "implicit_moments": (np.zeros_like(implicit), np.zeros_like(implicit)),
+            "average_implicit": implicit,
+            "scales": Scales(ALPHA, LAMBDA_0, reg, np.full(n_implicit, REG), psi),
         }
 
     def _setup_specs(self, n_items, step):
@@ -273,8 +334,9 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             "held_items": np.bincount(block.row_items, minlength=block.n_items),
         }
         if self.sketch_size:
-            directions = _item_prior.directions(block.n_items, self.sketch_size, key.shared)
-            fields["sketch"] = _item_prior.sketch(block, directions)
+            fields["sketch"] = sketch(
+                block, directions(block.n_items, self.sketch_size, key.shared)
+            )
         return ClientUpdates(
             {name: fields[name] for name in self._setup_specs(block.n_items, step)}
         )
@@ -282,13 +344,18 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
     def _setup_aggregate(self, server, upload, step, key):
         total, weight = upload["ratings"].sum
         n_ratings, n_users, shares = np.ascontiguousarray(upload["counts"].sum.T)
-        server = server | {"mean": total / weight, "n_ratings": n_ratings, "shares": shares}
         prior = None
         if self.sketch_size:
-            directions = _item_prior.directions(len(n_users), self.sketch_size, key)
-            prior = _item_prior.eigenpairs(upload["sketch"].sum, directions, n_users)
+            public = directions(len(n_users), self.sketch_size, key)
+            prior = eigenpairs(upload["sketch"].sum, public, n_users)
             prior = prior._replace(vectors=prior.vectors.astype(self._dtype))
-        return server | {"prior": prior, "center": np.zeros_like(server["items"])}
+        return server | {
+            "mean": total / weight,
+            "n_ratings": n_ratings,
+            "shares": shares,
+            "prior": prior,
+            "center": np.zeros_like(server["items"]),
+        }
 
     def _initial_broadcast(self, server):
         return Message(
@@ -296,34 +363,31 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             n_ratings=Dense(server["n_ratings"], learned=False),
         )
 
-    # ---------------------------------------------------------------------- each round
+    def _rounds(self, n_clients):
+        if self.n_rounds != "auto":
+            return self.n_rounds
+        return round(100 / np.sqrt(self._arriving(n_clients)))
+
+    # ------------------------------------------------------------------ each round, clients
 
     def _model(self, server):
         field = Dense if self.upload == "all" else Rows
         fields = {"items": field(server["items"])}
         if self.implicit:
             fields["implicit"] = field(server["implicit"])
-        return Message(**fields, scales=self._sent_scales(server))
+        return Message(**fields, scales=server["scales"].sent())
 
     def _init_clients(self, block, message, key):
         low, high, mean = message["ratings"].values
-        ratings = fedeb_kernels.Ratings(
-            ((block.values - mean) / self._unit(low, high)).astype(self._dtype),
-            block.weights.astype(self._dtype),
-        )
+        unit = self._unit(low, high)
+        values = ((block.values - mean) / unit).astype(self._dtype)
         return {
-            "ratings": ratings,
+            "ratings": fedeb_kernels.Ratings(values, block.weights.astype(self._dtype)),
             "n_ratings": message["n_ratings"].values.astype(self._dtype),
             # The result of each update; the next one starts afresh.
-            "posterior": fedeb_kernels.Posterior.of(
-                block.n_users, self.n_factors + 1, self._dtype, whole=False
-            ),
-            "unit": self._unit(low, high),
+            "posterior": self._empty_posterior(block.n_users, 0),
+            "unit": unit,
         }
-
-    def _least_bytes(self, data):
-        covariances = np.dtype(self._dtype).itemsize * data.n_users * (self.n_factors + 1) ** 2
-        return super()._least_bytes(data) + (covariances if self.client_fraction == 1 else 0)
 
     def _upload_specs(self, n_items):
         rows = "all" if self.upload == "all" else "held"
@@ -333,80 +397,120 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
         return specs | {"scales": FieldSpec((4,), learned=False)}
 
     def _client_update(self, block, state, message, turn, key):
-        implicit = message["implicit"].values if self.implicit else None
-        model = self._received(state, message["items"].values, implicit, message["scales"].values)
-        own = OwnRows.of(block, turn.active) if turn.separate else None
-        layout, out = layout_of(block), self._empty_uploads(block, turn, own)
-        work = fedeb_kernels.workspace(layout, model)
-        squares, weight = fedeb_kernels.update(
-            layout, state["ratings"], turn.active, model, work, state["posterior"], out
+        squares, weight, out = self._infer(block, state, message, "", turn, state["posterior"])
+        fields = self._written(block, turn, out)
+        fields = {name: fields[name] for name in self._upload_specs(block.n_items)}
+        updates = ClientUpdates(fields, is_finite=out.is_finite)
+        return state, updates, (state["unit"] ** 2 * squares, weight)
+
+    @property
+    def _n_implicit(self):
+        return self.n_factors if self.implicit else 0
+
+    def _empty_posterior(self, n_users, n_whole):
+        """Return space for the users' means, and for all else of the first `n_whole` users."""
+        width, dtype = self.n_factors + 1, self._dtype
+        return fedeb_kernels.Posterior(
+            np.zeros((n_users, width), dtype),
+            np.zeros(n_whole, dtype),
+            np.zeros((n_whole, width, width), dtype),
         )
-        loss = state["unit"] ** 2 * squares, weight
-        return state, self._uploads(block, own, out), loss
+
+    def _infer(self, block, state, message, prefix, turn, posterior):
+        """Infer the active clients' users given the model; return loss, weight and uploads."""
+        real, layout = self._dtype, layout_of(block)
+        items = message[f"{prefix}items"].values.astype(real, copy=False)
+        implicit = np.zeros((len(items), 0), real)
+        if self.implicit:
+            implicit = message[f"{prefix}implicit"].values.astype(real, copy=False)
+        alpha, lambda_0, *reg = message["scales"].values
+        prior = np.ones(items.shape[1], real)
+        prior[0] = lambda_0
+        uncertain = self.posterior == "variational"
+        model = fedeb_kernels.Model(
+            items,
+            implicit,
+            state["n_ratings"] if uncertain else np.zeros(0, real),
+            np.array(reg, real),
+            prior,
+            float(alpha),
+            NU if self.user_noise else 0.0,
+            uncertain,
+        )
+        work = fedeb_kernels.workspace(layout, model)
+        out = self._empty_uploads(block, turn, items.shape[1], self._n_implicit, real)
+        squares, weight = fedeb_kernels.update(
+            layout, state["ratings"], turn.active, model, work, posterior, out
+        )
+        return squares, weight, out
+
+    # ------------------------------------------------------------------- each round, server
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
             return server
-        share = upload.n_clients / server["n_clients"]
-        t, scales = server["n_steps"] + 1, server["scales"]
-        adam = self._adam(t, share)
-        items, implicit = server["items"].copy(), server["implicit"].copy()
-        moments = tuple(Moments(*map(np.copy, pair)) for pair in server["moments"])
-        center = server["center"]
-        reg, reg_implicit = scales.reg.astype(self._dtype), scales.reg_implicit.astype(self._dtype)
-        fedeb_kernels.ascend(items, upload["items"].sum, 1 / share, reg, center, *moments[0], adam)
+        share, scales = upload.n_clients / server["n_clients"], server["scales"]
+        server = server | {"n_steps": server["n_steps"] + 1}
+        sums = upload["items"].sum
+        server |= self._stepped(server, "items", sums, share, scales.reg, server["center"])
         if self.implicit:
-            sums, zero = upload["implicit"].sum, np.zeros_like(implicit)
-            fedeb_kernels.ascend(implicit, sums, 1 / share, reg_implicit, zero, *moments[1], adam)
-        server = server | {"items": items, "implicit": implicit, "moments": moments, "n_steps": t}
+            sums, zero = upload["implicit"].sum, np.zeros_like(server["implicit"])
+            server |= self._stepped(server, "implicit", sums, share, scales.reg_implicit, zero)
         if self.posterior == "variational":
             server |= learned(server, upload["scales"].sum / share)
+        return server
+
+    def _stepped(self, server, name, sums, share, reg, mean):
+        """Return the items or their implicit part after a step of Adam, and the average."""
+        t, values = server["n_steps"], server[name].copy()
+        first, second = map(np.copy, server[f"{name}_moments"])
+        step = self._rate(share) / (1 - fedeb_kernels.BETA_1**t)
+        debias = 1 - fedeb_kernels.BETA_2**t
+        reg = reg.astype(self._dtype)
+        fedeb_kernels.ascend(values, sums, 1 / share, reg, mean, first, second, step, debias)
+        average = server[f"average_{name}"]
         weight = self._dtype(max(1 / t, min(share, 1 / LOOK_BACK)))
-        averages = zip(server["averages"], (items, implicit), strict=True)
-        return server | {"averages": tuple(mean + weight * (new - mean) for mean, new in averages)}
+        average = average + weight * (values - average)
+        return {name: values, f"{name}_moments": (first, second), f"average_{name}": average}
+
+    def _rate(self, share):
+        """Return Adam's step size, given the share of the clients in the sum."""
+        if self.learning_rate == "auto":
+            return 0.05 * share ** (1 / 3)
+        return float(self.learning_rate)
 
     # ------------------------------------------------------------------------- the end
 
     def _final_model(self, server):
-        items, implicit = server["averages"]
-        fields = {"average_items": Dense(items)}
+        fields = {"average_items": Dense(server["average_items"])}
         if self.implicit:
-            fields["average_implicit"] = Dense(implicit)
-        return Message(**fields, scales=self._sent_scales(server))
+            fields["average_implicit"] = Dense(server["average_implicit"])
+        return Message(**fields, scales=server["scales"].sent())
 
-    def _personalize(self, block, state, message, turn, key):
-        # Users start afresh: only their own data count.
-        part = block.part(turn.active)
-        state = self._init_clients(part, message, key)
-        implicit = message["average_implicit"].values if self.implicit else None
-        model = self._received(
-            state, message["average_items"].values, implicit, message["scales"].values
-        )
-        layout, width = layout_of(part), self.n_factors + 1
-        posterior = fedeb_kernels.Posterior.of(part.n_users, width, self._dtype)
-        everybody, nobody = np.ones(part.n_clients, dtype=bool), np.zeros(part.n_clients, bool)
-        silent = self._empty_uploads(part, RoundMasks(everybody, nobody, False), None)
-        work = fedeb_kernels.workspace(layout, model)
-        fedeb_kernels.update(layout, state["ratings"], everybody, model, work, posterior, silent)
+    def _fitted_users(self, block, state, message, turn):
+        posterior = self._empty_posterior(block.n_users, block.n_users)
+        self._infer(block, state, message, "average_", turn, posterior)
         users, precisions, covariances = posterior
-        covariances = covariances.reshape(-1, width, width)
-        unit = self._dtype(self._unit(*message["ratings"].values[:2]))
+        unit = self._dtype(state["unit"])
         # The bias counts in ratings; p_u has no unit.
         users[:, 0] *= unit
         covariances[:, 0] *= unit
         covariances[:, :, 0] *= unit
-        ends = {"users": users, "covariances": covariances, "noise": unit / np.sqrt(precisions)}
-        return {name: block.spread(rows, turn.active) for name, rows in ends.items()}
+        return {"users": users, "covariances": covariances, "noise": unit / np.sqrt(precisions)}
 
     def _private_vectors(self, state):
         return state["posterior"].users
 
     def _server_attributes(self, message):
         low, high, mean = (float(number) for number in message["ratings"].values)
-        unit, scales = self._unit(low, high), message["scales"].values
+        alpha, lambda_0, *reg = message["scales"].values
+        unit = self._unit(low, high)
         items = message["average_items"].values * self._dtype(unit)
+        # The last row is that of an unknown item.
         n_ratings = np.append(message["n_ratings"].values, 0)
-        variance = unit**2 * self._item_variance(n_ratings, scales).astype(self._dtype)
+        variance = np.zeros((len(n_ratings), len(reg)), self._dtype)
+        if self.posterior == "variational":
+            variance = unit**2 * (1 / (reg + alpha * n_ratings[:, None])).astype(self._dtype)
         attributes = {
             "item_factors_": np.ascontiguousarray(items[:, 1:]),
             "item_bias_": items[:, 0].copy(),
@@ -414,8 +518,8 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             "_new_item_variance": variance[-1],
             "global_bias_": mean,
             "rating_scale_": (low, high),
-            "noise_std_": float(unit / np.sqrt(scales[0])),
-            "bias_std_": float(unit / np.sqrt(scales[1])),
+            "noise_std_": float(unit / np.sqrt(alpha)),
+            "bias_std_": float(unit / np.sqrt(lambda_0)),
         }
         if self.implicit:
             attributes["implicit_factors_"] = message["average_implicit"].values
@@ -430,107 +534,35 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
             "user_noise_": state["noise"],
         }
 
-    # ------------------------------------------------------------------- on the clients
-
-    @staticmethod
-    def _unit(low, high):
-        """What counts as 1 in the model, in ratings."""
-        return ((high - low) or UNITS) / UNITS
-
-    def _received(self, state, items, implicit, scales):
-        """What clients know of the model, as the kernels take it."""
-        real = self._dtype
-        if implicit is None:
-            implicit = np.zeros((len(items), 0), real)
-        alpha, lambda_0, *reg = scales
-        prior = np.ones(items.shape[1], real)
-        prior[0] = lambda_0
-        return fedeb_kernels.Model(
-            items.astype(real, copy=False),
-            implicit.astype(real, copy=False),
-            state["n_ratings"],
-            np.asarray(reg, real)[None],
-            prior,
-            float(alpha),
-            self._nu if self.user_noise else 0.0,
-            self.posterior == "variational",
-        )
-
-    def _empty_uploads(self, block, turn, own):
-        """Where the kernel writes: sums by item, or the active clients' own rows and scales."""
-        n, width = block.n_clients, self.n_factors + 1
-        is_finite, n_implicit = np.ones(n, dtype=bool), self.n_factors if self.implicit else 0
-        if own is not None:
-            return fedeb_kernels.Uploads(
-                turn.active,
-                np.zeros((len(own.items), width), self._dtype),
-                np.zeros((len(own.items), n_implicit), self._dtype),
-                own.slots,
-                np.zeros((n, 4)),
-                np.arange(n, dtype=np.int32),
-                is_finite,
-                True,
-            )
-        return fedeb_kernels.Uploads(
-            turn.active & turn.delivers,
-            np.zeros((block.n_items, width)),
-            np.zeros((block.n_items, n_implicit)),
-            block.row_items,
-            np.zeros((1, 4)),
-            np.zeros(n, dtype=np.int32),
-            is_finite,
-            False,
-        )
-
-    def _uploads(self, block, own, out):
-        """What the kernel has written."""
-        fields = {"items": out.items, "implicit": out.implicit, "scales": out.scales[0]}
-        if own is not None:
-            fields = {
-                "items": SparseRows(own.indptr, own.items, out.items),
-                "implicit": SparseRows(own.indptr, own.items, out.implicit),
-                "scales": SparseRows.stacked(out.scales),
-            }
-        names = self._upload_specs(block.n_items)
-        return ClientUpdates({name: fields[name] for name in names}, is_finite=out.is_finite)
-
-    # -------------------------------------------------------------------- on the server
-
-    def _rounds(self, n_clients):
-        if self.n_rounds != "auto":
-            return self.n_rounds
-        arriving = self._cohort_share(n_clients) * (1 - self._setting().dropout)
-        return round(100 / np.sqrt(arriving))
-
-    def _sent_scales(self, server):
-        scales = server["scales"]
-        return Dense(np.r_[scales.alpha, scales.lambda_0, scales.reg])
-
-    def _adam(self, t, share):
-        rate = self.learning_rate
-        if rate == "auto":
-            rate = 0.05 * share ** (1 / 3)
-        return fedeb_kernels.Adam(
-            float(rate), BETA_1, BETA_2, EPSILON, 1 - BETA_1**t, 1 - BETA_2**t
-        )
-
-    def _item_vectors(self, message):
-        return message["items"].values
-
-    def _upload_moving(self, view, rows, moves):
-        # Adam divides by the size of past gradients, so only much larger ones decide.
-        size = np.abs(view.mean("items")).max() * view.n_senders / view.n_own
-        share = self._cohort_share(view.data.n_clients)
-        return {"items": size / self._adam(1, share).rate * moves}
-
-    def _item_variance(self, n_ratings, scales):
-        """V_i of all items, (n_items, d + 1), in squared units."""
-        alpha, reg = scales[0], scales[2:]
+    def _standard_deviations(self, users, items):
         if self.posterior == "map":
-            return np.zeros((len(n_ratings), len(reg)))
-        return 1 / (reg + alpha * n_ratings[:, None])
+            raise ValueError(
+                'FedEB with posterior="map" has no variances; use return_std=False, or '
+                'posterior="variational".'
+            )
+        # An unknown item is 0, with the variance of the prior.
+        factors = np.vstack([self.item_factors_, np.zeros(self.n_factors, self._dtype)])
+        item_variance = np.vstack([self.item_variance_, self._new_item_variance])
+        items = np.where(items < 0, len(self.item_factors_), items)
+        noise = self.noise_std_**2 * (NU / (NU - 2) if self.user_noise else 1)
+        spread = (factors**2).sum(axis=1, dtype=float) + item_variance.sum(axis=1, dtype=float)
+        variance = noise + self.bias_std_**2 + spread[items]
+        known = np.flatnonzero(users >= 0)
+        of_known = np.empty(len(known))
+        fedeb_kernels.variances(
+            users[known],
+            items[known],
+            self.user_factors_,
+            self.user_covariance_,
+            self.user_noise_,
+            factors,
+            item_variance,
+            of_known,
+        )
+        variance[known] = of_known
+        return np.sqrt(variance)
 
-    # ---------------------------------------------------------------- checks, predictions
+    # ------------------------------------------------------------------- checks, attacks
 
     def _check_before_fit(self):
         if self._setting().local_dp is not None:
@@ -560,33 +592,169 @@ class FedEB(RatingScale, RatingMixin, FederatedRecommender):
                 f"{HEAVIEST:g} is too much for float32; divide sample_weight by its mean."
             )
 
-    def _response(self, scores):
-        return np.clip(scores, *self.rating_scale_)
+    def _least_bytes(self, data):
+        covariances = np.dtype(self._dtype).itemsize * data.n_users * (self.n_factors + 1) ** 2
+        return super()._least_bytes(data) + (covariances if self.client_fraction == 1 else 0)
 
-    def _standard_deviations(self, users, items):
-        if self.posterior == "map":
-            raise ValueError(
-                'FedEB with posterior="map" has no variances; use return_std=False, or '
-                'posterior="variational".'
-            )
-        # An unknown item is 0, with the variance of the prior.
-        factors = np.vstack([self.item_factors_, np.zeros(self.n_factors, self._dtype)])
-        item_variance = np.vstack([self.item_variance_, self._new_item_variance])
-        items = np.where(items < 0, len(self.item_factors_), items)
-        noise = self.noise_std_**2 * (self._nu / (self._nu - 2) if self.user_noise else 1)
-        spread = (factors**2).sum(axis=1, dtype=float) + item_variance.sum(axis=1, dtype=float)
-        variance = noise + self.bias_std_**2 + spread[items]
-        known = np.flatnonzero(users >= 0)
-        of_known = np.empty(len(known))
-        fedeb_kernels.variances(
-            users[known],
-            items[known],
-            self.user_factors_,
-            self.user_covariance_,
-            self.user_noise_,
-            factors,
-            item_variance,
-            of_known,
-        )
-        variance[known] = of_known
-        return np.sqrt(variance)
+    def _upload_moving(self, view, rows, moves):
+        # Adam divides by the size of past gradients, so only much larger ones decide.
+        size = np.abs(view.mean("items")).max() * view.n_senders / view.n_own
+        return {"items": size / self._rate(self._cohort_share(view.data.n_clients)) * moves}
+
+
+# -------------------------------------------------- the server: precisions, by damped EM
+
+
+class Scales(NamedTuple):
+    """The precisions, and the sums that they are learned from.
+
+    Attributes
+    ----------
+    alpha : of a rating of a typical user
+    lambda_0 : of users' biases
+    reg : (d + 1,), of items given their prior mean (R)
+    reg_implicit : (d,), of the implicit part (R_y)
+    psi : (d + 1,), of the prior mean
+    sums : (4,) or None, moving averages of what clients send for the first two
+    """
+
+    alpha: float
+    lambda_0: float
+    reg: np.ndarray
+    reg_implicit: np.ndarray
+    psi: np.ndarray
+    sums: np.ndarray | None = None
+
+    def sent(self):
+        """Return what clients receive."""
+        return Dense(np.r_[self.alpha, self.lambda_0, self.reg])
+
+
+def learned(server, sums):
+    """Return the new `scales` and the items' prior mean, `center`, after a round's step.
+
+    `sums`, of shape (4,), are over all clients: of ``b_u^2 + S_00``, of users, of
+    ``alpha_u / alpha E``, and of ratings.
+    """
+    scales, center = server["scales"], server["center"]
+    if scales.sums is not None:
+        sums = (1 - NEW) * scales.sums + NEW * sums
+    scales = scales._replace(sums=sums)
+    if server["n_steps"] <= BURN_IN:
+        return {"scales": scales}
+    items, implicit = server["items"], server["implicit"]
+    bias, n_users, errors, n_ratings = np.maximum(sums, np.finfo(float).tiny)
+    psi, of_center = scales.psi, 0.0
+    if server["prior"] is not None:
+        center, psi, of_center = server["prior"].center(items, psi, scales.reg)
+    squares, variances = spread(items - center, scales.reg, scales.alpha * server["n_ratings"])
+    reg = precision_of(len(items), scales.reg, squares, variances + of_center)
+    # A geometric mean, because precisions of vectors that are not needed grow without bound.
+    reg = scales.reg ** (1 - NEW) * np.clip(reg, LOWEST, HIGHEST) ** NEW
+    squares, variances = spread(implicit, scales.reg_implicit, server["shares"])
+    reg_implicit = len(items) / (squares + variances)
+    alpha, lambda_0 = np.clip([n_ratings / errors, n_users / bias], LOWEST, HIGHEST)
+    scales = Scales(float(alpha), float(lambda_0), reg, reg_implicit, psi, sums)
+    return {"center": center, "scales": scales}
+
+
+def spread(away, reg, mass):
+    """Return sums of the squares and of the variances ``1 / (reg + mass_i)``, by column."""
+    return (away**2).sum(axis=0, dtype=float), (1 / (reg + mass[:, None])).sum(axis=0)
+
+
+def precision_of(n, reg, squares, variances):
+    """Re-estimate the precision of n numbers from the sums of their squares and variances.
+
+    At a precision that explains them, ``n / (squares + variances)`` (the EM algorithm) and
+    ``(n - reg variances) / squares`` (MacKay 1992) agree. MacKay's estimate converges in far
+    fewer rounds, but if ratings determine hardly any of the numbers it may fall without bound.
+    """
+    determined = np.maximum(n - reg * variances, np.finfo(float).tiny)
+    with_mackay = determined / np.maximum(squares, determined / HIGHEST)
+    at_least = np.where(determined > DETERMINED * n, 0, n / (squares + variances))
+    return np.maximum(at_least, with_mackay)
+
+
+# -------------------------------- the server: items that the same users rate are alike a priori
+
+# The prior mean of the items is ``f ~ N(0, K / psi)``, column by column, where
+# ``K = D (sum_u r_u r_u') D`` counts by how many users two items are both rated: r_u is user u's
+# row of zeros and ones, and D divides by the square root of each item's number of users.
+
+
+class ItemPrior(NamedTuple):
+    """Leading eigenpairs of K.
+
+    Attributes
+    ----------
+    vectors : ndarray of shape (n_items, n_pairs)
+    values : ndarray of shape (n_pairs,), dtype float64
+    """
+
+    vectors: np.ndarray
+    values: np.ndarray
+
+    def center(self, items, psi, reg):
+        """The items' expected prior mean, and what the server learns from it.
+
+        Parameters
+        ----------
+        items : ndarray of shape (n_items, width)
+        psi, reg : ndarray of shape (width,)
+            Precision of f, and of items given f (R).
+
+        Returns
+        -------
+        center : ndarray of shape (n_items, width)
+            F.
+        psi : ndarray of shape (width,)
+            Re-estimated.
+        variance : ndarray of shape (width,)
+            Of a column of F, summed over the items.
+        """
+        precision = psi / self.values[:, None] + reg
+        weights = reg * (self.vectors.T @ items) / precision
+        center = self.vectors @ weights.astype(self.vectors.dtype)
+        spread = ((weights**2 + 1 / precision) / self.values[:, None]).sum(axis=0)
+        return center, len(self.values) / spread, (1 / precision).sum(axis=0)
+
+
+def directions(n_items, size, key):
+    """The public random matrix O of shape (n_items, size), which both sides draw alike."""
+    return key.generator("sketch").standard_normal((n_items, min(size, n_items)))
+
+
+def sketch(block, directions):
+    """What a block's clients contribute: the sum over users of r_u (r_u' O)."""
+    shape = block.n_users, block.n_items
+    ones = np.ones(len(block.items))
+    rated = csr_array((ones, block.items, block.indptr), shape=shape)
+    return rated.T @ (rated @ directions)
+
+
+def eigenpairs(sketch, directions, n_users):
+    """The prior from a sketch of all clients and each item's number of users (Nystroem)."""
+    scale = np.sqrt(np.maximum(np.rint(n_users), 0))[:, None]
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+    scaled = scale * directions
+    # The singular vectors of a tall matrix from its small square, ten times as fast as an SVD.
+    squares, turn = np.linalg.eigh(scaled.T @ scaled)
+    # Fewer rated items than directions leave some of them out.
+    kept = squares > ROUNDING * squares.max(initial=0)
+    turn = turn[:, kept] / np.sqrt(squares[kept])
+    basis = scaled @ turn
+    # K basis. Rounding or encryption of the sums may give impossible eigenvalues: left out.
+    image = inverse * (sketch @ turn)
+    shift = SHIFT * np.linalg.norm(image)
+    image += shift * basis
+    square = basis.T @ image
+    sizes, turn = np.linalg.eigh((square + square.T) / 2)
+    kept = sizes > shift / 2
+    left = image @ (turn[:, kept] / np.sqrt(sizes[kept]))
+    squares, turn = np.linalg.eigh(left.T @ left)
+    # The largest comes first.
+    squares, turn = squares[::-1], turn[:, ::-1]
+    kept = squares - shift > SMALLEST
+    vectors = left @ (turn[:, kept] / np.sqrt(squares[kept]))
+    return ItemPrior(vectors, squares[kept] - shift)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,31 +12,19 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._item_rows import OwnRows, layout_of
-from fedrecsk.federated._privfedeb_server import (
-    ALPHA,
-    EMPHASIS,
-    MOST,
-    USER_SQUARE,
-    VECTOR_VARIANCE,
-    Release,
-    gains,
-)
-from fedrecsk.federated._ratings import RatingScale
+from fedrecsk.federated._item_rows import layout_of
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.federated.fedeb import EmpiricalBayes
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.protocol.participation import RoundMasks
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+from fedrecsk.updates import ClientUpdates, FieldSpec
 
 fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
 privfedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._privfedeb_kernels")
 
-# The ends of the scale are this many units apart: on a scale from 1 to 5 a unit is a star.
-UNITS = 4.0
-# Precision of users' biases.
-LAMBDA_0 = 6.0
+# Precisions of a rating, and of users' biases.
+ALPHA, LAMBDA_0 = 1.3, 6.0
 # In the set-up: how many ratings at the center a user's mean is shrunk by, and the bound of a
 # residual, in units.
 SHRINKAGE, LARGEST = 3.0, 2.0
@@ -52,10 +40,23 @@ SMALL, LOUD = 2.0, 6.0
 # Bounds of a rating's weight, whose square must neither overflow nor vanish.
 LIGHTEST, HEAVIEST = 1e-6, 1e6
 
+# Variances of items' biases about their prior mean, and of the numbers of their vectors, in units.
+BIAS_VARIANCE, VECTOR_VARIANCE = 0.25, 0.02
+# Mean square of the numbers of users' vectors, as far as their ratings determine them.
+USER_SQUARE = 0.35
+# Factor of the gradient in vectors, whose numbers are smaller than those in biases.
+EMPHASIS = 1.4
+# An item's rows are weighted by 1 / (N_i + half the mean)^power, for fewer rated items.
+POWER = 0.25
+# Factors: none if a step of all clients is less reliable than this, else one for each multiple of
+# it and one more, at most `MOST`.
+RELIABLE, MOST = 0.125, 6
+TINY = np.finfo(float).tiny
+
 
 @documented
 @dataclass(eq=False, repr=False)
-class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
+class PrivFedEB(EmpiricalBayes):
     """Ratings under user-level differential privacy: federated empirical Bayes on noisy sums.
 
     A client never uploads more than a vector of norm 1, so that noise of a known size on the sum
@@ -210,13 +211,9 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
         "rating_scale": [tuple, list, None],
     }
 
-    _single_uploads = True
-    _prefers_rotation = True
-    _dtype = np.float32
-
-    # --------------------------------------------------------------- before the rounds
-
     _n_setups = 1
+
+    # ------------------------------------------------------------------------- the set-up
 
     def _init_server(self, catalogue, key):
         return {
@@ -236,22 +233,14 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
 
     def _setup_update(self, block, message, step, key):
         everybody = np.ones(block.n_clients, dtype=bool)
-        separate = self._setting().central_dp is not None
-        turn = RoundMasks(everybody, everybody, separate)
-        layout, ratings = layout_of(block), self._ratings(block, message)
-        out, squares = self._empty_uploads(block, turn, 2), np.zeros(1)
-        if separate:
-            squares = np.zeros(block.n_clients)
-        work = privfedeb_kernels.workspace(layout, 2)
-        share = np.sqrt(1 - SQUARES**2)
-        privfedeb_kernels.first(layout, ratings, SHRINKAGE, LARGEST, share, work, out, squares)
-        squares *= SQUARES
-        if separate:
-            own = OwnRows.of(block, everybody)
-            first = SparseRows(own.indptr, own.items, out.items)
-            squares = SparseRows.stacked(squares[:, None])
-            return ClientUpdates({"first": first, "squares": squares})
-        return ClientUpdates({"first": out.items, "squares": squares})
+        turn = RoundMasks(everybody, everybody, self._setting().central_dp is not None)
+        layout, out = layout_of(block), self._empty_uploads(block, turn, 2)
+        share, own = np.sqrt(1 - SQUARES**2), np.zeros((block.row_counts.max(initial=1), 2))
+        ratings = self._ratings(block, message)
+        privfedeb_kernels.first(layout, ratings, SHRINKAGE, LARGEST, share, own, out)
+        out = out._replace(scales=SQUARES * out.scales[:, :1])
+        fields = self._written(block, turn, out)
+        return ClientUpdates({"first": fields["items"], "squares": fields["scales"]})
 
     def _setup_aggregate(self, server, upload, step, key):
         share = np.sqrt(1 - SQUARES**2)
@@ -300,17 +289,33 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
 
     def _client_update(self, block, state, message, turn, key):
         items = message["items"].values
-        out = self._empty_uploads(block, turn, items.shape[1])
-        squares, weight = self._infer(block, state, items, turn.active, state["users"], out)
-        fields = {"items": out.items}
-        if turn.separate:
-            own = OwnRows.of(block, turn.active)
-            fields = {"items": SparseRows(own.indptr, own.items, out.items)}
-        return (
-            state,
-            ClientUpdates(fields, is_finite=out.is_finite),
-            (state["unit"] ** 2 * squares, weight),
+        squares, weight, out = self._infer(block, state, items, turn, state["users"])
+        fields = {"items": self._written(block, turn, out)["items"]}
+        updates = ClientUpdates(fields, is_finite=out.is_finite)
+        return state, updates, (state["unit"] ** 2 * squares, weight)
+
+    def _ratings(self, block, message):
+        """Return ratings from the center, in units, and their weights."""
+        low, high, center = message["scale"].values
+        values = (block.values - center) / self._unit(low, high)
+        return fedeb_kernels.Ratings(values, block.weights)
+
+    def _infer(self, block, state, items, turn, users):
+        """Infer the active clients' users given the items; return loss, weight and uploads."""
+        items, layout = np.ascontiguousarray(items, dtype=np.float64), layout_of(block)
+        width = items.shape[1]
+        prior = np.ones(width)
+        prior[0] = LAMBDA_0
+        no_implicit, no_variances = np.zeros((len(items), 0)), np.zeros(0)
+        model = fedeb_kernels.Model(
+            items, no_implicit, no_variances, np.zeros(width), prior, ALPHA, 0.0, True
         )
+        work, out = fedeb_kernels.workspace(layout, model), self._empty_uploads(block, turn, width)
+        constants = state["row_weights"], EMPHASIS, FLOOR
+        squares, weight = privfedeb_kernels.update(
+            layout, state["ratings"], turn.active, model, *constants, work, users, out
+        )
+        return squares, weight, out
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -341,18 +346,13 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
     def _final_model(self, server):
         return Message(average_items=Dense(server["average"][:, : server["n_factors"] + 1]))
 
-    def _personalize(self, block, state, message, turn, key):
-        # Users start afresh: only their own data count.
-        part = block.part(turn.active)
-        state = self._init_clients(part, message, key)
-        items = np.ascontiguousarray(message["average_items"].values)
-        users = np.zeros((part.n_users, items.shape[1]))
-        everybody, nobody = np.ones(part.n_clients, dtype=bool), np.zeros(part.n_clients, bool)
-        silent = self._empty_uploads(part, RoundMasks(everybody, nobody, False), items.shape[1])
-        self._infer(part, state, items, everybody, users, silent)
+    def _fitted_users(self, block, state, message, turn):
+        items = message["average_items"].values
+        users = np.zeros((block.n_users, items.shape[1]))
+        self._infer(block, state, items, turn, users)
         # The bias counts in ratings; p_u has no unit.
         users[:, 0] *= state["unit"]
-        return {"users": block.spread(users, turn.active)}
+        return {"users": users}
 
     def _server_attributes(self, message):
         low, high, center = (float(number) for number in message["scale"].values)
@@ -371,47 +371,7 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
             "user_bias_": users[:, 0].copy(),
         }
 
-    # ------------------------------------------------------------------- on the clients
-
-    @staticmethod
-    def _unit(low, high):
-        """What counts as 1 in the model, in ratings."""
-        return ((high - low) or UNITS) / UNITS
-
-    def _ratings(self, block, message):
-        """Ratings from the center, in units; weights of a user's ratings, the largest one 1."""
-        low, high, center = message["scale"].values
-        values = (block.values - center) / self._unit(low, high)
-        return fedeb_kernels.Ratings(values, block.weights)
-
-    def _infer(self, block, state, items, active, users, out):
-        """Compute the users of the active clients, and what the senders among these send."""
-        prior = np.ones(items.shape[1])
-        prior[0] = LAMBDA_0
-        model = privfedeb_kernels.Model(
-            items.astype(np.float64, copy=False),
-            state["row_weights"],
-            prior,
-            ALPHA,
-            EMPHASIS,
-            FLOOR,
-        )
-        layout = layout_of(block)
-        work = privfedeb_kernels.workspace(layout, items.shape[1])
-        return privfedeb_kernels.update(layout, state["ratings"], active, model, work, users, out)
-
-    @staticmethod
-    def _empty_uploads(block, turn, width):
-        """Where the kernels write: sums by item, or the active clients' own rows."""
-        is_finite = np.ones(block.n_clients, dtype=bool)
-        if turn.separate:
-            own = OwnRows.of(block, turn.active)
-            rows = np.zeros((len(own.items), width))
-            return privfedeb_kernels.Uploads(turn.active, rows, own.slots, is_finite, True)
-        senders, sums = turn.active & turn.delivers, np.zeros((block.n_items, width))
-        return privfedeb_kernels.Uploads(senders, sums, block.row_items, is_finite, False)
-
-    # -------------------------------------------------------------------- on the server
+    # ----------------------------------------------------- how many factors and rounds
 
     def _n_columns(self):
         """How many factors clients send."""
@@ -429,10 +389,6 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
             return mechanism.epsilon < SMALL
         return (mechanism.noise_multiplier or 0.0) > LOUD
 
-    def _arriving(self, n_clients):
-        """Return the share of the clients whose uploads arrive in a round, as planned."""
-        return self._cohort_share(n_clients) * (1 - self._setting().dropout)
-
     def _rounds(self, n_clients):
         if self.n_rounds != "auto":
             return self.n_rounds
@@ -445,15 +401,12 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
         low, high = server["rating_scale"]
         return Dense(np.array([low, high, low + self.center * (high - low)]), learned=False)
 
-    def _item_vectors(self, message):
-        return message["items"].values
-
     def _upload_moving(self, view, rows, moves):
         # Clients do not know the curvature; it is about the sum of such uploads as theirs.
         size = np.abs(view.mean("items")).max() * view.n_senders / view.n_own
         return {"items": size * moves}
 
-    # ---------------------------------------------------------------- checks, predictions
+    # ------------------------------------------------------------------- checks, attacks
 
     def _check_before_fit(self):
         if self._setting().local_dp is not None:
@@ -485,5 +438,95 @@ class PrivFedEB(RatingScale, RatingMixin, FederatedRecommender):
         users = 2 * np.dtype(self._dtype).itemsize * data.n_users * self._n_columns()
         return super()._least_bytes(data) + (users if self.client_fraction == 1 else 0)
 
-    def _response(self, scores):
-        return np.clip(scores, *self.rating_scale_)
+
+# --------------------------------------------------------- the server: steps on noisy sums
+
+# The sums of a round are ``h (x - x_now)`` plus noise, for an item's parameter x and a curvature h
+# that follows from the first release. With a normal prior of x, the best step is the posterior
+# mean, a fraction of the sum that is small for items about which the noise hides nearly everything.
+
+
+class Release(NamedTuple):
+    """What the set-up has published.
+
+    Attributes
+    ----------
+    counts : (n_items,), N_i, noisy and at least 0
+    residuals : (n_items,), B_i, noisy
+    noise_std : float, of both
+    rating_weight : float, by how much a typical rating counts in the sums
+    """
+
+    counts: np.ndarray
+    residuals: np.ndarray
+    noise_std: float
+    rating_weight: float
+
+    @classmethod
+    def of(cls, sums, noise_std, squares):
+        """From sums of counts and residuals (n_items, 2), and of squared counts."""
+        counts = np.maximum(sums[:, 0], 0)
+        rating_weight = max(float(squares), 0.0) / max(float(counts.sum()), TINY)
+        return cls(counts, sums[:, 1], noise_std, rating_weight)
+
+    @property
+    def padded(self):
+        """N_i plus half their mean, so that the noise on small ones does not matter."""
+        return np.maximum(self.counts + self.counts.mean() / 2, TINY)
+
+    def row_weights(self):
+        """a_i: weights of the items' rows in uploads; in the mean over ratings, a_i^2 is 1."""
+        weights = (self.padded / self.padded.max()) ** -POWER
+        total = self.counts.sum()
+        if not total > 0:
+            return np.ones(len(weights))
+        return weights / np.sqrt(self.counts @ weights**2 / total)
+
+    def noise(self, curvature, row_weights, noise_std):
+        """Variance of a round's sums: added noise, and that of the ratings themselves."""
+        return noise_std**2 + self.rating_weight * curvature * row_weights / ALPHA
+
+    def biases(self):
+        """First estimates of b_i, and their variances.
+
+        Their prior mean is a line in log N_i, fitted to all items: popular items are often
+        better ones.
+        """
+        h = self.counts
+        noise = self.noise(h, 1.0, self.noise_std)
+        prior = self._line(noise)
+        gain = gains(np.full(len(h), BIAS_VARIANCE), h, noise)
+        return prior + gain * (self.residuals - h * prior), BIAS_VARIANCE * (1 - gain * h)
+
+    def _line(self, noise):
+        """Weighted least squares of B_i / N_i on log N_i, at all items."""
+        x, h = np.log(self.padded), self.counts
+        # One over the variance of B_i / N_i about the line, 0 where nothing is known.
+        weights = h**2 / np.maximum(BIAS_VARIANCE * h**2 + noise, TINY)
+        total = weights.sum()
+        if not total > 0:
+            return np.zeros(len(h))
+        y = self.residuals / np.where(h > 0, h, 1)
+        x = x - weights @ x / total
+        spread = weights @ x**2
+        slope = weights @ (x * y) / spread if spread > 1e-9 * total else 0.0
+        return weights @ y / total + slope * x
+
+    def n_factors(self, share):
+        """How many factors the noise allows, given the share of clients in a round."""
+        a = self.row_weights()
+        # Squares of noisy counts are too large by the variance of the noise.
+        counts = np.sqrt(np.maximum(self.counts**2 - self.noise_std**2, 0))
+        curvature = share * counts * a
+        noise = self.noise(curvature, a, self.noise_std)
+        h = USER_SQUARE * EMPHASIS * curvature
+        # Of all rounds in which every client takes part once.
+        ratio = VECTOR_VARIANCE * h**2 / np.maximum(noise, TINY) / share
+        total = counts.sum()
+        reliability = counts @ (ratio / (1 + ratio)) / total if total > 0 else 0.0
+        return min(MOST, 1 + int(reliability / RELIABLE)) if reliability >= RELIABLE else 0
+
+
+def gains(variance, curvature, noise):
+    """Fractions of sums ``h (x - x_now) + noise`` that make x_now the posterior mean of x."""
+    return variance * curvature / np.maximum(variance * curvature**2 + noise, TINY)

@@ -7,7 +7,7 @@ from fedrecsk import BiasOnly, FedEB, Federation
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated import _item_prior
+from fedrecsk.federated import fedeb
 from fedrecsk.privacy import CKKS
 from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.keys import Key
@@ -193,9 +193,9 @@ def test_eigenpairs_of_a_sketch(size):
     X, y = make_toy(30, 12, density=0.3, seed=2)
     data = encode(X, y, item_ids=None)
     (block,) = blocks.cut(data)
-    directions = _item_prior.directions(data.n_items, size, Key(3))
+    directions = fedeb.directions(data.n_items, size, Key(3))
     n_users = np.bincount(block.items, minlength=data.n_items)
-    prior = _item_prior.eigenpairs(_item_prior.sketch(block, directions), directions, n_users)
+    prior = fedeb.eigenpairs(fedeb.sketch(block, directions), directions, n_users)
     _, weights, *_ = dense(data, (1, 5))
     kernel = reference.kernel(weights)
     basis = np.linalg.qr(np.sqrt(n_users)[:, None] * directions)[0]

@@ -9,7 +9,7 @@ from fedrecsk import BiasOnly, Federation, PrivFedEB
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
-from fedrecsk.federated import _privfedeb_server as server
+from fedrecsk.federated import privfedeb as server
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
 from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.keys import Key, setup_round
