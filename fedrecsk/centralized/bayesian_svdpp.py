@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
+from joblib import delayed
+from scipy import sparse
+from scipy.sparse.linalg import LinearOperator, eigsh
 from scipy.special import gammaincinv
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
-from fedrecsk._utils.threads import N_JOBS
+from fedrecsk._utils.threads import N_JOBS, Threads
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.base._warm_start import parameters_of_a_run, resumed
-from fedrecsk.centralized import _gibbs
-from fedrecsk.centralized._sgd import Rows
+from fedrecsk.centralized._sgd import Rows, narrowed
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
@@ -30,6 +33,13 @@ sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
 
 DTYPE = np.float32
 MAX_BYTES = 8 * 2**30
+# Every precision has the prior Gamma(SHAPE, rate RATE), which is nearly flat for a scale. A large
+# rate would keep factors that the data do not need from vanishing: sparse data are then overfitted.
+SHAPE, RATE = 0.5, 0.005
+INIT_STD = 0.1
+INIT_PRECISION = 30.0  # of y: it moves slowly, and the posterior's is about as large on MovieLens
+RATINGS_PER_CALL = 2**20  # of a kernel
+SMALL = 1000  # items up to which all eigenvectors are as quick to find as some
 
 
 @documented
@@ -54,7 +64,8 @@ class BayesianSVDpp(RatingMixin, Recommender):
     n_factors : int, default=20
         Length of p_u, q_i and y_j (d).
     n_samples : int, default=50
-        Number of draws to keep (S), in total if `warm_start` continues a fit. The model holds
+        Number of samples of the posterior that are kept (S), which is not a number of rows or of
+        passes; in total if `warm_start` continues a fit. The model holds
         ``4 S (d + 1) (n_users + 2 n_items)`` bytes, twice that while fit ends.
     n_burn_in : int, default=40
         Number of sweeps before the first draw that is kept.
@@ -119,7 +130,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
 
     *Algorithm*. Ratings are centred and divided by their standard deviation. Each sweep draws
 
-    1. (b_u, p_u) of all users, then lambda (``_gibbs.draw_users``),
+    1. (b_u, p_u) of all users, then lambda (``draw_users``),
     2. y_j of one item after the other, then eta (``draw_implicit``),
     3. tau_u of all users, then alpha (``draw_noise``),
     4. (b_i, q_i) of all items, then rho (``draw_items``),
@@ -198,10 +209,10 @@ class BayesianSVDpp(RatingMixin, Recommender):
         self._run = None
         rows = Rows.of(data)
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
-            problem = _gibbs.Problem.of(rows, self.kernel_rank, self.noise_df)
+            problem = Problem.of(rows, self.kernel_rank, self.noise_df)
             if run.state is None:
                 generator = run.key.generator("first vectors")
-                run.state = _gibbs.State.start(problem, self.n_factors, generator)
+                run.state = State.start(problem, self.n_factors, generator)
             while run.n_samples < self.n_samples:
                 close = report.step("sweep")
                 run.loss_curve.append(self._sweep(problem, run) * rows.scale**2 / len(rows.values))
@@ -226,19 +237,19 @@ class BayesianSVDpp(RatingMixin, Recommender):
             )
 
     def _sweep(self, problem, run):
-        """One sweep, and a sample if it is its turn; the sum of weighted squared errors."""
+        """Sweep, keep a sample if it is its turn, and return the sum of weighted squared errors."""
         key, state = run.key.at(len(run.loss_curve)), run.state
         n_counting = len(run.loss_curve) + 1 - self.n_burn_in
         if n_counting <= 0 or n_counting % self.thinning:
-            return _gibbs.sweep(problem, state, key, self.n_jobs)[0]
+            return sweep(problem, state, key, self.n_jobs)[0]
         given = Sample.of(state)
         normal = opposite_normals("samples", run.key, run.n_samples, state.P.shape)
-        loss, P = _gibbs.sweep(problem, state, key, self.n_jobs, normal)
+        loss, P = sweep(problem, state, key, self.n_jobs, normal)
         run.samples.append(given._replace(users=P.astype(DTYPE)))
         return loss
 
     def _finished(self, run, rows, rated):
-        """Fitted attributes as if the sampling ended here; new arrays."""
+        """Return fitted attributes as if the sampling ended here; new arrays."""
         samples = run.samples or [Sample.of(run.state)]
         n, scale, weight = len(samples), rows.scale, float(rows.weights.mean())
         users, items = [s.users for s in samples], [s.items for s in samples]
@@ -291,11 +302,10 @@ class BayesianSVDpp(RatingMixin, Recommender):
         return np.sqrt(variances + self._variance_over_samples(users, items))
 
     def _variance_over_samples(self, users, items):
-        """Of the scores of pairs of codes, -1 for unknown."""
+        """Return the variances of the scores of pairs of codes, -1 for unknown."""
         units = np.full(1 + self.n_factors, self._scale)
         units[0] **= 2
-        module = bayesian_svdpp_kernels
-        variances = np.empty(len(users))
+        module, variances = bayesian_svdpp_kernels, np.empty(len(users))
         module.variances(
             users,
             items,
@@ -315,8 +325,8 @@ class BayesianSVDpp(RatingMixin, Recommender):
     def _new_user_attributes(self, data):
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             samples, noise = self._sampled(data)
-        scale, codes = self._scale, np.arange(data.n_users)
-        biases, factors = side_by_side(samples, codes, data.n_users)
+        scale = self._scale
+        biases, factors = side_by_side(samples, np.arange(data.n_users), data.n_users)
         biases = (biases * scale).astype(DTYPE)
         return {
             "user_factors_": (factors * np.sqrt(scale)).astype(DTYPE),
@@ -326,7 +336,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
         }
 
     def _sampled(self, data):
-        """New users' (b_u, p_u) given each sample's items, and the mean of 1 / (alpha tau_u)."""
+        """Return new users' (b_u, p_u) for each sample, and the mean of 1 / (alpha tau_u)."""
         n, size = data.n_users, 1 + self.n_factors
         values = (data.values - self.global_bias_) / self._scale
         weights = data.weights / self._mean_weight
@@ -338,7 +348,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
             # All new users have the same numbers, so that none depends on which others are new.
             normal = np.tile(key.generator("newcomers").standard_normal(size), (n, 1))
             again = opposite_normals("samples of newcomers", self._key, s, size)
-            squares, P = _gibbs.draw_side(
+            squares, P = draw_side(
                 side,
                 items,
                 prior,
@@ -356,7 +366,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
         return samples, noise
 
     def _given(self, s, data):
-        """(b_i, q_i) of sample s, and the Prior of (b_u, p_u) for the users of `data`."""
+        """Return (b_i, q_i) of sample s, and the Prior of (b_u, p_u) for the users of `data`."""
         d, root = self.n_factors, np.sqrt(self._scale)
         own = slice(s * d, (s + 1) * d)
         factors = self.item_factors_[:, own] * (self.n_samples_ / root)
@@ -396,8 +406,8 @@ class Sample(NamedTuple):
     noise: np.ndarray
 
     @classmethod
-    def of(cls, state: _gibbs.State) -> Sample:
-        """A copy of what the state has, in single precision."""
+    def of(cls, state: State) -> Sample:
+        """Return a copy of what the state has, in single precision."""
         return cls(
             state.P.astype(DTYPE),
             state.Q.astype(DTYPE),
@@ -415,25 +425,24 @@ class Run:
     key: Key
     fingerprint: bytes | None
     parameters: dict[str, Any]
-    state: _gibbs.State | None = None
+    state: State | None = None
     loss_curve: list[float] = field(default_factory=list)
     samples: list[Any] = field(default_factory=list)
 
     @classmethod
     def new(cls, estimator: Any, data: Any) -> Run:
-        """Before the first sweep."""
+        """Return a run before the first sweep."""
         parameters = parameters_of_a_run(estimator, "n_samples")
         seed = check_random_state(estimator.random_state).randint(2**31 - 1)
         return cls(Key(int(seed)), data.fingerprint() if estimator.warm_start else None, parameters)
 
     @property
     def n_samples(self) -> int:
-        """Samples kept so far."""
         return len(self.samples)
 
 
 def opposite_normals(purpose: str, key: Key, sample: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard normal numbers; each second sample has the opposite of those of the one before."""
+    """Return standard normal numbers; each second sample gets those before with opposite sign."""
     normal = key.at(sample // 2).generator(purpose).standard_normal(shape)
     return -normal if sample % 2 else normal
 
@@ -441,7 +450,7 @@ def opposite_normals(purpose: str, key: Key, sample: int, shape: tuple[int, ...]
 def side_by_side(
     samples: list[np.ndarray], places: np.ndarray, n_rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Biases (n_rows, S) and factors (n_rows, S d) of samples of (bias, vector)."""
+    """Return biases (n_rows, S) and factors (n_rows, S d) of samples of (bias, vector)."""
     return (
         stacked([rows[:, :1] for rows in samples], places, n_rows),
         stacked([rows[:, 1:] for rows in samples], places, n_rows),
@@ -449,9 +458,249 @@ def side_by_side(
 
 
 def stacked(blocks: list[np.ndarray], places: np.ndarray, n_rows: int) -> np.ndarray:
-    """Arrays of one shape side by side, their rows at `places` and 0 elsewhere."""
+    """Put arrays of one shape side by side, their rows at `places` and 0 elsewhere."""
     width = blocks[0].shape[1]
     everything = np.zeros((n_rows, len(blocks) * width), dtype=blocks[0].dtype)
     for s, block in enumerate(blocks):
         everything[places, s * width : (s + 1) * width] = block
     return everything
+
+
+# ------------------------------------------------------------------------------ the sampler
+
+
+class Problem(NamedTuple):
+    """What stays the same over the sweeps.
+
+    Attributes
+    ----------
+    rated : ndarray of shape (n_rated_items,)
+        The items with ratings; all else here is about these.
+    users, items : bayesian_svdpp_kernels.Side
+        The ratings by user and by item, less their mean, in standard deviations.
+    shares : ndarray of shape (n_users,)
+        |R_u|^-1/2.
+    eigenvalues, eigenvectors : ndarray of shape (r,) and (n_items, r)
+        Of the items' kernel.
+    noise_df : float or None
+        nu.
+    """
+
+    rated: np.ndarray
+    users: NamedTuple
+    items: NamedTuple
+    shares: np.ndarray
+    eigenvalues: np.ndarray
+    eigenvectors: np.ndarray
+    noise_df: float | None
+
+    @classmethod
+    def of(cls, rows: Any, kernel_rank: int, noise_df: float) -> Problem:
+        """Return the problem of `rows` (Rows)."""
+        Side = bayesian_svdpp_kernels.Side
+        # Counted, because NumPy takes seconds to sort 25 million items.
+        is_rated = np.bincount(rows.items, minlength=rows.n_items) > 0
+        rated, places = np.flatnonzero(is_rated), np.cumsum(is_rated, dtype=np.int32) - 1
+        items = places[rows.items].astype(np.int32, copy=False)
+        values = (rows.values - rows.mean) / rows.scale
+        weights = rows.weights / rows.weights.mean()
+        by_item = np.argsort(narrowed(items), kind="stable")
+        n_ratings = np.bincount(items)
+        item_indptr = np.concatenate([[0], np.cumsum(n_ratings)])
+        shape = rows.n_users, len(n_ratings)
+        held = sparse.csr_array(((n_ratings**-0.5)[items], items, rows.indptr), shape=shape)
+        return cls(
+            rated,
+            Side(rows.indptr, items, values, weights),
+            # Calls, between which an interrupt arrives, unlike between brackets.
+            Side(item_indptr, *(a.take(by_item) for a in (rows.users, values, weights))),
+            np.diff(rows.indptr) ** -0.5,
+            *leading_eigenpairs(held, kernel_rank),
+            noise_df,
+        )
+
+
+def leading_eigenpairs(held, rank):
+    """Return eigenvalues and eigenvectors of held' held, at most `rank`, none of them 0."""
+    n_items = held.shape[1]
+    rank = min(rank, n_items)
+    if rank == 0:
+        return np.empty(0), np.empty((n_items, 0))
+    if n_items <= SMALL or rank > n_items // 4:
+        values, vectors = np.linalg.eigh((held.T @ held).toarray())
+    else:
+        transposed = held.T.tocsr()
+        # LinearOperator.__new__ makes an object of a subclass, which takes other arguments.
+        shape, times = (n_items, n_items), lambda x: transposed @ (held @ x)
+        product = LinearOperator(shape, matvec=times)  # pyright: ignore[reportCallIssue]
+        values, vectors = eigsh(product, rank, v0=np.ones(n_items))
+    best = np.argsort(-values, kind="stable")[:rank]
+    best = best[values[best] > 1e-8 * values.max()]
+    return values[best], np.ascontiguousarray(vectors[:, best])
+
+
+@dataclass
+class State:
+    """All unknowns. Column 0 of the matrices with 1 + d columns is the bias.
+
+    Attributes
+    ----------
+    P, Q : ndarray of shape (n_users, 1 + d) and (n_items, 1 + d)
+        (b_u, p_u) and (b_i, q_i).
+    Y : ndarray of shape (n_items, d)
+        y_j.
+    user_mean, item_mean : ndarray, as P and Q
+        The means of their priors: (0, m_u) and f_i.
+    user_precision, item_precision, kernel_precision : ndarray of shape (1 + d,)
+        lambda, rho, psi.
+    implicit_precision, noise_precision : float
+        eta, alpha.
+    user_noise : ndarray of shape (n_users,)
+        tau_u.
+    """
+
+    P: np.ndarray
+    Q: np.ndarray
+    Y: np.ndarray
+    user_mean: np.ndarray
+    item_mean: np.ndarray
+    user_precision: np.ndarray
+    item_precision: np.ndarray
+    kernel_precision: np.ndarray
+    implicit_precision: float
+    noise_precision: float
+    user_noise: np.ndarray
+
+    @classmethod
+    def start(cls, problem: Problem, n_factors: int, generator: np.random.Generator) -> State:
+        """Return small random item vectors, and moderate precisions.
+
+        A chain forgets slowly how large it took the factors to be, most of all where ratings are
+        few. It starts as if they explained a quarter of the variance, which is
+        d / lambda (1 / rho + 1 / psi) where all three are equal and K_ii = 1.
+        """
+        n_users, n_items, size = len(problem.shares), len(problem.rated), 1 + n_factors
+        precision = np.full(size, np.sqrt(8 * n_factors))
+        Q = INIT_STD * generator.standard_normal((n_items, size))
+        Q[:, 0] = 0
+        return cls(
+            P=np.zeros((n_users, size)),
+            Q=Q,
+            Y=np.zeros((n_items, n_factors)),
+            user_mean=np.zeros((n_users, size)),
+            item_mean=np.zeros((n_items, size)),
+            user_precision=precision,
+            item_precision=precision.copy(),
+            kernel_precision=precision.copy(),
+            implicit_precision=INIT_PRECISION,
+            noise_precision=1.0,
+            user_noise=np.ones(n_users),
+        )
+
+
+def sweep(problem, state, key, n_jobs=None, normal_again=None):
+    """Draw everything once, changing `state`; `key` seeds all draws of the sweep.
+
+    Return the sum of weighted squared errors of the new P and the old Q, and a second draw of P by
+    the standard normal numbers `normal_again`, or no rows.
+    """
+    squares, again = draw_users(problem, state, key.generator("users"), n_jobs, normal_again)
+    draw_implicit(problem, state, key.generator("implicit"))
+    draw_noise(problem, state, squares, key.generator("noise"))
+    draw_items(problem, state, key.generator("items"), n_jobs)
+    draw_kernel(problem, state, key.generator("kernel"))
+    return float(squares.sum()), again
+
+
+def draw_users(problem, state, generator, n_jobs, normal_again):
+    """Draw (b_u, p_u) | rest, then lambda."""
+    normal = generator.standard_normal(state.P.shape)
+    prior = bayesian_svdpp_kernels.Prior(state.user_mean, state.user_precision)
+    precisions = state.noise_precision * state.user_noise, np.ones(len(state.Q))
+    squares, again = draw_side(
+        problem.users, state.Q, prior, precisions, normal, state.P, n_jobs, normal_again
+    )
+    rest = np.sum((state.P - state.user_mean) ** 2, axis=0)
+    state.user_precision = drawn_precision(generator, len(state.P), rest)
+    return squares, again
+
+
+def draw_implicit(problem, state, generator):
+    """Draw y_j | rest, one after the other, then eta."""
+    normal = generator.standard_normal(state.Y.shape)
+    rest = state.P[:, 1:] - state.user_mean[:, 1:]
+    bayesian_svdpp_kernels.implicit(
+        problem.items.indptr,
+        problem.items.others,
+        problem.shares,
+        state.user_precision[1:],
+        state.implicit_precision,
+        normal,
+        rest,
+        state.Y,
+    )
+    state.user_mean[:, 1:] = state.P[:, 1:] - rest
+    state.implicit_precision = drawn_precision(generator, state.Y.size, np.sum(state.Y**2))
+
+
+def draw_noise(problem, state, squares, generator):
+    """Draw tau_u | rest, then alpha; `squares` are the users' weighted squared errors."""
+    if problem.noise_df is not None:
+        counts = np.diff(problem.users.indptr)
+        rates = (problem.noise_df + state.noise_precision * squares) / 2
+        state.user_noise = generator.standard_gamma((problem.noise_df + counts) / 2) / rates
+    n_ratings = len(problem.users.others)
+    state.noise_precision = drawn_precision(generator, n_ratings, state.user_noise @ squares)
+
+
+def draw_items(problem, state, generator, n_jobs):
+    """Draw (b_i, q_i) | rest, then rho."""
+    normal = generator.standard_normal(state.Q.shape)
+    prior = bayesian_svdpp_kernels.Prior(state.item_mean, state.item_precision)
+    precisions = np.ones(len(state.Q)), state.noise_precision * state.user_noise
+    draw_side(problem.items, state.P, prior, precisions, normal, state.Q, n_jobs)
+    rest = np.sum((state.Q - state.item_mean) ** 2, axis=0)
+    state.item_precision = drawn_precision(generator, len(state.Q), rest)
+
+
+def draw_kernel(problem, state, generator):
+    """Draw f | rest, in the coordinates g of the eigenvectors, f = U g, then psi."""
+    values, vectors = problem.eigenvalues[:, None], problem.eigenvectors
+    if not len(values):
+        return
+    strength = state.kernel_precision / values + state.item_precision
+    mean = state.item_precision * (vectors.T @ state.Q) / strength
+    g = mean + generator.standard_normal(mean.shape) / np.sqrt(strength)
+    state.item_mean = vectors @ g
+    squares = np.sum(g**2 / values, axis=0)
+    state.kernel_precision = drawn_precision(generator, len(values), squares)
+
+
+def drawn_precision(generator, count, squares):
+    """Draw a precision given `count` normal numbers of mean 0 and the sum of their squares."""
+    squares = np.asarray(squares)
+    return generator.standard_gamma(SHAPE + count / 2, squares.shape) / (RATE + squares / 2)
+
+
+def draw_side(side, factors, prior, precisions, normal, out, n_jobs=None, normal_again=None):
+    """Replace the rows `out` of a side; threads take parts of about as many ratings.
+
+    Return sums of weighted squared errors by row, and a second draw by `normal_again`, or no rows.
+    """
+    module = bayesian_svdpp_kernels
+    if normal_again is None:
+        normal_again = np.empty((0, normal.shape[1]))
+    drawn = module.Drawn(out, np.empty_like(normal_again), np.empty(len(out)))
+    rest = side, factors, prior, module.Noise(*precisions), normal, normal_again, drawn
+    with Threads(n_jobs) as threads:
+        cuts = _cuts(side.indptr, threads.n_threads)
+        for _ in threads(delayed(module.rows)(*cut, *rest) for cut in cuts):
+            pass
+    return drawn.squares, drawn.again
+
+
+def _cuts(indptr, n_threads):
+    """Return runs of rows with about as many ratings each; Ctrl-C arrives between two of them."""
+    n_parts = max(n_threads, int(indptr[-1]) // RATINGS_PER_CALL)
+    goals = np.arange(1, n_parts) * indptr[-1] / n_parts
+    return itertools.pairwise([0, *np.searchsorted(indptr, goals).tolist(), len(indptr) - 1])

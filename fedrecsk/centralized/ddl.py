@@ -7,20 +7,29 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from scipy import sparse
+from scipy.special import expit
+from sklearn.neural_network import BernoulliRBM
+from sklearn.utils import check_array
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.fixed_point import fixed
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._hamming import pack_codes, unpack_codes
-from fedrecsk.centralized._dbn import DeepBeliefNet
-from fedrecsk.centralized._item_features import aligned, catalogue_of, check_covered, has_ids
 from fedrecsk.centralized.dcf import DCF
-from fedrecsk.data.interactions import as_table, id_columns
+from fedrecsk.data.interactions import as_table, catalogue_ids, id_array, id_columns, named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from numpy.typing import ArrayLike
+
+    from fedrecsk.data.interactions import Ids
+
+# Of the network: rows per step, the learning rate of pretraining, and Adam's decays.
+BATCH, PRETRAINING_RATE = 100, 0.05
+DECAYS, EPSILON = (0.9, 0.999), 1e-8
 
 
 @documented
@@ -245,3 +254,218 @@ class DDL(DCF):
 
     def _largest_pull(self, n_rows):
         return super()._largest_pull(n_rows) + self.content_weight
+
+
+# ------------------------------------------------------------------------- the network
+
+
+class DeepBeliefNet:
+    """A stack of Boltzmann machines, fine-tuned: maps features in [0, 1] to codes in (-1, 1).
+
+    All layers have logistic units h = 1 / (1 + exp(-(W h + c))); the last layer's values are moved
+    from (0, 1) to (-1, 1). `coefs` has W of each layer, and `intercepts` c.
+    """
+
+    def __init__(self, coefs: list[np.ndarray], intercepts: list[np.ndarray]) -> None:
+        self.coefs, self.intercepts = coefs, intercepts
+        parameters = self.coefs + self.intercepts
+        self._moments = [[np.zeros(p.shape) for p in parameters] for _ in DECAYS]
+        self._n_steps = 0
+
+    @classmethod
+    def pretrained(
+        cls, features: Any, sizes: Sequence[int], n_epochs: int, seed: int
+    ) -> DeepBeliefNet:
+        """Train a Boltzmann machine of each layer's units (`sizes`) given those below."""
+        coefs, intercepts, below = [], [], features
+        for depth, size in enumerate(sizes):
+            machine = BernoulliRBM(
+                n_components=size,
+                learning_rate=PRETRAINING_RATE,
+                batch_size=BATCH,
+                n_iter=n_epochs,
+                random_state=seed + depth,
+            ).fit(below)
+            coefs.append(machine.components_.T.astype(np.float64))
+            intercepts.append(machine.intercept_hidden_.astype(np.float64))
+            below = machine.transform(below)
+        return cls(coefs, intercepts)
+
+    def outputs(self, features: Any) -> np.ndarray:
+        """Return codes of rows of features, shape (n_rows, sizes[-1])."""
+        return 2 * self._layers(features)[-1] - 1
+
+    def tune(
+        self, features: Any, targets: np.ndarray, rate: float, generator: np.random.Generator
+    ) -> None:
+        """Run one pass of Adam over the rows, on the mean squared distance to `targets`."""
+        order = generator.permutation(len(targets))
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            self._step(self.gradients(features[rows], targets[rows]), rate)
+
+    def gradients(self, features: Any, targets: np.ndarray) -> list[np.ndarray]:
+        """Return gradients of half the mean squared distance: of coefs, then of intercepts."""
+        layers = self._layers(features)
+        slope = 2 * (2 * layers[-1] - 1 - targets) / len(targets)
+        coefs, intercepts = [], []
+        for depth in reversed(range(len(self.coefs))):
+            slope = slope * layers[depth + 1] * (1 - layers[depth + 1])
+            coefs.append(np.asarray(layers[depth].T @ slope))
+            intercepts.append(slope.sum(axis=0))
+            slope = slope @ self.coefs[depth].T
+        return coefs[::-1] + intercepts[::-1]
+
+    def _layers(self, features):
+        """Return the values of all layers, from the features up."""
+        layers = [features]
+        for W, c in zip(self.coefs, self.intercepts, strict=True):
+            layers.append(expit(layers[-1] @ W + c))
+        return layers
+
+    def _step(self, gradients, rate):
+        """Take one step of Adam."""
+        self._n_steps += 1
+        corrections = [1 - decay**self._n_steps for decay in DECAYS]
+        parameters = self.coefs + self.intercepts
+        for p, g, m, v in zip(parameters, gradients, *self._moments, strict=True):
+            m += (1 - DECAYS[0]) * (g - m)
+            v += (1 - DECAYS[1]) * (g * g - v)
+            p -= rate * (m / corrections[0]) / (np.sqrt(v / corrections[1]) + EPSILON)
+
+
+# ---------------------------------------------------------------- the parameter item_features
+
+
+def has_ids(features: Any) -> bool:
+    """Return whether the features have ids: a DataFrame whose index has the items' ids."""
+    return hasattr(features, "index") and hasattr(features, "columns")
+
+
+def catalogue_of(features: Any) -> Ids:
+    """Return the items of a DataFrame, in ascending order."""
+    ids = id_array(np.asarray(features.index), "the index of item_features")
+    values, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(
+            f"item_features has {named('item', values[counts > 1])} more than once in its index; "
+            "give each item one row."
+        )
+    return catalogue_ids(ids)
+
+
+def aligned(features: Any, items: Any) -> Any:
+    """Check `features` and return their rows in ascending order of ids, float64, maybe sparse.
+
+    Raise ValueError if rows have no ids, items have no row, rows have no item, or values are not
+    in [0, 1].
+    """
+    if has_ids(features):
+        ids = catalogue_of(features)
+        order = np.argsort(id_array(np.asarray(features.index), "ids"), kind="stable")
+        if items is not None:
+            _check_same(ids, catalogue_ids(items))
+        features = features.iloc[order]
+        kinds = {str(kind) for kind in features.dtypes}
+        if kinds and all(kind.startswith("Sparse") for kind in kinds):
+            return _checked(features.sparse.to_coo(), ids, features.columns)
+        _check_columns(features)
+        return _checked(features, ids, features.columns)
+    if items is None:
+        raise ValueError(
+            "item_features has no ids, so its rows cannot be matched with items. Pass items= with "
+            "one id per row in the same order, or a pandas DataFrame whose index holds the ids."
+        )
+    ids, given = catalogue_ids(items), id_array(items, "items")
+    n_rows = features.shape[0] if sparse.issparse(features) else len(features)
+    if n_rows != len(given):
+        raise ValueError(
+            f"item_features has {n_rows} rows, but items has {len(given)} ids; give one row per "
+            "item, in the order of items."
+        )
+    rows = _checked(features, None)
+    order = np.argsort(given, kind="stable")
+    rows = rows[order]
+    _check_range(rows, ids)
+    return rows
+
+
+def _checked(features, ids, columns=None):
+    """Return a matrix of numbers; `ids` are those of its rows if they are in order."""
+    if np.shape(features)[1:] == (0,):
+        raise ValueError("item_features has no columns; give each item at least one feature.")
+    rows = check_array(
+        features,
+        accept_sparse="csr",
+        dtype=np.float64,
+        ensure_all_finite=False,
+        input_name="item_features",
+    )
+    rows = sparse.csr_array(rows) if sparse.issparse(rows) else rows
+    if ids is not None:
+        _check_range(rows, ids, columns)
+    return rows
+
+
+def _check_columns(frame):
+    """Raise for columns of a DataFrame that hold no numbers."""
+    for name in frame.select_dtypes(include=["object", "string", "category"]).columns:
+        raise ValueError(
+            f"The column {name!r} of item_features holds {frame[name].dtype}, not numbers; make "
+            "columns of 0 and 1 of it, for example with pandas.get_dummies."
+        )
+
+
+def _check_same(ours, catalogue):
+    """Raise unless the features' items are those of `items`."""
+    missing = catalogue.values[ours.codes(catalogue.values) < 0]
+    if len(missing):
+        raise ValueError(
+            f"item_features has no row for {named('item', missing)}; add what is missing to its "
+            "index (a row of zeros if nothing is known), or leave the item out of items."
+        )
+    unknown = ours.values[catalogue.codes(ours.values) < 0]
+    if len(unknown):
+        raise ValueError(
+            f"item_features has rows for {named('item', unknown)}, which items does not list; "
+            "drop these rows, or use items=None to take the index of item_features."
+        )
+
+
+def _check_range(rows, ids, columns=None):
+    """Raise for values that are not in [0, 1], and say whose they are."""
+    if sparse.issparse(rows):
+        values, places = rows.data, rows.indices
+        owners = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+    else:
+        values, owners = rows.ravel(), np.repeat(np.arange(len(rows)), rows.shape[1])
+        places = np.tile(np.arange(rows.shape[1]), len(rows))
+    bad = ~((values >= 0) & (values <= 1))
+    if bad.any():
+        place = int(bad.argmax())
+        column = "" if columns is None else f" in the column {columns[places[place]]!r}"
+        raise ValueError(
+            f"item_features of item {ids.values[owners[place]]!s} has the value "
+            f"{values[place]:g}{column}, but Boltzmann machines need finite numbers in [0, 1]; "
+            "scale the features, for example with sklearn.preprocessing.MinMaxScaler (MaxAbsScaler "
+            "if they are sparse and non-negative), fill in what is missing, and let ids be the "
+            "index of a DataFrame, not a column."
+        )
+
+
+def check_covered(items: Any, catalogue: Ids) -> None:
+    """Raise if item ids of X have no row in `item_features`, whose index is the catalogue."""
+    if (items.dtype.kind == "U") != (catalogue.values.dtype.kind == "U"):
+        kinds = [
+            "strings" if ids.dtype.kind == "U" else "numbers" for ids in (items, catalogue.values)
+        ]
+        raise ValueError(
+            f"The item ids of X are {kinds[0]} and those in the index of item_features are "
+            f"{kinds[1]}; convert one of them to the type of the other."
+        )
+    missing = np.unique(items[catalogue.codes(items) < 0])
+    if len(missing):
+        raise ValueError(
+            f"item_features has no row for {named('item', missing)} of X; add what is missing to "
+            "its index (a row of zeros if nothing is known), or leave these rows of X out."
+        )

@@ -380,3 +380,13 @@ def ascend(values, sums, scale, reg, center, first, second, step, debias):
             v = real(BETA_2) * second[i, k] + real(1 - BETA_2) * g * g
             first[i, k], second[i, k] = m, v
             values[i, k] = x + real(step) * m / (np.sqrt(v / real(debias)) + real(EPSILON))
+
+
+@kernel
+def spread(values, center, reg, mass, squares, variances):
+    """Add up ``(x_i - c_i)^2`` and ``1 / (reg + mass_i)`` over the rows, by column."""
+    for i in range(values.shape[0]):
+        for k in range(values.shape[1]):
+            away = values[i, k] - center[i, k]
+            squares[k] += away * away
+            variances[k] += 1 / (reg[k] + mass[i])

@@ -9,17 +9,7 @@ if TYPE_CHECKING:
 
 
 def check(method: Any, mechanism: CentralDP) -> None:
-    """Raise if central privacy would not protect all that a method sends.
-
-    Parameters
-    ----------
-    method : FederatedRecommender
-    mechanism : CentralDP
-
-    Raises
-    ------
-    ValueError
-    """
+    """Raise ValueError if central privacy would not protect all that a method sends."""
     name = type(method).__name__
     if method._treats_clients_apart:
         raise ValueError(
@@ -52,22 +42,10 @@ def check(method: Any, mechanism: CentralDP) -> None:
             "warm_start would add more; set noise_multiplier instead of epsilon, so that "
             "privacy_ adds up what each fit spends."
         )
-    specs = _specs(method)
-    _check_specs(method, specs)
-    _check_weights(name, mechanism, specs)
-
-
-def _specs(method):
-    """All fields that clients send, in the set-up and in the rounds."""
     n_items = len(method.items)
     specs = dict(method._upload_specs(n_items))
     for step in range(method._n_setups):
         specs |= method._setup_specs(n_items, step)
-    return specs
-
-
-def _check_specs(method, specs):
-    name = type(method).__name__
     for field, spec in specs.items():
         if spec.bits or (spec.is_integer and spec.learned):
             raise ValueError(
@@ -83,9 +61,6 @@ def _check_specs(method, specs):
                 "items that a client holds; with central_dp clients must send whole matrices: "
                 f"{hint or 'use a method that does, such as RFRec'}."
             )
-
-
-def _check_weights(name, mechanism, specs):
     unknown = sorted(set(mechanism.field_weights or {}) - set(specs))
     if unknown:
         raise ValueError(

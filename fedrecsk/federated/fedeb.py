@@ -548,17 +548,9 @@ class FedEB(EmpiricalBayes):
         spread = (factors**2).sum(axis=1, dtype=float) + item_variance.sum(axis=1, dtype=float)
         variance = noise + self.bias_std_**2 + spread[items]
         known = np.flatnonzero(users >= 0)
-        of_known = np.empty(len(known))
-        fedeb_kernels.variances(
-            users[known],
-            items[known],
-            self.user_factors_,
-            self.user_covariance_,
-            self.user_noise_,
-            factors,
-            item_variance,
-            of_known,
-        )
+        of_known, pairs = np.empty(len(known)), (users[known], items[known])
+        of_users = self.user_factors_, self.user_covariance_, self.user_noise_
+        fedeb_kernels.variances(*pairs, *of_users, factors, item_variance, of_known)
         variance[known] = of_known
         return np.sqrt(variance)
 
@@ -647,20 +639,21 @@ def learned(server, sums):
     psi, of_center = scales.psi, 0.0
     if server["prior"] is not None:
         center, psi, of_center = server["prior"].center(items, psi, scales.reg)
-    squares, variances = spread(items - center, scales.reg, scales.alpha * server["n_ratings"])
+    squares, variances = np.zeros((2, len(scales.reg)))
+    mass = scales.alpha * server["n_ratings"]
+    fedeb_kernels.spread(items, center, scales.reg, mass, squares, variances)
     reg = precision_of(len(items), scales.reg, squares, variances + of_center)
     # A geometric mean, because precisions of vectors that are not needed grow without bound.
     reg = scales.reg ** (1 - NEW) * np.clip(reg, LOWEST, HIGHEST) ** NEW
-    squares, variances = spread(implicit, scales.reg_implicit, server["shares"])
-    reg_implicit = len(items) / (squares + variances)
+    reg_implicit = scales.reg_implicit
+    if len(reg_implicit):
+        squares, variances = np.zeros((2, len(reg_implicit)))
+        zero, shares = np.zeros_like(implicit), server["shares"]
+        fedeb_kernels.spread(implicit, zero, reg_implicit, shares, squares, variances)
+        reg_implicit = len(items) / (squares + variances)
     alpha, lambda_0 = np.clip([n_ratings / errors, n_users / bias], LOWEST, HIGHEST)
     scales = Scales(float(alpha), float(lambda_0), reg, reg_implicit, psi, sums)
     return {"center": center, "scales": scales}
-
-
-def spread(away, reg, mass):
-    """Return sums of the squares and of the variances ``1 / (reg + mass_i)``, by column."""
-    return (away**2).sum(axis=0, dtype=float), (1 / (reg + mass[:, None])).sum(axis=0)
 
 
 def precision_of(n, reg, squares, variances):
@@ -684,34 +677,16 @@ def precision_of(n, reg, squares, variances):
 
 
 class ItemPrior(NamedTuple):
-    """Leading eigenpairs of K.
-
-    Attributes
-    ----------
-    vectors : ndarray of shape (n_items, n_pairs)
-    values : ndarray of shape (n_pairs,), dtype float64
-    """
+    """Leading eigenpairs of K: `vectors` (n_items, n_pairs) and `values` (n_pairs,), float64."""
 
     vectors: np.ndarray
     values: np.ndarray
 
     def center(self, items, psi, reg):
-        """The items' expected prior mean, and what the server learns from it.
+        """Return the items' expected prior mean F, psi re-estimated, and F's variance.
 
-        Parameters
-        ----------
-        items : ndarray of shape (n_items, width)
-        psi, reg : ndarray of shape (width,)
-            Precision of f, and of items given f (R).
-
-        Returns
-        -------
-        center : ndarray of shape (n_items, width)
-            F.
-        psi : ndarray of shape (width,)
-            Re-estimated.
-        variance : ndarray of shape (width,)
-            Of a column of F, summed over the items.
+        `psi` and `reg`, of shape (width,), are the precisions of f, and of items given f (R). The
+        variance is that of a column, summed over the items.
         """
         precision = psi / self.values[:, None] + reg
         weights = reg * (self.vectors.T @ items) / precision
@@ -721,20 +696,19 @@ class ItemPrior(NamedTuple):
 
 
 def directions(n_items, size, key):
-    """The public random matrix O of shape (n_items, size), which both sides draw alike."""
+    """Return the public random matrix O, (n_items, size), which both sides draw alike."""
     return key.generator("sketch").standard_normal((n_items, min(size, n_items)))
 
 
 def sketch(block, directions):
-    """What a block's clients contribute: the sum over users of r_u (r_u' O)."""
-    shape = block.n_users, block.n_items
-    ones = np.ones(len(block.items))
-    rated = csr_array((ones, block.items, block.indptr), shape=shape)
+    """Return the sum over a block's users of r_u (r_u' O)."""
+    matrix = np.ones(len(block.items)), block.items, block.indptr
+    rated = csr_array(matrix, shape=(block.n_users, block.n_items))
     return rated.T @ (rated @ directions)
 
 
 def eigenpairs(sketch, directions, n_users):
-    """The prior from a sketch of all clients and each item's number of users (Nystroem)."""
+    """Return the prior from a sketch of all clients and items' numbers of users (Nystroem)."""
     scale = np.sqrt(np.maximum(np.rint(n_users), 0))[:, None]
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
     scaled = scale * directions

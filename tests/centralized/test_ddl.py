@@ -14,8 +14,8 @@ from fedrecsk import DCF, DDL
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.base._hamming import unpack_codes
 from fedrecsk.centralized import dcf
-from fedrecsk.centralized._dbn import DeepBeliefNet
 from fedrecsk.centralized._sgd import Rows
+from fedrecsk.centralized.ddl import DeepBeliefNet
 from fedrecsk.protocol.keys import Key
 from tests.conftest import split
 from tests.reference import dcf as reference
