@@ -11,6 +11,7 @@ from sklearn.base import clone
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils import html
+from fedrecsk.privacy.central_dp import weighted_norms
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -205,7 +206,8 @@ def _noise_of(model, data):
             for name in specs
         ]
         noises.append(np.concatenate([np.ravel(part) for part in parts]) / clip)
-        longest = max(longest, _longest(tiles, weights) / clip)
+        norms = [weighted_norms(tile, weights).max(initial=0) for tile in tiles]
+        longest = max(longest, float(max(norms, default=0)) / clip)
     assert server is not None
     return noises, longest, server.privacy_report(), server.releases.plan
 
@@ -219,17 +221,6 @@ def _sums_of(tiles, server, message):
         for name, rows in tile.fields.items():
             known[name] = known.get(name, 0.0) + rows.sum()
     return known
-
-
-def _longest(tiles, weights):
-    """Return the norm of the longest upload before noise."""
-    longest = 0.0
-    for tile in tiles:
-        squares = np.zeros(len(tile.clients))
-        for name, rows in tile.fields.items():
-            squares += (weights.get(name, 1.0) * rows.norms()) ** 2
-        longest = max(longest, float(np.sqrt(squares.max(initial=0))))
-    return longest
 
 
 def _projections(noises, plan, n_canaries, generator):

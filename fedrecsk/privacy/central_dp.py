@@ -256,16 +256,17 @@ def nearly_always(n_clients: int, probability: float) -> int:
     return n_clients if probability >= 1 else int(binom.ppf(RARELY, n_clients, probability))
 
 
+def weighted_norms(updates: ClientUpdates, field_weights: dict[str, float]) -> NDArray[np.float64]:
+    """Return the L2 norm of each client's whole update, shape (n_clients,)."""
+    fields = updates.fields.items()
+    return np.sqrt(sum((field_weights.get(name, 1.0) * rows.norms()) ** 2 for name, rows in fields))
+
+
 def clip_updates(
     updates: ClientUpdates, clip: float, field_weights: dict[str, float]
 ) -> tuple[ClientUpdates, NDArray[np.bool_]]:
     """Scale updates down to an L2 norm of at most `clip`; return them, and which were shorter."""
-    norms = np.sqrt(
-        sum(
-            (field_weights.get(name, 1.0) * rows.norms()) ** 2
-            for name, rows in updates.fields.items()
-        )
-    )
+    norms = weighted_norms(updates, field_weights)
     factors = np.where(norms > clip, clip / np.maximum(norms, clip), 1.0)
     fields = {
         name: replace(rows.scaled(factors), center=None) for name, rows in updates.fields.items()
