@@ -123,7 +123,8 @@ class Recommends:
             floats and "" if they are strings. To recognise them for certain, look for -inf in
             `scores`.
         scores : ndarray of the same shape, dtype float64
-            What `predict` returns for these pairs; -inf in empty places.
+            What `predict` returns for these pairs; -inf in empty places. Lists are ordered before
+            scores are clipped to the rating scale, so items may tie at its end.
         frame : DataFrame
             With ``as_frame=True``, instead of the two arrays: one row per recommendation, with
             columns `user`, `item`, `score` and `rank`, which begins at 1. A user with fewer items

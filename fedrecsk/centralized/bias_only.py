@@ -45,7 +45,8 @@ class BiasOnly(RatingMixin, Recommender):
     Notes
     -----
     Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
-    An unknown user or item has bias 0, and so has an item of `items` without ratings.
+    An unknown user or item has bias 0, and so has an item of `items` without ratings. Predictions
+    are not clipped to the range of the ratings.
 
     References
     ----------
