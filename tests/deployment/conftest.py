@@ -4,8 +4,21 @@ import os
 
 import pytest
 
+from fedrecsk.protocol import Ledger
+
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_disks(monkeypatch):
     """Leave files to the operating system: they outlive processes, which is all that is tested."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+@pytest.fixture(autouse=True)
+def whole_models(monkeypatch):
+    """Count the full model whenever simulated clients receive one, as deployed ones do."""
+    down = Ledger.down
+
+    def count_whole(ledger, clients, whole, missed=None, *others, **named):
+        down(ledger, clients, whole, whole, *others, **named)
+
+    monkeypatch.setattr(Ledger, "down", count_whole)
