@@ -14,7 +14,7 @@ from sklearn.base import clone
 from fedrecsk import FedEASE, Federation, FedMF, LightFR, LocALS, RFRec, RFRecF
 from fedrecsk.ensemble import RankingEnsemble
 from fedrecsk.federated._lazy_user_factors import LazyUserFactors
-from fedrecsk.federated._own_items import OwnItems
+from fedrecsk.federated._rfrec_predictions import OwnItems
 from fedrecsk.federated._round_loop import Run
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.protocol import Message, PerClient, blocks

@@ -108,10 +108,24 @@ def _moves(model, exchanges, items):
     for one in exchanges:
         center = one.message["item_vectors"].values[items].astype(np.float64)
         for round in range(first, one.key.round + 1):
-            steps = model._steps_of(one.key.at(round))
+            steps = _steps_of(model, one.key.at(round))
             moves += [Move(what, center, *numbers) for what, *numbers in steps]
         first = one.key.round + 1
     return moves
+
+
+def _steps_of(model, key):
+    """Return what a client of RFRec or RFRecF does in a round: what, rate, prox."""
+    if not hasattr(model, "_coins"):
+        return [("step", model.learning_rate, model.prox), ("send",)]
+    match model._coins(key):
+        case 0, 0:
+            return [("step", model.learning_rate / (1 - model.aggregation_probability), 0.0)]
+        case 1, 0:
+            return [("mean",)]
+        case 0, 1:
+            return [("send",)]
+    return []
 
 
 class Replay:

@@ -14,33 +14,28 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin, linear_scores
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._own_items import OwnItems
+from fedrecsk.federated._item_rows import layout_of
+from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated._ratings import BiasColumn
+from fedrecsk.federated._rfrec_predictions import Predictions
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, all_finite
 
 rfrec_kernels: LazyModule = LazyModule("fedrecsk.federated._rfrec_kernels")
-shared_kernels: LazyModule = LazyModule("fedrecsk._utils.shared_kernels")
 
 DENSE_LIMIT = 2 * 2**30
-SOLVER_STEPS = 10
-
-
-# Interval in which the bias of unknown users is searched, and how often it is halved.
-FARTHEST, BISECTIONS = 20.0, 60
+# Gauss-Newton steps for users that were in no round, and how often each of them is halved.
+SOLVER_STEPS, HALVINGS = 10, 8
+# Added to penalties that may be zero, and the least slope of the link.
+TINY = 1e-9
 # Items with this share of `FEW_RATINGS` are no longer shrunk more.
 ITEMS_NEED = 3
 
 
-def caution(n_ratings: np.ndarray, few: float) -> np.ndarray:
-    """Factors on the penalties of users or items with these numbers of ratings."""
-    return np.maximum(1.0, few / np.maximum(n_ratings, 1.0))
-
-
 @documented
 @dataclass(eq=False, repr=False)
-class RFRec(BiasColumn, RatingMixin, FederatedRecommender):
+class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
     """Regularised federated recommendation: every client has an item matrix of its own.
 
     Client c has its users' private vectors and its own copy V_c of the whole item matrix, which
@@ -117,9 +112,9 @@ class RFRec(BiasColumn, RatingMixin, FederatedRecommender):
         set-up  clients send sums and counts of ratings     _setup_update, _setup_aggregate
         each round
           1  server sends the mean of the V_c               _model
-          2  clients step on their users and rated items    _client_update: kernel local_step
-          3  ... and on the items that they have not rated  _follow: kernel follow
-          4  clients upload clip(V_c)                       _upload
+          2  clients step on their users and rated items    _client_update: kernel step
+          3  ... and on the items that they have not rated  _update_unrated_items
+          4  clients upload clip(V_c)                       _upload: kernel add_up
           5  server averages                                _aggregate
 
     *What is sent.* Once, up: each client's sum and number of ratings, its number of ratings of
@@ -224,14 +219,14 @@ class RFRec(BiasColumn, RatingMixin, FederatedRecommender):
     # --------------------------------------------------------------- before the rounds
 
     def _init_server(self, catalogue, key):
-        server = {
+        return {
             "item_vectors": self._first_items(catalogue, key),
             "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
+            # The middle of the scale, if the mean rating is not known.
+            "level": self._level(0.5),
             "n_ratings": None,
             "n_clients": catalogue.n_clients,
         }
-        # The middle of the scale, if the mean rating is not known.
-        return server | {"level": self._level(0.5)}
 
     @property
     def _n_setups(self):
@@ -250,14 +245,13 @@ class RFRec(BiasColumn, RatingMixin, FederatedRecommender):
         return specs
 
     def _setup_aggregate(self, server, upload, step, key):
-        sums = {name: total.sum for name, total in upload.items()}
-        server = server | sums
-        if "ratings" in sums:
+        server = server | {name: total.sum for name, total in upload.items()}
+        if "ratings" in server:
             low, high = server["rating_scale"]
             total, weight = server.pop("ratings")
             server["level"] = self._level((total / weight - low) / ((high - low) or 1))
-        if "n_ratings" in sums:
-            rated = (sums["n_ratings"] > 0)[:, None]
+        if server["n_ratings"] is not None:
+            rated = (server["n_ratings"] > 0)[:, None]
             server["item_vectors"] = np.where(rated, server["item_vectors"], self._dtype(0))
         return server
 
@@ -266,6 +260,55 @@ class RFRec(BiasColumn, RatingMixin, FederatedRecommender):
         if server["n_ratings"] is not None:
             fields["n_ratings"] = Dense(server["n_ratings"])
         return Message(**fields)
+
+    def _init_clients(self, block, message, key):
+        columns = block.users[:, None] * self._width + np.arange(self._width)
+        users = self.INIT_STD * key.private.at(-1).normal("user vectors", columns)
+        if self.biases:
+            users[:, 0] = 0
+        low, high, level = message["scale"].values
+        unit = float((high - low) or 1)
+        n_of_items = (
+            message["n_ratings"].values if "n_ratings" in message else np.zeros(block.n_items)
+        )
+        of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        n_of_users = np.bincount(of_rating, block.weights, minlength=block.n_users)
+        held = np.zeros((len(block.row_items), self._width), dtype=self._dtype)
+        return {
+            "unit": unit,
+            "level": float(level),
+            "values": ((block.values - low) / unit).astype(self._dtype),
+            "weights": block.weights.astype(self._dtype),
+            "penalties": (
+                *self._penalties_on_items(n_of_items),
+                *self._penalties_on_users(n_of_users),
+            ),
+            "users": self._vectors(users.astype(self._dtype)),
+            "held": self._vectors(held),
+            "joined": np.zeros(block.n_clients, dtype=bool),
+            "steps": np.zeros(block.n_clients, dtype=np.int64),
+        }
+
+    def _penalties_on_items(self, n_ratings):
+        """Return the penalties of a rating on its item and on its bias, by items' ratings."""
+        rated = n_ratings > 0
+        n_rated = np.maximum(n_ratings, np.finfo(self._dtype).tiny)[rated]
+        share = self._caution(n_rated, self.FEW_RATINGS / ITEMS_NEED) / n_rated
+        reg_item, reg_bias = np.zeros((2, len(n_ratings)), dtype=self._dtype)
+        reg_item[rated] = self.reg_item * share * n_rated**self.REG_POWER
+        reg_bias[rated] = self.reg_bias * share
+        return reg_item, reg_bias if self.biases else reg_item
+
+    def _penalties_on_users(self, n_ratings):
+        """Return the penalties on users and on their biases, by their numbers of ratings."""
+        more = self._caution(n_ratings, self.FEW_RATINGS).astype(self._dtype)
+        reg_user = (more * self.reg_user * n_ratings**self.REG_POWER).astype(self._dtype)
+        return reg_user, more * self._dtype(self.reg_bias) if self.biases else reg_user
+
+    @staticmethod
+    def _caution(n_ratings, few):
+        """Return the factors on the penalties of users or items with so many ratings."""
+        return np.maximum(1.0, few / np.maximum(n_ratings, 1.0))
 
     # ---------------------------------------------------------------------- each round
 
@@ -277,29 +320,13 @@ class RFRec(BiasColumn, RatingMixin, FederatedRecommender):
         if common is None:
             common = {"vectors": self._vectors(broadcast.copy()), "step": 0}
         common["step"] += 1
-        rule = self._rule(common["step"], self.learning_rate)
-        rule = rule._replace(rate=float(rule.rate), debias=float(rule.debias))
-        gradient = np.empty_like(broadcast)
-        rfrec_kernels.follow(common["vectors"], broadcast, self.prox, rule, gradient)
-        return self._to_upload(common, broadcast)
-
-    def _init_clients(self, block, message, key):
-        columns = block.users[:, None] * self._width + np.arange(self._width)
-        users = self.INIT_STD * key.private.at(-1).normal("user vectors", columns)
-        if self.biases:
-            users[:, 0] = 0
-        held = np.zeros((len(block.row_items), self._width), dtype=self._dtype)
-        return self._private_data(block, message) | {
-            "users": self._vectors(users.astype(self._dtype)),
-            "held": self._vectors(held),
-            "joined": np.zeros(block.n_clients, dtype=bool),
-            "steps": np.zeros(block.n_clients, dtype=np.int64),
-        }
-
-    def _least_bytes(self, data):
-        own = np.dtype(self._dtype).itemsize * len(data.items) * self._width
-        everybody = self.client_fraction == 1 and not self.early_stopping
-        return super()._least_bytes(data) + (own if everybody else 0)
+        now, *moments = common["vectors"]
+        gradient = self._dtype(self.prox) * (now - broadcast)
+        if self.optimizer == "adam":
+            gradient, moments = adam(self, moments, common["step"], gradient)
+        now = now - self._dtype(self.learning_rate) * gradient
+        common["vectors"] = rfrec_kernels.Vectors(now, *moments)
+        return common | {"shared": self._clipped(now)}
 
     def _upload_specs(self, n_items):
         return {"item_vectors": FieldSpec((n_items, self._width), clip=self._clip)}
@@ -307,9 +334,80 @@ class RFRec(BiasColumn, RatingMixin, FederatedRecommender):
     def _client_update(self, block, state, message, turn, key):
         broadcast = message["item_vectors"].values
         self._join(block, state, turn.active, broadcast)
-        totals = self._totals(block, state, broadcast, turn)
-        loss = self._step(block, state, broadcast, turn, self.prox, self.learning_rate, totals)
-        return state, self._upload(block, state, broadcast, turn, totals), loss
+        loss = self._step(block, state, broadcast, turn.active, self.prox, self.learning_rate)
+        return state, self._upload(block, state, broadcast, turn), loss
+
+    def _join(self, block, state, active, broadcast):
+        """Let clients in their first round begin with the items that they have received."""
+        for c in np.flatnonzero(active & ~state["joined"]):
+            rows = slice(block.row_indptr[c], block.row_indptr[c + 1])
+            state["held"].now[rows] = broadcast[block.row_items[rows]]
+        state["joined"] |= active
+
+    def _step(self, block, state, broadcast, active, prox, rate):
+        """Step the active clients' users and rated items along their gradients."""
+        state["steps"][active] += 1
+        layout = layout_of(block)
+        loss = rfrec_kernels.step(
+            layout,
+            state["values"],
+            state["weights"],
+            active,
+            state["users"],
+            state["held"],
+            broadcast,
+            rfrec_kernels.Objective(
+                state["level"],
+                self.LINK == "sigmoid",
+                bool(self.biases),
+                float(prox),
+                *state["penalties"],
+            ),
+            rfrec_kernels.Rule(float(rate), self.BETA_1, self.BETA_2, self.EPSILON),
+            np.maximum(state["steps"], 1),
+            rfrec_kernels.scratch(layout, state["held"]),
+        )
+        # In squared ratings, like the validation loss.
+        return np.multiply(loss, (state["unit"] ** 2, 1.0))
+
+    def _upload(self, block, state, broadcast, turn):
+        """Return clip(V_c) of each client, or with "holders" its change where it has rated."""
+        held, is_finite = state["held"].now, None
+        shared = state["common"]["shared"] if self.aggregation == "clients" else None
+        if turn.separate:
+            others = {}
+            if shared is not None:
+                others = {"default": shared.astype(np.float64) - broadcast, "center": broadcast}
+            sent, is_finite = self._clipped(held), self._is_finite(block, state)
+            rows = SparseRows.since(broadcast, block.row_indptr, block.row_items, sent, **others)
+            return ClientUpdates({"item_vectors": rows}, is_finite=is_finite)
+        senders = turn.active & turn.delivers
+        sums = self._sums(block, held, broadcast, shared, senders)
+        if not all_finite(sums):
+            # Once more without the clients that have diverged.
+            is_finite = self._is_finite(block, state)
+            sums = self._sums(block, held, broadcast, shared, senders & is_finite)
+        return ClientUpdates({"item_vectors": sums}, is_finite=is_finite)
+
+    def _sums(self, block, held, broadcast, shared, senders):
+        """Return the sum of what the senders send, of which `shared` are the unrated items."""
+        if shared is None:
+            origin, sums = broadcast, np.zeros(broadcast.shape)
+        else:
+            n_senders = np.count_nonzero(senders)
+            origin, sums = shared, np.multiply(shared, n_senders, dtype=np.float64)
+        rfrec_kernels.add_up(
+            block.row_indptr, block.row_items, held, senders, self._clip, origin, sums
+        )
+        return sums
+
+    @staticmethod
+    def _is_finite(block, state):
+        is_finite = np.empty(block.n_clients, dtype=bool)
+        rfrec_kernels.find_finite(
+            block.row_indptr, state["held"].now, block.client_indptr, state["users"].now, is_finite
+        )
+        return is_finite
 
     def _upload_centers(self, message):
         if self.aggregation != "clients":
@@ -335,9 +433,10 @@ class RFRec(BiasColumn, RatingMixin, FederatedRecommender):
             state = self._init_clients(block, message, key)
         users, held = state["users"].now, state["held"].now
         untrained = ~(trained & np.isfinite(users).all(axis=1))
-        untrained = np.flatnonzero(block.users_of(turn.active) & untrained)
-        if len(untrained):
-            users = self._solved(block, state, untrained, items)
+        untrained &= block.users_of(turn.active)
+        if untrained.any():
+            users = users.copy()
+            users[untrained] = self._solved(block, state, untrained, items)
         if self.predict_with == "local":
             own = trained & np.isfinite(held)
             held = np.where(own, held, items[block.row_items])
@@ -345,229 +444,96 @@ class RFRec(BiasColumn, RatingMixin, FederatedRecommender):
         shared = items if common is None else common["vectors"].now
         return {"users": users, "held": held, "shared": shared}
 
-    def _user_attributes(self, block, state):
-        attributes = super()._user_attributes(block, state)
-        if self.predict_with == "local":
-            attributes["_own_items"] = OwnItems.of(block, state["held"], state["shared"])
-        return attributes
+    def _solved(self, block, state, whom, items):
+        """Return the vectors that minimise the users' objectives with the items fixed.
 
-    def _steps_of(self, key):
-        """What a client does in a round, as a curious server replays it; see `attacks`."""
-        return [("step", self.learning_rate, self.prox), ("send",)]
+        Gauss-Newton steps from zero: each solves a ridge regression and is halved until the
+        user's objective falls. With the identity link the first one is the solution.
+        """
+        n_ratings, taken = np.diff(block.indptr)[whom], np.repeat(whom, np.diff(block.indptr))
+        n_users, indptr = len(n_ratings), np.concatenate([[0], np.cumsum(n_ratings)])
+        of_rating = np.repeat(np.arange(n_users), n_ratings)
+        rated, values = block.items[taken], state["values"][taken].astype(np.float64)
+        weights = state["weights"][taken].astype(np.float64)
+        _, _, reg_user, reg_bias = state["penalties"]
+        penalties = np.repeat(reg_user[whom, None], self._width, axis=1).astype(np.float64)
+        partners, item_bias = items.astype(np.float64), np.zeros(len(items))
+        if self.biases:
+            penalties[:, 0] = reg_bias[whom]
+            item_bias, partners[:, 0] = partners[:, 0].copy(), 1
 
-    def _private_vectors(self, state):
-        return state["users"].now
+        def evaluate(users):
+            linear = state["level"], np.zeros(n_users), item_bias, users, partners
+            scores = linear_scores(of_rating, rated, *linear)
+            errors = values - self._expected(scores)
+            loss = np.bincount(of_rating, weights * errors**2, minlength=n_users)
+            return scores, errors, loss + (penalties * users**2).sum(axis=1)
 
-    # ------------------------------------------------------------------- on the clients
+        users, solved = np.zeros((2, n_users, self._width))
+        matrix, right = np.zeros((self._width, self._width)), np.zeros((1, self._width))
+        scores, errors, loss = evaluate(users)
+        for _ in range(SOLVER_STEPS):
+            slopes = np.ones(len(scores))
+            if self.LINK == "sigmoid":
+                slopes = np.maximum(expit(scores) * expit(-scores), TINY)
+            targets = scores - state["level"] - item_bias[rated] + errors / slopes
+            rfrec_kernels.fit_users(
+                indptr,
+                rated,
+                targets,
+                weights * slopes**2,
+                partners,
+                penalties + TINY,
+                matrix,
+                right,
+                solved,
+            )
+            step = solved - users
+            moving = np.abs(step).max(axis=1) >= 1e-7
+            for _ in range(HALVINGS):
+                if not moving.any():
+                    break
+                trial = np.where(moving[:, None], users + step, users)
+                better = moving & (evaluate(trial)[2] <= loss)
+                users[better], moving, step = trial[better], moving & ~better, step / 2
+            scores, errors, loss = evaluate(users)
+        return users
 
-    @property
-    def _local_dp(self):
-        return self._setting().local_dp
+    # ------------------------------------------------------------------- what it needs
 
     @property
     def _private_by(self):
-        """The federation's part that makes uploads private, if there is one."""
-        parts = {"local_dp": self._local_dp, "central_dp": self._setting().central_dp}
+        """The federation's part that makes uploads private, or None."""
+        setting = self._setting()
+        parts = {"local_dp": setting.local_dp, "central_dp": setting.central_dp}
         return next((name for name, part in parts.items() if part is not None), None)
 
     @property
     def _clip(self):
-        bound = None if self._local_dp is None else self._local_dp.number_clip
+        local_dp = self._setting().local_dp
+        bound = None if local_dp is None else local_dp.number_clip
         return None if bound is None else float(bound)
 
+    def _clipped(self, vectors):
+        clip = self._clip
+        return vectors if clip is None else np.clip(vectors, -clip, clip)
+
     def _level(self, mean):
-        """Score of the mean rating, which is scaled to [0, 1]."""
+        """Return the score of the mean rating, which is scaled to [0, 1]."""
         if not self.biases:
             return 0.0
         return float(logit(np.clip(mean, 0.01, 0.99)) if self.LINK == "sigmoid" else mean)
 
     def _vectors(self, now):
-        """Vectors with Adam's moments; plain gradient descent has none."""
+        """Return vectors with Adam's moments; plain gradient descent has none."""
         if self.optimizer == "gd":
             return rfrec_kernels.Vectors(now, None, None)
         # Not zeros_like, which writes them: memory is for the clients that have taken part.
         moments = (np.zeros(now.shape, now.dtype) for _ in range(2))
         return rfrec_kernels.Vectors(now, *moments)
 
-    def _private_data(self, block, message):
-        """Scaled ratings and the weights of the penalties."""
-        real = self._dtype
-        low, high, level = message["scale"].values
-        counts = np.zeros(block.n_items)
-        if "n_ratings" in message:
-            counts = message["n_ratings"].values
-        users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
-        mass = np.bincount(users, block.weights, minlength=block.n_users)
-        reg_item, reg_item_bias = self._penalties_on_items(counts)
-        reg_user, reg_user_bias = self._penalties_on_users(mass)
-        unit = (high - low) or 1
-        return {
-            "unit": float(unit),
-            "values": ((block.values - low) / unit).astype(real),
-            "weights": block.weights.astype(real),
-            "level": float(level),
-            "reg_item": reg_item,
-            "reg_item_bias": reg_item_bias,
-            "reg_user": reg_user,
-            "reg_user_bias": reg_user_bias,
-        }
-
-    def _penalties_on_items(self, counts):
-        """Weights of the penalties on each rating's item, and on its bias, by items' ratings."""
-        real = self._dtype
-        reg_item, reg_item_bias = np.zeros((2, len(counts)), dtype=real)
-        rated = counts > 0
-        n_rated = np.maximum(counts, np.finfo(real).tiny)[rated]
-        share = caution(n_rated, self.FEW_RATINGS / ITEMS_NEED) / n_rated
-        reg_item[rated] = self.reg_item * share * n_rated**self.REG_POWER
-        reg_item_bias[rated] = self.reg_bias * share
-        return reg_item, reg_item_bias if self.biases else reg_item
-
-    def _penalties_on_users(self, mass):
-        """Weights of the penalties on users, and on their biases, by their numbers of ratings."""
-        real = self._dtype
-        more = caution(mass, self.FEW_RATINGS).astype(real)
-        reg_user = (more * self.reg_user * mass**self.REG_POWER).astype(real)
-        return reg_user, more * real(self.reg_bias) if self.biases else reg_user
-
-    def _join(self, block, state, active, broadcast):
-        """Clients in their first round begin with the items that they have received."""
-        for c in np.flatnonzero(active & ~state["joined"]):
-            rows = slice(block.row_indptr[c], block.row_indptr[c + 1])
-            state["held"].now[rows] = broadcast[block.row_items[rows]]
-        state["joined"] |= active
-
-    def _step(self, block, state, broadcast, turn, pull, rate, totals):
-        """The active clients' gradient step, with the senders' own vectors added to the totals."""
-        state["steps"][turn.active] += 1
-        layout, held, rfrec = self._layout(block), state["held"], rfrec_kernels
-        rule = self._rule(np.maximum(state["steps"], 1), rate)
-        loss = rfrec.step(
-            layout,
-            state["values"],
-            state["weights"],
-            turn.active,
-            state["users"],
-            held,
-            broadcast,
-            self._penalties(state, pull),
-            rule,
-            totals,
-            rfrec.scratch(layout, held),
-        )
-        # In squared ratings, like the validation loss.
-        return np.multiply(loss, (state["unit"] ** 2, 1.0))
-
-    @staticmethod
-    def _layout(block):
-        return shared_kernels.Layout(
-            block.client_indptr, block.indptr, block.row_indptr, block.rows, block.row_items
-        )
-
-    def _penalties(self, state, pull=0.0):
-        return rfrec_kernels.Objective(
-            state["level"],
-            self.LINK == "sigmoid",
-            bool(self.biases),
-            float(pull),
-            state["reg_item"],
-            state["reg_item_bias"],
-            state["reg_user"],
-            state["reg_user_bias"],
-        )
-
-    def _rule(self, steps, rate):
-        """Return the kernels' rule for clients that take their `steps`-th step, from 1."""
-        if self.optimizer == "gd":
-            rate = np.broadcast_to(float(rate), np.shape(steps)).copy()
-            return rfrec_kernels.Rule(rate, 0.0, 0.0, 0.0, rate)
-        return rfrec_kernels.Rule(
-            rate / (1 - self.BETA_1**steps),
-            float(self.BETA_1),
-            float(self.BETA_2),
-            float(self.EPSILON),
-            1 / (1 - self.BETA_2**steps),
-        )
-
-    def _to_upload(self, common, broadcast):
-        """With what clients upload for the items that they have not rated."""
-        shared = common["vectors"].now
-        if (clip := self._clip) is not None:
-            shared = np.clip(shared, -clip, clip)
-        return common | {"shared": shared, "broadcast": broadcast}
-
-    def _upload(self, block, state, broadcast, turn, totals):
-        """clip(V_c) of each client, or with "holders" its change where it has rated."""
-        if turn.separate:
-            return self._single(block, state, broadcast)
-        is_finite = None
-        if not all_finite(totals.sums):
-            # Once more without the clients that have diverged.
-            is_finite = self._sound(block, state)
-            turn = turn._replace(delivers=turn.delivers & is_finite)
-            totals = self._totals(block, state, broadcast, turn)
-            self._add_held(block, state, totals)
-        return ClientUpdates({"item_vectors": totals.sums}, is_finite=is_finite)
-
-    def _single(self, block, state, broadcast):
-        held = state["held"].now
-        if (clip := self._clip) is not None:
-            held = np.clip(held, -clip, clip)
-        others = {}
-        if self.aggregation == "clients":
-            default = state["common"]["shared"].astype(np.float64) - broadcast
-            others = {"default": default, "center": broadcast}
-        rows = SparseRows.since(broadcast, block.row_indptr, block.row_items, held, **others)
-        return ClientUpdates({"item_vectors": rows}, is_finite=self._sound(block, state))
-
-    def _sound(self, block, state):
-        is_finite = np.empty(block.n_clients, dtype=bool)
-        rfrec_kernels.sound_clients(
-            block.row_indptr, state["held"].now, block.client_indptr, state["users"].now, is_finite
-        )
-        return is_finite
-
-    def _totals(self, block, state, broadcast, turn):
-        """Where the kernels add up uploads: what all send alike, to which they add changes of it.
-
-        If single uploads are sent, no client is added.
-        """
-        shape, senders = (block.n_items, self._width), turn.active & turn.delivers
-        origin = broadcast
-        if turn.separate:
-            sums, senders = np.zeros((0, self._width)), np.zeros_like(senders)
-        elif self.aggregation == "clients":
-            origin, n_senders = state["common"]["shared"], np.count_nonzero(senders)
-            sums = np.multiply(origin, n_senders, dtype=np.float64)
-        else:
-            sums = np.zeros(shape)
-        return rfrec_kernels.Totals(senders, self._clip, origin, sums)
-
-    def _add_held(self, block, state, totals):
-        """Add the senders' own vectors to the totals."""
-        layout = self._layout(block)
-        rfrec_kernels.upload(layout.row_indptr, layout.row_items, state["held"].now, totals)
-
-    def _solved(self, block, state, whom, items):
-        """Users' vectors, some of them fitted from zero with the items fixed."""
-        penalties = np.repeat(state["reg_user"][:, None], self._width, axis=1)
-        if self.biases:
-            penalties[:, 0] = state["reg_user_bias"]
-        users = state["users"].now.copy()
-        users[whom] = 0
-        rfrec_kernels.solve_users(
-            self._layout(block),
-            state["values"],
-            state["weights"],
-            whom,
-            users,
-            items,
-            self._penalties(state),
-            penalties,
-            SOLVER_STEPS,
-            rfrec_kernels.Newton.of(self._width),
-        )
-        return users
+    def _private_vectors(self, state):
+        return state["users"].now
 
     def _upload_moving(self, view, rows, moves):
         if self.aggregation == "clients":
@@ -580,7 +546,12 @@ class RFRec(BiasColumn, RatingMixin, FederatedRecommender):
             n_holders = view.n_expected("item_vectors")
         return {"item_vectors": np.maximum(n_holders, 1) / view.n_own * moves}
 
-    # ---------------------------------------------------------------- checks, predictions
+    def _least_bytes(self, data):
+        own = np.dtype(self._dtype).itemsize * len(data.items) * self._width
+        everybody = self.client_fraction == 1 and not self.early_stopping
+        return super()._least_bytes(data) + (own if everybody else 0)
+
+    # ------------------------------------------------------------------------------ checks
 
     def _check_before_fit(self):
         super()._check_before_fit()
@@ -614,69 +585,3 @@ class RFRec(BiasColumn, RatingMixin, FederatedRecommender):
                 'dropout_mode="upload", client_fraction=1 or sampling="rotating", or group users '
                 "into fewer clients."
             )
-
-    def _forget_users(self, users):
-        if hasattr(self, "_own_items"):
-            self._own_items = self._own_items.without(users)
-
-    def _response(self, scores):
-        low, high = self.rating_scale_
-        if self.LINK == "sigmoid":
-            return low + (high - low) * expit(scores)
-        return np.clip(low + (high - low) * scores, low, high)
-
-    def _score_pairs(self, users, items):
-        if self.predict_with == "global":
-            scores = linear_scores(users, items, *self._linear_part())
-        else:
-            scores = self._own_scores(users, items)
-        scores[(users < 0) & (items >= 0)] += self._mean_user_bias
-        return self._response(scores)
-
-    def _score_all(self, users):
-        if self.predict_with == "global":
-            scores = super()._score_all(users)
-        else:
-            items = np.arange(self.n_items_)
-            rows = [self._own_scores(np.full(len(items), user), items) for user in users]
-            scores = np.stack(rows)
-        scores[users < 0] += self._mean_user_bias
-        return scores
-
-    def _server_attributes(self, message):
-        attributes = super()._server_attributes(message)
-        return attributes | {"_mean_user_bias": self._bias_of_strangers(message, attributes)}
-
-    def _bias_of_strangers(self, message, attributes):
-        """The user bias with which the items' biases alone give the mean rating, by bisection.
-
-        It is about the mean of the users' biases, which the server does not know.
-        """
-        if not self.biases or "n_ratings" not in message:
-            return 0.0
-        weights = np.maximum(message["n_ratings"].values, 0).astype(np.float64)
-        if not weights.any():
-            return 0.0
-        scores = attributes["global_bias_"] + attributes["item_bias_"].astype(np.float64)
-        level = self._expected(message["scale"].values[2])
-        low, high = -FARTHEST, FARTHEST
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            above = np.average(self._expected(scores + middle), weights=weights) > level
-            low, high = (low, middle) if above else (middle, high)
-        return (low + high) / 2
-
-    def _expected(self, scores):
-        """Scaled ratings of scores."""
-        return expit(scores) if self.LINK == "sigmoid" else scores
-
-    def _own_scores(self, users, items):
-        level, user_bias, item_bias, user_factors, item_factors = self._linear_part()
-        known_user, known_item = (users >= 0)[:, None], (items >= 0)[:, None]
-        partners = np.where(known_user, user_factors[users], 0)
-        if self.biases:
-            item_factors = np.column_stack([item_bias, item_factors])
-            partners = np.column_stack([np.ones(len(users)), partners])
-        own = self._own_items.vectors(users, np.maximum(items, 0), item_factors)
-        scores = level + np.where(users >= 0, user_bias[users], 0)
-        return scores + np.sum(np.where(known_item, own, 0) * partners, axis=1)

@@ -66,10 +66,10 @@ class RFRecF(RFRec):
 
         set-up as in RFRec
         each round: the coins of the last round and of this one    _coins
-          0 0  clients step on their users and rated items         kernel local_step
+          0 0  clients step on their users and rated items         kernel step
           0 1  clients upload clip(V_c), the server averages       _upload, _aggregate
           1 1  nothing
-          1 0  server sends the mean, clients move to it           _follow, _move_to_mean
+          1 0  server sends the mean, clients move to it           _move_to_mean
 
     What is sent is what RFRec sends, but between the first broadcast and the last only when the
     coin changes from 0 to 1 (up) or from 1 to 0 (down). The coin comes from the shared key and is
@@ -129,19 +129,10 @@ class RFRecF(RFRec):
         mean = message["item_vectors"].values
         if common is None:
             common = {"vectors": self._vectors(mean.copy())}
-        elif self._coins(key.shared) == (1, 0):
-            common["vectors"].now[:] += self._share * (mean - common["vectors"].now)
-        return self._to_upload(common, mean)
-
-    def _steps_of(self, key):
-        match self._coins(key):
-            case 0, 0:
-                return [("step", self.learning_rate / (1 - self.aggregation_probability), 0.0)]
-            case 1, 0:
-                return [("mean",)]
-            case 0, 1:
-                return [("send",)]
-        return []
+        now = common["vectors"].now
+        if self._coins(key.shared) == (1, 0):
+            now += self._share * (mean - now)
+        return common | {"shared": self._clipped(now)}
 
     def _client_update(self, block, state, message, turn, key):
         mean = message["item_vectors"].values
@@ -150,20 +141,17 @@ class RFRecF(RFRec):
         match self._coins(key.shared):
             case 0, 0:
                 rate = self.learning_rate / (1 - self.aggregation_probability)
-                nobody = self._totals(block, state, mean, turn._replace(separate=True))
-                loss = self._step(block, state, mean, turn, 0.0, rate, nobody)
+                loss = self._step(block, state, mean, turn.active, 0.0, rate)
+            case 0, 1:
+                uploads = self._upload(block, state, mean, turn)
             case 1, 0:
                 self._move_to_mean(block, state, turn.active, mean)
-            case 0, 1:
-                totals = self._totals(block, state, mean, turn)
-                self._add_held(block, state, totals)
-                uploads = self._upload(block, state, mean, turn, totals)
         return state, uploads, loss
 
     # ------------------------------------------------------------------- on the clients
 
     def _coins(self, key):
-        """The coin before this round and the coin of this round (zeta); `key` is the shared one."""
+        """Return the coins of the last round and of this one (zeta); `key` is the shared one."""
         return tuple(
             int(t >= 0 and key.at(t).uniform("coin") < self.aggregation_probability)
             for t in (key.round - 1, key.round)
@@ -171,7 +159,7 @@ class RFRecF(RFRec):
 
     @property
     def _share(self):
-        """Which share of the way to the mean a client goes (eta)."""
+        """Share of the way to the mean that a client goes (eta)."""
         share = min(1.0, self.learning_rate * self.prox / self.aggregation_probability)
         return self._dtype(share)
 

@@ -23,7 +23,7 @@ from fedrecsk import (
 )
 from fedrecsk.aggregation import NormClipping, TrimmedMean
 from fedrecsk.compression import LowRank, Quantization, TopK
-from fedrecsk.federated._own_items import OwnItems
+from fedrecsk.federated._rfrec_predictions import OwnItems
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanism
 from fedrecsk.protocol import blocks
