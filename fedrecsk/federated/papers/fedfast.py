@@ -9,13 +9,10 @@ from typing import ClassVar, Literal, cast
 import numpy as np
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_controller
 from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW, AveragedItems
 from fedrecsk.protocol.messages import Message, PerClient
 from fedrecsk.updates import FieldSpec, SparseRows
-
-fedfast_kernels: LazyModule = LazyModule("fedrecsk.federated.papers._fedfast_kernels")
 
 
 @documented
@@ -153,7 +150,6 @@ class FedFast(AveragedItems):
     discount: float | None = 0.1
     n_clusters: int = 10
     cluster_every: int = 10
-    FINAL_EPOCHS = 0
 
     _parameter_constraints: ClassVar[dict] = AveragedItems._parameter_constraints | {
         "sampling": [StrOptions({"clusters", "federation"})],
@@ -162,6 +158,8 @@ class FedFast(AveragedItems):
         "n_clusters": [Interval(Integral, 1, None, closed="left")],
         "cluster_every": [Interval(Integral, 1, None, closed="left")],
     }
+
+    FINAL_EPOCHS = 0
 
     _server_sees = "clients"
     # The server keeps a vector and a cluster of each client.
@@ -244,7 +242,10 @@ class FedFast(AveragedItems):
             codes.append(code)
             changes.append(one["client_vector"].change)
             if self.aggregation == "active":
-                fedfast_kernels.add_weighed(*one["updates"], totals, weights)
+                rows, change = one["updates"]
+                size = np.abs(change).sum(axis=1)
+                weights[rows] += size
+                totals[rows] += size[:, None] * change
         if self.aggregation == "active":
             update = totals / np.where(weights > 0, weights, 1)[:, None]
         else:

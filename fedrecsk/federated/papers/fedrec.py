@@ -171,7 +171,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     filling: Literal["hybrid", "average"] = "hybrid"
     virtual_items: Literal["fixed", "redrawn"] = "fixed"
     hybrid_start: int = 10
-    HYBRID_STEPS = 5
     user_steps: int = 5
     learning_rate: float = 0.8
     learning_rate_decay: float = 0.95
@@ -179,7 +178,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     biases: bool = True
     upload: Literal["chosen", "all"] = "chosen"
     rating_scale: tuple[float, float] | None = None
-    INIT_RANGE = 0.05
     client_fraction: float = 0.05
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
@@ -197,6 +195,9 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         "upload": [StrOptions({"chosen", "all"})],
         "rating_scale": [tuple, list, None],
     }
+
+    HYBRID_STEPS = 5
+    INIT_RANGE = 0.05
 
     _single_uploads = True
     _dtype = np.float32
