@@ -72,7 +72,7 @@ class RecommenderEnsemble(Recommender, BaseComposition):
         fitted = []
         for name, part in zip(names, parts, strict=True):
             close = report.step(name)
-            fitted.append(_fit_part(part, data))
+            fitted.append(part.fit(**_rows(data)))
             # A part takes the same tables as this model.
             for attribute in {"n_features_in_", "feature_names_in_"} & vars(self).keys():
                 setattr(fitted[-1], attribute, getattr(self, attribute))
@@ -85,9 +85,7 @@ class RecommenderEnsemble(Recommender, BaseComposition):
 
     def _weights_for(self, data, parts):
         """Return the parts' weights, models fitted to find them, and attributes about these."""
-        if self.weights is None:
-            return np.ones(len(parts)), [], {}
-        return self._checked_weights(), [], {}
+        return self._check_weights(), [], {}
 
     def _attributes(self, names, fitted, weights, trial):
         """Return the fitted attributes with the parts fitted so far, whose weights add up to 1."""
@@ -157,18 +155,20 @@ class RecommenderEnsemble(Recommender, BaseComposition):
                 f"{type(self).__name__} adds up estimators, each of which must be {what}; "
                 f"{name!r} is {part!r}."
             )
-        if part.items is not None and not _same(part.items, self.items):
+        sets = [
+            None if x is None else set(np.asarray(x).tolist()) for x in (part.items, self.items)
+        ]
+        if sets[0] is not None and sets[0] != sets[1]:
             raise ValueError(
                 f"All estimators must have the same catalogue, but {name!r} has items of its own; "
                 f"set items= of the {type(self).__name__}, which passes it on."
             )
 
     def _check_weights(self):
-        if self.weights is not None:
-            self._checked_weights()
-
-    def _checked_weights(self):
         """Return the given weights of the parts that are kept."""
+        is_kept = [part != "drop" for _, part in self.estimators]
+        if self.weights is None:
+            return np.ones(sum(is_kept))
         try:
             weights = np.asarray(self.weights, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -180,7 +180,7 @@ class RecommenderEnsemble(Recommender, BaseComposition):
                 f"weights has shape {weights.shape}, and there are {len(self.estimators)} "
                 "estimators; give one weight for each, dropped ones included."
             )
-        kept = weights[[part != "drop" for _, part in self.estimators]]
+        kept = weights[is_kept]
         if not np.isfinite(weights).all() or (weights < 0).any() or not kept.any():
             raise ValueError(
                 "weights should be finite, not negative, and not zero for all estimators that are "
@@ -312,26 +312,13 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
 
     Attributes
     ----------
-    estimators_ : list of estimator
-        The fitted parts, without those that are dropped.
-    named_estimators_ : Bunch
-        The same by their names.
-    weights_ : ndarray of shape (n_estimators,), dtype float64
-        Their weights, which add up to 1.
     search_results_ : dict
         `weights` (array of shape (n_candidates, n_estimators)) and `score`, the mean NDCG@10
         of each. Only with "search".
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
-    n_rounds_ : int
-        Rounds of all federated parts. Only if there is one.
-    communication_ : Ledger
-        Every byte that federated parts have sent, one after the other, those of the search first.
-        Only if there is one.
-    privacy_ : PrivacyReport
-        Their guarantees composed. Only if all parts are federated.
+    estimators_, named_estimators_, weights_, user_ids_, item_ids_, n_users_, n_items_
+        As in :class:`RatingEnsemble`.
+    n_rounds_, communication_, privacy_
+        As in :class:`RatingEnsemble`, those of the search first.
 
     Raises
     ------
@@ -398,7 +385,7 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
         mask = held_out(data, generator)
         # Items whose only row is held out stay in the catalogue.
         catalogue, training = data.item_ids.values, data.take(~mask)
-        trial = [_fit_part(clone(part).set_params(items=catalogue), training) for part in parts]
+        trial = [clone(part).set_params(items=catalogue).fit(**_rows(training)) for part in parts]
         weights = candidate_weights(len(parts))
         ndcg = mean_ndcg(weights, trial, data, mask, self.n_negatives, generator)
         found = {"search_results_": {"weights": weights, "score": ndcg}}
@@ -406,8 +393,7 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
 
     def _check_weights(self):
         if not isinstance(self.weights, str):
-            super()._check_weights()
-            return
+            return super()._check_weights()
         for name, part in self.estimators:
             federation = getattr(part, "federation", None)
             if getattr(federation, "central_dp", None) or getattr(federation, "local_dp", None):
@@ -443,10 +429,6 @@ def _standardised(part, users):
     return np.where(flat, 0.0, board / np.where(flat, 1.0, spread))
 
 
-def _fit_part(part, data):
-    return part.fit(**_rows(data))
-
-
 def _rows(data):
     """Return Interactions as arguments of `fit` and `fold_in`."""
     users, items = data.user_ids.values[data.users], data.item_ids.values[data.items]
@@ -462,12 +444,6 @@ def _rows(data):
         "clients": data.client_ids[data.clients],
         "sample_weight": data.weights,
     }
-
-
-def _same(items, others):
-    if others is None:
-        return False
-    return set(np.asarray(items).tolist()) == set(np.asarray(others).tolist())
 
 
 # ------------------------------------------------------------------------- search for weights
@@ -504,9 +480,14 @@ def mean_ndcg(weights, parts, data, mask, n_negatives, generator):
     totals = np.zeros(len(weights))
     for batch in _batches(len(users), data.n_items * len(parts)):
         rows = np.arange(len(users[batch]))
-        others = _unseen(data, users[batch])
-        if n_negatives is not None:
-            others = _sample(others, n_negatives, generator)
+        # The items without any row of the users, held out or not; of these a sample.
+        others = np.ones((len(rows), data.n_items), dtype=bool)
+        for row, user in enumerate(users[batch]):
+            others[row, data.items[data.indptr[user] : data.indptr[user + 1]]] = False
+        if n_negatives is not None and n_negatives < data.n_items:
+            draws = np.where(others, generator.uniform(size=others.shape), 2.0)
+            bound = np.partition(draws, n_negatives - 1, axis=1)[:, [n_negatives - 1]]
+            others &= draws <= bound
         boards = np.stack([_standardised(part, users[batch]) for part in parts])
         for candidate, one in enumerate(weights):
             board = np.tensordot(one, boards, 1)
@@ -515,20 +496,3 @@ def mean_ndcg(weights, parts, data, mask, n_negatives, generator):
             place = ahead + ((board == own) & others).sum(axis=1) / 2
             totals[candidate] += np.where(place < K, 1 / np.log2(place + 2), 0).sum()
     return totals / len(users)
-
-
-def _unseen(data, users):
-    """Mark the items without any row of the users, held out or not."""
-    unseen = np.ones((len(users), data.n_items), dtype=bool)
-    for k, user in enumerate(users):
-        unseen[k, data.items[data.indptr[user] : data.indptr[user + 1]]] = False
-    return unseen
-
-
-def _sample(unseen, n, generator):
-    """Keep at most n unseen items of each user."""
-    draws = np.where(unseen, generator.uniform(size=unseen.shape), 2.0)
-    n = min(n, unseen.shape[1])
-    chosen = np.zeros_like(unseen)
-    np.put_along_axis(chosen, np.argpartition(draws, n - 1, axis=1)[:, :n], True, axis=1)
-    return chosen & unseen
