@@ -203,7 +203,12 @@ def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out
             for r in range(first, first + n_rows):
                 out.slots[out.rows[r]] = r
         if out.delivers[c]:
-            add_users(indptr[c + 1] - indptr[c], visits.vectors, out, place)
+            for j in range(indptr[c + 1] - indptr[c]):
+                for k in range(visits.vectors.shape[1]):
+                    x = visits.vectors[j, k]
+                    out.total[place, k] += x
+                    for other in range(out.gram.shape[2]):
+                        out.gram[place, k, other] += x * visits.vectors[j, other]
             if rule.votes:
                 add_votes(n, out.rows[first : first + n_rows], visits, items.signs, rule, out)
             else:
@@ -385,17 +390,6 @@ def collect(n, visited, marks, rows, first):
             end += 1
         marks[w] = 0
     return end - first
-
-
-@inline
-def add_users(n_users, vectors, out, place):
-    """Add a client's a a' and a."""
-    for j in range(n_users):
-        for k in range(vectors.shape[1]):
-            x = vectors[j, k]
-            out.total[place, k] += x
-            for other in range(out.gram.shape[2]):
-                out.gram[place, k, other] += x * vectors[j, other]
 
 
 @inline

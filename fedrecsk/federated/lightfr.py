@@ -223,18 +223,19 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
     # ------------------------------------------------------------------- the server begins
 
     def _init_server(self, catalogue, key):
-        server = {
-            "item_codes": self._init_items(catalogue.n_items, key),
-            "rating_scale": self._scale(catalogue.rating_range),
-        }
-        if self._has_prior:
-            server["mean_user"] = np.zeros(self.n_bits, dtype=np.float32)
-        if self.aggregation != "full":
-            server["total"] = np.zeros((catalogue.n_items, self.n_bits), dtype=np.int64)
-        return server
+        items = np.arange(catalogue.n_items)
+        codes = random_codes(key, "item codes", items, 1, self.n_bits)[:, 0]
+        mean = np.zeros(self.n_bits, dtype=np.float32) if self._has_prior else None
+        return self._server(codes, self._scale(catalogue.rating_range), mean)
 
-    def _init_items(self, n_items, key):
-        return random_codes(key, "item codes", np.arange(n_items), 1, self.n_bits)[:, 0]
+    def _server(self, item_codes, scale, mean_user):
+        """Return the server's state before a round in which nothing has arrived yet."""
+        server = {"item_codes": item_codes, "rating_scale": scale}
+        if mean_user is not None:
+            server["mean_user"] = mean_user
+        if self.aggregation != "full":
+            server["total"] = np.zeros((len(item_codes), self.n_bits), dtype=np.int64)
+        return server
 
     def _initial_broadcast(self, server):
         if self.targets == "implicit":
@@ -459,7 +460,7 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
     def _private_vectors(self, state):
         return _vectors(state["codes"], self.n_bits)
 
-    # ------------------------------------------------------------------- its single lines
+    # ------------------------------------------------------------------------ fixed point
 
     @property
     def _max_entry(self):
@@ -724,18 +725,18 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
     def _with_new_rows(self, users, items, values, weights, n_items):
         """All users' rows, each user a client; of the old ones only the items matter."""
         seen_indptr, seen_items = self._seen
-        owners = np.concatenate([np.repeat(np.arange(self.n_users_), np.diff(seen_indptr)), users])
+        numbers, n_seen = np.arange(self.n_users_), len(seen_items)
+        owners = np.concatenate([np.repeat(numbers, np.diff(seen_indptr)), users])
         order = np.argsort(owners, kind="stable")
         lengths = np.bincount(owners, minlength=self.n_users_)
-        old = np.full(len(seen_items), self.rating_scale_[1]), np.ones(len(seen_items))
         return Block(
-            clients=np.arange(self.n_users_),
-            users=np.arange(self.n_users_),
+            clients=numbers,
+            users=numbers,
             client_indptr=np.arange(self.n_users_ + 1),
             indptr=np.concatenate([[0], np.cumsum(lengths)]),
             items=np.concatenate([seen_items, items])[order].astype(np.int32),
-            values=np.concatenate([old[0], values])[order],
-            weights=np.concatenate([old[1], weights])[order],
+            values=np.concatenate([np.full(n_seen, self.rating_scale_[1]), values])[order],
+            weights=np.concatenate([np.ones(n_seen), weights])[order],
             n_items=n_items,
         )
 
@@ -745,7 +746,10 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
         model.balance_item, n_old = 0.0, block.n_items - n_new
         index = np.arange(n_old, block.n_items)
         fresh = random_codes(Key(0), "item codes", index, 1, self.n_bits)[:, 0]
-        server = model._server_of(np.concatenate([self.item_codes_, fresh]))
+        codes, mean = np.concatenate([self.item_codes_, fresh]), None
+        if "mean_user" in self._final_message:
+            mean = self._final_message["mean_user"].values
+        server = model._server(codes, self.rating_scale_, mean)
         everyone = np.ones(block.n_clients, dtype=bool)
         turn = RoundMasks(everyone, everyone, False)
         for t in range(n_rounds):
@@ -754,7 +758,9 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
             message = model._decode_broadcast(message, key)
             state = {"rows": model._targets(block, message), "codes": self.user_codes_}
             updates, _ = model._step(block, state, message, turn, Keys(key, key), moves=False)
-            stepped = model._aggregate(server, message, _totals(updates, block.n_clients), key)
+            fields = ((name, getattr(one, "values", one)) for name, one in updates.fields.items())
+            upload = {name: Total(one, block.n_clients) for name, one in fields}
+            stepped = model._aggregate(server, message, upload, key)
             codes = stepped["item_codes"]
             codes[:n_old] = server["item_codes"][:n_old]
             # Sampled negatives are redrawn in every round.
@@ -763,15 +769,6 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
             if ended:
                 break
         return server["item_codes"]
-
-    def _server_of(self, item_codes):
-        """The server's state with these items, as far as the final model has it."""
-        server = {"item_codes": item_codes, "rating_scale": self.rating_scale_}
-        if "mean_user" in self._final_message:
-            server["mean_user"] = self._final_message["mean_user"].values
-        if self.aggregation != "full":
-            server["total"] = np.zeros((len(item_codes), self.n_bits), dtype=np.int64)
-        return server
 
     # ---------------------------------------------------------------------- predictions
 
@@ -825,11 +822,3 @@ def _of_each(values, active):
     n, n_rows = values.shape[:2]
     indptr = np.concatenate([[0], np.cumsum(active * n_rows)])
     return SparseRows(indptr, np.tile(np.arange(n_rows), n), values.reshape(-1, *values.shape[2:]))
-
-
-def _totals(updates, n_clients):
-    """Return what the server gets of one block's sums, a dict of Total."""
-    return {
-        name: Total(field.values if isinstance(field, Summed) else field, n_clients)
-        for name, field in updates.fields.items()
-    }
