@@ -28,7 +28,7 @@ def fedeb(model, message, upload, n_items):
     alpha, lambda_0, *reg = message["scales"].values
     precision = alpha
     if model.user_noise:
-        nu = model._nu
+        nu = model.NU
         precision = alpha * (nu + n_ratings - alpha * upload["scales"].change[2]) / nu
     # Times their weights.
     residuals = rows[:, 0] / (precision or 1)

@@ -25,8 +25,6 @@ fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
 
 # The ends of the scale are this many units apart: on a scale from 1 to 5 a unit is a star.
 UNITS = 4.0
-# How many ratings the prior of a user's own precision is worth.
-NU = 10.0
 # Largest total weight of a user's ratings; a weight of 1 is a rating.
 HEAVIEST = 1e6
 # Averages for prediction cover at least this many rounds.
@@ -287,6 +285,8 @@ class FedEB(EmpiricalBayes):
 
     _user_width = "n_factors"
     _n_setups = 1
+    # How many ratings the prior of a user's own precision is worth (nu).
+    NU = 10.0
 
     # ------------------------------------------------------------------------- the set-up
 
@@ -434,7 +434,7 @@ class FedEB(EmpiricalBayes):
             np.array(reg, real),
             prior,
             float(alpha),
-            NU if self.user_noise else 0.0,
+            self.NU if self.user_noise else 0.0,
             uncertain,
         )
         work = fedeb_kernels.workspace(layout, model)
@@ -544,7 +544,7 @@ class FedEB(EmpiricalBayes):
         factors = np.vstack([self.item_factors_, np.zeros(self.n_factors, self._dtype)])
         item_variance = np.vstack([self.item_variance_, self._new_item_variance])
         items = np.where(items < 0, len(self.item_factors_), items)
-        noise = self.noise_std_**2 * (NU / (NU - 2) if self.user_noise else 1)
+        noise = self.noise_std_**2 * (self.NU / (self.NU - 2) if self.user_noise else 1)
         spread = (factors**2).sum(axis=1, dtype=float) + item_variance.sum(axis=1, dtype=float)
         variance = noise + self.bias_std_**2 + spread[items]
         known = np.flatnonzero(users >= 0)
