@@ -1,138 +1,101 @@
-"""The kernels of LocALS, LocSGD and GlobSGD, array by array against the naive reference."""
-
-from types import SimpleNamespace
+"""What clients of LocALS, LocSGD and GlobSGD send, row by row, against the naive reference."""
 
 import numpy as np
 import pytest
 
-from fedrecsk._utils.kernels import LazyModule
+from fedrecsk import GlobSGD, LocALS, LocSGD
+from fedrecsk.federated._wmf import FederatedWMF
+from fedrecsk.protocol import blocks
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.participation import RoundMasks
 from tests.reference import wmf as reference
-
-shared_kernels = LazyModule("fedrecsk._utils.shared_kernels")
-wmf_kernels = LazyModule("fedrecsk.federated._wmf_kernels")
 
 N_ITEMS, D = 9, 3
 USERS_OF_CLIENTS = [1, 3, 1, 2, 1]
+EVERYBODY = np.ones(5, dtype=bool)
+SOME = np.array([True, True, False, True, False])
 BROKEN = 3
 
 
-def parameters(method, full, n_epochs=1, solver="exact"):
-    """What the reference reads of a model; an attribute that is missing tells it the method."""
-    model = {"n_factors": D, "alpha": 2.0, "reg_user": 0.5, "reg_item": 0.7, "solver": solver}
-    model["aggregation"] = "full" if full else "clients"
-    if method != "GlobSGD":
-        model |= {"prox": 0.3, "local_epochs": n_epochs}
-    if method == "LocSGD":
-        model |= {"n_steps": 2, "learning_rate": 0.05}
-    return SimpleNamespace(**model)
+def make(Estimator, full=True, n_epochs=1, **parameters):
+    """Small penalties, which leave something of a few ratings."""
+    parameters |= {"alpha": 2.0, "reg_user": 0.5, "reg_item": 0.7}
+    parameters["aggregation"] = "full" if full else "clients"
+    if Estimator is not GlobSGD:
+        parameters |= {"prox": 0.3, "local_epochs": n_epochs}
+    if Estimator is LocSGD:
+        parameters |= {"n_steps": 2, "learning_rate": 0.05}
+    return Estimator(D, **parameters)
 
 
 CASES = [
-    pytest.param(parameters(method, full, n_epochs), id=f"{method}-{full}-{n_epochs}")
-    for method, most in (("LocALS", 2), ("LocSGD", 2), ("GlobSGD", 1))
+    pytest.param(make(Estimator, full, n_epochs), id=f"{Estimator.__name__}-{full}-{n_epochs}")
+    for Estimator, most in ((LocALS, 2), (LocSGD, 2), (GlobSGD, 1))
     for full in (True, False)
     for n_epochs in range(1, most + 1)
-] + [pytest.param(parameters("LocALS", True, 2, "cg"), id="LocALS-cg")]
+] + [pytest.param(make(LocALS, True, 2, solver="cg"), id="LocALS-cg")]
 every_case = pytest.mark.parametrize("model", CASES)
 
 
-class Block:
-    """Five clients, some with several users, on random data."""
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    monkeypatch.setattr(FederatedWMF, "_dtype", np.float64)
 
-    def __init__(self, dtype=np.float64, users_of_clients=USERS_OF_CLIENTS):
-        rng = np.random.default_rng(0)
-        n_users = sum(users_of_clients)
-        self.items = rng.normal(0, 0.5, (N_ITEMS, D)).astype(dtype)
+
+class Round:
+    """A first round of five clients, some with several users, on random data."""
+
+    def __init__(self, model, users_of_clients=USERS_OF_CLIENTS):
+        rng, self.model = np.random.default_rng(0), model
+        n_users, n_clients = sum(users_of_clients), len(users_of_clients)
+        self.items = rng.normal(0, 0.5, (N_ITEMS, D))
         self.rated = rng.random((n_users, N_ITEMS)) < 0.5
         self.rated[:, 0] = True
         self.r = np.where(self.rated, rng.random(self.rated.shape) < 0.8, 0.0)
-        self.c = 1 + self.r * rng.integers(1, 4, self.rated.shape)
+        weights = rng.integers(1, 4, self.rated.shape) / model.alpha
+        self.c = 1 + model.alpha * self.r * weights
         client_indptr = np.concatenate([[0], np.cumsum(users_of_clients)])
-        self.spans = [slice(*client_indptr[c : c + 2]) for c in range(len(users_of_clients))]
-        held = [np.flatnonzero(self.rated[span].any(axis=0)) for span in self.spans]
-        row_indptr = np.concatenate([[0], np.cumsum([len(h) for h in held])])
-        users, items = np.nonzero(self.rated)
-        client = np.repeat(np.arange(len(held)), users_of_clients)[users]
-        rows = [
-            row_indptr[k] + np.searchsorted(held[k], i) for k, i in zip(client, items, strict=True)
-        ]
-        self.layout = shared_kernels.Layout(
+        self.spans = [slice(*client_indptr[c : c + 2]) for c in range(n_clients)]
+        self.block = blocks.Block(
+            np.arange(n_clients),
+            np.arange(n_users),
             client_indptr,
             np.concatenate([[0], np.cumsum(self.rated.sum(axis=1))]),
-            row_indptr,
-            np.array(rows, dtype=np.int32),
-            np.concatenate(held).astype(np.int32),
+            np.nonzero(self.rated)[1].astype(np.int32),
+            self.r[self.rated],
+            weights[self.rated],
+            N_ITEMS,
         )
-        c, r = self.c[self.rated].astype(dtype), self.r[self.rated].astype(dtype)
-        self.feedback = wmf_kernels.Feedback(c - 1, c * r)
-        order = np.argsort(rows, kind="stable")
-        self.by_row = wmf_kernels.ByRow(
-            np.bincount(rows), users[order].astype(np.int32), c[order] - 1, (c * r)[order]
-        )
-        self.broadcast = wmf_kernels.Broadcast(self.items, self.items.T @ self.items)
-        self.users = np.zeros((n_users, D), dtype=dtype)
+        server = {"item_factors": self.items, "reg_item": model.reg_item / n_clients}
+        self.keys = Keys(Key(0), Key(0))
+        message = model._decode_broadcast(model._model(server), Key(0))
+        self.message = Message(**model._initial_broadcast(server), **message)
+        self.state = model._init_clients(self.block, self.message, self.keys)
 
-    @property
-    def n_clients(self):
-        return len(self.spans)
-
-    def sums(self, senders):
-        """Where uploads are added up."""
-        squares, zeros = np.zeros((1, D, D)), np.zeros(self.n_clients, dtype=np.int32)
-        return wmf_kernels.Uploads(
-            senders,
-            np.zeros((N_ITEMS, D)),
-            self.layout.row_items,
-            squares,
-            zeros,
-            np.ones(self.n_clients, dtype=bool),
-            False,
+    def run(self, active, delivers=None, *, separate=False):
+        """Run the clients' update; return it with its loss."""
+        turn = RoundMasks(active, active if delivers is None else delivers, separate)
+        _, updates, loss = self.model._client_update(
+            self.block, self.state, self.message, turn, self.keys
         )
+        return updates, loss
 
-    def singles(self, senders):
-        """Where they are kept apart."""
-        n_rows, dtype = len(self.layout.row_items), self.users.dtype
-        return wmf_kernels.Uploads(
-            senders,
-            np.zeros((n_rows, D), dtype=dtype),
-            np.arange(n_rows, dtype=np.int32),
-            np.zeros((self.n_clients, D, D), dtype=dtype),
-            np.arange(self.n_clients, dtype=np.int32),
-            np.ones(self.n_clients, dtype=bool),
-            True,
-        )
+    def break_client(self, client):
+        """Make a number of its first rating NaN."""
+        start = self.block.indptr[self.block.client_indptr[client]]
+        self.state["extra"][start] = np.nan
+        if self.state.get("raters") is not None:
+            self.state["raters"].extra[start] = np.nan
 
-    def run(self, model, active, out, *, of_one=False):
-        """One round of the method; returns loss and mass."""
-        full = model.aggregation == "full"
-        problem = wmf_kernels.Problem(
-            model.reg_user, model.reg_item / self.n_clients, getattr(model, "prox", 0.0), full
-        )
-        work = wmf_kernels.workspace(self.layout, self.users, self.by_row.sizes)
-        n_steps = None if model.solver == "exact" else 3
-        given = self.layout, self.feedback
-        rest = work, self.users, out
-        if of_one:
-            return wmf_kernels.local_als_of_one(
-                *given, active, self.broadcast, problem, n_steps, *rest
-            )
-        if reference.is_global(model):
-            return wmf_kernels.item_gradients(*given, active, self.broadcast, problem, *rest)
-        if hasattr(model, "n_steps"):
-            steps = model.local_epochs, model.n_steps, model.learning_rate
-            return wmf_kernels.local_sgd(*given, active, self.broadcast, problem, *steps, *rest)
-        steps = model.local_epochs, n_steps
-        return wmf_kernels.local_als(
-            *given, self.by_row, active, self.broadcast, problem, *steps, *rest
-        )
-
-    def expected(self, model):
+    def expected(self):
         """Rows (n_rows, d) and matrices (n_clients, d, d) of all clients, and their users."""
-        rows, squares, users = [], [], []
+        model, rows, squares, users = self.model, [], [], []
         for k, span in enumerate(self.spans):
             rated = self.rated[span]
-            holds = rated.any(axis=0)
-            client = reference.Client(model, self.c[span], self.r[span], holds, self.n_clients)
+            client = reference.Client(
+                model, self.c[span], self.r[span], rated.any(axis=0), len(self.spans)
+            )
             client.receive(self.items)
             if reference.is_global(model):
                 version = client.gradient(rated)
@@ -142,162 +105,116 @@ class Block:
                 version = client.local_items(rated)
                 square = client.background()
                 idle = self.items @ square.T if model.aggregation == "full" else self.items
-            rows.append((version - idle)[self.held(k)])
-            squares.append(square * (model.aggregation == "full"))
+            held = self.block.row_items[slice(*self.block.row_indptr[k : k + 2])]
+            rows.append((version - idle)[held])
+            squares.append(square)
             users.append(client.users)
         return np.concatenate(rows), np.array(squares), np.concatenate(users)
 
-    def held(self, client):
-        return self.layout.row_items[slice(*self.layout.row_indptr[client : client + 2])]
+    def assert_sums(self, updates, whom):
+        """Updates are the expected rows and matrices of these clients, added up."""
+        rows, squares, _ = self.expected()
+        sums, of_whom = np.zeros((N_ITEMS, D)), np.repeat(whom, self.block.row_counts)
+        np.add.at(sums, self.block.row_items[of_whom], rows[of_whom])
+        np.testing.assert_allclose(updates.fields["rows"], sums, atol=1e-11)
+        if self.model.aggregation == "full":
+            total = squares[whom].sum(axis=0)
+            np.testing.assert_allclose(updates.fields["others"], total, atol=1e-11)
 
-    def summed(self, rows, squares, whom):
-        """The same added up by item over the clients in `whom`."""
-        sums = np.zeros((N_ITEMS, D))
-        of_whom = np.repeat(whom, np.diff(self.layout.row_indptr))
-        np.add.at(sums, self.layout.row_items[of_whom], rows[of_whom])
-        return sums, squares[whom].sum(axis=0)
-
-
-EVERYBODY = np.ones(5, dtype=bool)
-SOME = np.array([True, True, False, True, False])
+    def assert_single(self, updates, whom):
+        """The clients of the mask have sent the expected rows and matrices."""
+        rows, squares, _ = self.expected()
+        of_whom = np.repeat(whom, self.block.row_counts)
+        np.testing.assert_allclose(
+            updates.fields["rows"].values[of_whom], rows[of_whom], atol=1e-11
+        )
+        if self.model.aggregation == "full":
+            sent = updates.fields["others"].values.reshape(squares.shape)
+            if (center := updates.fields["others"].center) is not None:
+                sent = sent + center
+            np.testing.assert_allclose(sent[whom], squares[whom], atol=1e-11)
 
 
 @every_case
 def test_single_uploads_equal_the_naive_reference(model):
-    block = Block()
-    rows, squares, users = block.expected(model)
-    out = block.singles(EVERYBODY)
-    block.run(model, EVERYBODY, out)
-    np.testing.assert_allclose(out.rows, rows, atol=1e-11)
-    np.testing.assert_allclose(out.squares, squares, atol=1e-11)
-    np.testing.assert_allclose(block.users, users, atol=1e-11)
-    assert out.is_finite.all()
+    clients = Round(model)
+    updates, _ = clients.run(EVERYBODY, separate=True)
+    clients.assert_single(updates, EVERYBODY)
+    np.testing.assert_allclose(clients.state["users"], clients.expected()[2], atol=1e-11)
+    assert updates.is_finite.all()
 
 
 @every_case
 def test_sums_are_those_of_single_uploads(model):
-    block = Block()
-    rows, squares, users = block.expected(model)
-    out = block.sums(SOME & [False, True, True, True, True])
-    block.run(model, SOME, out)
-    sums, square = block.summed(rows, squares, out.senders)
-    np.testing.assert_allclose(out.rows, sums, atol=1e-11)
-    np.testing.assert_allclose(out.squares[0], square, atol=1e-11)
-    updates = np.repeat(SOME, USERS_OF_CLIENTS)
-    np.testing.assert_allclose(block.users[updates], users[updates], atol=1e-11)
-    assert not block.users[~updates].any()
-
-
-@pytest.mark.parametrize("solver", ["exact", "cg"])
-def test_the_kernel_for_one_user_equals_the_general_one(solver):
-    model = parameters("LocALS", True, solver=solver)
-    alone = np.array(USERS_OF_CLIENTS) == 1
-    for spec in ("singles", "sums"):
-        general, special = Block(), Block()
-        one, other = getattr(general, spec)(alone), getattr(special, spec)(alone)
-        losses = general.run(model, alone, one), special.run(model, alone, other, of_one=True)
-        np.testing.assert_allclose(other.rows, one.rows, atol=1e-12)
-        np.testing.assert_allclose(other.squares, one.squares, atol=1e-12)
-        np.testing.assert_allclose(special.users, general.users, atol=1e-12)
-        np.testing.assert_allclose(losses[1], losses[0])
+    clients = Round(model)
+    delivers = np.array([False, True, True, True, True])
+    updates, _ = clients.run(SOME, delivers)
+    clients.assert_sums(updates, SOME & delivers)
+    moved, users = np.repeat(SOME, USERS_OF_CLIENTS), clients.state["users"]
+    np.testing.assert_allclose(users[moved], clients.expected()[2][moved], atol=1e-11)
+    assert not users[~moved].any()
 
 
 @every_case
 def test_the_loss_is_that_of_the_first_fit(model):
-    block = Block()
-    loss, mass = block.run(model, SOME, block.sums(SOME))
+    clients = Round(model)
+    _, (loss, weight) = clients.run(SOME)
     whom = np.repeat(SOME, USERS_OF_CLIENTS)
-    if model.solver == "exact":
+    confidences = clients.c[whom]
+    if getattr(model, "solver", "exact") == "exact":
         solved = [
-            reference.user_solve(c, r, block.items, model.reg_user)
-            for c, r in zip(block.c[whom], block.r[whom], strict=True)
+            reference.user_solve(c, r, clients.items, model.reg_user)
+            for c, r in zip(confidences, clients.r[whom], strict=True)
         ]
-        errors = block.c[whom] * (block.r[whom] - np.array(solved) @ block.items.T) ** 2
+        errors = confidences * (clients.r[whom] - np.array(solved) @ clients.items.T) ** 2
         assert loss == pytest.approx(errors.sum())
-    assert mass == pytest.approx((block.c[whom] - 1).sum())
+    assert weight == pytest.approx(confidences.sum())
 
 
-@pytest.mark.parametrize(
-    ("model", "of_one"),
-    [pytest.param(*case.values, False, id=case.id) for case in CASES]
-    + [pytest.param(parameters("LocALS", True), True, id="LocALS-of-one")],
-)
-def test_broken_clients_are_told_apart(model, of_one):
+@every_case
+@pytest.mark.parametrize("users_of_clients", [USERS_OF_CLIENTS, [1] * 5], ids=["mixed", "alone"])
+def test_broken_clients_are_told_apart(model, users_of_clients):
     """Sums leave them out; single uploads have them as they are."""
-    users_of_clients = [1] * 5 if of_one else USERS_OF_CLIENTS
-
-    def run(spec):
-        block = Block(users_of_clients=users_of_clients)
-        rows, squares, _ = block.expected(model)
-        first = block.layout.indptr[block.layout.client_indptr[BROKEN]]
-        block.feedback.extra[first] = np.nan
-        block.by_row.extra[first] = np.nan
-        out = getattr(block, spec)(EVERYBODY)
-        block.run(model, EVERYBODY, out, of_one=of_one)
-        return block, rows, squares, out
-
     others = np.arange(5) != BROKEN
-    block, rows, squares, out = run("sums")
-    np.testing.assert_array_equal(out.is_finite, others)
-    sums, square = block.summed(rows, squares, others)
-    np.testing.assert_allclose(out.rows, sums, atol=1e-11)
-    np.testing.assert_allclose(out.squares[0], square, atol=1e-11)
-    block, rows, squares, out = run("singles")
-    np.testing.assert_array_equal(out.is_finite, others)
-    healthy = np.repeat(others, np.diff(block.layout.row_indptr))
-    np.testing.assert_allclose(out.rows[healthy], rows[healthy], atol=1e-11)
-    assert not np.isfinite(out.rows[~healthy]).all()
+    clients = Round(model, users_of_clients)
+    clients.break_client(BROKEN)
+    updates, _ = clients.run(EVERYBODY)
+    np.testing.assert_array_equal(updates.is_finite, others)
+    clients.assert_sums(updates, others)
+    clients = Round(model, users_of_clients)
+    clients.break_client(BROKEN)
+    updates, _ = clients.run(EVERYBODY, separate=True)
+    np.testing.assert_array_equal(updates.is_finite, others)
+    clients.assert_single(updates, others)
+    of_broken = np.repeat(~others, clients.block.row_counts)
+    assert not np.isfinite(updates.fields["rows"].values[of_broken]).all()
 
 
 def test_rows_that_overflow_are_broken():
     """Where the user's vector and the multiples are finite but their products are not."""
-    block = Block(users_of_clients=[1])
-    block.items[:], block.broadcast.gram[:] = 1e-200, 0
-    model = parameters("LocALS", True)
-    model.reg_user = 1e-30
-    model.reg_item, model.prox = 0.0, 1e-300
-    out = block.singles(np.ones(1, dtype=bool))
-    block.run(model, np.ones(1, dtype=bool), out, of_one=True)
-    assert np.isfinite(block.users).all()
-    assert out.is_finite[0] == np.isfinite(out.rows).all()
+    model = make(LocALS).set_params(reg_user=1e-30, reg_item=0.0, prox=1e-300)
+    clients = Round(model, [1])
+    clients.items[:] = 1e-200
+    clients.message["gram"].values[:] = 0
+    updates, _ = clients.run(np.ones(1, dtype=bool), separate=True)
+    assert np.isfinite(clients.state["users"]).all()
+    assert updates.is_finite[0] == np.isfinite(updates.fields["rows"].values).all()
 
 
-def test_sums_are_float64_whatever_the_vectors_are():
-    model = parameters("LocALS", True)
-    double, single = Block(), Block(np.float32)
-    one, other = double.sums(EVERYBODY), single.sums(EVERYBODY)
-    double.run(model, EVERYBODY, one)
-    single.run(model, EVERYBODY, other)
-    np.testing.assert_allclose(other.rows, one.rows, atol=1e-5)
-    kept = Block(np.float32)
-    rows = kept.singles(EVERYBODY)
-    kept.run(model, EVERYBODY, rows)
-    sums, square = kept.summed(
-        rows.rows.astype(np.float64), rows.squares.astype(np.float64), EVERYBODY
-    )
-    np.testing.assert_allclose(other.rows, sums, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(other.squares[0], square, rtol=1e-12)
-
-
-def test_users_are_fitted_exactly():
-    block = Block()
-    work = wmf_kernels.workspace(block.layout, block.users)
-    items = np.nonzero(block.rated)[1].astype(np.int32)
-    wmf_kernels.fit_users(
-        block.layout.indptr, items, block.feedback, block.broadcast, 0.5, work, block.users
-    )
-    expected = [
-        reference.user_solve(c, r, block.items, 0.5) for c, r in zip(block.c, block.r, strict=True)
-    ]
-    np.testing.assert_allclose(block.users, expected, atol=1e-12)
+def test_sums_are_float64_whatever_the_vectors_are(monkeypatch):
+    monkeypatch.setattr(FederatedWMF, "_dtype", np.float32)
+    together, apart = Round(make(LocALS)), Round(make(LocALS))
+    sums = together.run(EVERYBODY)[0].fields
+    single = apart.run(EVERYBODY, separate=True)[0].fields
+    assert single["rows"].values.dtype == np.float32
+    expected = np.zeros((N_ITEMS, D))
+    np.add.at(expected, single["rows"].rows, single["rows"].values.astype(np.float64))
+    assert sums["rows"].dtype == sums["others"].dtype == np.float64
+    np.testing.assert_allclose(sums["rows"], expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_matrix_that_is_not_positive_gives_nan():
-    block = Block()
-    block.broadcast.gram[:] = -1e3 * np.eye(D)
-    work = wmf_kernels.workspace(block.layout, block.users)
-    items = np.nonzero(block.rated)[1].astype(np.int32)
-    wmf_kernels.fit_users(
-        block.layout.indptr, items, block.feedback, block.broadcast, 0.5, work, block.users
-    )
-    assert np.isnan(block.users).all()
+    clients = Round(make(GlobSGD))
+    clients.message["gram"].values[:] = -1e3 * np.eye(D)
+    clients.run(EVERYBODY)
+    assert np.isnan(clients.state["users"]).all()

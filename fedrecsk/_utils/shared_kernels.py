@@ -1,32 +1,11 @@
 """What several modules of kernels share."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from fedrecsk._utils import splitmix
 from fedrecsk._utils.jit import inline
 
 mix = inline(splitmix.mix)
-
-
-class Layout(NamedTuple):
-    """Which users and items belong to which client.
-
-    Attributes
-    ----------
-    client_indptr : (n_clients + 1,), users of each client
-    indptr : (n_users + 1,), ratings of each user
-    row_indptr : (n_clients + 1,), held item rows of each client
-    rows : (n_ratings,), held row of each rating
-    row_items : (n_rows,), item code of each held row
-    """
-
-    client_indptr: np.ndarray
-    indptr: np.ndarray
-    row_indptr: np.ndarray
-    rows: np.ndarray
-    row_items: np.ndarray
 
 
 @inline

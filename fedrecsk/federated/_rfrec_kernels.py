@@ -88,7 +88,7 @@ def step(layout, values, weights, active, users, held, broadcast, objective, rul
 
     Parameters
     ----------
-    layout : shared.Layout
+    layout : blocks.Layout
     values, weights : (n_ratings,)
     active : (n_clients,) bool
     users, held : Vectors, of the users and of the clients' own items

@@ -1,4 +1,4 @@
-"""What LocALS, LocSGD and GlobSGD share: what is sent, and the server's means."""
+"""Weighted matrix factorisation: what LocALS, LocSGD, GlobSGD, FCF and FedSpectral share."""
 
 from __future__ import annotations
 
@@ -10,15 +10,202 @@ import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.federated._implicit import ImplicitMF
-from fedrecsk.federated._item_rows import OwnRows
-from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.base import RankingMixin, check_likes
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 # Directions in which clients contribute less than this share of the largest do not change.
 RESOLUTION = 1e-6
+
+
+class WMFUsers:
+    """The clients' half: users, given the server's items.
+
+    A method has the parameters `n_factors`, `alpha` and `reg_user`; its message has
+    `item_factors`, and `gram` where not all of them are sent.
+    """
+
+    _dtype = np.float32
+    _user_width = "n_factors"
+
+    def _decode_broadcast(self, message, key):
+        if "gram" in message or "item_factors" not in message:
+            return message
+        return Message(**message, gram=Derived(self._gram(message["item_factors"].values)))
+
+    def _init_clients(self, block, message, key):
+        users = np.zeros((block.n_users, self.n_factors), dtype=self._dtype)
+        return self._preferences(block) | {"users": users}
+
+    def _personalize(self, block, state, message, turn, key):
+        # Users start afresh: only their own data count.
+        part = block.part(turn.active)
+        state = self._preferences(part)
+        state["users"] = np.empty((part.n_users, self.n_factors), dtype=self._dtype)
+        self._fit_users(part, state, np.ones(part.n_clients, dtype=bool), *self._received(message))
+        return {"users": block.spread(state["users"], turn.active)}
+
+    def _fit_users(self, block, state, active, items, gram, chosen=None, n_steps=None):
+        """Fit the active clients' users to items; return loss and weight over all their pairs.
+
+        Parameters
+        ----------
+        items : ndarray of shape (n, n_factors)
+        gram : ndarray of shape (n_factors, n_factors) or (n_clients, n_factors, n_factors)
+            Sum of q q' over all items, for each client if they differ.
+        chosen : ndarray of shape (n_ratings,)
+            Row of each rating's item among the `items`. None: the item's code.
+        n_steps : int or None
+            Steps of conjugate gradients; None: exactly.
+        """
+        chosen, users = block.items if chosen is None else chosen, state["users"]
+        loss, weight = wmf_kernels.fit_users(
+            block.client_indptr,
+            block.indptr,
+            active,
+            wmf_kernels.Ratings(chosen, state["extra"], state["pull"]),
+            items,
+            gram.reshape(-1, *gram.shape[-2:]),
+            float(self.reg_user),
+            n_steps,
+            wmf_kernels.workspace(block, users),
+            users,
+        )
+        n_users = np.diff(block.client_indptr)[active].sum()
+        return loss, weight + n_users * block.n_items
+
+    def _server_attributes(self, message):
+        return {"item_factors_": message["item_factors"].values}
+
+    def _user_attributes(self, block, state):
+        return {"user_factors_": state["users"]}
+
+    def _preferences(self, block):
+        """Return c - 1 and c r of each rating."""
+        positive = block.values > 0
+        extra = np.where(positive, self.alpha * block.weights, 0.0)
+        return {
+            "extra": extra.astype(self._dtype),
+            "pull": np.where(positive, 1 + extra, 0.0).astype(self._dtype),
+        }
+
+    def _gram(self, items):
+        items = items.astype(np.float64)
+        # If clients diverge, the server raises an error in the next round.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return (items.T @ items).astype(self._dtype)
+
+    def _received(self, message):
+        """Return the item vectors (a client reads only its own) and the sum of all q q'."""
+        names = "item_factors", "gram"
+        return tuple(message[name].values.astype(self._dtype, copy=False) for name in names)
+
+    def _validation_losses(self, held_out):
+        """Return the objective on held-out rows.
+
+        Held-out rows count with their confidence; the items without a row of the user are
+        preferences 0 with confidence 1, divided among its held-out rows.
+        """
+        confidence = 1.0 + self._preferences(held_out)["extra"]
+        scores = self._score_pairs(held_out.users, held_out.items)
+        users, n_users = held_out.users, held_out.n_users
+        everything = np.einsum(
+            "ud,de,ue->u", self.user_factors_, self._gram(self.item_factors_), self.user_factors_
+        )
+        seen_indptr, seen_items = self._seen
+        seen_users = np.repeat(np.arange(n_users), np.diff(seen_indptr))
+        seen = np.bincount(seen_users, self._score_pairs(seen_users, seen_items) ** 2, n_users)
+        unseen = (everything - seen) / np.maximum(np.bincount(users, minlength=n_users), 1)
+        return confidence * ((held_out.values > 0) - scores) ** 2 + unseen[users], confidence
+
+
+@dataclass(eq=False, repr=False)
+class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
+    """Base class of methods that train item vectors; they have the parameter `upload`."""
+
+    n_factors: int = 20
+    _: KW_ONLY
+    alpha: float = 1.0
+    reg_user: float = 30.0
+    reg_item: float = 10.0
+
+    INIT_STD = 0.03
+
+    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "alpha": [Interval(Real, 0, None, closed="left")],
+        "reg_user": [Interval(Real, 0, None, closed="neither")],
+        "reg_item": [Interval(Real, 0, None, closed="left")],
+    }
+
+    _single_uploads = True
+
+    # --------------------------------------------------------------- before the rounds
+
+    def _init_server(self, catalogue, key):
+        shape = (catalogue.n_items, self.n_factors)
+        items = self.INIT_STD * key.generator("item factors").standard_normal(shape)
+        return {
+            "item_factors": items.astype(self._dtype),
+            "n_clients": catalogue.n_clients,
+            "reg_item": self.reg_item / catalogue.n_clients,
+        }
+
+    def _setup_specs(self, n_items, step):
+        if self.upload == "all":
+            return {"held_items": FieldSpec((n_items,), dtype="uint8", learned=False)}
+        # An int32 for each held item: its index.
+        return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        held = np.bincount(block.row_items, minlength=block.n_items)
+        return ClientUpdates({"held_items": held})
+
+    # ---------------------------------------------------------------------- each round
+
+    def _model(self, server):
+        items = server["item_factors"]
+        if self.upload == "all":
+            return Message(item_factors=Dense(items))
+        return Message(item_factors=Rows(items), gram=Dense(self._gram(items), compressible=False))
+
+    def _gradients(self, block, state, message, turn, *, full):
+        """Fit the active clients' users; return half their gradients in the items, and the loss."""
+        items, gram = self._received(message)
+        users, out = state["users"], wmf_kernels.uploads(block, turn, state["users"])
+        loss = self._fit_users(block, state, turn.active, items, gram)
+        ratings = wmf_kernels.Ratings(block.rows, state["extra"], state["pull"])
+        work = wmf_kernels.workspace(block, users)
+        wmf_kernels.item_gradients(
+            block.layout, ratings, turn.active, items, full, work, users, out
+        )
+        return out, loss
+
+    @staticmethod
+    def _rows_and_matrices(block, turn, out, idle=None):
+        """Return the uploads as sums or client by client; `idle` is the F of an idle client."""
+        if not turn.separate:
+            return {"rows": out.rows, "others": out.squares[0]}
+        indptr, items, _ = block.own_rows(turn.active)
+        squares = out.squares if idle is None else out.squares - idle
+        return {
+            "rows": SparseRows(indptr, items, out.rows),
+            "others": SparseRows.stacked(squares, center=idle),
+        }
+
+    # ------------------------------------------------------------------------- the end
+
+    def _final_model(self, server):
+        # To recommend, a client needs the items that it does not hold.
+        return Message(item_factors=Dense(server["item_factors"]))
+
+    # ------------------------------------------------------------------------------ checks
+
+    def _check_setting(self, federation, data, blocks):
+        check_likes(data)
 
 
 @dataclass(eq=False, repr=False)
@@ -36,21 +223,15 @@ class FederatedWMF(ImplicitMF):
         "upload": [StrOptions({"local", "all"})],
     }
 
-    @property
-    def _sends_all(self):
-        return self.upload == "all"
-
-    # --------------------------------------------------------------- before the rounds
-
     _n_setups = 1
 
     def _setup_aggregate(self, server, upload, step, key):
         return server | {"held_share": upload["held_items"].mean[:, None]}
 
-    # ---------------------------------------------------------------------- each round
+    # ------------------------------------------------------------------- on the clients
 
     def _upload_specs(self, n_items):
-        d, rows = self.n_factors, "all" if self._sends_all else "held"
+        d, rows = self.n_factors, "all" if self.upload == "all" else "held"
         specs = {"rows": FieldSpec((n_items, d), rows)}
         if self.aggregation == "full":
             specs["others"] = FieldSpec((d, d), compressible=False)
@@ -58,49 +239,46 @@ class FederatedWMF(ImplicitMF):
             specs["n_holders"] = FieldSpec((n_items,), rows, dtype="uint8", learned=False)
         return specs
 
+    @property
+    def _idle_matrix(self):
+        """The matrix of a client that does not change the items it does not hold; None: 0."""
+        return np.eye(self.n_factors)
+
     def _upload_centers(self, message):
         if self.aggregation != "full" or self._idle_matrix is None:
             return {}
         return {"others": self._idle_matrix}
 
-    # ------------------------------------------------------------------- on the clients
-
-    def _problem(self, reg_item=0.0, prox=0.0):
-        full = self.aggregation == "full"
-        return wmf_kernels.Problem(float(self.reg_user), float(reg_item), float(prox), full)
-
     def _uploads(self, block, turn, out):
-        """What the kernels have written: rows, and matrices or holders if they are sent."""
-        sums = {"rows": out.rows, "others": out.squares[0]}
-        if self.aggregation == "holders":
+        """Return rows, and matrices or numbers of holders if they are sent."""
+        fields = self._rows_and_matrices(block, turn, out, self._idle_matrix)
+        if self.aggregation == "holders" and turn.separate:
+            rows = fields["rows"]
+            ones = np.ones(len(rows.rows), dtype=np.uint8)
+            fields["n_holders"] = SparseRows(rows.indptr, rows.rows, ones)
+        elif self.aggregation == "holders":
             sends = np.repeat(out.senders & out.is_finite, block.row_counts)
-            sums["n_holders"] = np.bincount(block.row_items[sends], minlength=block.n_items)
-        fields = sums
-        if turn.separate:
-            indptr, items, _ = OwnRows.of(block, turn.active)
-            idle, ones = self._idle_matrix, np.ones(len(items), dtype=np.uint8)
-            fields = {
-                "rows": SparseRows(indptr, items, out.rows),
-                "others": SparseRows.stacked(_since(idle, out.squares), center=idle),
-                "n_holders": SparseRows(indptr, items, ones),
-            }
+            held = np.bincount(block.row_items[sends], minlength=block.n_items)
+            fields["n_holders"] = held
         names = self._upload_specs(block.n_items)
         return ClientUpdates({name: fields[name] for name in names}, is_finite=out.is_finite)
 
-    @property
-    def _idle_matrix(self):
-        """The matrix of a client that does not change the items it does not hold."""
-        return np.eye(self.n_factors)
-
     # -------------------------------------------------------------------- on the server
 
-    @staticmethod
-    def _mean_over_holders(upload):
-        """Mean of each row over the clients that sent it; zero if there are none."""
+    @property
+    def _preconditions(self):
+        if self.preconditioner == "auto":
+            return self.aggregation == "full"
+        return self.preconditioner
+
+    def _mean_rows(self, upload):
+        """Return each row's mean over the clients, or over its holders (zero without any)."""
+        if self.aggregation != "holders":
+            return upload["rows"].mean
         return upload["rows"].sum / np.maximum(upload["n_holders"].sum, 1)[:, None]
 
     def _cautious(self, server, upload, lean=1.0):
-        """Step of each item that keeps a preconditioned update from overshooting.
+        """Return the step of each item that keeps a preconditioned update from overshooting.
 
         If few clients take part, the mean is noisy. If many hold an item with a large
         alpha, clients move it up to 1 + alpha times as fast as the preconditioner, which
@@ -113,39 +291,33 @@ class FederatedWMF(ImplicitMF):
     # -------------------------------------------------------------------- what attacks need
 
     def _factor_of_mean(self, view):
-        """What the adversary multiplies its rows by, so that the server's mean becomes them."""
+        """Return the factor of the adversary's rows that makes the server's mean equal to them."""
         if self.aggregation != "holders":
             return view.n_senders / view.n_own
         return view.n_expected("rows") / view.n_own
 
     def _others_of(self, view):
-        """The mean of `others` over all clients, the adversary's own sending nothing learned."""
+        """Return the mean of `others` over all clients, the adversary's own learning nothing."""
         return (1 - view.n_own / view.n_senders) * view.mean("others")
 
     def _share_of_step(self, view):
         """Return the share of a preconditioned step that the server takes on items of few."""
         return min(1.0, 2 * self._cohort_share(view.data.n_clients))
 
-    @property
-    def _preconditions(self):
-        if self.preconditioner == "auto":
-            return self.aggregation == "full"
-        return self.preconditioner
-
-    # -------------------------------------------------------------------------- checks
+    # ------------------------------------------------------------------------------ checks
 
     def _check_before_fit(self):
-        if self._setting().local_dp is not None:
+        name, federation = type(self).__name__, self._setting()
+        if federation.local_dp is not None:
             raise ValueError(
-                f"{type(self).__name__} has no local_dp: which rows a client requests and sends "
-                "reveals the items it holds, and noise cannot hide that. Use RFRec under local "
-                "differential privacy."
+                f"{name} has no local_dp: which rows a client requests and sends reveals the items "
+                "it holds, and noise cannot hide that. Use RFRec under local differential privacy."
             )
         super()._check_before_fit()
-        if self._setting().secure_aggregation is not None and self.upload == "local":
+        if federation.secure_aggregation is not None and self.upload == "local":
             raise ValueError(
-                f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
-                'rows of only some items cannot be added encrypted; set upload="all".'
+                f"With secure_aggregation {name} must send whole matrices, because rows of only "
+                'some items cannot be added encrypted; set upload="all".'
             )
         if self.preconditioner is True and self.aggregation != "full":
             raise ValueError(
@@ -179,15 +351,28 @@ class ClientItemsWMF(FederatedWMF):
         state = super()._init_clients(block, message, key)
         return state | {"reg_item": float(message["reg_item"].values[0])}
 
+    def _problem(self, state):
+        full = self.aggregation == "full"
+        return wmf_kernels.Problem(state["reg_item"], float(self.prox), full)
+
+    def _own_grams(self, block, active, message, versions, follows):
+        """Return the sum of q q' over all items as each active client has them after an epoch."""
+        (items, gram), grams = self._received(message), np.zeros_like(follows)
+        for c in np.flatnonzero(active):
+            rows = slice(*block.row_indptr[c : c + 2])
+            before, after = items[block.row_items[rows]], versions[rows]
+            others = gram - before.T @ before
+            if self.aggregation == "full":
+                others = follows[c] @ others @ follows[c].T
+            grams[c] = others + after.T @ after
+        return grams
+
     def _aggregate(self, server, message, upload, key):
         if upload is None:
             return server
         items = server["item_factors"].astype(np.float64)
         others = upload["others"].mean if self.aggregation == "full" else np.eye(self.n_factors)
-        if self.aggregation == "holders":
-            change = self._mean_over_holders(upload)
-        else:
-            change = upload["rows"].mean + items @ others.T - items
+        change = self._mean_rows(upload) + items @ others.T - items
         if self._preconditions:
             change = divide(change, np.eye(self.n_factors) - others.T)
         rate = self.server_learning_rate
@@ -211,10 +396,5 @@ class ClientItemsWMF(FederatedWMF):
 
 
 def divide(change, matrix):
-    """change matrix^-1, without a change in the directions that the matrix does not resolve."""
+    """Return change matrix^-1, without the directions that the matrix does not resolve."""
     return change @ np.linalg.pinv(matrix, rcond=RESOLUTION)
-
-
-def _since(idle, squares):
-    """Return the change of each client's matrix from the idle one; None is zero."""
-    return squares if idle is None else squares - idle

@@ -1,22 +1,19 @@
-"""Weighted matrix factorisation on clients: the steps of LocALS, LocSGD and GlobSGD.
+"""Weighted matrix factorisation on clients: the steps of LocALS, LocSGD, GlobSGD and FCF.
 
 What the kernels share:
 
-    layout : shared.Layout, the users and items of each client
-    feedback : Feedback, how much each rating says
+    layout : blocks.Layout, the users and items of each client
+    ratings : Ratings, by held row
     active : (n_clients,) bool, clients that update
-    broadcast : Broadcast, what they have received
+    items : (n_items, d), the server's item vectors q
     problem : Problem, the weights of the objective
     work : Workspace, from :func:`workspace`
-    users : (n_users, d), replaced by the new vectors of the active clients' users
-    out : Uploads, receives what clients send, added up or client by client
+    users : (n_users, d), vectors p
+    out : Uploads, from :func:`uploads`
 
-An upload is a row for each item the client holds, and a matrix F. In the full form F makes the
-client's version F q of every item it does not hold, and a row is what the client's own version
-of an item differs from that; otherwise F is not sent and a row is the change of the item.
-
-The kernels of a round return the loss of the active clients' users when first fitted, and its
-mass (see :func:`fit_user`).
+A client's upload is a row for each item it holds, and a matrix F. In the full form its version of
+every item that it does not hold is F q, and a row is the difference of its own version of an item
+from F q; otherwise F is not sent, and a row is the change of the item.
 """
 
 from typing import NamedTuple
@@ -36,39 +33,19 @@ from fedrecsk._utils.shared_kernels import (
 )
 
 
-class Feedback(NamedTuple):
+class Ratings(NamedTuple):
     """Confidence c and preference r of each rating; pairs without one have c = 1 and r = 0.
 
     Attributes
     ----------
+    chosen : (n_ratings,), the vector that each rating multiplies: of an item, a row or a user
     extra : (n_ratings,), c - 1
     pull : (n_ratings,), c r
     """
 
+    chosen: np.ndarray
     extra: np.ndarray
     pull: np.ndarray
-
-
-class ByRow(NamedTuple):
-    """The ratings once more, ordered by held row.
-
-    Attributes
-    ----------
-    sizes : (n_rows,), ratings of each held row
-    users, extra, pull : (n_ratings,)
-    """
-
-    sizes: np.ndarray
-    users: np.ndarray
-    extra: np.ndarray
-    pull: np.ndarray
-
-
-class Broadcast(NamedTuple):
-    """The server's item vectors (n_items, d), and the sum of q q' over all of them (d, d)."""
-
-    items: np.ndarray
-    gram: np.ndarray
 
 
 class Problem(NamedTuple):
@@ -76,14 +53,13 @@ class Problem(NamedTuple):
 
     Attributes
     ----------
-    reg_user, reg_item : penalty on its users' vectors, and on its own item vectors
-    mu : tie between its item vectors and the server's
+    reg_item : penalty on its own item vectors
+    prox : weight of the distance between its item vectors and the server's
     full : whether items that it does not hold are part of it (bool)
     """
 
-    reg_user: float
     reg_item: float
-    mu: float
+    prox: float
     full: bool
 
 
@@ -92,30 +68,24 @@ class Workspace(NamedTuple):
 
     Attributes
     ----------
-    left, right : (longest, d), the vectors of a user's items; the same times their weights
-    multiples : (longest,)
-    matrix, start, base, square, follow, outside, half : (d, d)
-    target : (1, d), the right-hand side of a user's equations
+    rows : (most rows of a client, d), its upload
+    follow : (d, d), its F
+    base : (d, d)
+    left, right : (most equations, d), the vectors of :func:`collect`; the same times their weights
+    matrix, target : (d, d) and (1, d), the equations that it makes
     residuals : (3, d), residual, direction and image of conjugate gradients
-    before, after : (most, d), a client's own items
-    dense : Feedback of a user on all of a client's items, (most,); zero between uses
+    dense : (2, most rows of a client), a user's `extra` and `pull` by row; zero between uses
     """
 
+    rows: np.ndarray
+    follow: np.ndarray
+    base: np.ndarray
     left: np.ndarray
     right: np.ndarray
-    multiples: np.ndarray
     matrix: np.ndarray
-    start: np.ndarray
-    base: np.ndarray
-    square: np.ndarray
     target: np.ndarray
-    follow: np.ndarray
-    outside: np.ndarray
-    half: np.ndarray
     residuals: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
-    dense: Feedback
+    dense: np.ndarray
 
 
 class Uploads(NamedTuple):
@@ -126,285 +96,139 @@ class Uploads(NamedTuple):
     senders : (n_clients,) bool
         Of the active clients, those whose uploads are wanted.
     rows : (n, d)
-        The row that a client sends for held row k is added to ``rows[slots[k]]``: item numbers
+        The row that a client sends for held row k is added to ``rows[slots[k]]``: item codes
         make sums by item, and 0, 1, 2, ... keep clients apart.
     slots : (n_rows,)
     squares : (n, d, d)
-        Client c's matrix F is added to ``squares[square_slots[c]]``.
-    square_slots : (n_clients,)
+        Client c's matrix F is added to ``squares[c]``, or to ``squares[0]`` if it is a sum.
     is_finite : (n_clients,) bool
-        Becomes False for senders whose upload is not finite.
-    keeps_broken : bool
-        Whether such an upload is written all the same.
+        Becomes False for senders whose upload is not finite. Sums leave it out.
+    separate : bool
+        Whether uploads are kept apart.
     """
 
     senders: np.ndarray
     rows: np.ndarray
     slots: np.ndarray
     squares: np.ndarray
-    square_slots: np.ndarray
     is_finite: np.ndarray
-    keeps_broken: bool
+    separate: bool
 
 
-def workspace(layout, users, row_sizes=None):
-    """Scratch for any user, held row and client of the layout, with `users` (n_users, d)."""
+def workspace(block, users):
+    """Return scratch for all clients of the block, for vectors like `users` (n_users, d)."""
     d, dtype = users.shape[1], users.dtype
-    longest = np.diff(layout.indptr).max(initial=1)
-    if row_sizes is not None:
-        longest = row_sizes.max(initial=longest)
-    most = np.diff(layout.row_indptr).max(initial=0)
-    matrix, start, base, square, follow, outside, half = np.zeros((7, d, d), dtype)
+    n_rows = block.row_counts.max(initial=0)
+    n_users = np.diff(block.client_indptr).max(initial=1)
+    n_equations = np.diff(block.indptr).max(initial=n_users)
+    follow, base, matrix = np.zeros((3, d, d), dtype)
     return Workspace(
-        *np.zeros((2, longest, d), dtype),
-        np.zeros(longest, dtype),
-        matrix,
-        start,
-        base,
-        square,
-        np.zeros((1, d), dtype),
+        np.zeros((n_rows, d), dtype),
         follow,
-        outside,
-        half,
+        base,
+        *np.zeros((2, n_equations, d), dtype),
+        matrix,
+        np.zeros((1, d), dtype),
         np.zeros((3, d), dtype),
-        *np.empty((2, most, d), dtype),
-        Feedback(*np.zeros((2, most), dtype)),
+        np.zeros((2, n_rows), dtype),
     )
 
 
-# ------------------------------------------------------------------------------- rounds
-
-
-@kernel
-def local_als_of_one(layout, feedback, active, broadcast, problem, n_steps, work, users, out):
-    """:func:`local_als` of clients with one user, in the full form and one epoch.
-
-    All that such a client sends follows from its user's vector, so that its own items need not
-    be written down.
-    """
-    real = users.dtype.type
-    reg_user, mu = real(problem.reg_user), real(problem.mu)
-    tie = real(problem.reg_item) + mu
-    with_diagonal(broadcast.gram, reg_user, work.start)
-    loss, mass = 0.0, 0.0
-    for c in range(len(active)):
-        if not active[c]:
-            continue
-        u, first = layout.client_indptr[c], layout.row_indptr[c]
-        share = fit_user(
-            broadcast.items, layout.row_items, first, np.int64(0), feedback, layout.indptr[u],
-            layout.indptr[u + 1], work.start, reg_user, n_steps, work, users, u,
-        )  # fmt: skip
-        loss += share[0]
-        mass += share[1]
-        if out.senders[c]:
-            send_of_one(c, layout, feedback, users, tie, mu / tie, work, out)
-    return loss, mass
-
-
-@kernel
-def local_als(
-    layout, feedback, by_row, active, broadcast, problem, n_epochs, n_steps, work, users, out
-):
-    """LocALS: each client alternates between its users and its items, which it finds exactly.
-
-    `n_steps` is as in :func:`fit_user`.
-    """
-    real = users.dtype.type
-    reg_user, mu = real(problem.reg_user), real(problem.mu)
-    tie = real(problem.reg_item) + mu
-    with_diagonal(broadcast.gram, reg_user, work.start)
-    loss, mass = 0.0, 0.0
-    for c in range(len(active)):
-        if not active[c]:
-            continue
-        n = gather(c, layout, broadcast.items, work.before)
-        gather(c, layout, broadcast.items, work.after)
-        base = work.start
-        for epoch in range(n_epochs):
-            if epoch > 0:
-                base = base_of(broadcast.gram, n, problem.full, reg_user, work)
-            share = fit_client(
-                c, layout, feedback, work.after, base, reg_user, n_steps, work, users
-            )
-            if epoch == 0:
-                loss += share[0]
-                mass += share[1]
-            if layout.client_indptr[c + 1] - layout.client_indptr[c] == 1:
-                items_of_one(c, n, layout, feedback, users, tie, mu / tie, work)
-            else:
-                items_of_many(c, n, layout, by_row, users, tie, mu, work)
-        if out.senders[c]:
-            subtract(n, problem.full, work)
-            send(c, layout, work.after, work.follow, problem.full, out)
-    return loss, mass
-
-
-@kernel
-def local_sgd(
-    layout, feedback, active, broadcast, problem, n_epochs, n_sweeps, rate, work, users, out
-):
-    """LocSGD: each client fits its users exactly and its items by sweeps of gradient steps."""
-    real = users.dtype.type
-    reg_user = real(problem.reg_user)
-    with_diagonal(broadcast.gram, reg_user, work.start)
-    loss, mass = 0.0, 0.0
-    for c in range(len(active)):
-        if not active[c]:
-            continue
-        n = gather(c, layout, broadcast.items, work.before)
-        gather(c, layout, broadcast.items, work.after)
-        identity(users.shape[1], real(1), work.follow)
-        base = work.start
-        for epoch in range(n_epochs):
-            if epoch > 0:
-                base = base_of(broadcast.gram, n, problem.full, reg_user, work)
-            share = fit_client(c, layout, feedback, work.after, base, reg_user, None, work, users)
-            if epoch == 0:
-                loss += share[0]
-                mass += share[1]
-            for _ in range(n_sweeps):
-                sweep(c, n, layout, feedback, problem, real(rate), users, work)
-        if out.senders[c]:
-            subtract(n, problem.full, work)
-            send(c, layout, work.after, work.follow, problem.full, out)
-    return loss, mass
-
-
-@kernel
-def item_gradients(layout, feedback, active, broadcast, problem, work, users, out):
-    """GlobSGD: each client fits its users exactly and makes the items' half gradients.
-
-    In the full form, F is P'P and a row is what the gradient differs from F q.
-    """
-    real, d = users.dtype.type, users.shape[1]
-    reg_user = real(problem.reg_user)
-    background = real(0) if problem.full else real(1)
-    with_diagonal(broadcast.gram, reg_user, work.start)
-    before, gradient = work.before, work.after
-    loss, mass = 0.0, 0.0
-    for c in range(len(active)):
-        if not active[c]:
-            continue
-        n, first = gather(c, layout, broadcast.items, before), layout.row_indptr[c]
-        share = fit_client(c, layout, feedback, before, work.start, reg_user, None, work, users)
-        loss += share[0]
-        mass += share[1]
-        if not out.senders[c]:
-            continue
-        for row in range(n):
-            fill_row(gradient, row, real(0), d)
-        identity(d, real(0), work.follow)
-        for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
-            for k in range(layout.indptr[u], layout.indptr[u + 1]):
-                row = layout.rows[k] - first
-                confidence = feedback.extra[k] + background
-                step = confidence * dot_rows(users, u, before, row, d) - feedback.pull[k]
-                add_row(gradient, row, step, users, u, d)
-            add_square(users, u, real(1), work.follow)
-        send(c, layout, gradient, work.follow, problem.full, out)
-    return loss, mass
-
-
-@kernel
-def fit_users(indptr, items, feedback, broadcast, reg_user, work, users):
-    """Find every user's exact vector given the server's items."""
-    reg = users.dtype.type(reg_user)
-    with_diagonal(broadcast.gram, reg, work.start)
-    for u in range(len(users)):
-        fit_user(
-            broadcast.items, items, indptr[u], np.int64(0), feedback, indptr[u], indptr[u + 1],
-            work.start, reg, None, work, users, u,
-        )  # fmt: skip
+def uploads(block, turn, users):
+    """Return zeros for a round's uploads of vectors like `users`: sums, or of each client."""
+    n, d = block.n_clients, users.shape[1]
+    is_finite = np.ones(n, dtype=bool)
+    if turn.separate:
+        own = block.own_rows(turn.active)
+        rows, squares = np.zeros((len(own.items), d), users.dtype), np.zeros((n, d, d), users.dtype)
+        return Uploads(turn.active, rows, own.slots, squares, is_finite, True)
+    senders, sums = turn.active & turn.delivers, np.zeros((block.n_items, d))
+    return Uploads(senders, sums, block.row_items, np.zeros((1, d, d)), is_finite, False)
 
 
 # --------------------------------------------------------------------------------- users
 
 
-@inline
-def fit_client(c, layout, feedback, vectors, base, reg, n_steps, work, users):
-    """Find the vectors of client c's users given its own item vectors."""
-    loss, mass = 0.0, 0.0
-    for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
-        start = layout.indptr[u]
-        share = fit_user(
-            vectors, layout.rows, start, layout.row_indptr[c], feedback, start,
-            layout.indptr[u + 1], base, reg, n_steps, work, users, u,
-        )  # fmt: skip
-        loss += share[0]
-        mass += share[1]
-    return loss, mass
+@kernel
+def fit_users(client_indptr, indptr, active, ratings, vectors, grams, reg, n_steps, work, users):
+    """Find the vectors of the active clients' users given those of the items.
 
-
-@inline
-def fit_user(vectors, chosen, at, first, feedback, start, stop, base, reg, n_steps, work, users, u):
-    """Find a user's vector given those of its items; `base` is sum q q' + reg I, all items.
-
-    Rating ``start + k`` is of item ``vectors[chosen[at + k] - first]``, which becomes row k of
-    work.left. `n_steps` of conjugate gradients from where it is, or exactly if that is None.
+    Parameters
+    ----------
+    client_indptr : (n_clients + 1,), users of each client
+    indptr : (n_users + 1,), ratings of each user
+    ratings : Ratings, by row of `vectors`
+    vectors : (n, d)
+    grams : (1 or n_clients, d, d), for each client the sum of q q' over all items
+    n_steps : int or None, steps of conjugate gradients from the last vectors; None: exactly
 
     Returns
     -------
-    loss : sum of c (r - p.q)^2 over all items
-    mass : sum of c - 1 over the rated ones
+    loss : sum of c (r - p.q)^2 over the users and all items
+    weight : sum of c - 1 over the rated ones
     """
-    real, d, n = users.dtype.type, users.shape[1], stop - start
-    fill_row(work.target, 0, real(0), d)
-    total, mass = real(0), real(0)
-    for k in range(start, stop):
-        total += feedback.pull[k]
-        mass += feedback.extra[k]
-    if n_steps is None:
-        collect(
-            vectors, chosen, at, first, feedback.extra, start, feedback.pull, start, n, base, work
-        )
-        fitted = solve_collected(work, users, u)
-    else:
-        weigh_rows(
-            vectors, chosen, at, first, feedback.extra, start, feedback.pull, start, n, work
-        )  # fmt: skip
-        fitted = descend_conjugate(feedback.extra, start, n, base, work, n_steps, users, u)
-    # With M p = t - e, p'(M - reg I) p - 2 p.t = -p.(t + e) - reg |p|^2.
-    return total - fitted - reg * dot_rows(users, u, users, u, d), mass
+    loss, weight, reg = 0.0, 0.0, users.dtype.type(reg)
+    for c in range(len(active)):
+        if not active[c]:
+            continue
+        with_diagonal(grams[min(c, len(grams) - 1)], reg, work.base)
+        for u in range(client_indptr[c], client_indptr[c + 1]):
+            share = fit_user(
+                vectors, ratings, indptr[u], indptr[u + 1], reg, n_steps, work, users, u
+            )
+            loss += share[0]
+            weight += share[1]
+    return loss, weight
 
 
 @inline
-def collect(vectors, chosen, at, first, weights, start, pulls, begin, n, base, work):
-    """Make the equations (base + sum w v v') x = target + sum pull v, as work.matrix and target.
+def fit_user(vectors, ratings, start, stop, reg, n_steps, work, users, u):
+    """Find one user's vector for the ratings from start to stop; return its loss and weight."""
+    real, d = users.dtype.type, users.shape[1]
+    fill_row(work.target, 0, real(0), d)
+    total, weight = real(0), real(0)
+    for k in range(start, stop):
+        total += ratings.pull[k]
+        weight += ratings.extra[k]
+    if n_steps is None:
+        collect(vectors, ratings, start, stop, work)
+        factor(work.matrix, d)
+        fitted = solve(work.matrix, d, work.target, users, u)
+    else:
+        weigh_rows(vectors, ratings, start, stop, work)
+        fitted = descend_conjugate(ratings.extra, start, stop, work, n_steps, users, u)
+    # With M p = t - e, p'(M - reg I) p - 2 p.t = -p.(t + e) - reg |p|^2.
+    return total - fitted - reg * dot_rows(users, u, users, u, d), weight
 
-    The k-th of n vectors is ``vectors[chosen[at + k] - first]``, with weight ``weights[start + k]``
-    and pull ``pulls[begin + k]``. It becomes row k of work.left.
+
+@inline
+def collect(vectors, ratings, start, stop, work):
+    """Make the equations (base + sum extra v v') x = target + sum pull v in work.matrix and target.
+
+    v are ``vectors[chosen[k]]`` for k from start to stop.
     """
-    d = vectors.shape[1]
-    weigh_rows(vectors, chosen, at, first, weights, start, pulls, begin, n, work)
+    n, d = stop - start, vectors.shape[1]
+    weigh_rows(vectors, ratings, start, stop, work)
     np.dot(work.left[:n].T, work.right[:n], work.matrix)
     for f in range(d):
-        add_row(work.matrix, f, vectors.dtype.type(1), base, f, d)
+        add_row(work.matrix, f, vectors.dtype.type(1), work.base, f, d)
 
 
 @inline
-def weigh_rows(vectors, chosen, at, first, weights, start, pulls, begin, n, work):
-    """Copy n vectors to work.left, and times their weights to work.right; add pulls to target."""
-    d = vectors.shape[1]
-    for k in range(n):
-        v, weight, pull = chosen[at + k] - first, weights[start + k], pulls[begin + k]
-        for f in range(d):
+def weigh_rows(vectors, ratings, start, stop, work):
+    """Write vectors to work.left and, times `extra`, to work.right; add those times `pull`."""
+    for k in range(start, stop):
+        v, weight, pull = ratings.chosen[k], ratings.extra[k], ratings.pull[k]
+        for f in range(vectors.shape[1]):
             number = vectors[v, f]
-            work.left[k, f] = number
-            work.right[k, f] = weight * number
+            work.left[k - start, f] = number
+            work.right[k - start, f] = weight * number
             work.target[0, f] += pull * number
 
 
 @inline
-def solve_collected(work, x, i):
-    """Solve the equations that have been collected into ``x[i]``; returns target.x."""
-    factor(work.matrix, x.shape[1])
-    return solve(work.matrix, x.shape[1], work.target, x, i)
-
-
-@inline
-def descend_conjugate(extra, start, n, base, work, n_steps, x, u):
-    """Steps of conjugate gradients from ``x[u]`` for n rows of work.left; see :func:`collect`.
+def descend_conjugate(extra, start, stop, work, n_steps, x, u):
+    """Steps of conjugate gradients from ``x[u]`` for the rows of work.left; see :func:`collect`.
 
     Returns (target + last residual).x.
     """
@@ -413,7 +237,7 @@ def descend_conjugate(extra, start, n, base, work, n_steps, x, u):
     for f in range(d):
         if not abs(x[u, f]) < np.inf:
             x[u, f] = 0
-    multiply(extra, start, n, base, x, u, work, image)
+    multiply(extra, start, stop, x, u, work, image)
     copy_row(rows, residual, work.target, 0, d)
     add_row(rows, residual, real(-1), rows, image, d)
     copy_row(rows, direction, rows, residual, d)
@@ -421,7 +245,7 @@ def descend_conjugate(extra, start, n, base, work, n_steps, x, u):
     for _ in range(n_steps):
         if size == 0:
             break
-        multiply(extra, start, n, base, rows, direction, work, image)
+        multiply(extra, start, stop, rows, direction, work, image)
         step = size / dot_rows(rows, direction, rows, image, d)
         add_row(x, u, step, rows, direction, d)
         add_row(rows, residual, -step, rows, image, d)
@@ -433,144 +257,195 @@ def descend_conjugate(extra, start, n, base, work, n_steps, x, u):
 
 
 @inline
-def multiply(extra, start, n, base, x, u, work, image):
-    """Row `image` of work.residuals becomes (base + sum extra v v') x over n rows of work.left."""
+def multiply(extra, start, stop, x, u, work, image):
+    """Write (base + sum extra v v') x over the rows v of work.left to row `image` of residuals."""
     rows, d = work.residuals, work.residuals.shape[1]
     for f in range(d):
-        rows[image, f] = dot_rows(base, f, x, u, d)
-    for k in range(n):
-        score = extra[start + k] * dot_rows(work.left, k, x, u, d)
-        add_row(rows, image, score, work.left, k, d)
+        rows[image, f] = dot_rows(work.base, f, x, u, d)
+    for k in range(start, stop):
+        score = extra[k] * dot_rows(work.left, k - start, x, u, d)
+        add_row(rows, image, score, work.left, k - start, d)
 
 
-# ------------------------------------------------------------------------ a client's items
+# --------------------------------------------------------------------------------- items
+
+
+@kernel
+def solve_items(layout, ratings, raters, starts, active, items, problem, work, users, out):
+    """LocALS: each active client solves for its items, given its users.
+
+    Parameters
+    ----------
+    raters : Ratings by user, in the order of the held rows; None if all clients have one user
+    starts : (n_rows + 1,), where the ratings of each held row begin among them; None likewise
+    """
+    for c in range(len(active)):
+        if not (active[c] and out.senders[c]):
+            continue
+        if layout.client_indptr[c + 1] - layout.client_indptr[c] == 1:
+            items_of_one(c, layout, ratings, items, problem, work, users)
+        elif raters is not None:
+            items_of_many(c, layout, raters, starts, items, problem, work, users)
+        send(c, layout, work.rows, work.follow, problem.full, out)
 
 
 @inline
-def items_of_one(c, n, layout, feedback, users, tie, share, work):
-    """Exact items of a client with one user: share q + s p with share = mu / tie; and its F."""
-    d, u = users.shape[1], layout.client_indptr[c]
-    norm, start = dot_rows(users, u, users, u, d), layout.indptr[u]
-    for k in range(n):
-        confidence = 1 + feedback.extra[start + k]
-        score = share * dot_rows(users, u, work.before, k, d)
-        s = (feedback.pull[start + k] - confidence * score) / (tie + confidence * norm)
-        scale_row(work.after, k, share, work.before, k, d)
-        add_row(work.after, k, s, users, u, d)
-    identity(d, share, work.follow)
-    add_square(users, u, -share / (tie + norm), work.follow)
+def items_of_one(c, layout, ratings, items, problem, work, users):
+    """Items of a client with one user p: q_c = share q + s p, and F q = share (q - lead p).
+
+    This closed form is several times as fast as :func:`items_of_many`.
+    """
+    real, d, u, one = users.dtype.type, users.shape[1], layout.client_indptr[c], users.dtype.type(1)
+    prox = real(problem.prox)
+    tie = real(problem.reg_item) + prox
+    share, length = prox / tie, dot_rows(users, u, users, u, d)
+    shrink = one / (tie + length)
+    start, first = layout.indptr[u], layout.row_indptr[c]
+    for row in range(layout.row_indptr[c + 1] - first):
+        i, confidence = layout.row_items[first + row], one + ratings.extra[start + row]
+        score = share * dot_rows(users, u, items, i, d)
+        s = (ratings.pull[start + row] - confidence * score) / (tie + confidence * length)
+        if problem.full:
+            scale_row(work.rows, row, s + shrink * score, users, u, d)
+        else:
+            scale_row(work.rows, row, share - one, items, i, d)
+            add_row(work.rows, row, s, users, u, d)
+    identity(share, work.follow)
+    add_square(-share * shrink, users, u, work.follow)
 
 
 @inline
-def items_of_many(c, n, layout, by_row, users, tie, mu, work):
-    """Exact items of client c, and its F = mu (tie I + P'P)^-1."""
+def items_of_many(c, layout, raters, starts, items, problem, work, users):
+    """Items of a client, whose equations are (base + sum extra p p') q_c = prox q + sum pull p."""
     real, d = users.dtype.type, users.shape[1]
-    first, square = layout.row_indptr[c], work.square
-    identity(d, tie, square)
+    prox = real(problem.prox)
+    identity(real(problem.reg_item) + prox, work.base)
     for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
-        add_square(users, u, real(1), square)
-    start = layout.indptr[layout.client_indptr[c]]
-    for row in range(n):
-        size = by_row.sizes[first + row]
-        scale_row(work.target, 0, mu, work.before, row, d)
-        collect(
-            users, by_row.users, start, np.int64(0), by_row.extra, start, by_row.pull, start, size,
-            square, work,
-        )  # fmt: skip
-        solve_collected(work, work.after, row)
-        start += size
-    factor(square, d)
+        add_square(real(1), users, u, work.base)
+    with_diagonal(work.base, real(0), work.matrix)
+    factor(work.matrix, d)
     for f in range(d):
         fill_row(work.target, 0, real(0), d)
-        work.target[0, f] = mu
-        solve(square, d, work.target, work.follow, f)
+        work.target[0, f] = prox
+        solve(work.matrix, d, work.target, work.follow, f)
+    first = layout.row_indptr[c]
+    for row in range(layout.row_indptr[c + 1] - first):
+        i = layout.row_items[first + row]
+        scale_row(work.target, 0, prox, items, i, d)
+        collect(users, raters, starts[first + row], starts[first + row + 1], work)
+        factor(work.matrix, d)
+        solve(work.matrix, d, work.target, work.rows, row)
+        subtract(row, items, i, problem.full, work)
 
 
 @inline
-def sweep(c, n, layout, feedback, problem, rate, users, work):
-    """One gradient step of client c's items on each pair, user after user, in place.
+def subtract(row, items, i, full, work):
+    """Subtract F q from a row in the full form, and otherwise q."""
+    for f in range(items.shape[1]):
+        follow = dot_rows(work.follow, f, items, i, items.shape[1]) if full else items[i, f]
+        work.rows[row, f] -= follow
 
-    The pairs are its ratings; in the full form, all pairs of its users and its items, and
-    work.follow takes the steps of the items that it does not hold. A step has the size `rate`,
-    or the inverse of the pair's curvature if that is smaller. work.dense is zero before and
-    after.
+
+@kernel
+def descend_items(
+    layout, ratings, active, items, problem, work, users, versions, follows, n_sweeps, rate
+):
+    """LocSGD: sweeps of gradient steps of the active clients' items, in place.
+
+    A sweep goes through a client's ratings, user after user; in the full form, through all pairs
+    of its users and its items, and F takes the steps of the items that it does not hold. A step
+    has the size `rate`, or the inverse of the pair's curvature if that is smaller.
+
+    Parameters
+    ----------
+    versions : (n_rows, d), the clients' own vectors of their items
+    follows : (n_clients, d, d), their F
     """
+    for c in range(len(active)):
+        for _ in range(n_sweeps if active[c] else 0):
+            for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
+                descend(c, u, layout, ratings, items, problem, work, users, versions, rate)
+                if problem.full:
+                    descend_follow(users, u, problem, work, follows[c], rate)
+
+
+@inline
+def descend(c, u, layout, ratings, items, problem, work, users, versions, rate):
+    """One step of client c's items on each pair with user u."""
+    real, d, dense, first = users.dtype.type, users.shape[1], work.dense, layout.row_indptr[c]
+    prox = real(problem.prox)
+    tie = real(problem.reg_item) + prox
+    start, stop, length = layout.indptr[u], layout.indptr[u + 1], dot_rows(users, u, users, u, d)
+    for k in range(start, stop):
+        row = layout.rows[k] - first
+        dense[0, row], dense[1, row] = ratings.extra[k], ratings.pull[k]
+    for k in range(layout.row_indptr[c + 1] - first if problem.full else stop - start):
+        row = k if problem.full else layout.rows[start + k] - first
+        confidence, pull = real(1) + dense[0, row], dense[1, row]
+        dense[0, row], dense[1, row] = 0, 0
+        size = min(real(rate), real(1) / (confidence * length + tie))
+        row += first
+        step = confidence * dot_rows(users, u, versions, row, d) - pull
+        scale_row(versions, row, real(1) - size * tie, versions, row, d)
+        add_row(versions, row, size * prox, items, layout.row_items[row], d)
+        add_row(versions, row, -size * step, users, u, d)
+
+
+@inline
+def descend_follow(users, u, problem, work, follow, rate):
+    """The step of all items that the client does not hold on one user, as a step of F."""
     real, d = users.dtype.type, users.shape[1]
-    reg_item, mu = real(problem.reg_item), real(problem.mu)
-    first, dense = layout.row_indptr[c], work.dense
-    for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
-        start, stop = layout.indptr[u], layout.indptr[u + 1]
-        norm = dot_rows(users, u, users, u, d)
-        for k in range(start, stop):
-            row = layout.rows[k] - first
-            dense.extra[row], dense.pull[row] = feedback.extra[k], feedback.pull[k]
-        for k in range(n if problem.full else stop - start):
-            row = k if problem.full else layout.rows[start + k] - first
-            descend(row, users, u, norm, reg_item, mu, rate, work)
-        if problem.full:
-            descend_follow(users, u, norm, reg_item, mu, rate, work)
-
-
-@inline
-def descend(row, users, u, norm, reg, mu, rate, work):
-    """One gradient step of an own item on one user's pair, in place; `norm` is |p_u|^2."""
-    real, d, dense = users.dtype.type, users.shape[1], work.dense
-    confidence = real(1) + dense.extra[row]
-    rate = min(rate, real(1) / (confidence * norm + reg + mu))
-    score = dot_rows(users, u, work.after, row, d)
-    step = confidence * score - dense.pull[row]
-    dense.extra[row], dense.pull[row] = 0, 0
-    scale_row(work.after, row, real(1) - rate * (reg + mu), work.after, row, d)
-    add_row(work.after, row, rate * mu, work.before, row, d)
-    add_row(work.after, row, -rate * step, users, u, d)
-
-
-@inline
-def descend_follow(users, u, norm, reg, mu, rate, work):
-    """The same step of every item that the client does not hold, as a map of the broadcast."""
-    real, d, follow = users.dtype.type, users.shape[1], work.follow
-    rate = min(rate, real(1) / (norm + reg + mu))
+    prox = real(problem.prox)
+    tie = real(problem.reg_item) + prox
+    size = min(real(rate), real(1) / (dot_rows(users, u, users, u, d) + tie))
     fill_row(work.target, 0, real(0), d)
     for f in range(d):
         add_row(work.target, 0, users[u, f], follow, f, d)
     for f in range(d):
-        scale_row(follow, f, real(1) - rate * (reg + mu), follow, f, d)
-        add_row(follow, f, -rate * users[u, f], work.target, 0, d)
-        follow[f, f] += rate * mu
+        scale_row(follow, f, real(1) - size * tie, follow, f, d)
+        add_row(follow, f, -size * users[u, f], work.target, 0, d)
+        follow[f, f] += size * prox
 
 
-@inline
-def base_of(gram, n, full, reg, work):
-    """Sum of q q' over all items as a client has them after an epoch, plus reg I."""
-    real, d = gram.dtype.type, len(gram)
-    outside, half, base = work.outside, work.half, work.base
-    for f in range(d):
-        copy_row(outside, f, gram, f, d)
-    for k in range(n):
-        add_square(work.before, k, real(-1), outside)
-    if full:
+@kernel
+def send_versions(layout, active, items, full, work, versions, follows, out):
+    """Upload the active clients' own versions of their items, and F."""
+    d = items.shape[1]
+    for c in range(len(active)):
+        if not (active[c] and out.senders[c]):
+            continue
         for f in range(d):
-            for g in range(d):
-                half[f, g] = dot_rows(work.follow, f, outside, g, d)
-        for f in range(d):
-            for g in range(d):
-                outside[f, g] = dot_rows(half, f, work.follow, g, d)
-    for k in range(n):
-        add_square(work.after, k, real(1), outside)
-    with_diagonal(outside, reg, base)
-    return base
+            copy_row(work.follow, f, follows[c], f, d)
+        for k in range(layout.row_indptr[c], layout.row_indptr[c + 1]):
+            row = k - layout.row_indptr[c]
+            copy_row(work.rows, row, versions, k, d)
+            subtract(row, items, layout.row_items[k], full, work)
+        send(c, layout, work.rows, work.follow, full, out)
 
 
-@inline
-def subtract(n, full, work):
-    """From own items to uploaded rows, in place."""
-    d = work.after.shape[1]
-    for k in range(n):
-        if full:
-            for f in range(d):
-                work.after[k, f] -= dot_rows(work.follow, f, work.before, k, d)
-        else:
-            add_row(work.after, k, work.after.dtype.type(-1), work.before, k, d)
+@kernel
+def item_gradients(layout, ratings, active, items, full, work, users, out):
+    """GlobSGD and FCF: half gradients of each active client's items.
+
+    In the full form, F is P'P and a row is the difference of the gradient from F q.
+    """
+    real, d, gradient = users.dtype.type, users.shape[1], work.rows
+    unrated = real(0) if full else real(1)
+    for c in range(len(active)):
+        if not (active[c] and out.senders[c]):
+            continue
+        first = layout.row_indptr[c]
+        for row in range(layout.row_indptr[c + 1] - first):
+            fill_row(gradient, row, real(0), d)
+        identity(real(0), work.follow)
+        for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
+            for k in range(layout.indptr[u], layout.indptr[u + 1]):
+                row, confidence = layout.rows[k], ratings.extra[k] + unrated
+                score = dot_rows(users, u, items, layout.row_items[row], d)
+                step = confidence * score - ratings.pull[k]
+                add_row(gradient, row - first, step, users, u, d)
+            add_square(real(1), users, u, work.follow)
+        send(c, layout, gradient, work.follow, full, out)
 
 
 # ------------------------------------------------------------------------------- uploads
@@ -579,7 +454,7 @@ def subtract(n, full, work):
 @inline
 def send(c, layout, rows, matrix, full, out):
     """Write client c's upload."""
-    d, first = rows.shape[1], layout.row_indptr[c]
+    d, first, one = rows.shape[1], layout.row_indptr[c], rows.dtype.type(1)
     n, n_broken = layout.row_indptr[c + 1] - first, 0
     for k in range(n):
         n_broken += not is_finite_row(rows, k, d)
@@ -587,80 +462,37 @@ def send(c, layout, rows, matrix, full, out):
         for f in range(d):
             n_broken += not is_finite_row(matrix, f, d)
     out.is_finite[c] = n_broken == 0
-    if not (out.is_finite[c] or out.keeps_broken):
+    if not (out.is_finite[c] or out.separate):
         return
-    one = rows.dtype.type(1)
     for k in range(n):
         add_row(out.rows, out.slots[first + k], one, rows, k, d)
     if full:
-        square = out.squares[out.square_slots[c]]
+        total = out.squares[c if out.separate else 0]
         for f in range(d):
-            add_row(square, f, one, matrix, f, d)
-
-
-@inline
-def send_of_one(c, layout, feedback, users, tie, share, work, out):
-    """:func:`send` for a client with one user in the full form; work.left has its items.
-
-    Its rows are multiples of p, and F = mu (tie I + p p')^-1 with share = mu / tie.
-    """
-    real, d = users.dtype.type, users.shape[1]
-    u, first = layout.client_indptr[c], layout.row_indptr[c]
-    n, start, longest = layout.row_indptr[c + 1] - first, layout.indptr[u], real(0)
-    for f in range(d):
-        longest = max(longest, abs(users[u, f]))
-    norm = dot_rows(users, u, users, u, d)
-    shrink = 1 / (tie + norm)
-    n_broken = int(not is_finite_row(users, u, d))
-    for k in range(n):
-        confidence = 1 + feedback.extra[start + k]
-        score = share * dot_rows(users, u, work.left, k, d)
-        along = (feedback.pull[start + k] - confidence * score) / (tie + confidence * norm)
-        work.multiples[k] = along + score * shrink
-        n_broken += not abs(work.multiples[k] * longest) < np.inf
-    out.is_finite[c] = n_broken == 0
-    if not (out.is_finite[c] or out.keeps_broken):
-        return
-    for k in range(n):
-        add_row(out.rows, out.slots[first + k], work.multiples[k], users, u, d)
-    square = out.squares[out.square_slots[c]]
-    for f in range(d):
-        add_row(square, f, -share * shrink * users[u, f], users, u, d)
-        square[f, f] += share
+            add_row(total, f, one, matrix, f, d)
 
 
 # ------------------------------------------------------------------------------ arithmetic
 
 
 @inline
-def gather(c, layout, vectors, out):
-    """Copy the vectors of client c's items, and say how many they are."""
-    first, last = layout.row_indptr[c], layout.row_indptr[c + 1]
-    for k in range(first, last):
-        copy_row(out, k - first, vectors, layout.row_items[k], out.shape[1])
-    return last - first
+def add_square(number, x, k, out):
+    """``out += number x[k] x[k]'``."""
+    for f in range(len(out)):
+        add_row(out, f, number * x[k, f], x, k, len(out))
 
 
 @inline
-def add_square(vectors, k, number, out):
-    """Add `number` times v v' of the k-th vector."""
-    d = vectors.shape[1]
-    for f in range(d):
-        add_row(out, f, number * vectors[k, f], vectors, k, d)
-
-
-@inline
-def identity(d, number, out):
+def identity(number, out):
     """Write `number` times the identity."""
-    for f in range(d):
-        fill_row(out, f, out.dtype.type(0), d)
+    for f in range(len(out)):
+        fill_row(out, f, out.dtype.type(0), len(out))
         out[f, f] = number
 
 
 @inline
 def with_diagonal(matrix, number, out):
     """Write the matrix with `number` added to its diagonal."""
-    d = len(matrix)
-    for f in range(d):
-        copy_row(out, f, matrix, f, d)
+    for f in range(len(out)):
+        copy_row(out, f, matrix, f, len(out))
         out[f, f] += number

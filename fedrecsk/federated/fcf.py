@@ -9,9 +9,8 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import StrOptions
-from fedrecsk.federated._implicit import ImplicitMF
-from fedrecsk.federated._item_rows import OwnRows
 from fedrecsk.federated._optimizers import ServerStep
+from fedrecsk.federated._wmf import ImplicitMF
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 DENSE_LIMIT = 2 * 2**30
@@ -82,8 +81,8 @@ class FCF(ServerStep, ImplicitMF):
         set-up  with "local", clients report which items they hold  _setup_update
         each round
           1  server sends all q_i ("local": theirs, and sum q q')   _model
-          2  clients solve for their users                        kernels item_gradients, fit_client
-          3  ... and upload the gradient of all items             _client_update
+          2  clients solve for their users                        kernel fit_users
+          3  ... and upload the gradient of all items             kernel item_gradients
           4  server takes a step of Adam                          _aggregate
         end
           5  server sends all items                               _final_model
@@ -142,19 +141,15 @@ class FCF(ServerStep, ImplicitMF):
     )
 
     @property
-    def _sends_all(self):
-        return self.upload == "all"
-
-    @property
     def _n_setups(self):
         # A client that receives and sends whole matrices need not report what it holds.
-        return int(not self._sends_all)
+        return int(self.upload == "local")
 
     # ---------------------------------------------------------------------- the algorithm
 
     def _upload_specs(self, n_items):
         d = self.n_factors
-        if self._sends_all:
+        if self.upload == "all":
             return {"gradient": FieldSpec((n_items, d))}
         return {
             "rows": FieldSpec((n_items, d), "held"),
@@ -163,20 +158,17 @@ class FCF(ServerStep, ImplicitMF):
 
     def _client_update(self, block, state, message, turn, key):
         out, loss = self._gradients(block, state, message, turn, full=True)
-        items = message["item_factors"].values
-        if turn.separate:
-            fields = self._single(block, turn.active, items, out)
-        elif self._sends_all:
-            fields = {"gradient": out.rows + self._others(items, out.squares[0])}
+        if self.upload == "local":
+            fields = self._rows_and_matrices(block, turn, out)
         else:
-            fields = {"rows": out.rows, "others": out.squares[0]}
+            fields = {"gradient": self._of_all(block, turn, message["item_factors"].values, out)}
         return state, ClientUpdates(fields, is_finite=out.is_finite), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
             return server
         items = server["item_factors"].astype(np.float64)
-        if self._sends_all:
+        if self.upload == "all":
             gradient = upload["gradient"].mean
         else:
             gradient = upload["rows"].mean + items @ upload["others"].mean
@@ -184,32 +176,25 @@ class FCF(ServerStep, ImplicitMF):
 
     # ----------------------------------------------------------------------- what it needs
 
-    def _single(self, block, active, items, out):
-        """The fields client by client."""
-        own = OwnRows.of(block, active)
-        if not self._sends_all:
-            rows = SparseRows(own.indptr, own.items, out.rows)
-            return {"rows": rows, "others": SparseRows.stacked(out.squares)}
-        n_items, d = items.shape
-        whole = self._others(items, out.squares[active])
-        client = np.repeat(np.arange(len(whole)), block.row_counts[active])
-        whole[client, own.items] += out.rows
-        rows = np.tile(np.arange(n_items, dtype=np.int32), len(whole))
-        indptr = np.concatenate([[0], np.cumsum(active)]) * n_items
-        return {"gradient": SparseRows(indptr, rows, whole.reshape(-1, d))}
-
-    @staticmethod
-    def _others(items, squares):
-        """Gradients of items that a client does not hold, given its P'P."""
+    def _of_all(self, block, turn, items, out):
+        """Return the gradients of all items: Q P_c'P_c, and more for the items of a client."""
+        items, who = items.astype(out.squares.dtype, copy=False), turn.active
         # A client that has diverged is left out of the sums, or reports it itself.
         with np.errstate(over="ignore", invalid="ignore"):
-            return items.astype(squares.dtype, copy=False) @ squares
+            if not turn.separate:
+                return out.rows + items @ out.squares[0]
+            whole = items @ out.squares[who]
+        own, (n_clients, n_items, d) = block.own_rows(who), whole.shape
+        whole[np.repeat(np.arange(n_clients), block.row_counts[who]), own.items] += out.rows
+        rows = np.tile(np.arange(n_items, dtype=np.int32), n_clients)
+        indptr = np.concatenate([[0], np.cumsum(who)]) * n_items
+        return SparseRows(indptr, rows, whole.reshape(-1, d))
 
     def _upload_of_one(self, vector, items, message):
         """What a one-user client with this vector sends for own items of weight 1."""
         scores = items @ vector
         multiples = (1 + self.alpha) * (scores - 1)
-        if self._sends_all:
+        if self.upload == "all":
             return {"rows": np.outer(multiples, vector)}
         return {
             "rows": np.outer(multiples - scores, vector),
@@ -217,7 +202,7 @@ class FCF(ServerStep, ImplicitMF):
         }
 
     def _upload_moving(self, view, rows, moves):
-        name = "gradient" if self._sends_all else "rows"
+        name = "gradient" if self.upload == "all" else "rows"
         return {name: self._gradient_moving(view, name, moves)}
 
     # ------------------------------------------------------------------------------ checks
@@ -230,7 +215,7 @@ class FCF(ServerStep, ImplicitMF):
                 "have to compute those of all items. Use RFRec for local differential privacy."
             )
         super()._check_before_fit()
-        if federation.secure_aggregation is not None and not self._sends_all:
+        if federation.secure_aggregation is not None and self.upload == "local":
             raise ValueError(
                 f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
                 'rows of only some items cannot be added encrypted; set upload="all".'
@@ -239,7 +224,7 @@ class FCF(ServerStep, ImplicitMF):
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)
         looks = federation.looks_at_uploads or federation.adversary is not None
-        if not (self._sends_all and looks):
+        if self.upload == "local" or not looks:
             return
         n_clients = max(block.n_clients for block in blocks)
         if federation.holds_uploads:

@@ -11,6 +11,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk.federated._wmf import ClientItemsWMF
+from fedrecsk.protocol.participation import RoundMasks
 
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
@@ -104,9 +105,9 @@ class LocALS(ClientItemsWMF):
         set-up  clients report which items they hold            _setup_update
         each round
           1  server sends q_i of own items, and sum q q'        _model
-          2  clients solve for their users                      kernels local_als, fit_client
-          3  ... for their items, and for A_c                   kernels items_of_one, items_of_many
-          4  ... and upload q_ci - A_c q_i, and A_c             kernels subtract, send
+          2  clients solve for their users                      kernel fit_users
+          3  ... for their items, and for A_c                   kernel solve_items
+          4  ... and upload q_ci - A_c q_i, and A_c             kernel send
           5  server averages, preconditions and steps           _aggregate
         end
           6  server sends all items                             _final_model
@@ -171,36 +172,56 @@ class LocALS(ClientItemsWMF):
     # ---------------------------------------------------------------------- the algorithm
 
     def _init_clients(self, block, message, key):
-        state = super()._init_clients(block, message, key)
-        return state | {"by_row": _by_row(block, state)}
+        state = super()._init_clients(block, message, key) | {"raters": None, "starts": None}
+        if block.n_users > block.n_clients:
+            order = np.argsort(block.rows, kind="stable")
+            users = np.repeat(np.arange(block.n_users, dtype=np.int32), np.diff(block.indptr))
+            chosen, extra, pull = users[order], state["extra"][order], state["pull"][order]
+            state["raters"] = wmf_kernels.Ratings(chosen, extra, pull)
+            rows = np.arange(len(block.row_items) + 1)
+            state["starts"] = np.searchsorted(block.rows[order], rows)
+        return state
 
     def _client_update(self, block, state, message, turn, key):
-        layout, by_row, users = self._layout(block), state["by_row"], state["users"]
-        work = wmf_kernels.workspace(layout, users, by_row.sizes)
-        given = self._received(message), self._problem(state["reg_item"], self.prox)
+        items, gram = self._received(message)
         n_steps = CG_STEPS if self.solver == "cg" else None
-        out = self._empty_uploads(block, turn)
-        loss = np.zeros(2)
-        # A kernel for clients that need no item of their own, and one for the others.
-        short = turn.active & self._is_short(block)
-        if short.any():
-            loss += wmf_kernels.local_als_of_one(
-                layout, self._feedback(state), short, *given, n_steps, work, users, out
-            )
-        long = turn.active & ~short
-        if long.any():
-            steps = self.local_epochs, n_steps
-            loss += wmf_kernels.local_als(
-                layout, self._feedback(state), by_row, long, *given, *steps, work, users, out
-            )
-        return state, self._uploads(block, turn, out), self._loss(block, turn, *loss)
+        loss = self._fit_users(block, state, turn.active, items, gram, n_steps=n_steps)
+        for _ in range(self.local_epochs - 1):
+            versions, grams = self._own_items(block, state, message, turn.active)
+            self._fit_users(block, state, turn.active, versions, grams, block.rows, n_steps)
+        out = self._solve_items(block, state, items, turn)
+        return state, self._uploads(block, turn, out), loss
 
     # ----------------------------------------------------------------------- what it needs
 
-    def _is_short(self, block):
-        """Clients with one user, where the upload depends on this user's vector alone."""
-        alone = np.diff(block.client_indptr) == 1
-        return alone & (self.aggregation == "full" and self.local_epochs == 1)
+    def _solve_items(self, block, state, items, turn):
+        """Solve for the active clients' items, given their users; return Uploads."""
+        users, out = state["users"], wmf_kernels.uploads(block, turn, state["users"])
+        wmf_kernels.solve_items(
+            block.layout,
+            wmf_kernels.Ratings(block.rows, state["extra"], state["pull"]),
+            state["raters"],
+            state["starts"],
+            turn.active,
+            items,
+            self._problem(state),
+            wmf_kernels.workspace(block, users),
+            users,
+            out,
+        )
+        return out
+
+    def _own_items(self, block, state, message, active):
+        """Return the active clients' versions of their items, and their sums of q q'."""
+        items, _ = self._received(message)
+        out = self._solve_items(block, state, items, RoundMasks(active, active, True))
+        versions = items[block.row_items]
+        for c in np.flatnonzero(active):
+            rows = slice(*block.row_indptr[c : c + 2])
+            if self.aggregation == "full":
+                versions[rows] = versions[rows] @ out.squares[c].T
+            versions[rows] += out.rows[out.slots[rows]]
+        return versions, self._own_grams(block, active, message, versions, out.squares)
 
     def _upload_of_one(self, vector, items, message):
         """What a one-user client with this vector sends for items of weight 1, as changes."""
@@ -222,13 +243,3 @@ class LocALS(ClientItemsWMF):
                 "prox=0 with reg_item=0 leaves a client's item vectors undetermined; make one of "
                 "them positive."
             )
-
-
-def _by_row(block, state):
-    """Ratings of each held row, and all ratings in the order of the rows."""
-    users = np.repeat(np.arange(block.n_users, dtype=np.int32), np.diff(block.indptr))
-    sizes = np.bincount(block.rows, minlength=len(block.row_items))
-    if block.n_users == block.n_clients:
-        return wmf_kernels.ByRow(sizes, users, state["extra"], state["pull"])
-    order = np.argsort(block.rows, kind="stable")
-    return wmf_kernels.ByRow(sizes, users[order], state["extra"][order], state["pull"][order])

@@ -13,7 +13,6 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._item_rows import OwnRows
 from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.neural._layout import one_thread
@@ -267,7 +266,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
 
     def _client_update(self, block, state, message, turn, key):
         sizes, active = self._sizes(block.n_items), np.flatnonzero(turn.active)
-        own = OwnRows.of(block, turn.active)
+        own = block.own_rows(turn.active)
         table = np.zeros((len(own.items), self.rank), dtype=self._dtype)
         basis = np.zeros((block.n_clients, *sizes.basis), dtype=self._dtype)
         scorer = np.zeros((block.n_clients, sum(sizes.scorer)), dtype=self._dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -19,6 +19,43 @@ if TYPE_CHECKING:
 
 RATINGS_PER_BLOCK = 2**16
 MAX_BLOCKS = 64
+
+
+class Layout(NamedTuple):
+    """Which users and items belong to which client, as kernels take it.
+
+    Attributes
+    ----------
+    client_indptr : (n_clients + 1,), users of each client
+    indptr : (n_users + 1,), ratings of each user
+    row_indptr : (n_clients + 1,), held item rows of each client
+    rows : (n_ratings,), held row of each rating
+    row_items : (n_rows,), item code of each held row
+    """
+
+    client_indptr: np.ndarray
+    indptr: np.ndarray
+    row_indptr: np.ndarray
+    rows: np.ndarray
+    row_items: np.ndarray
+
+
+class OwnRows(NamedTuple):
+    """Where the held rows of some of a block's clients lie, one client after the other.
+
+    Attributes
+    ----------
+    indptr : ndarray of shape (n_clients + 1,)
+        Rows ``indptr[c]:indptr[c + 1]`` are client c's; clients that are left out have none.
+    items : ndarray of shape (n_rows,), dtype int32
+        Item code of each row.
+    slots : ndarray of shape (n_rows of the block,), dtype int32
+        Place of each of the block's held rows among them.
+    """
+
+    indptr: np.ndarray
+    items: np.ndarray
+    slots: np.ndarray
 
 
 @dataclass(eq=False)
@@ -95,6 +132,16 @@ class Block:
     def rows(self) -> np.ndarray:
         """Row of each rating, shape (n_ratings,)."""
         return self._holdings[2]
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.client_indptr, self.indptr, self.row_indptr, self.rows, self.row_items)
+
+    def own_rows(self, who: NDArray[np.bool_]) -> OwnRows:
+        """Return the held rows of the clients of a mask."""
+        taken = np.repeat(who, self.row_counts)
+        indptr = np.concatenate([[0], np.cumsum(np.where(who, self.row_counts, 0))])
+        return OwnRows(indptr, self.row_items[taken], np.cumsum(taken, dtype=np.int32) - 1)
 
     def part(self, who: NDArray[np.bool_]) -> Block:
         """The block of the clients of a mask; this block if the mask has all."""

@@ -9,7 +9,7 @@ from fedrecsk import FCF, Federation, GlobSGD
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated._implicit import ImplicitMF
+from fedrecsk.federated._wmf import ImplicitMF
 from fedrecsk.privacy import LaplaceMechanism, Paillier
 from fedrecsk.protocol import participation
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy

@@ -12,7 +12,7 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_interactions
 from fedrecsk.federated._gram import FederatedGram
 from fedrecsk.federated._noisy_gram import items_above_noise, signal
-from fedrecsk.federated._wmf_users import WMFUsers
+from fedrecsk.federated._wmf import WMFUsers
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier

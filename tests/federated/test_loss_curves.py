@@ -23,8 +23,7 @@ from fedrecsk import (
     SemiDFEGL,
 )
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated._implicit import ImplicitMF
-from fedrecsk.federated._wmf import FederatedWMF
+from fedrecsk.federated._wmf import FederatedWMF, ImplicitMF
 from fedrecsk.federated.fedmf import AveragedItems
 from fedrecsk.protocol import participation
 from tests.conftest import make_toy

@@ -5,7 +5,7 @@ column 0 of a user's row is the 1 that meets it; the user's own bias is in `user
 
 What the kernels share:
 
-    layout : shared.Layout
+    layout : blocks.Layout
     users : (n_users,) bool, those to compute something for
     items : (n_items, width), what the clients have received
     left : (n_users, width), the users' rows
@@ -34,7 +34,7 @@ def errors(indptr, ratings, users, items, left, user_bias, errors, gradients, bi
 
     Parameters
     ----------
-    ratings : fcf.Ratings
+    ratings : explicit_fcf.Ratings
     user_bias : (n_users,)
     errors : (n_ratings,), receives w (score - rating)
     gradients : (n_users, width), receives the sum of errors times items' rows
@@ -66,7 +66,7 @@ def item_gradients(layout, errors, active, left, through, work, out):
     work : wmf.Workspace
     out : wmf.Uploads
     """
-    width, gradient = left.shape[1], work.after
+    width, gradient = left.shape[1], work.rows
     real = left.dtype.type
     for c in range(len(active)):
         if not active[c]:

@@ -13,14 +13,13 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
 from fedrecsk.federated._optimizers import ServerStep
 from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
-fcf_kernels: LazyModule = LazyModule("fedrecsk.federated._fcf_kernels")
+explicit_fcf_kernels: LazyModule = LazyModule("fedrecsk.federated.papers._explicit_fcf_kernels")
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 
@@ -100,7 +99,7 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
         n_ratings = np.bincount(users, block.weights, minlength=block.n_users)
         values = block.values - message["scale"].values[2]
         return {
-            "ratings": fcf_kernels.Ratings(
+            "ratings": explicit_fcf_kernels.Ratings(
                 block.items, values.astype(self._dtype), block.weights.astype(self._dtype)
             ),
             "n_ratings": n_ratings,
@@ -129,18 +128,19 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
     def _fit_users(self, block, ratings, penalties, items):
         """Return the vectors that solve for all users of the block exactly."""
         users = np.zeros((block.n_users, self._width), dtype=self._dtype)
-        work = wmf_kernels.workspace(layout_of(block), users)
-        penalties = penalties.astype(self._dtype)
-        fcf_kernels.fit_raters(block.indptr, ratings, self._split(items), penalties, work, users)
+        work, penalties = wmf_kernels.workspace(block, users), penalties.astype(self._dtype)
+        items, equations, _ = self._equations(ratings, items)
+        explicit_fcf_kernels.fit_raters(block.indptr, equations, items, penalties, work, users)
         return users
 
-    def _split(self, items):
-        """Return item vectors as the kernels take them: the bias, and what meets the user's."""
-        partners = items.astype(self._dtype)
-        bias = np.zeros(len(partners), dtype=self._dtype)
+    def _equations(self, ratings, items):
+        """Return items and ratings as the kernels take them, and values without items' biases."""
+        items, values = items.astype(self._dtype), ratings.values
         if self.biases:
-            bias, partners[:, 0] = partners[:, 0].copy(), 1
-        return fcf_kernels.Model(bias, partners, bool(self.biases))
+            values = values - items[ratings.items, 0]
+            items[:, 0] = 1
+        pull = ratings.weights * values
+        return items, wmf_kernels.Ratings(ratings.items, ratings.weights, pull), values
 
     def _upload_moving(self, view, rows, moves):
         return {"gradient": self._gradient_moving(view, "gradient", moves)}
@@ -220,7 +220,7 @@ class ExplicitFCF(RatingGradients):
         set-up  clients send sums and counts of ratings       _setup_update, _setup_aggregate
         each round
           1  server sends (b_i, q_i), of own items with "local" _model
-          2  clients solve for their users                    kernels rating_gradients, fit_user
+          2  clients solve for their users                    kernels rating_gradients, fit_rater
           3  ... and upload the gradient of rated items       kernel send
           4  server takes a step of Adam                      _aggregate
         end
@@ -293,22 +293,25 @@ class ExplicitFCF(RatingGradients):
         return {"gradient": FieldSpec((n_items, self._width), self._rows)}
 
     def _client_update(self, block, state, message, turn, key):
-        layout, users = layout_of(block), state["users"]
-        out = empty_uploads(block, turn, self._width, self._dtype)
-        loss = fcf_kernels.rating_gradients(
-            layout,
-            state["ratings"],
+        users = state["users"]
+        items, equations, values = self._equations(state["ratings"], message["item_vectors"].values)
+        out = wmf_kernels.uploads(block, turn, users)
+        loss = explicit_fcf_kernels.rating_gradients(
+            block.layout,
+            equations,
+            values,
+            bool(self.biases),
             turn.active,
-            self._split(message["item_vectors"].values),
+            items,
             state["penalties"].astype(self._dtype),
-            wmf_kernels.workspace(layout, users),
+            wmf_kernels.workspace(block, users),
             users,
             out,
         )
         gradient = out.rows
         if turn.separate:
-            indptr, items, _ = OwnRows.of(block, turn.active)
-            gradient = SparseRows(indptr, items, gradient)
+            indptr, held, _ = block.own_rows(turn.active)
+            gradient = SparseRows(indptr, held, gradient)
         return state, ClientUpdates({"gradient": gradient}, is_finite=out.is_finite), loss
 
     def _aggregate(self, server, message, upload, key):

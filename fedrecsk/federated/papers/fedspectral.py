@@ -14,7 +14,7 @@ from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._item_weights import whole
 from fedrecsk.federated._gram import FederatedGram
 from fedrecsk.federated._noisy_gram import items_above_noise, signal
-from fedrecsk.federated._wmf_users import WMFUsers
+from fedrecsk.federated._wmf import WMFUsers
 from fedrecsk.protocol.messages import Dense, Message
 
 # Mean squared length of the columns of the item vectors.

@@ -76,8 +76,8 @@ class GlobSGD(FederatedWMF):
         set-up  clients report which items they hold            _setup_update
         each round
           1  server sends q_i of own items, and sum q q'        _model
-          2  clients solve for their users                      kernels item_gradients, fit_client
-          3  ... and upload the items' gradients, and P_c' P_c  kernel send
+          2  clients solve for their users                      kernel fit_users
+          3  ... and upload the items' gradients, and P_c' P_c  kernel item_gradients
           4  server steps                                       _aggregate
         end
           5  server sends all items                             _final_model
@@ -133,10 +133,7 @@ class GlobSGD(FederatedWMF):
         if upload is None:
             return server
         items = server["item_factors"].astype(np.float64)
-        if self.aggregation == "holders":
-            gradient = self._mean_over_holders(upload)
-        else:
-            gradient = upload["rows"].mean
+        gradient = self._mean_rows(upload)
         if self.aggregation == "full":
             gradient = gradient + items @ upload["others"].mean
         gradient = gradient + server["reg_item"] * items
@@ -148,9 +145,7 @@ class GlobSGD(FederatedWMF):
 
     # ----------------------------------------------------------------------- what it needs
 
-    @property
-    def _idle_matrix(self):
-        return None
+    _idle_matrix = None
 
     def _rate(self, server, upload):
         if self.learning_rate != "auto":

@@ -81,9 +81,9 @@ class LocSGD(ClientItemsWMF):
         set-up  clients report which items they hold            _setup_update
         each round
           1  server sends q_i of own items, and sum q q'        _model
-          2  clients solve for their users                      kernels local_sgd, fit_client
-          3  ... take `n_steps` sweeps over their items         kernels sweep, descend
-          4  ... and upload q_ci - q_i                          kernels subtract, send
+          2  clients solve for their users                      kernel fit_users
+          3  ... take `n_steps` sweeps over their items         kernel descend_items
+          4  ... and upload q_ci - q_i                          kernel send_versions
           5  server averages and steps                          _aggregate
         end
           6  server sends all items                             _final_model
@@ -131,22 +131,35 @@ class LocSGD(ClientItemsWMF):
     # ---------------------------------------------------------------------- the algorithm
 
     def _client_update(self, block, state, message, turn, key):
-        layout, users = self._layout(block), state["users"]
-        out = self._empty_uploads(block, turn)
-        loss = wmf_kernels.local_sgd(
-            layout,
-            self._feedback(state),
-            turn.active,
-            self._received(message),
-            self._problem(state["reg_item"], self.prox),
-            self.local_epochs,
-            self.n_steps,
-            float(self.learning_rate),
-            wmf_kernels.workspace(layout, users),
-            users,
-            out,
+        (items, gram), users, active = self._received(message), state["users"], turn.active
+        problem, work = self._problem(state), wmf_kernels.workspace(block, users)
+        ratings = wmf_kernels.Ratings(block.rows, state["extra"], state["pull"])
+        versions = items[block.row_items]
+        follows = np.tile(np.eye(self.n_factors, dtype=self._dtype), (block.n_clients, 1, 1))
+        steps = self.n_steps, float(self.learning_rate)
+        for epoch in range(self.local_epochs):
+            if epoch == 0:
+                loss = self._fit_users(block, state, active, items, gram)
+            else:
+                grams = self._own_grams(block, active, message, versions, follows)
+                self._fit_users(block, state, active, versions, grams, block.rows)
+            wmf_kernels.descend_items(
+                block.layout,
+                ratings,
+                active,
+                items,
+                problem,
+                work,
+                users,
+                versions,
+                follows,
+                *steps,
+            )
+        out = wmf_kernels.uploads(block, turn, users)
+        wmf_kernels.send_versions(
+            block.layout, active, items, problem.full, work, versions, follows, out
         )
-        return state, self._uploads(block, turn, out), self._loss(block, turn, *loss)
+        return state, self._uploads(block, turn, out), loss
 
     # ----------------------------------------------------------------------- what it needs
 

@@ -11,7 +11,6 @@ import numpy as np
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.federated._item_rows import OwnRows, empty_uploads, layout_of
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.papers.explicit_fcf import RatingGradients
 from fedrecsk.protocol.messages import GroupMessages, Message, PerClient, Rows
@@ -350,7 +349,7 @@ class SemiDFEGL(RatingGradients):
             self._connect(block, graph, message, np.full(block.n_clients, -1), users)
             state["pull"][users] = 0
             self._measure(block, state, message, users)
-        users, layout, left = block.users_of(turn.active), layout_of(block), self._left(state)
+        users, left = block.users_of(turn.active), self._left(state)
         state["embeddings"][users] = self._factors(left)[users]
         # What gradients by z_u are by layer 0, by layer 1, and by the neighbours' layer 0.
         gradient = self._factors(state["gradients"])
@@ -358,10 +357,10 @@ class SemiDFEGL(RatingGradients):
         by_first = by_start if self.n_layers == 3 else self._share * gradient
         through = np.zeros((block.n_users, self._width), self._dtype)
         self._factors(through)[:] = graph.scale * by_first
-        out = empty_uploads(block, turn, self._width, self._dtype)
-        work = wmf_kernels.workspace(layout, left)
+        out = wmf_kernels.uploads(block, turn, left)
+        work = wmf_kernels.workspace(block, left)
         semidfegl_kernels.item_gradients(
-            layout, state["errors"], turn.active, left, through, work, out
+            block.layout, state["errors"], turn.active, left, through, work, out
         )
         common = self._factors(_by_client(block, (graph.n_common > 0) * through))
         embedding = self._factors(_by_client(block, left)) / _n_users(block)
@@ -370,7 +369,7 @@ class SemiDFEGL(RatingGradients):
         )
         loss = self._loss(block, state, users)
         self._step_users(state, by_start, users)
-        indptr, items, _ = OwnRows.of(block, turn.active)
+        indptr, items, _ = block.own_rows(turn.active)
         fields = {
             "gradient": SparseRows(indptr, items, out.rows),
             "embedding": SparseRows.stacked(embedding),
