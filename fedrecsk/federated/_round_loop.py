@@ -22,13 +22,13 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.attacks import View
 from fedrecsk.base._warm_start import check_resumable
 from fedrecsk.data._checks import Diverged, hint
-from fedrecsk.federated._lazy_user_factors import LazyUserFactors
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import participation
 from fedrecsk.protocol.clients import Clients, Group
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import deliver
+from fedrecsk.protocol.personal import LazyUserFactors
 from fedrecsk.protocol.server import Server
 
 if TYPE_CHECKING:
