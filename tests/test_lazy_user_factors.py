@@ -13,11 +13,11 @@ from sklearn.base import clone
 
 from fedrecsk import FedEASE, Federation, FedMF, LightFR, LocALS, RFRec, RFRecF
 from fedrecsk.ensemble import RankingEnsemble
-from fedrecsk.federated._lazy_user_factors import LazyUserFactors
 from fedrecsk.federated._rfrec_predictions import OwnItems
 from fedrecsk.federated._round_loop import Run
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.protocol import Message, PerClient, blocks
+from fedrecsk.protocol.personal import LazyUserFactors
 from tests.conftest import make_toy
 from tests.listed import tolerance
 from tests.test_contract import every_federated, federated_representatives, make

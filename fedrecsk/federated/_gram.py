@@ -1,4 +1,4 @@
-"""What FedEASE and FedSpectral share: one sum over clients of their pairs of items."""
+"""What FedEASE and FedSpectral share: X'X, one sum over clients, and what noise leaves of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from scipy.linalg import eigh
+from scipy.stats import norm
 
 from fedrecsk._utils import memory
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import StrOptions
+from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.base._item_weights import add_gram, histories, liked, n_pairs
 from fedrecsk.federated.base import FederatedRecommender
@@ -20,6 +23,8 @@ gram_kernels: LazyModule = LazyModule("fedrecsk.base._gram_kernels")
 
 # At most this many float64 per pair of items at a time: sums, X'X and results computed from it.
 MATRICES = 6
+# Items are left out if their own count is below this many standard deviations of the noise.
+STANDARD_DEVIATIONS = 3.0
 
 
 @dataclass(eq=False, repr=False)
@@ -90,7 +95,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
     # ----------------------------------------------------------------------- what it needs
 
     def _solved(self, server):
-        """The result of `_solve` for the sum, computed once."""
+        """Return the result of `_solve` for the sum, computed once."""
         if not server["solved"]:
             noise_std = float(np.sqrt(server["noise_variance"]))
             server["solved"].update(self._solve(server["gram"], server["n_items"], noise_std))
@@ -154,14 +159,13 @@ class FederatedGram(RankingMixin, FederatedRecommender):
 
 
 def _single(likes, senders):
-    """Each sender's own pairs; other clients have none."""
-    counts = np.where(senders, n_pairs(likes.row_counts.astype(np.int64)), 0)
-    indptr = np.concatenate([[0], np.cumsum(counts)])
-    row_indptr = np.concatenate([[0], np.cumsum(np.where(senders, likes.row_counts, 0))])
+    """Return each sender's own pairs; other clients have none."""
+    row_counts = np.where(senders, likes.row_counts, 0).astype(np.int64)
+    row_indptr = np.concatenate([[0], np.cumsum(row_counts)])
+    indptr = np.concatenate([[0], np.cumsum(n_pairs(row_counts))])
     row_items = likes.row_items[np.repeat(senders, likes.row_counts)]
-    numbers = np.empty(indptr[-1], dtype=np.int64)
+    numbers, values = np.empty(indptr[-1], dtype=np.int64), np.zeros(indptr[-1])
     gram_kernels.pair_numbers(row_indptr, row_items, indptr[:-1], numbers)
-    values = np.zeros(len(numbers))
     gram_kernels.add_pairs(
         likes.client_indptr,
         likes.indptr,
@@ -173,3 +177,48 @@ def _single(likes, senders):
         values,
     )
     return SparseRows(indptr, numbers, values)
+
+
+# ------------------------------------------------------------------------- central privacy
+
+
+def items_above_noise(matrix, noise_std):
+    """Return the items whose count, on the diagonal, is clearly above the noise on each entry.
+
+    Warns if there are none, or no more than noise alone would lift.
+    """
+    items = np.flatnonzero(np.diag(matrix) > STANDARD_DEVIATIONS * noise_std)
+    by_chance = len(matrix) * norm.sf(STANDARD_DEVIATIONS)
+    hint = "Allow a larger epsilon, or train on more clients."
+    if not len(items):
+        warn(
+            "The noise of central_dp is larger than the count of every item, so all scores are 0. "
+            + hint
+        )
+    elif len(items) <= by_chance + STANDARD_DEVIATIONS * np.sqrt(by_chance):
+        warn(
+            f"Only {len(items)} of {len(matrix)} items have a count above the noise of "
+            f"central_dp, no more than noise alone may lift, so the scores say little. {hint}"
+        )
+    return items
+
+
+def signal(matrix, noise_std):
+    """Return the eigenvalues and eigenvectors of X'X that are visible through noise, largest first.
+
+    Independent Gaussian noise on the entries of a symmetric matrix of n items has eigenvalues up
+    to 2 std sqrt(n) in size (Wigner 1958). It also makes true eigenvalues larger, and turns
+    eigenvectors away. The smallest expected squared error of the whole matrix is reached with
+    sqrt(e^2 - (2 std)^2 n) in place of an eigenvalue e, and 0 in place of those within the noise
+    (Gavish and Donoho, "Optimal shrinkage of singular values", IEEE Transactions on Information
+    Theory 63(4), 2017).
+    """
+    if not len(matrix):
+        return np.zeros(0), np.zeros((0, 0))
+    bound = 2 * noise_std * np.sqrt(len(matrix))
+    # No eigenvalue exceeds the largest sum of absolute values in a row.
+    most = np.abs(matrix).sum(axis=1).max()
+    if most <= bound:
+        return np.zeros(0), np.zeros((len(matrix), 0))
+    strengths, vectors = eigh(matrix, subset_by_value=(bound, most + 1))
+    return np.sqrt(strengths**2 - bound**2)[::-1], vectors[:, ::-1]

@@ -20,18 +20,9 @@ from fedrecsk.base._item_weights import (
     weights_of,
     whole,
 )
-from fedrecsk.federated._gram import FederatedGram
-from fedrecsk.federated._noisy_gram import cleaned, items_above_noise
+from fedrecsk.federated._gram import FederatedGram, items_above_noise, signal
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec
-
-
-def without_noise(matrix: np.ndarray, noise_std: float) -> np.ndarray:
-    """X'X of the items that are above the noise, without most of it; zeros elsewhere."""
-    items = items_above_noise(matrix, noise_std)
-    result = np.zeros_like(matrix)
-    result[np.ix_(items, items)] = cleaned(matrix[np.ix_(items, items)], noise_std)
-    return result
 
 
 @documented
@@ -221,3 +212,15 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
         likes = np.where(held_out.values > 0, held_out.weights, 0.0)
         scores = self._score_pairs(held_out.users, held_out.items)
         return (likes - scores) ** 2, np.ones(len(scores))
+
+
+def without_noise(matrix, noise_std):
+    """Return X'X of the items that are above the noise, without most of it; zeros elsewhere."""
+    items, result = items_above_noise(matrix, noise_std), np.zeros_like(matrix)
+    strengths, vectors = signal(matrix[np.ix_(items, items)], noise_std)
+    result[np.ix_(items, items)] = (vectors * strengths) @ vectors.T
+    # The counts on the diagonal are known better.
+    counts = np.diag(result).copy()
+    counts[items] = np.maximum(counts[items], np.diag(matrix)[items])
+    np.fill_diagonal(result, counts)
+    return result

@@ -10,8 +10,7 @@ from fedrecsk.attacks import Promotion, SignFlip, measure_leak
 from fedrecsk.compression import Quantization
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_interactions
-from fedrecsk.federated._gram import FederatedGram
-from fedrecsk.federated._noisy_gram import items_above_noise, signal
+from fedrecsk.federated._gram import FederatedGram, items_above_noise, signal
 from fedrecsk.federated._wmf import WMFUsers
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout

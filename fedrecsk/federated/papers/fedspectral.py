@@ -12,8 +12,7 @@ from scipy.linalg import eigh
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._item_weights import whole
-from fedrecsk.federated._gram import FederatedGram
-from fedrecsk.federated._noisy_gram import items_above_noise, signal
+from fedrecsk.federated._gram import FederatedGram, items_above_noise, signal
 from fedrecsk.federated._wmf import WMFUsers
 from fedrecsk.protocol.messages import Dense, Message
 
@@ -150,8 +149,8 @@ class FedSpectral(WMFUsers, FederatedGram):
         return Message(item_factors=Dense(self._solved(server)["item_factors"]))
 
 
-def spectral_factors(gram: np.ndarray, n_factors: int) -> np.ndarray:
-    """Q = D^1/4 V e^1/2 of the leading eigenpairs of D^-1/4 G D^-1/4, scaled."""
+def spectral_factors(gram, n_factors):
+    """Return Q = D^1/4 V e^1/2 of the leading eigenpairs of D^-1/4 G D^-1/4, scaled."""
     squares = np.diag(gram)
     scale = np.where(squares > 0, squares, 1.0) ** 0.25
     size = len(gram)
@@ -162,8 +161,8 @@ def spectral_factors(gram: np.ndarray, n_factors: int) -> np.ndarray:
     return _scaled((scale[:, None] * vectors * np.sqrt(strengths))[:, ::-1])
 
 
-def factors_from_noise(matrix: np.ndarray, n_factors: int, noise_std: float) -> np.ndarray:
-    """Q = V e^1/2 of the eigenpairs of G that are above its noise, at most `n_factors`, scaled."""
+def factors_from_noise(matrix, n_factors, noise_std):
+    """Return Q = V e^1/2 of at most `n_factors` eigenpairs of G above its noise, scaled."""
     items = items_above_noise(matrix, noise_std)
     strengths, vectors = signal(matrix[np.ix_(items, items)], noise_std)
     factors = np.zeros((len(matrix), min(n_factors, len(strengths))))
