@@ -51,7 +51,7 @@ def _arrays(matrix):
 
 
 def liked(rows):
-    """Interactions or a block with only the rows of y > 0, and with all users and items."""
+    """Return interactions or a block with the rows of y > 0 only, and with all users and items."""
     mask = rows.values > 0
     if mask.all():
         return rows
@@ -77,7 +77,7 @@ def histories(likes, dtype):
 
 
 def n_pairs(n_items):
-    """Entries of a symmetric matrix, each once."""
+    """Return the number of entries of a symmetric matrix, each once."""
     return n_items * (n_items + 1) // 2
 
 

@@ -191,7 +191,7 @@ class FCF(ServerStep, ImplicitMF):
         return SparseRows(indptr, rows, whole.reshape(-1, d))
 
     def _upload_of_one(self, vector, items, message):
-        """What a one-user client with this vector sends for own items of weight 1."""
+        """Return what a one-user client with this vector sends for own items of weight 1."""
         scores = items @ vector
         multiples = (1 + self.alpha) * (scores - 1)
         if self.upload == "all":

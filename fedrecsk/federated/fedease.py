@@ -208,7 +208,7 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
         super()._check_before_fit()
 
     def _validation_losses(self, held_out):
-        """The objective, without its penalty, on rows that the client does not train on."""
+        """Return the objective, without its penalty, on rows that the client does not train on."""
         likes = np.where(held_out.values > 0, held_out.weights, 0.0)
         scores = self._score_pairs(held_out.users, held_out.items)
         return (likes - scores) ** 2, np.ones(len(scores))

@@ -224,7 +224,7 @@ class LocALS(ClientItemsWMF):
         return versions, self._own_grams(block, active, message, versions, out.squares)
 
     def _upload_of_one(self, vector, items, message):
-        """What a one-user client with this vector sends for items of weight 1, as changes."""
+        """Return what a one-user client with this vector sends for items of weight 1."""
         reg_item = float(message["reg_item"].values[0])
         tie, square, confidence = self.prox + reg_item, vector @ vector, 1 + self.alpha
         share = self.prox / tie

@@ -239,7 +239,7 @@ class LazyUserFactors:
             self._block_of_user[block.users[block.users_of(who)]] = number
 
     def __len__(self):
-        """Number of users that are not computed yet."""
+        """Return the number of users that are not computed yet."""
         return int((self._block_of_user >= 0).sum())
 
     def serve(self, users=None):
@@ -259,12 +259,12 @@ class LazyUserFactors:
                     self._take(part.users, attributes)
 
     def shown_in(self, model):
-        """The model with the attributes as they are, complete or not."""
+        """Return the model with the attributes as they are, complete or not."""
         vars(model).update(self.attributes, _waiting=None)
         return model
 
     def with_users(self, attributes, places):
-        """The same for a model that has computed or added users, with their rows and codes."""
+        """Return a copy for a model that has computed or added users with these codes."""
         nobody, other = np.full(len(places), -1, dtype=np.int32), object.__new__(LazyUserFactors)
         with _LOCK:
             # A copy would leave out data, as a pickle does, which takes long.
@@ -277,7 +277,7 @@ class LazyUserFactors:
         return other
 
     def _parts(self, users):
-        """Small blocks of the clients of these users."""
+        """Return small blocks of the clients of these users."""
         numbers, parts = self._block_of_user[users], []
         for number in np.unique(numbers):
             block = self.blocks[number]
@@ -292,7 +292,7 @@ class LazyUserFactors:
 
     @property
     def _model(self):
-        """The final model with the fields that clients derive from it, computed once."""
+        """Return the final model with the fields that clients derive from it, computed once."""
         if self._received is None:
             self._received = self.method._decode_broadcast(self.message, self.key.shared)
         return self._received
@@ -322,7 +322,7 @@ class LazyUserFactors:
 
 
 def _broken(rows):
-    """The users of whom an attribute has infinite or NaN values, as a mask."""
+    """Return a mask of the users of whom an attribute has infinite or NaN values."""
     if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
         return np.zeros(0, dtype=bool)
     return ~np.isfinite(rows).all(axis=tuple(range(1, rows.ndim)))
@@ -339,5 +339,5 @@ def _of_users(rows, wanted):
 
 
 def _writeable(array):
-    """The array, or a copy if it is a memory map that was loaded read-only."""
+    """Return the array, or a copy if it is a memory map that was loaded read-only."""
     return array if array.flags.writeable else array.copy()

@@ -179,7 +179,7 @@ class GlobSGD(FederatedWMF):
         return {"rows": self._factor_of_mean(view) * (gradient - view.item_vectors[rows] @ hessian)}
 
     def _upload_of_one(self, vector, items, message):
-        """What a one-user client with this vector sends for items of weight 1, as changes."""
+        """Return what a one-user client with this vector sends for items of weight 1."""
         scores = items @ vector
         multiples = (1 + self.alpha) * (scores - 1)
         if self.aggregation != "full":

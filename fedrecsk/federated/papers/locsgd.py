@@ -164,7 +164,7 @@ class LocSGD(ClientItemsWMF):
     # ----------------------------------------------------------------------- what it needs
 
     def _upload_of_one(self, vector, items, message):
-        """What a one-user client with this vector sends for items of weight 1, as changes."""
+        """Return what a one-user client with this vector sends for items of weight 1."""
         prox, penalty = self.prox, float(message["reg_item"].values[0]) + self.prox
         square, scores = vector @ vector, items @ vector
         own, other = (
