@@ -300,8 +300,9 @@ def items_of_one(c, layout, ratings, items, problem, work, users):
         else:
             scale_row(work.rows, row, share - one, items, i, d)
             add_row(work.rows, row, s, users, u, d)
-    identity(share, work.follow)
-    add_square(-share * shrink, users, u, work.follow)
+    for f in range(d):
+        scale_row(work.follow, f, -share * shrink * users[u, f], users, u, d)
+        work.follow[f, f] += share
 
 
 @inline
