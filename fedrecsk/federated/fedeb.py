@@ -14,7 +14,6 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._item_rows import OwnRows, layout_of
 from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message, Rows
@@ -67,7 +66,7 @@ class EmpiricalBayes(RatingScale, RatingMixin, FederatedRecommender):
         """Return where kernels write: sums by item, or the active clients' own rows."""
         senders, n_rows, slots, n = turn.active & turn.delivers, block.n_items, block.row_items, 1
         if turn.separate:
-            own = OwnRows.of(block, turn.active)
+            own = block.own_rows(turn.active)
             senders, n_rows, slots, n = turn.active, len(own.items), own.slots, block.n_clients
         else:
             dtype = np.float64
@@ -86,7 +85,7 @@ class EmpiricalBayes(RatingScale, RatingMixin, FederatedRecommender):
         """Return what kernels have written, as fields of uploads."""
         if not turn.separate:
             return {"items": out.items, "implicit": out.implicit, "scales": out.scales[0]}
-        own = OwnRows.of(block, turn.active)
+        own = block.own_rows(turn.active)
         return {
             "items": SparseRows(own.indptr, own.items, out.items),
             "implicit": SparseRows(own.indptr, own.items, out.implicit),
@@ -418,7 +417,7 @@ class FedEB(EmpiricalBayes):
 
     def _infer(self, block, state, message, prefix, turn, posterior):
         """Infer the active clients' users given the model; return loss, weight and uploads."""
-        real, layout = self._dtype, layout_of(block)
+        real, layout = self._dtype, block.layout
         items = message[f"{prefix}items"].values.astype(real, copy=False)
         implicit = np.zeros((len(items), 0), real)
         if self.implicit:

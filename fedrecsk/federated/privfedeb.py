@@ -13,7 +13,6 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._item_rows import layout_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.federated.fedeb import EmpiricalBayes
 from fedrecsk.protocol.messages import Dense, Message
@@ -234,7 +233,7 @@ class PrivFedEB(EmpiricalBayes):
     def _setup_update(self, block, message, step, key):
         everybody = np.ones(block.n_clients, dtype=bool)
         turn = RoundMasks(everybody, everybody, self._setting().central_dp is not None)
-        layout, out = layout_of(block), self._empty_uploads(block, turn, 2)
+        layout, out = block.layout, self._empty_uploads(block, turn, 2)
         share, own = np.sqrt(1 - SQUARES**2), np.zeros((block.row_counts.max(initial=1), 2))
         ratings = self._ratings(block, message)
         privfedeb_kernels.first(layout, ratings, SHRINKAGE, LARGEST, share, own, out)
@@ -302,7 +301,7 @@ class PrivFedEB(EmpiricalBayes):
 
     def _infer(self, block, state, items, turn, users):
         """Infer the active clients' users given the items; return loss, weight and uploads."""
-        items, layout = np.ascontiguousarray(items, dtype=np.float64), layout_of(block)
+        items, layout = np.ascontiguousarray(items, dtype=np.float64), block.layout
         width = items.shape[1]
         prior = np.ones(width)
         prior[0] = LAMBDA_0

@@ -14,7 +14,6 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin, linear_scores
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._item_rows import layout_of
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated._rfrec_predictions import Predictions
@@ -347,7 +346,7 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
     def _step(self, block, state, broadcast, active, prox, rate):
         """Step the active clients' users and rated items along their gradients."""
         state["steps"][active] += 1
-        layout = layout_of(block)
+        layout = block.layout
         loss = rfrec_kernels.step(
             layout,
             state["values"],
