@@ -17,10 +17,12 @@ def adam(method, moments, n_steps, gradient):
     The method has the constants BETA_1, BETA_2 and EPSILON.
     """
     mean, square = moments
-    mean = method.BETA_1 * mean + (1 - method.BETA_1) * gradient
-    square = method.BETA_2 * square + (1 - method.BETA_2) * gradient**2
-    size = np.sqrt(square / (1 - method.BETA_2**n_steps)) + method.EPSILON
-    return mean / (1 - method.BETA_1**n_steps) / size, (mean, square)
+    # What overflows ends the fit, or warns, with its likely cause.
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = method.BETA_1 * mean + (1 - method.BETA_1) * gradient
+        square = method.BETA_2 * square + (1 - method.BETA_2) * gradient**2
+        size = np.sqrt(square / (1 - method.BETA_2**n_steps)) + method.EPSILON
+        return mean / (1 - method.BETA_1**n_steps) / size, (mean, square)
 
 
 @dataclass(eq=False, repr=False)

@@ -15,7 +15,6 @@ import numpy as np
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
-QUICK = Path(__file__).with_name("quick_flower.py")
 
 PROJECT = """
 [project]
@@ -141,13 +140,6 @@ class Processes:
             """)
             + connection
         )
-        # Commands that quick nodes find before Flower's.
-        self.quick_commands = folder / "quick"
-        self.quick_commands.mkdir()
-        for command in ("flower-supernode", "flower-superexec"):
-            file = self.quick_commands / command
-            file.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{QUICK}" {command} "$@"\n')
-            file.chmod(0o755)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("FLWR")}
         # Python would otherwise compile all modules in every process.
         kept.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -168,15 +160,12 @@ class Processes:
         for name in list(self.started):
             self.kill(name)
 
-    def start(self, name, *command, quick=False):
-        environment = dict(self.environment)
-        if quick:
-            environment["PATH"] = f"{self.quick_commands}{os.pathsep}{environment['PATH']}"
+    def start(self, name, *command):
         with (self.folder / f"{name}.log").open("a") as log:
             self.started[name] = subprocess.Popen(
                 [str(part) for part in command],
                 cwd=self.folder,
-                env=environment,
+                env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -191,8 +180,8 @@ class Processes:
         with socket.socket() as one:
             return one.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def start_node(self, name, rows, client, *options, quick=True):
-        """A node with these rows: user, item, rating; a quick one forks its apps."""
+    def start_node(self, name, rows, client, *options):
+        """A node with these rows: user, item, rating."""
         np.save(self.folder / f"{name}.npy", rows)
         config = f'data="{name}.npy" folder="{name}" client={client} keys="keys/clients.key"'
         self.start(
@@ -202,7 +191,6 @@ class Processes:
             *("--node-config", config),
             *self.options["node"],
             *options,
-            quick=quick,
         )
 
     def run(self, **config):

@@ -160,8 +160,7 @@ def test_processes_with_tls_known_nodes_and_encryption_give_the_simulated_fit(tm
         processes.flwr("flwr", "supernode", "register", "two.pub", "here")
         for silo, name in enumerate(("one", "two", "stranger")):
             key = "--auth-supernode-private-key", tmp_path / f"{name}.key"
-            quick = name != "stranger"
-            processes.start_node(name, rows_of(silo % 2, 2), silo, *key, quick=quick)
+            processes.start_node(name, rows_of(silo % 2, 2), silo, *key)
         processes.run()
         processes.wait_for("server/model.joblib")
         # The superlink does not know the third key.
@@ -235,13 +234,13 @@ def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path
     with Processes(tmp_path) as processes:
         processes.start_superlink()
         processes.start_node("one", rows_of(0, 3), 0)
-        processes.start_node("nan", spoilt, 2, quick=False)
-        config = {"quorum": 0.5, "patience": 30.0}
+        processes.start_node("nan", spoilt, 2)
+        config = {"quorum": 0.5, "patience": 60.0}
         processes.run(**config)
         processes.wait(lambda: any(tmp_path.glob("one/*.state")), 240)
         processes.wait(lambda: "NaN" in processes.log("nan"), 240)
         processes.kill("nan")
-        processes.start_node("twin", rows_of(0, 3), 0, quick=False)
+        processes.start_node("twin", rows_of(0, 3), 0)
         processes.start_node("two", rows_of(1, 3), 1)
         processes.wait(lambda: any(tmp_path.glob("two/*.state")), 240)
         processes.start_node("mended", rows_of(2, 3), 2)

@@ -355,8 +355,8 @@ def test_a_server_restored_at_any_point_goes_on_as_before():
 
 def test_a_device_that_has_diverged_says_so():
     (device, *_), _ = one_round(make(RFRec), *make_toy())
-    broadcast = device.group.common["broadcast"]
-    device.receive(1, Message(item_vectors=Dense(broadcast)))
+    items = device.group.common["shared"]
+    device.receive(1, Message(item_vectors=Dense(items)))
     device.state["users"].now[:] = np.nan
     (parcel,), _ = device.update(1)
     assert np.isnan(parcel.fields["item_vectors"].values).all()
