@@ -43,6 +43,8 @@ def test_a_fit_takes_more_than_what_it_is_refused_for(cls, small):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         needed = model._least_bytes(model._prepared(*small))
+        # Modules and kernels load in the first fit.
+        short(cls).fit(*small)
         tracemalloc.start()
         model.fit(*small)
         _, peak = tracemalloc.get_traced_memory()
@@ -50,7 +52,7 @@ def test_a_fit_takes_more_than_what_it_is_refused_for(cls, small):
     assert needed <= peak
     # Where there are factors, it is not just anything below.
     if hasattr(model, "n_factors") and needed:
-        assert needed > peak / 20
+        assert needed > peak / 40
 
 
 @pytest.mark.parametrize(

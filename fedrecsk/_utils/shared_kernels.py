@@ -19,15 +19,6 @@ def all_finite(matrix):
     return n_broken == 0
 
 
-@inline
-def own_change(values, origin, k, i, f):
-    """By how much a client has changed number f of its k-th own row, row i of the field."""
-    x = np.float64(values[k, f])
-    if origin is not None:
-        x -= np.float64(origin[i, f])
-    return x
-
-
 # ------------------------------------------------------------------------- random numbers
 
 

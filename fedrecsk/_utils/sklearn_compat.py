@@ -1,4 +1,4 @@
-"""What differs between versions of scikit-learn, and its private names. No other module has them.
+"""What differs between versions of scikit-learn, and its private names, which no other module has.
 
 scikit-learn may move them in any minor version, so setup.cfg has an upper bound of its version. To
 raise the bound, install the new version, run the tests, and repair this file.

@@ -140,7 +140,7 @@ class View:
         return self._moments[name][0]
 
     def std(self, name: str) -> np.ndarray:
-        """Return the standard deviation of one field over its honest uploads, like `mean`."""
+        """Return the standard deviation of a field over the adversary's honest uploads."""
         return self._moments[name][1]
 
     @cached_property

@@ -68,7 +68,7 @@ class Epochs(Recommender):
         """One pass over the rows, changing `run.state`; the mean loss."""
 
     def _validation_rows(self, rows, held_out, key):
-        """What `_validation_loss` needs of training and held-out rows."""
+        """Return what `_validation_loss` needs of training and held-out rows."""
         return held_out
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Epochs(Recommender):
         return attributes
 
     def _rate(self, run):
-        """The learning rate of the epoch that begins."""
+        """Return the learning rate of the epoch that begins."""
         return DTYPE(self.learning_rate * self.learning_rate_decay**run.n_epochs)
 
     def _check_finite(self, run, data):
@@ -180,7 +180,7 @@ class GradientDescent(RatingMixin, Epochs):
         """Fitted attributes by name, on the inner scale, users in the order of their ids."""
 
     def _center(self, rows):
-        """What is subtracted from all ratings."""
+        """Return what is subtracted from all ratings."""
         return rows.mean
 
     # ------------------------------------------------------------------------ the machinery
@@ -272,7 +272,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, data):
-        """The rows of Interactions."""
+        """Return the rows of Interactions."""
         rank = np.empty(data.n_users, dtype=np.int64)
         rank[np.argsort(data.user_ids.values, kind="stable")] = np.arange(data.n_users)
         users = rank[data.users].astype(np.int32)
@@ -372,7 +372,7 @@ def item_vectors(rows, n_factors, std, generator):
 
 
 def shuffled(rows, key):
-    """The rows in random order within random groups of 64 users.
+    """Return the rows in random order within random groups of 64 users.
 
     Neighbours have different users and can be computed at once, and a group's vectors stay in
     the processor's nearest cache.

@@ -356,7 +356,7 @@ class Problem(NamedTuple):
 
     @classmethod
     def of(cls, rows: Rows, scale: tuple[float, float], n_bits: int) -> Self:
-        """The problem of `rows` (Rows)."""
+        """Return the problem of `rows` (Rows)."""
         Side = dcf_kernels.Side
         low, high = scale
         span = high - low if high > low else 1.0
@@ -388,7 +388,7 @@ class State:
 
 
 def delegate(B: np.ndarray, generator: np.random.Generator) -> NDArray[np.float64]:
-    """The matrix nearest to B whose columns have mean 0, norm sqrt(n), and are orthogonal.
+    """Return the matrix nearest to B whose columns have mean 0, norm sqrt(n), and are orthogonal.
 
     Directions that the centred columns of B do not span are filled with random ones, as far as
     there are enough rows; otherwise they are 0 (equations 13 to 16).

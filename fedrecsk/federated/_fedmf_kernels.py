@@ -183,7 +183,7 @@ def scratch(layout, active, config, broadcast):
 
 @kernel
 def visit(layout, feedback, cohort, config, broadcast, moving, users, work, out):
-    """The round of the active clients.
+    """Train the active clients for a round.
 
     Parameters
     ----------

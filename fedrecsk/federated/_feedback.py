@@ -83,7 +83,7 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
         return fedmf_kernels.Feedback(targets.astype(self._dtype), weights.astype(self._dtype))
 
     def _targets(self, block, message):
-        """What the score of each rating's pair should be."""
+        """Return what the score of each rating's pair should be."""
         if self.loss == "bce":
             return block.values > 0
         return block.values - message["global_bias"].values[0]
@@ -139,7 +139,7 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
             )
 
     def _validation_losses(self, held_out):
-        """The clients' loss on held-out rows.
+        """Return the clients' loss on held-out rows.
 
         Cross-entropy has no meaning without negatives: each held-out row brings `n_negatives`
         (at least one) items that its user has not rated, the same ones in every round.

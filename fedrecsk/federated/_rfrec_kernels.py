@@ -216,7 +216,7 @@ def add_up(row_indptr, row_items, held, senders, clip, origin, sums):
 
     Parameters
     ----------
-    row_indptr, row_items : as in shared.Layout
+    row_indptr, row_items : as in blocks.Layout
     held : (n_rows, width)
     senders : (n_clients,) bool
     clip : float, or None for no clipping
@@ -284,6 +284,12 @@ def fit_users(indptr, items, targets, weights, partners, penalties, matrix, righ
                 share = weights[k] * partners[i, f]
                 for g in range(f, width):
                     matrix[f, g] += share * partners[i, g]
+        largest = 0.0
+        for f in range(width):
+            largest = max(largest, matrix[f, f])
+        for f in range(width):
+            # Above the rounding of a sum that is not of full rank.
+            matrix[f, f] += 1e-14 * largest
         solve_positive(matrix, right)
         for f in range(width):
             users[u, f] = right[0, f]

@@ -148,7 +148,7 @@ class Run:
         self.server.stopping.be_patient(estimator.n_iter_no_change)
 
     def at_its_end(self):
-        """A copy in which the fit may end; this one can go on."""
+        """Return a copy in which the fit may end; this one can go on."""
         ended, server = copy.copy(self), copy.copy(self.server)
         kept = (server.federation, server.channel, server.ledger.client_ids)
         memo = {id(one): one for one in kept}
@@ -275,7 +275,7 @@ class Loop:
                 one.keep_measured()
 
     def _involved(self, who):
-        """The blocks of the clients of a mask."""
+        """Return the blocks of the clients of a mask."""
         return [self.run.clients[b] for b in np.unique(self.run.block_of_client[who])]
 
     def attributes_now(self):
@@ -436,7 +436,7 @@ def _groups(method, federation, histories, attack):
 
 
 def _forger(federation, attack):
-    """The attack, if its clients forge uploads; else None."""
+    """Return the attack, if its clients forge uploads; else None."""
     return None if attack is None or not federation.adversary.forges else attack
 
 
@@ -486,7 +486,7 @@ def _resumed(estimator, data):
 
 
 def _parameters_of_a_run(estimator):
-    """The parameters that must not change between the rounds of one run."""
+    """Return the parameters that must not change between the rounds of one run."""
     # The fingerprint of the data has the catalogue.
     free = {"n_rounds", "n_jobs", "warm_start", "n_iter_no_change", "tol", "federation", "items"}
     parameters = estimator.get_params() | {

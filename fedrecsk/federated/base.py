@@ -132,7 +132,7 @@ class FederatedRecommender(Recommender):
     _admits_late_clients = True
 
     def _setup_specs(self, n_items, step):
-        """What a client sends in a set-up exchange: a dict of FieldSpec."""
+        """Return what a client sends in a set-up exchange: a dict of FieldSpec."""
         return {}
 
     def _setup_broadcast(self, server, step):
@@ -323,7 +323,7 @@ class FederatedRecommender(Recommender):
         return self._server_sees == "clients"
 
     def _setting(self):
-        """The federation that the method runs in."""
+        """Return the federation that the method runs in."""
         return Federation() if self.federation is None else self.federation
 
     def _rounds(self, n_clients):
@@ -471,5 +471,5 @@ class FederatedRecommender(Recommender):
         return {name: rows for name, rows in joined.items() if name.startswith("user_")}
 
     def _as_newcomers(self, block):
-        """A block of users that were not in fit, with the codes that their draws need."""
+        """Return a block of users that were not in fit, with the codes that their draws need."""
         return block

@@ -58,7 +58,7 @@ class CoLR(AveragedItems):
 
         each round
           1  server sends Q and B, or mean(A_u) of the last round and B   _broadcast, _model_delta
-          2  clients complete B to a basis and rotate Q to it             _on_receipt
+          2  clients complete B to a basis and rotate Q to it             _decode_broadcast
           3  ... and their p_u                                            _client_update
           4  clients train p_u and A_u, q_i along B, as in FedMF          kernel visit
           5  clients upload A_u, and what they visited                    kernel visit

@@ -272,7 +272,7 @@ class AveragedItems(LearnsFromFeedback):
         return fedmf_kernels.Moving(rate, columns, (scale / length).astype(self._dtype))
 
     def _visits(self, indptr, columns):
-        """A one for each item that a client has visited, client by client."""
+        """Return a one for each item that a client has visited, client by client."""
         return np.ones((indptr[-1], 1), dtype=np.uint8)
 
     # -------------------------------------------------------------------- on the server

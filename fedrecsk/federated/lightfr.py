@@ -702,7 +702,7 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
         return self
 
     def _rows_of_new_items(self, X, y, sample_weight):
-        """The rows, encoded, after a check that the model can take them."""
+        """Return the rows, encoded, after a check that the model can take them."""
         if y is None and self.targets == "ratings":
             raise ValueError('targets="ratings" needs y; pass the ratings of the new items.')
         X, y = self._checked(X, y)

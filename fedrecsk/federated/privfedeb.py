@@ -373,14 +373,14 @@ class PrivFedEB(EmpiricalBayes):
     # ----------------------------------------------------- how many factors and rounds
 
     def _n_columns(self):
-        """How many factors clients send."""
+        """Return how many factors clients send."""
         if self.n_factors != "auto":
             return self.n_factors
         # In a few rounds no factors are learned.
         return 0 if self._is_loud() else MOST
 
     def _is_loud(self):
-        """Whether so much noise is added that many rounds cost more than they bring."""
+        """Return whether so much noise is added that many rounds cost more than they bring."""
         mechanism = self._setting().central_dp
         if mechanism is None:
             return False
@@ -512,7 +512,7 @@ class Release(NamedTuple):
         return weights @ y / total + slope * x
 
     def n_factors(self, share):
-        """How many factors the noise allows, given the share of clients in a round."""
+        """Return how many factors the noise allows, given the share of clients in a round."""
         a = self.row_weights()
         # Squares of noisy counts are too large by the variance of the noise.
         counts = np.sqrt(np.maximum(self.counts**2 - self.noise_std**2, 0))

@@ -489,6 +489,8 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
             )
             step = solved - users
             moving = np.abs(step).max(axis=1) >= 1e-7
+            if not moving.any():
+                break
             for _ in range(HALVINGS):
                 if not moving.any():
                     break

@@ -137,7 +137,7 @@ class SCoLR(CoLR):
         return state, updates, loss
 
     def _columns(self, block, key):
-        """The rows of B that each client trains, redrawn in each round."""
+        """Return the rows of B that each client trains, redrawn in each round."""
         coordinates = block.clients[:, None] * self.rank + np.arange(self.rank)
         draws = key.private.uniform("rows of B", coordinates)
         places = np.argsort(np.argsort(draws, axis=1, kind="stable"), axis=1)

@@ -165,5 +165,5 @@ class _Plain(_Peer):
 
 
 def _ones(indptr, items, n_items):
-    ones = np.ones(len(items), dtype=np.int8)
+    ones = np.ones(len(items), dtype=np.int32)
     return sparse.csr_array((ones, items, indptr), (len(indptr) - 1, n_items))

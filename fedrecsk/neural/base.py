@@ -134,7 +134,7 @@ class NeuralRecommender(LearnsFromFeedback):
         return {"feedback": self._feedback(block, message), "users": users}
 
     def _newcomer(self, message, n_items):
-        """The private numbers of a user of whom nothing is known, shape (n_private,)."""
+        """Return the private numbers of a user of whom nothing is known, shape (n_private,)."""
         layout = self._module_layout()
         newcomer = np.zeros(layout.n_private(n_items), dtype=layout.dtype)
         for name, column in layout.columns(n_items).items():
@@ -222,7 +222,7 @@ class NeuralRecommender(LearnsFromFeedback):
     _frozen_at_the_end = "item", "shared"
 
     def _nothing_kept(self, block):
-        """What clients keep beside their private parameters, while it is empty; a dict."""
+        """Return what clients keep beside their private parameters, while it is empty; a dict."""
         return {}
 
     def _keep(self, block, trained, ended):
@@ -292,7 +292,7 @@ class NeuralRecommender(LearnsFromFeedback):
         return Trainer(made.module, layout, plan, block, feedback, received, users)
 
     def _received(self, message):
-        """What the server has sent, as matrices of the module's type."""
+        """Return what the server has sent, as matrices of the module's type."""
         parts = self._module_layout().parts
         return {
             name: np.ascontiguousarray(message[name].values, dtype=parts[name].numpy_dtype)
@@ -360,7 +360,7 @@ class NeuralRecommender(LearnsFromFeedback):
         return held_out.weights * losses, held_out.weights * counts
 
     def _losses_of(self, users, items, targets):
-        """The losses of pairs under a fitted model."""
+        """Return the losses of pairs under a fitted model."""
         scores = torch.from_numpy(self._raw_scores(users, items))
         return self._loss_function(scores, torch.from_numpy(targets)).numpy().copy()
 
@@ -434,7 +434,7 @@ class NeuralRecommender(LearnsFromFeedback):
         return own
 
     def to_module(self, user: Any = None) -> nn.Module:
-        """The fitted module, with copies of the parameters.
+        """Return the fitted module, with copies of the parameters.
 
         Parameters
         ----------
@@ -502,7 +502,7 @@ def _n_items(message, layout):
 
 
 def _by_user(block: Block) -> Block:
-    """The block as if each user were a client of its own."""
+    """Return the block as if each user were a client of its own."""
     return replace(block, clients=block.users, client_indptr=np.arange(block.n_users + 1))
 
 

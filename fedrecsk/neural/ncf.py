@@ -339,7 +339,7 @@ class NCF(RankingMixin, Epochs):
         return scores
 
     def to_module(self) -> torch.nn.Module:
-        """The fitted network as a torch module, with copies of the parameters.
+        """Return the fitted network as a torch module, with copies of the parameters.
 
         Returns
         -------

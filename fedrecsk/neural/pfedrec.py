@@ -227,13 +227,13 @@ class PFedRec(NeuralRecommender):
         return scores
 
     def _own_items(self, user):
-        """The items of which a user has vectors of its own, and these."""
+        """Return the items of which a user has vectors of its own, and these."""
         span = slice(*self.user_items_.indptr[user : user + 2])
         vectors = self.user_items_.data[span].reshape(-1, self.n_factors)
         return self.user_items_.indices[span][:: self.n_factors] // self.n_factors, vectors
 
     def _own_scores(self, user):
-        """A user's own items, and their scores."""
+        """Return a user's own items, and their scores."""
         items, vectors = self._own_items(user)
         own = self.user_factors_[user].astype(np.float64)
         return items, vectors @ own[:-1] + own[-1] + getattr(self, "global_bias_", 0.0)

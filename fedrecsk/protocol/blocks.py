@@ -135,6 +135,7 @@ class Block:
 
     @property
     def layout(self) -> Layout:
+        """Which users and items belong to which client, as kernels take it."""
         return Layout(self.client_indptr, self.indptr, self.row_indptr, self.rows, self.row_items)
 
     def own_rows(self, who: NDArray[np.bool_]) -> OwnRows:
@@ -144,7 +145,7 @@ class Block:
         return OwnRows(indptr, self.row_items[taken], np.cumsum(taken, dtype=np.int32) - 1)
 
     def part(self, who: NDArray[np.bool_]) -> Block:
-        """The block of the clients of a mask; this block if the mask has all."""
+        """Return the block of the clients of a mask; this block if the mask has all."""
         return self if who.all() else self._with_codes(_block(self, np.flatnonzero(who)))
 
     def cut(self, max_ratings: int) -> list[Block]:

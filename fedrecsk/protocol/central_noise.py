@@ -105,6 +105,8 @@ class CentralNoise:
         # For each client, what it has spent, as the sum of 1 / z^2, and in how many exchanges.
         self._spent = np.zeros(n_clients)
         self._uses = np.zeros(n_clients, dtype=np.int64)
+        # The least noise multiplier of any exchange so far.
+        self._least = np.inf
         self._n_setups = 0
         self._n_rounds = 0
         warn_of_delta(mechanism, n_clients)
@@ -120,7 +122,7 @@ class CentralNoise:
         return self.plan.probability < 1
 
     def secret_of(self, key: Key) -> Key:
-        """The key of what the server draws in an exchange."""
+        """Return the key of what the server draws in an exchange."""
         secret = Key(secrets.randbits(63)) if self.secret is None else self.secret
         return secret.at(key.round)
 
@@ -130,11 +132,11 @@ class CentralNoise:
         return self.mechanism.quantile is not None
 
     def exchange(self, key: Key) -> Exchange:
-        """The Exchange of a key's round."""
+        """Return the Exchange of a key's round."""
         return self._setup if key.round < 0 else self._round
 
     def terms(self, key: Key) -> Message:
-        """What the server tells clients with the message of an exchange.
+        """Return what the server tells clients with the message of an exchange.
 
         The clip, and the variance of each client's share of the noise, in squared steps of the
         grid; 0 if the server adds the noise.
@@ -151,7 +153,7 @@ class CentralNoise:
         )
 
     def size(self, key: Key) -> int:
-        """How many numbers an upload has."""
+        """Return how many numbers an upload has."""
         return self.sizes["setup" if key.round < 0 else "round"]
 
     def publish(
@@ -232,6 +234,8 @@ class CentralNoise:
             self._n_setups += 1
         else:
             self._n_rounds += 1
+        if senders:
+            self._least = min(self._least, float(noise))
         for codes in senders:
             with np.errstate(divide="ignore"):
                 self._spent[codes] += np.float64(1) / noise**2
@@ -248,7 +252,7 @@ class CentralNoise:
         n_coordinates = self.plan.n_setups * self.sizes["setup"]
         n_coordinates += math.ceil(self.plan.uses) * (self.sizes["round"] + self.adapts)
         n_uploads = self.plan.n_setups + math.ceil(self.plan.uses)
-        return self._report(events, n_uploads, n_coordinates, server_sees)
+        return self._report(events, events, n_uploads, n_coordinates, server_sees)
 
     def report(self, n_coordinates: int, server_sees: str) -> PrivacyReport:
         """Report what the releases so far guarantee."""
@@ -266,17 +270,22 @@ class CentralNoise:
             spent = self._spent[worst]
             noise = 0.0 if np.isinf(spent) else float(np.sqrt(uses / spent)) if uses else 0.0
             events = [Event(kind, noise, uses, size=size if by_clients else 1)] if uses else []
-        return self._report(events, int(self._uses.max(initial=0)), n_coordinates, server_sees)
+        one = [
+            event._replace(noise_multiplier=min(self._least, event.noise_multiplier))
+            for event in events
+        ]
+        uses = int(self._uses.max(initial=0))
+        return self._report(events, one, uses, n_coordinates, server_sees)
 
-    def _report(self, events, n_uploads, n_coordinates, server_sees):
+    def _report(self, events, single, n_uploads, n_coordinates, server_sees):
         mechanism = self.mechanism
         by_clients = mechanism.noise == "clients"
         encrypted = self.federation.secure_aggregation is not None
         epsilon = epsilon_of(events, mechanism.delta)
-        single = [epsilon_of([one._replace(count=1)], mechanism.delta) for one in events]
+        each = [epsilon_of([one._replace(count=1)], mechanism.delta) for one in single]
         return PrivacyReport(
             mechanism="distributed noise" if by_clients else "central noise",
-            epsilon_per_coordinate=max(single, default=0.0),
+            epsilon_per_coordinate=max(each, default=0.0),
             n_uploads=n_uploads,
             n_coordinates=n_coordinates,
             epsilon=epsilon,
@@ -334,7 +343,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, method: Any, federation: Federation, n_clients: int, key: Key) -> Plan:
-        """The plan of a fit."""
+        """Return the plan of a fit."""
         fraction, n_rounds = method.client_fraction, method._rounds(n_clients)
         mechanism = federation.central_dp
         by_server = mechanism is not None and mechanism.noise == "server"
@@ -359,7 +368,7 @@ class Plan(NamedTuple):
 
 
 def sizes_of_uploads(method: Any, n_items: int) -> dict[str, int]:
-    """How many numbers an upload has, at most in the "setup" and in a "round"."""
+    """Return how many numbers an upload has, at most in the "setup" and in a "round"."""
     steps = [method._setup_specs(n_items, step) for step in range(method._n_setups)]
     setups = [_size(specs) for specs in steps]
     return {"setup": max(setups, default=1), "round": _size(method._upload_specs(n_items))}
@@ -370,7 +379,7 @@ def _size(specs):
 
 
 def answers_in_rounds(federation: Federation, plan: Plan, client_fraction: float) -> int:
-    """How many clients answer in a round, nearly always.
+    """Return how many clients answer in a round, nearly always.
 
     Raises
     ------
@@ -438,7 +447,7 @@ def _check_limit(mechanism, events, plan):
 
 
 def sampling_of(federation: Federation, plan: Plan) -> str:
-    """What the guarantee assumes about who takes part in a round."""
+    """Return what the guarantee assumes about who takes part in a round."""
     if plan.probability < 1:
         return f"each client joins a round with probability {plan.probability:g}, in secret"
     if plan.uses >= plan.n_rounds:

@@ -131,7 +131,7 @@ def _as_sent(specs, federation):
 
 
 def _says_short(phase, federation):
-    """Whether a client says if its upload was shorter than the clip."""
+    """Return whether a client says if its upload was shorter than the clip."""
     mechanism = None if federation is None else federation.central_dp
     return phase == "round" and mechanism is not None and mechanism.quantile is not None
 
@@ -357,7 +357,7 @@ def _moved(one, center):
 def are_numbers(
     values: object, spec: FieldSpec, shape: tuple[int, ...], n_clients: int = 1
 ) -> bool:
-    """Whether this is a valid sum of a field over `n_clients` clients.
+    """Return whether this is a valid sum of a field over `n_clients` clients.
 
     Parameters
     ----------
@@ -399,7 +399,7 @@ def _range(spec, n_clients):
 
 
 def are_rows(rows: object, spec: FieldSpec) -> bool:
-    """Whether these are ascending, distinct row numbers of a field."""
+    """Return whether these are ascending, distinct row numbers of a field."""
     if type(rows) is not np.ndarray or rows.ndim != 1 or rows.dtype.kind not in "iu":
         return False
     if not len(rows):
@@ -409,6 +409,6 @@ def are_rows(rows: object, spec: FieldSpec) -> bool:
 
 
 def are_columns(columns: object, spec: FieldSpec) -> bool:
-    """Whether this is a mask of the columns of a field."""
+    """Return whether this is a mask of the columns of a field."""
     is_mask = type(columns) is np.ndarray and columns.dtype == bool
     return is_mask and columns.shape == (spec.width,)

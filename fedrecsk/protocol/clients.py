@@ -270,7 +270,7 @@ class Clients:
         ]
 
     def _trained(self, round):
-        """The local updates of a round, taken once: uploads, Turn and message, and the loss."""
+        """Take a round's local updates, once; return each with masks and message, and the loss."""
         if self._training is not None and self._training[0] == round:
             return self._training[1:]
         part, key = self._part_in(round), self.keys.at(round)
@@ -383,7 +383,7 @@ class Clients:
         )
 
     def _personalized(self, who, message, round):
-        """The users of the clients of a mask under a model."""
+        """Return the users of the clients of a mask under a model."""
         key, updated = self.keys.at(round), self._has_updated
         state, ids = self.state, self.client_ids
         return Personalized(self.method, self.block, ids, state, updated, who, message, key)

@@ -169,7 +169,10 @@ class Device(Clients):
             super().announce(message)
 
     def receive(self, round: int, message: Message | EncryptedSums | None) -> None:
-        """Store a round's message as the server sends it, None if there is none."""
+        """Store a round's message as the server sends it, None if there is none.
+
+        It also takes the step that clients of equal history share.
+        """
         message = self._opened("round", round, message)
         super().receive(round, self._complete(message, round))
 
@@ -323,7 +326,7 @@ class Device(Clients):
         return model
 
     def _complete(self, message, round):
-        """The message with the fields that clients derive from it."""
+        """Return the message with the fields that clients derive from it."""
         if not message:
             return None
         return self.method._decode_broadcast(message, self.keys.shared.at(round))

@@ -154,7 +154,7 @@ class Downlink:
             self._pending += nbytes
 
     def _compressed(self, message, delta, compression, key):
-        """The model as clients know it after another compressed change, and that change."""
+        """Return the model as clients know it after another compressed change, and that change."""
         received, changes = {}, {}
         for name, field in message.items():
             values = matrix_to_compress(field)

@@ -35,7 +35,7 @@ class Key(NamedTuple):
     round: int = -1
 
     def at(self, round: int) -> Key:
-        """The key of another round of the same fit."""
+        """Return the key of another round of the same fit."""
         return self._replace(round=round)
 
     def hashed(self, purpose: str, index: ArrayLike = 0) -> NDArray[np.uint64]:
@@ -55,12 +55,12 @@ class Key(NamedTuple):
         return ndtri(self.uniform(purpose, index) + 2.0**-54)
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """A NumPy generator for this key and purpose, to draw whole arrays."""
+        """Return a NumPy generator for this key and purpose, to draw whole arrays."""
         return np.random.default_rng(int(self.hashed(purpose)))
 
 
 def setup_round(step: int) -> int:
-    """The (negative) round number that keys have in a set-up exchange."""
+    """Return the (negative) round number that keys have in a set-up exchange."""
     return -2 - step
 
 

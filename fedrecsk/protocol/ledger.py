@@ -209,7 +209,7 @@ class Ledger:
         return int(self.client_bytes_device_to_device.sum())
 
     def to_frame(self) -> pd.DataFrame:
-        """The entries as a pandas DataFrame, one row per phase."""
+        """Return the entries as a pandas DataFrame, one row per phase."""
         return pd.DataFrame(self.entries)
 
     def __eq__(self, other: object) -> bool:

@@ -141,8 +141,9 @@ def estimate_training_time(
 ) -> TrainingTime:
     """Estimate how long a fit would have taken on a network.
 
-    Clients work in parallel, so a round takes as long as its slowest client, the one with the most
-    bytes. Of other columns than all bytes, the mean client's count.
+    Clients work in parallel, so a round takes as long as its slowest client: the most bytes that a
+    client received and sent count. Of other columns of the ledger, of messages between devices and
+    of work, the mean over the clients counts.
 
     Parameters
     ----------
@@ -180,7 +181,7 @@ def estimate_training_time(
     >>> X, y = make_ratings(n_users=20, n_items=30, n_ratings=200, random_state=0)
     >>> model = RFRec(n_factors=4, n_rounds=5, random_state=0).fit(X, y)
     >>> estimate_training_time(model, "paper", client_seconds=1.2)
-    TrainingTime(1.53 minutes: 0.000641 on the network and 1.53 of work, 5 rounds)
+    TrainingTime(1.53 minutes: 0.000283 on the network and 1.53 of work, 5 rounds)
     """
     profile = _checked(profile)
     ledger = getattr(model, "communication_", model)

@@ -80,6 +80,11 @@ def completed(
     for name, spec in specs.items():
         one = updates.fields[name]
         is_sparse = isinstance(one, SparseRows)
+        if is_sparse and not single:
+            raise ValueError(
+                f"{method} returns {name!r} client by client, but turn.separate is False; return "
+                "the sum."
+            )
         values = one.values if isinstance(one, Summed | SparseRows) else np.asarray(one)
         shape = (spec.shape[0], *values.shape[1:]) if is_sparse else values.shape
         if tuple(shape) != tuple(spec.shape):
@@ -227,7 +232,7 @@ def _add_noise(updates, *, mechanism, key, each):
 
 
 def is_compressed(federation: Federation | None, spec: FieldSpec) -> bool:
-    """Whether clients compress a field of this form, if they send all its columns."""
+    """Return whether clients compress a field of this form, if they send all its columns."""
     compressor = None if federation is None else federation.compression
     is_matrix = len(spec.shape) == 2 and not spec.is_integer and spec.learned
     return compressor is not None and compressor.up and is_matrix and spec.compressible

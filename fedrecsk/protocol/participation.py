@@ -163,7 +163,7 @@ def _rotation(n_clients, client_fraction, key):
 
 
 def is_rotating(federation: Federation, prefers_rotation: bool) -> bool:
-    """Whether cohorts rotate instead of being drawn at random each round."""
+    """Return whether cohorts rotate instead of being drawn at random each round."""
     if federation.sampling == "auto":
         return prefers_rotation
     return federation.sampling == "rotating"

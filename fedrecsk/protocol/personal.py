@@ -155,7 +155,7 @@ class Personalized:
 def personalized(
     method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
 ) -> dict[str, Any]:
-    """The state of clients that have never updated, once they have the final model.
+    """Return the state of clients that have never updated, once they have the final model.
 
     Parameters
     ----------

@@ -128,7 +128,7 @@ class Server:
         secret: Key | None = None,
         party: Party | None = None,
     ) -> Self:
-        """A server outside the simulator.
+        """Return a server outside the simulator.
 
         Parameters
         ----------
@@ -330,7 +330,7 @@ class Server:
             )
 
     def place_of(self, client_id: float | str) -> ClientCodes:
-        """The place of a registered client, for one that has come back without it.
+        """Return the place of a registered client, for one that has come back without it.
 
         Parameters
         ----------
@@ -676,7 +676,7 @@ class Server:
         )
 
     def _centers(self):
-        """What a client without any change would send in a round, unless that is zero."""
+        """Return what a client without any change would send in a round, unless that is zero."""
         if not self._last_message:
             return {}
         return self.method._upload_centers(self._last_message)
@@ -774,7 +774,7 @@ class Server:
     # ------------------------------------------------------------------------- the end
 
     def current_message(self) -> Message:
-        """The announcement and the current model, as clients need them to recommend."""
+        """Return the announcement and the current model, as clients need them to recommend."""
         return Message(**self.announcement(), **self.method._final_model(self.state))
 
     def send_final(self) -> Message | EncryptedSums:
@@ -815,7 +815,7 @@ class Server:
 
 
 def server_sees(method: Any, federation: Federation) -> str:
-    """What the protocol shows to the server, as in :class:`PrivacyReport`."""
+    """Return what the protocol shows to the server, as in :class:`PrivacyReport`."""
     compresses = federation.compression is not None and federation.compression.up
     if federation.secure_aggregation is not None:
         return "encrypted sums"

@@ -233,7 +233,7 @@ def as_vector(updates: ClientUpdates, client: int) -> NDArray[np.float64]:
 
 
 def fields_of(vector: NDArray[np.float64], specs: dict[str, FieldSpec]) -> dict[str, np.ndarray]:
-    """The fields again, of one vector or of a sum."""
+    """Return the fields again, of one vector or of a sum."""
     ends = np.cumsum([np.prod(spec.shape, dtype=np.int64) for spec in specs.values()])
     parts = np.split(vector, ends[:-1])
     return {

@@ -131,6 +131,6 @@ def as_integers(numbers: ArrayLike, spec: FieldSpec) -> np.ndarray:
 
 
 def all_finite(values: np.ndarray) -> bool:
-    """Whether all numbers of an array are finite, computed without a mask."""
+    """Return whether all numbers of an array are finite, computed without a mask."""
     with np.errstate(invalid="ignore", over="ignore"):
         return bool(np.isfinite(values.sum()))

@@ -188,7 +188,7 @@ class SparseRows:
         return sizes if self.factors is None else sizes * np.abs(self.factors)
 
     def finite(self) -> NDArray[np.bool_]:
-        """Whether all numbers of each change are finite, shape (n_clients,), dtype bool."""
+        """Return whether all numbers of each change are finite, shape (n_clients,), dtype bool."""
         finite = np.ones(self.n_clients, dtype=bool)
         if self.values.dtype.kind == "f" and not all_finite(self.values):
             finite[self.owners[~np.isfinite(self.matrix).all(axis=1)]] = False

@@ -319,3 +319,10 @@ def test_a_secure_sum_takes_the_same_numbers_of_everybody():
     for rows in ("held", "chosen"):
         with pytest.raises(RuntimeError, match="Field 'q' has rows of some items only"):
             aligned_size({"q": FieldSpec((9, 4), rows=rows)})
+
+
+def test_single_updates_where_a_sum_was_asked_for_are_refused():
+    everyone = RoundMasks(*np.ones((2, 2), dtype=bool), False)
+    rows = SparseRows(np.array([0, 1, 2]), np.array([0, 1]), np.ones(2))
+    with pytest.raises(ValueError, match="returns 'x' client by client, but turn.separate is False"):
+        summed([0, 1], everyone, None, {"x": rows})

@@ -167,7 +167,7 @@ def list_examples(ratings, n_items, whom, seeds, examples):
 
 @kernel
 def local_round(client_indptr, examples, active, users, model, training, work, out):
-    """The round of the active clients, in which also their users take a step.
+    """Train the active clients for a round, in which also their users take a step.
 
     All gradients are taken at the same point.
 

@@ -266,7 +266,7 @@ class FedFast(AveragedItems):
         return server["client_vectors"] + moves
 
     def _with_clusters(self, server, key):
-        """The server's state with each client's cluster, if any are needed."""
+        """Return the server's state with each client's cluster, if any are needed."""
         if self.sampling == "federation" and self.discount is None:
             return server
         vectors = server["client_vectors"]
@@ -320,12 +320,12 @@ class FedFast(AveragedItems):
 
 
 def _is_new(block):
-    """Whether the users of a block were not there at fit."""
+    """Return whether the users of a block were not there at fit."""
     return bool((block.clients < 0).all())
 
 
 def _means(block, users):
-    """The mean of each client's user vectors, in their type."""
+    """Return the mean of each client's user vectors, in their type."""
     if block.n_users == block.n_clients:
         return users
     n_users = np.diff(block.client_indptr)[:, None]

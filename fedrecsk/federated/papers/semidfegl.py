@@ -314,7 +314,7 @@ class SemiDFEGL(RatingGradients):
 
     @property
     def _n_exchanges(self):
-        """None if ego graphs stay isolated."""
+        """Exchanges among devices in a round; 0 if ego graphs stay isolated."""
         return 2 if self.n_common else 0
 
     def _exchange(self, block, state, message, turn, step, key):
@@ -493,7 +493,7 @@ class SemiDFEGL(RatingGradients):
         return server
 
     def _learned(self, server, upload):
-        """The items after a step, and the embeddings that have come."""
+        """Return the items after a step, and the embeddings that have come."""
         groups, items = server["groups"], server["item_vectors"]
         embeddings, known = server["embeddings"].copy(), server["known"].copy()
         by_group = np.zeros((len(groups.items), self.n_factors))
