@@ -74,6 +74,11 @@ def test_local_privacy_and_a_file(ratings, capsys):
     assert "and 12,000 in total: 1,200 coordinates in 5 uploads" in out
 
 
+def test_local_privacy_of_a_method_that_sends_to_holders_by_default(ratings, capsys):
+    main(["--data", ratings, "--rounds", "2", "--scale", "0.04", "--method", "RFRecF"])
+    assert "RFRecF         federated" in capsys.readouterr().out
+
+
 # Of every kind: federated or not, ratings or rankings, with rounds, epochs or neither.
 @pytest.mark.parametrize(
     "name", ["RFRec", "LocALS", "SemiDFEGL", "FedEASE", "EASE", "PMF", "ImplicitBPR", "Popularity"]

@@ -213,7 +213,7 @@ def _model(options: argparse.Namespace, rows: Rows) -> Any:
     if "rating_scale" in known and rows.y is not None:
         public["rating_scale"] = (float(rows.y.min()), float(rows.y.max()))
         if known.get("aggregation") == "holders":
-            public["aggregation"] = "all"
+            public["aggregation"] = "clients"
     model.set_params(federation=Federation(**noise), **public)
     return model.set_params(**options.parameters)
 

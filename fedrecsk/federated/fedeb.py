@@ -150,8 +150,8 @@ class FedEB(EmpiricalBayes):
     learning_rate : float or "auto", default="auto"
         Step size of the server's Adam (eta). "auto": ``0.05 f^1/3``, where f is the share of
         the clients whose uploads were accepted in the round.
-    upload : {"own", "all"}, default="own"
-        "own": a client reports once which items it holds, and receives and sends only their
+    upload : {"local", "all"}, default="local"
+        "local": a client reports once which items it holds, and receives and sends only their
         rows. "all": the rows of all items are sent, as secure sums require.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, to which predictions are clipped. None: the range of y.
@@ -187,7 +187,7 @@ class FedEB(EmpiricalBayes):
     ValueError
         By fit: if ratings lie outside `rating_scale`; if weights are too large for float32; with
         local or central differential privacy, which it does not support (for the latter there is
-        :class:`PrivFedEB`); with secure sums and ``upload="own"``.
+        :class:`PrivFedEB`); with secure sums and ``upload="local"``.
 
     Notes
     -----
@@ -223,7 +223,7 @@ class FedEB(EmpiricalBayes):
 
     *What is sent.* Once, up: sum and number of ratings; for each item that the client holds (or
     for all) its number of ratings and users, the sum of 1 / n_u, and a row of
-    `sketch_size` numbers; with "own", which items these are. Once, down: the scale, the mean and
+    `sketch_size` numbers; with "local", which items these are. Once, down: the scale, the mean and
     the number of ratings of every item. Each round, down: 2 d + 1 numbers per item, and the
     scales; up: as many numbers of gradients, and four more. At the end, down: all rows.
 
@@ -267,7 +267,7 @@ class FedEB(EmpiricalBayes):
     posterior: Literal["variational", "map"] = "variational"
     learning_rate: float | Literal["auto"] = "auto"
     INIT_STD = 0.1
-    upload: Literal["own", "all"] = "own"
+    upload: Literal["local", "all"] = "local"
     rating_scale: tuple[float, float] | None = None
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
@@ -278,7 +278,7 @@ class FedEB(EmpiricalBayes):
         "user_noise": ["boolean"],
         "posterior": [StrOptions({"variational", "map"})],
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "upload": [StrOptions({"own", "all"})],
+        "upload": [StrOptions({"local", "all"})],
         "rating_scale": [tuple, list, None],
     }
 
@@ -318,7 +318,7 @@ class FedEB(EmpiricalBayes):
         if self.sketch_size:
             n_columns = min(self.sketch_size, n_items)
             specs["sketch"] = FieldSpec((n_items, n_columns), rows, learned=False)
-        if self.upload == "own":
+        if self.upload == "local":
             # An int32 for each held item: its index.
             specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
         return specs
@@ -568,7 +568,7 @@ class FedEB(EmpiricalBayes):
                 "not survive the noise. Use PrivFedEB, which is made for it."
             )
         super()._check_before_fit()
-        if self._setting().secure_aggregation is not None and self.upload == "own":
+        if self._setting().secure_aggregation is not None and self.upload == "local":
             raise ValueError(
                 f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
                 'rows of only some items cannot be added encrypted; set upload="all".'
