@@ -30,7 +30,7 @@ try:
     from sklearn.callback import CallbackSupportMixin
 except ModuleNotFoundError:  # scikit-learn < 1.9
 
-    class CallbackSupportMixin:
+    class CallbackSupportMixin:  # pyright: ignore[reportRedeclaration]
         """Stand in for scikit-learn's mixin where there are no callbacks."""
 
         def set_callbacks(self, *callbacks):

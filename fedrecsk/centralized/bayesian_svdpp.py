@@ -520,7 +520,7 @@ class Problem(NamedTuple):
         )
 
 
-def leading_eigenpairs(held, rank):
+def leading_eigenpairs(held: Any, rank: Any) -> Any:
     """Return eigenvalues and eigenvectors of held' held, at most `rank`, none of them 0."""
     n_items = held.shape[1]
     rank = min(rank, n_items)
@@ -598,7 +598,7 @@ class State:
         )
 
 
-def sweep(problem, state, key, n_jobs=None, normal_again=None):
+def sweep(problem: Any, state: Any, key: Any, n_jobs: Any = None, normal_again: Any = None) -> Any:
     """Draw everything once, changing `state`; `key` seeds all draws of the sweep.
 
     Return the sum of weighted squared errors of the new P and the old Q, and a second draw of P by
@@ -612,7 +612,7 @@ def sweep(problem, state, key, n_jobs=None, normal_again=None):
     return float(squares.sum()), again
 
 
-def draw_users(problem, state, generator, n_jobs, normal_again):
+def draw_users(problem: Any, state: Any, generator: Any, n_jobs: Any, normal_again: Any) -> Any:
     """Draw (b_u, p_u) | rest, then lambda."""
     normal = generator.standard_normal(state.P.shape)
     prior = bayesian_svdpp_kernels.Prior(state.user_mean, state.user_precision)
@@ -625,7 +625,7 @@ def draw_users(problem, state, generator, n_jobs, normal_again):
     return squares, again
 
 
-def draw_implicit(problem, state, generator):
+def draw_implicit(problem: Any, state: Any, generator: Any) -> None:
     """Draw y_j | rest, one after the other, then eta."""
     normal = generator.standard_normal(state.Y.shape)
     rest = state.P[:, 1:] - state.user_mean[:, 1:]
@@ -643,7 +643,7 @@ def draw_implicit(problem, state, generator):
     state.implicit_precision = drawn_precision(generator, state.Y.size, np.sum(state.Y**2))
 
 
-def draw_noise(problem, state, squares, generator):
+def draw_noise(problem: Any, state: Any, squares: Any, generator: Any) -> None:
     """Draw tau_u | rest, then alpha; `squares` are the users' weighted squared errors."""
     if problem.noise_df is not None:
         counts = np.diff(problem.users.indptr)
@@ -653,7 +653,7 @@ def draw_noise(problem, state, squares, generator):
     state.noise_precision = drawn_precision(generator, n_ratings, state.user_noise @ squares)
 
 
-def draw_items(problem, state, generator, n_jobs):
+def draw_items(problem: Any, state: Any, generator: Any, n_jobs: Any) -> None:
     """Draw (b_i, q_i) | rest, then rho."""
     normal = generator.standard_normal(state.Q.shape)
     prior = bayesian_svdpp_kernels.Prior(state.item_mean, state.item_precision)
@@ -663,7 +663,7 @@ def draw_items(problem, state, generator, n_jobs):
     state.item_precision = drawn_precision(generator, len(state.Q), rest)
 
 
-def draw_kernel(problem, state, generator):
+def draw_kernel(problem: Any, state: Any, generator: Any) -> None:
     """Draw f | rest, in the coordinates g of the eigenvectors, f = U g, then psi."""
     values, vectors = problem.eigenvalues[:, None], problem.eigenvectors
     if not len(values):
@@ -676,13 +676,22 @@ def draw_kernel(problem, state, generator):
     state.kernel_precision = drawn_precision(generator, len(values), squares)
 
 
-def drawn_precision(generator, count, squares):
+def drawn_precision(generator: Any, count: Any, squares: Any) -> Any:
     """Draw a precision given `count` normal numbers of mean 0 and the sum of their squares."""
     squares = np.asarray(squares)
     return generator.standard_gamma(SHAPE + count / 2, squares.shape) / (RATE + squares / 2)
 
 
-def draw_side(side, factors, prior, precisions, normal, out, n_jobs=None, normal_again=None):
+def draw_side(
+    side: Any,
+    factors: Any,
+    prior: Any,
+    precisions: Any,
+    normal: Any,
+    out: Any,
+    n_jobs: Any = None,
+    normal_again: Any = None,
+) -> Any:
     """Replace the rows `out` of a side; threads take parts of about as many ratings.
 
     Return sums of weighted squared errors by row, and a second draw by `normal_again`, or no rows.

@@ -267,7 +267,8 @@ class DeepBeliefNet:
     """
 
     def __init__(self, coefs: list[np.ndarray], intercepts: list[np.ndarray]) -> None:
-        self.coefs, self.intercepts = coefs, intercepts
+        self.coefs: list[np.ndarray] = coefs
+        self.intercepts: list[np.ndarray] = intercepts
         parameters = self.coefs + self.intercepts
         self._moments = [[np.zeros(p.shape) for p in parameters] for _ in DECAYS]
         self._n_steps = 0

@@ -503,13 +503,13 @@ def _indptr(counts):
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def coded_rows(X):
+def coded_rows(X: Any) -> Any:
     """Return ((users, n_users), (items, n_items)): the ids of X, numbered as they appear first."""
     factors = map(factorized, id_columns(as_rows(X)))
     return tuple((codes, len(values)) for codes, values in factors)
 
 
-def as_rows(X):
+def as_rows(X: Any) -> Any:
     """Return X as an ndarray or DataFrame with two columns of ids, or raise."""
     X = as_table(X)
     X = X if hasattr(X, "shape") else np.asarray(X)

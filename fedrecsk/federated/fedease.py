@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -214,7 +214,7 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
         return (likes - scores) ** 2, np.ones(len(scores))
 
 
-def without_noise(matrix, noise_std):
+def without_noise(matrix: Any, noise_std: Any) -> Any:
     """Return X'X of the items that are above the noise, without most of it; zeros elsewhere."""
     items, result = items_above_noise(matrix, noise_std), np.zeros_like(matrix)
     strengths, vectors = signal(matrix[np.ix_(items, items)], noise_std)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -616,12 +616,12 @@ class Scales(NamedTuple):
     psi: np.ndarray
     sums: np.ndarray | None = None
 
-    def sent(self):
+    def sent(self) -> Any:
         """Return what clients receive."""
         return Dense(np.r_[self.alpha, self.lambda_0, self.reg])
 
 
-def learned(server, sums):
+def learned(server: Any, sums: Any) -> Any:
     """Return the new `scales` and the items' prior mean, `center`, after a round's step.
 
     `sums`, of shape (4,), are over all clients: of ``b_u^2 + S_00``, of users, of
@@ -655,7 +655,7 @@ def learned(server, sums):
     return {"center": center, "scales": scales}
 
 
-def precision_of(n, reg, squares, variances):
+def precision_of(n: Any, reg: Any, squares: Any, variances: Any) -> Any:
     """Re-estimate the precision of n numbers from the sums of their squares and variances.
 
     At a precision that explains them, ``n / (squares + variances)`` (the EM algorithm) and
@@ -681,7 +681,7 @@ class ItemPrior(NamedTuple):
     vectors: np.ndarray
     values: np.ndarray
 
-    def center(self, items, psi, reg):
+    def center(self, items: Any, psi: Any, reg: Any) -> Any:
         """Return the items' expected prior mean F, psi re-estimated, and F's variance.
 
         `psi` and `reg`, of shape (width,), are the precisions of f, and of items given f (R). The
@@ -694,19 +694,19 @@ class ItemPrior(NamedTuple):
         return center, len(self.values) / spread, (1 / precision).sum(axis=0)
 
 
-def directions(n_items, size, key):
+def directions(n_items: Any, size: Any, key: Any) -> Any:
     """Return the public random matrix O, (n_items, size), which both sides draw alike."""
     return key.generator("sketch").standard_normal((n_items, min(size, n_items)))
 
 
-def sketch(block, directions):
+def sketch(block: Any, directions: Any) -> Any:
     """Return the sum over a block's users of r_u (r_u' O)."""
     matrix = np.ones(len(block.items)), block.items, block.indptr
     rated = csr_array(matrix, shape=(block.n_users, block.n_items))
     return rated.T @ (rated @ directions)
 
 
-def eigenpairs(sketch, directions, n_users):
+def eigenpairs(sketch: Any, directions: Any, n_users: Any) -> Any:
     """Return the prior from a sketch of all clients and items' numbers of users (Nystroem)."""
     scale = np.sqrt(np.maximum(np.rint(n_users), 0))[:, None]
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)

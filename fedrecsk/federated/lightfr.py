@@ -758,6 +758,7 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
             message = model._decode_broadcast(message, key)
             state = {"rows": model._targets(block, message), "codes": self.user_codes_}
             updates, _ = model._step(block, state, message, turn, Keys(key, key), moves=False)
+            assert updates is not None
             fields = ((name, getattr(one, "values", one)) for name, one in updates.fields.items())
             upload = {name: Total(one, block.n_clients) for name, one in fields}
             stepped = model._aggregate(server, message, upload, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -172,7 +172,8 @@ class LocALS(ClientItemsWMF):
     # ---------------------------------------------------------------------- the algorithm
 
     def _init_clients(self, block, message, key):
-        state = super()._init_clients(block, message, key) | {"raters": None, "starts": None}
+        state: dict[str, Any] = super()._init_clients(block, message, key)
+        state |= {"raters": None, "starts": None}
         if block.n_users > block.n_clients:
             order = np.argsort(block.rows, kind="stable")
             users = np.repeat(np.arange(block.n_users, dtype=np.int32), np.diff(block.indptr))

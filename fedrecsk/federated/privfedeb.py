@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -462,7 +462,7 @@ class Release(NamedTuple):
     rating_weight: float
 
     @classmethod
-    def of(cls, sums, noise_std, squares):
+    def of(cls, sums: Any, noise_std: Any, squares: Any) -> Any:
         """From sums of counts and residuals (n_items, 2), and of squared counts."""
         counts = np.maximum(sums[:, 0], 0)
         rating_weight = max(float(squares), 0.0) / max(float(counts.sum()), TINY)
@@ -473,7 +473,7 @@ class Release(NamedTuple):
         """N_i plus half their mean, so that the noise on small ones does not matter."""
         return np.maximum(self.counts + self.counts.mean() / 2, TINY)
 
-    def row_weights(self):
+    def row_weights(self) -> Any:
         """a_i: weights of the items' rows in uploads; in the mean over ratings, a_i^2 is 1."""
         weights = (self.padded / self.padded.max()) ** -POWER
         total = self.counts.sum()
@@ -481,11 +481,11 @@ class Release(NamedTuple):
             return np.ones(len(weights))
         return weights / np.sqrt(self.counts @ weights**2 / total)
 
-    def noise(self, curvature, row_weights, noise_std):
+    def noise(self, curvature: Any, row_weights: Any, noise_std: Any) -> Any:
         """Variance of a round's sums: added noise, and that of the ratings themselves."""
         return noise_std**2 + self.rating_weight * curvature * row_weights / ALPHA
 
-    def biases(self):
+    def biases(self) -> Any:
         """First estimates of b_i, and their variances.
 
         Their prior mean is a line in log N_i, fitted to all items: popular items are often
@@ -511,7 +511,7 @@ class Release(NamedTuple):
         slope = weights @ (x * y) / spread if spread > 1e-9 * total else 0.0
         return weights @ y / total + slope * x
 
-    def n_factors(self, share):
+    def n_factors(self, share: Any) -> Any:
         """Return how many factors the noise allows, given the share of clients in a round."""
         a = self.row_weights()
         # Squares of noisy counts are too large by the variance of the noise.
@@ -526,6 +526,6 @@ class Release(NamedTuple):
         return min(MOST, 1 + int(reliability / RELIABLE)) if reliability >= RELIABLE else 0
 
 
-def gains(variance, curvature, noise):
+def gains(variance: Any, curvature: Any, noise: Any) -> Any:
     """Fractions of sums ``h (x - x_now) + noise`` that make x_now the posterior mean of x."""
     return variance * curvature / np.maximum(variance * curvature**2 + noise, TINY)

@@ -78,8 +78,9 @@ class Net(BaseEstimator):
         -------
         self : Net
         """
-        self.module = params.pop("module", self.module)
-        self.arguments = self.arguments | params
+        vars(self).update(
+            module=params.pop("module", self.module), arguments=self.arguments | params
+        )
         return self
 
 

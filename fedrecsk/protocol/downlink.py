@@ -208,7 +208,7 @@ def _narrowed(values, wire):
     return values.astype(wire) if longer else values
 
 
-def matrix_to_compress(field):
+def matrix_to_compress(field: Any) -> Any:
     """Return the matrix of a field that may be compressed, else None."""
     # Fields that are not learned, such as a basis, are sent as they are.
     if isinstance(field, Rows) or not (field.is_learned and field.compressible):

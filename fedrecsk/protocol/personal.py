@@ -223,11 +223,20 @@ class LazyUserFactors:
         Attributes by user, whose rows are to be filled in for these clients' users.
     """
 
-    def __init__(self, method, message, key, blocks, client_ids, unreached, attributes):
+    def __init__(
+        self,
+        method: Any,
+        message: Any,
+        key: Any,
+        blocks: Any,
+        client_ids: Any,
+        unreached: Any,
+        attributes: Any,
+    ) -> None:
         self.method = method
         self.message = message
         self.key = key
-        self.blocks = [
+        self.blocks: list[Any] = [
             block if who.any() else None for block, who in zip(blocks, unreached, strict=True)
         ]
         self.client_ids = client_ids
@@ -238,11 +247,11 @@ class LazyUserFactors:
         for number, (block, who) in enumerate(zip(blocks, unreached, strict=True)):
             self._block_of_user[block.users[block.users_of(who)]] = number
 
-    def __len__(self):
+    def __len__(self) -> Any:
         """Return the number of users that are not computed yet."""
         return int((self._block_of_user >= 0).sum())
 
-    def serve(self, users=None):
+    def serve(self, users: Any = None) -> None:
         """Compute these users (codes, -1 for unknown) unless that is done; None: all users."""
         with _LOCK:
             users = np.arange(len(self._block_of_user)) if users is None else users[users >= 0]
@@ -258,12 +267,12 @@ class LazyUserFactors:
                 for part, attributes in zip(parts, answers, strict=True):
                     self._take(part.users, attributes)
 
-    def shown_in(self, model):
+    def shown_in(self, model: Any) -> Any:
         """Return the model with the attributes as they are, complete or not."""
         vars(model).update(self.attributes, _waiting=None)
         return model
 
-    def with_users(self, attributes, places):
+    def with_users(self, attributes: Any, places: Any) -> Any:
         """Return a copy for a model that has computed or added users with these codes."""
         nobody, other = np.full(len(places), -1, dtype=np.int32), object.__new__(LazyUserFactors)
         with _LOCK:
@@ -310,7 +319,7 @@ class LazyUserFactors:
         self._block_of_user = _writeable(self._block_of_user)
         self._block_of_user[users] = -1
 
-    def __getstate__(self):
+    def __getstate__(self) -> Any:
         """Leave out the data of users that are computed, and what can be derived again."""
         waits, blocks = self._block_of_user >= 0, []
         for block in self.blocks:

@@ -469,6 +469,7 @@ class Server:
     def _warn_of_idle_compression(self, message):
         """Warn if compression has nothing to do in one of its directions."""
         compressor, method = self.federation.compression, type(self.method).__name__
+        assert compressor is not None
         specs = self._specs(("round", 0)).values()
         if compressor.down and not any(
             matrix_to_compress(one) is not None for one in message.values()

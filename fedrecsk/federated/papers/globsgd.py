@@ -145,7 +145,9 @@ class GlobSGD(FederatedWMF):
 
     # ----------------------------------------------------------------------- what it needs
 
-    _idle_matrix = None
+    @property
+    def _idle_matrix(self):
+        return None
 
     def _rate(self, server, upload):
         if self.learning_rate != "auto":

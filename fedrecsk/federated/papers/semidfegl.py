@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -581,13 +581,21 @@ def _n_users(block):
 # ---------------------------------------------------------------------------------- the groups
 
 
-def no_groups(n_clients):
+def no_groups(n_clients: Any) -> Any:
     """Return the groups before anything is known: every client is on its own."""
     nothing = np.zeros(0, dtype=np.int64)
     return Groups(np.full(n_clients, -1, dtype=np.int32), nothing, nothing.reshape(0, 0))
 
 
-def clustered(embeddings, known, items, n_groups, n_common, fuzziness, generator):
+def clustered(
+    embeddings: Any,
+    known: Any,
+    items: Any,
+    n_groups: Any,
+    n_common: Any,
+    fuzziness: Any,
+    generator: Any,
+) -> Any:
     """Return the groups of the clients of a mask (n_clients,) and of the items, by direction.
 
     The centres begin at clients that the generator draws.
@@ -606,7 +614,7 @@ def clustered(embeddings, known, items, n_groups, n_common, fuzziness, generator
     return Groups(of_client, np.bincount(of_client[known], minlength=n_groups), predicted)
 
 
-def memberships(points, centres, fuzziness):
+def memberships(points: Any, centres: Any, fuzziness: Any) -> Any:
     """Return each point's share in each cluster by fuzzy c-means from given centres (Bezdek 1981).
 
     It lowers ``sum_xk share_xk^fuzziness |x - centre_k|^2``, in turns for the shares (of each
@@ -633,7 +641,7 @@ def _shares(points, centres, fuzziness):
     return shares / shares.sum(axis=1, keepdims=True)
 
 
-def directions(vectors):
+def directions(vectors: Any) -> Any:
     """Return vectors scaled to length 1; zero stays zero."""
     vectors = vectors.astype(np.float64)
     lengths = np.sqrt((vectors**2).sum(axis=1, keepdims=True))
