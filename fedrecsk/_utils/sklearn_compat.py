@@ -27,10 +27,10 @@ from sklearn.utils.validation import check_array, check_non_negative
 from threadpoolctl import ThreadpoolController
 
 try:
-    from sklearn.callback import CallbackSupportMixin
+    from sklearn.callback import CallbackSupportMixin  # pyright: ignore[reportAssignmentType]
 except ModuleNotFoundError:  # scikit-learn < 1.9
 
-    class CallbackSupportMixin:  # pyright: ignore[reportRedeclaration]
+    class CallbackSupportMixin:
         """Stand in for scikit-learn's mixin where there are no callbacks."""
 
         def set_callbacks(self, *callbacks):

@@ -469,7 +469,7 @@ class Release(NamedTuple):
         return cls(counts, sums[:, 1], noise_std, rating_weight)
 
     @property
-    def padded(self):
+    def padded(self) -> Any:
         """N_i plus half their mean, so that the noise on small ones does not matter."""
         return np.maximum(self.counts + self.counts.mean() / 2, TINY)
 

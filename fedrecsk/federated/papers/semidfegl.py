@@ -54,7 +54,7 @@ class Groups(NamedTuple):
     items: np.ndarray
 
     @property
-    def scales(self):
+    def scales(self) -> Any:
         """1 / sqrt(degree) of the items of each group, which its devices are connected to."""
         return 1 / np.sqrt(np.maximum(self.n_devices, 1))
 
