@@ -331,8 +331,8 @@ class Rows(NamedTuple):
             (self.users, self.n_users, shrinkage if user_shrinkage is None else user_shrinkage),
             (self.items, self.n_items, shrinkage),
         ):
-            mass = np.bincount(codes, self.weights, minlength=n)
-            share = np.divide(least, mass, out=np.zeros(n), where=mass > 0)
+            total_weight = np.bincount(codes, self.weights, minlength=n)
+            share = np.divide(least, total_weight, out=np.zeros(n), where=total_weight > 0)
             strengths.append(np.minimum(reg + share, most).astype(DTYPE))
         return strengths
 

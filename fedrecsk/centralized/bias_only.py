@@ -115,5 +115,5 @@ def shrunken_mean(
     Groups without values get 0.
     """
     sums = np.bincount(groups, weights * values, minlength=n_groups)
-    mass = np.bincount(groups, weights, minlength=n_groups) + shrinkage
-    return np.divide(sums, mass, out=np.zeros(n_groups), where=mass > 0)
+    total_weight = np.bincount(groups, weights, minlength=n_groups) + shrinkage
+    return np.divide(sums, total_weight, out=np.zeros(n_groups), where=total_weight > 0)

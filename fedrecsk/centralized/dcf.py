@@ -272,9 +272,11 @@ class DCF(HammingSearch, RatingMixin, Recommender):
     def _check_rows(self, data, scale):
         """Raise for ratings off their scale, and for weights too large for exact sums."""
         check_ratings(data.values, scale)
-        mass = max(np.bincount(codes, data.weights).max() for codes in (data.items, data.users))
+        total_weight = max(
+            np.bincount(codes, data.weights).max() for codes in (data.items, data.users)
+        )
         linear = self._largest_pull(max(data.n_users, data.n_items))
-        if 2.0**FRACTION_BITS * (4 * self.n_bits * mass + linear) >= 2**62:
+        if 2.0**FRACTION_BITS * (4 * self.n_bits * total_weight + linear) >= 2**62:
             raise ValueError(
                 "The exact sums of the updates may not fit into 64-bit integers with these weights "
                 f"and parameters. {hint(self, data)} Fewer n_bits help too."

@@ -289,9 +289,9 @@ class ImplicitALS(ImplicitRecommender):
         errors = (1 + extra) - extra * scores
         total = np.bincount(liked, errors, minlength=len(items))
         total -= items @ users[likers].sum(axis=0, dtype=float)
-        mass = len(likers) + np.bincount(liked, extra, minlength=len(items))
+        total_weight = len(likers) + np.bincount(liked, extra, minlength=len(items))
         # With tiny weights, rounding may leave nothing of an item that everybody likes.
-        return total / np.maximum(mass, 1e-9)
+        return total / np.maximum(total_weight, 1e-9)
 
     def _newcomers(self, likes):
         model = self._library_model(self._seed)

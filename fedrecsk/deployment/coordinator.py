@@ -23,8 +23,8 @@ from fedrecsk.deployment.records import (
     MalformedMessage,
     message_arrays,
     pack,
-    parcels_of,
     place_head,
+    uploads_of,
 )
 from fedrecsk.deployment.store import MODEL, RECORDS
 from fedrecsk.protocol.encryption import EncryptedSums
@@ -205,16 +205,16 @@ class Coordinator:
         for step in range(server.n_setups):
             message = server.setup_message(step, late=late)
             specs = server.method._setup_specs(len(server.item_ids), step)
-            parcels, n_malformed = self._ask("setup", step, asked, message, specs, quorum=quorum)
+            uploads, n_malformed = self._ask("setup", step, asked, message, specs, quorum=quorum)
             if n_malformed and not late:
                 raise NotEnough(
                     f"{n_malformed} answers to set-up exchange {step} were malformed, and the fit "
                     "needs those of all clients; the log names them. Mend these nodes or leave "
                     "them out, and run this app again."
                 )
-            server.close_setup(step, parcels, late=late)
+            server.close_setup(step, uploads, late=late)
             server.ledger.count(rejected=n_malformed)
-            answered = {int(one.client) for one in parcels}
+            answered = {int(one.client) for one in uploads}
             asked = {code: one for code, one in asked.items() if code in answered}
         server.send_announcement(late=late)
         for one in asked.values():
@@ -263,10 +263,10 @@ class Coordinator:
         asked = self._of(turn.active)
         specs = server.method._upload_specs(len(server.item_ids))
         number = server.round
-        parcels, n_malformed = self._ask("round", number, asked, message, specs, self.quorum)
-        senders = {int(one.client) for one in parcels}
+        uploads, n_malformed = self._ask("round", number, asked, message, specs, self.quorum)
+        senders = {int(one.client) for one in uploads}
         n_undecided = server.n_undecided_rounds
-        server.close_round(parcels)
+        server.close_round(uploads)
         n_silent = len(asked) - self.progress.traffic[-1]["answers"]
         server.ledger.count(dropped=n_silent, rejected=n_malformed)
         if server.totals is not None:
@@ -306,11 +306,11 @@ class Coordinator:
         self._measured = message
         specs = server._specs(("validation", server.round))
         asked = self._of(receives)
-        parcels, n_malformed = self._ask(
+        uploads, n_malformed = self._ask(
             *("validate", server.round, asked, message, specs, self.quorum)
         )
         server.ledger.count(rejected=n_malformed)
-        if server.close_validation(parcels, receives):
+        if server.close_validation(uploads, receives):
             self.progress.best = server.round
 
     def _end(self):
@@ -388,7 +388,7 @@ class Coordinator:
                 "seconds": time.monotonic() - began,
             }
         )
-        parcels, n_malformed = [], 0
+        uploads, n_malformed = [], 0
         for member in asked.values():
             if member.name not in answers:
                 continue
@@ -397,11 +397,11 @@ class Coordinator:
             if isinstance(message, EncryptedSums):
                 member.n_steps = message.first + len(message.sums)
             try:
-                parcels += self._parcels(kind, number, member, answers[member.name], specs)
+                uploads += self._uploads(kind, number, member, answers[member.name], specs)
             except MalformedMessage as error:
                 n_malformed += 1
                 log.warning("Client %s: %s", member.name, error)
-        return parcels, n_malformed
+        return uploads, n_malformed
 
     def _request(self, kind, number, member, message):
         """Return the bytes of a request to one member."""
@@ -431,23 +431,23 @@ class Coordinator:
             arrays |= {f"{name}/{label}": values for label, values in own.items()}
         return pack(head, arrays)
 
-    def _parcels(self, kind, number, member: Member, answer, specs):
+    def _uploads(self, kind, number, member: Member, answer, specs):
         """Return a member's messages; raise if they are not what it was asked for."""
         if kind == "finish":
             return []
-        heads = answer.head.get("parcels")
+        heads = answer.head.get("uploads")
         if isinstance(heads, list) and len(heads) > 1:
             raise MalformedMessage(f"it sends {len(heads)} uploads at once.")
-        parcels = parcels_of(heads, answer.arrays, specs)
+        uploads = uploads_of(heads, answer.arrays, specs)
         phase = {"setup": "setup", "round": "round", "validate": "validation"}[kind]
-        for one in parcels:
+        for one in uploads:
             step = one.phase, one.round, one.client
             are_codes = type(one.round) is type(one.client) is int
             if step != (phase, number, member.code) or not are_codes:
                 raise MalformedMessage(
                     f"it sends {str(step)[:80]} instead of {(phase, number, member.code)}."
                 )
-        return parcels
+        return uploads
 
 
 def _equal(spec, arrays, other_spec, other_arrays):

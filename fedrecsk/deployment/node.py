@@ -16,10 +16,10 @@ from fedrecsk.deployment.records import (
     MalformedMessage,
     message_of,
     pack,
-    parcel_arrays,
     place_of,
     registration_head,
     unpack,
+    upload_arrays,
 )
 from fedrecsk.deployment.store import MODEL as MODEL_FILE
 from fedrecsk.protocol.clients import VALIDATION
@@ -231,28 +231,28 @@ class Node:
 
     def _setup(self, memory, head, arrays):
         step, device = int(head["number"]), memory.device
-        parcels = device.setup(step, self._message(memory, head, arrays))
-        return self._sent(memory, parcels, device.method._setup_specs(device.block.n_items, step))
+        uploads = device.setup(step, self._message(memory, head, arrays))
+        return self._sent(memory, uploads, device.method._setup_specs(device.block.n_items, step))
 
     # --------------------------------------------------------------------- each round
 
     def _round(self, memory, head, arrays):
         round, device = int(head["number"]), memory.device
         device.receive(round, self._message(memory, head, arrays))
-        parcels, _ = device.update(round)
+        uploads, _ = device.update(round)
         log.info("Client %s has trained in round %d", device.client_ids[0], round)
-        return self._sent(memory, parcels, device.method._upload_specs(device.block.n_items))
+        return self._sent(memory, uploads, device.method._upload_specs(device.block.n_items))
 
     def _validate(self, memory, head, arrays):
         round = int(head["number"])
         memory.model = memory.announcement | self._message(memory, head, arrays)
-        parcels = memory.device.validate(round, memory.model)
+        uploads = memory.device.validate(round, memory.model)
         memory.measured = round
-        return self._sent(memory, parcels, VALIDATION)
+        return self._sent(memory, uploads, VALIDATION)
 
-    def _sent(self, memory, parcels, specs):
-        heads, arrays = parcel_arrays(parcels, specs, memory.device.federation.wire_dtype)
-        return pack({"parcels": heads}, arrays)
+    def _sent(self, memory, uploads, specs):
+        heads, arrays = upload_arrays(uploads, specs, memory.device.federation.wire_dtype)
+        return pack({"uploads": heads}, arrays)
 
     # ------------------------------------------------------------------------- the end
 

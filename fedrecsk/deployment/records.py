@@ -174,25 +174,25 @@ def _narrowed(values, dtype):
 # ------------------------------------------------------------------------ from a client
 
 
-def parcel_arrays(
-    parcels: list[ClientMessage], specs: dict[str, FieldSpec], wire_dtype: str
+def upload_arrays(
+    uploads: list[ClientMessage], specs: dict[str, FieldSpec], wire_dtype: str
 ) -> tuple[list[dict[str, Any]], Arrays]:
     """Return the heads and the arrays of a client's messages."""
     heads, arrays = [], {}
-    for number, parcel in enumerate(parcels):
+    for number, upload in enumerate(uploads):
         fields = {}
-        for name, numbers in parcel.fields.items():
+        for name, numbers in upload.fields.items():
             fields[name] = _sent(numbers, specs[name], wire_dtype, f"{number}/{name}", arrays)
         head = {
-            "phase": parcel.phase,
-            "round": parcel.round,
-            "client": parcel.client,
+            "phase": upload.phase,
+            "round": upload.round,
+            "client": upload.client,
             "fields": fields,
         }
-        if parcel.encrypted is not None:
-            head["encrypted"] = _written(parcel.encrypted, str(number), arrays)
+        if upload.encrypted is not None:
+            head["encrypted"] = _written(upload.encrypted, str(number), arrays)
         # What a compressor sends besides, or central privacy.
-        extras = getattr(parcel, "extras", {})
+        extras = getattr(upload, "extras", {})
         if extras:
             head["extras"] = list(extras)
         for name, values in extras.items():
@@ -240,19 +240,19 @@ def _kind(values, spec):
     return "plain", values
 
 
-def parcels_of(heads: Any, arrays: Arrays, specs: dict[str, FieldSpec]) -> list[ClientMessage]:
+def uploads_of(heads: Any, arrays: Arrays, specs: dict[str, FieldSpec]) -> list[ClientMessage]:
     """Return untrusted messages; raise MalformedMessage, which names the culprit, if invalid."""
     if not isinstance(heads, list):
         raise MalformedMessage("The messages must be a list.")
-    return [_parcel(number, head, arrays, specs) for number, head in enumerate(heads)]
+    return [_upload(number, head, arrays, specs) for number, head in enumerate(heads)]
 
 
-def _parcel(number, head, arrays, specs):
+def _upload(number, head, arrays, specs):
     try:
         step = head["phase"], head["round"], head["client"]
         fields = dict(head["fields"])
     except (TypeError, KeyError, ValueError) as error:
-        raise MalformedMessage("A parcel lacks its phase, round, client or fields.") from error
+        raise MalformedMessage("An upload lacks its phase, round, client or fields.") from error
     if "encrypted" in head:
         try:
             content = _ciphertext(head["encrypted"], str(number), arrays)
@@ -270,14 +270,14 @@ def _parcel(number, head, arrays, specs):
             }
             read[name] = Numbers(**parts)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            raise MalformedMessage(f"Field {name!r} of a parcel cannot be read: {error}") from error
+            raise MalformedMessage(f"Field {name!r} cannot be read: {error}") from error
     if "extras" not in head:
         return ClientMessage(*step, read)
     try:
         extras = {name: arrays[f"{number}:{name}"] for name in head["extras"]}
         return ClientMessage(*step, read, **{"extras": extras})
     except (TypeError, KeyError) as error:
-        raise MalformedMessage("The extras of a parcel are missing, or unexpected.") from error
+        raise MalformedMessage("The extras of an upload are missing, or unexpected.") from error
 
 
 def _read(how, array, spec):

@@ -153,7 +153,7 @@ def update(layout, ratings, active, model, work, posterior, out):
     ``alpha_u / alpha E`` and the weight of the ratings.
     """
     matrix, scales = work.matrix, work.scales
-    width, total, mass = work.items.shape[1], 0.0, 0.0
+    width, total, total_weight = work.items.shape[1], 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
             continue
@@ -173,7 +173,7 @@ def update(layout, ratings, active, model, work, posterior, out):
                     for other in range(width):
                         posterior.covariances[u, k, other] = matrix[k, other]
             total += squares
-            mass += weight
+            total_weight += weight
             scales[0] += matrix[0, width] * matrix[0, width] + matrix[0, 0]
             scales[1] += 1
             scales[2] += alpha / model.alpha * spread
@@ -183,7 +183,7 @@ def update(layout, ratings, active, model, work, posterior, out):
                 add_user(start, stop, first, layout, ratings, alpha, work)
         if sends:
             send(c, first, n_own, work, out)
-    return total, mass
+    return total, total_weight
 
 
 @inline
@@ -383,10 +383,10 @@ def ascend(values, sums, scale, reg, center, first, second, step, debias):
 
 
 @kernel
-def spread(values, center, reg, mass, squares, variances):
+def spread(values, center, reg, total_weight, squares, variances):
     """Add up ``(x_i - c_i)^2`` and ``1 / (reg + mass_i)`` over the rows, by column."""
     for i in range(values.shape[0]):
         for k in range(values.shape[1]):
             away = values[i, k] - center[i, k]
             squares[k] += away * away
-            variances[k] += 1 / (reg[k] + mass[i])
+            variances[k] += 1 / (reg[k] + total_weight[i])

@@ -36,11 +36,11 @@ def first(layout, ratings, shrinkage, largest, share, own, out):
 @inline
 def add_first(u, start, layout, ratings, shrinkage, largest, own):
     """Add a user's counts and residuals, of norm 1, to its client's rows; return squared counts."""
-    total, mass = 0.0, shrinkage
+    total, total_weight = 0.0, shrinkage
     for t in range(layout.indptr[u], layout.indptr[u + 1]):
         total += ratings.weights[t] * ratings.values[t]
-        mass += ratings.weights[t]
-    mean, counts, squares = total / mass, 0.0, 0.0
+        total_weight += ratings.weights[t]
+    mean, counts, squares = total / total_weight, 0.0, 0.0
     for t in range(layout.indptr[u], layout.indptr[u + 1]):
         w, residual = ratings.weights[t], min(max(ratings.values[t] - mean, -largest), largest)
         counts += w * w
@@ -65,7 +65,7 @@ def update(layout, ratings, active, model, row_weights, emphasis, floor, work, u
     floor : least mean square of a user's row that its upload is divided by
     users : (n_users, d + 1)
     """
-    total, mass, width = 0.0, 0.0, users.shape[1]
+    total, total_weight, width = 0.0, 0.0, users.shape[1]
     for c in range(len(active)):
         if not active[c]:
             continue
@@ -76,7 +76,7 @@ def update(layout, ratings, active, model, row_weights, emphasis, floor, work, u
             start, stop = layout.indptr[u], layout.indptr[u + 1]
             _, _, squares, weight = infer(start, stop, layout, ratings, model, work)
             total += squares
-            mass += weight
+            total_weight += weight
             for k in range(width):
                 users[u, k] = work.matrix[k, width]
             if out.senders[c]:
@@ -85,7 +85,7 @@ def update(layout, ratings, active, model, row_weights, emphasis, floor, work, u
         if out.senders[c]:
             norm = np.sqrt(norm_squared(work.items, n_own))
             send(c, 1 / max(1.0, norm) if norm < np.inf else norm, layout, work.items, out)
-    return total, mass
+    return total, total_weight
 
 
 @inline

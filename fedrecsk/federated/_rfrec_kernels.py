@@ -103,7 +103,7 @@ def step(layout, values, weights, active, users, held, broadcast, objective, rul
     loss, weight : sums of w (r - estimate)^2 and of w before the step
     """
     real, width = held.now.dtype.type, held.now.shape[1]
-    loss, mass = 0.0, 0.0
+    loss, total_weight = 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
             continue
@@ -118,14 +118,14 @@ def step(layout, values, weights, active, users, held, broadcast, objective, rul
                 u, layout, values, weights, users, held, objective, work
             )
             loss += squares
-            mass += weight
+            total_weight += weight
             add_gradients(u, first, layout, weights, users, held, broadcast, objective, work)
             if objective.biases:
                 bias_penalty = real(2) * objective.reg_user_bias[u]
                 work.gradient[0, 0] = slope + bias_penalty * users.now[u, 0]
             descend(users.now, users.mean, users.square, u, 1, work.gradient, rule, n_steps[c])
         descend(held.now, held.mean, held.square, first, n, work.items, rule, n_steps[c])
-    return loss, mass
+    return loss, total_weight
 
 
 @inline

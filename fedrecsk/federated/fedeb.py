@@ -639,8 +639,8 @@ def learned(server: Any, sums: Any) -> Any:
     if server["prior"] is not None:
         center, psi, of_center = server["prior"].center(items, psi, scales.reg)
     squares, variances = np.zeros((2, len(scales.reg)))
-    mass = scales.alpha * server["n_ratings"]
-    fedeb_kernels.spread(items, center, scales.reg, mass, squares, variances)
+    total_weight = scales.alpha * server["n_ratings"]
+    fedeb_kernels.spread(items, center, scales.reg, total_weight, squares, variances)
     reg = precision_of(len(items), scales.reg, squares, variances + of_center)
     # A geometric mean, because precisions of vectors that are not needed grow without bound.
     reg = scales.reg ** (1 - NEW) * np.clip(reg, LOWEST, HIGHEST) ** NEW

@@ -131,13 +131,13 @@ class AveragedItems(LearnsFromFeedback):
     def _empty_upload(self, block, turn, config, dtype):
         """Return where the kernel writes what is sent."""
         if not turn.separate:
-            return self._room(block.n_clients, 0, block.n_items, dtype)
+            return self._empty_arrays(block.n_clients, 0, block.n_items, dtype)
         # No client visits more items than it has examples.
         n_examples = np.diff(block.rating_indptr) * (1 + config.n_negatives)
         n_own = np.minimum(n_examples, block.n_items)[turn.active].sum()
-        return self._room(block.n_clients, n_own, 0, dtype)
+        return self._empty_arrays(block.n_clients, n_own, 0, dtype)
 
-    def _room(self, n_clients, n_own, n_items, dtype):
+    def _empty_arrays(self, n_clients, n_own, n_items, dtype):
         """Return arrays for `n_own` rows that clients send, or for sums of `n_items` rows."""
         return fedmf_kernels.Upload(
             n_items == 0,
@@ -244,7 +244,7 @@ class AveragedItems(LearnsFromFeedback):
             fedmf_kernels.Moving(0.0, columns, scale),
             users,
             fedmf_kernels.scratch(layout, whom, config, items),
-            self._room(block.n_users, 0, 0, items.dtype),
+            self._empty_arrays(block.n_users, 0, 0, items.dtype),
         )
 
     @property

@@ -139,10 +139,10 @@ class Trainer:
         clients, steps, visits = self._planned(clients, seeds, n_examples)
         items = np.ascontiguousarray(visits.items[:, : visits.n_items.max()])
         after = self._parameters(clients, self._tensor(items))
-        mass = steps.weight.sum(axis=-1, dtype=np.float64)
+        total_weight = steps.weight.sum(axis=-1, dtype=np.float64)
         loss = self._descend(clients, [self._tensor(one) for one in steps], visits.n_steps, after)
         after = {name: after[name].numpy(force=True) for name in self.layout.trained}
-        return Trained(clients, items, visits.n_items, after, np.array([loss, mass.sum()]))
+        return Trained(clients, items, visits.n_items, after, np.array([loss, total_weight.sum()]))
 
     def _planned(self, clients, seeds, n_examples):
         """Return the steps of clients, those with most steps first."""
@@ -150,7 +150,7 @@ class Trainer:
         layout = self.block.client_indptr, self.block.indptr, self.block.items
         config = plan.n_negatives, plan.n_epochs, plan.batch_size
         steps, visits = neural_kernels.empty(n_examples, n_items, *config[1:], dtype)
-        work = neural_kernels.room(int(n_examples.max()), n_items, dtype)
+        work = neural_kernels.scratch(int(n_examples.max()), n_items, dtype)
         layout = fedmf_kernels.Layout(*layout)
         neural_kernels.plan(clients, layout, self.feedback, seeds, *config, steps, visits, work)
         # A client whose users have rated everything has no negatives, and fewer steps than others.
@@ -195,8 +195,8 @@ class Trainer:
     def _descend(self, clients, steps, n_steps, after):
         """Take all steps on the parameters `after`, in place; returns the loss."""
         whose, what, target, weight = steps
-        mass = weight.sum(-1)
-        weight = weight / mass.clamp_min(torch.finfo(weight.dtype).tiny).unsqueeze(-1)
+        total_weight = weight.sum(-1)
+        weight = weight / total_weight.clamp_min(torch.finfo(weight.dtype).tiny).unsqueeze(-1)
         # Batches are full, up to the last one of an epoch.
         places = torch.arange(1, weight.shape[-1] + 1, device=weight.device)
         widths = ((weight > 0).any(dim=1) * places).amax(dim=-1).tolist()
@@ -215,7 +215,7 @@ class Trainer:
                 losses = (weight[step][batch] * self.plan.loss(scores, target[step][batch])).sum(-1)
                 if number == 0:
                     self._check_losses(losses, clients, after)
-                    total += float(losses.detach().double() @ mass[step, :n].double())
+                    total += float(losses.detach().double() @ total_weight[step, :n].double())
                 self._take_step(optimizer, losses, leaves, places)
         return total
 

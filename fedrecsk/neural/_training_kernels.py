@@ -61,7 +61,7 @@ def empty(n_examples, n_items, n_epochs, batch_size, dtype):
     return steps, Visits(np.zeros((n_clients, min(n_items, most)), np.int64), *counts)
 
 
-def room(n_examples, n_items, dtype):
+def scratch(n_examples, n_items, dtype):
     """Return Work for a client with `n_examples` examples."""
     whose, what, order = np.empty((3, n_examples), np.int32)
     target, weight = np.empty((2, n_examples), dtype)

@@ -406,7 +406,7 @@ class SecureAggregation(PlainParameters, ABC):
         """Return the bytes of the key material that every client receives, for ledgers."""
 
     @abstractmethod
-    def _cure(self, largest, n_clients):
+    def _advice(self, largest, n_clients):
         """Return a sentence about what to change so that a value fits."""
 
     @staticmethod
@@ -424,7 +424,7 @@ class SecureAggregation(PlainParameters, ABC):
             raise ValueError(
                 f"A value of size {largest:.6g} may overflow: in a sum over {n_clients} "
                 f"clients each value must be at most {limit:.6g} in size for {self}. "
-                f"{self._cure(largest, n_clients)}"
+                f"{self._advice(largest, n_clients)}"
             )
 
     def _n_blocks(self, n_values):

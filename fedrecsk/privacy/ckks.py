@@ -205,7 +205,7 @@ class CKKS(SecureAggregation):
             raise ValueError("These keys are not those of the side that they claim to be.")
         return _CKKSParty(self, n_clients, key_id, context)
 
-    def _cure(self, largest, n_clients):
+    def _advice(self, largest, n_clients):
         excess = largest / self.max_value(n_clients)
         fits = self.scale_bits - math.ceil(math.log2(excess))
         lower = f"lower scale_bits to at most {fits}, " if fits > 0 else ""

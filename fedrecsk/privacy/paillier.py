@@ -154,7 +154,7 @@ class Paillier(SecureAggregation):
         private = phe.PaillierPrivateKey(public, p, q)
         return _PaillierParty(self, n_clients, key_id, public, private)
 
-    def _cure(self, largest, n_clients):
+    def _advice(self, largest, n_clients):
         fits = self.fraction_bits
         while fits > 0 and largest > _largest(n_clients) / 2.0**fits:
             fits -= 1

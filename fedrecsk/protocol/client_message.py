@@ -80,7 +80,7 @@ def packed(
     numbered: bool,
     federation: Federation | None = None,
 ) -> list[ClientMessage]:
-    """Turn updates into parcels, one for each client that sends.
+    """Turn updates into uploads, one for each client that sends.
 
     Parameters
     ----------
@@ -94,14 +94,14 @@ def packed(
 
     Returns
     -------
-    parcels : list of ClientMessage
+    uploads : list of ClientMessage
     """
     if updates is None:
         return []
     specs = _as_sent(specs, federation)
-    parcels = []
+    uploads = []
     for place in np.flatnonzero(updates.sends).tolist():
-        parcel = ClientMessage(updates.phase, updates.round, int(updates.clients[place]))
+        upload = ClientMessage(updates.phase, updates.round, int(updates.clients[place]))
         fields = updates.fields if updates.held is None else updates.held.sent(place).fields
         is_broken = bool(updates.arrives[place] and not updates.accepted[place])
         for name, spec in specs.items():
@@ -111,13 +111,13 @@ def packed(
             numbers, extra = _numbers(fields.get(name), spec, compressor, is_broken)
             if spec.rows == "held" and not numbered:
                 numbers = numbers._replace(rows=None)
-            parcel.fields[name] = numbers
+            upload.fields[name] = numbers
             if extra is not None:
-                parcel.extras[name] = extra
+                upload.extras[name] = extra
         if _says_short(updates.phase, federation):
-            parcel.extras[TERMS] = np.array([updates.counts.short_excess > 0])
-        parcels.append(parcel)
-    return parcels
+            upload.extras[TERMS] = np.array([updates.counts.short_excess > 0])
+        uploads.append(upload)
+    return uploads
 
 
 def _as_sent(specs, federation):
@@ -181,7 +181,7 @@ def _shortened(values, dtype):
 
 
 def unpacked(
-    parcel: ClientMessage,
+    upload: ClientMessage,
     specs: dict[str, FieldSpec],
     n_held: int,
     *,
@@ -191,12 +191,12 @@ def unpacked(
     hold: bool = False,
     federation: Federation | None = None,
 ) -> ClientUpdates:
-    """Turn a parcel into ClientUpdates, which are rejected if anything in it is malformed.
+    """Turn an upload into ClientUpdates, which are rejected if anything in it is malformed.
 
     Parameters
     ----------
-    parcel : ClientMessage
-        A parcel whose phase, round and client have been checked.
+    upload : ClientMessage
+        An upload whose phase, round and client have been checked.
     specs : dict of {str: FieldSpec}
         Forms of the fields in this step.
     n_held : int
@@ -215,9 +215,9 @@ def unpacked(
     -------
     ClientUpdates
     """
-    code, sends = np.array([int(parcel.client)]), np.ones(1, dtype=bool)
+    code, sends = np.array([int(upload.client)]), np.ones(1, dtype=bool)
     row_counts = np.array([n_held])
-    fields = _fields(parcel, _as_sent(specs, federation), int(n_held), held, federation)
+    fields = _fields(upload, _as_sent(specs, federation), int(n_held), held, federation)
     is_sound = fields is not None
     if fields is None:
         fields = {
@@ -225,41 +225,41 @@ def unpacked(
         }
     updates = ClientUpdates(
         fields,
-        phase=parcel.phase,
-        round=int(parcel.round),
+        phase=upload.phase,
+        round=int(upload.round),
         clients=code,
         sends=sends,
         arrives=sends,
         accepted=sends & is_sound,
         specs=specs,
-        sizes=_sizes(parcel, fields, specs, row_counts, wire_dtype, federation),
+        sizes=_sizes(upload, fields, specs, row_counts, wire_dtype, federation),
     )
     if not is_sound:
         return replace(updates, fields={})
     for name, center in (centers or {}).items():
         if name not in fields:
             continue
-        changed = _is_compressed(parcel, fields[name], specs[name], federation)
+        changed = _is_compressed(upload, fields[name], specs[name], federation)
         if changed or hold:
             one = fields[name] if changed else _moved(fields[name], center)
             fields[name] = replace(one, center=center)
     updates = protected(updates, [], hold=hold)
     mechanism = None if federation is None else federation.central_dp
     if mechanism is not None:
-        short = bool(parcel.extras[TERMS][0]) if _says_short(parcel.phase, federation) else False
+        short = bool(upload.extras[TERMS][0]) if _says_short(upload.phase, federation) else False
         updates.counts = Counts(int(mechanism.noise == "clients"), 0, short - 0.5)
     return updates
 
 
-def _is_compressed(parcel, one, spec, federation):
-    return parcel.phase == "round" and one.columns is None and is_compressed(federation, spec)
+def _is_compressed(upload, one, spec, federation):
+    return upload.phase == "round" and one.columns is None and is_compressed(federation, spec)
 
 
-def _sizes(parcel, fields, specs, n_held, wire_dtype, federation):
+def _sizes(upload, fields, specs, n_held, wire_dtype, federation):
     """Sizes of an upload, with what compression and the adaptive clip make of them."""
     sizes = measured(ClientUpdates(fields), specs, n_held, wire_dtype)
     for name, spec in specs.items():
-        if not _is_compressed(parcel, fields[name], spec, federation):
+        if not _is_compressed(upload, fields[name], spec, federation):
             continue
         n_rows = {"all": np.array([spec.shape[0]]), "held": n_held}.get(
             spec.rows, fields[name].n_rows
@@ -268,7 +268,7 @@ def _sizes(parcel, fields, specs, n_held, wire_dtype, federation):
         nbytes, payload = federation.compression._sizes_of_upload(spec, n_rows, itemsize)
         whole = spec.sizes(wire_dtype, n_rows)
         sizes[:2] += np.array([nbytes, payload]) - whole[:2]
-    if _says_short(parcel.phase, federation):
+    if _says_short(upload.phase, federation):
         sizes[[0, 2]] += 1
     return sizes
 
@@ -282,22 +282,22 @@ def held_items(updates: ClientUpdates) -> np.ndarray | None:
     return tile.fields[named[0]].rows if named else None
 
 
-def _fields(parcel, specs, n_held, held, federation):
+def _fields(upload, specs, n_held, held, federation):
     """Return each field as SparseRows of one client, or None if any is malformed."""
     # Any error in processing an unchecked upload is due to the upload, so it is rejected.
     try:
-        if parcel.fields.keys() != specs.keys():
+        if upload.fields.keys() != specs.keys():
             return None
-        known = held if parcel.phase != "setup" else None
-        fields, extras = {}, dict(parcel.extras)
-        if _says_short(parcel.phase, federation):
+        known = held if upload.phase != "setup" else None
+        fields, extras = {}, dict(upload.extras)
+        if _says_short(upload.phase, federation):
             check_bit(extras.pop(TERMS))
         for name, spec in specs.items():
-            numbers = Numbers(*parcel.fields[name])
+            numbers = Numbers(*upload.fields[name])
             rows = _rows(numbers.rows, spec, n_held, known)
             if rows is None:
                 return None
-            if _is_compressed(parcel, numbers, spec, federation):
+            if _is_compressed(upload, numbers, spec, federation):
                 decode, shape = federation.compression._decoded, (len(rows), spec.width)
                 numbers = Numbers(decode(numbers.values, extras.pop(name, None), shape))
             fields[name] = _rebuilt(numbers, rows, spec)

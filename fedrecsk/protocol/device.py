@@ -181,7 +181,7 @@ class Device(Clients):
 
         Returns
         -------
-        parcels : list of ClientMessage
+        uploads : list of ClientMessage
             Upload to send to the server; empty if there is none.
         loss : ndarray of shape (2,)
             Sums of the training losses and of their weights. Do not send them.
@@ -192,7 +192,7 @@ class Device(Clients):
         """Run one local update, and pack it."""
         updates, loss = super().update(round)
         specs = self.method._upload_specs(self.block.n_items)
-        return [parcel for one in updates for parcel in self._packed(one, specs)], loss
+        return [upload for one in updates for upload in self._packed(one, specs)], loss
 
     def validate(self, round: int, message: Message) -> list[ClientMessage]:
         """Evaluate a model on held-out rows; returns a list of one ClientMessage.

@@ -527,7 +527,7 @@ class Server:
             Sums of the training losses and of their weights, which only the simulator knows.
         trusted : bool, default=False
             Whether these are ClientUpdates that the caller has just made by its own
-            :class:`Clients`, as the simulator does, and not parcels, which are checked.
+            :class:`Clients`, as the simulator does, and not uploads, which are checked.
 
         Returns
         -------
@@ -628,37 +628,37 @@ class Server:
             if not (trusted or isinstance(one, ClientMessage)):
                 raise TypeError(
                     f"The server got a {type(one).__name__} in {step[0]} {step[1]}; send it the "
-                    "parcels of devices, or pass trusted=True for updates of your own Clients."
+                    "uploads of devices, or pass trusted=True for updates of your own Clients."
                 )
             senders = _senders(one)
             self._check(one, senders, step, asked, seen)
             seen[senders] = True
             yield one
 
-    def accept(self, parcel: ClientMessage) -> ClientUpdates:
-        """Check a parcel and return it as ClientUpdates.
+    def accept(self, upload: ClientMessage) -> ClientUpdates:
+        """Check an upload and return it as ClientUpdates.
 
         Parameters
         ----------
-        parcel : ClientMessage
+        upload : ClientMessage
             From a registered client.
 
         Returns
         -------
         ClientUpdates
-            Not accepted if anything in the parcel is malformed.
+            Not accepted if anything in the upload is malformed.
         """
-        step, client = (parcel.phase, int(parcel.round)), int(parcel.client)
+        step, client = (upload.phase, int(upload.round)), int(upload.client)
         apart = self.federation.aggregator is not None or self.method._treats_clients_apart
-        is_setup = parcel.phase == "setup"
+        is_setup = upload.phase == "setup"
         one = unpacked(
-            parcel,
+            upload,
             self._specs(step),
             self.n_held[client],
             held=self._held.get(client),
             centers=self._centers(),
             wire_dtype=self.federation.wire_dtype,
-            hold=is_setup or (apart and parcel.phase == "round"),
+            hold=is_setup or (apart and upload.phase == "round"),
             federation=self.federation,
         )
         if is_setup:
@@ -835,7 +835,7 @@ def _senders(one):
     # A code of another type, or too large for an array, belongs to no client.
     if not isinstance(one.phase, str) or not all(isinstance(n, Integral) for n in numbers):
         raise ValueError(
-            "A parcel must name its phase (a string), its round and its client's code (integers); "
+            "An upload must name its phase (a string), its round and its client's code (integers); "
             "see fedrecsk.protocol.ClientMessage."
         )
     return np.array([min(max(int(one.client), -1), np.iinfo(np.int64).max)])

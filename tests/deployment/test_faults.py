@@ -146,30 +146,30 @@ def test_a_repeated_request_gets_the_same_answer(tmp_path):
 
 
 def changed(reply, change):
-    """The reply after a change of its parcel's head."""
+    """The reply after a change of its upload's head."""
     head, arrays = unpack(reply)
-    change(head["parcels"])
+    change(head["uploads"])
     return pack(head, arrays)
 
 
-def another_client(parcels):
-    parcels[0]["client"] = (parcels[0]["client"] + 1) % 3
+def another_client(uploads):
+    uploads[0]["client"] = (uploads[0]["client"] + 1) % 3
 
 
-def a_fractional_client(parcels):
-    parcels[0]["client"] = float(parcels[0]["client"])
+def a_fractional_client(uploads):
+    uploads[0]["client"] = float(uploads[0]["client"])
 
 
-def another_round(parcels):
-    parcels[0]["round"] += 1
+def another_round(uploads):
+    uploads[0]["round"] += 1
 
 
-def twice(parcels):
-    parcels.append(parcels[0])
+def twice(uploads):
+    uploads.append(uploads[0])
 
 
-def another_field(parcels):
-    parcels[0]["fields"] = {"else": {}}
+def another_field(uploads):
+    uploads[0]["fields"] = {"else": {}}
 
 
 CHANGES = [another_client, a_fractional_client, another_round, twice, another_field]

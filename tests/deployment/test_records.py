@@ -13,10 +13,10 @@ from fedrecsk.deployment.records import (
     message_arrays,
     message_of,
     pack,
-    parcel_arrays,
-    parcels_of,
     registration_of,
     unpack,
+    upload_arrays,
+    uploads_of,
 )
 from fedrecsk.protocol import ClientMessage, Dense, Derived, FieldSpec, Message, Numbers, Rows
 from fedrecsk.protocol.messages import PerClient
@@ -143,7 +143,7 @@ FORMS = {
 }
 
 
-def test_parcels_come_back_as_they_were():
+def test_uploads_come_back_as_they_were():
     generator = np.random.default_rng(0)
     mask = np.array([True, False])
     fields = {
@@ -154,37 +154,37 @@ def test_parcels_come_back_as_they_were():
         "n_users": Numbers(np.array([300], np.uint32)),
         "gram": Numbers(np.full((2, 2), np.nan)),
     }
-    heads, arrays = parcel_arrays([ClientMessage("setup", 1, 2, fields)], FORMS, "float32")
-    content = pack({"parcels": heads}, arrays)
+    heads, arrays = upload_arrays([ClientMessage("setup", 1, 2, fields)], FORMS, "float32")
+    content = pack({"uploads": heads}, arrays)
     # Three rows of 70 bits, and nothing for ones.
     assert arrays["0/signs/values"].nbytes == 27
     assert "0/held/values" not in arrays
     head, back = unpack(content)
-    (parcel,) = parcels_of(head["parcels"], back, FORMS)
-    assert (parcel.phase, parcel.round, parcel.client) == ("setup", 1, 2)
+    (upload,) = uploads_of(head["uploads"], back, FORMS)
+    assert (upload.phase, upload.round, upload.client) == ("setup", 1, 2)
     for name, numbers in fields.items():
-        for one, other in zip(numbers, parcel.fields[name], strict=True):
+        for one, other in zip(numbers, upload.fields[name], strict=True):
             assert (one is None) == (other is None)
             np.testing.assert_array_equal(one, other)
 
 
 def test_codes_of_a_compressor_are_sent_as_they_are():
     for values in (np.zeros((6, 2), np.int8), np.ones((6, 2), np.float16)):
-        heads, arrays = parcel_arrays(
+        heads, arrays = upload_arrays(
             [ClientMessage("round", 0, 0, {"gram": Numbers(values)})], FORMS, "float32"
         )
-        (parcel,) = parcels_of(heads, arrays, FORMS | {"gram": FieldSpec((6, 2))})
-        np.testing.assert_array_equal(parcel.fields["gram"].values, values)
-        assert parcel.fields["gram"].values.dtype == values.dtype
+        (upload,) = uploads_of(heads, arrays, FORMS | {"gram": FieldSpec((6, 2))})
+        np.testing.assert_array_equal(upload.fields["gram"].values, values)
+        assert upload.fields["gram"].values.dtype == values.dtype
 
 
 def test_what_does_not_fit_its_type_is_not_bent_until_it_does():
     """The server must see it to reject it."""
     fields = {"n_users": Numbers(np.array([2**40])), "signs": Numbers(np.zeros((3, 70), np.int8))}
-    heads, arrays = parcel_arrays([ClientMessage("round", 0, 0, fields)], FORMS, "float32")
-    (parcel,) = parcels_of(*unpack(pack({"p": heads}, arrays))[0].values(), arrays, FORMS)
-    assert parcel.fields["n_users"].values.tolist() == [2**40]
-    assert not parcel.fields["signs"].values.any()
+    heads, arrays = upload_arrays([ClientMessage("round", 0, 0, fields)], FORMS, "float32")
+    (upload,) = uploads_of(*unpack(pack({"p": heads}, arrays))[0].values(), arrays, FORMS)
+    assert upload.fields["n_users"].values.tolist() == [2**40]
+    assert not upload.fields["signs"].values.any()
 
 
 ONES = {"values": ["same", 1, [3], "<i4"]}
@@ -199,8 +199,8 @@ ONES = {"values": ["same", 1, [3], "<i4"]}
         ([{"fields": {"other": {}}}], "Unexpected field 'other'"),
         ([{"fields": [[1, {}]]}], "Unexpected field '1'"),
         ([{"fields": {"gram": {"values": ["plain"]}}}], "Field 'gram' .* numbers are missing"),
-        ([{"fields": {"gram": {"values": []}}}], "Field 'gram' of a parcel cannot be read"),
-        ([{"fields": {"gram": {"extra": ["plain"]}}}], "Field 'gram' of a parcel cannot be read"),
+        ([{"fields": {"gram": {"values": []}}}], "Field 'gram' cannot be read"),
+        ([{"fields": {"gram": {"extra": ["plain"]}}}], "Field 'gram' cannot be read"),
         (
             [{"fields": {"held": {"values": ["same", 1, [10**9], "|u1"]}}}],
             "Field 'held' .* the shape",
@@ -209,16 +209,16 @@ ONES = {"values": ["same", 1, [3], "<i4"]}
         ([{"fields": {"held": {"values": ["same", 2**70, [3], "<i4"]}}}], "Field 'held'"),
         ([{"fields": {"held": {"values": ["same", 1, [3], "|O8"]}}}], "Field 'held' .* the type"),
         ([{"fields": {"signs": {"values": ["signs", 80]}}}], "Field 'signs' .* for 80 bits"),
-        ([{"fields": {"held": ONES}, "extras": ["gram"]}], "extras of a parcel are missing"),
+        ([{"fields": {"held": ONES}, "extras": ["gram"]}], "extras of an upload are missing"),
     ],
 )
-def test_malformed_parcels_are_refused_by_name(heads, message):
+def test_malformed_uploads_are_refused_by_name(heads, message):
     step = {"phase": "round", "round": 0, "client": 0}
     if heads and isinstance(heads[0], dict) and heads[0].get("fields"):
         heads = [step | heads[0]]
     arrays = {"0/signs/values": np.zeros((3, 9), np.uint8)}
     with pytest.raises(MalformedMessage, match=message):
-        parcels_of(heads, arrays, FORMS)
+        uploads_of(heads, arrays, FORMS)
 
 
 @pytest.mark.parametrize(

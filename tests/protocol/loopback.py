@@ -84,13 +84,13 @@ def message_nbytes(message, content, wire_dtype):
     return total
 
 
-def pack_parcel(parcel, specs):
+def pack_upload(upload, specs):
     """An upload as bytes: of each field the numbers that cross, and no other."""
-    arrays = {"step": np.array([parcel.phase, str(parcel.round), str(parcel.client)])}
+    arrays = {"step": np.array([upload.phase, str(upload.round), str(upload.client)])}
     for name, spec in specs.items():
-        values, rows, columns = parcel.fields[name]
+        values, rows, columns = upload.fields[name]
         real = not spec.is_integer or values.dtype.kind == "f"
-        assert (rows is None) == (spec.rows == "all" or is_known(spec, parcel.phase))
+        assert (rows is None) == (spec.rows == "all" or is_known(spec, upload.phase))
         if not real and spec.bits:
             arrays[f"bits {name}"] = np.packbits(values > 0, axis=1)
         elif not real:
@@ -106,11 +106,11 @@ def pack_parcel(parcel, specs):
             arrays[f"rows {name}"] = rows.astype(np.int32)
         if columns is not None:
             arrays[f"columns {name}"] = columns
-    arrays |= {f"extras {name}": extra for name, extra in parcel.extras.items()}
+    arrays |= {f"extras {name}": extra for name, extra in upload.extras.items()}
     return pack(arrays)
 
 
-def unpack_parcel(content, specs):
+def unpack_upload(content, specs):
     """The upload as the server has it, and its bytes in the types of the forms."""
     arrays = unpack(content)
     phase, round, client = arrays["step"].tolist()
@@ -126,11 +126,11 @@ def unpack_parcel(content, specs):
     return ClientMessage(phase, int(round), int(client), fields, extras)
 
 
-def parcel_nbytes(parcel, specs, wire_dtype):
+def upload_nbytes(upload, specs, wire_dtype):
     """Bytes of what crossed, in the types of the forms."""
     total = 0
     for name, spec in specs.items():
-        values, rows, _ = parcel.fields[name]
+        values, rows, _ = upload.fields[name]
         if spec.bits:
             total += len(values) * 8 * -(-spec.width // 64)
         elif (values.dtype.kind == "f" and values.itemsize < 8) or values.dtype == np.int8:
@@ -139,7 +139,7 @@ def parcel_nbytes(parcel, specs, wire_dtype):
             total += values.size * np.dtype(spec.dtype or wire_dtype).itemsize
         # In the set-up the number of a held item is the field.
         total += 4 * len(rows) if spec.rows == "chosen" else 0
-    for extra in parcel.extras.values():
+    for extra in upload.extras.values():
         wide = extra.dtype == np.float64
         total += extra.size * np.dtype(wire_dtype).itemsize if wide else extra.nbytes
     return total
@@ -180,7 +180,7 @@ class Machine:
 
     def setup(self, step, content, specs):
         first, again = (
-            [pack_parcel(parcel, specs) for parcel in answer]
+            [pack_upload(upload, specs) for upload in answer]
             for answer in (self.call(Device.setup, step, self.message(content)) for _ in range(2))
         )
         assert first == again
@@ -196,8 +196,8 @@ class Machine:
         """Its upload as bytes, and its loss, which only a simulation gets to know."""
 
         def _update(device):
-            parcels, loss = device.update(round)
-            return [pack_parcel(parcel, specs) for parcel in parcels], loss
+            uploads, loss = device.update(round)
+            return [pack_upload(upload, specs) for upload in uploads], loss
 
         first, again = self.call(_update), self.call(_update)
         # The network fails, the server asks once more, and nothing happens twice.
@@ -207,9 +207,9 @@ class Machine:
 
     def validate(self, round, content):
         first, again = (
-            pack_parcel(parcel, VALIDATION)
+            pack_upload(upload, VALIDATION)
             for _ in range(2)
-            for parcel in self.call(Device.validate, round, self.message(content))
+            for upload in self.call(Device.validate, round, self.message(content))
         )
         assert first == again
         return first
@@ -287,9 +287,9 @@ class Deployment:
 
     def _arrived(self, content, specs, delivers=True):
         """The updates of an upload that has reached the server, or of one that was lost."""
-        parcel = unpack_parcel(content, specs)
-        self.bytes_up += parcel_nbytes(parcel, specs, self.server.federation.wire_dtype)
-        updates = self.server.accept(parcel)
+        upload = unpack_upload(content, specs)
+        self.bytes_up += upload_nbytes(upload, specs, self.server.federation.wire_dtype)
+        updates = self.server.accept(upload)
         if delivers:
             return updates
         nobody, nothing = np.zeros(1, dtype=bool), {"fields": {}, "held": None, "counts": Counts()}

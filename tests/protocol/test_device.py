@@ -61,7 +61,7 @@ def deployed(method, X, y, seed, secret=None):
     for step in range(server.n_setups):
         message = server.setup_message(step)
         answers = [device.setup(step, message) for device in devices]
-        server.close_setup(step, [parcel for answer in answers for parcel in answer])
+        server.close_setup(step, [upload for answer in answers for upload in answer])
     announcement = server.send_announcement()
     for device in devices:
         device.announce(announcement)
@@ -182,7 +182,7 @@ def test_what_a_device_cannot_know_must_be_given():
 
 
 def one_round(method, X, y, seed=1):
-    """The devices after their first update, and the parcels of each step."""
+    """The devices after their first update, and the uploads of each step."""
     steps = []
     _, devices, uploads = first_round(method, X, y, seed, steps)
     return devices, [*steps, uploads]
@@ -220,9 +220,9 @@ class ToldOtherwise(LocALS):
 def test_rows_come_with_their_numbers_where_the_set_up_has_not_told_them():
     X, y = make_toy()
     for Estimator in (LocALS, ToldOtherwise):
-        devices, (setup, parcels) = one_round(make(Estimator), X, y)
-        for device, told, parcel in zip(devices, setup, parcels, strict=True):
-            places = [one.fields[n].rows for one, n in ((told, "held_items"), (parcel, "rows"))]
+        devices, (setup, uploads) = one_round(make(Estimator), X, y)
+        for device, told, upload in zip(devices, setup, uploads, strict=True):
+            places = [one.fields[n].rows for one, n in ((told, "held_items"), (upload, "rows"))]
             held, other = places if Estimator is LocALS else places[::-1]
             np.testing.assert_array_equal(held, device.block.row_items)
             assert other is None
@@ -234,7 +234,7 @@ def test_rows_come_with_their_numbers_where_the_set_up_has_not_told_them():
 
 
 def parts_of(thing):
-    """All that parcels are made of."""
+    """All that uploads are made of."""
     if isinstance(thing, ClientMessage):
         thing = vars(thing)
     if isinstance(thing, dict):
@@ -272,22 +272,22 @@ def test_nothing_but_plain_numbers_leaves_a_device(Estimator, parameters):
 
 def test_noise_is_in_the_numbers_that_leave_a_device():
     federation = Federation(local_dp=LAPLACE)
-    devices, (parcels,) = one_round(make(RFRec, federation=federation), *make_toy())
+    devices, (uploads,) = one_round(make(RFRec, federation=federation), *make_toy())
     noise = []
-    for device, parcel in zip(devices, parcels, strict=True):
+    for device, upload in zip(devices, uploads, strict=True):
         exact = np.clip(device.state["common"]["vectors"].now, -0.2, 0.2).astype(np.float64)
         held = device.state["held"].now
         exact[device.block.row_items] = np.clip(held, -0.2, 0.2)
-        noise.append(parcel.fields["item_vectors"].values - exact)
+        noise.append(upload.fields["item_vectors"].values - exact)
     noise = np.stack(noise)
     # 432 draws, each of its own.
     assert len(np.unique(noise)) == noise.size
     assert np.abs(noise).mean() == pytest.approx(0.1, rel=0.2)
 
 
-def numbers_of(parcels):
-    """Everything in these parcels, to compare them."""
-    return [[np.asarray(part).tolist() for part in parts_of(one)] for one in parcels]
+def numbers_of(uploads):
+    """Everything in these uploads, to compare them."""
+    return [[np.asarray(part).tolist() for part in parts_of(one)] for one in uploads]
 
 
 REPEATED = [
@@ -299,12 +299,12 @@ REPEATED = [
 
 
 @pytest.mark.parametrize(("Estimator", "parameters"), REPEATED)
-def test_a_repeated_request_gets_the_same_parcels(Estimator, parameters):
-    devices, (*_, parcels) = one_round(make(Estimator, **parameters), *make_toy())
-    for device, parcel in zip(devices, parcels, strict=True):
-        before = numbers_of([parcel])
+def test_a_repeated_request_gets_the_same_uploads(Estimator, parameters):
+    devices, (*_, uploads) = one_round(make(Estimator, **parameters), *make_toy())
+    for device, upload in zip(devices, uploads, strict=True):
+        before = numbers_of([upload])
         # Whoever writes into what was sent changes nothing in the device.
-        for numbers in parcel.fields.values():
+        for numbers in upload.fields.values():
             numbers.values[:] = 0
         for again in (device, pickle.loads(pickle.dumps(device))):
             assert numbers_of(again.update(0)[0]) == before
@@ -323,11 +323,11 @@ def test_a_validation_asked_for_again_after_the_update_has_the_same_answer():
     device = devices[0]
     before = numbers_of(device.validate(1, asked))
     device.receive(1, message)
-    (parcel,), _ = device.update(1)
+    (upload,), _ = device.update(1)
     measured = device._measured
     device = pickle.loads(pickle.dumps(device))
     assert numbers_of(device.validate(1, asked)) == before
-    assert numbers_of(device.update(1)[0]) == numbers_of([parcel])
+    assert numbers_of(device.update(1)[0]) == numbers_of([upload])
     now, then = device._measured[0]["user_factors_"], measured[0]["user_factors_"]
     np.testing.assert_array_equal(now, then)
 
@@ -358,8 +358,8 @@ def test_a_device_that_has_diverged_says_so():
     items = device.group.common["shared"]
     device.receive(1, Message(item_vectors=Dense(items)))
     device.state["users"].now[:] = np.nan
-    (parcel,), _ = device.update(1)
-    assert np.isnan(parcel.fields["item_vectors"].values).all()
+    (upload,), _ = device.update(1)
+    assert np.isnan(upload.fields["item_vectors"].values).all()
 
 
 def test_what_devices_do_not_do_is_refused_on_both_sides():
@@ -372,8 +372,8 @@ def test_what_devices_do_not_do_is_refused_on_both_sides():
 
 def test_what_devices_receive_may_be_compressed():
     down = Federation(compression=Quantization("float16", direction="down"))
-    _, (*_, parcels) = one_round(make(RFRec, federation=down), *make_toy())
-    assert len(parcels) == 12
+    _, (*_, uploads) = one_round(make(RFRec, federation=down), *make_toy())
+    assert len(uploads) == 12
 
 
 def flipped(extra):

@@ -46,9 +46,9 @@ def test_two_uploads_of_one_client_are_refused_in_one_block_too():
         server.close_round([replace(uploads[3], **both)], trusted=True)
 
 
-def test_only_parcels_are_taken_from_others():
+def test_only_uploads_are_taken_from_others():
     server, uploads = opened(RFRec(3, n_rounds=1))
-    with pytest.raises(TypeError, match="got a ClientUpdates in round 0; send it the parcels"):
+    with pytest.raises(TypeError, match="got a ClientUpdates in round 0; send it the uploads"):
         server.close_round(uploads)
     assert server.ledger.entries[-1]["messages_up"] == 0
 
@@ -151,11 +151,11 @@ def test_clients_that_share_state_have_cohorts_of_the_federation():
         opened(Chosen(3, n_rounds=1, client_fraction=0.5))
 
 
-# ------------------------------------------------------------------- malformed parcels
+# ------------------------------------------------------------------- malformed uploads
 
 
 def deployed(estimator):
-    """A server with an open round, and the parcels of the devices that were asked."""
+    """A server with an open round, and the uploads of the devices that were asked."""
     X, y = make_toy()
     method = estimator.set_params(items=np.unique(X[:, 1]))
     server, rows = Server.of(method, Key(1)), [X[:, 0] == k for k in np.unique(X[:, 0])]
@@ -168,12 +168,12 @@ def deployed(estimator):
         server.close_setup(step, [one for d in devices for one in d.setup(step, message)])
     announcement = server.send_announcement()
     _, message = server.open_round()
-    parcels = []
+    uploads = []
     for device in devices:
         device.announce(announcement)
         device.receive(0, message)
-        parcels += device.update(0)[0]
-    return server, parcels
+        uploads += device.update(0)[0]
+    return server, uploads
 
 
 LAPLACE = LaplaceMechanism(clip=0.2, scale=0.1)
@@ -243,21 +243,21 @@ def without_rest(upload):
 @pytest.mark.sampled
 @pytest.mark.parametrize("kind", DEPLOYED)
 @pytest.mark.parametrize("broken", BROKEN_NUMBERS)
-def test_a_malformed_parcel_is_rejected_and_counted(kind, broken):
+def test_a_malformed_upload_is_rejected_and_counted(kind, broken):
     estimator, name = DEPLOYED[kind]
-    server, parcels = deployed(clone(estimator))
-    expected = without_rest(pickle.loads(pickle.dumps(server)).close_round(without(parcels, 5)))
-    numbers = BROKEN_NUMBERS[broken](parcels[5].fields[name])
-    parcels[5] = replace(parcels[5], fields=parcels[5].fields | {name: numbers})
-    upload = server.close_round(parcels)
+    server, uploads = deployed(clone(estimator))
+    expected = without_rest(pickle.loads(pickle.dumps(server)).close_round(without(uploads, 5)))
+    numbers = BROKEN_NUMBERS[broken](uploads[5].fields[name])
+    uploads[5] = replace(uploads[5], fields=uploads[5].fields | {name: numbers})
+    upload = server.close_round(uploads)
     for field, total in without_rest(upload).items():
         np.testing.assert_array_equal(total, expected[field])
     entry = server.ledger.entries[-1]
     assert (upload.n_clients, entry["messages_up"], entry["rejected"]) == (11, 11, 1)
 
 
-def without(parcels, place):
-    return parcels[:place] + parcels[place + 1 :]
+def without(uploads, place):
+    return uploads[:place] + uploads[place + 1 :]
 
 
 BROKEN_FIELDS = {
@@ -271,21 +271,21 @@ BROKEN_FIELDS = {
 
 
 @pytest.mark.parametrize("broken", BROKEN_FIELDS)
-def test_a_parcel_with_other_fields_is_rejected_and_counted(broken):
-    server, parcels = deployed(clone(DEPLOYED["held"][0]))
-    parcels[5] = replace(parcels[5], fields=BROKEN_FIELDS[broken](parcels[5].fields))
-    assert server.close_round(parcels).n_clients == 11
+def test_an_upload_with_other_fields_is_rejected_and_counted(broken):
+    server, uploads = deployed(clone(DEPLOYED["held"][0]))
+    uploads[5] = replace(uploads[5], fields=BROKEN_FIELDS[broken](uploads[5].fields))
+    assert server.close_round(uploads).n_clients == 11
     assert server.ledger.entries[-1]["rejected"] == 1
 
 
 @pytest.mark.parametrize("broken", ["NaN", "too few rows"])
 def test_if_all_are_malformed_the_model_stays_as_it_is(broken):
-    server, parcels = deployed(RFRec(3, **RATES))
+    server, uploads = deployed(RFRec(3, **RATES))
     before = server.state["item_vectors"].copy()
-    for place, parcel in enumerate(parcels):
-        numbers = BROKEN_NUMBERS[broken](parcel.fields["item_vectors"])
-        parcels[place] = replace(parcel, fields={"item_vectors": numbers})
-    assert server.close_round(parcels) is None
+    for place, upload in enumerate(uploads):
+        numbers = BROKEN_NUMBERS[broken](upload.fields["item_vectors"])
+        uploads[place] = replace(upload, fields={"item_vectors": numbers})
+    assert server.close_round(uploads) is None
     np.testing.assert_array_equal(server.state["item_vectors"], before)
     assert (server.round, server.n_empty_rounds) == (1, 1)
     assert server.ledger.entries[-1]["rejected"] == 12
@@ -307,11 +307,11 @@ def test_if_all_are_malformed_the_model_stays_as_it_is(broken):
     ],
 )
 def test_integers_that_do_not_fit_their_form_are_rejected(kind, name, number):
-    server, parcels = deployed(clone(DEPLOYED[kind][0]))
-    numbers = parcels[3].fields[name]
+    server, uploads = deployed(clone(DEPLOYED[kind][0]))
+    numbers = uploads[3].fields[name]
     numbers = numbers._replace(values=first_row(numbers.values, number))
-    parcels[3] = replace(parcels[3], fields=parcels[3].fields | {name: numbers})
-    assert server.close_round(parcels).n_clients == 11
+    uploads[3] = replace(uploads[3], fields=uploads[3].fields | {name: numbers})
+    assert server.close_round(uploads).n_clients == 11
     assert server.ledger.entries[-1]["rejected"] == 1
 
 
@@ -320,11 +320,11 @@ def test_integers_that_do_not_fit_their_form_are_rejected(kind, name, number):
     [{"phase": 3}, {"round": "0"}, {"round": None}, {"client": 1.0}, {"client": np.arange(2)}],
     ids=str,
 )
-def test_a_parcel_from_nowhere_is_refused(change):
-    server, parcels = deployed(RFRec(3, **RATES))
-    parcels[7] = replace(parcels[7], **change)
-    with pytest.raises(ValueError, match="A parcel must name its phase"):
-        server.close_round(parcels)
+def test_an_upload_from_nowhere_is_refused(change):
+    server, uploads = deployed(RFRec(3, **RATES))
+    uploads[7] = replace(uploads[7], **change)
+    with pytest.raises(ValueError, match="An upload must name its phase"):
+        server.close_round(uploads)
 
 
 @pytest.mark.parametrize(
@@ -341,12 +341,12 @@ def test_a_parcel_from_nowhere_is_refused(change):
     ],
     ids=str,
 )
-def test_a_parcel_that_has_no_place_is_refused_before_anything_is_counted(change, message):
-    server, parcels = deployed(RFRec(3, **RATES))
-    wrong = [*parcels[:7], replace(parcels[7], **change), *parcels[8:]]
+def test_an_upload_that_has_no_place_is_refused_before_anything_is_counted(change, message):
+    server, uploads = deployed(RFRec(3, **RATES))
+    wrong = [*uploads[:7], replace(uploads[7], **change), *uploads[8:]]
     with pytest.raises(ValueError, match=message):
         server.close_round(iter(wrong))
-    assert server.close_round(iter(parcels)).n_clients == 12
+    assert server.close_round(iter(uploads)).n_clients == 12
     entry = server.ledger.entries[-1]
     assert (entry["participants"], entry["messages_up"]) == (12, 12)
     assert server.privacy_report().n_uploads == 2
@@ -356,20 +356,20 @@ def test_a_parcel_that_has_no_place_is_refused_before_anything_is_counted(change
 def test_a_client_cannot_get_past_a_robust_aggregator(kind):
     estimator, name = DEPLOYED[kind]
     setting = Federation(aggregator=NormClipping(0.01))
-    server, parcels = deployed(clone(estimator).set_params(federation=setting))
+    server, uploads = deployed(clone(estimator).set_params(federation=setting))
     idle = 12 * server._centers().get(name, 0.0)
-    fields = {n: one._replace(values=one.values + 1e6) for n, one in parcels[3].fields.items()}
-    parcels[3] = replace(parcels[3], fields=fields)
-    upload = server.close_round(parcels)
+    fields = {n: one._replace(values=one.values + 1e6) for n, one in uploads[3].fields.items()}
+    uploads[3] = replace(uploads[3], fields=fields)
+    upload = server.close_round(uploads)
     assert upload.n_clients == 12
     assert 0 < np.linalg.norm(upload[name].sum - idle) <= 12 * 0.01 + 1e-9
 
 
 def test_the_server_tells_what_a_client_has_changed_from_what_it_has_sent_itself():
     setting = Federation(aggregator=NormClipping(1e9))
-    server, parcels = deployed(RFRec(3, federation=setting, **RATES))
-    sent, numbers = server.state["item_vectors"].astype(float), parcels[0].fields["item_vectors"]
-    rows = server.accept(parcels[0]).held.single(0).fields["item_vectors"]
+    server, uploads = deployed(RFRec(3, federation=setting, **RATES))
+    sent, numbers = server.state["item_vectors"].astype(float), uploads[0].fields["item_vectors"]
+    rows = server.accept(uploads[0]).held.single(0).fields["item_vectors"]
     np.testing.assert_array_equal(rows.center, sent)
     np.testing.assert_array_equal(rows.whole()[0], numbers.values - sent)
 
@@ -383,12 +383,12 @@ def test_a_client_that_holds_other_items_than_it_registered_is_rejected():
     for device, place in zip(devices, places, strict=True):
         device.place(place)
     message = server.setup_message(0)
-    parcels = [one for device in devices for one in device.setup(0, message)]
-    numbers = parcels[0].fields["held_items"]
+    uploads = [one for device in devices for one in device.setup(0, message)]
+    numbers = uploads[0].fields["held_items"]
     assert np.array_equal(numbers.rows, devices[0].block.row_items)
     fewer = Numbers(numbers.values[1:], numbers.rows[1:])
-    parcels[0] = replace(parcels[0], fields={"held_items": fewer})
-    server.close_setup(0, parcels)
+    uploads[0] = replace(uploads[0], fields={"held_items": fewer})
+    server.close_setup(0, uploads)
     assert server.ledger.entries[-1]["rejected"] == 1
     # Its rows have no numbers, so the server cannot know which they are.
     announcement = server.send_announcement()

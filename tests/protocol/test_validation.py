@@ -70,13 +70,13 @@ PARCELS = {
 
 @pytest.mark.parametrize("kind", PARCELS)
 @pytest.mark.parametrize("hold", [True, False])
-def test_a_parcel_with_one_wrong_number_is_rejected(kind, hold):
+def test_an_upload_with_one_wrong_number_is_rejected(kind, hold):
     spec, rows, columns = PARCELS[kind]
     specs, held = {"x": spec}, np.array([1, 2, 3, 8])
 
     def accepts(values):
-        parcel = ClientMessage("round", 0, 0, {"x": Numbers(values, rows, columns)})
-        return bool(unpacked(parcel, specs, 4, held=held, hold=hold).accepted.all())
+        upload = ClientMessage("round", 0, 0, {"x": Numbers(values, rows, columns)})
+        return bool(unpacked(upload, specs, 4, held=held, hold=hold).accepted.all())
 
     values = np.ones((4, 3))
     assert accepts(values)

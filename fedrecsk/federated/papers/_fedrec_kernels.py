@@ -137,11 +137,11 @@ def list_examples(ratings, n_items, whom, seeds, examples):
         if not whom[u]:
             continue
         first, last, state = ratings.indptr[u], ratings.indptr[u + 1], seeds[u]
-        total, mass = 0.0, 0.0
+        total, total_weight = 0.0, 0.0
         for k in range(first, last):
             total += np.float64(ratings.weights[k]) * ratings.values[k]
-            mass += ratings.weights[k]
-        mean = ratings.values.dtype.type(total / mass)
+            total_weight += ratings.weights[k]
+        mean = ratings.values.dtype.type(total / total_weight)
         at, k, n_drawn = examples.indptr[u], first, 0
         n_wanted = examples.indptr[u + 1] - at - (last - first)
         n_left = n_items - (last - first)
@@ -184,11 +184,11 @@ def local_round(client_indptr, examples, active, users, model, training, work, o
 
     Returns
     -------
-    loss, mass : sums of w (rating - score)^2 before the step, and of w; of real ratings
+    loss, total_weight : sums of w (rating - score)^2 before the step, and of w; of real ratings
     """
     width, rate = users.shape[1], users.dtype.type(training.learning_rate)
     n_hybrid, n_steps = training.hybrid_steps, training.hybrid_steps + training.user_steps
-    loss, mass = 0.0, 0.0
+    loss, total_weight = 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
             continue
@@ -213,7 +213,7 @@ def local_round(client_indptr, examples, active, users, model, training, work, o
             copy_row(users, u, work.own, 0, width)
             copy_row(work.changes, u - first_user, work.gradient, 0, width)
             loss += error
-            mass += weight
+            total_weight += weight
             # Gradients with slopes of this size at most must be finite.
             n_broken += not steepest < np.inf
             for f in range(width):
@@ -225,7 +225,7 @@ def local_round(client_indptr, examples, active, users, model, training, work, o
                 start, end = examples.indptr[u], examples.indptr[u + 1]
                 send(start, end, first, examples, users, u, model, training, work, out)
             add_row(users, u, -rate, work.changes, u - first_user, width)
-    return loss, mass
+    return loss, total_weight
 
 
 @inline
@@ -248,7 +248,7 @@ def differentiate(start, end, first, rated_only, examples, model, training, work
     own, gradient, width = work.own, work.gradient, work.own.shape[1]
     real = own.dtype.type
     fill_row(gradient, 0, real(0), width)
-    mass, slope_sum, steepest, curvature = real(0), real(0), real(0), real(0)
+    total_weight, slope_sum, steepest, curvature = real(0), real(0), real(0), real(0)
     loss, rated = 0.0, 0.0
     for k in range(start, end):
         if rated_only and examples.is_virtual[k]:
@@ -259,7 +259,7 @@ def differentiate(start, end, first, rated_only, examples, model, training, work
         add_row(gradient, 0, g, model.items, i, width)
         slope_sum += g
         curvature += w * model.squares[i]
-        mass += w
+        total_weight += w
         work.slopes[k - first] = g
         # A NaN would be lost in a maximum.
         steepest = abs(g) if not abs(g) <= steepest else steepest
@@ -269,9 +269,9 @@ def differentiate(start, end, first, rated_only, examples, model, training, work
     if model.biases:
         gradient[0, 0] = slope_sum
     reg = real(training.reg)
-    damp = real(damping(curvature / mass + reg, training))
+    damp = real(damping(curvature / total_weight + reg, training))
     for f in range(width):
-        gradient[0, f] = damp * (gradient[0, f] / mass + reg * own[0, f])
+        gradient[0, f] = damp * (gradient[0, f] / total_weight + reg * own[0, f])
     return loss, rated, steepest
 
 

@@ -262,7 +262,7 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     def _client_update(self, block, state, message, turn, key):
         examples = self._drawn(block, state, turn.active, key)
         out, rows = self._empty_uploads(block, examples, turn)
-        loss, mass = fedrec_kernels.local_round(
+        loss, total_weight = fedrec_kernels.local_round(
             block.client_indptr,
             examples,
             turn.active,
@@ -272,7 +272,7 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
             fedrec_kernels.scratch(block.client_indptr, examples, turn.active, state["users"]),
             out,
         )
-        return state, self._uploads(turn, out, rows), (loss * state["unit"] ** 2, mass)
+        return state, self._uploads(turn, out, rows), (loss * state["unit"] ** 2, total_weight)
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -343,9 +343,14 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         """The active users' examples, drawn in each round, or once in the user's first round."""
         users, fixed = block.users_of(active), self.virtual_items == "fixed"
         if not fixed:
-            return self._list_examples(block, state, users, key.private, self._room(block))
+            return self._list_examples(
+                block, state, users, key.private, self._empty_examples(block)
+            )
         if "examples" not in state:
-            state |= {"examples": self._room(block), "drawn": np.zeros(block.n_users, dtype=bool)}
+            state |= {
+                "examples": self._empty_examples(block),
+                "drawn": np.zeros(block.n_users, dtype=bool),
+            }
         new = users & ~state["drawn"]
         state["drawn"] |= new
         return self._list_examples(block, state, new, key.private.at(-1), state["examples"])
@@ -362,7 +367,7 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
             )
         return examples
 
-    def _room(self, block):
+    def _empty_examples(self, block):
         """Arrays for the examples: all ratings, and `n_virtual` times as many virtual ones."""
         n_rated = np.diff(block.indptr)
         n_virtual = np.minimum(self.n_virtual * n_rated, block.n_items - n_rated)
