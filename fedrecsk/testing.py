@@ -85,7 +85,7 @@ def check_federated_estimator(estimator: FederatedRecommender) -> None:
 
 
 def check_equal_seeds_give_equal_models(estimator: FederatedRecommender) -> None:
-    """Fits with the same random_state are equal bit for bit, whatever n_jobs is."""
+    """Check that fits with the same random_state are equal bit for bit for any n_jobs."""
     X, y = _rows(estimator)
     with _clients_per_block(20):
         one, again, parallel = (_fit(estimator, X, y, n_jobs=n) for n in (None, None, 2))
@@ -95,7 +95,7 @@ def check_equal_seeds_give_equal_models(estimator: FederatedRecommender) -> None
 
 
 def check_blocks_do_not_matter(estimator: FederatedRecommender) -> None:
-    """Clients that are simulated one by one give the model of clients simulated together."""
+    """Check that clients simulated one by one give the model of clients simulated together."""
     X, y = _rows(estimator)
     for clients in (None, X[:, 0] % 5):
         together = _fit(estimator, X, y, clients=clients)
@@ -106,14 +106,14 @@ def check_blocks_do_not_matter(estimator: FederatedRecommender) -> None:
 
 
 def check_rows_have_no_order(estimator: FederatedRecommender) -> None:
-    """The order of the rows does not matter."""
+    """Check that the order of the rows does not matter."""
     X, y = _rows(estimator)
     model, other = _fit(estimator, X, y), _fit(estimator, X[::-1], y[::-1])
     np.testing.assert_allclose(other.predict(X), model.predict(X), **_TOLERANCE)
 
 
 def check_predictions_and_recommendations(estimator: FederatedRecommender) -> None:
-    """Predictions are finite, unknown ids included, and lists have the best of them, unseen."""
+    """Check that predictions are finite for any ids, and that lists have the best unseen items."""
     X, y = _rows(estimator)
     model = _fit(estimator, X, y)
     items = model.item_ids_
@@ -129,7 +129,7 @@ def check_predictions_and_recommendations(estimator: FederatedRecommender) -> No
 
 
 def check_new_users_are_folded_in(estimator: FederatedRecommender) -> None:
-    """A new user's rows give it predictions of its own, and change nobody else's."""
+    """Check that a new user's rows give it its own predictions and change nobody else's."""
     X, y = _rows(estimator)
     model = _fit(estimator, X, y)
     before, mine = model.predict(X), X[:, 0] == X[0, 0]
@@ -139,14 +139,14 @@ def check_new_users_are_folded_in(estimator: FederatedRecommender) -> None:
 
 
 def check_pickles_predict_the_same(estimator: FederatedRecommender) -> None:
-    """A pickled model predicts as before."""
+    """Check that a pickled model predicts as before."""
     X, y = _rows(estimator)
     model = _fit(estimator, X, y)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X), model.predict(X))
 
 
 def check_a_warm_start_goes_on(estimator: FederatedRecommender) -> None:
-    """A fit of two rounds that is continued to four equals one of four rounds."""
+    """Check that a fit of two rounds continued to four equals one of four rounds."""
     X, y = _rows(estimator)
     warm = _fit(estimator, X, y, n_rounds=2, warm_start=True)
     warm.set_params(n_rounds=4).fit(X, y)
@@ -187,7 +187,7 @@ def check_parts_of_a_federation_work_or_are_refused(estimator: FederatedRecommen
 
 
 def check_hooks_keep_to_their_side(estimator: FederatedRecommender) -> None:
-    """Hooks set no attributes on self, and the server's message does not depend on past calls."""
+    """Check that hooks set no attributes, and that messages do not depend on past calls."""
     X, y = _rows(estimator)
     method = _quick(estimator, n_rounds=2)
     data = method._prepared(X, y)
@@ -206,7 +206,7 @@ def check_hooks_keep_to_their_side(estimator: FederatedRecommender) -> None:
 
 
 def check_the_halves_make_the_same_model(estimator: FederatedRecommender) -> None:
-    """A Server and one Device per client, pickled between steps, give the simulation's model."""
+    """Check that a Server and pickled Devices give the simulation's model."""
     X, y = _rows(estimator)
     method = _quick(estimator, items=np.unique(X[:, 1]))
     if "rating_scale" in method.get_params() and method.rating_scale is None:

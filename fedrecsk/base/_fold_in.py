@@ -129,6 +129,6 @@ def _placed(rows, places, old) -> Any:
 
 
 def _runs(starts, lengths):
-    """Runs of consecutive integers, one after the other."""
+    """Return the runs of consecutive integers, one after the other."""
     ends = np.cumsum(lengths)
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(np.sum(lengths))

@@ -75,7 +75,7 @@ def score_all(users, indptr, items, weights, matrix, scores):
 
 @kernel
 def score_pairs(users, wanted, indptr, items, weights, matrix, scores):
-    """The same for pairs of user and item: adds to scores (n,)."""
+    """Add to the scores (n,) of pairs of user and item."""
     for k in range(len(users)):
         if users[k] < 0 or wanted[k] < 0:
             continue

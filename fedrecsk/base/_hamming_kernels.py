@@ -24,7 +24,7 @@ def popcount(word):
 
 @kernel
 def pairs(users, items, user_codes, item_codes, distances):
-    """Distances of pairs of codes: bits that differ, each of plane p counted 2**p times.
+    """Return the distances of pairs of codes: bits that differ, each of plane p counted 2**p times.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def pairs(users, items, user_codes, item_codes, distances):
 
 @inline
 def measure(user_codes, u, item_words, start, n, near):
-    """Distances of a user from n items, those from `start` on."""
+    """Measure a user's distances from n items, those from `start` on."""
     for j in range(n):
         near[j] = 0
     for w in range(user_codes.shape[2]):
@@ -60,7 +60,7 @@ def measure(user_codes, u, item_words, start, n, near):
 
 @kernel
 def similarities(users, user_codes, item_words, farthest, near, board):
-    """Similarities of users and all items, 1/2 for unknown users.
+    """Return the similarities of users and all items, 1/2 for unknown users.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def similarities(users, user_codes, item_words, farthest, near, board):
 
 @kernel
 def nearest_of_users(users, user_codes, item_words, indptr, barred, near, items, distances):
-    """The nearest items of several users, nearest first, ties by item code.
+    """Return the nearest items of several users, nearest first, ties by item code.
 
     Distances are counted for a block of items at a time; a block without any below the
     current k-th best, the running threshold, is not looked at again.

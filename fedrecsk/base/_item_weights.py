@@ -124,7 +124,7 @@ def regularized_inverse(triangle, n_items, reg):
 
 
 def weights_of(inverse):
-    """EASE's B = I - P diag(P)^-1, whose diagonal is 0."""
+    """Return EASE's B = I - P diag(P)^-1, whose diagonal is 0."""
     weights = inverse / -np.diag(inverse)
     np.fill_diagonal(weights, 0)
     return weights

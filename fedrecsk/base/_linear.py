@@ -61,7 +61,7 @@ class LinearScores:
 
 
 def linear_scores(users: np.ndarray, items: np.ndarray, *linear_part: Any) -> NDArray[np.float64]:
-    """Scores of pairs of codes, -1 for unknown, under `Recommender._linear_part`; shape (n,)."""
+    """Return scores (n,) of pairs of codes, -1 for unknown, under `Recommender._linear_part`."""
     scores = np.empty(len(users))
     # In batches, because Ctrl-C is noticed only between two calls of a kernel.
     for batch in _batches(len(users), 1):

@@ -183,7 +183,7 @@ class Recommender(
 
     @classmethod
     def _get_param_names(cls):
-        """Names of the parameters; raises if one was lost or added by accident."""
+        """Return the parameters' names; raise if one was lost or added by accident."""
         return list(_parameters_of(cls))
 
     # ------------------------------------------------------------------------- fit, score
@@ -370,7 +370,7 @@ class Recommender(
 
 @functools.cache
 def _parameters_of(cls):
-    """Names of a class's parameters, which are read from its signature once."""
+    """Return the names of a class's parameters, read from its signature once."""
     names = super(Recommender, cls)._get_param_names()
     lost = [name for name in _annotated_parameters(cls) if name not in names]
     if lost:

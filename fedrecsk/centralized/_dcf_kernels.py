@@ -134,7 +134,7 @@ def descend(side, others, linear, codes, n_sweeps, scratch, loss):
 
 @kernel
 def relax(side, others, linear, ridge, vectors, scratch):
-    """One sweep of coordinate descent on the real-valued vectors of all rows.
+    """Sweep once over the real-valued vectors of all rows by coordinate descent.
 
     Minimises ``sum w (t - p.q)^2 + ridge (sum w) |p|^2 - 2 linear.p`` in one entry after the other.
 

@@ -57,15 +57,15 @@ class Epochs(Recommender):
 
     @abstractmethod
     def _start(self, rows, key):
-        """The parameters before the first epoch: a dict of arrays of DTYPE."""
+        """Return the parameters before the first epoch: a dict of arrays of DTYPE."""
 
     @abstractmethod
     def _arranged(self, rows, key):
-        """What `_pass` passes over, made once in a fit."""
+        """Arrange once in a fit what `_pass` passes over."""
 
     @abstractmethod
     def _pass(self, rows, arranged, run):
-        """One pass over the rows, changing `run.state`; the mean loss."""
+        """Pass over the rows once, changing `run.state`; return the mean loss."""
 
     def _validation_rows(self, rows, held_out, key):
         """Return what `_validation_loss` needs of training and held-out rows."""
@@ -73,7 +73,7 @@ class Epochs(Recommender):
 
     @abstractmethod
     def _validation_loss(self, rows, held_out):
-        """Mean loss of the fitted model on what `_validation_rows` has returned."""
+        """Return the mean loss of the fitted model on what `_validation_rows` has returned."""
 
     @abstractmethod
     def _fitted(self, rows, state) -> dict[str, Any]:
@@ -169,11 +169,11 @@ class GradientDescent(RatingMixin, Epochs):
 
     @abstractmethod
     def _arranged(self, rows, key):
-        """What `_epoch` passes over: arrays of the ratings and the strengths of decay."""
+        """Arrange what `_epoch` passes over: arrays of the ratings and the strengths of decay."""
 
     @abstractmethod
     def _epoch(self, arranged, state, rate):
-        """One pass over the ratings, changing `state`; the sum of weighted squared errors."""
+        """Pass over the ratings, changing `state`; return the sum of weighted squared errors."""
 
     @abstractmethod
     def _parameters(self, rows, state):
@@ -314,11 +314,11 @@ class Rows(NamedTuple):
         return ((self.values - center) / self.scale).astype(DTYPE)
 
     def relative_weights(self):
-        """Weights divided by their mean, of DTYPE: the learning rate is that of a mean row."""
+        """Return weights divided by their mean: the learning rate is that of a mean row."""
         return (self.weights / self.weights.mean()).astype(DTYPE)
 
     def decays(self, reg, shrinkage, learning_rate, user_shrinkage=None):
-        """Each user's and item's strength of decay per rating: reg + shrinkage / its weight.
+        """Return each user's and item's strength of decay per rating: reg + shrinkage / its weight.
 
         Over a user's ratings this sums to the gradient of ``(reg n_u + shrinkage) |p_u|^2 / 2``.
         `user_shrinkage`, of shape (n_users,), replaces it for users. Bounded so that no step takes
@@ -384,13 +384,13 @@ def shuffled(rows, key):
 
 
 def narrowed(codes):
-    """Codes in as few bits as they need, to sort them."""
+    """Return the codes in as few bits as they need, to sort them."""
     # NumPy sorts 16-bit integers by radix, an order of magnitude faster than longer ones.
     return codes.astype(np.uint16) if len(codes) and codes.max() < 2**16 else codes
 
 
 def ridge_by_user(data, residuals, design, prior):
-    """Each user's weighted ridge regression of its residuals on its rows of `design`.
+    """Return each user's weighted ridge regression of its residuals on its rows of `design`.
 
     Minimises ``sum_k w_k (residual_k - theta . design_k)^2 + theta' diag(prior_u) theta``.
 

@@ -55,7 +55,7 @@ def pmf(
     mean_user,
     mean_item,
 ):
-    """One pass of PMF over the ratings in their order; P and Q change in place.
+    """Pass over the ratings in their order by PMF, changing P and Q in place.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def biased_mf(
     reg_user_bias,
     reg_item_bias,
 ):
-    """One pass of biased MF over the ratings in their order; biases and vectors in place.
+    """Pass over the ratings in their order, changing biases and vectors in place.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def svdpp(
     x,
     origin,
 ):
-    """One pass of SVD++, user by user; biases and vectors change in place.
+    """Pass over the ratings user by user, changing biases and vectors in place.
 
     During a user's ratings its whole vector x_u = p_u + |R_u|^-1/2 sum_j y_j moves. At the
     end p_u and, times |R_u|^-1/2, each y_j move as far as it did: that is the sum of their

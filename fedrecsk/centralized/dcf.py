@@ -215,7 +215,7 @@ class DCF(HammingSearch, RatingMixin, Recommender):
         return P, Q
 
     def _iterate(self, problem, state, key):
-        """One iteration, which changes `state`; the number of bits that changed."""
+        """Iterate once, changing `state`; return the number of bits that changed."""
         r, rated = self.n_bits, problem.rated
         X = delegate(unpack_codes(state.users, r), key.generator("users"))
         linear = fixed(self.balance_user * X)

@@ -206,7 +206,7 @@ class DDL(DCF):
         return 1
 
     def _code_unrated(self, problem, state):
-        """Codes of items without ratings: the signs of the network's outputs."""
+        """Return the codes of items without ratings: the signs of the network's outputs."""
         new = ~problem.rated
         state.items[new] = pack_codes(state.outputs[new])
 

@@ -178,7 +178,7 @@ class PMF(GradientDescent):
         return {"user_factors_": (mean + theta).astype(self.user_factors_.dtype)}
 
     def _strength(self, weight):
-        """Of the prior of a user with ratings of this weight, in rating units."""
+        """Return the strength of a user's prior by the weight of the ratings, in rating units."""
         return (self.reg * weight + self._shrinkage_of(weight)) * self._scale
 
     # ------------------------------------------------- unknown users and items: the prior mean
@@ -190,7 +190,7 @@ class PMF(GradientDescent):
         return means
 
     def _fitted_prior_means(self):
-        """The same in the units of the fitted vectors."""
+        """Return the priors' means in the units of the fitted vectors."""
         return self._prior_means(self.item_factors_.shape[1]) * np.sqrt(self._scale)
 
     def _score_pairs(self, users, items):

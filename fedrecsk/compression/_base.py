@@ -51,12 +51,12 @@ class Compressed:
     step: float | None = None
 
     def nbytes(self, wire_itemsize: int = 4) -> int:
-        """Bytes of the message if an uncompressed number has `wire_itemsize` bytes."""
+        """Return the bytes of the message if an uncompressed number has `wire_itemsize` bytes."""
         numbers = self.n_coordinates * (self.itemsize or wire_itemsize)
         return numbers + self.n_indices * INDEX_BYTES + self.n_scales * _SCALE_BYTES
 
     def payload_nbytes(self, wire_itemsize: int = 4) -> int:
-        """Bytes as CoLR's Table 2 counts them: with Top-K's positions, without a second factor."""
+        """Return the bytes as CoLR's Table 2 counts them: Top-K's positions, one factor."""
         return self.n_payload * (self.itemsize or wire_itemsize) + self.n_indices * INDEX_BYTES
 
 

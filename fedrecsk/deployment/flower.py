@@ -251,7 +251,7 @@ def _log_as_flower_does():
 
 
 def _record(content):
-    """One record with all that is sent: Flower stores and sends each record by itself."""
+    """Put all into one record: Flower stores and sends each record by itself."""
     return RecordDict({RECORD: ConfigRecord({CONTENT: content})})
 
 

@@ -340,7 +340,7 @@ def send(c, first, n_own, work, out):
 
 @kernel
 def variances(users, items, user_factors, covariances, noise, item_factors, item_variance, out):
-    """Variances of ratings: noise, what is unknown of the users, and of the items."""
+    """Return the variances of ratings: noise, what is unknown of the users, and of the items."""
     for n in range(len(out)):
         u, i = users[n], items[n]
         p, q, v = user_factors[u], item_factors[i], item_variance[i]

@@ -49,7 +49,7 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
 
     @abstractmethod
     def _raw_scores(self, users: np.ndarray, items: np.ndarray) -> NDArray[np.float64]:
-        """Scores of pairs of codes (-1 for unknown) before `_response`; shape (n,)."""
+        """Return the scores of pairs of codes (-1 for unknown) before `_response`; shape (n,)."""
 
     # --------------------------------------------------------------- before the rounds
 
@@ -90,7 +90,7 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
 
     @staticmethod
     def _data_sizes(block):
-        """Each client's number of ratings, by weight."""
+        """Return each client's number of ratings, by weight."""
         return np.add.reduceat(block.weights, block.rating_indptr[:-1])
 
     @staticmethod

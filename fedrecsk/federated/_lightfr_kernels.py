@@ -151,7 +151,7 @@ class Upload(NamedTuple):
 
 @kernel
 def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out):
-    """One update of some clients: their users' codes, and what they send.
+    """Update some clients: their users' codes, and what they send.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ def to_planes(a, limit, planes):
 
 @inline
 def nearest_odd(top, bottom, old, limit):
-    """The odd integer in [-limit, limit] nearest to top / bottom; of two, the old one if it is."""
+    """Return the odd integer in [-limit, limit] nearest to top / bottom, the old one if tied."""
     below = top // (2 * bottom)
     new = 2 * below + 1
     if below * 2 * bottom == top and old == new - 2:
@@ -445,7 +445,7 @@ def add_votes(n, rows, visits, signs, rule, out):
 
 @kernel
 def step_by_curvature(item_codes, signs, gradients, curvatures, gram, balance):
-    """The server's step where users have sent a a' and a: bit by bit until nothing changes.
+    """Take the server's step on sums of a a' and a, bit by bit until nothing changes.
 
     Item i's loss is quadratic in d. Its gradient is known; its curvature is taken as that of all
     users, ``base sum a a'``, times one plus the item's weight per user.
@@ -485,7 +485,7 @@ def step_by_curvature(item_codes, signs, gradients, curvatures, gram, balance):
 
 @kernel
 def step_by_sign(item_codes, signs, sums, balance):
-    """The server's step of the paper: the sign of what was sent, bit by bit; a tie keeps the bit.
+    """Take the paper's step: the sign of what was sent, bit by bit; a tie keeps the bit.
 
     Parameters
     ----------

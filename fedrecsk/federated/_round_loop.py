@@ -175,7 +175,7 @@ class Loop:
         self.parallel = parallel
 
     def set_up(self):
-        """Everything before the first round."""
+        """Do everything that comes before the first round."""
         server, clients = self.server, self.run.clients
         server.register([one.register() for one in clients])
         for step in range(server.n_setups):
@@ -188,7 +188,7 @@ class Loop:
             one.announce(announcement)
 
     def round(self):
-        """One round of the protocol; returns what a curious server sees of it, a Seen."""
+        """Simulate one round; return what a curious server sees of it, a Seen."""
         server = self.server
         turn, message = server.open_round()
         round = server.round
@@ -261,7 +261,7 @@ class Loop:
         )
 
     def _validate(self, turn):
-        """Clients measure the model that they have just received on their held-out rows."""
+        """Measure the received model on the clients' held-out rows."""
         server = self.server
         key = server.key.at(server.round)
         who = turn.receives
@@ -397,7 +397,7 @@ def watch(estimator, data, n_rounds):
 
 
 def _secret(estimator, data, seed):
-    """The key of a fit's noise, which fits of other data or with other parameters do not share.
+    """Return the key of a fit's noise, which no fit of other data or parameters shares.
 
     Otherwise the noise of two fits with the same random_state could be subtracted.
     """
@@ -441,7 +441,7 @@ def _forger(federation, attack):
 
 
 def _clients(server, blocks, client_ids, histories, held_out, attack):
-    """One Clients object for each block."""
+    """Return one Clients object for each block."""
     method, federation = server.method, server.federation
     # Shares of the noise must differ between fits; all else comes from the one key.
     mechanism = federation.central_dp

@@ -218,7 +218,7 @@ def weigh_rows(vectors, ratings, start, stop, work):
 
 @inline
 def descend_conjugate(extra, start, stop, work, n_steps, x, u):
-    """Steps of conjugate gradients from ``x[u]`` for the rows of work.left; see :func:`collect`.
+    """Descend from ``x[u]`` by conjugate gradients for the rows of work.left; see `collect`.
 
     Returns (target + last residual).x.
     """
@@ -281,7 +281,7 @@ def solve_items(layout, ratings, raters, starts, active, items, problem, work, u
 
 @inline
 def items_of_one(c, layout, ratings, items, problem, work, users):
-    """Items of a client with one user p: q_c = share q + s p, and F q = share (q - lead p).
+    """Update items of a client with one user p: q_c = share q + s p, F q = share (q - lead p).
 
     With this closed form a round on MovieLens-1M is 30 times as fast as with `items_of_many`.
     """
@@ -307,7 +307,7 @@ def items_of_one(c, layout, ratings, items, problem, work, users):
 
 @inline
 def items_of_many(c, layout, raters, starts, items, problem, work, users):
-    """Items of a client, whose equations are (base + sum extra p p') q_c = prox q + sum pull p."""
+    """Solve (base + sum extra p p') q_c = prox q + sum pull p for items of a client."""
     real, d = users.dtype.type, users.shape[1]
     prox = real(problem.prox)
     identity(real(problem.reg_item) + prox, work.base)
@@ -362,7 +362,7 @@ def descend_items(
 
 @inline
 def descend(c, u, layout, ratings, items, problem, work, users, versions, rate):
-    """One step of client c's items on each pair with user u."""
+    """Step once with client c's items on each pair with user u."""
     real, d, dense, first = users.dtype.type, users.shape[1], work.dense, layout.row_indptr[c]
     prox = real(problem.prox)
     tie = real(problem.reg_item) + prox
@@ -384,7 +384,7 @@ def descend(c, u, layout, ratings, items, problem, work, users, versions, rate):
 
 @inline
 def descend_follow(users, u, problem, work, follow, rate):
-    """The step of all items that the client does not hold on one user, as a step of F."""
+    """Step with all items that the client does not hold on one user, as a step of F."""
     real, d = users.dtype.type, users.shape[1]
     prox = real(problem.prox)
     tie = real(problem.reg_item) + prox

@@ -208,7 +208,7 @@ class FederatedRecommender(Recommender):
 
     @abstractmethod
     def _upload_specs(self, n_items):
-        """What a client sends in a round: a dict of FieldSpec, by the names of the fields."""
+        """Return what a client sends in a round: a dict of FieldSpec by name."""
 
     def _exchange(self, block, state, message, turn, step, key):
         """Clients: what those in ``turn.active`` send to the other devices of their groups.
@@ -294,7 +294,7 @@ class FederatedRecommender(Recommender):
         return held_out.weights * (held_out.values - predicted) ** 2, held_out.weights
 
     def _item_vectors(self, message):
-        """The item vectors in a broadcast, shape (n_items, width), as an adversary reads them.
+        """Return a broadcast's item vectors (n_items, width), as an adversary reads them.
 
         A user's scores are their product with some vector, up to a constant; biases are a column.
         """

@@ -258,7 +258,7 @@ class AveragedItems(LearnsFromFeedback):
         return 1
 
     def _columns(self, block, key):
-        """Which coordinates of items each client trains, (n_clients, n_columns), dtype bool."""
+        """Return the coordinates that each client trains, (n_clients, n_columns), dtype bool."""
         return np.ones((block.n_clients, self._n_columns), dtype=bool)
 
     def _rate_and_length(self):

@@ -486,7 +486,7 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
         return 2**FRACTION_BITS, int(self._weighted_targets(1.0, self.NEGATIVE_TARGET))
 
     def _weighted_targets(self, weights, targets):
-        """Weights times the dot products whose similarity is the target, in fixed point."""
+        """Return weights times the dot products of the target similarities, in fixed point."""
         return fixed(weights * (2 * np.asarray(targets) - 1) * self._max_dot)
 
     def _fixed_balance(self, balance):
@@ -723,7 +723,7 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
         return encode(X, y, sample_weight=sample_weight)
 
     def _with_new_rows(self, users, items, values, weights, n_items):
-        """All users' rows, each user a client; of the old ones only the items matter."""
+        """Return all users' rows, each user a client; of the old ones only the items matter."""
         seen_indptr, seen_items = self._seen
         numbers, n_seen = np.arange(self.n_users_), len(seen_items)
         owners = np.concatenate([np.repeat(numbers, np.diff(seen_indptr)), users])
@@ -741,7 +741,7 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
         )
 
     def _fitted_item_codes(self, block, n_new, n_rounds):
-        """Codes of all items after rounds in which only those of the last n_new may change."""
+        """Return all items' codes after rounds in which only the last n_new may change."""
         model = copy.copy(self)
         model.balance_item, n_old = 0.0, block.n_items - n_new
         index = np.arange(n_old, block.n_items)
@@ -784,7 +784,7 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
         return unpack_codes(self.item_codes_, self.n_bits_)
 
     def size_report(self) -> dict[str, float]:
-        """Bytes kept and sent, and those of float32 numbers of the same lengths.
+        """Return the bytes kept and sent, and those of float32 numbers of the same lengths.
 
         Returns
         -------
@@ -819,7 +819,7 @@ def _vectors(codes, n_bits):
 
 
 def _of_each(values, active):
-    """One small array for each active client."""
+    """Return one small array for each active client."""
     n, n_rows = values.shape[:2]
     indptr = np.concatenate([[0], np.cumsum(active * n_rows)])
     return SparseRows(indptr, np.tile(np.arange(n_rows), n), values.reshape(-1, *values.shape[2:]))

@@ -463,7 +463,7 @@ class Release(NamedTuple):
 
     @classmethod
     def of(cls, sums: Any, noise_std: Any, squares: Any) -> Any:
-        """From sums of counts and residuals (n_items, 2), and of squared counts."""
+        """Make it from sums of counts and residuals (n_items, 2), and of squared counts."""
         counts = np.maximum(sums[:, 0], 0)
         rating_weight = max(float(squares), 0.0) / max(float(counts.sum()), TINY)
         return cls(counts, sums[:, 1], noise_std, rating_weight)
@@ -527,5 +527,5 @@ class Release(NamedTuple):
 
 
 def gains(variance: Any, curvature: Any, noise: Any) -> Any:
-    """Fractions of sums ``h (x - x_now) + noise`` that make x_now the posterior mean of x."""
+    """Return fractions of ``h (x - x_now) + noise`` that make x_now x's posterior mean."""
     return variance * curvature / np.maximum(variance * curvature**2 + noise, TINY)

@@ -158,7 +158,7 @@ class RankingScorers(MultimetricScorer):
         super().__init__(scorers=scorers, raise_exc=True)
 
     def keys(self) -> KeysView[str]:
-        """Names of the metrics; with this, ``{**scorers}`` is a dict of scorers."""
+        """Return the metrics' names; with this, ``{**scorers}`` is a dict of scorers."""
         return self._scorers.keys()
 
     def __getitem__(self, name: str) -> RankingScorer:

@@ -76,7 +76,7 @@ class Layout:
         return cls(parts)
 
     def named(self, *kinds: Kind) -> list[str]:
-        """Names of the parameters of these kinds, in the module's order."""
+        """Return the names of the parameters of these kinds, in the module's order."""
         return [name for name, part in self.parts.items() if part.kind in kinds]
 
     @property
@@ -110,7 +110,7 @@ class Layout:
         return columns
 
     def n_private(self, n_items: int) -> int:
-        """Numbers in a user's row."""
+        """Return how many numbers a user's row has."""
         return max((place.stop for place in self.columns(n_items).values()), default=0)
 
     def matrix_shape(self, name: str, n_items: int) -> tuple[int, int]:

@@ -98,7 +98,7 @@ class Trained(NamedTuple):
         return np.arange(self.items.shape[1]) < self.n_items[:, None]
 
     def finite(self) -> np.ndarray:
-        """Whether all that a client has trained is finite, shape (n_clients,), dtype bool."""
+        """Return whether all that a client has trained is finite, (n_clients,), dtype bool."""
         values = (value.reshape(len(value), -1) for value in self.after.values())
         return np.all([np.isfinite(one).all(axis=1) for one in values], axis=0)
 

@@ -95,7 +95,7 @@ class NeuralRecommender(LearnsFromFeedback):
 
     @abstractmethod
     def _module_arguments(self) -> Sequence[Any]:
-        """All parameters on which the module depends."""
+        """Return all parameters on which the module depends."""
 
     # --------------------------------------------------------------- before the rounds
 
@@ -112,7 +112,7 @@ class NeuralRecommender(LearnsFromFeedback):
         return server
 
     def _initial_broadcast(self, server):
-        """How clients begin: mean and deviation of users' rows, and the other private numbers."""
+        """Return how clients begin: mean and deviation of users' rows, other private numbers."""
         names = self._module_layout().named("user", "private", "private item")
         first = {n: Dense(server[n], learned=False, compressible=False) for n in names}
         return super()._initial_broadcast(server) | first

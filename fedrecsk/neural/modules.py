@@ -45,7 +45,7 @@ class GMF(nn.Module):
         self.output: nn.Linear = nn.Linear(n_factors, 1)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Scores of pairs of codes, in the shape of `users`."""
+        """Return the scores of pairs of codes, in the shape of `users`."""
         return self.output(self.user(users) * self.item(items)).squeeze(-1)
 
 
@@ -88,7 +88,7 @@ class MLP(nn.Module):
         self.output: nn.Linear = nn.Linear(layers[-1], 1)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Scores of pairs of codes, in the shape of `users`."""
+        """Return the scores of pairs of codes, in the shape of `users`."""
         hidden = self.hidden(torch.cat([self.user(users), self.item(items)], dim=-1))
         return self.output(hidden).squeeze(-1)
 
@@ -142,7 +142,7 @@ class NeuMF(nn.Module):
         self.output: nn.Linear = nn.Linear(n_factors + layers[-1], 1)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Scores of pairs of codes, in the shape of `users`."""
+        """Return the scores of pairs of codes, in the shape of `users`."""
         p, q, d = self.user(users), self.item(items), self.n_factors
         product = p[..., :d] * q[..., :d]
         hidden = self.hidden(torch.cat([p[..., d:], q[..., d:]], dim=-1))
@@ -179,7 +179,7 @@ class ScoreFunction(nn.Module):
         self.score: nn.Linear = nn.Linear(n_factors, 1)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Scores of pairs of codes, in the shape of `items`."""
+        """Return the scores of pairs of codes, in the shape of `items`."""
         return self.score(self.item(items)).squeeze(-1)
 
 

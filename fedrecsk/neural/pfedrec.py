@@ -196,7 +196,7 @@ class PFedRec(NeuralRecommender):
         return attributes | {"user_items_": own}
 
     def to_module(self, user: Any = None) -> nn.Module:
-        """As that of :class:`FederatedModule`, with the user's own items if it has any."""
+        """Return the fitted module, with the user's own items if it has any."""
         module = super().to_module(user)
         if self.personal_items:
             (code,) = self._users.codes(id_array([user], "user"))

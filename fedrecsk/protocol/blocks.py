@@ -174,7 +174,7 @@ class Block:
 
 
 def block_size(data: Interactions) -> int:
-    """Ratings per block: 65,536, or more for large data and large catalogues.
+    """Return the number of ratings per block: 65,536, or more for large data and large catalogues.
 
     There are at most 64 blocks, each with about as many ratings as there are items or more, so
     that an array of the catalogue's size per block is never larger than the data.
@@ -224,7 +224,7 @@ def cut(
 
 
 def of_clients(data: Interactions, clients: NDArray[np.int64]) -> Block:
-    """One block of these clients (codes)."""
+    """Return one block of these clients (codes)."""
     return _block(data, clients)
 
 

@@ -194,7 +194,7 @@ class CentralNoise:
         return Upload(n_clients, **noisy)
 
     def _noisy(self, name, sums, key, counts):
-        """One field's sum with its noise, and the noise's standard deviation."""
+        """Return one field's sum with its noise, and the noise's standard deviation."""
         generator = self.secret_of(key).generator(f"noise on the sum of {name}")
         mechanism, one, size = self.mechanism, self.exchange(key), self.size(key)
         weight = (mechanism.field_weights or {}).get(name, 1.0)
@@ -209,7 +209,7 @@ class CentralNoise:
         return step * np.rint(sums / step), step * np.sqrt(counts.n_shares * variance)
 
     def _noise_on_uploads(self, noise_multiplier, key):
-        """The noise multiplier of the uploads, if the count of short ones spends some of it."""
+        """Return the uploads' noise multiplier, if the count of short ones spends some of it."""
         if not self.adapts or key.round < 0 or noise_multiplier == 0:
             return noise_multiplier
         return (noise_multiplier**-2 - (2 * self._count_std) ** -2) ** -0.5
@@ -417,7 +417,7 @@ def noise_multipliers(
 def planned_events(
     mechanism: CentralDP, plan: Plan, sizes: dict[str, int]
 ) -> tuple[tuple[Event, ...], float]:
-    """Events with noise multiplier 1 in the rounds, and the factor of set-up exchanges to it."""
+    """Return the rounds' events of noise multiplier 1, and the set-up's factor to it."""
     by_clients = mechanism.noise == "clients"
     kind = "skellam" if by_clients else "gaussian"
     factor, share = 1.0, mechanism.setup_share

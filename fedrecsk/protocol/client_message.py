@@ -121,7 +121,7 @@ def packed(
 
 
 def _as_sent(specs, federation):
-    """Forms of the numbers as they cross: clipped integers are real numbers."""
+    """Return the specs of what crosses: clipped integers are real numbers."""
     if federation is None or federation.central_dp is None:
         return specs
     return {
@@ -256,7 +256,7 @@ def _is_compressed(upload, one, spec, federation):
 
 
 def _sizes(upload, fields, specs, n_held, wire_dtype, federation):
-    """Sizes of an upload, with what compression and the adaptive clip make of them."""
+    """Return the sizes of an upload, with what compression and the adaptive clip make of them."""
     sizes = measured(ClientUpdates(fields), specs, n_held, wire_dtype)
     for name, spec in specs.items():
         if not _is_compressed(upload, fields[name], spec, federation):
@@ -315,7 +315,7 @@ def check_bit(bit: np.ndarray) -> None:
 
 
 def _rows(rows, spec, n_held, held):
-    """Numbers of the rows that were sent; None if they are invalid."""
+    """Return the numbers of the rows that were sent; None if they are invalid."""
     known = np.arange(spec.shape[0]) if spec.rows == "all" else held
     if spec.rows != "chosen" and known is not None:
         return known if rows is None else None

@@ -288,7 +288,7 @@ class Clients:
         return self._training[1:]
 
     def _part_in(self, round):
-        """These clients' Participation in a round, of which they must have got the message."""
+        """Return these clients' Participation in a round, whose message they must have got."""
         if self._part is None or self._part[0] != round:
             raise ValueError(
                 f"These clients cannot update in round {round}, because they have received no "

@@ -173,7 +173,7 @@ class SecureChannel:
         return self.scheme.key_nbytes()
 
     def nbytes(self, n_values: int) -> int:
-        """Bytes of an encrypted vector."""
+        """Return the bytes of an encrypted vector."""
         n_values = int(n_values)
         if n_values not in self._nbytes:
             self._nbytes[n_values] = self.scheme.ciphertext_bytes(n_values)

@@ -258,7 +258,7 @@ class Ledger:
 
 
 def _sums(entries, n_clients, between):
-    """Messages and bytes of some entries, up and down, as text; with `between`, among devices."""
+    """Return some entries' messages and bytes as text; with `between`, among devices too."""
     names = "messages_up", "messages_down", "bytes_up", "bytes_down", "bytes_device_to_device"
     n_up, n_down, up, down, direct = (sum(entry[name] for entry in entries) for name in names)
     sizes = [up, down, up / max(n_clients, 1), down / max(n_clients, 1)] + [direct] * between

@@ -139,7 +139,7 @@ class Message(dict):
         return Message(**super().__or__(other))
 
     def of(self, clients: NDArray[np.int64]) -> Message:
-        """The message as these clients (codes) receive it: with their own `PerClient` entries."""
+        """Return the message as these clients (codes) receive it, with their own `PerClient`."""
         if not any(isinstance(field, PerClient) for field in self.values()):
             return self
         own = {

@@ -232,7 +232,7 @@ def _checked(profile):
 
 
 def _bytes_of_one(entry, n_clients, down, up):
-    """Bytes down and up of the slowest client of a ledger's entry, or of the mean one."""
+    """Return the bytes down and up of an entry's slowest client, or of the mean one."""
     # Before the rounds all clients send, and in a round those that take part. If no client has
     # trained, those that received the model have sent the losses that ended the fit.
     trained = entry["participants"] or entry["messages_down"]

@@ -129,7 +129,7 @@ class Personalized:
         return by_user(users, attributes)
 
     def losses(self, held_out: Block) -> NDArray[np.float64]:
-        """Sums of losses and of weights of each client, shape (n_clients, 2).
+        """Return the sums of losses and of weights of each client, shape (n_clients, 2).
 
         Parameters
         ----------

@@ -74,7 +74,7 @@ class ClientCodes(NamedTuple):
 def sort_registrations(
     registrations: Sequence[Registration],
 ) -> tuple[np.ndarray, NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]:
-    """Ids as they register, their order, and by that order the numbers of users and of items."""
+    """Return ids, their order, and in that order the numbers of users and of items."""
     ids = np.concatenate([one.client_ids for one in registrations])
     order = np.argsort(ids, kind="stable")
     twice = np.flatnonzero(ids[order][1:] == ids[order][:-1])
@@ -88,7 +88,7 @@ def sort_registrations(
 
 
 def catalogue_nbytes(item_ids: np.ndarray) -> int:
-    """Bytes of the items' ids. Strings are counted as UTF-8 with one byte as terminator."""
+    """Return the items' ids' bytes. Strings count as UTF-8 with one byte as terminator."""
     if item_ids.dtype.kind in "UO":
         return sum(len(str(one).encode()) + 1 for one in item_ids.tolist())
     return item_ids.nbytes

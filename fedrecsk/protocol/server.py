@@ -668,7 +668,7 @@ class Server:
         return one
 
     def _specs(self, step):
-        """Forms of the uploads in a step, which is a tuple of phase and number."""
+        """Return the uploads' specs in a step, which is a tuple of phase and number."""
         phase, number = step
         if phase == "setup":
             return self.method._setup_specs(len(self.item_ids), number)
@@ -713,7 +713,7 @@ class Server:
     # ------------------------------------------------------------------ early stopping
 
     def final_participation(self) -> Participation:
-        """Clients that evaluate the last model: all, or the cohort that would be next."""
+        """Return the clients that evaluate the last model: all, or the next cohort."""
         if self.method.client_fraction == 1:
             return Participation.full(self.n_clients)
         return self._drawn(self.key.at(self.round))
@@ -828,7 +828,7 @@ def server_sees(method: Any, federation: Federation) -> str:
 
 
 def _senders(one):
-    """Codes of the clients that an upload claims to come from."""
+    """Return the codes of the clients that an upload claims to come from."""
     if not isinstance(one, ClientMessage):
         return one.clients[one.sends]
     numbers = (one.round, one.client)

@@ -32,7 +32,7 @@ class Ratings(NamedTuple):
 
 @kernel
 def rating_gradients(layout, ratings, values, biases, active, items, penalties, work, users, out):
-    """Each active client fits its users exactly and makes the items' half gradients.
+    """Fit the active clients' users exactly and make the items' half gradients.
 
     A row is the sum over the client's users of w (score - rating) (1, p), the 1 with biases.
 

@@ -234,7 +234,7 @@ class FedFast(AveragedItems):
         return server
 
     def _learned(self, upload):
-        """The update of the items; who has sent something, and the changes of their vectors."""
+        """Return the items' update, who has sent something, and the changes of their vectors."""
         codes, changes = [], []
         totals = np.zeros(upload["updates"].sum.shape)
         weights = np.zeros(len(totals))
@@ -253,7 +253,7 @@ class FedFast(AveragedItems):
         return update, np.array(codes), np.stack(changes)
 
     def _moved(self, server, codes, changes, round):
-        """Vectors of all clients: those of `codes` by their changes, others with their cluster."""
+        """Move clients' vectors: those of `codes` by their changes, others with their cluster."""
         moves = np.zeros(server["client_vectors"].shape)
         if self.discount is not None:
             clusters = server["clusters"]

@@ -340,7 +340,7 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         return fedrec_kernels.Ratings(block.indptr, block.items, values, weights)
 
     def _drawn(self, block, state, active, key):
-        """The active users' examples, drawn in each round, or once in the user's first round."""
+        """Draw the active users' examples, in each round or once in the user's first round."""
         users, fixed = block.users_of(active), self.virtual_items == "fixed"
         if not fixed:
             return self._list_examples(
@@ -368,7 +368,7 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         return examples
 
     def _empty_examples(self, block):
-        """Arrays for the examples: all ratings, and `n_virtual` times as many virtual ones."""
+        """Return arrays for all ratings, and for `n_virtual` times as many virtual ones."""
         n_rated = np.diff(block.indptr)
         n_virtual = np.minimum(self.n_virtual * n_rated, block.n_items - n_rated)
         indptr = np.concatenate([[0], np.cumsum(n_rated + n_virtual)])
@@ -382,7 +382,7 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         )
 
     def _empty_uploads(self, block, examples, turn):
-        """Where the kernel writes, by item or by client, and each client's own rows."""
+        """Return where the kernel writes, by item or by client, and each client's own rows."""
         row_indptr, row_items, rows = _rows(block, examples)
         alone = block.n_users == block.n_clients
         if turn.separate:
@@ -448,12 +448,12 @@ def _passes(round, share):
 
 
 def _rescaled(values, low, high):
-    """Ratings on the model's scale."""
+    """Return the ratings on the model's scale."""
     return LOW + (HIGH - LOW) * (values - low) / ((high - low) or 1)
 
 
 def _rows(block, examples):
-    """Each client's distinct items, ascending, and which of these rows each example is in."""
+    """Return each client's distinct items, ascending, and each example's row among them."""
     indptr = examples.indptr[block.client_indptr]
     if block.n_users == block.n_clients:
         return indptr, examples.items, np.arange(len(examples.items), dtype=np.int32)
