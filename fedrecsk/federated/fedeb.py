@@ -266,7 +266,6 @@ class FedEB(EmpiricalBayes):
     user_noise: bool = True
     posterior: Literal["variational", "map"] = "variational"
     learning_rate: float | Literal["auto"] = "auto"
-    INIT_STD = 0.1
     upload: Literal["local", "all"] = "local"
     rating_scale: tuple[float, float] | None = None
 
@@ -284,6 +283,8 @@ class FedEB(EmpiricalBayes):
 
     _user_width = "n_factors"
     _n_setups = 1
+    # Standard deviation of the initial item vectors.
+    INIT_STD = 0.1
     # How many ratings the prior of a user's own precision is worth (nu).
     NU = 10.0
 
