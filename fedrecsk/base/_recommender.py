@@ -228,10 +228,13 @@ class Recommender(
             If an id is neither a string nor a number, or X is sparse.
         """
         data = self._prepared(X, y, clients, sample_weight)
+        return self._learn(data, FitReport(self, X, y, sample_weight, data), self._fit)
+
+    def _learn(self, data, report, fit):
+        """Call `fit`, and take over the fitted attributes that it returns."""
         self._require_memory(data)
-        report = FitReport(self, X, y, sample_weight, data)
         report.begin()
-        attributes = self._fit(data, report)
+        attributes = fit(data, report)
         _checks.check_fitted(self, data, attributes)
         # Remove attributes of an earlier fit that this fit does not have.
         for name in [name for name in vars(self) if name[-1] == "_" and name[0] != "_"]:
@@ -271,11 +274,7 @@ class Recommender(
 
         Rows of items that are not in `item_ids` are an error in `fit`, and ignored elsewhere.
         """
-        if y is None and self.__sklearn_tags__().target_tags.required:
-            raise ValueError(
-                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
-                "is None."
-            )
+        self._require_y(y)
         X, y = self._checked(X, y, reset=reset)
         if sample_weight is not None:
             sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
@@ -288,6 +287,13 @@ class Recommender(
             item_ids=item_ids,
             drop_other_items=not reset,
         )
+
+    def _require_y(self, y):
+        if y is None and self.__sklearn_tags__().target_tags.required:
+            raise ValueError(
+                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
+                "is None."
+            )
 
     # Sums of huge numbers, by which scikit-learn looks for NaN.
     @np.errstate(invalid="ignore", over="ignore")

@@ -27,19 +27,23 @@ def check_resumable(
             "sample_weight or items have changed since; fit with warm_start=False, or use "
             "fold_in to add users."
         )
-    before, now = run.parameters, parameters
-    changed = [n for n in before | now if not np.array_equal(before.get(n), now.get(n))]
-    if changed:
-        name = min(changed)
-        raise ValueError(
-            f"warm_start continues the {steps} of the last fit, but {name} has changed "
-            f"from {before.get(name)!r} to {now.get(name)!r} since; set it "
-            "back or fit with warm_start=False."
-        )
+    check_unchanged(run, parameters, f"warm_start continues the {steps} of the last fit")
     if n_total < n_done:
         raise ValueError(
             f"{total}={n_total} must be larger or equal to the {n_done} {steps} already run when "
             "warm_start=True."
+        )
+
+
+def check_unchanged(run: Any, now: dict[str, Any], what: str) -> None:
+    """Raise if parameters that a run must keep are no longer as they were."""
+    before = run.parameters
+    changed = [n for n in before | now if not np.array_equal(before.get(n), now.get(n))]
+    if changed:
+        name = min(changed)
+        raise ValueError(
+            f"{what}, but {name} has changed from {before.get(name)!r} to {now.get(name)!r} since; "
+            "set it back or fit with warm_start=False."
         )
 
 

@@ -289,6 +289,12 @@ class Interactions:
         """Client c has the ratings ``rating_indptr[c]:rating_indptr[c + 1]``."""
         return self.indptr[self.client_indptr]
 
+    def clients_with(self, users: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return a mask of the clients that have any of these users (ids)."""
+        codes = np.flatnonzero(np.isin(self.user_ids.values, users))
+        clients = np.searchsorted(self.client_indptr, codes, side="right") - 1
+        return np.isin(np.arange(self.n_clients), clients)
+
     def take(self, mask: NDArray[np.bool_]) -> Interactions:
         """Keep the ratings where `mask` is true, and all users, items and clients."""
         kept = np.concatenate([[0], np.cumsum(mask)])

@@ -14,7 +14,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import RankingMixin, check_likes
-from fedrecsk.base._item_weights import add_gram, histories, liked, n_pairs
+from fedrecsk.base._item_weights import add_gram, histories, liked, lower_part, n_pairs, whole
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
@@ -62,25 +62,31 @@ class FederatedGram(RankingMixin, FederatedRecommender):
     def _init_clients(self, block, message, key):
         likes = liked(block)
         has_sent = np.zeros(block.n_clients, dtype=bool)
-        return {"likes": likes, "history": histories(likes, self._dtype), "has_sent": has_sent}
+        history = histories(likes, self._dtype)
+        return {"likes": likes, "history": history, "has_sent": has_sent, "sign": 1}
 
     def _upload_specs(self, n_items):
         return {"gram": FieldSpec((n_pairs(n_items),), "chosen" if self._sends_pairs else "all")}
 
     def _client_update(self, block, state, message, turn, key):
-        likes, fresh = state["likes"], ~state["has_sent"]
+        likes, sign = state["likes"], state["sign"]
+        # Those who take back are those who have sent.
+        fresh = ~state["has_sent"] if sign > 0 else state["has_sent"]
         senders = turn.active & fresh
         if not senders.any():
             return state, None, None
         if turn.separate:
-            gram = _single(likes, senders)
+            gram = _single(likes, senders, sign)
         else:
             sums = np.zeros(n_pairs(block.n_items))
             add_gram(likes, senders & turn.delivers, sums)
-            gram = Summed(sums, n_pairs(likes.row_counts))
+            gram = Summed(sign * sums, n_pairs(likes.row_counts))
         # A client does not know whether its upload arrives, so it never sends another.
         state = state | {"has_sent": state["has_sent"] | senders}
         return state, ClientUpdates({"gram": gram}, sends=fresh), None
+
+    def _taking_back(self, state):
+        return state | {"sign": -1}
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -91,6 +97,13 @@ class FederatedGram(RankingMixin, FederatedRecommender):
             "noise_variance": variance + gram.noise_std**2,
             "solved": {},
         }
+
+    _takes_back = True
+
+    def _resumed(self, server, before, places):
+        gram = np.zeros((server["n_items"], server["n_items"]))
+        gram[np.ix_(places, places)] = whole(before["gram"], before["n_items"])
+        return server | {"gram": lower_part(gram)}
 
     # ----------------------------------------------------------------------- what it needs
 
@@ -158,8 +171,8 @@ class FederatedGram(RankingMixin, FederatedRecommender):
         )
 
 
-def _single(likes, senders):
-    """Return each sender's own pairs; other clients have none."""
+def _single(likes, senders, sign):
+    """Return each sender's own pairs, times `sign`; other clients have none."""
     row_counts = np.where(senders, likes.row_counts, 0).astype(np.int64)
     row_indptr = np.concatenate([[0], np.cumsum(row_counts)])
     indptr = np.concatenate([[0], np.cumsum(n_pairs(row_counts))])
@@ -176,7 +189,7 @@ def _single(likes, senders):
         indptr[:-1],
         values,
     )
-    return SparseRows(indptr, numbers, values)
+    return SparseRows(indptr, numbers, sign * values)
 
 
 # ------------------------------------------------------------------------- central privacy

@@ -22,6 +22,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.attacks import View
 from fedrecsk.base._warm_start import check_resumable
 from fedrecsk.data._checks import Diverged, hint
+from fedrecsk.data.interactions import Ids
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import participation
 from fedrecsk.protocol.clients import Clients, Group
@@ -33,39 +34,60 @@ from fedrecsk.protocol.server import Server
 
 if TYPE_CHECKING:
     from fedrecsk.attacks._base import ActiveAttack
+    from fedrecsk.data.interactions import Interactions
+    from fedrecsk.protocol.ledger import Ledger
 
 
 def fit(estimator, data, report):
     """Run the rounds; returns the fitted attributes."""
-    try:
-        return _fit(estimator, data, report)
-    except Diverged as error:
-        raise ValueError(f"{error.what} {hint(estimator, data)}") from error
-
-
-def _fit(estimator, data, report):
     run = _resumed(estimator, data) or Run.new(estimator, data)
+    run.settle(estimator)
+    attributes = _completed(estimator, run, data, report)
+    estimator._run = run if estimator.warm_start else None
+    return attributes
+
+
+def update(estimator, data, report, n_rounds, users):
+    """Go on from the last fit with data changed for these users; returns the fitted attributes."""
+    before, estimator._run = estimator._run, None
+    run = before.followed_by(estimator, data, n_rounds, users)
+    attributes = _completed(estimator, run, data, report)
+    estimator._run = run
+    return attributes
+
+
+def _completed(estimator, run, data, report):
+    """Run the rounds that are left, and end the fit."""
     # Clients update in place: a fit that fails half-way must not be continued.
     estimator._run = None
+    try:
+        attributes = _rounds_of(estimator, run, report)
+    except Diverged as error:
+        raise ValueError(f"{error.what} {hint(estimator, data)}") from error
+    _warn_of_empty_rounds(run.server)
+    _warn_of_lost_shares(run.server, attributes["privacy_"].epsilon)
+    return attributes
+
+
+def _rounds_of(estimator, run, report):
     with (
         get_threadpool_controller().limit(limits=1, user_api="blas"),
         Threads(estimator.n_jobs) as parallel,
     ):
-        run.settle(estimator)
         loop = Loop(run, parallel)
         if run.server.state is None:
+            if run.before is not None and run.server.method._takes_back:
+                Loop(run.before, parallel).take_back(run.changed_users)
             loop.set_up()
-        n_rounds = estimator._rounds(run.server.n_clients)
+            if run.before is not None:
+                run.go_on()
+        n_rounds = run.server.method._rounds(run.server.n_clients)
         while run.server.round < n_rounds and not run.server.stopping.stopped:
             close = report.step("round")
             loop.round()
             if close(loop.attributes_now):
                 break
-        attributes = Loop(run.at_its_end(), parallel).end()
-    estimator._run = run if estimator.warm_start else None
-    _warn_of_empty_rounds(run.server)
-    _warn_of_lost_shares(run.server, attributes["privacy_"].epsilon)
-    return attributes
+        return Loop(run.at_its_end(), parallel).end()
 
 
 @dataclass(eq=False)
@@ -84,6 +106,14 @@ class Run:
         Those that must not change between the rounds of one run.
     block_of_client : ndarray of shape (n_clients,)
         Position in `clients` of the object that simulates each client.
+    data : Interactions or None
+        All rows; only where the fit can be continued.
+    before : Run or None
+        The fit to other rows that this one goes on from, until the set-up is over.
+    changed_users : ndarray or None
+        Ids of the users whose rows are others than in `before`.
+    ledger_before : Ledger or None
+        The ledger before the round in which clients took back their uploads, if there was one.
     """
 
     server: Server
@@ -93,6 +123,10 @@ class Run:
     fingerprint: bytes | None
     parameters: dict
     block_of_client: np.ndarray = field(repr=False)
+    data: Interactions | None = field(default=None, repr=False)
+    before: Run | None = field(default=None, repr=False)
+    changed_users: np.ndarray | None = field(default=None, repr=False)
+    ledger_before: Ledger | None = field(default=None, repr=False)
 
     @classmethod
     def new(cls, estimator, data, *, is_watched=False):
@@ -137,9 +171,49 @@ class Run:
             data.client_ids,
             attack,
             data.fingerprint() if estimator.warm_start else None,
-            _parameters_of_a_run(estimator),
+            parameters_of_a_run(estimator),
             block_of_client,
+            data if estimator.warm_start else None,
         )
+
+    def followed_by(self, estimator, data, n_rounds, users):
+        """Return a run on data changed for these users (ids) that will go on from this one."""
+        seed = estimator.random_state
+        if seed is not None:
+            # Other draws than those of the rounds that were.
+            seed = int(self.server.key.at(-1).hashed("update") >> np.uint64(33))
+        method = clone(estimator).set_params(
+            n_rounds=n_rounds, random_state=seed, early_stopping=False, warm_start=True
+        )
+        run = Run.new(method, data)
+        run.parameters, run.before, run.changed_users = self.parameters, self, users
+        return run
+
+    def go_on(self):
+        """Continue the model of the run before, after the set-up."""
+        server, method = self.server, self.server.method
+        # Nothing of users that are gone may stay.
+        before, users, self.before, self.changed_users = self.before, self.changed_users, None, None
+        places = np.searchsorted(server.item_ids, before.server.item_ids)
+        server.state = method._resumed(server.state, before.server.state, places)
+        if not method._takes_back:
+            self._remember_users(before)
+            return
+        server.only = self.data.clients_with(users)
+        if before.ledger_before is not None:
+            server.ledger.take_over(before.server.ledger, before.ledger_before)
+
+    def _remember_users(self, before):
+        """Give clients the vectors that their users had in the run before."""
+        old = [one for one in before.clients if one.state is not None]
+        if not old:
+            return
+        vectors = [self.server.method._private_vectors(one.state) for one in old]
+        ids = [before.data.user_ids.values[one.block.users] for one in old]
+        vectors, known = np.concatenate(vectors), Ids(np.concatenate(ids), "user ids")
+        for one in self.clients:
+            codes = known.codes(self.data.user_ids.values[one.block.users])
+            one.remembered = codes >= 0, vectors[codes[codes >= 0]]
 
     def settle(self, estimator):
         """Take the parameters that may change between the rounds of one run."""
@@ -186,6 +260,17 @@ class Loop:
         announcement = server.send_announcement()
         for one in clients:
             one.announce(announcement)
+
+    def take_back(self, users):
+        """Simulate one round in which the clients of these users (ids) take back their uploads."""
+        server = self.server
+        server.only = self.run.data.clients_with(users)
+        for one in self.run.clients:
+            if one.state is not None:
+                one.state = server.method._taking_back(one.state)
+        if server.only.any():
+            self.run.ledger_before = copy.deepcopy(server.ledger)
+            self.round()
 
     def round(self):
         """Simulate one round; return what a curious server sees of it, a Seen."""
@@ -403,7 +488,7 @@ def _secret(estimator, data, seed):
     """
     if estimator.random_state is None:
         return Key(secrets.randbits(63))
-    parameters = _parameters_of_a_run(estimator)
+    parameters = parameters_of_a_run(estimator)
     if estimator._setting().central_dp.epsilon is not None:
         # The noise then depends on the planned rounds.
         parameters["n_rounds"] = estimator._rounds(data.n_clients)
@@ -479,13 +564,13 @@ def _resumed(estimator, data):
     if run is not None:
         n_rounds, parameters = (
             estimator._rounds(run.server.n_clients),
-            _parameters_of_a_run(estimator),
+            parameters_of_a_run(estimator),
         )
         check_resumable(run, data, parameters, "n_rounds", n_rounds, run.server.round)
     return run
 
 
-def _parameters_of_a_run(estimator):
+def parameters_of_a_run(estimator):
     """Return the parameters that must not change between the rounds of one run."""
     # The fingerprint of the data has the catalogue.
     free = {"n_rounds", "n_jobs", "warm_start", "n_iter_no_change", "tol", "federation", "items"}

@@ -145,6 +145,8 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
 
     # --------------------------------------------------------------- before the rounds
 
+    _carried = ("item_factors",)
+
     def _init_server(self, catalogue, key):
         shape = (catalogue.n_items, self.n_factors)
         items = self.INIT_STD * key.generator("item factors").standard_normal(shape)

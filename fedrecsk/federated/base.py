@@ -17,6 +17,7 @@ from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import Recommender
 from fedrecsk.federated import _private, _round_loop
+from fedrecsk.federated._updating import Updating
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.federation import Federation
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, repr=False)
-class FederatedRecommender(Recommender):
+class FederatedRecommender(Updating, Recommender):
     """Base class of the federated methods.
 
     A method gives the hooks below, in the order of a paper's algorithm. `server` is the server's
@@ -258,6 +259,25 @@ class FederatedRecommender(Recommender):
     def _aggregate(self, server, message, upload, key):
         """Server: its step on the round's Upload (None if there is none). Returns its state."""
 
+    # ------------------------------------------------------------------- partial_fit
+
+    # What of the server's state a fit to more rows goes on from, by name.
+    _carried: ClassVar[tuple[str, ...]] = ()
+
+    # Whether all of the state is a sum over clients, from which each can take its part back.
+    _takes_back = False
+
+    def _resumed(self, server, before, places):
+        """Server: its state after the set-up, with what it has learned from fewer rows.
+
+        `places` are the codes now of the items of the state `before`. Pure.
+        """
+        return server | {n: _carried(server[n], before[n], places) for n in self._carried}
+
+    def _taking_back(self, state):
+        """Clients: their state before a round in which they take back all that they have sent."""
+        raise NotImplementedError(f"{type(self).__name__} needs _taking_back(state).")
+
     # ------------------------------------------------------------------------- the end
 
     def _personalize(self, block, state, message, turn, key):
@@ -435,7 +455,8 @@ class FederatedRecommender(Recommender):
     def __getattr__(self, name: str) -> Any:
         waiting = vars(self).get("_waiting")
         if waiting is None or name not in waiting.attributes:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            # Raise as Python does, or as `available_if` does.
+            return object.__getattribute__(self, name)
         waiting.serve()
         # Copies, because other copies of the model share it.
         vars(self).update(copy.deepcopy(waiting.attributes), _waiting=None)
@@ -473,3 +494,15 @@ class FederatedRecommender(Recommender):
     def _as_newcomers(self, block):
         """Return a block of users that were not in fit, with the codes that their draws need."""
         return block
+
+
+def _carried(now, before, places):
+    """Return a copy of `before`, its rows of items at `places` among those of `now`."""
+    if isinstance(before, tuple):
+        parts = [_carried(*pair, places) for pair in zip(now, before, strict=True)]
+        return type(before)(*parts) if hasattr(before, "_fields") else tuple(parts)
+    if np.ndim(before) == 0 or len(before) != len(places) or np.shape(now) == np.shape(before):
+        return copy.deepcopy(before)
+    grown = np.array(now)
+    grown[places] = before
+    return grown

@@ -282,6 +282,11 @@ class FedEB(EmpiricalBayes):
     }
 
     _user_width = "n_factors"
+    _carried = (
+        *("n_steps", "center", "scales"),
+        *("items", "items_moments", "average_items"),
+        *("implicit", "implicit_moments", "average_implicit"),
+    )
     _n_setups = 1
     # Standard deviation of the initial item vectors.
     INIT_STD = 0.1

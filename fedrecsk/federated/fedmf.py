@@ -67,6 +67,7 @@ class AveragedItems(LearnsFromFeedback):
     _single_uploads = True
     _dtype = np.float32
     _user_width = "n_factors"
+    _carried = ("item_factors",)
 
     # --------------------------------------------------------------- before the rounds
 

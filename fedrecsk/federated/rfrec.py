@@ -209,6 +209,7 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
     _single_uploads = True
     _dtype = np.float32
     _user_width = "n_factors"
+    _carried = ("item_vectors",)
 
     @property
     def _shares_state(self):

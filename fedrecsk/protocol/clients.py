@@ -110,6 +110,8 @@ class Clients:
         self._hands_over_single: bool = self._separates and method._single_uploads
         self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
         self.state: Any = None
+        # Which users have vectors of an earlier fit, a mask, and these vectors; None: nobody.
+        self.remembered: Any = None
         self._announcement = Message()
         # Messages that clients received last, by round, and the round of each client's last one.
         self._messages = {}
@@ -301,6 +303,9 @@ class Clients:
         if self.state is None:
             first = Message(**self._announcement, **message)
             self.state = self.method._init_clients(self.block, first, key)
+            if self.remembered is not None:
+                known, vectors = self.remembered
+                self.method._private_vectors(self.state)[known] = vectors
 
     def _step(self, message, turn, key):
         self._begin(message, key)

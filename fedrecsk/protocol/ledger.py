@@ -22,6 +22,7 @@ PHASES = {
     "catalogue": "Catalogue of items",
     "keys": "Secret keys",
     "setup": "Set-up",
+    "taken back": "Taken back",
     "round": "Rounds",
     "stop": "Stop",
     "final": "Final model",
@@ -36,7 +37,8 @@ class Ledger:
     ----------
     entries : list of dict
         One entry per phase. `phase` is "catalogue" (the items' ids, down), "keys" (secret keys,
-        with encryption), "setup" (exchanges before the rounds), "round", "stop" (the broadcast
+        with encryption), "setup" (exchanges before the rounds), "taken back" (what clients sent to
+        take their earlier uploads out of the sum), "round", "stop" (the broadcast
         whose losses ended the fit early), "final" (the last model, from which clients
         recommend) or "best" (the best model, if early stopping keeps it instead). `round`: the
         round, or the step of the set-up. `participants`: clients that updated.
@@ -124,6 +126,17 @@ class Ledger:
                 "largest_up": 0,
             }
         )
+
+    def take_over(self, ledger: Ledger, first: Ledger) -> None:
+        """Add what `ledger` has counted in its last entry, since its copy `first`, as taken back.
+
+        Clients that are not in this ledger count in the entry alone.
+        """
+        self.entries.append(ledger.entries[-1] | {"phase": "taken back", "round": -1})
+        _, here, there = np.intersect1d(self.client_ids, ledger.client_ids, return_indices=True)
+        for name in ("client_bytes_down", "client_bytes_up"):
+            new = getattr(ledger, name) - getattr(first, name)
+            getattr(self, name)[here] += new[there]
 
     def count(self, **counts: int) -> None:
         """Add to the counts of the open entry."""

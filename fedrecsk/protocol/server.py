@@ -108,6 +108,8 @@ class Server:
         self.stopping: EarlyStopping = EarlyStopping(method.tol, method.n_iter_no_change)
         # Whether clients always receive the full model, as deployed ones do.
         self.sends_whole: bool = False
+        # Mask of the clients that rounds are for; None: cohorts are drawn.
+        self.only: NDArray[np.bool_] | None = None
         self._participation = None
         self._message = None
         # The last message that was sent.
@@ -491,6 +493,8 @@ class Server:
         if self.releases is not None and self.releases.always:
             # Clients know the shared key.
             key = self.releases.secret_of(key)
+        if self.only is not None:
+            return participation.of_cohort(self.only, self.federation, key)
         fraction = self.method.client_fraction
         size = participation.cohort_size(self.n_clients, fraction)
         cohort = self.method._choose_cohort(self.state, self.n_clients, size, key)

@@ -54,6 +54,7 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
     _single_uploads = True
     _dtype = np.float32
     _user_width = "n_factors"
+    _carried = ("item_vectors",)
     # The items whose rows are sent: those that the client has rated.
     _rows = "held"
 

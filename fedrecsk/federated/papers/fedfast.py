@@ -162,6 +162,8 @@ class FedFast(AveragedItems):
     FINAL_EPOCHS = 0
 
     _server_sees = "clients"
+    # The server has a part for each client of the fit.
+    _carried = ()
     # The server keeps a vector and a cluster of each client.
     _admits_late_clients = False
 

@@ -255,6 +255,8 @@ class SemiDFEGL(RatingGradients):
     }
 
     _server_sees = "clients"
+    # The server has a part for each client of the fit.
+    _carried = ()
 
     def _init_server(self, catalogue, key):
         n_clients = catalogue.n_clients

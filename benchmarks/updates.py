@@ -1,0 +1,69 @@
+"""Measure what an update with new rows is worth: ``python -m benchmarks.updates [METHOD ...]``.
+
+A fifth of the rows, drawn at random, is for testing. A method is fitted to nine tenths of the
+others, and then brought up to date with the rest by `partial_fit`; a `fit` to all of them is the
+measure. The table has the score of the old, the updated and the new model, and the bytes of update
+and new fit, means over --seeds splits. Scores are RMSE for ratings and NDCG@10 of the whole
+catalogue for rankings.
+
+Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from sklearn.base import clone
+
+import fedrecsk
+from benchmarks._command_line import command_line
+from fedrecsk.datasets import fetch_movielens
+from fedrecsk.metrics import make_ranking_scorer
+
+RATINGS = ["RFRec", "FedEB", "ExplicitFCF"]
+RANKINGS = ["FedEASE", "FedSpectral", "LocALS", "GlobSGD", "FCF", "FedMF", "CoLR", "SCoLR"]
+
+
+def measured(name, X, y, seed):
+    """Return scores of the old, the updated and the new model, and megabytes of the last two."""
+    order = np.random.default_rng(seed).permutation(len(X))
+    test, train = order[: len(X) // 5], order[len(X) // 5 :]
+    old, new = train[len(train) // 10 :], train[: len(train) // 10]
+    method = getattr(fedrecsk, name)(random_state=seed, warm_start=True)
+
+    def fitted(fit, rows):
+        return fit(X[rows], y[rows] if name in RATINGS else None)
+
+    def score(model):
+        if name in RATINGS:
+            return np.sqrt(np.mean((model.predict(X[test]) - y[test]) ** 2))
+        return make_ranking_scorer("ndcg", k=10)(model, X[test])
+
+    model = fitted(clone(method).fit, old)
+    scores = [score(model)]
+    fitted(model.partial_fit, new)
+    refitted = fitted(clone(method).fit, train)
+    ledgers = [one.communication_ for one in (model, refitted)]
+    sizes = [(ledger.bytes_up + ledger.bytes_down) / 1e6 for ledger in ledgers]
+    return [*scores, score(model), score(refitted), *sizes]
+
+
+def main(argv=None):
+    """Print a row for each method."""
+    parser = command_line("updates", __doc__)
+    parser.add_argument("methods", nargs="*", metavar="METHOD", help="default: all")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--data-home")
+    options = parser.parse_args(argv)
+    X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    X = np.asarray(X)[:, :2]
+    print("| method | old | updated | new fit | update (MB) | new fit (MB) |")
+    print("|---|---|---|---|---|---|", flush=True)
+    for name in options.methods or [*RATINGS, *RANKINGS]:
+        rows = [measured(name, X, y, seed) for seed in range(options.seeds)]
+        *scores, update, fit = np.mean(rows, axis=0)
+        shown = " | ".join(f"{one:.4f}" for one in scores)
+        print(f"| {name} | {shown} | {update:,.0f} | {fit:,.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Bring a fitted model up to date: `partial_fit` with new rows, and `forget` users."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
+
+from fedrecsk._utils.sklearn_compat import (
+    Interval,
+    check_sample_weight,
+    fit_context,
+    validate_parameter_constraints,
+)
+from fedrecsk.base import FitReport
+from fedrecsk.base._warm_start import check_unchanged
+from fedrecsk.data._checks import check_rows
+from fedrecsk.data.interactions import Ids, encode, id_array, id_columns, named
+from fedrecsk.federated import _round_loop
+
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+    from numpy.typing import ArrayLike
+
+# Rounds of an update, as a share of those of a fit.
+SHARE = 0.2
+
+
+def _goes_on(estimator):
+    """Return whether a model can go on from its last fit; raise AttributeError if not."""
+    name = type(estimator).__name__
+    if not (estimator._carried or estimator._takes_back):
+        raise AttributeError(
+            f"{name} cannot go on from its last model; call fit on all rows, or fold_in to add "
+            "users."
+        )
+    if not estimator.warm_start:
+        raise AttributeError(
+            f"The clients of this {name} keep no rows to go on from; set warm_start=True before "
+            "the first fit."
+        )
+    return True
+
+
+class Updating:
+    """`partial_fit` and `forget` of federated methods."""
+
+    @available_if(_goes_on)
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(
+        self: Any,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        clients: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        n_rounds: int | None = None,
+    ) -> Self:
+        """Bring the model up to date with new rows, users and items.
+
+        Devices keep their rows, so the model learns from the old rows and the new ones. Where it
+        is a sum over clients (:class:`FedEASE`, :class:`FedSpectral`), only clients with
+        new rows send: they take back what they have sent, and send it anew. The result is exactly
+        that of a `fit` to all rows. Other methods go on from their last model for a few rounds.
+
+        Parameters
+        ----------
+        X, y, clients, sample_weight
+            New rows, as in `fit`, which the first call is. A (user, item) pair that is repeated
+            is merged with its old row, as in a `fit` to both. Known users stay with their client.
+        n_rounds : int, default=None
+            Number of rounds. None: a fifth of those of a fit, at least one.
+
+        Returns
+        -------
+        self : object
+            `communication_`, `privacy_`, `history_`, `loss_curve_` and `n_rounds_` are those of
+            this update alone. Add privacy up with :class:`~fedrecsk.privacy.PrivacyBudget`.
+
+        Raises
+        ------
+        ValueError
+            If the last fit had ``warm_start=False``; if parameters have changed since; if noise,
+            attacks, aggregators or lost uploads have changed a sum, so that nothing can be taken
+            back from it; or as `fit` does.
+        AttributeError
+            If ``warm_start=False``, with which clients keep no rows; or if the method cannot go
+            on from its last model.
+
+        Notes
+        -----
+        Users that were added by `fold_in` are forgotten, unless their rows are in X. Rounds of an
+        update are not stopped early.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fedrecsk import FedEASE
+        >>> from fedrecsk.datasets import make_ratings
+        >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+        >>> model = FedEASE(reg=50.0, warm_start=True).fit(X[:800]).partial_fit(X[800:])
+        >>> np.allclose(model.predict(X), FedEASE(reg=50.0).fit(X).predict(X), atol=1e-6)
+        True
+        """
+        _check_rounds(n_rounds, "partial_fit")
+        if not hasattr(self, "item_ids_"):
+            return self.fit(X, y, clients=clients, sample_weight=sample_weight)
+        self._require_y(y)
+        X, y = self._checked(X, y)
+        data = _run_of(self, "partial_fit").data
+        rows = _rows(X, y, clients, sample_weight, data)
+        changed = rows["user"].unique()
+        catalogue = self._catalogue()
+        if catalogue is None:
+            ids = np.concatenate([data.item_ids.values, rows["item"].to_numpy()])
+            catalogue = Ids(np.unique(ids), "item ids")
+        data = _encoded(pd.concat([_frame(data), rows], ignore_index=True), catalogue)
+        return _updated(self, data, (X, y, sample_weight), np.asarray(changed), n_rounds)
+
+    @available_if(_goes_on)
+    @fit_context(prefer_skip_nested_validation=True)
+    def forget(self: Any, users: ArrayLike, *, n_rounds: int | None = None) -> Self:
+        """Make the model forget users: their rows, their private state, and what they have sent.
+
+        Where the model is a sum over clients (:class:`FedEASE`, :class:`FedSpectral`), the users'
+        clients take back what they have sent. The result is exactly that of a `fit` without these
+        users. Other methods go on from their last model for a few rounds without them. What such
+        a model had learned from them fades and is not removed; a `fit` without them
+        removes it. Nothing of the users remains in this object or its pickle.
+
+        Parameters
+        ----------
+        users : array-like of shape (n_forgotten,)
+            Ids of users of the last fit. Their items stay in the catalogue.
+        n_rounds : int, default=None
+            Number of rounds. None: a fifth of those of a fit, at least one.
+
+        Returns
+        -------
+        self : object
+            `n_rounds_` and `communication_` say what forgetting has cost. In
+            ``communication_.entries`` "taken back" has what the users' clients sent last.
+
+        Raises
+        ------
+        ValueError
+            If a user was not in the last fit, if nobody would be left, or as `partial_fit` does.
+        AttributeError
+            If ``warm_start=False``, with which clients keep no rows; or if the method cannot go
+            on from its last model.
+
+        See Also
+        --------
+        fedrecsk.attacks.measure_membership : Whether a model shows who was in its data.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fedrecsk import FedEASE
+        >>> from fedrecsk.datasets import make_ratings
+        >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+        >>> items, others = np.unique(X[:, 1]), X[X[:, 0] != 7]
+        >>> model = FedEASE(reg=50.0, warm_start=True).fit(X).forget([7])
+        >>> refitted = FedEASE(reg=50.0, items=items).fit(others)
+        >>> np.allclose(model.predict(others), refitted.predict(others), atol=1e-6)
+        True
+        """
+        _check_rounds(n_rounds, "forget")
+        check_is_fitted(self)
+        data = _run_of(self, "forget").data
+        users = id_array(users, "users")
+        unknown = data.user_ids.codes(users) < 0
+        if unknown.any():
+            raise ValueError(
+                f"The last fit did not have {named('user', users[unknown])}; give ids of users "
+                "that it had."
+            )
+        # Their clients' other users are counted anew.
+        clients = np.repeat(data.clients_with(users), np.diff(data.client_indptr))
+        changed, frame = data.user_ids.values[clients], _frame(data)
+        kept = frame[~frame["user"].isin(users)]
+        if not len(kept):
+            raise ValueError("Nobody would be left to learn from; delete the model instead.")
+        data = _encoded(kept, data.item_ids)
+        X, y = kept[["user", "item"]].to_numpy(), kept["value"].to_numpy()
+        return _updated(self, data, (X, y, None), changed, n_rounds)
+
+
+def _check_rounds(n_rounds, caller_name):
+    constraints = {"n_rounds": [Interval(Integral, 1, None, closed="left"), None]}
+    validate_parameter_constraints(constraints, {"n_rounds": n_rounds}, caller_name=caller_name)
+
+
+def _run_of(estimator, caller_name):
+    """Return the last fit's Run, or raise if it cannot go on."""
+    run, name = getattr(estimator, "_run", None), type(estimator).__name__
+    if run is None:
+        raise ValueError(
+            f"The last fit of this {name} had warm_start=False, or did not end, so its clients "
+            "have kept no rows to go on from; fit it again with warm_start=True."
+        )
+    parameters = _round_loop.parameters_of_a_run(estimator)
+    check_unchanged(run, parameters, f"{caller_name} goes on from the last fit")
+    federation = run.server.federation
+    inexact = {
+        "central_dp": federation.central_dp is not None,
+        "an adversary": federation.adversary is not None,
+        "an aggregator": federation.aggregator is not None,
+        "dropout": federation.dropout > 0,
+    }
+    reasons = [reason for reason, applies in inexact.items() if applies]
+    if estimator._takes_back and reasons:
+        raise ValueError(
+            f"Clients of {name} cannot take back what they have sent under {reasons[0]}, because "
+            "the sum does not have it as they sent it; call fit on all rows."
+        )
+    return run
+
+
+def _updated(estimator, data, arguments, users, n_rounds):
+    """Go on from the last fit with data in which the rows of these users are others."""
+    if n_rounds is None:
+        n_rounds = max(1, round(SHARE * estimator._rounds(data.n_clients)))
+
+    def fit(data, report):
+        return _round_loop.update(estimator, data, report, n_rounds, users)
+
+    return estimator._learn(data, FitReport(estimator, *arguments, data), fit)
+
+
+def _rows(X, y, clients, sample_weight, data):
+    """Return the new rows as a DataFrame, with the client of each."""
+    users, items = id_columns(X)
+    if sample_weight is not None:
+        sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
+    check_rows(y, sample_weight)
+    each = np.repeat(data.client_ids, np.diff(data.client_indptr))
+    known = data.user_ids.codes(users)
+    if clients is None:
+        if not np.array_equal(each, data.user_ids.values) and (known < 0).any():
+            raise ValueError(
+                f"User {users[known < 0][0]!s} is new, and the last fit was given clients; give "
+                "clients=, the client of each row."
+            )
+        clients = np.where(known >= 0, each[known], users)
+    return pd.DataFrame(
+        {
+            "user": users,
+            "item": items,
+            "client": id_array(clients, "clients"),
+            "value": 1.0 if y is None else np.asarray(y, dtype=np.float64),
+            "weight": 1.0 if sample_weight is None else sample_weight,
+        }
+    )
+
+
+def _frame(data):
+    """Return the rows of Interactions as a DataFrame."""
+    return pd.DataFrame(
+        {
+            "user": data.user_ids.values[data.users],
+            "item": data.item_ids.values[data.items],
+            "client": data.client_ids[data.clients],
+            "value": data.values,
+            "weight": data.weights,
+        }
+    )
+
+
+def _encoded(frame, item_ids):
+    """Return Interactions of the rows of a DataFrame."""
+    return encode(
+        frame[["user", "item"]],
+        frame["value"].to_numpy(),
+        clients=frame["client"].to_numpy(),
+        sample_weight=frame["weight"].to_numpy(),
+        item_ids=item_ids,
+        drop_other_items=False,
+    )
