@@ -33,9 +33,9 @@ from fedrecsk.protocol.personal import LazyUserFactors
 from fedrecsk.protocol.server import Server
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from fedrecsk.attacks._base import ActiveAttack
-    from fedrecsk.data.interactions import Interactions
-    from fedrecsk.protocol.ledger import Ledger
 
 
 def fit(estimator, data, report):
@@ -50,18 +50,18 @@ def fit(estimator, data, report):
 def update(estimator, data, report, n_rounds, users):
     """Go on from the last fit with data changed for these users; returns the fitted attributes."""
     before, estimator._run = estimator._run, None
-    run = before.followed_by(estimator, data, n_rounds, users)
-    attributes = _completed(estimator, run, data, report)
+    run = before.followed_by(estimator, data, n_rounds)
+    attributes = _completed(estimator, run, data, report, before, users)
     estimator._run = run
     return attributes
 
 
-def _completed(estimator, run, data, report):
-    """Run the rounds that are left, and end the fit."""
+def _completed(estimator, run, data, report, before=None, users=None):
+    """Run the rounds that are left, after those of a run before, if any, and end the fit."""
     # Clients update in place: a fit that fails half-way must not be continued.
     estimator._run = None
     try:
-        attributes = _rounds_of(estimator, run, report)
+        attributes = _rounds_of(estimator, run, report, before, users)
     except Diverged as error:
         raise ValueError(f"{error.what} {hint(estimator, data)}") from error
     _warn_of_empty_rounds(run.server)
@@ -69,18 +69,19 @@ def _completed(estimator, run, data, report):
     return attributes
 
 
-def _rounds_of(estimator, run, report):
+def _rounds_of(estimator, run, report, before, users):
     with (
         get_threadpool_controller().limit(limits=1, user_api="blas"),
         Threads(estimator.n_jobs) as parallel,
     ):
         loop = Loop(run, parallel)
         if run.server.state is None:
-            if run.before is not None and run.server.method._takes_back:
-                Loop(run.before, parallel).take_back(run.changed_users)
+            taken_back = None
+            if before is not None and run.server.method._takes_back:
+                taken_back = Loop(before, parallel).take_back(users)
             loop.set_up()
-            if run.before is not None:
-                run.go_on()
+            if before is not None:
+                run.go_on(before, users, taken_back)
         n_rounds = run.server.method._rounds(run.server.n_clients)
         while run.server.round < n_rounds and not run.server.stopping.stopped:
             close = report.step("round")
@@ -108,12 +109,6 @@ class Run:
         Position in `clients` of the object that simulates each client.
     data : Interactions or None
         All rows; only where the fit can be continued.
-    before : Run or None
-        The fit to other rows that this one goes on from, until the set-up is over.
-    changed_users : ndarray or None
-        Ids of the users whose rows are others than in `before`.
-    ledger_before : Ledger or None
-        The ledger before the round in which clients took back their uploads, if there was one.
     """
 
     server: Server
@@ -123,10 +118,7 @@ class Run:
     fingerprint: bytes | None
     parameters: dict
     block_of_client: np.ndarray = field(repr=False)
-    data: Interactions | None = field(default=None, repr=False)
-    before: Run | None = field(default=None, repr=False)
-    changed_users: np.ndarray | None = field(default=None, repr=False)
-    ledger_before: Ledger | None = field(default=None, repr=False)
+    data: Any = field(default=None, repr=False)
 
     @classmethod
     def new(cls, estimator, data, *, is_watched=False):
@@ -176,8 +168,8 @@ class Run:
             data if estimator.warm_start else None,
         )
 
-    def followed_by(self, estimator, data, n_rounds, users):
-        """Return a run on data changed for these users (ids) that will go on from this one."""
+    def followed_by(self, estimator, data, n_rounds):
+        """Return a run on other data that will go on from this one."""
         seed = estimator.random_state
         if seed is not None:
             # Other draws than those of the rounds that were.
@@ -186,22 +178,29 @@ class Run:
             n_rounds=n_rounds, random_state=seed, early_stopping=False, warm_start=True
         )
         run = Run.new(method, data)
-        run.parameters, run.before, run.changed_users = self.parameters, self, users
+        run.parameters = self.parameters
         return run
 
-    def go_on(self):
-        """Continue the model of the run before, after the set-up."""
+    def go_on(self, before, users, taken_back):
+        """Continue the model of the run before, after the set-up.
+
+        Parameters
+        ----------
+        before : Run
+        users : ndarray
+            Ids of the users whose rows are others than before.
+        taken_back : Ledger or None
+            The ledger of `before` at its end, if clients have taken back uploads since.
+        """
         server, method = self.server, self.server.method
-        # Nothing of users that are gone may stay.
-        before, users, self.before, self.changed_users = self.before, self.changed_users, None, None
         places = np.searchsorted(server.item_ids, before.server.item_ids)
         server.state = method._resumed(server.state, before.server.state, places)
-        if not method._takes_back:
+        if method._takes_back:
+            server.only = self.data.clients_with(users)
+        else:
             self._remember_users(before)
-            return
-        server.only = self.data.clients_with(users)
-        if before.ledger_before is not None:
-            server.ledger.take_over(before.server.ledger, before.ledger_before)
+        if taken_back is not None:
+            server.ledger.take_over(before.server.ledger, taken_back)
 
     def _remember_users(self, before):
         """Give clients the vectors that their users had in the run before."""
@@ -262,15 +261,20 @@ class Loop:
             one.announce(announcement)
 
     def take_back(self, users):
-        """Simulate one round in which the clients of these users (ids) take back their uploads."""
+        """Simulate a round in which the clients of these users (ids) take back their uploads.
+
+        Return the ledger before it, or None if there is nothing to take back.
+        """
         server = self.server
         server.only = self.run.data.clients_with(users)
         for one in self.run.clients:
             if one.state is not None:
                 one.state = server.method._taking_back(one.state)
-        if server.only.any():
-            self.run.ledger_before = copy.deepcopy(server.ledger)
-            self.round()
+        if not server.only.any():
+            return None
+        ledger = copy.deepcopy(server.ledger)
+        self.round()
+        return ledger
 
     def round(self):
         """Simulate one round; return what a curious server sees of it, a Seen."""
