@@ -8,7 +8,7 @@ import pytest
 from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 
-from fedrecsk import BiasOnly, Federation, FedMF, Popularity
+from fedrecsk import BiasOnly, Federation, FedMF, Popularity, RFRec
 from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import LeaveLastOut, TemporalHoldout, UserKFold
@@ -220,3 +220,12 @@ def test_iso_dates_as_timestamps(splitter):
 def test_ratings_are_left_out_where_they_are_learned():
     with pytest.raises(ValueError, match="requires y to be passed"):
         FedMF(loss="squared").fit(X)
+
+
+@pytest.mark.parametrize("as_frame", [False, True])
+def test_a_rating_that_is_missing_is_named_by_its_row(as_frame):
+    X, y = [[0, 1], [1, 2], [1, 1]], [3.0, np.nan, 4.0]
+    if as_frame:
+        X, y = pd.DataFrame(X, columns=["user", "item"]), pd.Series(y)
+    with pytest.raises(ValueError, match=r"y contains NaN \(first in row 1\); leave rows"):
+        RFRec().fit(X, y)

@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator, clone
 import fedrecsk
 from fedrecsk import (
     DCF,
+    BiasOnly,
     Federation,
     FedMF,
     LocALS,
@@ -133,3 +134,19 @@ def test_small_types_of_splitters_and_generators():
         make_interactions(size, size, size, random_state=0),
         make_interactions(100, 100, 100, random_state=0),
     )
+
+
+@pytest.mark.parametrize(
+    ("Class", "wrong", "hint"),
+    [
+        (LocALS, "n_factor", "LocALS has no parameter 'n_factor'; did you mean n_factors"),
+        (Federation, "dropot", "Federation has no parameter 'dropot'; did you mean dropout"),
+        (BiasOnly, "init", "BiasOnly has no parameter 'init'; it has "),
+    ],
+)
+def test_an_unknown_parameter_is_named_with_those_like_it(Class, wrong, hint):
+    with pytest.raises(TypeError, match=hint):
+        Class(**{wrong: 1})
+    # What reads signatures sees those of the constructors.
+    seen, own = inspect.signature(Class), inspect.signature(Class.__init__)
+    assert list(seen.parameters) == list(own.parameters)[1:]

@@ -1,10 +1,14 @@
-"""Parameters as plain Python numbers, with which arithmetic cannot overflow."""
+"""Parameters: plain Python numbers, with which arithmetic cannot overflow, and their names."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import operator
+from abc import ABCMeta
+from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -12,7 +16,45 @@ from sklearn.base import BaseEstimator
 from fedrecsk._utils.sklearn_compat import validate_parameter_constraints
 
 
-class PlainParameters(BaseEstimator):
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a question about known names like an unknown one, or `otherwise`."""
+    by_lower = {one.lower(): one for one in known}
+    similar = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)
+    return (
+        f"did you mean {' or '.join(by_lower[one] for one in similar)}?" if similar else otherwise
+    )
+
+
+class _NamesParameters(ABCMeta):
+    """A metaclass whose classes say which parameters they have if they are given another."""
+
+    # Type checkers and `inspect` see the signature of ``__init__``.
+    if not TYPE_CHECKING:
+
+        @property
+        def __signature__(cls):
+            """The parameters of ``__init__`` without self."""
+            if cls.__init__ is object.__init__:
+                return inspect.Signature()
+            signature = inspect.signature(cls.__init__)
+            return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+        def __call__(cls, *args, **kwargs):
+            """Make an instance."""
+            try:
+                return super().__call__(*args, **kwargs)
+            except TypeError as error:
+                known = inspect.signature(cls).parameters
+                unknown = [name for name in kwargs if name not in known]
+                if not unknown or any(one.kind is one.VAR_KEYWORD for one in known.values()):
+                    raise
+                hint = did_you_mean(unknown[0], known, f"it has {', '.join(known)}.")
+                raise TypeError(
+                    f"{cls.__name__} has no parameter {unknown[0]!r}; {hint}"
+                ) from error
+
+
+class PlainParameters(BaseEstimator, metaclass=_NamesParameters):
     """A BaseEstimator that keeps numbers of any type as Python's bool, int and float.
 
     ``2 * np.int8(100)`` is -56, and ``np.float16(1e-8)`` is 0.

@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+import pandas as pd
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
 from fedrecsk._utils import memory
@@ -301,6 +302,12 @@ class Recommender(
         X = as_table(X)
         if y is not None and any(isinstance(one, str) for one in np.asarray(y).ravel()[:1]):
             raise ValueError("y holds strings; ratings must be numbers.")
+        missing = np.flatnonzero(np.ravel(pd.isna(np.asarray(y)))) if y is not None else []
+        if len(missing):
+            raise ValueError(
+                f"Input y contains NaN (first in row {missing[0]}); leave rows without a rating "
+                "out, for example with frame.dropna()."
+            )
         required = reset and self.__sklearn_tags__().target_tags.required
         min_features = 2 if reset else 1
         # Only the ids must be finite, which `id_columns` checks.

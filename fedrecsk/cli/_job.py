@@ -298,7 +298,7 @@ def _print_recommendations(model: Any, X: np.ndarray) -> None:
     user, n_left = users[n_rows.argmin()], model.n_items_ - int(n_rows.min())
     if n_left > 0:
         items, scores = model.recommend([user], n_recommendations=min(5, n_left))
-        shown = ", ".join(f"{i} ({s:.2f})" for i, s in zip(items[0], scores[0], strict=True))
+        shown = ", ".join(f"{i} ({s:.3g})" for i, s in zip(items[0], scores[0], strict=True))
         print(f"{type(model).__name__} recommends to user {user}: {shown}.")
 
 

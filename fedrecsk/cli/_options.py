@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import inspect
 import math
 import sys
@@ -13,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import fedrecsk
+from fedrecsk._utils.parameters import did_you_mean
 
 PUBLISHED = ("100k", "1m", "10m", "20m", "25m", "32m", "latest-small")
 PUBLISHED += ("filmtrust", "kuairec", "lastfm")
 
+# Methods that need torch.
+NEURAL = "FederatedModule", "FedNCF", "MetaMF", "NCF", "PFedRec"
 _GROUPS = {
     (True, True): "Ratings, federated",
     (True, False): "Ratings, centralised",
@@ -67,6 +69,7 @@ def list_methods() -> str:
         summary = (inspect.getdoc(method) or "").partition("\n")[0]
         title = _GROUPS[predicts_ratings(method), is_federated(method)]
         groups[title].append(f"  {name:<15}{summary}")
+    groups["In Python only, with torch: fedrecsk.neural"] = [f"  {name}" for name in NEURAL]
     return "\n\n".join("\n".join([title, *lines]) for title, lines in groups.items())
 
 
@@ -78,9 +81,14 @@ def _method(text: str) -> type:
     by_lower = {known.lower(): known for known in method_names()}
     if text.lower() in by_lower:
         return getattr(fedrecsk, by_lower[text.lower()])
-    similar = difflib.get_close_matches(text.lower(), by_lower, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(by_lower[one] for one in similar)}? " if similar else ""
-    raise argparse.ArgumentTypeError(f"there is no method {text!r}; {hint}--list shows all")
+    neural = [name for name in NEURAL if name.lower() == text.lower()]
+    if neural:
+        raise argparse.ArgumentTypeError(
+            f"{neural[0]} needs torch and is not on the command line; use fedrecsk.neural."
+            f"{neural[0]} in Python"
+        )
+    hint = did_you_mean(text, by_lower.values(), "--list shows all")
+    raise argparse.ArgumentTypeError(f"there is no method {text!r}; {hint}")
 
 
 def _assignment(text: str) -> tuple[str, Any]:
@@ -178,7 +186,8 @@ def _parameters(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     for name, value in options.set:
         if name not in known:
             parser.error(
-                f"--set {name}: {method} has no parameter {name!r}; it has {', '.join(known)}"
+                f"--set {name}: {method} has no parameter {name!r}; "
+                + did_you_mean(name, known, f"it has {', '.join(known)}")
             )
         if name in given:
             parser.error(f"--set {name}=... is given twice; leave one out")
