@@ -85,7 +85,7 @@ SILO_DEFENCES = {
 # Each attack for a share of clients, at each strength that is tried.
 UNTARGETED = {
     "noise": [RandomUpload(strength=s) for s in (0.01, 0.1, 1.0, 10.0, 100.0)],
-    "-x honest": [SignFlip(scale=s) for s in (1.0, 5.0, 25.0, 100.0)],
+    "-x honest": [SignFlip(strength=s) for s in (1.0, 5.0, 25.0, 100.0)],
     "random direction": [RandomDirection()],
     "flipped labels": [LabelFlip()],
     "ALIE": [ALIE(z=z) for z in (None, 1.0, 3.0, 10.0, 30.0)],
@@ -94,7 +94,7 @@ UNTARGETED = {
 }
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 20.0)
 TARGETED = {
-    "Promotion": [Promotion(scale=s) for s in (1.0, 10.0, 100.0, 1e4)],
+    "Promotion": [Promotion(strength=s) for s in (1.0, 10.0, 100.0, 1e4)],
     "PipAttack": [PipAttack(strength=s) for s in STRENGTHS],
     "FedRecAttack": [FedRecAttack(strength=s) for s in STRENGTHS],
     "A-hum": [AHum(strength=s) for s in STRENGTHS],
@@ -172,9 +172,7 @@ def _cell(options, title, place, score):
 
 def _strength(adversary):
     parameters = adversary.get_params(deep=False)
-    known = [
-        name for name in ("strength", "scale", "z", "nearest", "perturbation") if name in parameters
-    ]
+    known = [name for name in ("strength", "z", "nearest", "perturbation") if name in parameters]
     return f"{known[0]}={parameters[known[0]]}" if known else ""
 
 

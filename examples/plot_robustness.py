@@ -30,7 +30,7 @@ display = RobustnessDisplay.from_estimator(
     param_range={
         "nobody": None,
         "noise": [RandomUpload(strength=s) for s in (0.1, 1.0, 10.0)],
-        "sign flip": [SignFlip(scale=s) for s in (1.0, 5.0, 25.0)],
+        "sign flip": [SignFlip(strength=s) for s in (1.0, 5.0, 25.0)],
     },
     compare_params={"cv": 3},
     ax=right,

@@ -415,7 +415,7 @@ def test_a_promotion_that_norm_clipping_lets_through_is_stopped_by_row():
     cold, users = items[counts.argmin()], np.unique(X[:, 0])
     reached = {}
     for aggregator in (None, NormClipping(), RowClipping(), HierarchicalClipping()):
-        adversary = Promotion(0.05, item=cold, scale=100.0)
+        adversary = Promotion(0.05, item=cold, strength=100.0)
         federation = Federation(adversary=adversary, aggregator=aggregator)
         model = LocALS(8, federation=federation, random_state=0).fit(X)
         honest = users[~np.isin(users, model.compromised_clients_)]

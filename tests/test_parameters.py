@@ -105,8 +105,8 @@ def test_small_types_give_the_model_of_plain_numbers(Estimator, parameters):
         ({"compression": TopK(np.float16(0.25))}, {"compression": TopK(0.25)}),
         ({"dropout": np.float16(0.5)}, {"dropout": 0.5}),
         (
-            {"adversary": SignFlip(np.float16(0.5), scale=np.float16(300))},
-            {"adversary": SignFlip(0.5, scale=300.0)},
+            {"adversary": SignFlip(np.float16(0.5), strength=np.float16(300))},
+            {"adversary": SignFlip(0.5, strength=300.0)},
         ),
     ],
     ids=str,

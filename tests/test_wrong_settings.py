@@ -183,8 +183,11 @@ def test_numbers_that_do_not_fit_into_float16_are_named():
     ("name", "setting"),
     [
         ("'strength' parameter of RandomUpload", lambda v: {"adversary": RandomUpload(strength=v)}),
-        ("'scale' parameter of SignFlip", lambda v: {"adversary": SignFlip(scale=v)}),
-        ("'scale' parameter of Promotion", lambda v: {"adversary": Promotion(item=1003, scale=v)}),
+        ("'strength' parameter of SignFlip", lambda v: {"adversary": SignFlip(strength=v)}),
+        (
+            "'strength' parameter of Promotion",
+            lambda v: {"adversary": Promotion(item=1003, strength=v)},
+        ),
         ("'fraction' parameter of SignFlip", lambda v: {"adversary": SignFlip(v)}),
         ("'max_norm' parameter of NormClipping", lambda v: {"aggregator": NormClipping(v)}),
         ("'trim' parameter of TrimmedMean", lambda v: {"aggregator": TrimmedMean(v or -1)}),
@@ -210,8 +213,8 @@ def test_noise_that_no_model_can_hold_is_refused(huge):
     ("adversary", "name"),
     [
         (RandomUpload(strength=1e300), "strength"),
-        (SignFlip(scale=1e300), "scale"),
-        (Promotion(item=1003, scale=1e16), "scale"),
+        (SignFlip(strength=1e300), "strength"),
+        (Promotion(item=1003, strength=1e16), "strength"),
         (PipAttack(item=1003, strength=1e16), "strength"),
         (PipAttack(item=1003, boost=1e16), "boost"),
         (ALIE(z=1e16), "z"),
@@ -229,7 +232,7 @@ def test_attacks_with_numbers_that_overflow_are_refused(adversary, name):
     ("Estimator", "aggregator"), [(RFRec, None), (FedMF, None), (FedMF, NormClipping(1e30))]
 )
 def test_an_attack_that_makes_clients_diverge_is_named(Estimator, aggregator):
-    federation = Federation(adversary=SignFlip(0.2, scale=1e15), aggregator=aggregator)
+    federation = Federation(adversary=SignFlip(0.2, strength=1e15), aggregator=aggregator)
     model = Estimator(n_rounds=9, random_state=0, federation=federation)
     with (
         warnings.catch_warnings(action="error", category=RuntimeWarning),
@@ -240,4 +243,4 @@ def test_an_attack_that_makes_clients_diverge_is_named(Estimator, aggregator):
 
 
 def test_a_silent_adversary_is_not_blamed():
-    assert Federation(adversary=Promotion(item=1, scale=1))._suspect() is None
+    assert Federation(adversary=Promotion(item=1, strength=1))._suspect() is None

@@ -85,7 +85,7 @@ class Promotion(_Promoter):
         As in :class:`Adversary`.
     item : id
         Item to promote. It must be in X.
-    scale : float, default=10.0
+    strength : float, default=10.0
         Factor on the change of the item's row, in fields that have a row for each item. 1: only
         the data are poisoned.
 
@@ -107,15 +107,15 @@ class Promotion(_Promoter):
     True
     """
 
-    scale: float = 10.0
+    strength: float = 10.0
 
     _parameter_constraints: ClassVar[dict] = _Promoter._parameter_constraints | {
-        "scale": [Interval(Real, 0, LARGEST, closed="right")],
+        "strength": [Interval(Real, 0, LARGEST, closed="right")],
     }
 
     @property
     def forges(self) -> bool:
-        return self.scale != 1 or type(self)._forge is not Promotion._forge
+        return self.strength != 1 or type(self)._forge is not Promotion._forge
 
     def _check_method(self, method):
         if not self.forges:
@@ -127,7 +127,7 @@ class Promotion(_Promoter):
         if not has_rows:
             raise ValueError(
                 f"{type(method).__name__} has no rows of items in its uploads for Promotion to "
-                "scale up; set scale=1, so that the attack changes only the data."
+                "scale up; set strength=1, so that the attack changes only the data."
             )
 
     def _forge(self, view, updates, seeds):
@@ -136,7 +136,7 @@ class Promotion(_Promoter):
             if rows.spec.rows == "all" and rows.spec.shape[0] != view.n_items:
                 continue
             rows = _make_own(rows, target)
-            factors = np.where(rows.rows == target, self.scale, 1.0)
+            factors = np.where(rows.rows == target, self.strength, 1.0)
             scaled = with_numbers(rows, (rows.values.T * factors).T)
             fields[name] = replace(scaled, default=rows.default, factors=rows.factors)
         return updates.with_fields(**fields)
@@ -242,8 +242,8 @@ class TargetedAdversary(_Promoter):
         if method._upload_moving is None:
             raise ValueError(
                 f"{type(self).__name__} moves item vectors by the rows that clients upload for "
-                f"items, and {name} has no such rows; use Promotion(scale=1), which changes only "
-                "the data, or attack another method."
+                f"items, and {name} has no such rows; use Promotion(strength=1), which changes "
+                "only the data, or attack another method."
             )
         if not any(spec.learned for spec in method._upload_specs(1).values()):
             raise ValueError(

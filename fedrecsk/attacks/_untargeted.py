@@ -83,33 +83,33 @@ class RandomUpload(_FieldByField):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SignFlip(_FieldByField):
-    """Upload ``-scale`` times what the client has honestly learned.
+    """Upload ``-strength`` times what the client has honestly learned.
 
     Parameters
     ----------
     fraction, clients
         As in :class:`Adversary`.
-    scale : float, default=5.0
+    strength : float, default=5.0
         Factor on the honest change, whose sign is flipped.
 
     Examples
     --------
     >>> from fedrecsk.attacks import SignFlip
-    >>> SignFlip(fraction=0.2, scale=1.0)
-    SignFlip(fraction=0.2, scale=1.0)
+    >>> SignFlip(fraction=0.2, strength=1.0)
+    SignFlip(fraction=0.2, strength=1.0)
     """
 
-    scale: float = 5.0
+    strength: float = 5.0
 
     _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
-        "scale": [Interval(Real, 0, LARGEST, closed="right")],
+        "strength": [Interval(Real, 0, LARGEST, closed="right")],
     }
 
     def _forge_field(self, view, rows, name, seeds):
         if rows.factors is not None:
             rows = rows.written_out()
-        flipped = with_numbers(rows, -self.scale * rows.values.astype(np.float64))
-        default = None if rows.default is None else -self.scale * rows.default.astype(np.float64)
+        flipped = with_numbers(rows, -self.strength * rows.values.astype(np.float64))
+        default = None if rows.default is None else -self.strength * rows.default.astype(np.float64)
         return replace(flipped, default=default)
 
 

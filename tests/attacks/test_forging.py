@@ -195,9 +195,9 @@ ATTACKS = [
     (RandomUpload(strength=3.0), random_upload),
     (RandomUpload(strength=1e-9), random_upload),
     (RandomUpload(strength=1e9), random_upload),
-    (SignFlip(scale=2.5), sign_flip),
+    (SignFlip(strength=2.5), sign_flip),
     (RandomDirection(), random_direction),
-    (Promotion(item=10 * TARGET, scale=4.0), promotion),
+    (Promotion(item=10 * TARGET, strength=4.0), promotion),
     (ALIE(z=1.5), alie),
     (Fang(), fang),
     (MinMax(), min_max),
@@ -279,7 +279,7 @@ def test_numbers_that_are_not_finite_pass(attack, naive):
 def test_a_flipped_bit_is_the_other_bit():
     updates = make_updates(range(6), 0, ["bits"])
     for scale in (0.5, 5.0):
-        forged = forge(SignFlip(scale=scale), None, updates)
+        forged = forge(SignFlip(strength=scale), None, updates)
         np.testing.assert_array_equal(forged.fields["bits"].values, -updates.fields["bits"].values)
 
 
@@ -446,7 +446,7 @@ def test_who_forges_uploads_says_so():
 
     forging = [attack for attack, _ in ATTACKS]
     assert all(adversary.forges for adversary in [*forging, Loud()])
-    assert not any(a.forges for a in [LabelFlip(), Quiet(), Promotion(item=1, scale=1.0)])
+    assert not any(a.forges for a in [LabelFlip(), Quiet(), Promotion(item=1, strength=1.0)])
     updates = make_updates(range(3), 0, ["held"])
     forged = forge(Loud(), None, updates).fields["held"]
     np.testing.assert_array_equal(forged.values, updates.fields["held"].values)

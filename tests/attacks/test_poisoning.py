@@ -72,13 +72,13 @@ def test_a_sign_flip_sends_minus_what_was_learned(toy, monkeypatch):
     alone = {}
     for client in np.unique(X[:, 0]):
         others = np.setdiff1d(X[:, 0], [client])
-        silent = gradients(X, Federation(adversary=SignFlip(clients=others, scale=1e-300)))
+        silent = gradients(X, Federation(adversary=SignFlip(clients=others, strength=1e-300)))
         alone[client] = silent.item_factors_
-    start = gradients(X, Federation(adversary=SignFlip(clients=others, scale=1e-300)))
+    start = gradients(X, Federation(adversary=SignFlip(clients=others, strength=1e-300)))
     start = (start.item_factors_ - alone[client]) + first_items(X)
     steps = {client: items - start for client, items in alone.items()}
     bad = X[0, 0]
-    attacked = gradients(X, Federation(adversary=SignFlip(clients=[bad], scale=4.0)))
+    attacked = gradients(X, Federation(adversary=SignFlip(clients=[bad], strength=4.0)))
     expected = start + sum(steps.values()) - 5 * steps[bad]
     np.testing.assert_allclose(attacked.item_factors_, expected, atol=1e-12)
 

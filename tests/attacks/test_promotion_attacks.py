@@ -284,7 +284,7 @@ def test_votes_on_other_items_stay_honest():
     method = LightFR(5, aggregation="parameter", **PART)
     _, model = rounds_of(Shift(strength=20.0), method)
     honest = clone(model).set_params(federation__adversary=Promotion(item=TARGET, clients=OURS))
-    honest.set_params(federation__adversary__scale=1.0).fit(X, Y)
+    honest.set_params(federation__adversary__strength=1.0).fit(X, Y)
     others = np.arange(12) != 5
     np.testing.assert_array_equal(model.item_factors_[others], honest.item_factors_[others])
 
@@ -405,7 +405,7 @@ def test_methods_without_rows_of_items_are_named(attack):
 def test_a_method_without_rows_of_items_takes_promotion_by_data_alone():
     with pytest.raises(ValueError, match=r"FedEASE has no rows of items.*set scale=1"):
         fitted(Promotion(item=TARGET), FedEASE())
-    assert len(fitted(Promotion(item=TARGET, scale=1), FedEASE()).compromised_clients_) == 2
+    assert len(fitted(Promotion(item=TARGET, strength=1), FedEASE()).compromised_clients_) == 2
 
 
 def test_unknown_popular_items_are_named():

@@ -149,7 +149,7 @@ def test_lost_uploads_make_a_smaller_sum(Estimator):
 @every_method
 def test_poisoned_clients_do_not_break_the_server(Estimator):
     X, y = make_toy(30, 9, seed=2)
-    federation = Federation(adversary=SignFlip(0.4, scale=50.0))
+    federation = Federation(adversary=SignFlip(0.4, strength=50.0))
     model = make(Estimator, federation=federation).fit(X, y)
     assert np.isfinite(model.predict(X)).all()
 
@@ -160,7 +160,7 @@ def test_poisoned_clients_do_not_break_the_server(Estimator):
     [
         ({"local_dp": LaplaceMechanism(1, 1)}, {}, "has no local_dp"),
         ({"compression": Quantization("int8")}, {}, "has nothing to compress"),
-        ({"adversary": Promotion(0.2, item=1003)}, {}, "no rows of items.*set scale=1"),
+        ({"adversary": Promotion(0.2, item=1003)}, {}, "no rows of items.*set strength=1"),
         ({"secure_aggregation": CKKS()}, {"upload": "local"}, 'set upload="all" or "auto"'),
     ],
 )

@@ -299,7 +299,7 @@ WITHOUT_CENTER = [(LocALS, "clients"), (LocALS, "holders"), (LocSGD, "holders"),
 def test_single_uploads_are_treated_like_sums_of_one_client(
     Estimator, aggregation, upload, toy, monkeypatch
 ):
-    federation = Federation(adversary=SignFlip(0.3, scale=2.0), aggregator=NormClipping())
+    federation = Federation(adversary=SignFlip(0.3, strength=2.0), aggregator=NormClipping())
     model = make(Estimator, aggregation=aggregation, upload=upload, federation=federation)
     together = clone(model).fit(toy[0])
     monkeypatch.setattr(Estimator, "_single_uploads", False)

@@ -226,7 +226,7 @@ def test_a_forged_upload_has_the_columns_that_its_client_names():
 
 
 def test_forged_integers_are_integers_and_are_not_compressed():
-    attack = SignFlip(clients=[2], scale=0.4)
+    attack = SignFlip(clients=[2], strength=0.4)
     upload, ledger = sent(
         Federation(adversary=attack, compression=Quantization()),
         {"n": FieldSpec((4, 2), dtype="int64")},
