@@ -236,7 +236,9 @@ def test_an_attack_that_makes_clients_diverge_is_named(Estimator, aggregator):
     model = Estimator(n_rounds=9, random_state=0, federation=federation)
     with (
         warnings.catch_warnings(action="error", category=RuntimeWarning),
-        pytest.raises(ValueError, match=r"diverged.*cause is SignFlip\(.*lower its scale") as error,
+        pytest.raises(
+            ValueError, match=r"diverged.*cause is SignFlip\(.*lower its strength"
+        ) as error,
     ):
         model.fit(*make_toy(20, 9, seed=1))
     assert ("set an aggregator such as NormClip" in str(error.value)) == (aggregator is None)

@@ -166,7 +166,7 @@ class Federation(PlainParameters):
     def _suspect(self):
         """Return a sentence about the part that may have made the clients diverge, or None."""
         of_noise = "scale", "noise_multiplier", "clip"
-        for part, names in ((self.adversary, ("strength", "scale")), (self.local_dp, of_noise)):
+        for part, names in ((self.adversary, ("strength",)), (self.local_dp, of_noise)):
             if part is None or (part is self.adversary and not part.forges):
                 continue
             known = [name for name in names if name in part.get_params(deep=False)]

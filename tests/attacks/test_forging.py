@@ -121,7 +121,7 @@ def random_upload(attack, view, name, honest, generator, columns):
 
 
 def sign_flip(attack, view, name, honest, generator, columns):
-    return -attack.scale * honest.change
+    return -attack.strength * honest.change
 
 
 def random_direction(attack, view, name, honest, generator, columns):
@@ -133,7 +133,7 @@ def random_direction(attack, view, name, honest, generator, columns):
 def promotion(attack, view, name, honest, generator, columns):
     change = np.array(honest.change, dtype=float)
     if name != "gram":
-        change[np.arange(N_ITEMS)[honest.rows] == TARGET] *= attack.scale
+        change[np.arange(N_ITEMS)[honest.rows] == TARGET] *= attack.strength
     return change
 
 

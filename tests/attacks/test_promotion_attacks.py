@@ -403,7 +403,7 @@ def test_methods_without_rows_of_items_are_named(attack):
 
 
 def test_a_method_without_rows_of_items_takes_promotion_by_data_alone():
-    with pytest.raises(ValueError, match=r"FedEASE has no rows of items.*set scale=1"):
+    with pytest.raises(ValueError, match=r"FedEASE has no rows of items.*set strength=1"):
         fitted(Promotion(item=TARGET), FedEASE())
     assert len(fitted(Promotion(item=TARGET, strength=1), FedEASE()).compromised_clients_) == 2
 
