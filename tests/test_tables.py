@@ -69,7 +69,7 @@ def comparison():
 def test_a_comparison_in_html():
     table = Table(comparison().to_html())
     assert table.rows == [
-        ["", "RMSE ↓", "NDCG@10 ↑", "MB up", "ε"],
+        ["", "RMSE ↓", "NDCG@10 ↑", "MB up per client", "ε"],
         ["RF_Rec <1> & 50%", "0.910 ± 0.010", "0.200 ± 0.100", "12000", "∞"],
         ["good", "0.800 ± 0.000*", "0.200 ± 0.000", "3.5*", "2*"],
         ["$half$", "0.100 (1 of 2)", "0.900 (1 of 2)", "", ""],
@@ -88,7 +88,7 @@ def test_a_comparison_in_latex():
         r"\centering",
         r"\begin{tabular}{lrrrr}",
         r"\toprule",
-        r" & RMSE $\downarrow$ & NDCG@10 $\uparrow$ & MB up & $\varepsilon$ \\",
+        r" & RMSE $\downarrow$ & NDCG@10 $\uparrow$ & MB up per client & $\varepsilon$ \\",
         r"\midrule",
         r"RF\_Rec \textless{}1\textgreater{} \& 50\% & $0.910 \pm 0.010$ & "
         r"$0.200 \pm 0.100$ & $12000$ & $\infty$ \\",

@@ -316,10 +316,10 @@ def _print_communication(ledger: Any) -> None:
 
 def _print_privacy(report: Any) -> None:
     sees = f"Privacy: the server sees {SEEN[report.server_sees]}"
+    uploads = f"{report.n_uploads:,} upload{'s' * (report.n_uploads != 1)}"
     if report.mechanism == "none":
         print(f"{sees}. Without noise, epsilon is infinite.")
     elif report.is_central:
-        uploads = f"{report.n_uploads:,} upload{'s' * (report.n_uploads != 1)}"
         print(
             f"{sees}, and adds noise before it publishes the model. Epsilon is "
             f"{_plain(report.epsilon)} for all the data of one client, with delta "
@@ -331,7 +331,8 @@ def _print_privacy(report: Any) -> None:
             f"{sees}, with {report.mechanism.title()} noise. Epsilon is "
             f"{_plain(report.epsilon_per_coordinate)} for one coordinate of one upload, and "
             f"{_plain(report.epsilon)} in total: {report.n_coordinates:,} coordinates in "
-            f"{report.n_uploads:,} uploads per client."
+            f"{uploads} per client, if the catalogue and the scale, here taken from the data, are "
+            "public."
         )
 
 

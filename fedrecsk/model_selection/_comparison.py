@@ -43,9 +43,9 @@ HEADINGS = {
     "novelty": "Novelty",
     "diversity": "Diversity",
     "fit_seconds": "Fit time (s)",
-    "mb_up": "MB up",
-    "mb_down": "MB down",
-    "mb_device_to_device": "MB device to device",
+    "mb_up": "MB up per client",
+    "mb_down": "MB down per client",
+    "mb_device_to_device": "MB device to device per client",
     "rounds": "Rounds",
     "epsilon": "ε",
 }

@@ -241,7 +241,7 @@ class PrivacyBudget:
     >>> model = RFRec(n_rounds=5, federation=private, random_state=0, **public)
     >>> budget = PrivacyBudget(epsilon=5, delta=1e-3)
     >>> budget.check(model, n_clients=60).charge(model.fit(X, y)).charge(model)
-    PrivacyBudget(epsilon=5, delta=0.001): epsilon 2.35 spent by 2 fits
+    PrivacyBudget(epsilon=5, delta=0.001): epsilon 2.352 spent by 2 fits
     """
 
     def __init__(self, epsilon: float, delta: float = 1e-5) -> None:
@@ -339,13 +339,13 @@ class PrivacyBudget:
         """Return why a total exceeds the budget."""
         if self._has_too_large_delta(total):
             return f"The fits' delta {total.delta:g} is above the budget's {self.delta:g}"
-        return f"The fits' epsilon {total.epsilon:.3g} is above the budget's {self.epsilon:g}"
+        return f"The fits' epsilon {total.epsilon:.6g} is above the budget's {self.epsilon:g}"
 
     def __repr__(self) -> str:
         n_fits = len(self._reports)
         return (
             f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}): epsilon "
-            f"{self.spent:.3g} spent by {n_fits} fit{'s' * (n_fits != 1)}"
+            f"{self.spent:.4g} spent by {n_fits} fit{'s' * (n_fits != 1)}"
             f"{self._verdict}"
         )
 
