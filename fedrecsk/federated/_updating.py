@@ -64,9 +64,10 @@ class Updating:
         """Bring the model up to date with new rows, users and items.
 
         Devices keep their rows, so the model learns from the old rows and the new ones. Where it
-        is a sum over clients (:class:`~fedrecsk.FedEASE`, :class:`~fedrecsk.FedSpectral`), only clients with
-        new rows send: they take back what they have sent, and send it anew. The result is exactly
-        that of a `fit` to all rows. Other methods go on from their last model for a few rounds.
+        is a sum over clients (:class:`~fedrecsk.FedEASE`, :class:`~fedrecsk.FedSpectral`), only
+        clients with new rows send: they take back what they have sent, and send it anew. The
+        result is exactly that of a `fit` to all rows. Other methods go on from their last model
+        for a few rounds.
 
         Parameters
         ----------
@@ -127,9 +128,9 @@ class Updating:
     def forget(self: Any, users: ArrayLike, *, n_rounds: int | None = None) -> Self:
         """Make the model forget users: their rows, their private state, and what they have sent.
 
-        Where the model is a sum over clients (:class:`~fedrecsk.FedEASE`, :class:`~fedrecsk.FedSpectral`), the users'
-        clients take back what they have sent. The result is exactly that of a `fit` without these
-        users. Other methods go on from their last model for a few rounds without them. What such
+        Where the model is a sum over clients (:class:`~fedrecsk.FedEASE`,
+        :class:`~fedrecsk.FedSpectral`), the users' clients take back what they have sent. The
+        result is exactly that of a `fit` without these users. Other methods go on from their last model for a few rounds without them. What such
         a model had learned from them fades and is not removed; a `fit` without them
         removes it. Nothing of the users remains in this object or its pickle.
 
