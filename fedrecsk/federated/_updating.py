@@ -130,9 +130,10 @@ class Updating:
 
         Where the model is a sum over clients (:class:`~fedrecsk.FedEASE`,
         :class:`~fedrecsk.FedSpectral`), the users' clients take back what they have sent. The
-        result is exactly that of a `fit` without these users. Other methods go on from their last model for a few rounds without them. What such
-        a model had learned from them fades and is not removed; a `fit` without them
-        removes it. Nothing of the users remains in this object or its pickle.
+        result is exactly that of a `fit` without these users. Other methods go on from their last
+        model for a few rounds without them. What such a model had learned from them fades and is
+        not removed; a `fit` without them removes it. Nothing of the users remains in this object
+        or its pickle.
 
         Parameters
         ----------
