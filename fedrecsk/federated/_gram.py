@@ -85,6 +85,9 @@ class FederatedGram(RankingMixin, FederatedRecommender):
         state = state | {"has_sent": state["has_sent"] | senders}
         return state, ClientUpdates({"gram": gram}, sends=fresh), None
 
+    def _recalled(self, state, remembered):
+        return state | {"has_sent": state["has_sent"] | remembered}
+
     def _taking_back(self, state):
         return state | {"sign": -1}
 

@@ -196,20 +196,34 @@ class Run:
         places = np.searchsorted(server.item_ids, before.server.item_ids)
         server.state = method._resumed(server.state, before.server.state, places)
         if method._takes_back:
-            server.only = self.data.clients_with(users)
+            server.only = changed = self.data.clients_with(users)
+            self._remember_senders(before, changed)
         else:
             self._remember_users(before)
         if taken_back is not None:
             server.ledger.take_over(before.server.ledger, taken_back)
 
+    def _remember_senders(self, before, changed):
+        """Tell clients, except the changed ones, whether the sum has an upload of theirs."""
+        sent = [one.client_ids[one.has_sent()] for one in before.clients]
+        counted = np.isin(self.client_ids, np.concatenate(sent)) & ~changed
+        for one in self.clients:
+            one.remembered = counted[one.block.clients]
+
     def _remember_users(self, before):
         """Give clients the vectors that their users had in the run before."""
-        old = [one for one in before.clients if one.state is not None]
-        if not old:
+        ids, vectors = [], []
+        for one in before.clients:
+            users = before.data.user_ids.values[one.block.users]
+            if one.state is not None:
+                ids.append(users)
+                vectors.append(self.server.method._private_vectors(one.state))
+            elif one.remembered is not None:
+                ids.append(users[one.remembered[0]])
+                vectors.append(one.remembered[1])
+        if not ids:
             return
-        vectors = [self.server.method._private_vectors(one.state) for one in old]
-        ids = [before.data.user_ids.values[one.block.users] for one in old]
-        vectors, known = np.concatenate(vectors), Ids(np.concatenate(ids), "user ids")
+        known, vectors = Ids(np.concatenate(ids), "user ids"), np.concatenate(vectors)
         for one in self.clients:
             codes = known.codes(self.data.user_ids.values[one.block.users])
             one.remembered = codes >= 0, vectors[codes[codes >= 0]]
@@ -268,8 +282,7 @@ class Loop:
         server = self.server
         server.only = self.run.data.clients_with(users)
         for one in self.run.clients:
-            if one.state is not None:
-                one.state = server.method._taking_back(one.state)
+            one.take_back(server.round)
         if not server.only.any():
             return None
         ledger = copy.deepcopy(server.ledger)

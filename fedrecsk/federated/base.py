@@ -274,6 +274,16 @@ class FederatedRecommender(Updating, Recommender):
         """
         return server | {n: _carried(server[n], before[n], places) for n in self._carried}
 
+    def _recalled(self, state, remembered):
+        """Clients: their first state, with the vectors that their users have from fewer rows.
+
+        `remembered` has a mask of these users and their vectors, as of `_private_vectors`; where
+        `_takes_back`, it is a mask of the clients whose uploads the server has.
+        """
+        known, vectors = remembered
+        self._private_vectors(state)[known] = vectors
+        return state
+
     def _taking_back(self, state):
         """Clients: their state before a round in which they take back all that they have sent."""
         raise NotImplementedError(f"{type(self).__name__} needs _taking_back(state).")

@@ -110,7 +110,7 @@ class Clients:
         self._hands_over_single: bool = self._separates and method._single_uploads
         self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
         self.state: Any = None
-        # Which users have vectors of an earlier fit, a mask, and these vectors; None: nobody.
+        # What they keep of an earlier fit; None: nothing.
         self.remembered: Any = None
         self._announcement = Message()
         # Messages that clients received last, by round, and the round of each client's last one.
@@ -304,8 +304,20 @@ class Clients:
             first = Message(**self._announcement, **message)
             self.state = self.method._init_clients(self.block, first, key)
             if self.remembered is not None:
-                known, vectors = self.remembered
-                self.method._private_vectors(self.state)[known] = vectors
+                self.state = self.method._recalled(self.state, self.remembered)
+                self.remembered = None
+
+    def has_sent(self) -> NDArray[np.bool_]:
+        """Return a mask of the clients whose upload the server's sum has, of a method of sums."""
+        if self.state is not None:
+            return self.state["has_sent"]
+        nobody = np.zeros(self.block.n_clients, dtype=bool)
+        return nobody if self.remembered is None else self.remembered
+
+    def take_back(self, round: int) -> None:
+        """Let the update of a round take back what these clients have sent, in a method of sums."""
+        self._begin(Message(), self.keys.at(round))
+        self.state = self.method._taking_back(self.state)
 
     def _step(self, message, turn, key):
         self._begin(message, key)

@@ -74,6 +74,17 @@ def test_only_clients_with_new_rows_send(model):
     assert entries["final"]["messages_down"] == 40
 
 
+@by_name
+def test_updates_follow_one_another(model):
+    first, second = IS_NEW, ~IS_NEW & (np.arange(len(X)) % 3 == 0)
+    model = clone(model).fit(X[~first & ~second])
+    model.partial_fit(X[first]).forget([1, 2]).partial_fit(X[second]).forget([3])
+    gone = np.isin(X[:, 0], [1, 2]) & ~second
+    rest = X[~gone & (X[:, 0] != 3)]
+    expected = clone(model).set_params(items=np.unique(X[:, 1])).fit(rest)
+    np.testing.assert_allclose(model.predict(rest), expected.predict(rest), rtol=1e-4, atol=1e-5)
+
+
 def test_a_client_of_several_users_takes_all_of_them_back():
     clients = X[:, 0] // 4
     model = FedEASE(reg=20.0, warm_start=True).fit(X, clients=clients).forget([5])
