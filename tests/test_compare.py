@@ -343,9 +343,18 @@ def test_means_of_fewer_folds_say_of_how_many(ratings):
         models = {"fragile": RatingPeer(needs_user=X[0, 0]), "whole": BiasOnly()}
         with pytest.warns(FitFailedWarning):
             result = compare(models, X, y, cv=[folds[i] for i in order])
-        _, _, fragile, whole, _ = repr(result).splitlines()
+        _, _, fragile, whole, *_ = repr(result).splitlines()
         assert re.search(shown, fragile)
         assert "(" not in whole
+
+
+def test_the_share_of_unknown_users_is_told(ratings):
+    X, y = ratings
+    folds = list(GroupKFold(3).split(X, y, groups=X[:, 0]))
+    result = compare([BiasOnly()], X, y, cv=folds)
+    assert result.unknown["users"] == 1
+    assert "Of the test rows, 100% have a user and 0% an item without training" in repr(result)
+    assert "without training" not in repr(compare([BiasOnly()], X, y, cv=2))
 
 
 def test_what_is_no_recommender_still_has_what_it_can_have(ratings):

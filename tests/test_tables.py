@@ -63,7 +63,7 @@ def comparison():
         for name, folds in values.items()
         for fold, row in enumerate(folds)
     ]
-    return Comparison(rows, names)
+    return Comparison(rows, names, {"users": 0.0, "items": 0.0})
 
 
 def test_a_comparison_in_html():

@@ -27,7 +27,8 @@ class LinearScores:
 
     def _score_pairs(self, users, items):
         """Score pairs of codes, -1 for unknown; shape (n,)."""
-        return self._response(linear_scores(users, items, *self._linear_part()))
+        scores = linear_scores(users, items, *self._linear_part())
+        return self._response(self._with_unknown_users(scores, users, items))
 
     def _score_all(self, users):
         """Score every item for users (codes, -1 for unknown); shape (n, n_items).
@@ -47,7 +48,20 @@ class LinearScores:
         # C order, in which it is filled fastest.
         right = np.empty((len(item_bias), left.shape[1]))
         right[:, :-2], right[:, -2], right[:, -1] = item_factors, 1, item_bias
-        return left @ right.T
+        return self._with_unknown_users(left @ right.T, users)
+
+    def _scores_of_unknown_users(self):
+        """Return each item's score for users of whom nothing is known, (n_items,); None: all 0."""
+        return None
+
+    def _with_unknown_users(self, scores, users, items=None):
+        """Add the scores of unknown users to those of pairs or, without items, to their rows."""
+        unknown = users < 0 if items is None else (users < 0) & (items >= 0)
+        if unknown.any():
+            common = self._scores_of_unknown_users()
+            if common is not None:
+                scores[unknown] += common if items is None else common[items[unknown]]
+        return scores
 
     def _linear_part(self):
         n_users, n_items = self.n_users_, self.n_items_

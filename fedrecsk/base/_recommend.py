@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk import metrics
 from fedrecsk._utils import memory
 from fedrecsk._utils.sklearn_compat import Interval, safe_indexing, validate_parameter_constraints
+from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._fold_in import _runs
 from fedrecsk.base._linear import _batches
 from fedrecsk.data.interactions import Ids, as_table, id_array, id_columns, missing_id
@@ -136,12 +137,19 @@ class Recommends:
             If a candidate is unknown, if `exclude_interactions` has fewer than two columns, if the
             lists do not fit into memory, or if `fold_in` rejects `interactions`.
 
+        Warns
+        -----
+        UserWarning
+            If all items have the same score for an unknown user.
+
         Notes
         -----
-        For unknown users, items are ranked by item biases or by the mean user's vector, if the
-        model has these. Otherwise all items have the same score, and the list is the beginning of
-        `item_ids_`. Instead, pass the users' ratings as `interactions` or to `fold_in`. For users
-        without any ratings, use :class:`~fedrecsk.Popularity`.
+        For unknown users, items are ranked by item biases, by the mean user's or the mean item's
+        vector (which rank much like popularity), or, by weights between items, as for a user whose
+        history has the proportions of its scores. Methods that have none of these give all items
+        the same score, the list is the beginning of `item_ids_`, and a warning says so. Instead,
+        pass the users' ratings as `interactions` or to `fold_in`. For users without any ratings,
+        use :class:`~fedrecsk.Popularity`.
 
         Examples
         --------
@@ -206,9 +214,20 @@ class Recommends:
                 barred = np.concatenate([barred, self._seen_by(codes[batch])], axis=1)
             best[batch], scores[batch] = model._best_items(codes[batch], n_best, eligible, barred)
         found = np.isfinite(scores)
+        self._warn_of_ties(users, codes, scores)
         scores[found] = self._response(scores[found])
         items = np.where(found, self.item_ids_[best], missing_id(self.item_ids_.dtype))
         return tidy(users, items, scores, ("user", "item")) if as_frame else (items, scores)
+
+    def _warn_of_ties(self, users, codes, scores):
+        """Warn if the lists of unknown users are in no order."""
+        tied = (codes < 0) & (scores == scores[:, :1]).all(axis=1) & np.isfinite(scores).all(axis=1)
+        if tied.any() and scores.shape[1] > 1:
+            warn(
+                f"User {users[tied.argmax()]!s} is unknown, and {type(self).__name__} has the same "
+                "score for all items then, so its list is the beginning of item_ids_. Pass its "
+                "history as interactions=..., or use Popularity for users without one."
+            )
 
     def _seen_by(self, users):
         """Return the pairs seen in fit, as positions in `users` and item codes."""

@@ -332,9 +332,8 @@ class Recommender(
     ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Estimate the rating or preference of (user, item) pairs.
 
-        An unknown user or item adds nothing to the score. For an unknown user this leaves the
-        item's bias plus the global mean, and vice versa. Without biases it is the same number for
-        all; see the Notes of `recommend`.
+        An unknown item adds nothing to the score, which leaves the user's bias plus the global
+        mean. For unknown users see the Notes of `recommend`.
 
         Parameters
         ----------

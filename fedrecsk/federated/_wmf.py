@@ -80,6 +80,11 @@ class WMFUsers:
     def _server_attributes(self, message):
         return {"item_factors_": message["item_factors"].values}
 
+    def _scores_of_unknown_users(self):
+        # Popular items have long vectors, and much in common: this ranks like popularity.
+        scores = self.item_factors_ @ self.item_factors_.mean(axis=0)
+        return scores / max(scores.max(), np.finfo(scores.dtype).tiny)
+
     def _user_attributes(self, block, state):
         return {"user_factors_": state["users"]}
 

@@ -35,6 +35,7 @@ from fedrecsk._utils.sklearn_compat import (
 )
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk._utils.user_warnings import warn
+from fedrecsk.data.interactions import as_table, id_columns
 from fedrecsk.metrics import make_ranking_scorer
 from fedrecsk.metrics._ranking import METRICS, key_of
 from fedrecsk.metrics._recommender import unwrap
@@ -222,7 +223,8 @@ def compare(
         for one in outcomes
     ]
     fitted = {name: [one.estimator for one in outcomes if one.name == name] for name in estimators}
-    return Comparison(rows, columns, fitted if return_estimator else None)
+    fitted = fitted if return_estimator else None
+    return Comparison(rows, columns, _shares_unknown(X, folds), fitted)
 
 
 # -------------------------------------------------------------------------------- arguments
@@ -297,6 +299,13 @@ def _folds(cv, X, y):
                 "too, so scores are too good; use a splitter that keeps them apart.",
             )
     return folds
+
+
+def _shares_unknown(X, folds):
+    """Return the mean shares of the test rows whose users, or items, have no training row."""
+    ids = id_columns(as_table(X))
+    shares = [[np.mean(~np.isin(one[test], one[train])) for one in ids] for train, test in folds]
+    return dict(zip(("users", "items"), np.mean(shares, axis=0).tolist(), strict=True))
 
 
 def _scorers(scoring, y):

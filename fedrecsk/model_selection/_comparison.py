@@ -18,7 +18,7 @@ from fedrecsk.metrics import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 ERRORS = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
 TIMES = ("fit_seconds", "score_seconds")
@@ -70,6 +70,10 @@ LATEX = str.maketrans(
 )
 
 
+# Below this share of the test rows, new users and items hardly change a score.
+WORTH_SAYING = 0.01
+
+
 class Comparison:
     """What :func:`compare` returns; shown as a table of means and standard deviations.
 
@@ -87,6 +91,9 @@ class Comparison:
         One row per estimator: `estimator`, `n_folds`, `n_failed` (folds with an error), and for
         each number ``mean_...`` and ``std_...`` over the folds that have it (the population's
         standard deviation, as in scikit-learn's searches).
+    unknown : dict of str to float
+        Share of the test rows whose "users" or "items" have no training row, the mean over the
+        folds. Printed below the table if it is 1 % or more of either.
     estimators : dict of str to list, or None
         The fitted estimators by name and fold, None for a failed fit. Only with
         ``return_estimator=True``.
@@ -98,12 +105,14 @@ class Comparison:
 
     per_fold: pd.DataFrame
     summary: pd.DataFrame
+    unknown: dict[str, float]
     estimators: dict[str, list[Any]] | None
 
     def __init__(
         self,
         rows: list[dict[str, Any]],
         columns: Sequence[str],
+        unknown: Mapping[str, float],
         estimators: dict[str, list[Any]] | None = None,
     ) -> None:
         table = pd.DataFrame(rows)
@@ -114,6 +123,7 @@ class Comparison:
         self._columns = [name for name in columns if name in table]
         self.per_fold = table.copy()
         self.summary = _summary(table, self._columns)
+        self.unknown = dict(unknown)
         self.estimators = estimators
 
     def to_html(self) -> str:
@@ -137,7 +147,7 @@ class Comparison:
         """
         head = ["", *(_heading(*column) for column in self._shown())]
         body = [[name, *map(_in_html, cells)] for name, cells in self._cells()]
-        return html.table(self._caption(), head, body, notes=self._error_lines())
+        return html.table(self._caption(), head, body, notes=self._notes())
 
     def to_latex(self, *, caption: str | None = None, label: str | None = None) -> str:
         r"""Write the table in LaTeX (booktabs), with the best value of each column in bold.
@@ -189,7 +199,7 @@ class Comparison:
             lines += [] if caption is None else [rf"\caption{{{caption}}}"]
             lines += [] if label is None else [rf"\label{{{label}}}"]
             lines.append(r"\end{table}")
-        return "\n".join([*lines, *(f"% {note}" for note in self._error_lines())])
+        return "\n".join([*lines, *(f"% {note}" for note in self._notes())])
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -203,7 +213,7 @@ class Comparison:
             "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
             for line in table
         ]
-        lines = [self._caption(), *lines, *self._error_lines()]
+        lines = [self._caption(), *lines, *self._notes()]
         return "\n".join(line.rstrip() for line in lines)
 
     def _caption(self):
@@ -229,9 +239,14 @@ class Comparison:
         names = self._table["estimator"].unique()
         return [(name, [column[i] for column in columns]) for i, name in enumerate(names)]
 
-    def _error_lines(self):
+    def _notes(self):
+        notes = [
+            f"Of the test rows, {self.unknown['users']:.0%} have a user and "
+            f"{self.unknown['items']:.0%} an item without training rows."
+        ]
         table = self._table
-        return error_lines(zip(table["estimator"], table["fold"], table["error"], strict=True))
+        errors = zip(table["estimator"], table["fold"], table["error"], strict=True)
+        return notes * (max(self.unknown.values()) >= WORTH_SAYING) + error_lines(errors)
 
 
 def is_error(name, values):
