@@ -243,8 +243,12 @@ class Recommender(
                 delattr(self, name)
         for name, value in (report.static | attributes).items():
             setattr(self, name, value)
+        self._check_after_fit(data)
         report.end()
         return self
+
+    def _check_after_fit(self, data):
+        """Warn if the fitted model is of little use."""
 
     def _require_memory(self, data):
         """Raise, before any work, if less memory is available than the fit needs."""

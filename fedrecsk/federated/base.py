@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import Recommender
-from fedrecsk.federated import _private, _round_loop
+from fedrecsk.federated import _private, _round_loop, _weak_fits
 from fedrecsk.federated._updating import Updating
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.central_noise import CentralNoise
@@ -446,6 +446,10 @@ class FederatedRecommender(Updating, Recommender):
 
     def _fit(self, data, report):
         return _round_loop.fit(self, data, report)
+
+    def _check_after_fit(self, data):
+        if self._setting().adversary is None:
+            _weak_fits.warn_if_weak(self, data)
 
     def _watch(self, data, n_rounds):
         """Run the rounds for a curious server; see :func:`_round_loop.watch`."""
