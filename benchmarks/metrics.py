@@ -66,7 +66,7 @@ def boards(model, users_per_block):
 
 def read(model, X, y):
     """Check and encode the rows under test."""
-    hold_out(adapt(model), *check_rows(X, y), relevant_above=0.0)
+    hold_out(adapt(model), *check_rows(X, y))
 
 
 def seconds(function, *arguments, repeats=7, **options):

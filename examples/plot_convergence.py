@@ -8,7 +8,10 @@ twenty. LocSGD is still improving after thirty. Each round costs every client a 
 upload.
 """
 
+import warnings
+
 import matplotlib.pyplot as plt
+from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk import GlobSGD, LocALS, LocSGD
 from fedrecsk.datasets import make_interactions
@@ -19,6 +22,8 @@ from fedrecsk.plotting import ConvergenceDisplay
 X = make_interactions(n_users=400, n_items=300, n_interactions=16_000, random_state=0)
 X_train, X_test = UserHoldout(test_size=0.2, random_state=0).train_test_split(X)
 
+# The first rounds are meant to be worse than popularity.
+warnings.filterwarnings("ignore", category=ConvergenceWarning)
 checkpoints = (1, 2, 3, 5, 7, 10, 15, 20, 25, 30)
 models, ndcg = {}, {}
 for Method in (LocALS, GlobSGD, LocSGD):

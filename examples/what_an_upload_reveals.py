@@ -11,6 +11,7 @@ popular, which finds 40 %. Needs ``pip install 'fedrecsk[privacy]'``.
 
 import matplotlib.pyplot as plt
 import numpy as np
+from sklearn.base import is_regressor
 
 from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec
 from fedrecsk.attacks import measure_leak
@@ -31,7 +32,8 @@ models = {
 }
 found = {}
 for name, model in models.items():
-    report = measure_leak(model.set_params(random_state=0), X, y)
+    ratings = y if is_regressor(model) else None
+    report = measure_leak(model.set_params(random_state=0), X, ratings)
     found[name] = report.directions, report.interactions
     print(
         f"{name:23} user vectors {report.directions:4.0%}, who has what {report.interactions:4.0%} "

@@ -229,3 +229,26 @@ def test_a_rating_that_is_missing_is_named_by_its_row(as_frame):
         X, y = pd.DataFrame(X, columns=["user", "item"]), pd.Series(y)
     with pytest.raises(ValueError, match=r"y contains NaN \(first in row 1\); leave rows"):
         RFRec().fit(X, y)
+
+
+def test_stars_given_to_a_model_of_likes():
+    with pytest.warns(UserWarning, match="like ratings from 1 to 5. Popularity takes"):
+        Popularity().fit(X, y)
+    with pytest.warns(UserWarning, match="y looks like ratings from 0.5 to 2.5"):
+        Popularity().fit(X, y / 2)
+    frame = FRAME.assign(Rating=y)
+    with pytest.warns(UserWarning, match=r"column 'Rating', which is not read.*threshold=4"):
+        Popularity().fit(frame)
+    rng = np.random.default_rng(0)
+    with warnings.catch_warnings(action="error"):
+        BiasOnly().fit(frame, y)
+        Popularity().fit(frame, np.ones(len(y)))
+        Popularity().fit(X, y >= 4)
+        Popularity().fit(X, rng.geometric(0.4, len(y)))  # plays
+        Popularity().fit(X, rng.random(len(y)))
+        Popularity().fit(X[:50], y[:50])
+
+
+def test_likes_given_to_a_model_of_ratings():
+    with pytest.warns(UserWarning, match="True and False, which BiasOnly takes as the ratings"):
+        BiasOnly().fit(X, y >= 4)

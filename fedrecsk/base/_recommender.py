@@ -26,7 +26,7 @@ from fedrecsk.base._linear import LinearScores
 from fedrecsk.base._recommend import Recommends
 from fedrecsk.base._similarity import Similarity
 from fedrecsk.data import _checks
-from fedrecsk.data._mistakes import warn_about_unknown_pairs
+from fedrecsk.data._mistakes import warn_about_target, warn_about_unknown_pairs
 from fedrecsk.data.interactions import as_table, catalogue_ids, encode, id_columns
 
 if TYPE_CHECKING:
@@ -281,6 +281,9 @@ class Recommender(
         """
         self._require_y(y)
         X, y = self._checked(X, y, reset=reset)
+        if reset:
+            rates = self.__sklearn_tags__().target_tags.required
+            warn_about_target(type(self).__name__, X, y, rates=rates)
         if sample_weight is not None:
             sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
         _checks.check_rows(y, sample_weight)

@@ -37,6 +37,9 @@ _MISSING = ("nan", "<NA>", "NaT")
 _WIDE = 10
 _MAX_RATINGS = 25
 _N_ROWS = 1000
+# Stars: at least so many rows, at most so many steps and so large a number.
+_FEWEST_STARS = 100
+_MAX_STEPS = 10
 # With fewer unknown ids in test rows, those are probably new ones.
 _MANY_UNKNOWN = 0.1
 _ALL_SWAPPED = (
@@ -102,6 +105,47 @@ def _warn_about_matrix(X: Any) -> None:
             "users, items = np.nonzero(M); X = np.column_stack([users, items]); "
             "y = M[users, items]."
         )
+
+
+def warn_about_target(name: str, X: Any, y: Any, *, rates: bool) -> None:
+    """Warn about likes given to a model that learns ratings, and about ratings to one of likes."""
+    if rates:
+        if y is not None and y.dtype.kind == "b":
+            warn(
+                f"y holds True and False, which {name} takes as the ratings 1 and 0. For likes, "
+                "use a ranking model such as LocALS, and leave the rows that are False out."
+            )
+        return
+    cure = f"{name} takes every row with y > 0 as a like, a bad rating too. Keep the good ones: "
+    if y is not None and _are_stars(y):
+        warn(
+            f"y looks like ratings from {y.min():g} to {y.max():g}. {cure}"
+            "X, y = preprocessing.to_implicit(X, y, threshold=4)."
+        )
+    columns = [one for one in list(getattr(X, "columns", ()))[2:] if role_of(one) == "rating"]
+    if y is None and columns:
+        warn(
+            f"X has a column {columns[0]!r}, which is not read. {cure}"
+            f"X, y = preprocessing.to_implicit(X, X[{columns[0]!r}], threshold=4)."
+        )
+
+
+def _are_stars(y):
+    """Return whether y has a few numbers in equal steps, of which the lowest is not the commonest.
+
+    Counts, whose commonest number is the lowest, are none.
+    """
+    if len(y) < _FEWEST_STARS:
+        return False
+    values, counts = np.unique(y[:_N_ROWS], return_counts=True)
+    steps = np.diff(values)
+    return (
+        3 <= len(values) <= _MAX_STEPS
+        and 0 < values[0] <= values[-1] / 3
+        and values[-1] <= _MAX_STEPS
+        and np.ptp(steps) == 0
+        and counts.argmax() > 0
+    )
 
 
 def warn_about_fractions(ids: np.ndarray, name: str) -> None:

@@ -19,6 +19,9 @@ N_USERS = 200
 N_SCORES = 200_000
 # Number of rows with which half of what an item's or a user's mean says counts.
 SHRINKAGE = 5.0
+# So many times the error, or the pairs in the wrong order, are clearly worse.
+MARGIN = 1.02
+PAIRS_MARGIN = 1.2
 
 
 def warn_if_weak(model, data):
@@ -33,10 +36,11 @@ def warn_if_weak(model, data):
     serving = model._serving(users)
     if rates:
         ours, simple = _errors(serving, data, owners, rows)
-        worse, text = ours > simple, f"worse than biases alone would: RMSE {ours:.3g}"
+        worse, text = ours > MARGIN * simple, f"worse than biases alone would: RMSE {ours:.3g}"
     else:
         ours, simple = _areas(serving, data, users, owners, rows)
-        worse, text = ours < simple, f"worse than popularity alone would: AUC {ours:.3g}"
+        worse = 1 - ours > PAIRS_MARGIN * (1 - simple)
+        text = f"worse than popularity alone would: AUC {ours:.3g}"
     if worse:
         warn(
             f"{type(model).__name__} predicts the training rows of {len(users)} users {text} "

@@ -53,7 +53,7 @@ def evaluate_ranking(
     n_negatives: int | None = None,
     negatives: ArrayLike | Mapping[Any, ArrayLike] | None = None,
     exclude_seen: bool = True,
-    relevant_above: float = 0.0,
+    threshold: float | None = None,
     random_state: int | np.random.RandomState | None = None,
     sample_weight: ArrayLike | None = None,
     X_train: ArrayLike | None = None,
@@ -76,7 +76,7 @@ def evaluate_ranking(
         even if the user has seen them in fit. Items that the model does not know are never found,
         but count as relevant. For unknown users the ranking is what the model predicts for them.
     y : array-like of shape (n_samples,), default=None
-        Ratings: rows with y above `relevant_above` are relevant. None: all rows are.
+        Ratings: rows that reach the `threshold` are relevant. None: all rows are.
     metrics : str or sequence of str, default=("ndcg", "hit_rate")
         Names of the metrics:
 
@@ -109,9 +109,9 @@ def evaluate_ranking(
     exclude_seen : bool, default=True
         Whether to leave out items that the user has seen in fit, when the whole catalogue is
         ranked.
-    relevant_above : float, default=0.0
-        Threshold of relevance: rows with a larger y are relevant. On a scale of 1 to 5 stars, 3.5
-        makes fours and fives relevant.
+    threshold : float, default=None
+        The least y of a relevant row, as in :func:`~fedrecsk.preprocessing.to_implicit`: 4 makes
+        fours and fives of a scale of 1 to 5 stars relevant. None: all y above 0 are.
     random_state : int, RandomState instance or None, default=None
         Seed for drawing negatives. With an int, the same X and the same training rows give the
         same negatives, whatever the order of the rows.
@@ -168,7 +168,7 @@ def evaluate_ranking(
     {'ndcg@1': 0.5, 'ndcg@2': 0.657..., 'hit_rate@1': 0.5, 'hit_rate@2': 0.75}
     """
     names, cutoffs = check_metrics(metrics), check_cutoffs(k)
-    protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state, X_train)
+    protocol = Protocol(n_negatives, negatives, exclude_seen, threshold, random_state, X_train)
     protocol.check(names, cutoffs)
     spec = RankingSpec.of(names, cutoffs)
     ranking = protocol.rank(estimator, X, y, sample_weight, spec=spec, warn_of_seen=True)
@@ -185,7 +185,7 @@ def catalogue_ndcg(
 ) -> float:
     """Return NDCG at k of a recommender of this package over its catalogue, however small."""
     adapted = adapt(model)
-    held_out = hold_out(adapted, *check_rows(X, y, sample_weight), relevant_above=0.0)
+    held_out = hold_out(adapted, *check_rows(X, y, sample_weight))
     return value("ndcg", rank(adapted, held_out, RankingSpec(k)), k)
 
 
@@ -259,7 +259,7 @@ class Protocol:
     n_negatives: int | None = None
     negatives: object = None
     exclude_seen: bool = True
-    relevant_above: float = 0.0
+    threshold: float | None = None
     random_state: object = None
     X_train: object = None
 
@@ -268,7 +268,7 @@ class Protocol:
             {
                 "n_negatives": [Interval(Integral, 1, None, closed="left"), None],
                 "exclude_seen": ["boolean"],
-                "relevant_above": [Interval(Real, None, None, closed="neither")],
+                "threshold": [Interval(Real, None, None, closed="neither"), None],
                 "random_state": ["random_state"],
             },
             vars(self),
@@ -285,7 +285,7 @@ class Protocol:
             self.n_negatives,
             id(self.negatives),
             self.exclude_seen,
-            self.relevant_above,
+            self.threshold,
             state if state is None or isinstance(state, Integral) else id(state),
             id(self.X_train),
         )
@@ -321,7 +321,7 @@ class Protocol:
             X = transformer.transform(X)
         if hasattr(X, "columns") and hasattr(recommender, "feature_names_in_"):
             check_feature_names(recommender, X, reset=False)
-        held_out = hold_out(model, X, y, sample_weight, self.relevant_above)
+        held_out = hold_out(model, X, y, sample_weight, self.threshold)
         if warn_of_seen:
             warn_if_seen(model, held_out)
         self._check_depth(spec.cutoff, len(model.item_ids), "items of the catalogue")

@@ -78,15 +78,16 @@ def check_rows(X, y=None, sample_weight=None):
     return table, y, sample_weight
 
 
-def hold_out(model, X, y, sample_weight, relevant_above):
+def hold_out(model, X, y, sample_weight, threshold=None):
     """Encode test rows for `model`; raise if none is relevant or the columns are swapped."""
     test = encode(X, y, sample_weight=sample_weight)
-    relevant = test.values > relevant_above
+    relevant = test.values > 0 if threshold is None else test.values >= threshold
     kept = np.add.reduceat(relevant, test.indptr[:-1], dtype=np.int64) > 0
     if not kept.any():
+        needed = "y > 0" if threshold is None else f"y >= {threshold:g}"
         raise ValueError(
-            f"No test row is relevant (y > {relevant_above:g}), so there is nothing to evaluate; "
-            "check y, or change relevant_above."
+            f"No test row is relevant ({needed}), so there is nothing to evaluate; check y, or "
+            "change the threshold."
         )
     user_ids, items = test.user_ids, test.items
     indptr, rows = test.indptr, slice(None)

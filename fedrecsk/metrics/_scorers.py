@@ -26,7 +26,7 @@ def make_ranking_scorer(
     n_negatives: int | None = None,
     negatives: ArrayLike | Mapping[Any, ArrayLike] | None = None,
     exclude_seen: bool = True,
-    relevant_above: float = 0.0,
+    threshold: float | None = None,
     random_state: int | np.random.RandomState | None = None,
 ) -> RankingScorer | RankingScorers:
     """Make a scorer for scikit-learn's model selection from ranking metrics.
@@ -38,7 +38,7 @@ def make_ranking_scorer(
         "diversity"; see :func:`evaluate_ranking`.
     k : int or sequence of int, default=10
         Cutoffs.
-    n_negatives, negatives, exclude_seen, relevant_above
+    n_negatives, negatives, exclude_seen, threshold
         As in :func:`evaluate_ranking`.
     random_state : int, RandomState instance or None, default=None
         As in :func:`evaluate_ranking`. Pass an int, so that all candidates of a search are
@@ -86,7 +86,7 @@ def make_ranking_scorer(
     ['fit_time', 'score_time', 'test_bytes_up', 'test_hit_rate@10', 'test_ndcg@10']
     """
     metrics, cutoffs = check_metrics(metric, "metric"), check_cutoffs(k)
-    protocol = Protocol(n_negatives, negatives, exclude_seen, relevant_above, random_state)
+    protocol = Protocol(n_negatives, negatives, exclude_seen, threshold, random_state)
     protocol.check(metrics, cutoffs)
     spec = RankingSpec.of(metrics, cutoffs)
     if isinstance(metric, str) and np.ndim(k) == 0:

@@ -58,14 +58,14 @@ def known_score(model):
 
 
 @every_model
-@given(case=splits(), exclude_seen=st.booleans(), above=st.sampled_from([0.0, 1.5, -0.5]))
-def test_the_whole_catalogue(Model, case, exclude_seen, above):
+@given(case=splits(), exclude_seen=st.booleans(), threshold=st.sampled_from([None, 0.0, 1.0, 2.0]))
+def test_the_whole_catalogue(Model, case, exclude_seen, threshold):
     train, test, y = case
     y[0] = 2.0
     model = Model().fit(train)
     k = min(3, len(model.item_ids_))
     values = evaluate_ranking(
-        model, test, y, metrics=METRICS, k=[1, k], exclude_seen=exclude_seen, relevant_above=above
+        model, test, y, metrics=METRICS, k=[1, k], exclude_seen=exclude_seen, threshold=threshold
     )
     assert list(values) == list(dict.fromkeys(f"{m}@{n}" for m in METRICS for n in (1, k)))
     for name, value in values.items():
@@ -78,7 +78,7 @@ def test_the_whole_catalogue(Model, case, exclude_seen, above):
             test,
             y,
             seen=set(map(tuple, train.tolist())) if exclude_seen else (),
-            above=above,
+            threshold=threshold,
         )
         assert value == pytest.approx(expected), name
 
@@ -358,8 +358,8 @@ TRAIN = np.array([[1, 10], [1, 11], [2, 10], [2, 12], [3, 13]])
         ({"negatives": [1, 2]}, "a mapping from user to items, or a table"),
         ({"negatives": {"ann": [10]}}, "numbers in fit and are strings here"),
         ({"exclude_seen": "yes"}, "'exclude_seen' parameter"),
-        ({"relevant_above": np.nan}, "'relevant_above' parameter"),
-        ({"relevant_above": 1.0}, r"No test row is relevant \(y > 1\)"),
+        ({"threshold": np.nan}, "'threshold' parameter"),
+        ({"threshold": 1.5}, r"No test row is relevant \(y >= 1.5\)"),
         ({"y": [0.0]}, r"No test row is relevant \(y > 0\)"),
         ({"y": [1.0, 1.0]}, "inconsistent numbers of samples"),
         ({"y": [np.nan]}, "y contains NaN"),

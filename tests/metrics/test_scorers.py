@@ -63,7 +63,7 @@ def test_scores_are_evaluate_rankings(Model, options, data):
     for key, value in expected.items():
         metric, k = key.split("@")
         assert make_ranking_scorer(metric, int(k), **options)(model, *held_out) == value
-    options |= {"relevant_above": 1.0}
+    options |= {"threshold": 1.5}
     one = make_ranking_scorer(k=5, **options)(model, *held_out)
     assert one == evaluate_ranking(model, *held_out, k=5, **options)["ndcg@5"]
 

@@ -66,7 +66,7 @@ def expected(metric, scores, gains, k):
 
 
 def evaluate(
-    metric, k, score, catalogue, X, y=None, *, seen=(), negatives=None, above=0.0, weights=None
+    metric, k, score, catalogue, X, y=None, *, seen=(), negatives=None, threshold=None, weights=None
 ):
     """Mean of a metric over users.
 
@@ -85,7 +85,8 @@ def evaluate(
             others = [i for i in others if (user, i) not in set(seen)]
         candidates = [*tested, *others]
         scores = [score(user, i) if i in catalogue else -np.inf for i in candidates]
-        gains = [tested[i][1] * (tested[i][0] > above) if i in tested else 0 for i in candidates]
+        least = np.nextafter(0, 1) if threshold is None else threshold
+        gains = [tested[i][1] * (tested[i][0] >= least) if i in tested else 0 for i in candidates]
         values.append(expected(metric, scores, gains, k))
     return float(np.nanmean(values)) if not np.isnan(values).all() else np.nan
 
