@@ -15,6 +15,7 @@ from fedrecsk import (
     FedEASE,
     FedEB,
     Federation,
+    FedMF,
     FedSpectral,
     LightFR,
     LocALS,
@@ -116,7 +117,8 @@ def test_scores_are_standardised_user_by_user_and_added_up(toy):
 
 
 def test_a_part_that_tells_nothing_apart_adds_nothing(toy):
-    model = ranking(weights=[1, 1, 0]).fit(*toy)
+    parts = [("one", FedMF(n_rounds=1, random_state=0)), ("two", FedMF(n_rounds=1))]
+    model = RankingEnsemble(parts).fit(*toy)
     assert not model.predict([[-1, item] for item in model.item_ids_]).any()
     assert not model.predict([[toy[0][0, 0], -1]]).any()
 

@@ -138,12 +138,11 @@ def _are_stars(y):
     if len(y) < _FEWEST_STARS:
         return False
     values, counts = np.unique(y[:_N_ROWS], return_counts=True)
-    steps = np.diff(values)
     return (
         3 <= len(values) <= _MAX_STEPS
         and 0 < values[0] <= values[-1] / 3
         and values[-1] <= _MAX_STEPS
-        and np.ptp(steps) == 0
+        and np.ptp(np.diff(values)) == 0
         and counts.argmax() > 0
     )
 
