@@ -10,10 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._utils.jit import inline, kernel
-from fedrecsk._utils.shared_kernels import solve_positive
-
-# Matrix products are faster on whole vector registers.
-LANES = 8
+from fedrecsk._utils.shared_kernels import factor, solve
 
 
 class Side(NamedTuple):
@@ -88,9 +85,8 @@ def rows(first, last, side, factors, prior, noise, normal, normal_again, out):
     longest = 0
     for a in range(first, last):
         longest = max(longest, side.indptr[a + 1] - side.indptr[a])
-    width = (size + LANES - 1) // LANES * LANES
-    design, targets = np.zeros((longest, width)), np.empty(longest)
-    matrix, mean = np.empty((width, width)), np.empty((1, size))
+    design, targets = np.empty((longest, size)), np.empty(longest)
+    matrix, mean = np.empty((size, size)), np.empty((1, size))
     for a in range(first, last):
         start, n = side.indptr[a], side.indptr[a + 1] - side.indptr[a]
         right = mean[0]
@@ -109,10 +105,11 @@ def rows(first, last, side, factors, prior, noise, normal, normal_again, out):
         np.dot(design[:n].T, design[:n], matrix)
         for f in range(size):
             matrix[f, f] += prior.precision[f]
-        solve_positive(matrix, mean)
-        add_normal(matrix, right, normal[a], out.rows[a])
+        upper = factor(matrix)
+        solve(upper, size, mean, mean, 0)
+        add_normal(upper, right, normal[a], out.rows[a])
         if len(out.again) > 0:
-            add_normal(matrix, right, normal_again[a], out.again[a])
+            add_normal(upper, right, normal_again[a], out.again[a])
         total = 0.0
         for k in range(n):
             error = targets[k] - dot(design[k], out.rows[a])

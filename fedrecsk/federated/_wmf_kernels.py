@@ -181,8 +181,7 @@ def fit_users(client_indptr, indptr, active, ratings, vectors, grams, reg, n_ste
             fill_row(work.target, 0, real(0), d)
             if n_steps is None:
                 collect(vectors, ratings, start, stop, work)
-                factor(work.matrix, d)
-                fitted = solve(work.matrix, d, work.target, users, u)
+                fitted = solve(factor(work.matrix), d, work.target, users, u)
             else:
                 weigh_rows(vectors, ratings, start, stop, work)
                 fitted = descend_conjugate(ratings.extra, start, stop, work, n_steps, users, u)
@@ -207,13 +206,12 @@ def collect(vectors, ratings, start, stop, work):
 @inline
 def weigh_rows(vectors, ratings, start, stop, work):
     """Write vectors to work.left and, times `extra`, to work.right; add those times `pull`."""
+    d = vectors.shape[1]
     for k in range(start, stop):
-        v, weight, pull = ratings.chosen[k], ratings.extra[k], ratings.pull[k]
-        for f in range(vectors.shape[1]):
-            number = vectors[v, f]
-            work.left[k - start, f] = number
-            work.right[k - start, f] = weight * number
-            work.target[0, f] += pull * number
+        v = ratings.chosen[k]
+        copy_row(work.left, k - start, vectors, v, d)
+        scale_row(work.right, k - start, ratings.extra[k], vectors, v, d)
+        add_row(work.target, 0, ratings.pull[k], vectors, v, d)
 
 
 @inline
@@ -314,18 +312,17 @@ def items_of_many(c, layout, raters, starts, items, problem, work, users):
     for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
         add_square(real(1), users, u, work.base)
     with_diagonal(work.base, real(0), work.matrix)
-    factor(work.matrix, d)
+    upper = factor(work.matrix)
     for f in range(d):
         fill_row(work.target, 0, real(0), d)
         work.target[0, f] = prox
-        solve(work.matrix, d, work.target, work.follow, f)
+        solve(upper, d, work.target, work.follow, f)
     first = layout.row_indptr[c]
     for row in range(layout.row_indptr[c + 1] - first):
         i = layout.row_items[first + row]
         scale_row(work.target, 0, prox, items, i, d)
         collect(users, raters, starts[first + row], starts[first + row + 1], work)
-        factor(work.matrix, d)
-        solve(work.matrix, d, work.target, work.rows, row)
+        solve(factor(work.matrix), d, work.target, work.rows, row)
         subtract(row, items, i, problem.full, work)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.federated.rfrec import RFRec
+from fedrecsk.federated.rfrec import RFRec, rfrec_kernels
 
 
 @documented
@@ -137,13 +137,15 @@ class RFRecF(RFRec):
     def _client_update(self, block, state, message, turn, key):
         mean = message["item_vectors"].values
         self._join(block, state, turn.active, mean)
-        loss = uploads = None
+        loss, uploads, totals = None, None, self._totals(block, turn)
         match self._coins(key.shared):
             case 0, 0:
                 rate = self.learning_rate / (1 - self.aggregation_probability)
-                loss = self._step(block, state, mean, turn.active, 0.0, rate)
+                totals.senders[:] = False
+                loss = self._step(block, state, mean, turn.active, 0.0, rate, totals)
             case 0, 1:
-                uploads = self._upload(block, state, mean, turn)
+                rfrec_kernels.add_up(block.row_indptr, block.row_items, state["held"].now, totals)
+                uploads = self._upload(block, state, mean, turn, totals)
             case 1, 0:
                 self._move_to_mean(block, state, turn.active, mean)
         return state, uploads, loss

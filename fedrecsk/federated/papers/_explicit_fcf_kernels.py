@@ -94,5 +94,4 @@ def fit_rater(start, stop, ratings, items, penalties, work, users, u):
         work.base[f, f] = penalties[u, f]
     fill_row(work.target, 0, real(0), d)
     collect(items, ratings, start, stop, work)
-    factor(work.matrix, d)
-    solve(work.matrix, d, work.target, users, u)
+    solve(factor(work.matrix), d, work.target, users, u)
