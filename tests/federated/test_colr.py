@@ -7,7 +7,6 @@ from sklearn.base import clone
 
 from benchmarks._variants import variant
 from fedrecsk import CoLR, Federation, FedMF, Popularity, PrivRec, SCoLR
-from fedrecsk.aggregation import NormClipping
 from fedrecsk.compression import TopK
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW, AveragedItems
@@ -16,6 +15,7 @@ from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.early_stopping import HeldOut
 from fedrecsk.protocol.keys import Key, Keys
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
+from tests.federated.turns import SETTINGS, key_of, turns_of
 from tests.reference import colr as reference
 
 METHODS = [FedMF, CoLR, SCoLR]
@@ -42,10 +42,6 @@ def make(Estimator, **parameters):
     if not issubclass(Estimator, FedMF):
         defaults["rank"] = 3
     return variant(Estimator, **defaults | parameters)
-
-
-def key_of(model):
-    return Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
 
 
 def first_items(model, n_items):
@@ -93,15 +89,13 @@ def clients_of(model, data):
 def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit_params):
     data = encode(X, y, **fit_params)
     clients, n = clients_of(model, data), data.n_clients
-    key, federation = key_of(model), model.federation or Federation()
-    keys = [key.at(t) for t in range(model.n_rounds)]
-    turns = [participation.draw(n, model.client_fraction, federation, k)[:3] for k in keys]
+    keys = [key_of(model).at(t) for t in range(model.n_rounds)]
     draws = [
         (basis_of(model, k), rows_of_basis(model, k, n), k.hashed("visit", np.arange(n)))
         for k in keys
     ]
     start = first_items(model, data.n_items)
-    items = reference.run(model, clients, start, turns, draws)
+    items = reference.run(model, clients, start, turns_of(model, n), draws)
     seed = Key(0).hashed("personal")
     n_epochs = {False: EPOCHS_OF_THE_NEW, True: model.local_epochs}
     users = np.concatenate([c.personal_vectors(items, n_epochs, seed) for c in clients])
@@ -150,29 +144,13 @@ def test_equals_the_naive_reference(Estimator, parameters, holders, toy):
     assert_equals_reference(clone(model), X, y - 2, sample_weight=weight, **setting)
 
 
-# Uploads are handed over one by one, and none is so long that it is shortened.
-LOOKED_AT = NormClipping(max_norm=1e6)
-FEDERATIONS = [
-    {"federation": Federation(dropout=0.4)},
-    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
-    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
-    {"client_fraction": 0.2},
-    {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
-    {"federation": Federation(aggregator=LOOKED_AT, dropout=0.4)},
-    {
-        "client_fraction": 0.4,
-        "federation": Federation(aggregator=LOOKED_AT, dropout=0.4, dropout_mode="stale"),
-    },
-]
-
-
 # One of each way to add up; losses and rates do not depend on who takes part.
 ADDED_UP = [COMBINATIONS[k] for k in (0, 1, 4, 6, 9, 10, 12)]
 
 
-@pytest.mark.parametrize("federation", FEDERATIONS, ids=str)
+@pytest.mark.parametrize("federation", SETTINGS, ids=str)
 @each_of(ADDED_UP)
-def test_equals_the_naive_reference_in_any_federation(Estimator, parameters, federation, toy):
+def test_equals_the_naive_reference_in_any_setting(Estimator, parameters, federation, toy):
     X, y = toy
     model = make(Estimator, **parameters, **federation)
     assert_equals_reference(clone(model), X, y)

@@ -5,13 +5,11 @@ import pytest
 
 from benchmarks._variants import variant
 from fedrecsk import BiasOnly, ExplicitFCF, Federation
-from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CentralDP, LaplaceMechanism, Paillier
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
-from tests.federated.test_fcf import turns_of
-from tests.federated.test_wmf import key_of
+from tests.federated.turns import SETTINGS, key_of, turns_of
 from tests.reference import fcf as reference
 
 
@@ -99,19 +97,6 @@ def test_equals_the_naive_reference(upload, parameters, toy):
         setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
         assert_equals_reference(model, X, y, **setting)
         assert_equals_reference(model, X, y, sample_weight=weight, **setting)
-
-
-# Nothing is that long; but single uploads are looked at.
-IDLE = NormClipping(1e9)
-SETTINGS = [
-    {"federation": Federation(dropout=0.4)},
-    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
-    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
-    {"client_fraction": 0.4},
-    {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
-    {"federation": Federation(aggregator=IDLE)},
-    {"client_fraction": 0.4, "federation": Federation(aggregator=IDLE, dropout=0.3)},
-]
 
 
 @every_upload

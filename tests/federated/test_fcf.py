@@ -6,14 +6,13 @@ from sklearn.base import clone
 
 from benchmarks._variants import variant
 from fedrecsk import FCF, Federation, GlobSGD
-from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._wmf import ImplicitMF
 from fedrecsk.privacy import LaplaceMechanism, Paillier
-from fedrecsk.protocol import participation
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
-from tests.federated.test_wmf import dense, first_items, key_of
+from tests.federated.test_wmf import dense, first_items
+from tests.federated.turns import IDLE, SETTINGS, turns_of
 from tests.reference import fcf as reference
 from tests.reference.wmf import user_solve
 
@@ -34,14 +33,6 @@ def make(**parameters):
         "random_state": 0,
     }
     return variant(FCF, **defaults | parameters)
-
-
-def turns_of(model, n_clients):
-    key, setting = key_of(model), model.federation or Federation()
-    return [
-        participation.draw(n_clients, model.client_fraction, setting, key.at(t))[:3]
-        for t in range(model.n_rounds)
-    ]
 
 
 def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit_params):
@@ -78,19 +69,6 @@ def test_equals_the_naive_reference(upload, parameters, toy):
         model = make(upload=upload, **parameters)
         assert_equals_reference(model, X, **setting)
         assert_equals_reference(model, X, y - 2, sample_weight=weight, **setting)
-
-
-# Nothing is that long; but single uploads are looked at.
-IDLE = NormClipping(1e9)
-SETTINGS = [
-    {"federation": Federation(dropout=0.4)},
-    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
-    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
-    {"client_fraction": 0.4},
-    {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
-    {"federation": Federation(aggregator=IDLE)},
-    {"client_fraction": 0.4, "federation": Federation(aggregator=IDLE, dropout=0.3)},
-]
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from fedrecsk import BiasOnly, FedEB, Federation
-from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated import fedeb
 from fedrecsk.privacy import CKKS
-from fedrecsk.protocol import blocks, participation
+from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse
+from tests.federated.turns import SETTINGS, key_of, turns_of
 from tests.reference import fedeb as reference
 
 
@@ -37,16 +37,9 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
     data = encode(X, y, **fit_params)
     ratings, weights, mean, unit = dense(data, model.rating_scale or (y.min(), y.max()))
     spans = [range(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
-    key = Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
     shape = data.n_items, model.n_factors
-    start = model.INIT_STD * key.generator("item factors").standard_normal(shape)
-    setting = model.federation or Federation()
-    turns = [
-        participation.draw(
-            data.n_clients, model.client_fraction, setting, key.at(t), prefers_rotation=True
-        )[:3]
-        for t in range(model.n_rounds)
-    ]
+    start = model.INIT_STD * key_of(model).generator("item factors").standard_normal(shape)
+    turns = turns_of(model, data.n_clients, prefers_rotation=True)
     final = reference.run(model, ratings, weights, spans, start, turns)
     posteriors = [reference.infer(final, *row) for row in zip(ratings, weights, strict=True)]
     phi = np.array([p.phi for p in posteriors])
@@ -109,21 +102,12 @@ def test_equals_the_naive_reference(options, silos, toy, float64):
     assert_equals_reference(make(**options), X, y, sample_weight=weight, **setting)
 
 
-# Nothing is that long; but single uploads are looked at.
-IDLE = NormClipping(1e9)
-SETTINGS = [
-    {"federation": Federation(dropout=0.4)},
-    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
-    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
-    {"client_fraction": 0.4},
-    {"client_fraction": 0.4, "federation": Federation(sampling="random", dropout=0.2)},
-    {"federation": Federation(aggregator=IDLE, dropout=0.4, dropout_mode="stale")},
-    {"client_fraction": 0.4, "federation": Federation(aggregator=IDLE, dropout=0.3)},
-]
+# Without a word its cohorts take turns.
+RANDOM = {"client_fraction": 0.4, "federation": Federation(sampling="random", dropout=0.2)}
 
 
 @pytest.mark.filterwarnings("ignore:In . of 12 rounds every upload was lost")
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("setting", [*SETTINGS, RANDOM], ids=str)
 def test_equals_the_naive_reference_in_any_setting(setting, toy, float64):
     X, y = toy
     assert_equals_reference(make(n_rounds=12, **setting), X, y)

@@ -18,7 +18,8 @@ from fedrecsk.privacy import CKKS, LaplaceMechanism
 from fedrecsk.protocol import participation
 from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
-from tests.federated.test_colr import clients_of, first_items, key_of
+from tests.federated.test_colr import clients_of, first_items
+from tests.federated.turns import key_of
 from tests.reference import fedfast as reference
 
 PLAIN = {"sampling": "federation", "aggregation": "visits", "discount": None}

@@ -6,9 +6,8 @@ from fedrecsk import BiasOnly, Federation, FedRec
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CKKS, LaplaceMechanism
-from fedrecsk.protocol import participation
-from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
+from tests.federated.turns import PLAIN_SETTINGS, key_of, turns_of
 from tests.reference import fedrec as reference
 
 
@@ -35,7 +34,7 @@ def reference_fit(model, X, y, clients=None, sample_weight=None):
     weights = np.zeros(ratings.shape)
     ratings[data.users, data.items] = 1 + 4 * (data.values - low) / (high - low)
     weights[data.users, data.items] = data.weights
-    key = Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
+    key = key_of(model)
     level = np.nansum(weights * np.nan_to_num(ratings)) / weights.sum() * model.biases
 
     width = model.n_factors + model.biases
@@ -58,12 +57,7 @@ def reference_fit(model, X, y, clients=None, sample_weight=None):
 
     spans = [slice(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
     everyone = [reference.Client(model, ratings[s], weights[s], users[s], level) for s in spans]
-    setting = model.federation or Federation()
-    turns = [
-        participation.draw(data.n_clients, model.client_fraction, setting, key.at(t))[:3]
-        for t in range(model.n_rounds)
-    ]
-    reference.fedrec(model, everyone, items, turns, virtual)
+    reference.fedrec(model, everyone, items, turns_of(model, data.n_clients), virtual)
     return everyone, items
 
 
@@ -110,11 +104,7 @@ def test_equals_the_naive_reference(parameters, n_clients, toy):
 
 
 SETTINGS = [
-    {"federation": Federation(dropout=0.4)},
-    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
-    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
-    {"client_fraction": 0.3, "n_rounds": 15},
-    {"client_fraction": 0.3, "federation": Federation(sampling="rotating"), "n_rounds": 15},
+    *PLAIN_SETTINGS,
     {"client_fraction": 1 / 12, "federation": Federation(sampling="rotating"), "n_rounds": 60},
 ]
 

@@ -15,9 +15,9 @@ from fedrecsk.federated._wmf import WMFUsers
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
-from fedrecsk.protocol import blocks, participation
-from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol import blocks
 from tests.conftest import make_toy
+from tests.federated.turns import turns_of
 from tests.reference import ease as reference
 
 METHODS = [FedEASE, FedSpectral]
@@ -38,19 +38,11 @@ def make(Estimator, **parameters):
 
 def counted(model, data):
     """Users of the clients that take part at least once, if the first upload arrives."""
-    key = Key(int(np.random.RandomState(0).randint(2**31 - 1)))
     asked = np.zeros(data.n_clients, dtype=bool)
     arrived = asked.copy()
-    for round in range(model.n_rounds):
-        turn = participation.draw(
-            data.n_clients,
-            model.client_fraction,
-            model._setting(),
-            key.at(round),
-            prefers_rotation=True,
-        )
-        arrived |= turn.active & turn.delivers & ~asked
-        asked |= turn.active
+    for _, active, delivers in turns_of(model, data.n_clients, prefers_rotation=True):
+        arrived |= active & delivers & ~asked
+        asked |= active
     return np.flatnonzero(np.repeat(arrived, np.diff(data.client_indptr)))
 
 

@@ -22,6 +22,7 @@ from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
+from tests.federated.turns import PLAIN_SETTINGS, key_of
 from tests.reference import lightfr as reference
 
 
@@ -29,10 +30,6 @@ def make(**parameters):
     """Small enough for the reference."""
     defaults = {"n_bits": 6, "n_rounds": 3, "n_negatives": 2, "random_state": 0}
     return variant(LightFR, **defaults | {"user_bits": 2, "client_fraction": 1.0} | parameters)
-
-
-def key_of(model):
-    return Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
 
 
 def first_message(model, data):
@@ -138,16 +135,7 @@ def test_equals_the_naive_reference(parameters, holders):
     assert_equals_reference(make(**parameters), X, shifted, sample_weight=weight, **setting)
 
 
-SETTINGS = [
-    {"federation": Federation(dropout=0.4)},
-    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
-    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
-    {"client_fraction": 0.4},
-    {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
-]
-
-
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("setting", PLAIN_SETTINGS, ids=str)
 @every_method
 def test_equals_the_naive_reference_in_any_setting(parameters, setting):
     X, y = make_toy(9, 7)

@@ -38,11 +38,9 @@ from tests.federated import (
     test_semidfegl,
     test_wmf,
 )
+from tests.federated.turns import key_of
 from tests.reference import colr, fcf, fedeb, lightfr, semidfegl
 from tests.reference.wmf import user_solve
-
-# A method's own file has what its clients begin with.
-key_of = test_wmf.key_of
 
 
 @pytest.fixture(autouse=True)

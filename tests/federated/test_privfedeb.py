@@ -6,19 +6,16 @@ from scipy.integrate import quad
 
 from benchmarks._variants import variant
 from fedrecsk import BiasOnly, Federation, PrivFedEB
-from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import privfedeb as server
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
 from fedrecsk.protocol import blocks, participation
-from fedrecsk.protocol.keys import Key, setup_round
+from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.messages import Dense
 from tests.conftest import make_toy, rmse, split
+from tests.federated.turns import IDLE, key_of, turns_of
 from tests.reference import privfedeb as reference
-
-# Nothing is that long; but single uploads are looked at.
-IDLE = NormClipping(1e9)
 
 
 def make(**parameters):
@@ -41,16 +38,9 @@ def assert_equals_reference(model, X, y, **fit_params):
     low, high = model.rating_scale_
     ratings, weights = dense(data, low, high, model.center)
     clients = [range(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
-    key = Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
-    at_setup = key.at(setup_round(0)).generator("item factors")
+    at_setup = key_of(model).at(setup_round(0)).generator("item factors")
     start = model.INIT_STD * at_setup.standard_normal((data.n_items, model.n_factors))
-    setting = model.federation or Federation()
-    turns = [
-        participation.draw(
-            data.n_clients, model.client_fraction, setting, key.at(t), prefers_rotation=True
-        )[:3]
-        for t in range(model.n_rounds_)
-    ]
+    turns = turns_of(model, data.n_clients, prefers_rotation=True)
     final, unit = reference.run(ratings, weights, clients, start, turns), (high - low) / 4
     np.testing.assert_allclose(model.item_bias_, unit * final.average[:, 0], atol=1e-9)
     np.testing.assert_allclose(model.item_factors_, unit * final.average[:, 1:], atol=1e-9)

@@ -7,7 +7,8 @@ from benchmarks.private_rankings import PAPER, epsilons
 from fedrecsk import Federation, FedMF, PrivRec
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CentralDP
-from tests.federated.test_colr import clients_of, first_items, float64, key_of, make
+from tests.federated.test_colr import clients_of, first_items, float64, make
+from tests.federated.turns import key_of
 
 # Vectors of double precision, as in the other module.
 __all__ = ["float64"]

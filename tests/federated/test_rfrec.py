@@ -8,9 +8,8 @@ from fedrecsk import BiasOnly, Federation, RFRec, RFRecF
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.protocol import participation
-from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
+from tests.federated.turns import PLAIN_SETTINGS, key_of, turns_of
 from tests.reference import rfrec as reference
 
 BOTH = pytest.mark.parametrize("Estimator", [RFRec, RFRecF])
@@ -22,10 +21,6 @@ def float64(monkeypatch):
     monkeypatch.setattr(RFRec, "_dtype", np.float64)
 
 
-def seed_of(model):
-    return Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
-
-
 def reference_fit(model, X, y, clients=None, sample_weight=None):
     """Run the naive reference in the setting of `model`; returns users, items and clients."""
     data = encode(X, y, clients=clients, sample_weight=sample_weight)
@@ -34,7 +29,7 @@ def reference_fit(model, X, y, clients=None, sample_weight=None):
     weights = np.zeros(ratings.shape)
     ratings[data.users, data.items] = (data.values - low) / (high - low)
     weights[data.users, data.items] = data.weights
-    setting, key = model.federation or Federation(), seed_of(model)
+    setting, key = model.federation or Federation(), key_of(model)
     private = setting.local_dp is not None
 
     mean = 0.5 if private else np.nansum(weights * np.nan_to_num(ratings)) / weights.sum()
@@ -52,10 +47,7 @@ def reference_fit(model, X, y, clients=None, sample_weight=None):
         reference.Client(model, ratings[s], weights[s], users[s], level, n_ratings) for s in spans
     ]
     server = reference.Server(model, items, [ratings[s] for s in spans])
-    turns = [
-        participation.draw(data.n_clients, model.client_fraction, setting, key.at(t))[:3]
-        for t in range(model.n_rounds)
-    ]
+    turns = turns_of(model, data.n_clients)
     clip = setting.local_dp.clip if private else np.inf
     if isinstance(model, RFRecF):
         coins = [
@@ -118,15 +110,7 @@ def test_equals_the_naive_reference(Estimator, parameters, n_clients, toy):
     assert_equals_reference(make(Estimator, **parameters), X, y, sample_weight=weight, **setting)
 
 
-SETTINGS = [
-    {"federation": Federation(dropout=0.4)},
-    {"federation": Federation(dropout=0.9)},
-    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
-    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
-    {"client_fraction": 0.3},
-    {"client_fraction": 0.3, "federation": Federation(sampling="rotating")},
-    {"client_fraction": 0.5, "federation": Federation(sampling="rotating", dropout=0.3)},
-]
+SETTINGS = [{"federation": Federation(dropout=0.9)}, *PLAIN_SETTINGS]
 
 
 @BOTH
@@ -200,7 +184,7 @@ def test_lost_uploads_are_counted(toy):
 
 def test_rfrecf_sends_only_when_the_coin_changes(toy):
     model = make(RFRecF, n_rounds=400).fit(*toy)
-    key, p = seed_of(model), model.aggregation_probability
+    key, p = key_of(model), model.aggregation_probability
     coins = [0] + [int(key.at(t).uniform("coin") < p) for t in range(400)]
     changes = list(itertools.pairwise(coins))
     history = model.history_

@@ -18,8 +18,7 @@ from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import GroupMessages, deliver
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.test_explicit_fcf import first_items
-from tests.federated.test_fcf import turns_of
-from tests.federated.test_wmf import key_of
+from tests.federated.turns import SETTINGS, key_of, turns_of
 from tests.reference import semidfegl as reference
 
 
@@ -103,16 +102,7 @@ def test_equals_the_naive_reference(parameters, tiny):
     assert_equals_reference(make(**parameters), X, y, clients=clients, sample_weight=weight)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"federation": Federation(dropout=0.4)},
-        {"federation": Federation(dropout=0.4, dropout_mode="stale")},
-        {"federation": Federation(dropout=0.4, dropout_mode="offline")},
-        {"client_fraction": 0.5},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("setting", SETTINGS[:4], ids=str)
 def test_equals_the_naive_reference_in_any_setting(setting, tiny):
     assert_equals_reference(make(n_layers=3, n_rounds=5, **setting), *tiny, BLOCK_SIZES[1:2])
 

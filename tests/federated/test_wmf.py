@@ -19,6 +19,7 @@ from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import Update
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, split
+from tests.federated.turns import SETTINGS, key_of, turns_of
 from tests.reference import wmf as reference
 
 METHODS = [LocALS, LocSGD, GlobSGD]
@@ -62,10 +63,6 @@ def dense(data, alpha):
     return c, r, rated
 
 
-def key_of(model):
-    return Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
-
-
 def first_items(model, n_items):
     shape = (n_items, model.n_factors)
     return model.INIT_STD * key_of(model).generator("item factors").standard_normal(shape)
@@ -78,12 +75,7 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
     clients = [
         reference.Client(model, c[s], r[s], rated[s].any(axis=0), data.n_clients) for s in spans
     ]
-    key, setting = key_of(model), model.federation or Federation()
-    turns = [
-        participation.draw(data.n_clients, model.client_fraction, setting, key.at(t))[:3]
-        for t in range(model.n_rounds)
-    ]
-    start = first_items(model, data.n_items)
+    start, turns = first_items(model, data.n_items), turns_of(model, data.n_clients)
     items = reference.run(model, clients, [rated[s] for s in spans], start, turns)
     users = [reference.user_solve(c[u], r[u], items, model.reg_user) for u in range(len(c))]
     for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
@@ -121,20 +113,6 @@ def test_equals_the_naive_reference(Estimator, parameters, holders, toy):
     model = make(Estimator, **parameters)
     assert_equals_reference(model, X, **setting)
     assert_equals_reference(model, X, y - 2, sample_weight=weight, **setting)
-
-
-# Nothing is that long; but single uploads are looked at.
-IDLE = NormClipping(1e9)
-SETTINGS = [
-    {"federation": Federation(dropout=0.4)},
-    {"federation": Federation(dropout=0.4, dropout_mode="stale")},
-    {"federation": Federation(dropout=0.4, dropout_mode="offline")},
-    {"client_fraction": 0.4},
-    {"client_fraction": 0.4, "federation": Federation(sampling="rotating", dropout=0.3)},
-    {"federation": Federation(aggregator=IDLE)},
-    {"federation": Federation(aggregator=IDLE, dropout=0.4, dropout_mode="stale")},
-    {"client_fraction": 0.4, "federation": Federation(aggregator=IDLE, dropout=0.3)},
-]
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)

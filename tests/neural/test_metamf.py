@@ -14,8 +14,7 @@ from fedrecsk.neural import MetaMF
 from fedrecsk.neural._metamf_network import Made, Sizes, first_weights, n_numbers
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
-from tests.federated.test_fcf import turns_of
-from tests.federated.test_wmf import key_of
+from tests.federated.turns import key_of, turns_of
 from tests.protocol.loopback import Deployment
 from tests.reference.neural import metamf as reference
 
