@@ -8,7 +8,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -160,17 +160,6 @@ def small(monkeypatch):
         monkeypatch.setitem(PUBLISHED, name, dataclasses.replace(spec, **changes))
 
 
-class Handler(SimpleHTTPRequestHandler):
-    asked = None
-
-    def do_GET(self):
-        self.asked.append(self.path)
-        super().do_GET()
-
-    def log_message(self, *args):
-        pass
-
-
 def publish_at(url, monkeypatch):
     """Let all publishers be at `url`."""
     # Loopback must not go through a proxy that the environment names.
@@ -180,20 +169,49 @@ def publish_at(url, monkeypatch):
         monkeypatch.setitem(PUBLISHED, name, moved)
 
 
-@pytest.fixture
-def publisher(small, tmp_path, monkeypatch):
-    """A web server on this machine in all publishers' place: its folder, what it was asked for."""
-    folder = tmp_path / "publisher"
-    folder.mkdir()
-    asked = []
-    handler = functools.partial(type("H", (Handler,), {"asked": asked}), directory=folder)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        publish_at(f"http://127.0.0.1:{server.server_address[1]}", monkeypatch)
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        yield folder, asked
-        server.shutdown()
-        thread.join()
+class Server:
+    """Answers each request by the next of `answers`, and by the last one from then on."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), []
+
+    def __enter__(self):
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                place = min(len(server.asked), len(server.answers) - 1)
+                code, content, claimed = server.answers[place]
+                server.asked.append(self.path)
+                if code is None:
+                    time.sleep(0.5)
+                    return
+                self.send_response(code)
+                self.send_header("Content-Length", str(claimed))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *args):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def publish(self, monkeypatch):
+        """Take the place of all publishers."""
+        publish_at(f"http://127.0.0.1:{self.http.server_address[1]}", monkeypatch)
+
+    def __exit__(self, *args):
+        self.http.shutdown()
+        self.http.server_close()
+
+
+def sending(content):
+    """A server that answers every request with this content."""
+    content = content.encode() if isinstance(content, str) else content
+    return Server((200, content, len(content)))
 
 
 @pytest.fixture
@@ -220,20 +238,18 @@ def test_every_published_set_has_a_case():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_download_is_kept_and_used_again(name, publisher, tmp_path):
-    folder, asked = publisher
-    case = CASES[name]
-    put(folder, case.archive, archive(name))
-    home = tmp_path / "new" / "home"
-    check(case, *case.fetcher(data_home=home, return_X_y=True))
-    checksum = PUBLISHED[name].checksum or ""
-    pins = set() if checksum.startswith("sha256:") else {f"{case.archive}.sha256"}
-    assert {path.name for path in home.iterdir()} == {case.archive} | pins
-
-    before = snapshot(home)
-    check(case, *case.fetcher(data_home=home, return_X_y=True, download_if_missing=False))
+def test_download_is_kept_and_used_again(name, small, tmp_path, monkeypatch):
+    case, home = CASES[name], tmp_path / "new" / "home"
+    with sending(archive(name)) as server:
+        server.publish(monkeypatch)
+        check(case, *case.fetcher(data_home=home, return_X_y=True))
+        checksum = PUBLISHED[name].checksum or ""
+        pins = set() if checksum.startswith("sha256:") else {f"{case.archive}.sha256"}
+        assert {path.name for path in home.iterdir()} == {case.archive} | pins
+        before = snapshot(home)
+        check(case, *case.fetcher(data_home=home, return_X_y=True, download_if_missing=False))
     assert snapshot(home) == before
-    assert asked == [f"/{case.archive}"]
+    assert server.asked == [f"/{case.archive}"]
     clear_data_home(home)
     assert not home.exists()
 
@@ -252,16 +268,16 @@ def test_unpacked_original(name, small, no_download, tmp_path):
     assert snapshot(tmp_path) == before
 
 
-def test_one_archive_serves_both_matrices(publisher, monkeypatch, tmp_path):
-    folder, asked = publisher
+def test_one_archive_serves_both_matrices(small, monkeypatch, tmp_path):
     names = ["kuairec-big", "kuairec-small"]
-    put(folder, "KuaiRec.zip", archive(*names))
     checksum = "md5:" + hashlib.md5(archive(*names), usedforsecurity=False).hexdigest()
-    for name in names:
-        spec = dataclasses.replace(PUBLISHED[name], checksum=checksum)
-        monkeypatch.setitem(PUBLISHED, name, spec)
-        check(CASES[name], *CASES[name].fetcher(data_home=tmp_path / "home", return_X_y=True))
-    assert asked == ["/KuaiRec.zip"]
+    with sending(archive(*names)) as server:
+        server.publish(monkeypatch)
+        for name in names:
+            spec = dataclasses.replace(PUBLISHED[name], checksum=checksum)
+            monkeypatch.setitem(PUBLISHED, name, spec)
+            check(CASES[name], *CASES[name].fetcher(data_home=tmp_path / "home", return_X_y=True))
+    assert server.asked == ["/KuaiRec.zip"]
 
 
 @pytest.mark.parametrize("name", ["ratings.csv", "ratings.csv.gz"])
@@ -310,12 +326,12 @@ def test_missing_and_not_to_be_downloaded(name, no_download, tmp_path):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_wrong_download_is_refused_and_not_kept(name, publisher, tmp_path):
-    folder, _ = publisher
-    put(folder, CASES[name].archive, "<html>")
+def test_a_wrong_download_is_refused_and_not_kept(name, small, tmp_path, monkeypatch):
     home = tmp_path / "home"
-    with pytest.raises(ValueError, match=r"(?s)or a web page of a proxy.*by hand"):
-        CASES[name].fetcher(data_home=home)
+    with sending("<html>") as server:
+        server.publish(monkeypatch)
+        with pytest.raises(ValueError, match=r"(?s)or a web page of a proxy.*by hand"):
+            CASES[name].fetcher(data_home=home)
     assert list(home.iterdir()) == []
 
 
@@ -401,46 +417,12 @@ def test_unknown_variant(fetcher, no_download):
         fetcher("2m")
 
 
-class Server:
-    """Answers each request by the next of `answers`, and by the last one from then on."""
-
-    def __init__(self, *answers):
-        self.answers, self.asked = list(answers), 0
-
-    def __enter__(self):
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                code, content, claimed = server.answers[min(server.asked, len(server.answers) - 1)]
-                server.asked += 1
-                if code is None:
-                    time.sleep(0.5)
-                    return
-                self.send_response(code)
-                self.send_header("Content-Length", str(claimed))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *args):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *args):
-        self.http.shutdown()
-        self.http.server_close()
-
-
 @pytest.fixture
 def fetch_from(small, monkeypatch, tmp_path):
     """Fetch MovieLens 100K or Latest Small from a server."""
 
     def fetch_from(server, name="movielens-100k", **options):
-        publish_at(f"http://127.0.0.1:{server.http.server_address[1]}", monkeypatch)
+        server.publish(monkeypatch)
         return CASES[name].fetcher(data_home=tmp_path, delay=0.01, timeout=0.2, **options)
 
     return fetch_from
@@ -459,7 +441,7 @@ def test_a_failed_try_is_followed_by_another(bad, fetch_from):
     ):
         bunch = fetch_from(server)
     assert len(bunch.data) == 4
-    assert server.asked == 3
+    assert len(server.asked) == 3
 
 
 @pytest.mark.filterwarnings("ignore:Downloading")
@@ -477,7 +459,7 @@ def test_a_failed_try_is_followed_by_another(bad, fetch_from):
 def test_what_no_retry_mends_is_an_error(bad, error, message, n_tries, fetch_from, tmp_path):
     with Server(bad) as server, pytest.raises(error, match="(?s)" + message):
         fetch_from(server, n_retries=2)
-    assert server.asked == n_tries
+    assert len(server.asked) == n_tries
     assert list(tmp_path.iterdir()) == []
 
 
@@ -502,7 +484,7 @@ def test_an_interrupted_download_leaves_nothing_behind(problem, fetch_from, tmp_
 
     monkeypatch.setattr(pooch.HTTPDownloader, "__call__", fail)
     with (
-        Server((200, GOOD, len(GOOD))) as server,
+        sending(GOOD) as server,
         pytest.raises(type(problem), match="left"),
     ):
         fetch_from(server)
@@ -511,7 +493,7 @@ def test_an_interrupted_download_leaves_nothing_behind(problem, fetch_from, tmp_
 
 def test_the_first_download_is_recorded_and_holds_from_then_on(fetch_from, tmp_path):
     content = archive("movielens-latest-small")
-    with Server((200, content, len(content))) as server:
+    with sending(content) as server:
         fetch_from(server, "movielens-latest-small")
     pin = tmp_path / "ml-latest-small.zip.sha256"
     assert pin.read_text() == f"{hashlib.sha256(content).hexdigest()}  ml-latest-small.zip\n"
@@ -544,6 +526,8 @@ def test_argument_beats_variable_beats_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     monkeypatch.delenv("FEDRECSK_DATA", raising=False)
     assert get_data_home() == str(tmp_path / "me" / "fedrecsk_data")
+    monkeypatch.setenv("FEDRECSK_DATA", "")
+    assert get_data_home() == str(tmp_path / "me" / "fedrecsk_data")
     monkeypatch.setenv("FEDRECSK_DATA", str(tmp_path / "variable"))
     assert get_data_home() == str(tmp_path / "variable")
     assert get_data_home(tmp_path / "argument") == str(tmp_path / "argument")
@@ -552,30 +536,12 @@ def test_argument_beats_variable_beats_home(tmp_path, monkeypatch):
         assert (tmp_path / name).is_dir()
 
 
-def test_an_empty_variable_counts_as_unset(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("FEDRECSK_DATA", "")
-    assert get_data_home() == str(tmp_path / "fedrecsk_data")
-
-
 def test_clear_deletes_archives_and_nothing_else(tmp_path):
-    keep = tmp_path / "ml-100k" / "ratings.csv.gz"
-    keep.parent.mkdir()
-    keep.touch()
-    (tmp_path / "ml-100k.zip").touch()
+    keep = put(tmp_path, "ml-100k/ratings.csv.gz", "")
+    put(tmp_path, "ml-100k.zip", "")
     clear_data_home(tmp_path)
     assert keep.exists()
     assert not (tmp_path / "ml-100k.zip").exists()
-
-
-def test_clear_removes_a_folder_that_is_empty_then(tmp_path):
-    home = Path(get_data_home(tmp_path / "home"))
-    (home / "ml-1m.zip").touch()
-    clear_data_home(home)
-    assert not home.exists()
-
-
-def test_clear_of_a_missing_folder_makes_none(tmp_path):
     clear_data_home(tmp_path / "none")
     assert not (tmp_path / "none").exists()
 

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -5,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from fedrecsk.datasets import generate, make_ratings
+from fedrecsk.datasets import generate, make_interactions, make_ratings
 
 
 def gini(counts):
@@ -95,9 +97,17 @@ def test_min_ratings_per_user(n_users, n_items, data):
     assert np.bincount(X[:, 0], minlength=n_users).min() >= minimum
 
 
-def test_same_seed_same_ratings():
-    first, second = (make_ratings(30, 40, 300, random_state=7) for _ in range(2))
-    other = make_ratings(30, 40, 300, random_state=8)
+def interactions(*size, **parameters):
+    """Interactions as a tuple, like ratings."""
+    return (make_interactions(*size, **parameters),)
+
+
+every_maker = pytest.mark.parametrize("make", [make_ratings, interactions])
+
+
+@every_maker
+def test_same_seed_same_data(make):
+    first, second, other = (make(30, 40, 300, random_state=seed) for seed in (7, 7, 8))
     for a, b, c in zip(first, second, other, strict=True):
         assert_array_equal(a, b)
         assert not np.array_equal(a, c)
@@ -201,8 +211,9 @@ def test_users_choose_what_they_like():
     assert taste[users, items].mean() > taste.mean() + 0.1
 
 
-def test_timestamps_are_sessions_in_random_order():
-    X, y = make_ratings(random_state=0)
+@pytest.mark.parametrize("make", [make_ratings, partial(interactions, drift=1.0)])
+def test_timestamps_are_sessions_in_random_order(make):
+    X, *y = make(random_state=0)
     times = X[:, 2]
     order = np.lexsort((times, X[:, 0]))
     gaps = np.diff(times[order])[np.diff(X[order, 0]) == 0]
@@ -212,17 +223,19 @@ def test_timestamps_are_sessions_in_random_order():
     assert firsts.min() >= np.datetime64("2020-01-01", "s").astype(int)
     assert 150 < np.ptp(firsts) / 86_400 < 215
     assert abs(np.corrcoef(np.arange(len(X)), times)[0, 1]) < 0.02
-    assert abs(np.corrcoef(times, y)[0, 1]) < 0.1
+    assert all(abs(np.corrcoef(times, one)[0, 1]) < 0.1 for one in y)
 
 
-def test_as_frame():
-    X, y = make_ratings(20, 15, 80, random_state=0)
-    frame, series = make_ratings(20, 15, 80, random_state=0, as_frame=True)
+@every_maker
+def test_as_frame(make):
+    X, *y = make(20, 15, 80, random_state=0)
+    frame, *series = make(20, 15, 80, random_state=0, as_frame=True)
     assert isinstance(frame, pd.DataFrame)
     assert list(frame.columns) == ["user", "item", "timestamp"]
-    assert series.name == "rating"
     assert_array_equal(frame.to_numpy(), X)
-    assert_array_equal(series.to_numpy(), y)
+    for one, values in zip(series, y, strict=True):
+        assert one.name == "rating"
+        assert_array_equal(one.to_numpy(), values)
 
 
 @pytest.mark.parametrize(
