@@ -24,7 +24,7 @@ ON_EVERY_ESTIMATOR = (
 # scikit-learn's checks of a constructor; the short form has those of a fit.
 CHECKS_OF_A_CLASS = {"check_no_attributes_set_in_init", "check_parameters_default_constructible"}
 # Each of these files is of one method or one family of methods: fast ones, and the others.
-OF_METHODS = ("tests/centralized/", "tests/federated/", "tests/neural/", "tests/test_lightfr_")
+OF_METHODS = ("tests/centralized/", "tests/federated/", "tests/neural/")
 FAST_METHODS = (
     "tests/centralized/test_bias_only.py",
     "tests/centralized/test_ease.py",

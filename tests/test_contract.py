@@ -87,12 +87,14 @@ def as_golden(Estimator, monkeypatch):
 def test_every_estimator_in_short(Estimator, toy):
     """What a class could break by itself: the full contract, below, says it of each part."""
     X, y = toy
-    items = np.append(np.unique(X[:, 1]), 5000)
+    # Rated or not, in any order.
+    items = np.append(np.unique(X[:, 1])[::-1], [7, 1004, 5000])
     clients = {"clients": X[:, 0] % 3} if Estimator in FEDERATED else {}
     model = make(Estimator, items=items)
     given = X.copy(), y.copy(), np.ones(len(y)), repr(model.get_params())
     model.fit(X, y, sample_weight=given[2], **clients)
     assert_same_fit(clone(model).fit(X[::-1], y[::-1], **reversed_rows(clients)), model)
+    assert model.item_ids_.tolist() == sorted(items)
     everybody = [*model.user_ids_, -1]
     found, scores = model.recommend(everybody, len(items), exclude_seen=False)
     assert [sorted(row) for row in found] == [sorted(items)] * len(everybody)
@@ -104,9 +106,9 @@ def test_every_estimator_in_short(Estimator, toy):
     before = model.predict(X)
     again = pickle.loads(pickle.dumps(model))
     newcomer = X[:, 0] == X[0, 0]
-    again.fold_in(X[newcomer] * [0, 1] - [7, 0], y[newcomer])
+    again.fold_in(X[newcomer] * [0, 1] - [7, 0], y[newcomer]).fold_in([[-8, 5000]], [3.0])
     np.testing.assert_array_equal(again.predict(X), before)
-    assert np.isfinite(again.predict([[-7, item] for item in items])).all()
+    assert np.isfinite(again.predict([[user, i] for user in (-7, -8) for i in items])).all()
     assert np.isfinite(model.predict([[-1, X[0, 1]], [X[0, 0], -1], [-1, -1]])).all()
     with pytest.raises(ValueError, match="is already known"):
         again.fold_in(X[newcomer], y[newcomer])
@@ -159,13 +161,6 @@ def test_ids_of_any_kind_give_the_same_model(Estimator, toy):
 
 
 @every_estimator
-def test_row_order_does_not_matter(Estimator, toy):
-    X, y = toy
-    order = np.random.default_rng(1).permutation(len(y))
-    assert_same_fit(make(Estimator).fit(X, y), make(Estimator).fit(X[order], y[order]))
-
-
-@every_estimator
 def test_a_repeated_row_is_a_weight(Estimator, toy):
     X, y = toy
     weight = np.ones(len(y))
@@ -174,6 +169,19 @@ def test_a_repeated_row_is_a_weight(Estimator, toy):
     one = make(Estimator).fit(X, y, sample_weight=weight)
     other = make(Estimator).fit(X[repeated], y[repeated])
     assert one.predict(X) == pytest.approx(other.predict(X))
+
+
+@pytest.mark.parametrize("Estimator", [e for e in ESTIMATORS if not is_regressor(e())])
+def test_somebody_must_like_something(Estimator, toy):
+    with pytest.raises(ValueError, match="No row of X has y > 0"):
+        make(Estimator).fit(toy[0], -toy[1])
+
+
+@pytest.mark.parametrize("Estimator", [e for e in ESTIMATORS if e not in FEDERATED])
+def test_clients_do_not_matter_to_central_models(Estimator, toy):
+    X, y = toy
+    plain, by_client = (make(Estimator).fit(X, y, clients=c) for c in (None, X[:, 0] % 4))
+    np.testing.assert_allclose(by_client.predict(X), plain.predict(X), rtol=1e-9)
 
 
 @representatives
@@ -240,33 +248,6 @@ def test_awkward_data_give_finite_predictions(Estimator, X, y):
     model = make(Estimator).fit(X, y)
     assert np.isfinite(model.predict(X)).all()
     assert len(np.unique(model.user_ids_)) == len({row[0] for row in X})
-
-
-# ----------------------------------------------------------------------- the catalogue
-
-
-UNRATED = [7, 1004, 5000]
-
-
-@every_estimator
-def test_items_that_nobody_has_rated_can_be_recommended(Estimator, toy):
-    X, y = toy
-    items = np.append(np.unique(X[:, 1])[::-1], UNRATED)
-    model = make(Estimator, items=items).fit(X, y)
-    assert model.item_ids_.tolist() == sorted(items)
-    assert model.n_items_ == len(items)
-    users = [X[0, 0], -1]
-    assert np.isfinite(model.predict([[user, item] for user in users for item in items])).all()
-    found, scores = model.recommend(users, len(items), exclude_seen=False)
-    assert np.isfinite(scores).all()
-    assert [sorted(row) for row in found] == [sorted(items)] * 2
-    found, _ = model.recommend(users, 3, candidates=UNRATED)
-    assert [sorted(row) for row in found] == [UNRATED] * 2
-    model.fold_in([[-1, UNRATED[0]]], [3.0])
-    assert np.isfinite(model.predict([[-1, item] for item in items])).all()
-    again = pickle.loads(pickle.dumps(clone(model).fit(X, y)))
-    np.testing.assert_array_equal(again.item_ids_, model.item_ids_)
-    np.testing.assert_array_equal(again.predict(X), model.predict(X))
 
 
 # ---------------------------------------------------------------- predict and recommend
@@ -422,6 +403,35 @@ def test_scikit_learns_callbacks_work(Estimator, toy, capsys):
     search.set_callbacks(ProgressBar()).fit(X, y)
 
 
+STEPS = [
+    *((e.__name__, "round", "n_rounds") for e in SOME if e in FEDERATED),
+    *((name, "epoch", "n_epochs") for name in ("PMF", "BiasedMF", "SVDpp")),
+    *((name, "iteration", "n_epochs") for name in ("ImplicitALS", "ImplicitBPR", "ImplicitLMF")),
+]
+
+
+@needs_callbacks
+@pytest.mark.parametrize(("name", "step", "number"), STEPS, ids=[name for name, *_ in STEPS])
+def test_every_step_is_a_task_and_a_callback_can_stop_the_fit(name, step, number, toy):
+    class Stop(Recorder):
+        def on_fit_task_end(self, estimator, context, *, X, fitted_estimator):
+            self.ended.append(context.task_name)
+            self.predictions.append(fitted_estimator.predict(X))
+            if context.task_name == step:
+                fitted_estimator.item_factors_[:] = 7
+            return context.task_id == 2
+
+    recorder, Estimator = Stop(), getattr(fedrecsk, name)
+    model = make(Estimator).set_callbacks(recorder).fit(*toy)
+    assert recorder.begun == ["fit"] + [step] * 3
+    assert recorder.ended == [step] * 3 + ["fit"]
+    assert getattr(model, f"{number}_") == 3
+    for n, predicted in enumerate(recorder.predictions[:3], start=1):
+        alone = make(Estimator, **{number: n}).fit(*toy)
+        np.testing.assert_array_equal(predicted, alone.predict(toy[0]))
+    assert_same_fit(model, alone)
+
+
 # ------------------------------------------------------------------- federated methods
 
 
@@ -435,22 +445,6 @@ def test_any_n_jobs_gives_the_same_bits(Estimator, monkeypatch):
         )
         assert_same_fit(one, three)
         assert one.communication_ == three.communication_
-
-
-@needs_callbacks
-@federated_representatives
-def test_every_round_is_a_task_and_a_callback_can_stop_the_fit(Estimator, toy):
-    class Stop(Recorder):
-        def on_fit_task_end(self, estimator, context):
-            self.ended.append(context.task_name)
-            return context.task_id == 2
-
-    recorder = Stop()
-    model = make(Estimator).set_callbacks(recorder).fit(*toy)
-    assert recorder.begun == ["fit"] + ["round"] * 3
-    assert recorder.ended == ["round"] * 3 + ["fit"]
-    assert model.n_rounds_ == 3
-    assert_same_fit(model, make(Estimator, n_rounds=3).fit(*toy))
 
 
 @federated_representatives

@@ -20,7 +20,7 @@ from fedrecsk.protocol import Message, PerClient, blocks
 from fedrecsk.protocol.personal import LazyUserFactors
 from tests.conftest import make_toy
 from tests.listed import tolerance
-from tests.test_contract import every_federated, federated_representatives, make
+from tests.test_contract import Recorder, every_federated, federated_representatives, make
 
 X, Y = make_toy(40, 15)
 EVERYBODY = np.unique(X[:, 0])
@@ -274,20 +274,12 @@ def test_parameters_that_are_set_later_do_not_matter():
     np.testing.assert_array_equal(model.user_factors_, expected)
 
 
-class Looker:
+class Looker(Recorder):
     """A callback that looks at the users."""
 
     def __init__(self):
+        super().__init__()
         self.waited, self.seen = [], []
-
-    def setup(self, estimator, context):
-        """Nothing."""
-
-    def teardown(self, estimator, context):
-        """Nothing."""
-
-    def on_fit_task_begin(self, estimator, context):
-        """Nothing."""
 
     def on_fit_task_end(self, estimator, context, *, fitted_estimator):
         self.waited.append("user_factors_" not in vars(fitted_estimator))

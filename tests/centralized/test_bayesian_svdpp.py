@@ -10,6 +10,7 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy, rmse, split
 from tests.reference import bayesian_svdpp as reference
+from tests.test_contract import Recorder
 
 NAMES = {
     "P": "P",
@@ -222,16 +223,6 @@ def test_a_seed_fixes_the_model_for_any_number_of_threads(toy):
         assert_same_model(one, quick(n_jobs=n_jobs).fit(X, y))
 
 
-def test_clients_do_not_matter(toy):
-    X, y = toy
-    plain, by_client = quick().fit(X, y), quick().fit(X, y, clients=X[:, 0] % 4)
-    assert (plain.user_ids_ != by_client.user_ids_).any()
-    for one, other in zip(
-        plain.predict(X, return_std=True), by_client.predict(X, return_std=True), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_only_relative_weights_matter_but_for_the_noise(toy):
     X, y, weights = weighted_toy()
     one = quick().fit(X, y, sample_weight=weights)
@@ -291,19 +282,7 @@ def test_a_warm_start_goes_on_where_it_ended(toy):
 
 @pytest.mark.parametrize(("stop", "n_samples"), [(2, 1), (8, 2)])
 def test_every_sweep_is_a_task_and_can_stop_the_fit(toy, stop, n_samples):
-    class Watch:
-        def __init__(self):
-            self.ended, self.predictions = [], []
-
-        def setup(self, estimator, context):
-            pass
-
-        def teardown(self, estimator, context):
-            pass
-
-        def on_fit_task_begin(self, estimator, context):
-            pass
-
+    class Watch(Recorder):
         def on_fit_task_end(self, estimator, context, *, X, fitted_estimator):
             self.ended.append(context.task_name)
             self.predictions.append(fitted_estimator.predict(X))

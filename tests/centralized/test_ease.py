@@ -67,11 +67,6 @@ def test_a_catalogue_too_large_for_the_memory_is_refused(monkeypatch, toy):
     EASE().fit(*toy)
 
 
-def test_somebody_must_like_something(toy):
-    with pytest.raises(ValueError, match="there are no positives"):
-        EASE().fit(toy[0], -toy[1])
-
-
 def test_disliked_items_are_left_out_and_say_nothing_else(toy):
     X, y = toy
     y = y - 3

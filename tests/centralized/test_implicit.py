@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_limits
 from fedrecsk import ImplicitALS, ImplicitBPR, ImplicitLMF, Popularity
 from tests.conftest import make_toy
 from tests.reference import als as reference
+from tests.test_contract import Recorder
 
 LIBRARY = {
     ImplicitALS: AlternatingLeastSquares,
@@ -200,14 +201,6 @@ def test_rows_that_are_not_positive_are_seen_and_not_liked(Estimator):
     user = X[y == 0][0, 0]
     items, _ = model.recommend([user], 1)
     assert not set(items[0]) & set(X[X[:, 0] == user, 1])
-
-
-@every_adapter
-@pytest.mark.parametrize("y", [0.0, -1.0])
-def test_nobody_likes_anything(Estimator, toy, y):
-    X, _ = toy
-    with pytest.raises(ValueError, match="No row of X has y > 0"):
-        Estimator().fit(X, np.full(len(X), y))
 
 
 def test_divergence_is_an_error_that_names_the_culprit(toy):
@@ -429,74 +422,10 @@ def test_any_kind_of_seed(Estimator, toy):
     assert (free[0] != free[1]).any()
 
 
-class Watch:
-    """A callback that stops the fit after `n` iterations, and remembers."""
-
-    def __init__(self, n=10**9):
-        self.n, self.begun, self.models = n, [], []
-
-    def setup(self, estimator, context):
-        pass
-
-    def teardown(self, estimator, context):
-        pass
-
-    def on_fit_task_begin(self, estimator, context):
-        self.begun.append(context.task_name)
-
-    def on_fit_task_end(self, estimator, context, *, fitted_estimator):
-        if context.task_name == "iteration":
-            self.models.append(fitted_estimator)
-        return len(self.models) == self.n
-
-
-@every_adapter
-def test_every_iteration_is_a_step_with_a_model(Estimator, toy):
-    watch = Watch()
-    Estimator(4, n_epochs=4, random_state=0).set_callbacks(watch).fit(*toy)
-    assert watch.begun == ["fit"] + ["iteration"] * 4
-    for n, model in enumerate(watch.models, start=1):
-        assert model.n_epochs_ == n
-        assert_same_factors(model, Estimator(4, n_epochs=n, random_state=0).fit(*toy))
-
-
-@every_adapter
-def test_a_callback_can_stop_the_fit(Estimator, toy):
-    watch = Watch(3)
-    model = Estimator(4, n_epochs=8, random_state=0).set_callbacks(watch).fit(*toy)
-    assert watch.begun == ["fit"] + ["iteration"] * 3
-    assert model.n_epochs_ == 3
-    expected = Estimator(4, n_epochs=3, random_state=0).fit(*toy)
-    assert_same_factors(model, expected)
-    newcomer = ([[-1, toy[0][0, 1]]], [1.0])
-    one, other = (m.recommend([-1], 3, interactions=newcomer)[1] for m in (model, expected))
-    np.testing.assert_array_equal(one, other)
-
-
 def test_an_error_in_a_callback_is_not_swallowed(toy):
-    class Broken(Watch):
+    class Broken(Recorder):
         def on_fit_task_end(self, estimator, context):
             raise RuntimeError("broken callback")
 
     with pytest.raises(RuntimeError, match="broken callback"):
         ImplicitALS(4).set_callbacks(Broken()).fit(*toy)
-
-
-@every_adapter
-def test_scoring_monitor_sees_every_iteration(Estimator, toy):
-    callback = pytest.importorskip("sklearn.callback")
-    monitor = callback.ScoringMonitor(scoring="neg_mean_squared_error")
-    model = Estimator(4, n_epochs=5, random_state=0).set_callbacks(monitor).fit(*toy)
-    logs = monitor.get_logs().data
-    values = [row["neg_mean_squared_error"] for row in logs if row["task_name"] == "iteration"]
-    X, y = toy
-    assert len(values) == 5
-    assert values[-1] == pytest.approx(-np.mean((model.predict(X) - y) ** 2))
-
-
-@pytest.mark.parametrize("Estimator", [ImplicitALS, ImplicitBPR, ImplicitLMF])
-def test_clients_change_nothing(Estimator):
-    X, y = make_toy(30, 12)
-    alone = Estimator(n_factors=4, random_state=0).fit(X, y)
-    grouped = Estimator(n_factors=4, random_state=0).fit(X, y, clients=X[:, 0] % 3)
-    np.testing.assert_array_equal(grouped.predict(X), alone.predict(X))

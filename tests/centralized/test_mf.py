@@ -143,18 +143,6 @@ def test_a_seed_fixes_the_model(Estimator, toy):
 
 
 @every_method
-@pytest.mark.parametrize("early_stopping", [False, True])
-def test_clients_do_not_matter(Estimator, toy, early_stopping):
-    X, y = toy
-    options = {"early_stopping": early_stopping, "random_state": 0}
-    plain = Estimator(4, **options).fit(X, y)
-    by_client = Estimator(4, **options).fit(X, y, clients=X[:, 0] % 4)
-    assert (plain.user_ids_ != by_client.user_ids_).any()
-    np.testing.assert_array_equal(plain.item_factors_, by_client.item_factors_)
-    np.testing.assert_array_equal(plain.predict(X), by_client.predict(X))
-
-
-@every_method
 def test_a_weight_is_a_repetition(Estimator):
     X, y, _ = weighted_toy()
     times = np.random.default_rng(1).integers(0, 4, len(y))
@@ -263,35 +251,6 @@ def test_a_warm_start_goes_on_where_it_ended(Estimator, toy, early_stopping):
         warm.set_params(n_epochs=6).fit(X, y + 1)
     with pytest.raises(ValueError, match="reg has changed from"):
         warm.set_params(reg=9).fit(X, y)
-
-
-@every_method
-def test_every_epoch_is_a_task_and_can_stop_the_fit(Estimator, toy):
-    class Watch:
-        def __init__(self):
-            self.ended, self.predictions = [], []
-
-        def setup(self, estimator, context):
-            pass
-
-        def teardown(self, estimator, context):
-            pass
-
-        def on_fit_task_begin(self, estimator, context):
-            pass
-
-        def on_fit_task_end(self, estimator, context, *, X, fitted_estimator):
-            self.ended.append(context.task_name)
-            self.predictions.append(fitted_estimator.predict(X))
-            fitted_estimator.item_factors_[:] = 7
-            return len(self.ended) == 3
-
-    watch = Watch()
-    stopped = Estimator(4, random_state=0).set_callbacks(watch).fit(*toy)
-    assert watch.ended == ["epoch"] * 3 + ["fit"]
-    alone = Estimator(4, random_state=0, n_epochs=3).fit(*toy)
-    np.testing.assert_array_equal(watch.predictions[2], alone.predict(toy[0]))
-    assert stopped.n_epochs_ == 3
 
 
 # --------------------------------------------------------------------- who is not in fit

@@ -9,7 +9,7 @@ from fedrecsk import FCF, Federation, GlobSGD
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._wmf import ImplicitMF
-from fedrecsk.privacy import LaplaceMechanism, Paillier
+from fedrecsk.privacy import Paillier
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.test_wmf import dense, first_items
 from tests.federated.turns import IDLE, SETTINGS, turns_of
@@ -163,14 +163,6 @@ def test_an_encrypted_fit_is_the_plain_one(toy):
     assert secret.encryption_.n_encrypted == 5 * 12
     with pytest.raises(ValueError, match='cannot be added encrypted; set upload="all"'):
         make(upload="local", federation=setting).fit(X)
-
-
-def test_what_does_not_go_together_is_refused(toy):
-    X, _ = toy
-    with pytest.raises(ValueError, match="has no local_dp"):
-        FCF(federation=Federation(local_dp=LaplaceMechanism(1, 1))).fit(X)
-    with pytest.raises(ValueError, match="No row of X has y > 0"):
-        FCF().fit(X, np.zeros(len(X)))
 
 
 def test_quality(ml100k):

@@ -14,7 +14,7 @@ from fedrecsk.federated._gram import FederatedGram, items_above_noise, signal
 from fedrecsk.federated._wmf import WMFUsers
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
-from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
+from fedrecsk.privacy import CKKS, CentralDP, Paillier
 from fedrecsk.protocol import blocks
 from tests.conftest import make_toy
 from tests.federated.turns import turns_of
@@ -150,7 +150,6 @@ def test_poisoned_clients_do_not_break_the_server(Estimator):
 @pytest.mark.parametrize(
     ("federation", "parameters", "message"),
     [
-        ({"local_dp": LaplaceMechanism(1, 1)}, {}, "has no local_dp"),
         ({"compression": Quantization("int8")}, {}, "has nothing to compress"),
         ({"adversary": Promotion(0.2, item=1003)}, {}, "no rows of items.*set strength=1"),
         ({"secure_aggregation": CKKS()}, {"upload": "local"}, 'set upload="all" or "auto"'),

@@ -239,12 +239,6 @@ def test_bad_layers_are_named(toy, layers):
         NCF(layers=layers).fit(*toy)
 
 
-def test_data_without_positives_are_refused(toy):
-    X, y = toy
-    with pytest.raises(ValueError, match="No row of X has y > 0"):
-        NCF().fit(X, -y)
-
-
 def test_divergence_is_named(toy):
     with pytest.raises(ValueError, match=r"NCF diverged: .*learning_rate"):
         NCF(learning_rate=1e15, loss="squared").fit(*toy)
