@@ -13,6 +13,7 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.deployment.coordinator import Coordinator
 from fedrecsk.deployment.exchanges import Carrier, Reply
 from fedrecsk.deployment.node import Node
+from fedrecsk.deployment.records import unpack
 from fedrecsk.deployment.store import Store
 from fedrecsk.protocol.keys import Key
 
@@ -70,6 +71,24 @@ class InProcess(Carrier):
 
     def pause(self):
         pass
+
+
+def spoil(coordinator, change, *, kind="round", node=None, number=None):
+    """Let `change` make others of the replies of a kind, of one node or round if they are named.
+
+    It is given a reply's bytes; None in their place: the reply is lost.
+    """
+
+    def tamper(request, reply):
+        asked = unpack(request.content)[0].get("number")
+        meant = request.kind == kind and node in (None, request.node) and number in (None, asked)
+        return change(reply) if meant else reply
+
+    coordinator.exchanges.carrier.tamper = tamper
+
+
+def lose(reply):
+    """The reply does not arrive."""
 
 
 def simulated_key(estimator):

@@ -21,7 +21,7 @@ from fedrecsk.deployment.node import Node
 from fedrecsk.deployment.records import pack, unpack
 from fedrecsk.deployment.store import Store
 from tests.conftest import make_toy
-from tests.deployment.in_process import coordinator, make_nodes, prepared
+from tests.deployment.in_process import coordinator, lose, make_nodes, prepared, spoil
 
 X, Y = make_toy()
 SILOS = X[:, 0] % 3
@@ -61,11 +61,7 @@ def test_a_round_goes_on_with_a_quorum(tmp_path):
 
 def test_too_few_answers_end_the_app_but_not_the_fit(tmp_path):
     one, nodes = a_fit(tmp_path)
-    lost = max(nodes)
-    carrier = one.exchanges.carrier
-    carrier.tamper = lambda request, reply: (
-        None if request.kind == "round" and request.node == lost else reply
-    )
+    spoil(one, lose, node=max(nodes))
     with pytest.raises(NotEnough, match=r"2 of 3 clients .* but 3 must. Without an answer: \d\."):
         one.run()
     again = coordinator(small(), nodes, tmp_path)
@@ -106,7 +102,7 @@ def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path, monkeypatch, kind
 
 def test_a_checkpoint_of_other_parameters_is_refused(tmp_path):
     one, nodes = a_fit(tmp_path, quorum=1.0)
-    one.exchanges.carrier.tamper = lambda request, reply: None if request.kind == "round" else reply
+    spoil(one, lose)
     with pytest.raises(NotEnough):
         one.run()
     with pytest.raises(ValueError, match=r"has not ended.* in n_factors; .*remove the file"):
@@ -178,15 +174,7 @@ CHANGES = [another_client, a_fractional_client, another_round, twice, another_fi
 @pytest.mark.parametrize("change", CHANGES)
 def test_malformed_and_duplicate_uploads_are_rejected_and_counted(tmp_path, change, caplog):
     one, nodes = a_fit(tmp_path)
-    bad = max(nodes)
-
-    def spoil(request, reply):
-        number = unpack(request.content)[0].get("number")
-        if (request.kind, request.node, number) == ("round", bad, 1):
-            return changed(reply, change)
-        return reply
-
-    one.exchanges.carrier.tamper = spoil
+    spoil(one, lambda reply: changed(reply, change), node=max(nodes), number=1)
     with caplog.at_level(logging.WARNING):
         server = one.run()
     assert [entry["rejected"] for entry in rounds(server)] == [0, 1, 0]
@@ -194,30 +182,26 @@ def test_malformed_and_duplicate_uploads_are_rejected_and_counted(tmp_path, chan
     assert any("it sends" in r.message or "'else'" in r.message for r in caplog.records)
 
 
+def with_nan(reply):
+    head, arrays = unpack(reply)
+    return pack(head, {name: values * np.nan for name, values in arrays.items()})
+
+
 def test_nan_in_uploads_is_rejected_and_counted(tmp_path):
     one, nodes = a_fit(tmp_path)
-
-    def spoil(request, reply):
-        if request.kind == "round" and request.node == max(nodes):
-            head, arrays = unpack(reply)
-            return pack(head, {name: values * np.nan for name, values in arrays.items()})
-        return reply
-
-    one.exchanges.carrier.tamper = spoil
+    spoil(one, with_nan, node=max(nodes))
     assert [entry["rejected"] for entry in rounds(one.run())] == [1, 1, 1]
 
 
 def enlarge(one, node, factor):
     """Let a node send numbers of this size in round 1."""
 
-    def spoil(request, reply):
-        if request.node != node or unpack(request.content)[0].get("number") != 1:
-            return reply
+    def enlarged(reply):
         head, arrays = unpack(reply)
         reals = {name for name, values in arrays.items() if values.dtype.kind == "f"}
         return pack(head, {n: v * 0 + factor if n in reals else v for n, v in arrays.items()})
 
-    one.exchanges.carrier.tamper = spoil
+    spoil(one, enlarged, node=node, number=1)
 
 
 def implicit(Estimator):
@@ -262,26 +246,21 @@ def test_a_model_to_which_no_user_can_be_fitted_names_no_client(tmp_path):
 
 def test_bytes_that_are_no_message_are_no_answer(tmp_path, caplog):
     one, nodes = a_fit(tmp_path, quorum=0.6)
-    one.exchanges.carrier.tamper = lambda request, reply: (
-        b"junk" if request.kind == "round" and request.node == max(nodes) else reply
-    )
+    spoil(one, lambda reply: b"junk", node=max(nodes))
     server = one.run()
     assert [entry["dropped"] for entry in rounds(server)] == [1, 1, 1]
     assert "not a message of this version" in caplog.text
 
 
 def test_a_round_of_nothing_but_nan_leaves_the_model_as_it_is(tmp_path, caplog):
-    one, nodes = a_fit(tmp_path, quorum=0.3)
-    bad = max(nodes)
-
-    def spoil(request, reply):
-        if request.kind != "round" or unpack(request.content)[0]["number"] != 1:
-            return reply
-        head, arrays = unpack(reply)
-        broken = pack(head, {name: values * np.nan for name, values in arrays.items()})
-        return broken if request.node == bad else None
-
-    one.exchanges.carrier.tamper = spoil
+    one, _ = a_fit(tmp_path, quorum=0.3)
+    asked = []
+    # The first to answer sends NaN, and the others nothing.
+    spoil(
+        one,
+        lambda reply: asked.append(reply) or (with_nan(reply) if len(asked) == 1 else None),
+        number=1,
+    )
     server = one.run()
     assert [entry["messages_up"] for entry in rounds(server)] == [3, 0, 3]
     assert "All 1 uploads of round 1 held NaN" in caplog.text
@@ -302,22 +281,14 @@ def test_an_aggregator_that_does_not_suit_the_uploads_is_refused_at_once(tmp_pat
 
 def test_a_malformed_answer_to_the_set_up_ends_the_run(tmp_path):
     one, nodes = a_fit(tmp_path)
-    one.exchanges.carrier.tamper = lambda request, reply: (
-        changed(reply, another_client)
-        if request.kind == "setup" and request.node == max(nodes)
-        else reply
-    )
+    spoil(one, lambda reply: changed(reply, another_client), kind="setup", node=max(nodes))
     with pytest.raises(NotEnough, match="1 answers to set-up exchange 0 were malformed"):
         one.run()
 
 
 def test_malformed_validation_losses_are_counted(tmp_path):
     one, nodes = a_fit(tmp_path, small().set_params(early_stopping=True, n_rounds=3))
-    one.exchanges.carrier.tamper = lambda request, reply: (
-        changed(reply, another_client)
-        if request.kind == "validate" and request.node == max(nodes)
-        else reply
-    )
+    spoil(one, lambda reply: changed(reply, another_client), kind="validate", node=max(nodes))
     ledger = one.run().communication_
     assert sum(entry["rejected"] for entry in ledger.entries) == 3
 
@@ -483,17 +454,15 @@ def test_a_node_whose_data_cannot_be_read_at_first_is_asked_again(tmp_path):
 
 def test_a_lost_registration_is_asked_for_again(tmp_path):
     one, nodes = a_fit(tmp_path)
-    lost = []
+    seen = []
 
-    def lose(request, reply):
-        if request.kind == "register" and request.node == max(nodes) and len(lost) < 2:
-            lost.append(request)
-            return None
-        return reply
+    def lose_two(reply):
+        seen.append(reply)
+        return None if len(seen) <= 2 else reply
 
-    one.exchanges.carrier.tamper = lose
+    spoil(one, lose_two, kind="register", node=max(nodes))
     assert one.run().n_rounds_ == 3
-    assert len(lost) == 2
+    assert len(seen) == 3
 
 
 @pytest.mark.parametrize("before", ["setup", "round"])
@@ -548,11 +517,7 @@ def test_a_node_that_has_lost_the_model_it_has_measured_gets_it_again(tmp_path, 
 
 def test_a_node_that_says_that_it_lacks_what_it_was_just_sent_is_not_asked_for_ever(tmp_path):
     one, nodes = a_fit(tmp_path, quorum=0.6)
-    one.exchanges.carrier.tamper = lambda request, reply: (
-        pack({"lacks": "model"}, {})
-        if request.kind == "round" and request.node == max(nodes)
-        else reply
-    )
+    spoil(one, lambda reply: pack({"lacks": "model"}, {}), node=max(nodes))
     assert [entry["dropped"] for entry in rounds(one.run())] == [1, 1, 1]
 
 

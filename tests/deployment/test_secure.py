@@ -17,7 +17,7 @@ from fedrecsk.deployment.records import pack, unpack
 from fedrecsk.deployment.store import Store
 from fedrecsk.privacy import CKKS, Paillier
 from tests.conftest import make_toy
-from tests.deployment.in_process import InProcess, prepared, simulated_key
+from tests.deployment.in_process import InProcess, lose, prepared, simulated_key, spoil
 
 X, Y = make_toy()
 SILOS = X[:, 0] % 3
@@ -109,9 +109,7 @@ def test_lost_answers_and_a_server_that_starts_again(tmp_path):
     again = coordinator(estimator, nodes, tmp_path)
     assert again.is_resumed
     assert again.server.round == 1
-    again.exchanges.carrier.tamper = lambda request, reply: (
-        None if request.kind == "round" and request.node == 100 else reply
-    )
+    spoil(again, lose, node=100)
     records = again.run()
     dropped = [e["dropped"] for e in records.communication_.entries if e["phase"] == "round"]
     assert dropped == [0, 1, 1]
@@ -179,9 +177,7 @@ def test_spoilt_uploads_do_not_end_the_fit(spoilt, rejected, tmp_path):
     estimator = secure(FedMF(3, **SMALL))
     nodes = nodes_of(estimator, tmp_path)
     one = coordinator(estimator, nodes, tmp_path)
-    one.exchanges.carrier.tamper = lambda request, reply: (
-        spoilt(reply) if request.kind == "round" and request.node == 101 else reply
-    )
+    spoil(one, spoilt, node=101)
     with warnings.catch_warnings(record=True) as caught:
         records = one.run()
     rounds = [e for e in records.communication_.entries if e["phase"] == "round"]
@@ -298,13 +294,7 @@ def test_a_node_cannot_ask_for_deleted_sums(tmp_path, caplog):
     estimator = secure(FedMF(3, **SMALL))
     nodes = nodes_of(estimator, tmp_path)
     one = coordinator(estimator, nodes, tmp_path, quorum=0.6)
-    one.exchanges.carrier.tamper = lambda request, reply: (
-        pack({"lacks": "message"}, {})
-        if request.kind == "round"
-        and request.node == 101
-        and unpack(request.content)[0]["number"] == 2
-        else reply
-    )
+    spoil(one, lambda reply: pack({"lacks": "message"}, {}), node=101, number=2)
     records = one.run()
     assert one.server.totals.message.first > 0
     rejected = [e["rejected"] for e in records.communication_.entries if e["phase"] == "round"]
