@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import Federation, FedMF, GlobSGD, LocALS, LocSGD, RFRec, RFRecF
+from fedrecsk import Federation, FedMF, LocALS, RFRec
 from fedrecsk.aggregation import (
     Aggregator,
     CoordinateMedian,
@@ -37,8 +37,6 @@ from fedrecsk.updates import (
 from tests.conftest import make_toy
 from tests.reference import aggregation as reference
 
-METHODS = [RFRec, RFRecF, LocALS, LocSGD, GlobSGD]
-every_method = pytest.mark.parametrize("Estimator", METHODS)
 EVERYTHING = slice(None)
 
 
@@ -105,46 +103,6 @@ def test_rows_that_a_client_does_not_send_count_as_unchanged():
     np.testing.assert_array_equal(total, 3 * np.array([[1.0, 1], [0, 0], [2, 2]]))
 
 
-def attributes_of(model):
-    return [model.item_factors_, model.user_factors_]
-
-
-NEUTRAL = [NormClipping(1e9), TrimmedMean(0.0)]
-
-
-@every_method
-@pytest.mark.parametrize("aggregator", NEUTRAL, ids=str)
-@pytest.mark.parametrize("setting", [{}, {"dropout": 0.3}], ids=str)
-def test_an_aggregator_that_clips_and_trims_nothing_changes_nothing(
-    Estimator, aggregator, setting, monkeypatch
-):
-    monkeypatch.setattr(Estimator, "_dtype", np.float64)
-    X, y = make_toy(n_users=20, density=0.9)
-    groups = X[:, 0] % 5
-    model = Estimator(n_rounds=4, random_state=0, federation=Federation(**setting))
-    plain = clone(model).fit(X, y, clients=groups)
-    clipped = model.set_params(federation__aggregator=aggregator).fit(X, y, clients=groups)
-    for a, b in zip(attributes_of(plain), attributes_of(clipped), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-9)
-    assert plain.communication_ == clipped.communication_
-
-
-@pytest.mark.sampled
-@every_method
-@pytest.mark.parametrize(
-    "aggregator", [NormClipping(), CoordinateMedian(), TrimmedMean(), Krum()], ids=str
-)
-def test_every_aggregator_serves_every_method(Estimator, aggregator):
-    X, y = make_toy(n_users=20, density=0.9)
-    federation = Federation(aggregator=aggregator)
-    model = Estimator(n_rounds=3, random_state=0, federation=federation)
-    model.fit(X, y, clients=X[:, 0] % 6)
-    assert np.isfinite(model.predict(X)).all()
-    again = clone(model).set_params(n_jobs=2).fit(X, y, clients=X[:, 0] % 6)
-    for a, b in zip(attributes_of(model), attributes_of(again), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_noise_of_local_privacy_comes_before_the_aggregator():
     X, y = make_toy(n_users=20, density=0.9)
     noisy = LaplaceMechanism(clip=0.2, scale=0.1)
@@ -180,15 +138,6 @@ def test_rounds_with_too_few_uploads_for_krum_change_nothing():
     model = LocALS(random_state=0, federation=federation)
     a, b = (clone(model).set_params(n_rounds=n).fit(X).item_factors_ for n in (1, 3))
     np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize(
-    "aggregator", [NormClipping(0), NormClipping("mean"), TrimmedMean(0.5), Krum(-1)], ids=str
-)
-def test_parameters_are_checked(aggregator):
-    X, _ = make_toy()
-    with pytest.raises(ValueError, match=f"parameter of {type(aggregator).__name__} must be"):
-        LocALS(federation=Federation(aggregator=aggregator)).fit(X)
 
 
 # ------------------------------------------------------------------ defences by row and by whole

@@ -563,21 +563,6 @@ def phases_of(model):
 
 
 @every_federated
-@pytest.mark.parametrize(
-    ("mode", "sampling"), [("upload", "random"), ("stale", "rotating"), ("offline", "random")]
-)
-def test_any_setting_gives_finite_predictions(Estimator, toy, mode, sampling):
-    X, y = toy
-    federation = fedrecsk.Federation(dropout=0.8, dropout_mode=mode, sampling=sampling)
-    model = make(Estimator, n_rounds=4, client_fraction=0.2, federation=federation).fit(X, y)
-    assert np.isfinite(model.predict(X)).all()
-    ledger = model.communication_
-    assert phases_of(model) == ["round"] * 4 + ["final"]
-    assert sum(e["bytes_up"] for e in ledger.entries) == ledger.client_bytes_up.sum()
-    assert sum(e["bytes_down"] for e in ledger.entries) == ledger.client_bytes_down.sum()
-
-
-@every_federated
 def test_early_stopping_keeps_the_best_round(Estimator):
     X, y = make_toy(60, 20)
     y = np.random.default_rng(0).normal(size=len(y))

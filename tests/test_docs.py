@@ -1,13 +1,9 @@
 """The worked method of docs/add_a_method.md, and what the documentation site takes in."""
 
-import importlib.util
-import pickle
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedrecsk import BiasOnly, Federation
 from fedrecsk.compression import TopK
@@ -16,26 +12,13 @@ from fedrecsk.privacy import LaplaceMechanism, Paillier
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy, rmse, split
+from tests.test_testing import Ridge
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 
 
-def _worked_method():
-    name = "fedrecsk_worked_method"
-    path = next(path for path in EXAMPLES if path.stem == "add_a_method")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    # Pickling looks the class up by its module's name.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module.FederatedRidge
-
-
-FederatedRidge = _worked_method()
-
-
 def make(**parameters):
-    return FederatedRidge(**{"n_factors": 3, "n_rounds": 5, "random_state": 0} | parameters)
+    return Ridge(**{"n_factors": 3, "n_rounds": 5, "random_state": 0} | parameters)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -46,11 +29,6 @@ def test_an_example_begins_with_its_question_which_titles_its_page(path):
 
 
 # ------------------------------------------------------------------------ the worked method
-
-
-@parametrize_with_checks([FederatedRidge(n_rounds=3)])
-def test_the_worked_method_is_scikit_learn_compatible(estimator, check):
-    check(estimator)
 
 
 def naive(X, y, weight, clients, model, lost):
@@ -99,34 +77,19 @@ def test_the_worked_method_equals_a_loop_over_clients(size, n_clients, dropout, 
     weight = np.random.default_rng(2).uniform(0.5, 2, len(y))
     clients = np.unique(X[:, 0], return_inverse=True)[1] % n_clients
     lost = set()
-    spy = FederatedRidge._client_update
+    spy = Ridge._client_update
 
     def update(self, block, state, message, turn, key):
         lost.update((key.round, int(c)) for c in block.clients[~turn.delivers])
         return spy(self, block, state, message, turn, key)
 
-    monkeypatch.setattr(FederatedRidge, "_client_update", update)
+    monkeypatch.setattr(Ridge, "_client_update", update)
     monkeypatch.setattr(blocks, "block_size", lambda data: size)
     model = make(federation=Federation(dropout=dropout))
     model.fit(X, y, clients=clients, sample_weight=weight)
     assert bool(lost) == (dropout > 0)
     expected = naive(X, y, weight, clients, model, lost)
     assert model.predict(X) == pytest.approx(expected, abs=1e-10)
-
-
-def test_the_worked_method_is_the_same_for_any_n_jobs_and_after_pickling(monkeypatch):
-    X, y = make_toy()
-    monkeypatch.setattr(blocks, "block_size", lambda data: 15)
-    one, two = (make(client_fraction=0.5, n_jobs=n).fit(X, y) for n in (1, 2))
-    np.testing.assert_array_equal(one.item_factors_, two.item_factors_)
-    np.testing.assert_array_equal(one.user_factors_, two.user_factors_)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(one)).predict(X), one.predict(X))
-
-
-def test_the_worked_method_goes_on_where_it_stopped():
-    X, y = make_toy()
-    going_on = make(n_rounds=2, warm_start=True).fit(X, y).set_params(n_rounds=5).fit(X, y)
-    np.testing.assert_array_equal(going_on.item_factors_, make().fit(X, y).item_factors_)
 
 
 def test_the_worked_method_sends_what_the_page_says():
@@ -141,7 +104,7 @@ def test_the_worked_method_sends_what_the_page_says():
 def test_the_worked_method_beats_biases():
     X, y = make_ratings(n_users=600, n_items=300, n_ratings=40_000, random_state=1)
     X_train, y_train, X_test, y_test = split(X, y, seed=0)
-    model = FederatedRidge(n_rounds=15, random_state=0).fit(X_train, y_train)
+    model = Ridge(n_rounds=15, random_state=0).fit(X_train, y_train)
     assert rmse(model, X_test, y_test) < rmse(BiasOnly().fit(X_train, y_train), X_test, y_test)
 
 

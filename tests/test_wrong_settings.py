@@ -191,6 +191,7 @@ def test_numbers_that_do_not_fit_into_float16_are_named():
         ("'fraction' parameter of SignFlip", lambda v: {"adversary": SignFlip(v)}),
         ("'max_norm' parameter of NormClipping", lambda v: {"aggregator": NormClipping(v)}),
         ("'trim' parameter of TrimmedMean", lambda v: {"aggregator": TrimmedMean(v or -1)}),
+        ("'trim' parameter of TrimmedMean", lambda v: {"aggregator": TrimmedMean(0.5)}),
         ("'n_attackers' parameter of Krum", lambda v: {"aggregator": Krum(v or -1)}),
         ("'clip' parameter of Laplace", lambda v: {"local_dp": LaplaceMechanism(v, 0.1)}),
         ("'scale' parameter of Laplace", lambda v: {"local_dp": LaplaceMechanism(0.5, v or -1)}),

@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -6,8 +8,14 @@ from benchmarks._variants import variant
 from fedrecsk import Federation, FedMF, GlobSGD, LocALS, RFRec
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import (
+    ALIE,
+    PIECK,
+    PSMU,
+    AHum,
     Fang,
+    FedRecAttack,
     LabelFlip,
+    MinMax,
     PipAttack,
     Promotion,
     RandomDirection,
@@ -19,34 +27,41 @@ from fedrecsk.metrics import exposure
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy
 
-ATTACKS = [RandomUpload(), SignFlip(), RandomDirection(), LabelFlip(), Promotion(item=1003)]
-every_attack = pytest.mark.parametrize("adversary", ATTACKS, ids=str)
+ATTACKS = [
+    RandomUpload(),
+    SignFlip(),
+    RandomDirection(),
+    LabelFlip(),
+    Promotion(item=1003),
+    ALIE(z=5.0),
+    MinMax(),
+    Fang(),
+    PipAttack(item=1003, n_popular=3),
+    FedRecAttack(item=1003, public_fraction=0.3, n_best=3),
+    AHum(item=1003, n_users=10),
+    PIECK(item=1003, n_popular=3),
+    PIECK(item=1003, n_popular=3, variant="uea"),
+    PSMU(item=1003, n_best=3),
+]
 
 
 @pytest.mark.parametrize("Estimator", [RFRec, LocALS])
-@every_attack
-def test_every_attack_changes_the_model_and_is_reproducible(Estimator, adversary, toy):
+@pytest.mark.parametrize("adversary", ATTACKS, ids=str)
+def test_every_attack_changes_the_model_is_reproducible_and_goes_on(Estimator, adversary, toy):
     X, y = toy
-    model = Estimator(n_rounds=3, random_state=0, federation=Federation())
+    model = Estimator(4, n_rounds=4, random_state=0, federation=Federation())
     honest = clone(model).fit(X, y)
     model.set_params(federation__adversary=clone(adversary).set_params(fraction=0.25))
     attacked, again = clone(model).fit(X, y), clone(model).set_params(n_jobs=2).fit(X, y)
+    started = clone(model).set_params(n_rounds=2, warm_start=True).fit(X, y)
+    going_on = pickle.loads(pickle.dumps(started)).set_params(n_rounds=4).fit(X, y)
     assert not hasattr(honest, "compromised_clients_")
     assert len(attacked.compromised_clients_) == 3
     assert np.abs(attacked.item_factors_ - honest.item_factors_).max() > 1e-6
-    np.testing.assert_array_equal(attacked.item_factors_, again.item_factors_)
-    np.testing.assert_array_equal(attacked.user_factors_, again.user_factors_)
-
-
-@every_attack
-def test_warm_start_continues_with_the_same_attackers(adversary, toy):
-    X, _ = toy
-    model = LocALS(n_rounds=2, random_state=0, warm_start=True)
-    model.set_params(federation=Federation(adversary=adversary)).fit(X)
-    continued = model.set_params(n_rounds=5).fit(X)
-    whole = clone(model).set_params(warm_start=False).fit(X)
-    np.testing.assert_array_equal(continued.item_factors_, whole.item_factors_)
-    np.testing.assert_array_equal(continued.compromised_clients_, whole.compromised_clients_)
+    for same in (again, going_on):
+        np.testing.assert_array_equal(attacked.item_factors_, same.item_factors_)
+        np.testing.assert_array_equal(attacked.user_factors_, same.user_factors_)
+        np.testing.assert_array_equal(attacked.compromised_clients_, same.compromised_clients_)
 
 
 def gradients(X, federation, **parameters):
@@ -175,7 +190,6 @@ def test_exposure_counts_users_without_the_item(toy):
     [
         (RandomUpload(1.0), r"'fraction' parameter of RandomUpload must be"),
         (RandomUpload(0), r"'fraction' parameter of RandomUpload must be"),
-        (RandomUpload(strength=-1), "'strength' parameter"),
         (SignFlip(clients=[1, 2]), "names 1, which is not a client of this fit"),
         (SignFlip(clients=100 + 7 * np.arange(12)), "would control all 12 clients"),
         (SignFlip(0.99), "would control all 12 clients"),

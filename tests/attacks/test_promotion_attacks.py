@@ -1,7 +1,6 @@
 """Attacks that promote an item: their moves, and what becomes of them in each method."""
 
 import copy
-import pickle
 import warnings
 from dataclasses import replace
 
@@ -59,7 +58,6 @@ ATTACKS = [
     PIECK(n_popular=3, variant="uea"),
     PSMU(n_best=3),
 ]
-every_attack = pytest.mark.parametrize("attack", ATTACKS, ids=repr)
 
 
 class Watched:
@@ -419,21 +417,6 @@ def test_unknown_popular_items_are_named():
 def test_strength_must_be_positive(attack):
     with pytest.raises(ValueError, match="strength"):
         fitted(clone(attack).set_params(item=TARGET, strength=0.0))
-
-
-@every_attack
-def test_attacks_are_reproducible_and_go_on_after_a_pickle(attack):
-    model = RFRec(4, n_rounds=4, random_state=0)
-    honest = clone(model).fit(X, Y).item_factors_
-    adversary = clone(attack).set_params(item=TARGET, fraction=0.2)
-    model.set_params(federation=Federation(adversary=adversary))
-    attacked = clone(model).fit(X, Y).item_factors_
-    again = clone(model).set_params(n_jobs=2).fit(X, Y).item_factors_
-    np.testing.assert_array_equal(again, attacked)
-    assert np.abs(attacked[5] - honest[5]).max() > 1e-4
-    started = clone(model).set_params(n_rounds=2, warm_start=True).fit(X, Y)
-    going_on = pickle.loads(pickle.dumps(started)).set_params(n_rounds=4).fit(X, Y)
-    np.testing.assert_array_equal(going_on.item_factors_, attacked)
 
 
 @pytest.mark.parametrize("Attack", [PipAttack, PIECK, AHum])

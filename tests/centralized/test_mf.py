@@ -134,24 +134,6 @@ def test_the_literal_decay_of_implicit_vectors_is_the_papers(monkeypatch):
 
 
 @every_method
-def test_a_seed_fixes_the_model(Estimator, toy):
-    X, y = toy
-    one = Estimator(4, random_state=5).fit(X, y)
-    assert_same_model(one, Estimator(4, random_state=5).fit(X[::-1], y[::-1]))
-    assert_same_model(one, Estimator(4, random_state=np.random.RandomState(5)).fit(X, y))
-    assert (one.item_factors_ != Estimator(4, random_state=6).fit(X, y).item_factors_).any()
-
-
-@every_method
-def test_a_weight_is_a_repetition(Estimator):
-    X, y, _ = weighted_toy()
-    times = np.random.default_rng(1).integers(0, 4, len(y))
-    weighted = Estimator(4, random_state=0).fit(X, y, sample_weight=times)
-    repeated = Estimator(4, random_state=0).fit(np.repeat(X, times, axis=0), np.repeat(y, times))
-    assert_same_model(weighted, repeated)
-
-
-@every_method
 def test_ratings_on_another_scale_give_the_same_model(Estimator, toy):
     X, y = toy
     stars = Estimator(4, random_state=0).fit(X, y).predict(X)

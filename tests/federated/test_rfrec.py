@@ -9,7 +9,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
-from tests.federated.turns import PLAIN_SETTINGS, key_of, turns_of
+from tests.federated.turns import SETTINGS, key_of, turns_of
 from tests.reference import rfrec as reference
 
 BOTH = pytest.mark.parametrize("Estimator", [RFRec, RFRecF])
@@ -110,11 +110,8 @@ def test_equals_the_naive_reference(Estimator, parameters, n_clients, toy):
     assert_equals_reference(make(Estimator, **parameters), X, y, sample_weight=weight, **setting)
 
 
-SETTINGS = [{"federation": Federation(dropout=0.9)}, *PLAIN_SETTINGS]
-
-
 @BOTH
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("setting", [{"federation": Federation(dropout=0.9)}, *SETTINGS], ids=str)
 @pytest.mark.parametrize("aggregation", ["clients", "holders"])
 def test_equals_the_naive_reference_in_any_setting(Estimator, setting, aggregation, toy):
     X, y = toy

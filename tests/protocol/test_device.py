@@ -77,22 +77,6 @@ def deployed(method, X, y, seed, secret=None):
     return [device.fitted(final, server.round) for device in devices], server
 
 
-@pytest.mark.parametrize("Estimator", [RFRec, RFRecF, LocALS, FedMF, LightFR])
-def test_devices_learn_what_the_simulator_says(Estimator):
-    X, y = make_toy()
-    method = make(Estimator)
-    seed = int(np.random.RandomState(0).randint(2**31 - 1))
-    models, server = deployed(method, X, y, seed)
-    simulated = method.set_params(random_state=0).fit(X, y, clients=X[:, 0] % 4)
-    assert simulated.communication_ == server.ledger
-    for model in models:
-        pairs = np.stack([np.repeat(model.user_ids_, 9), np.tile(CATALOGUE, model.n_users_)], 1)
-        assert model.predict(pairs) == pytest.approx(simulated.predict(pairs), abs=1e-4)
-        items, scores = model.recommend(model.user_ids_[:1], 2)
-        assert items.shape == (1, 2)
-        assert np.isfinite(scores).any()
-
-
 @pytest.mark.filterwarnings("ignore:CentralDP.delta=")
 @pytest.mark.parametrize("Estimator", [RFRec, PrivFedEB, FedMF])
 def test_the_noise_of_a_deployed_server_is_that_of_the_simulator(Estimator):
@@ -157,18 +141,6 @@ def test_a_device_must_say_in_one_bit_whether_it_was_clipped(bit):
     server.close_round([replace(uploads[0], extras=extras), *uploads[1:]])
     entry = server.ledger.entries[-1]
     assert (entry["rejected"], entry["messages_up"]) == (1, len(uploads) - 1)
-
-
-def test_a_devices_model_folds_in_newcomers():
-    X, y = make_toy()
-    method = make(RFRec)
-    models, _ = deployed(method, X, y, int(np.random.RandomState(0).randint(2**31 - 1)))
-    newcomer = [[-1, CATALOGUE[0]], [-1, CATALOGUE[1]]]
-    simulated = method.set_params(random_state=0).fit(X, y, clients=X[:, 0] % 4)
-    before = models[0].predict(newcomer)
-    one, other = (model.fold_in(newcomer, [5.0, 1.0]) for model in (models[0], simulated))
-    assert one.predict(newcomer) == pytest.approx(other.predict(newcomer), abs=1e-4)
-    assert np.abs(one.predict(newcomer) - before).max() > 0.01
 
 
 def test_what_a_device_cannot_know_must_be_given():

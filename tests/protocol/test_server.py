@@ -18,6 +18,7 @@ from fedrecsk.protocol import Device, Numbers, Server, blocks, participation
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.registration import Registration
 from tests.conftest import make_toy
+from tests.protocol.test_device import first_round
 
 
 @pytest.fixture(autouse=True)
@@ -157,22 +158,7 @@ def test_clients_that_share_state_have_cohorts_of_the_federation():
 def deployed(estimator):
     """A server with an open round, and the uploads of the devices that were asked."""
     X, y = make_toy()
-    method = estimator.set_params(items=np.unique(X[:, 1]))
-    server, rows = Server.of(method, Key(1)), [X[:, 0] == k for k in np.unique(X[:, 0])]
-    devices = [Device(method, X[r], y[r], client_id=X[r][0, 0], private=Key(2)) for r in rows]
-    places = server.register([device.register() for device in devices])
-    for device, place in zip(devices, places, strict=True):
-        device.place(place)
-    for step in range(server.n_setups):
-        message = server.setup_message(step)
-        server.close_setup(step, [one for d in devices for one in d.setup(step, message)])
-    announcement = server.send_announcement()
-    _, message = server.open_round()
-    uploads = []
-    for device in devices:
-        device.announce(announcement)
-        device.receive(0, message)
-        uploads += device.update(0)[0]
+    server, _, uploads = first_round(estimator.set_params(items=np.unique(X[:, 1])), X, y)
     return server, uploads
 
 
