@@ -80,6 +80,8 @@ def test_weights_that_overflow_are_named(name, ratings):
         make(name).fit(X, y, sample_weight=with_one(np.ones(len(y)), 1e20))
     with pytest.raises(ValueError, match="Input sample_weight contains"):
         make(name).fit(X, y, sample_weight=with_one(y, np.nan))
+    with pytest.raises(ValueError, match="Negative values in data passed to `sample_weight`"):
+        make(name).fit(X, y, sample_weight=with_one(y, -1.0))
 
 
 def real_parameters():

@@ -177,6 +177,21 @@ def test_somebody_must_like_something(Estimator, toy):
         make(Estimator).fit(toy[0], -toy[1])
 
 
+SCALED = [e for e in ESTIMATORS if "rating_scale" in e().get_params()]
+
+
+@pytest.mark.parametrize("Estimator", SCALED)
+def test_bad_scales_and_ratings_off_the_scale_are_named(Estimator, toy):
+    rates = {"targets": "ratings"} if "targets" in Estimator().get_params() else {}
+    for scale in ((5, 1), (1,), ("a", "b"), (1, 1), (1, np.inf), (np.nan, 5)):
+        with pytest.raises(ValueError, match="rating_scale must be"):
+            make(Estimator, rating_scale=scale).fit(*toy)
+    with pytest.raises(ValueError, match=r"the rating 5, outside rating_scale=\(1, 4\)"):
+        make(Estimator, rating_scale=(1, 4), **rates).fit(*toy)
+    with pytest.raises(ValueError, match=r"the rating 50, outside rating_scale=\(1, 5\)"):
+        make(Estimator, **rates).fit(*toy).fold_in([[-1, toy[0][0, 1]]], [50.0])
+
+
 @pytest.mark.parametrize("Estimator", [e for e in ESTIMATORS if e not in FEDERATED])
 def test_clients_do_not_matter_to_central_models(Estimator, toy):
     X, y = toy

@@ -44,17 +44,14 @@ from tests.test_contract import ESTIMATORS
 
 PATH = Path(__file__).with_name("golden.json")
 REPRESENTATIVES = ["RFRec", "RFRecF", "LocALS", "FCF", "FedMF", "FedEB", "FedEASE", "LightFR"]
+STALE = {"dropout": 0.4, "dropout_mode": "stale"}
 SETTINGS = {
-    "stale": {"dropout": 0.4, "dropout_mode": "stale"},
+    "stale": STALE,
     "offline": {"dropout": 0.4, "dropout_mode": "offline"},
     "norm clipping": {"aggregator": NormClipping()},
     "row clipping, sign flip": {"aggregator": RowClipping(), "adversary": SignFlip(0.2)},
     "hierarchical clipping": {"aggregator": HierarchicalClipping()},
-    "geometric median, stale": {
-        "aggregator": GeometricMedian(3),
-        "dropout": 0.4,
-        "dropout_mode": "stale",
-    },
+    "geometric median, stale": {"aggregator": GeometricMedian(3), **STALE},
     "popularity filter, noise uploads": {
         "aggregator": PopularityFilter(1.0, popular=0.3),
         "adversary": RandomUpload(0.2),

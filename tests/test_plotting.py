@@ -419,50 +419,6 @@ def test_the_comparison_is_asked_for_the_score(scoring):
         assert display.curves["LocALS"][1].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("draw", "message"),
-    [
-        (lambda rows: CostDisplay.from_results(rows, score="rmse"), "no column 'rmse'; it has"),
-        (lambda rows: CostDisplay.from_results(rows, cost="mb_up"), "no column 'mb_up'"),
-        (
-            lambda rows: CostDisplay.from_results([row | {"mb": np.inf} for row in rows]),
-            "'mb' is infinite",
-        ),
-        (lambda rows: RobustnessDisplay.from_results(rows, x="attack"), "no column 'attack'"),
-        (lambda rows: PrivacyDisplay.from_results(rows, x="eps"), "no column 'eps'"),
-        (lambda rows: RobustnessDisplay.from_results([]), "at least one row"),
-        (lambda rows: CostDisplay.from_results("ab"), "table with at least one row"),
-        (lambda rows: CostDisplay.from_results(None), "results must be a Comparison, or a table"),
-        (lambda rows: PrivacyDisplay.from_results(RFRec()), "results must be a Comparison, or a"),
-        (
-            lambda rows: CostDisplay(names=["a", "b"], costs=[1], scores=[1, 2]).plot(),
-            r"inconsistent numbers of samples: \[2, 1, 2\]",
-        ),
-        (
-            lambda rows: RobustnessDisplay.from_results([row | {"ndcg@10": NAN} for row in rows]),
-            "Nothing to draw: no row of the results has 'ndcg@10'",
-        ),
-        (
-            lambda rows: CostDisplay.from_results([row | {"ndcg@10": NAN} for row in rows]),
-            "no row of the results has 'ndcg@10'",
-        ),
-        (
-            lambda rows: PrivacyDisplay.from_results([row | {"epsilon": NAN} for row in rows]),
-            "no row of the results has 'epsilon'",
-        ),
-        (
-            lambda rows: PrivacyDisplay.from_results([row | {"epsilon": 0.0} for row in rows]),
-            "'epsilon' must be positive",
-        ),
-        (lambda rows: ConvergenceDisplay.from_results({}), "Nothing to draw"),
-        (lambda rows: ConvergenceDisplay.from_results({"a": []}), "a has no rounds"),
-    ],
-)
-def test_bad_results_are_named(draw, message):
-    with pytest.raises(ValueError, match=message):
-        draw(ROWS)
-
-
 # ------------------------------------------------------------------------------- cost
 
 
@@ -824,21 +780,52 @@ def test_one_point_is_drawn(draw, monkeypatch):
     draw().figure_.canvas.draw()
 
 
-@pytest.mark.parametrize(
-    ("draw", "error", "message"),
-    [
-        (lambda: CostDisplay.from_results([ROWS[0] | {"mb": -1.0}]), ValueError, "negate them"),
-        (lambda: CostDisplay(names=[], costs=[], scores=[]).plot(), ValueError, "Nothing to draw"),
-        (lambda: ConvergenceDisplay(curves={}).plot(), ValueError, "Nothing to draw"),
-        (lambda: ConvergenceDisplay.from_results({"a": 1.0}), TypeError, "numbers by round"),
-        (lambda: ConvergenceDisplay.from_results({"a": "abc"}), TypeError, "numbers by round"),
-        (lambda: ConvergenceDisplay.from_results({"a": ["x"]}), ValueError, "holds 'x'"),
-        (lambda: ConvergenceDisplay.from_results({"a": [np.inf]}), ValueError, "Nothing to draw"),
-        (lambda: _vary(param_range=[]), ValueError, "param_range is empty"),
-        (lambda: _vary(param_range="12"), TypeError, "param_range must be a list of values"),
-    ],
+cost, robustness, privacy, convergence = (
+    Display.from_results
+    for Display in (CostDisplay, RobustnessDisplay, PrivacyDisplay, ConvergenceDisplay)
 )
-def test_more_that_cannot_be_drawn_is_named(draw, error, message):
+
+
+def rows(**change):
+    return [row | change for row in ROWS]
+
+
+NOTHING = "Nothing to draw"
+BAD = [
+    (lambda: cost(ROWS, score="rmse"), ValueError, "no column 'rmse'; it has"),
+    (lambda: cost(ROWS, cost="mb_up"), ValueError, "no column 'mb_up'"),
+    (lambda: cost(rows(mb=np.inf)), ValueError, "'mb' is infinite"),
+    (lambda: cost("ab"), ValueError, "table with at least one row"),
+    (lambda: cost(None), ValueError, "results must be a Comparison, or a table"),
+    (lambda: cost(rows(**{"ndcg@10": NAN})), ValueError, "no row of the results has 'ndcg@10'"),
+    (lambda: cost(rows(mb=-1.0)), ValueError, "negate them"),
+    (lambda: CostDisplay(names=[], costs=[], scores=[]).plot(), ValueError, NOTHING),
+    (
+        lambda: CostDisplay(names=["a", "b"], costs=[1], scores=[1, 2]).plot(),
+        ValueError,
+        r"inconsistent numbers of samples: \[2, 1, 2\]",
+    ),
+    (lambda: robustness(ROWS, x="attack"), ValueError, "no column 'attack'"),
+    (lambda: robustness([]), ValueError, "at least one row"),
+    (lambda: robustness(rows(**{"ndcg@10": NAN})), ValueError, f"{NOTHING}: no row .* 'ndcg@10'"),
+    (lambda: _vary(param_range=[]), ValueError, "param_range is empty"),
+    (lambda: _vary(param_range="12"), TypeError, "param_range must be a list of values"),
+    (lambda: privacy(ROWS, x="eps"), ValueError, "no column 'eps'"),
+    (lambda: privacy(RFRec()), ValueError, "results must be a Comparison, or a"),
+    (lambda: privacy(rows(epsilon=NAN)), ValueError, "no row of the results has 'epsilon'"),
+    (lambda: privacy(rows(epsilon=0.0)), ValueError, "'epsilon' must be positive"),
+    (lambda: convergence({}), ValueError, NOTHING),
+    (lambda: convergence({"a": []}), ValueError, "a has no rounds"),
+    (lambda: ConvergenceDisplay(curves={}).plot(), ValueError, NOTHING),
+    (lambda: convergence({"a": 1.0}), TypeError, "numbers by round"),
+    (lambda: convergence({"a": "abc"}), TypeError, "numbers by round"),
+    (lambda: convergence({"a": ["x"]}), ValueError, "holds 'x'"),
+    (lambda: convergence({"a": [np.inf]}), ValueError, NOTHING),
+]
+
+
+@pytest.mark.parametrize(("draw", "error", "message"), BAD, ids=[message for *_, message in BAD])
+def test_bad_results_are_named(draw, error, message):
     with pytest.raises(error, match=message):
         draw()
 

@@ -15,7 +15,6 @@ from sklearn.exceptions import ConvergenceWarning
 from fedrecsk import Federation
 from fedrecsk.aggregation import (
     CoordinateMedian,
-    GeometricMedian,
     Krum,
     NormClipping,
     PopularityFilter,
@@ -23,8 +22,6 @@ from fedrecsk.aggregation import (
 )
 from fedrecsk.attacks import (
     LabelFlip,
-    Promotion,
-    RandomDirection,
     RandomUpload,
     SignFlip,
 )
@@ -36,20 +33,27 @@ from fedrecsk.privacy import (
     SphereMechanism,
 )
 from fedrecsk.protocol import blocks
+from tests import test_golden as golden
 from tests.conftest import make_toy
 from tests.listed import cases, is_neural, tolerance
 from tests.test_contract import FEDERATED
+from tests.test_golden import STALE
 
-SETTINGS = {
+GOLDEN = (
+    "stale",
+    "offline",
+    "promotion",
+    "random direction",
+    "TopK",
+    "TopK up, sign flip, clipping",
+    "int8",
+    "geometric median, stale",
+    "shares of noise",
+)
+SETTINGS = {name: golden.SETTINGS[name] for name in GOLDEN} | {
     "plain": {},
-    "stale": {"dropout": 0.4, "dropout_mode": "stale"},
-    "offline": {"dropout": 0.4, "dropout_mode": "offline"},
     "clipping": {"aggregator": NormClipping()},
-    "clipping, stale": {
-        "aggregator": NormClipping(),
-        "dropout": 0.4,
-        "dropout_mode": "stale",
-    },
+    "clipping, stale": {"aggregator": NormClipping(), **STALE},
     "sign flip": {"adversary": SignFlip(0.2)},
     "sign flip, clipping, lost": {
         "adversary": SignFlip(0.2),
@@ -57,28 +61,10 @@ SETTINGS = {
         "dropout": 0.3,
     },
     "noise uploads": {"adversary": RandomUpload(0.2)},
-    "random direction": {"adversary": RandomDirection(0.2)},
     "label flip, clipping": {"adversary": LabelFlip(0.2), "aggregator": NormClipping()},
-    "promotion": {"adversary": Promotion(0.2, item=1003)},
-    "TopK": {"compression": TopK(0.3)},
-    "TopK up, sign flip, clipping": {
-        "compression": TopK(0.3, direction="up"),
-        "adversary": SignFlip(0.2),
-        "aggregator": NormClipping(),
-    },
     "low rank, clipping": {"compression": LowRank(1), "aggregator": NormClipping()},
-    "int8": {"compression": Quantization("int8")},
     "int8, clipping": {"compression": Quantization("int8"), "aggregator": NormClipping()},
-    "float16, stale": {
-        "compression": Quantization("float16"),
-        "dropout": 0.4,
-        "dropout_mode": "stale",
-    },
-    "geometric median, stale": {
-        "aggregator": GeometricMedian(3),
-        "dropout": 0.4,
-        "dropout_mode": "stale",
-    },
+    "float16, stale": {"compression": Quantization("float16"), **STALE},
     "popularity filter, TopK up, sign flip": {
         "aggregator": PopularityFilter(1.0, popular=0.3),
         "compression": TopK(0.3, direction="up"),
@@ -89,19 +75,12 @@ SETTINGS = {
         "central_dp": CentralDP(0.5, 0.1, quantile=0.5),
         "adversary": SignFlip(0.2),
     },
-    "shares of noise": {"central_dp": CentralDP(0.5, 0.1, noise="clients"), "dropout": 0.3},
-    "local noise, clipping": {
-        "local_dp": LaplaceMechanism(0.5, 0.1),
-        "aggregator": NormClipping(),
-    },
+    "local noise, clipping": {"local_dp": LaplaceMechanism(0.5, 0.1), "aggregator": NormClipping()},
     "Gaussian noise, clipping": {
         "local_dp": GaussianMechanism(0.5, 0.1),
         "aggregator": NormClipping(),
     },
-    "sphere, clipping": {
-        "local_dp": SphereMechanism(0.5, 20.0),
-        "aggregator": NormClipping(),
-    },
+    "sphere, clipping": {"local_dp": SphereMechanism(0.5, 20.0), "aggregator": NormClipping()},
 }
 OF_SILOS = {
     "median": {"aggregator": CoordinateMedian()},

@@ -313,8 +313,6 @@ BAD = [
     ({"item_features": FRAME.astype(str) + "x"}, "column 0 of item_features holds .*get_dummies"),
     ({"item_features": FRAME.assign(item=FRAME.index)}, "value 2 in the column 'item'.*the index"),
     ({"item_features": FRAME, "hidden_layers": (8, 0)}, r"hidden_layers must hold .*got \[8, 0\]"),
-    ({"rating_scale": (5, 1)}, r"rating_scale must be \(low, high\)"),
-    ({"rating_scale": (1, 4)}, r"y has the rating 5, outside rating_scale"),
 ]
 
 

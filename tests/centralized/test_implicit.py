@@ -303,17 +303,6 @@ def test_lmf_samples_no_more_than_its_columns(toy):
     assert (fewer.user_factors_ != few.user_factors_).any()
 
 
-@every_adapter
-def test_newcomers_do_not_depend_on_each_other(Estimator, toy):
-    training, (X, y) = newcomers(toy)
-    together = Estimator(4, random_state=0).fit(*training).fold_in(X, y)
-    alone = Estimator(4, random_state=0).fit(*training)
-    first = X[:, 0] == X[0, 0]
-    alone.fold_in(X[~first], y[~first]).fold_in(X[first], y[first])
-    pairs = grid(together)
-    assert together.predict(pairs) == pytest.approx(alone.predict(pairs), rel=1e-5, abs=1e-6)
-
-
 @pytest.mark.parametrize("Estimator", [ImplicitALS, ImplicitLMF])
 def test_confidence_counts_in_fold_in(Estimator, toy):
     training, (X, y) = newcomers(toy)

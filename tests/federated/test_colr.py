@@ -303,17 +303,6 @@ def test_the_scale_of_the_weights_does_not_matter(Estimator, toy):
 
 
 @every_method
-def test_new_users_are_served_as_if_alone(Estimator):
-    X, _ = make_toy(40, 12, seed=3)
-    new = np.isin(X[:, 0], np.unique(X[:, 0])[:3])
-    model = make(Estimator).fit(X[~new])
-    together = clone(model).fit(X[~new]).fold_in(X[new]).user_factors_[-3:]
-    for user, vector in zip(np.unique(X[new, 0]), together, strict=True):
-        alone = clone(model).fit(X[~new]).fold_in(X[X[:, 0] == user])
-        np.testing.assert_array_equal(alone.user_factors_[-1], vector)
-
-
-@every_method
 def test_clients_of_no_round_get_a_vector_that_fits_them(Estimator):
     X, _ = make_toy(60, 15, density=0.4, seed=2)
     model = make(

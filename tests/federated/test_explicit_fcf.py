@@ -175,10 +175,6 @@ def test_what_does_not_go_together_is_refused(toy):
     X, y = toy
     with pytest.raises(ValueError, match="has no local_dp"):
         ExplicitFCF(federation=Federation(local_dp=LaplaceMechanism(1, 1))).fit(X, y)
-    with pytest.raises(ValueError, match="outside rating_scale"):
-        ExplicitFCF(rating_scale=(2, 5)).fit(X, y)
-    with pytest.raises(ValueError, match="low < high"):
-        ExplicitFCF(rating_scale=(5, 1)).fit(X, y)
 
 
 def test_rows_of_own_items_are_refused_under_encryption(toy):

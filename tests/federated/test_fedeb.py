@@ -396,8 +396,6 @@ def test_little_data(data, options):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"rating_scale": (2, 5)}, "outside rating_scale"),
-        ({"rating_scale": (5, 1)}, "low < high"),
         ({"n_rounds": "many"}, "n_rounds"),
         ({"posterior": "exact"}, "posterior"),
     ],

@@ -387,23 +387,9 @@ def test_new_users_are_fitted_without_balance():
     np.testing.assert_array_equal(model.user_factors_[-1], naive.users[0])
 
 
-@pytest.mark.parametrize("aggregation", ["full", "gradient", "parameter"])
-def test_new_users_are_served_as_if_alone(aggregation):
-    X, y = make_toy(40, 12, seed=3)
-    new = np.isin(X[:, 0], np.unique(X[:, 0])[:3])
-    model = make(n_bits=20, aggregation=aggregation).fit(X[~new], y[~new])
-    together = copy.copy(model).fold_in(X[new], y[new]).user_codes_[-3:]
-    for user, code in zip(np.unique(X[new, 0]), together, strict=True):
-        mine = X[:, 0] == user
-        alone = copy.copy(model).fold_in(X[mine], y[mine])
-        np.testing.assert_array_equal(alone.user_codes_[-1], code)
-
-
 def test_bad_new_users_are_named():
     X, y = make_toy()
     new = X[:2] + np.array([5000, 0])
-    with pytest.raises(ValueError, match=r"y has the rating 9, outside rating_scale=\(1, 5\)"):
-        make(targets="ratings").fit(X, y).fold_in(new, [9, 1])
     with pytest.raises(ValueError, match="exact sums of LightFR may not fit"):
         make().fit(X, y).fold_in(new, sample_weight=[1e15, 1])
 
@@ -475,8 +461,6 @@ def test_bad_new_items_are_named():
     [
         ({"n_bits": 0}, "'n_bits' parameter of LightFR"),
         ({"user_bits": 0}, "'user_bits' parameter of LightFR"),
-        ({"rating_scale": (5, 1)}, "rating_scale must be"),
-        ({"targets": "ratings", "rating_scale": (1, 4)}, r"y has the rating 5, outside"),
         ({"aggregation": "parameter", "upload": "all"}, 'use upload="visited"'),
         ({"federation": Federation(compression=TopK())}, "TopK shortens .* n_bits"),
     ],

@@ -234,27 +234,6 @@ def test_a_clip_without_a_scale_is_refused(toy):
         make(RFRec, federation=Federation(local_dp=LaplaceMechanism(clip=0.2))).fit(*toy)
 
 
-@pytest.mark.parametrize(
-    "scale", [(5, 1), (1,), ("a", "b"), (1, 1), (1, np.inf), (np.nan, 5)], ids=str
-)
-def test_bad_scales_are_named(toy, scale):
-    with pytest.raises(ValueError, match="rating_scale must be"):
-        make(RFRec, rating_scale=scale).fit(*toy)
-
-
-def test_ratings_off_the_scale_are_named(toy):
-    X, y = toy
-    with pytest.raises(ValueError, match=r"rating 5, outside rating_scale=\(1, 4\)"):
-        make(RFRec, rating_scale=(1, 4)).fit(X, y)
-
-
-def test_new_users_rate_on_the_same_scale(toy):
-    X, y = toy
-    model = make(RFRec).fit(X, y)
-    with pytest.raises(ValueError, match=r"rating 50, outside rating_scale=\(1, 5\)"):
-        model.fold_in([[-1, X[0, 1]]], [50.0])
-
-
 def test_diverging_clients_are_an_error(toy):
     with pytest.raises(ValueError, match=r"clients diverged: all 12 uploads of round \d+"):
         make(RFRec, optimizer="gd", learning_rate=50.0, LINK="identity", n_rounds=200).fit(*toy)

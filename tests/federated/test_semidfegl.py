@@ -269,8 +269,6 @@ def test_what_does_not_go_together_is_refused(toy):
     ):
         with pytest.raises(ValueError, match=message):
             make(federation=federation).fit(X, y)
-    with pytest.raises(ValueError, match="outside rating_scale"):
-        make(rating_scale=(2, 5)).fit(X, y)
     public = make(items=np.unique(X[:, 1]), rating_scale=(1, 5))
     with pytest.raises(ValueError, match=r"clients of SemiDFEGL talk to one another.*n_common=0"):
         Device(public, X[:3], y[:3], client_id="a")

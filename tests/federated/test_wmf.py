@@ -409,18 +409,6 @@ def test_rows_that_are_no_positives_are_like_no_rows(Estimator, toy):
     np.testing.assert_allclose(full.item_factors_, without.item_factors_, atol=1e-9)
 
 
-def test_the_loss_curve_is_the_objective_over_all_pairs(toy):
-    X, _ = toy
-    data = encode(X)
-    c, r, _ = dense(data, 2.0)
-    for Estimator in METHODS:
-        model = make(Estimator, n_rounds=1).fit(X)
-        items = first_items(model, data.n_items)
-        users, _ = reference.centralised_sweep(c, r, items, model.reg_user, 1.0)
-        expected = np.sum(c * (r - users @ items.T) ** 2) / c.sum()
-        assert model.loss_curve_ == pytest.approx([expected])
-
-
 @every_method
 def test_the_validation_loss_is_the_objective_on_what_was_not_trained_on(Estimator, toy):
     X, _ = toy
@@ -529,21 +517,6 @@ class TestQuality:
     def test_the_mean_over_holders_is_no_better_than_popularity(self, parts):
         model = LocALS(aggregation="holders", random_state=0, n_rounds=30).fit(parts[0])
         assert precision(model, *parts) < precision(Popularity().fit(parts[0]), *parts)
-
-
-@every_method
-def test_bad_rows_are_named_and_empty_ones_ignored(Estimator, toy):
-    X, _ = toy
-    weight = np.ones(len(X))
-    weight[3] = -1
-    with pytest.raises(ValueError, match="Negative values in data passed to `sample_weight`"):
-        make(Estimator).fit(X, sample_weight=weight)
-    gone = X[0, 0]
-    weight = (X[:, 0] != gone).astype(float)
-    model = make(Estimator).fit(X, sample_weight=weight)
-    assert gone not in model.user_ids_
-    items, _ = model.recommend([gone], 3)
-    assert len(set(items[0].tolist())) == 3
 
 
 @pytest.mark.parametrize("local_epochs", [1, 2])

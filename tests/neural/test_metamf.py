@@ -15,7 +15,6 @@ from fedrecsk.neural._metamf_network import Made, Sizes, first_weights, n_number
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.turns import key_of, turns_of
-from tests.protocol.loopback import Deployment
 from tests.reference.neural import metamf as reference
 
 
@@ -210,19 +209,6 @@ def test_earlier_messages_and_models_do_not_change(toy):
     assert np.abs(warm.network_["table"] - network["table"]).max() > 0
 
 
-def test_devices_that_receive_arrays_have_the_models_of_the_simulation(toy, float64):
-    X, y = make_toy(8)
-    simulated = make(n_rounds=3).fit(X, y)
-    deployment = Deployment(make(n_rounds=3), X, y)
-    deployed = deployment.fit()
-    assert deployed.keys() >= {"user_tables_", "user_bases_", "user_scorers_"}
-    assert deployed.pop("network_").keys() == simulated.network_.keys()
-    for name, values in deployed.items():
-        np.testing.assert_allclose(values, getattr(simulated, name), rtol=1e-9, atol=1e-12)
-    ledger = deployment.server.ledger
-    assert ledger == simulated.communication_
-
-
 def test_compressed_uploads_are_understood(toy):
     exact = make(n_rounds=3).fit(*toy)
     coarse = make(n_rounds=3, federation=Federation(compression=Quantization("int8")))
@@ -292,16 +278,6 @@ def test_what_hides_single_gradients_is_refused(federation, message, toy):
     model = make(federation=federation, items=np.unique(X[:, 1]))
     with pytest.raises(ValueError, match=message):
         model.fit(X, y)
-
-
-def test_clients_that_diverge_are_named(toy):
-    with pytest.raises(ValueError, match="diverge"):
-        make(learning_rate=1e12, n_rounds=9).fit(*toy)
-
-
-def test_ratings_outside_the_scale_are_refused(toy):
-    with pytest.raises(ValueError, match="outside rating_scale"):
-        make(rating_scale=(2, 5)).fit(*toy)
 
 
 def test_the_network_has_as_many_numbers_as_it_says():
