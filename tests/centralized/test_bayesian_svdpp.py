@@ -326,18 +326,6 @@ def test_newcomers_equal_the_naive_reference(noise_df, monkeypatch):
         assert std[k] == pytest.approx(rows.scale * np.sqrt(variance), rel=1e-9)
 
 
-def test_newcomers_do_not_depend_on_who_comes_with_them(toy):
-    X, y = toy
-    first, second = (X[:, 0] == user for user in np.unique(X[:, 0])[:2])
-    old = ~first & ~second
-    alone = quick().fit(X[old], y[old]).fold_in(X[first], y[first])
-    together = quick().fit(X[old], y[old]).fold_in(X[~old], y[~old])
-    for one, other in zip(
-        alone.predict(X[first], True), together.predict(X[first], True), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_the_variance_of_what_is_unknown(toy):
     """By hand, from the samples' prior of a user and the spread of the items."""
     X, y = toy

@@ -98,16 +98,6 @@ def test_noise_keeps_to_the_columns_and_to_integers():
     assert noised.values.std() > 2
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [FieldSpec((3, 2)), FieldSpec((3, 2), rows="held", clip=1.0), FieldSpec((3, 2), clip=2.0)],
-)
-def test_what_noise_would_not_protect_is_refused(spec):
-    rows = SparseRows.stacked(np.ones((2, 3, 2)))
-    with pytest.raises(RuntimeError, match="Field 'x' would be sent without noise: it has rows="):
-        with_noise(LaplaceMechanism(clip=1.0, scale=1.0), rows, spec)
-
-
 def test_noise_does_not_hide_what_is_not_finite():
     values = np.ones((2, 3, 2))
     values[1, 0, 0] = np.nan
