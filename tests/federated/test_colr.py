@@ -16,7 +16,7 @@ from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.early_stopping import HeldOut
 from fedrecsk.protocol.keys import Key, Keys
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
-from tests.federated.turns import IDLE, SETTINGS, key_of, turns_of
+from tests.federated.turns import IDLE, SETTINGS, clients_of_kind, key_of, turns_of
 from tests.reference import colr as reference
 
 METHODS = [FedMF, CoLR, SCoLR]
@@ -141,12 +141,9 @@ every_combination = each_of(COMBINATIONS)
 @pytest.mark.parametrize("holders", ["users", "groups", "both"])
 def test_equals_the_naive_reference(Estimator, parameters, holders, toy):
     X, y = toy
-    users, groups = X[:, 0], X[:, 0] % 4
-    both = np.where(users < 140, groups, users)
-    clients = {"users": None, "groups": groups, "both": both}[holders]
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
     model = make(Estimator, **parameters)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
+    setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, holders)}
     assert_equals_reference(clone(model), X, y, **setting)
     assert_equals_reference(clone(model), X, y - 2, sample_weight=weight, **setting)
 

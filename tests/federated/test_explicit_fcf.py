@@ -1,5 +1,7 @@
 """ExplicitFCF: exact users and gradients of rated items; under encryption, FedMF."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CentralDP, LaplaceMechanism, Paillier
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
-from tests.federated.turns import SETTINGS, key_of, turns_of
+from tests.federated.turns import SETTINGS, clients_of_kind, key_of, turns_of
 from tests.reference import fcf as reference
 
 
@@ -31,18 +33,29 @@ def first_items(model, n_items):
     return items
 
 
-def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_params):
-    data = encode(X, y, **fit_params)
+def problem_of(model, data):
+    """Weights and centred ratings as matrices, the mean, and each client's users."""
     w, ratings = np.zeros((2, data.n_users, data.n_items))
     level = np.average(data.values, weights=data.weights) if model.biases else 0.0
     w[data.users, data.items] = data.weights
     ratings[data.users, data.items] = data.values - level
-    spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
-    clients = [reference.RatingClient(model, w[s], ratings[s]) for s in spans]
-    start = first_items(model, data.n_items)
+    return w, ratings, level, [slice(*span) for span in pairwise(data.client_indptr)]
+
+
+def start_of(model, w):
+    """The first items, and their penalties."""
+    start = first_items(model, w.shape[1])
     penalties = np.ones_like(start) * model.reg_item * w.sum(axis=0)[:, None] ** model.REG_POWER
     if model.biases:
         penalties[:, 0] = model.reg_bias
+    return start, penalties
+
+
+def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_params):
+    data = encode(X, y, **fit_params)
+    w, ratings, level, spans = problem_of(model, data)
+    clients = [reference.RatingClient(model, w[s], ratings[s]) for s in spans]
+    start, penalties = start_of(model, w)
     items = reference.run(model, clients, start, penalties, turns_of(model, data.n_clients))
     everybody = reference.RatingClient(model, w, ratings)
     users = np.array([everybody.user(*one, items) for one in zip(w, ratings, strict=True)])
@@ -92,7 +105,7 @@ every_parameters = pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 def test_equals_the_naive_reference(upload, parameters, toy):
     X, y = toy
     weight = np.random.default_rng(3).random(len(y)) + 0.5
-    for clients in (None, X[:, 0] % 4, np.where(X[:, 0] < 140, X[:, 0] % 4, X[:, 0])):
+    for clients in (clients_of_kind(X, kind) for kind in ("users", "groups", "both")):
         model = make(upload=upload, **parameters)
         setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
         assert_equals_reference(model, X, y, **setting)

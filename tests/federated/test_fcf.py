@@ -12,7 +12,7 @@ from fedrecsk.federated._wmf import ImplicitMF
 from fedrecsk.privacy import Paillier
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.test_wmf import dense, first_items
-from tests.federated.turns import IDLE, SETTINGS, turns_of
+from tests.federated.turns import IDLE, SETTINGS, clients_of_kind, turns_of
 from tests.reference import fcf as reference
 from tests.reference.wmf import user_solve
 
@@ -64,7 +64,7 @@ PARAMETERS = [
 def test_equals_the_naive_reference(upload, parameters, toy):
     X, y = toy
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    for clients in (None, X[:, 0] % 4, np.where(X[:, 0] < 140, X[:, 0] % 4, X[:, 0])):
+    for clients in (clients_of_kind(X, kind) for kind in ("users", "groups", "both")):
         setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
         model = make(upload=upload, **parameters)
         assert_equals_reference(model, X, **setting)

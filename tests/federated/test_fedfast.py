@@ -19,7 +19,7 @@ from fedrecsk.protocol import participation
 from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.test_colr import clients_of, first_items
-from tests.federated.turns import key_of
+from tests.federated.turns import clients_of_kind, key_of
 from tests.reference import fedfast as reference
 
 PLAIN = {"sampling": "federation", "aggregation": "visits", "discount": None}
@@ -103,11 +103,8 @@ every_parameters = pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 @every_parameters
 def test_equals_the_naive_reference(parameters, holders, toy):
     X, y = toy
-    users, groups = X[:, 0], X[:, 0] % 4
-    both = np.where(users < 140, groups, users)
-    clients = {"users": None, "groups": groups, "both": both}[holders]
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
+    setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, holders)}
     assert_equals_reference(make(**parameters), X, y, **setting)
     assert_equals_reference(make(**parameters), X, y - 2, sample_weight=weight, **setting)
 

@@ -23,7 +23,7 @@ from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
-from tests.federated.turns import PLAIN_SETTINGS, key_of
+from tests.federated.turns import PLAIN_SETTINGS, clients_of_kind, key_of
 from tests.reference import lightfr as reference
 
 lightfr_kernels = LazyModule("fedrecsk.federated._lightfr_kernels")
@@ -128,10 +128,7 @@ every_method = pytest.mark.parametrize("parameters", METHODS.values(), ids=METHO
 @pytest.mark.parametrize("holders", ["users", "groups", "both"])
 def test_equals_the_naive_reference(parameters, holders):
     X, y = make_toy(9, 7)
-    groups = X[:, 0] % 4
-    both = np.where(X[:, 0] < 140, groups, X[:, 0])
-    clients = {"users": None, "groups": groups, "both": both}[holders]
-    setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
+    setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, holders)}
     assert_equals_reference(make(**parameters), X, y, **setting)
     weight = np.random.default_rng(3).integers(1, 4, len(y)) / 3
     shifted = y - (0 if parameters.get("targets") == "ratings" else 2)

@@ -119,10 +119,7 @@ def ratings_after_inference(model, data, whom, y, **_):
 
 def ratings_after_regression(model, data, whom, **_):
     """ExplicitFCF's, with the users just solved for."""
-    level = np.average(data.values, weights=data.weights)
-    w, ratings = np.zeros((2, data.n_users, data.n_items))
-    w[data.users, data.items] = data.weights
-    ratings[data.users, data.items] = data.values - level
+    w, ratings, *_ = test_explicit_fcf.problem_of(model, data)
     items = test_explicit_fcf.first_items(model, data.n_items)
     one = fcf.RatingClient(model, w, ratings)
     for u in users_of(data, whom):

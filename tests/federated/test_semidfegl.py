@@ -17,7 +17,7 @@ from fedrecsk.protocol import Device, estimate_training_time
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import GroupMessages, deliver
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
-from tests.federated.test_explicit_fcf import first_items
+from tests.federated.test_explicit_fcf import problem_of, start_of
 from tests.federated.turns import SETTINGS, key_of, turns_of
 from tests.reference import semidfegl as reference
 
@@ -50,16 +50,9 @@ def make(**parameters):
 
 def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_params):
     data = encode(X, y, **fit_params)
-    w, ratings = np.zeros((2, data.n_users, data.n_items))
-    level = np.average(data.values, weights=data.weights) if model.biases else 0.0
-    w[data.users, data.items] = data.weights
-    ratings[data.users, data.items] = data.values - level
-    spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
+    w, ratings, _, spans = problem_of(model, data)
     devices = [reference.Device(model, w[s], ratings[s]) for s in spans]
-    start = first_items(model, data.n_items)
-    penalties = np.ones_like(start) * model.reg_item * w.sum(axis=0)[:, None] ** model.REG_POWER
-    if model.biases:
-        penalties[:, 0] = model.reg_bias
+    start, penalties = start_of(model, w)
     server = reference.Server(model, data.n_clients, start, penalties)
     reference.run(model, devices, server, turns_of(model, data.n_clients), key_of(model))
     first = int(model.biases)

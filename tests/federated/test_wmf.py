@@ -18,7 +18,7 @@ from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import Update
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, split
-from tests.federated.turns import SETTINGS, key_of, turns_of
+from tests.federated.turns import SETTINGS, clients_of_kind, key_of, turns_of
 from tests.reference import wmf as reference
 
 METHODS = [LocALS, LocSGD, GlobSGD]
@@ -104,11 +104,8 @@ every_combination = pytest.mark.parametrize(("Estimator", "parameters"), COMBINA
 @pytest.mark.parametrize("holders", ["users", "groups", "both"])
 def test_equals_the_naive_reference(Estimator, parameters, holders, toy):
     X, y = toy
-    users, groups = X[:, 0], X[:, 0] % 4
-    both = np.where(users < 140, groups, users)
-    clients = {"users": None, "groups": groups, "both": both}[holders]
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
+    setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, holders)}
     model = make(Estimator, **parameters)
     assert_equals_reference(model, X, **setting)
     assert_equals_reference(model, X, y - 2, sample_weight=weight, **setting)

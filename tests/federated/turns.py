@@ -27,6 +27,13 @@ def key_of(model):
     return Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
 
 
+def clients_of_kind(X, kind):
+    """Clients who are users, groups of users, or both."""
+    groups = X[:, 0] % 4
+    both = np.where(X[:, 0] < 140, groups, X[:, 0])
+    return {"users": None, "groups": groups, "both": both}[kind]
+
+
 def turns_of(model, n_clients, **options):
     """Who receives, trains and delivers in each round."""
     key, setting = key_of(model), model.federation or Federation()

@@ -66,10 +66,10 @@ def test_every_compressor_serves_every_method_and_is_counted(Estimator, compress
 class Sender:
     """As much of a method as `Clients` need to send an upload of each client."""
 
-    _single_uploads, _shares_state, _may_be_silent = True, False, False
+    _shares_state = _may_be_silent = False
 
-    def __init__(self, specs, upload):
-        self.specs, self.upload = specs, upload
+    def __init__(self, specs, upload, single):
+        self.specs, self.upload, self._single_uploads = specs, upload, single
 
     def _upload_specs(self, n_items):
         return self.specs
@@ -79,7 +79,7 @@ class Sender:
 
     def _client_update(self, block, state, message, turn, key):
         fields = self.upload(int(block.clients[0]))
-        if not turn.separate:
+        if self._single_uploads and not turn.separate:
             fields = {
                 name: Summed(replace(one, spec=self.specs[name]).whole()[0], None, one.n_columns)
                 for name, one in fields.items()
@@ -87,7 +87,7 @@ class Sender:
         return state, ClientUpdates(fields), None
 
 
-def sent(federation, specs, upload, n_clients=5):
+def sent(federation, specs, upload, n_clients=5, single=True):
     """What the server gets of clients that each send ``upload(code)``, and the ledger."""
     data = encode(np.stack([np.arange(n_clients), np.zeros(n_clients)], axis=1))
     ledger = Ledger(np.arange(n_clients))
@@ -102,7 +102,7 @@ def sent(federation, specs, upload, n_clients=5):
         forge = intrusion.forge if intrusion is not None and intrusion.controlled[code] else None
         block = of_clients(data, np.array([code]))
         keys = Keys(Key(0), Key(0))
-        one = Clients(Sender(specs, upload), block, federation, keys, forge=forge)
+        one = Clients(Sender(specs, upload, single), block, federation, keys, forge=forge)
         one.receive(0, Message())
         parts += one.update(0)[0]
     total = StepTotal(uplink, specs, learned=True)

@@ -12,14 +12,14 @@ from fedrecsk.aggregation import Aggregator, NormClipping
 from fedrecsk.compression import TopK
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.protocol import ClientUpdates, FieldSpec, Ledger, Message, SparseRows, Summed
+from fedrecsk.protocol import ClientUpdates, FieldSpec, Ledger, SparseRows, Summed
 from fedrecsk.protocol.blocks import of_clients
-from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.downlink import Downlink
-from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.outgoing import completed, measured
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.protocol.uplink import StepTotal, Uplink, aligned_size
+from tests.protocol.test_compression import sent
 
 N_CLIENTS = 7
 X = {"x": FieldSpec((3,))}
@@ -236,34 +236,9 @@ def test_what_noise_would_not_protect_never_leaves_under_local_dp(spec, aggregat
         uploaded(federation, {"x": spec}, x=np.ones(3))
 
 
-class Method:
-    """As much of a method as `Clients` need to send what they are given."""
-
-    _single_uploads = _shares_state = _may_be_silent = False
-
-    def __init__(self, specs, fields):
-        self.specs, self.fields = specs, fields
-
-    def _upload_specs(self, n_items):
-        return self.specs
-
-    def _init_clients(self, block, message, key):
-        return {}
-
-    def _client_update(self, block, state, message, turn, key):
-        return state, ClientUpdates(self.fields), None
-
-
 def uploaded(federation, specs, n_clients=5, **fields):
     """What the server gets of so many one-client blocks that send these fields."""
-    data = encode(np.stack([np.arange(n_clients), np.zeros(n_clients)], axis=1))
-    uplink, parts = make(federation, n_clients), []
-    for client in range(n_clients):
-        block = of_clients(data, np.array([client]))
-        one = Clients(Method(specs, fields), block, federation, Keys(Key(0), Key(0)))
-        one.receive(0, Message())
-        parts += one.update(0)[0]
-    return closed(uplink, parts, specs, learned=True)
+    return sent(federation, specs, lambda code: fields, n_clients, single=False)[0]
 
 
 def test_counts_get_their_noise_beside_a_robust_aggregator():
